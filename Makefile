@@ -1,0 +1,36 @@
+# Every target makes .venv when it is missing, or when what it is made from has changed.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+SOURCES := -m heliograph -m heliograph.__main__ -p heliograph.builtin_callbacks -p heliograph.core -p heliograph.demo \
+	-p heliograph.events -p heliograph.plugins -p heliograph.testing
+
+.PHONY: demo test bench docs check clean
+
+demo: $(READY)
+	$(BIN)/python -m heliograph demo
+
+test: check docs
+	$(BIN)/python -m pytest --cov --cov-report=term
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	MYPYPATH=.venv/src $(BIN)/mypy $(SOURCES)
+	MYPYPATH=.venv/src $(BIN)/mypy tests
+
+bench: $(READY)
+	$(BIN)/python tests/benchmarks/bench.py
+
+docs: $(READY)
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
+
+clean:
+	rm -rf .venv build docs/_build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+
+# The link lets the type checker see the repository's root as the package that it is.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,examples]'
+	mkdir -p .venv/src && ln -sfn ../.. .venv/src/heliograph
+	touch $(READY)

@@ -1,0 +1,86 @@
+"""Heliograph: an event-bus callback framework for PyTorch training."""
+
+import importlib as _importlib
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
+
+if __name__ != "heliograph":
+    raise ImportError(
+        f"The package was imported as {__name__!r}: its classes would exist twice. Import it as 'heliograph'."
+    )
+
+if _TYPE_CHECKING:
+    from .builtin_callbacks.checkpoint import Checkpoint as Checkpoint
+    from .builtin_callbacks.early_stopping import EarlyStopping as EarlyStopping
+    from .builtin_callbacks.exception_pass_through import ExceptionPassThrough as ExceptionPassThrough
+    from .builtin_callbacks.file_log import FileLog as FileLog
+    from .builtin_callbacks.gradient_accumulation import GradientAccumulation as GradientAccumulation
+    from .builtin_callbacks.gradient_clipping import GradientClipping as GradientClipping
+    from .builtin_callbacks.handler_times import HandlerTimes as HandlerTimes
+    from .builtin_callbacks.jsonl_log import JsonlLog as JsonlLog
+    from .builtin_callbacks.learning_rate import LearningRate as LearningRate
+    from .builtin_callbacks.nan_guard import NaNGuard as NaNGuard
+    from .builtin_callbacks.progress_bar import ProgressBar as ProgressBar
+    from .builtin_callbacks.rng_capture import RNGCapture as RNGCapture
+    from .builtin_callbacks.schedules import LogSchedule as LogSchedule
+    from .builtin_callbacks.schedules import SaveSchedule as SaveSchedule
+    from .builtin_callbacks.schedules import ValidationSchedule as ValidationSchedule
+    from .builtin_callbacks.tensorboard import TensorBoard as TensorBoard
+    from .core.engine import DeviceEngine as DeviceEngine
+    from .core.errors import TrainingError as TrainingError
+    from .core.metrics import accuracy as accuracy
+    from .core.result import RunResult as RunResult
+    from .core.run import TrainRun as TrainRun
+    from .core.storage import load_weights as load_weights
+    from .core.task import Supervised as Supervised
+    from .core.task import Task as Task
+    from .core.trainer import Trainer as Trainer
+    from .events import *  # noqa: F403
+    from .plugins import Plugin as Plugin
+    from .plugins import Plugins as Plugins
+    from .plugins import on as on
+
+# What needs torch is imported when it is first asked for: `import heliograph.events` must not wait for it.
+_HOMES = {
+    "builtin_callbacks.checkpoint": "Checkpoint",
+    "builtin_callbacks.early_stopping": "EarlyStopping",
+    "builtin_callbacks.exception_pass_through": "ExceptionPassThrough",
+    "builtin_callbacks.file_log": "FileLog",
+    "builtin_callbacks.gradient_accumulation": "GradientAccumulation",
+    "builtin_callbacks.gradient_clipping": "GradientClipping",
+    "builtin_callbacks.handler_times": "HandlerTimes",
+    "builtin_callbacks.jsonl_log": "JsonlLog",
+    "builtin_callbacks.learning_rate": "LearningRate",
+    "builtin_callbacks.nan_guard": "NaNGuard",
+    "builtin_callbacks.progress_bar": "ProgressBar",
+    "builtin_callbacks.rng_capture": "RNGCapture",
+    "builtin_callbacks.schedules": "LogSchedule SaveSchedule ValidationSchedule",
+    "builtin_callbacks.tensorboard": "TensorBoard",
+    "core.engine": "DeviceEngine",
+    "core.errors": "TrainingError",
+    "core.metrics": "accuracy",
+    "core.result": "RunResult",
+    "core.run": "TrainRun",
+    "core.storage": "load_weights",
+    "core.task": "Supervised Task",
+    "core.trainer": "Trainer",
+    "plugins": "Plugin Plugins on",
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> _Any:
+    home = _HOME_OF.get(name, "events")
+    value = getattr(_importlib.import_module(f".{home}", __name__), name, None)
+    if value is None or name.startswith("_"):
+        from .events.suggest import known_names
+
+        raise AttributeError(f"heliograph has no {name!r}.{known_names(name, __dir__())}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    from . import events
+
+    return sorted({*_HOME_OF, *events.__all__})

@@ -1,0 +1,1 @@
+"""What to do about an event: one plugin per file."""

@@ -1,0 +1,101 @@
+"""Stop when a metric no longer improves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from ..core.monitor import Monitor
+from ..events import CheckpointLoaded, Log, Run, TrainStart, ValidationEnd
+from ..plugins import Plugin, on
+
+
+class EarlyStopping(Plugin):
+    """Ask for a stop when the monitored metric has not improved for `patience` readings.
+
+    The reference is the plugin's own and moves only on a real improvement, one by more than `min_delta`: slow but
+    steady progress adds up instead of being forgotten. Read after each validation, or at each log for a `train/`
+    metric.
+
+    Args:
+        monitor: the metric's name, such as `validation/loss`.
+        patience: how many readings in a row may fail to improve.
+        mode: whether smaller (`min`) or larger (`max`) is better.
+        min_delta: what counts as an improvement is more than this, in the metric's units.
+        nan: what a NaN is: `worse` (no improvement), `stop` (stop at once) or `raise`.
+
+    Raises:
+        ValueError: an argument is out of its range; at the run's start, nothing would ever measure the metric; when it
+            is read, the metric does not exist (the error lists those that do) or is NaN and `nan="raise"`.
+    """
+
+    asks = ("stop",)
+
+    def __init__(
+        self,
+        monitor: str = "validation/loss",
+        *,
+        patience: int = 3,
+        mode: Literal["min", "max"] = "min",
+        min_delta: float = 0.0,
+        nan: Literal["worse", "stop", "raise"] = "worse",
+    ) -> None:
+        if not isinstance(patience, int) or patience < 1:
+            raise ValueError(f"patience must be a whole number of at least 1, got {patience!r}.")
+        if nan not in ("worse", "stop", "raise"):
+            raise ValueError(f"nan is 'worse', 'stop' or 'raise', got {nan!r}.")
+        self.monitor = Monitor(monitor, mode, min_delta)
+        self.patience = patience
+        self.nan = nan
+        self.best: float | None = None
+        self.failed_readings = 0
+
+    @on(TrainStart)
+    def begin(self, run: Run, event: TrainStart) -> None:
+        """Forget the former run."""
+        self.monitor.check_measured(run)
+        self.best, self.failed_readings = None, 0
+
+    @on(CheckpointLoaded)
+    def stand_by_the_decision(self, run: Run, event: CheckpointLoaded) -> None:
+        """Stop a resumed run that had been stopped, unless patience was raised since."""
+        if self.failed_readings >= self.patience:
+            self._stop(run)
+
+    @on(ValidationEnd)
+    def read_validation(self, run: Run, event: ValidationEnd) -> None:
+        """Judge a metric of the validation."""
+        if self.monitor.split == "validation":
+            self._judge(run, event.metrics)
+
+    @on(Log)
+    def read_log(self, run: Run, event: Log) -> None:
+        """Judge a metric of the training."""
+        if self.monitor.split != "validation":
+            self._judge(run, event.metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the reference and the count."""
+        return {"best": self.best, "failed_readings": self.failed_readings}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue counting."""
+        self.best, self.failed_readings = state["best"], state["failed_readings"]
+
+    def _judge(self, run: Run, metrics: Mapping[str, float]) -> None:
+        value = self.monitor.read(metrics)
+        if math.isnan(value) and self.nan == "raise":
+            raise ValueError(f"{self.monitor.name} is NaN at step {run.progress.steps}.")
+        if math.isnan(value) and self.nan == "stop":
+            run.control.stop(f"{self.monitor.name} is NaN")
+        if self.monitor.improves(value, self.best):
+            self.best, self.failed_readings = value, 0
+            return
+        self.failed_readings += 1
+        if self.failed_readings >= self.patience:
+            self._stop(run)
+
+    def _stop(self, run: Run) -> None:
+        best = "no number yet" if self.best is None else f"{self.best:.6g}"
+        run.control.stop(f"{self.monitor.name} has not improved on {best} in {self.failed_readings} readings")

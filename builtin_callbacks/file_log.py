@@ -1,0 +1,131 @@
+"""A log file for people."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ..events import (
+    CheckpointLoaded,
+    CheckpointSaved,
+    EpochEnd,
+    Lane,
+    Log,
+    Run,
+    RunClosed,
+    RunFailed,
+    TestEnd,
+    TrainStart,
+    ValidationEnd,
+)
+from ..plugins import Plugin, on
+
+
+class FileLog(Plugin):
+    """Write what happens to `<run>_<date>_<time>.log`; a resumed run appends to the file that it began.
+
+    Everything that is logged through the logger `heliograph` (warnings of plugins, say) goes to the same file, and with
+    `capture_warnings` python's warnings too. The handlers are removed when the run closes.
+
+    Args:
+        folder: where to write; made where it is missing.
+        level: the least level that is written, such as `logging.INFO`.
+        capture_warnings: whether python's warnings are written too.
+    """
+
+    policy = "observer"
+
+    def __init__(self, folder: str | Path, *, level: int = logging.INFO, capture_warnings: bool = False) -> None:
+        self.folder = Path(folder)
+        self.level = level
+        self.capture_warnings = capture_warnings
+        self.path: Path | None = None
+        self._handler: logging.FileHandler | None = None
+        self._former_level = logging.NOTSET
+
+    @on(TrainStart)
+    def begin(self, run: Run, event: TrainStart) -> None:
+        """Forget the former run's file."""
+        self.path = None
+
+    @on(CheckpointLoaded, lane=Lane.REPORT)
+    def tell_resume(self, run: Run, event: CheckpointLoaded) -> None:
+        """Write where the run goes on."""
+        self._write(run, f"resumed at epoch {run.progress.epoch}, step {run.progress.steps} from {event.path}")
+
+    @on(Log, ValidationEnd, TestEnd, lane=Lane.REPORT)
+    def tell_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd) -> None:
+        """Write metrics."""
+        self._write(run, "  ".join(f"{name} {value:.6g}" for name, value in event.metrics.items()))
+
+    @on(EpochEnd, lane=Lane.REPORT)
+    def tell_epoch(self, run: Run, event: EpochEnd) -> None:
+        """Write that an epoch is over."""
+        self._write(run, f"epoch {event.epoch} is done")
+
+    @on(CheckpointSaved, lane=Lane.REPORT)
+    def tell_checkpoint(self, run: Run, event: CheckpointSaved) -> None:
+        """Write where a checkpoint lies."""
+        self._write(run, f"saved {event.path}{' (the best so far)' * event.is_best}")
+
+    @on(RunFailed)
+    def tell_failure(self, run: Run, event: RunFailed) -> None:
+        """Write the error with its traceback."""
+        self._write(run, "failed", error=event.error)
+
+    @on(RunClosed)
+    def tell_end(self, run: Run, event: RunClosed) -> None:
+        """Write how the run ended, and who asked for what."""
+        for request in run.control.history:
+            if request.verb in ("stop", "end_epoch", "veto_stop", "skip_batch", "skip_step"):
+                self._write(run, f"asked: {request}")
+        self._write(run, f"closed: {event.status}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the file's name."""
+        return {"file": None if self.path is None else self.path.name}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Append to the file of the run that is resumed, if it is still there."""
+        if state["file"] is not None and (self.folder / state["file"]).exists():
+            self.close()
+            self.path = self.folder / state["file"]
+
+    def close(self) -> None:
+        """Remove the handlers and close the file."""
+        handler, self._handler = self._handler, None
+        if handler is None:
+            return
+        for name in self._loggers():
+            logging.getLogger(name).removeHandler(handler)
+        logging.getLogger("heliograph").setLevel(self._former_level)
+        if self.capture_warnings:
+            logging.captureWarnings(False)
+        handler.close()
+
+    def _loggers(self) -> list[str]:
+        return ["heliograph", "py.warnings"] if self.capture_warnings else ["heliograph"]
+
+    def _write(self, run: Run, text: str, error: BaseException | None = None) -> None:
+        if self._handler is None:
+            self._open(run)
+        place = f"[{run.phase} epoch {run.progress.epoch} step {run.progress.steps}]"
+        level = logging.ERROR if error else logging.INFO
+        logging.getLogger("heliograph").log(level, "%s %s", place, text, exc_info=error)
+
+    def _open(self, run: Run) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.path = self.path or self.folder / f"{run.name}_{datetime.now():%Y-%m-%d_%H-%M-%S}.log"
+        self._handler = logging.FileHandler(self.path, encoding="utf-8")
+        self._handler.setLevel(self.level)
+        self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
+        logger = logging.getLogger("heliograph")
+        self._former_level = logger.level
+        logger.setLevel(min(self.level, logger.getEffectiveLevel()))
+        for name in self._loggers():
+            logging.getLogger(name).addHandler(self._handler)
+        if self.capture_warnings:
+            logging.captureWarnings(True)

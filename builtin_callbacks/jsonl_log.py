@@ -1,0 +1,86 @@
+"""One JSON object a line, for programs to read."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+from ..events import CheckpointSaved, Lane, Log, Run, RunClosed, RunFailed, TestEnd, TrainStart, ValidationEnd
+from ..plugins import Plugin, on
+
+
+class JsonlLog(Plugin):
+    """Append every log, validation, test, checkpoint and ending to a file of JSON lines.
+
+    Each line has `event`, `time` (UTC), `attempt` (the process that wrote it), `epoch`, `step` and the event's data. A
+    resumed run cuts off the lines beyond the step that it resumes at, so no step occurs twice.
+
+    Args:
+        path: the file; its folder is made where it is missing.
+    """
+
+    policy = "observer"
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._file: TextIO | None = None
+        self._began = False
+
+    @on(TrainStart)
+    def begin(self, run: Run, event: TrainStart) -> None:
+        """Begin a new run."""
+        self._began = False
+
+    @on(Log, ValidationEnd, TestEnd, lane=Lane.REPORT)
+    def write_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd) -> None:
+        """Write metrics; JSON knows no NaN, so one is written as a string."""
+        metrics = {name: value if math.isfinite(value) else str(value) for name, value in event.metrics.items()}
+        self._write(run, event.name, {"metrics": metrics})
+
+    @on(CheckpointSaved, lane=Lane.REPORT)
+    def write_checkpoint(self, run: Run, event: CheckpointSaved) -> None:
+        """Write where a checkpoint lies."""
+        self._write(run, event.name, {"path": str(event.path), "is_best": event.is_best})
+
+    @on(RunFailed, RunClosed)
+    def write_ending(self, run: Run, event: RunFailed | RunClosed) -> None:
+        """Write how the run ended, and close with it."""
+        text = event.status if isinstance(event, RunClosed) else f"{type(event.error).__name__}: {event.error}"
+        self._write(run, event.name, {"status" if isinstance(event, RunClosed) else "error": text})
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write(self, run: Run, event: str, data: dict[str, Any]) -> None:
+        if self._file is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            if not self._began and run.phase == "train":
+                self._drop_beyond(run.origin.steps)
+            self._began = True
+            self._file = self.path.open("a", encoding="utf-8")
+        place = {"epoch": run.progress.epoch, "step": run.progress.steps}
+        head = {"event": event, "time": datetime.now(UTC).isoformat(), "attempt": os.getpid(), "run": run.name}
+        self._file.write(json.dumps(head | place | data) + "\n")
+        self._file.flush()
+
+    def _drop_beyond(self, step: int) -> None:
+        """Cut off what a former attempt wrote beyond this one's first step; a fresh run starts a fresh file."""
+        if not self.path.exists():
+            return
+        kept = []
+        for line in self.path.read_text(encoding="utf-8").splitlines():
+            try:
+                if step and json.loads(line)["step"] <= step:
+                    kept.append(line)
+            except (ValueError, KeyError):  # a line that a kill cut short
+                continue
+        aside = self.path.with_name(self.path.name + ".tmp")
+        aside.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        aside.replace(self.path)

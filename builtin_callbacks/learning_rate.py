@@ -1,0 +1,69 @@
+"""Step the learning-rate scheduler that `fit` was given."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from ..core.monitor import Monitor
+from ..events import EpochEnd, Lane, Log, Run, StepEnd, TrainStart, ValidationEnd
+from ..plugins import Plugin, on
+
+
+class LearningRate(Plugin):
+    """Step `fit(scheduler=...)` after every optimizer step, after every epoch, or on a plateau of a metric.
+
+    Never stepped where the optimizer was not. Logs `train/learning_rate`, the one that the next step will use.
+
+    Args:
+        per: `step`, `epoch` or `plateau`.
+        monitor: the metric that a plateau is judged by; only with `plateau`.
+
+    Raises:
+        ValueError: `per` is unknown, or a monitor is given without `plateau`; at the run's start, there is no
+        scheduler.
+    """
+
+    exclusive = ("scheduler",)
+    asks = ("scheduler",)
+
+    def __init__(self, per: Literal["step", "epoch", "plateau"], *, monitor: str | None = None) -> None:
+        if per not in ("step", "epoch", "plateau"):
+            raise ValueError(f"LearningRate(per) is 'step', 'epoch' or 'plateau', got {per!r}.")
+        if (monitor is not None) != (per == "plateau"):
+            raise ValueError("monitor= goes with LearningRate('plateau', monitor='validation/loss'), and only with it.")
+        self.per = per
+        self.monitor = None if monitor is None else Monitor(monitor, "min")
+        self._steps_seen = 0
+
+    @on(TrainStart)
+    def begin(self, run: Run, event: TrainStart) -> None:
+        """Check that there is something to step."""
+        if run.scheduler is None:
+            raise ValueError("LearningRate steps a scheduler, but fit was given none: pass scheduler= to fit.")
+        if self.monitor is not None:
+            self.monitor.check_measured(run)
+
+    @on(StepEnd)
+    def after_step(self, run: Run, event: StepEnd) -> None:
+        """Step per optimizer step."""
+        if self.per == "step":
+            run.scheduler.step()
+
+    @on(EpochEnd)
+    def after_epoch(self, run: Run, event: EpochEnd) -> None:
+        """Step per epoch, if the optimizer was stepped in it."""
+        if self.per == "epoch" and run.progress.steps > run.origin.steps:
+            run.scheduler.step()
+
+    @on(ValidationEnd)
+    def on_plateau(self, run: Run, event: ValidationEnd) -> None:
+        """Step by a metric of the validation."""
+        if self.monitor is not None and self.monitor.split == "validation" and run.progress.steps:
+            value = self.monitor.read(event.metrics)
+            run.scheduler.step(math.inf if math.isnan(value) else value)
+
+    @on(Log, lane=Lane.MEASURE)
+    def report(self, run: Run, event: Log) -> None:
+        """Add the learning rate of the first parameter group to the log."""
+        event.metrics["train/learning_rate"] = float(run.optimizer.param_groups[0]["lr"])

@@ -1,0 +1,195 @@
+"""Show how far the run is."""
+
+from __future__ import annotations
+
+import sys
+from time import monotonic
+from typing import Any, TextIO
+
+from ..core.extras import require
+from ..events import (
+    BatchEnd,
+    CheckpointLoaded,
+    EpochEnd,
+    EpochStart,
+    Lane,
+    Log,
+    Run,
+    RunClosed,
+    TestBatchEnd,
+    TestEnd,
+    TestStart,
+    TrainStart,
+    ValidationBatchEnd,
+    ValidationEnd,
+    ValidationStart,
+)
+from ..plugins import Plugin, on
+
+
+class ProgressBar(Plugin):
+    """Draw tqdm bars, or write plain lines where there is no terminal.
+
+    A run by epochs has two bars, the epochs and the batches of the current one; a run by steps has one. Validation and
+    test have a bar that goes away. The metrics beside the bar are the last logged ones, so nothing waits for the
+    device.
+
+    Args:
+        interval: the least seconds between two redraws of a bar.
+        plain_interval: the least seconds between two plain lines.
+        plain: None finds out; True writes lines, False draws bars.
+        file: where to; by default standard error, in a notebook the notebook's own bars.
+
+    Raises:
+        ValueError: an interval is negative.
+    """
+
+    policy = "observer"
+    exclusive = ("progress",)
+
+    def __init__(
+        self,
+        *,
+        interval: float = 0.1,
+        plain_interval: float = 10.0,
+        plain: bool | None = None,
+        file: TextIO | None = None,
+    ) -> None:
+        if interval < 0 or plain_interval < 0:
+            raise ValueError(f"Intervals are seconds of at least 0, got {interval!r} and {plain_interval!r}.")
+        self.interval = interval
+        self.plain_interval = plain_interval
+        self._file = file
+        self.plain = not (_in_notebook() or _is_terminal(file or sys.stderr)) if plain is None else plain
+        self._tqdm = require("tqdm.auto", "tqdm", "ProgressBar").tqdm
+        self._epochs: Any = None
+        self._batches: Any = None
+        self._evaluation: Any = None
+        self._due = 0.0
+        self._metrics: dict[str, float] = {}
+
+    @on(TrainStart, CheckpointLoaded, lane=Lane.REPORT)
+    def begin(self, run: Run, event: TrainStart | CheckpointLoaded) -> None:
+        """Forget the former run's bars and numbers."""
+        self.close()
+        self._metrics = {}
+        self._due = monotonic() + self.plain_interval
+
+    @on(EpochStart, lane=Lane.REPORT)
+    def start_epoch(self, run: Run, event: EpochStart) -> None:
+        """Begin the bar of the batches."""
+        if not self.plain:
+            self._draw(run)
+
+    @on(BatchEnd, lane=Lane.REPORT)
+    def advance(self, run: Run, event: BatchEnd) -> None:
+        """Move on, if it is time to."""
+        now = monotonic()
+        if now < self._due:
+            return
+        if self.plain:
+            self._due = now + self.plain_interval
+            self._say(run)
+        else:
+            self._due = now + self.interval
+            self._draw(run)
+
+    @on(Log, ValidationEnd, TestEnd, lane=Lane.REPORT)
+    def show_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd) -> None:
+        """Show the newest numbers."""
+        self._metrics.update(event.metrics)
+        if not isinstance(event, Log):
+            self._close_evaluation()
+            if self.plain:
+                self._say(run)
+
+    @on(EpochEnd, lane=Lane.REPORT)
+    def end_epoch(self, run: Run, event: EpochEnd) -> None:
+        """Fill the batches' bar, and move the epochs' bar."""
+        if not self.plain:
+            self._draw(run, finished=True)
+            if run.max_steps is None and self._batches is not None:
+                self._batches.close()
+                self._batches = None
+
+    @on(ValidationStart, TestStart, lane=Lane.REPORT)
+    def start_evaluation(self, run: Run, event: ValidationStart | TestStart) -> None:
+        """Begin a bar that goes away."""
+        if not self.plain:
+            name = event.name.split("_")[0]
+            self._evaluation = self._bar(total=run.evaluation_batches, desc=name, leave=False, unit="batch")
+
+    @on(ValidationBatchEnd, TestBatchEnd, lane=Lane.REPORT)
+    def advance_evaluation(self, run: Run, event: ValidationBatchEnd | TestBatchEnd) -> None:
+        """Move the bar that goes away."""
+        if self._evaluation is not None:
+            self._evaluation.update(run.progress.evaluated - self._evaluation.n)
+
+    @on(RunClosed, lane=Lane.REPORT)
+    def finish(self, run: Run, event: RunClosed) -> None:
+        """Leave the bars where the run ended."""
+        if self.plain:
+            self._say(run, event.status)
+        elif self._epochs is not None or self._batches is not None:
+            self._draw(run)
+
+    def close(self) -> None:
+        """Close every bar."""
+        self._close_evaluation()
+        for bar in (self._batches, self._epochs):
+            if bar is not None:
+                bar.close()
+        self._epochs = self._batches = None
+
+    def _close_evaluation(self) -> None:
+        if self._evaluation is not None:
+            self._evaluation.close()
+            self._evaluation = None
+
+    def _bar(self, **options: Any) -> Any:
+        return self._tqdm(file=self._file, mininterval=self.interval, dynamic_ncols=True, **options)
+
+    def _draw(self, run: Run, *, finished: bool = False) -> None:
+        """Make the bars that are missing, and move them to where the run is."""
+        progress = run.progress
+        by_steps = run.max_steps is not None
+        if not by_steps and self._epochs is None:
+            self._epochs = self._bar(
+                total=run.max_epochs, initial=progress.epoch, desc="epochs", unit="epoch", position=0
+            )
+        if self._batches is None and not finished:
+            if by_steps:
+                options = {"total": run.max_steps, "initial": progress.steps, "unit": "step", "desc": run.name}
+            else:
+                total, place = run.batches_per_epoch, progress.batch
+                options = {"total": total, "initial": place, "unit": "batch", "desc": f"epoch {progress.epoch}"}
+            self._batches = self._bar(position=0 if by_steps else 1, leave=by_steps, **options)
+        if self._batches is not None and not (finished and not by_steps):
+            self._move(self._batches, progress.steps if by_steps else progress.batch)
+        if self._epochs is not None:
+            self._move(self._epochs, progress.epoch)
+
+    def _move(self, bar: Any, place: int) -> None:
+        bar.set_postfix({name: f"{value:.4g}" for name, value in self._metrics.items()}, refresh=False)
+        bar.update(place - bar.n)
+
+    def _say(self, run: Run, status: str = "") -> None:
+        """Write one plain line."""
+        progress = run.progress
+        epochs = f"epoch {progress.epoch}" + (f"/{run.max_epochs}" if run.max_epochs else "")
+        steps = f"step {progress.steps}" + (f"/{run.max_steps}" if run.max_steps else "")
+        metrics = "  ".join(f"{name} {value:.4g}" for name, value in self._metrics.items())
+        line = "  ".join(
+            part for part in (run.name, epochs, steps, f"{progress.seconds:.0f} s", metrics, status) if part
+        )
+        print(line, file=self._file or sys.stderr, flush=True)  # its very purpose
+
+
+def _is_terminal(file: TextIO) -> bool:
+    return bool(getattr(file, "isatty", lambda: False)())
+
+
+def _in_notebook() -> bool:
+    """Return whether a notebook's kernel runs this process."""
+    shell = sys.modules.get("IPython")
+    return shell is not None and type(shell.get_ipython()).__name__ == "ZMQInteractiveShell"

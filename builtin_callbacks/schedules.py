@@ -1,0 +1,90 @@
+"""When to log, validate and save."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from ..events import BatchEnd, EpochEnd, Filter, Run, TrainEnd, TrainStart
+from ..plugins import Plugin, on
+
+
+class Schedule(Plugin):
+    """Ask for something whenever a filter says so, on absolute counters.
+
+    Args:
+        when: such as `Every(steps=100)`, `Every(epochs=1)`, `Every(seconds=600)`, `Every(samples=10_000)`, `At(...)`.
+        at_start: also before the first batch.
+        at_end: also when training is over, unless it was done at the last step anyway, or nothing was trained.
+
+    Raises:
+        TypeError: `when` is no filter.
+    """
+
+    def __init__(self, when: Filter, *, at_start: bool = False, at_end: bool = False) -> None:
+        if not isinstance(when, Filter):
+            raise TypeError(f"{type(self).__name__}(when) takes a filter such as Every(steps=100), got {when!r}.")
+        self.when, self.at_start, self.at_end = when, at_start, at_end
+        self._last = -1
+
+    @on(TrainStart)
+    def begin(self, run: Run, event: TrainStart) -> None:
+        """Ask at the start, and forget the former run."""
+        self._last = -1
+        if self.at_start:
+            self._due(run, "at the start")
+
+    @on(BatchEnd)
+    def after_batch(self, run: Run, event: BatchEnd) -> None:
+        """Ask within an epoch."""
+        if self.when(run):
+            self._due(run, str(self.when))
+
+    @on(EpochEnd)
+    def after_epoch(self, run: Run, event: EpochEnd) -> None:
+        """Ask at an epoch's end."""
+        if self.when(run):
+            self._due(run, str(self.when))
+
+    @on(TrainEnd)
+    def finish(self, run: Run, event: TrainEnd) -> None:
+        """Ask at the end."""
+        if self.at_end and run.progress.batches not in (self._last, run.origin.batches):
+            self._due(run, "at the end")
+
+    def _due(self, run: Run, reason: str) -> None:
+        self._last = run.progress.batches
+        self.ask(run, reason)
+
+    @abstractmethod
+    def ask(self, run: Run, reason: str) -> None:
+        """Make the request."""
+
+
+class LogSchedule(Schedule):
+    """Ask for a `Log`. See `Schedule` for the arguments."""
+
+    asks = ("log",)
+
+    def ask(self, run: Run, reason: str) -> None:
+        """Request a log."""
+        run.control.request_log(reason)
+
+
+class ValidationSchedule(Schedule):
+    """Ask for a validation. See `Schedule` for the arguments."""
+
+    asks = ("validation",)
+
+    def ask(self, run: Run, reason: str) -> None:
+        """Request a validation."""
+        run.control.request_validation(reason)
+
+
+class SaveSchedule(Schedule):
+    """Ask for a `SavePoint`, behind the validation of the same boundary. See `Schedule` for the arguments."""
+
+    asks = ("save",)
+
+    def ask(self, run: Run, reason: str) -> None:
+        """Request a save."""
+        run.control.request_save(reason)

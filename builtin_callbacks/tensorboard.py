@@ -1,0 +1,75 @@
+"""Curves for TensorBoard."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from ..core.extras import require
+from ..events import Lane, Log, Run, RunClosed, TestEnd, TrainStart, ValidationEnd
+from ..plugins import Plugin, on
+
+
+class TensorBoard(Plugin):
+    """Write every logged metric, the learning rate, the throughput and the hyper-parameters for TensorBoard.
+
+    The throughput, `train/samples_per_second`, is measured over the time since the last log, validation included. The
+    gradient norm is there when `GradientClipping` is. A resumed run goes on in the same folder; steps that a former
+    attempt wrote beyond the checkpoint are purged.
+
+    Args:
+        folder: where the event files go; made where it is missing.
+    """
+
+    name = "tensorboard"
+    policy = "observer"
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self._summary_writer = require("torch.utils.tensorboard", "tensorboard", "TensorBoard").SummaryWriter
+        self._writer: Any = None
+        self._since: tuple[float, int] | None = None
+
+    @on(TrainStart)
+    def begin(self, run: Run, event: TrainStart) -> None:
+        """Start the clock of the throughput."""
+        self._since = None
+
+    @on(Log, lane=Lane.MEASURE)
+    def measure(self, run: Run, event: Log) -> None:
+        """Add the throughput and the learning rate."""
+        now, samples = perf_counter(), run.progress.samples
+        if self._since is not None and now > self._since[0]:
+            event.metrics["train/samples_per_second"] = (samples - self._since[1]) / (now - self._since[0])
+        self._since = now, samples
+        event.metrics.setdefault("train/learning_rate", float(run.optimizer.param_groups[0]["lr"]))
+
+    @on(Log, ValidationEnd, TestEnd, lane=Lane.REPORT)
+    def write(self, run: Run, event: Log | ValidationEnd | TestEnd) -> None:
+        """Write scalars at the current step."""
+        writer = self._open(run)
+        for name, value in event.metrics.items():
+            writer.add_scalar(name, value, run.progress.steps)
+
+    @on(RunClosed)
+    def write_hyper_parameters(self, run: Run, event: RunClosed) -> None:
+        """Write the hyper-parameters beside the final metrics."""
+        if self._writer is not None and run.hyper_parameters:
+            plain = {
+                key: value if isinstance(value, bool | int | float | str) else str(value)
+                for key, value in run.hyper_parameters.items()
+            }
+            self._writer.add_hparams(plain, dict(run.metrics), run_name="hyper_parameters")
+
+    def close(self) -> None:
+        """Flush and close the event file."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _open(self, run: Run) -> Any:
+        if self._writer is None:
+            purge = run.origin.steps + 1 if run.origin.steps else None
+            self._writer = self._summary_writer(str(self.folder), purge_step=purge)
+        return self._writer

@@ -1,0 +1,105 @@
+"""The end of a run: its status, its last events, its errors, its result."""
+
+from __future__ import annotations
+
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from . import loop
+from .result import RunResult
+
+if TYPE_CHECKING:
+    from ..events.catalogue import Status
+    from .run import TrainRun
+
+
+def close_run(run: TrainRun, error: BaseException | None) -> None:
+    """Emit the closing events, set `run.result`, and raise where that is not what already passes."""
+    passing = error
+    error = _unwrapped(error)
+    if error is None and run.phase == "train" and not run.finished:
+        error = _finish_early(run)
+    run.status = _status(run, error)
+    place = _place(run)
+    secondary = loop.end(run, error)
+    secondary += [(owner, "close", failure) for owner, failure in run.plugins.close()]
+    if error is None and secondary:
+        owner, event, error = secondary.pop(0)
+        place += f"; in {owner} on {event}"
+        run.status = "failed"
+    elif error is not None and run.blame(error)[0] is not None:
+        place += "; in {} on {}".format(*run.blame(error))
+    run.bus.blamed = None  # keeps no traceback, and so no batch, alive
+    run.result = _result(run, error)
+    if error is None:
+        return
+    error.add_note(f"heliograph: {place}")
+    for owner, event, other in secondary:
+        error.add_note(f"heliograph: then {owner} failed on {event}: {type(other).__name__}: {other}")
+    if run.replacement is not None:
+        raise run.replacement from error
+    if error is not passing:
+        raise error
+
+
+def _unwrapped(error: BaseException | None) -> BaseException | None:
+    """Return a StopIteration of user code as it was raised: crossing one of our generators had wrapped it (PEP 479)."""
+    if type(error) is RuntimeError and isinstance(error.__cause__, StopIteration):
+        return error.__cause__
+    return error
+
+
+def _finish_early(run: TrainRun) -> BaseException | None:
+    """Finish a run whose own loop was left before its end."""
+    try:
+        run.abandon_batch()
+        run.control.stop("the loop over the epochs was left", by="the caller")
+        run.control.decide()
+        loop.finish(run)
+    except BaseException as error:  # noqa: BLE001  # fails the run like any other; raised by close_run
+        return error
+    return None
+
+
+def _status(run: TrainRun, error: BaseException | None) -> Status:
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if error is not None:
+        return "failed"
+    return "stopped" if run.control.stopped else "completed"
+
+
+def _place(run: TrainRun) -> str:
+    progress = run.progress
+    return f"in {run.phase}, epoch {progress.epoch}, batch {progress.batch}, step {progress.steps}"
+
+
+def _reason(run: TrainRun, error: BaseException | None) -> str:
+    if error is not None:
+        return f"{type(error).__name__}: {error}"
+    if run.status == "stopped" and run.control.stop_request is not None:
+        return run.control.stop_request.reason
+    if run.settings.train is None:
+        return f"{run.progress.evaluated} batches evaluated"
+    progress = run.progress
+    if run.max_epochs is not None and progress.epoch >= run.max_epochs:
+        return f"{progress.epoch} epochs done"
+    return f"{progress.steps} steps done"
+
+
+def _result(run: TrainRun, error: BaseException | None) -> RunResult:
+    asked = run.control.stop_request
+    return RunResult(
+        status=run.status,
+        reason=_reason(run, error),
+        stopped_by=asked.by if run.status == "stopped" and asked is not None else None,
+        progress=run.progress.copy(),
+        metrics=dict(run.metrics),
+        best_checkpoint=run.best_checkpoint,
+        last_checkpoint=run.last_checkpoint,
+        history=run.control.history,
+        seconds=perf_counter() - run.began,
+        notes=tuple(run.notes),
+        plugin_errors=run.plugins.errors(),
+        plugin_seconds=dict(run.plugin_seconds),
+    )

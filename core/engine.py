@@ -1,0 +1,92 @@
+"""The engine of one process on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from operator import methodcaller
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..events import Control
+
+
+class DeviceEngine:
+    """One process, one device, full precision.
+
+    Args:
+        device: `cpu`, `cuda`, `cuda:1` and the like; by default a GPU where there is one.
+
+    Raises:
+        ValueError: the device is unknown, or not to be had on this machine.
+    """
+
+    rank = 0
+    world_size = 1
+    is_main = True
+
+    def __init__(self, device: str | torch.device | None = None) -> None:
+        if device is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        try:
+            self.device = torch.device(device)
+        except RuntimeError as error:
+            raise ValueError(f"Unknown device {device!r}: {error}") from None
+        if self.device.type == "cuda" and (self.device.index or 0) >= torch.cuda.device_count():
+            raise ValueError(f"Device {device!r} is not there: torch sees {torch.cuda.device_count()} CUDA devices.")
+        self._seeds: dict[tuple[torch.dtype, float], Tensor] = {}
+
+    def place(self, modules: Iterable[nn.Module]) -> None:
+        """Move modules to the device."""
+        for module in modules:
+            module.to(self.device)
+
+    def feed(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield the batches, moved to the device."""
+        if self.device.type == "cpu":
+            return iter(batches)
+        return (move(batch, self.device) for batch in batches)
+
+    def bind(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the forward function as it is: full precision needs no autocast."""
+        return forward
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return a context that does nothing."""
+        return nullcontext()
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        """Return a context that does nothing: one process exchanges no gradients."""
+        return nullcontext()
+
+    # Called once a step: no Python frame of ours in between.
+    backward = staticmethod(Tensor.backward)
+    step = staticmethod(methodcaller("step"))
+
+    def backward_scaled(self, loss: Tensor, scale: float) -> None:
+        """Add the gradients of `scale * loss`, without a multiplication in the graph."""
+        seed = self._seeds.get((loss.dtype, scale))
+        if seed is None:
+            seed = self._seeds[loss.dtype, scale] = torch.tensor(scale, dtype=loss.dtype, device=loss.device)
+        loss.backward(seed)  # type: ignore[no-untyped-call]  # torch has no annotation here
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Leave the gradients as they are: nothing scaled them."""
+
+    def settle(self, control: Control) -> None:
+        """Leave the requests as they are: one process agrees with itself."""
+
+
+def move(batch: Any, device: torch.device) -> Any:
+    """Return a batch with its tensors on the device; looks into tuples (named ones too), lists and dicts."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(move(each, device) for each in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(move(each, device) for each in batch)
+    if isinstance(batch, dict):
+        return type(batch)((key, move(value, device)) for key, value in batch.items())
+    return batch

@@ -1,0 +1,63 @@
+"""One validation or test within a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..events.catalogue import Phase
+from .batches import length_of
+from .metrics import Means
+
+if TYPE_CHECKING:
+    from .run import TrainRun
+
+
+class Evaluation:
+    """The sets of a phase, their step and their means, weighted by samples.
+
+    Raises:
+        ValueError: there is no set to evaluate.
+    """
+
+    def __init__(self, run: TrainRun, phase: Phase, loaders: Mapping[str, Iterable[Any]]) -> None:
+        if not loaders:
+            raise ValueError(f"A {phase} was asked for, but there is no {phase} data: pass {phase}= to fit.")
+        self.loaders = loaders
+        self._run = run
+        self._phase = phase
+        self._forward = run.engine.bind(getattr(run.task, f"{phase}_step"))
+        self._means = {dataset: Means() for dataset in loaders}
+        lengths = [length_of(loader) for loader in loaders.values()]
+        run.evaluation_batches = None if None in lengths else sum(length or 0 for length in lengths)
+        run.progress.evaluated = 0
+
+    def feed(self, dataset: str, loader: Iterable[Any]) -> Iterator[Any]:
+        """Yield the batches of a set, on the device."""
+        before = self._run.progress.evaluated
+        self._run.means = self._means[dataset]
+        yield from self._run.engine.feed(loader)
+        if self._run.progress.evaluated == before:
+            name = f"{self._phase} set {dataset!r}" if dataset else f"{self._phase} loader"
+            raise ValueError(
+                f"The {name} yielded no batch. A generator can be read only once: give a list or a loader."
+            )
+
+    def step(self, batch: Any) -> None:
+        """Run the task's step on a batch and add what it returns to the means."""
+        run = self._run
+        values = self._forward(run, batch)
+        weight = run.size_of(batch)
+        if values is not None:
+            named = values if isinstance(values, Mapping) else {"loss": values}
+            for name, value in named.items():
+                run.means.add(name, value, weight)
+        run.progress.samples += weight * (run.settings.train is None)
+        run.progress.evaluated += 1
+
+    def metrics(self) -> dict[str, float]:
+        """Return the means as `<phase>/<name>`, or `<phase>/<dataset>/<name>` for a named set."""
+        metrics: dict[str, float] = {}
+        for dataset, means in self._means.items():
+            metrics |= means.read(f"{self._phase}/{dataset}" if dataset else self._phase)
+        return metrics

@@ -1,0 +1,261 @@
+"""The loop: every event that it emits is emitted here.
+
+TrainStart, then for each epoch EpochStart, for each batch BatchStart, forward and backward, GradientsReady, optimizer
+step, StepEnd, BatchEnd, and at a step boundary what was asked for, in this order: Log, validation, SavePoint,
+ShouldStop. EpochEnd and TrainEnd are followed by such a boundary too. RunFailed after any exception; RunClosed always.
+
+`fit` is made of the same public pieces (`epochs`, `batches`, `step`) that a loop of one's own is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ..events import (
+    BatchEnd,
+    BatchStart,
+    CheckpointLoaded,
+    EpochEnd,
+    EpochStart,
+    Event,
+    GradientsReady,
+    Log,
+    RunClosed,
+    RunFailed,
+    SavePoint,
+    ShouldStop,
+    StepEnd,
+    TestBatchEnd,
+    TestBatchStart,
+    TestEnd,
+    TestStart,
+    TrainEnd,
+    TrainStart,
+    ValidationBatchEnd,
+    ValidationBatchStart,
+    ValidationEnd,
+    ValidationStart,
+)
+from .task import check_loss
+
+if TYPE_CHECKING:
+    from ..events.catalogue import Phase
+    from .run import TrainRun
+
+CLOSED, OPEN, STEPPED = 0, 1, 2
+BATCH_START, GRADIENTS_READY, STEP_END = BatchStart(), GradientsReady(), StepEnd()
+BATCH_END, SHOULD_STOP = BatchEnd(), ShouldStop()
+EVALUATIONS: dict[Phase, tuple[Any, Any, Any, Any]] = {
+    "validation": (ValidationStart, ValidationBatchStart, ValidationBatchEnd, ValidationEnd),
+    "test": (TestStart, TestBatchStart, TestBatchEnd, TestEnd),
+}
+
+
+def emit(run: TrainRun, event: Event) -> None:
+    """Emit an event that is not hot."""
+    run.bus.signal(type(event)).emit(run, event)
+
+
+def fit(run: TrainRun) -> None:
+    """Train."""
+    for _ in epochs(run):
+        for batch in batches(run):
+            step(run, run.forward(run, batch))
+
+
+def epochs(run: TrainRun) -> Iterator[int]:
+    """Yield the index of each epoch, amid the events of the run and of the epochs."""
+    control = run.control
+    emit(run, TrainStart())
+    if run.restore():
+        emit(run, CheckpointLoaded(run.resumed_from))
+    if control.pending:
+        boundary(run)
+    while not control.stopped and not run.is_complete:
+        emit(run, EpochStart(run.progress.epoch))
+        if control.pending:
+            boundary(run)
+        if not control.leaving:
+            yield run.progress.epoch
+        close_epoch(run)
+    finish(run)
+
+
+def batches(run: TrainRun) -> Iterator[Any]:
+    """Yield each batch of the epoch that is not skipped, amid its events and the boundary behind it."""
+    control, progress, hot, log, size_of = run.control, run.progress, run.hot, run.log, run.size_of
+    for run.batch in run.feed():
+        run.stage = OPEN
+        if hot.batch_start.chain:
+            open_batch(run)
+        if not control.touched or not control.skips_batch:
+            yield run.batch
+        if run.stage is STEPPED:
+            progress.samples += (size := size_of(run.batch))
+            if log.chain:
+                run.track("loss", run.loss, size)
+        if control.touched or run.stage is OPEN:
+            settle_batch(run)
+        progress.batch += 1
+        run.stage = CLOSED
+        if hot.batch_end.chain:
+            hot.batch_end.emit(run, BATCH_END)
+        run.outputs = None
+        if control.touched:
+            control.close_batch()
+        if (control.pending or hot.should_stop.chain) and not run.window:
+            boundary(run)
+        if control.leaving or progress.steps >= run.last_step:
+            break
+    else:
+        run.check_exhausted()
+        run.exhausted = True
+    run.exhausted = run.exhausted or run.is_last_batch
+
+
+def step(run: TrainRun, loss: Tensor) -> None:
+    """Take a loss backward and, where its window ends, step the optimizer."""
+    control = run.control
+    if run.loss is None:  # the first of every epoch
+        check_loss(loss)
+    run.loss = loss
+    run.stage = STEPPED
+    if control.touched or run.window:
+        run.engine.backward_scaled(loss, control.loss_scale)
+        run.window += 1
+        if control.holds_step and not run.is_last_batch:
+            return
+    else:
+        run.engine.backward(loss)
+    optimizer_step(run)
+
+
+def optimizer_step(run: TrainRun) -> None:
+    """Step the optimizer with the window's gradients, unless they are dropped."""
+    hot, optimizer = run.hot, run.optimizer
+    if hot.gradients_ready.chain:
+        offer_gradients(run)
+    if not run.control.drops_step and run.engine.step(optimizer) is not False:
+        run.progress.steps += 1
+        if hot.step_end.chain:
+            hot.step_end.emit(run, STEP_END)
+    else:
+        run.progress.skipped_steps += 1
+    run.window = 0
+    optimizer.zero_grad()
+
+
+def offer_gradients(run: TrainRun) -> None:
+    """Let handlers see, clip or drop the gradients of a complete window."""
+    run.window = run.window or 1
+    run.engine.unscale(run.optimizer)
+    run.control.stage = "gradients_ready"
+    run.hot.gradients_ready.emit(run, GRADIENTS_READY)
+    run.control.stage = ""
+
+
+def open_batch(run: TrainRun) -> None:
+    """Ask what is to become of the batch in hand."""
+    control = run.control
+    control.stage = "batch_start"
+    run.hot.batch_start.emit(run, BATCH_START)
+    control.stage = ""
+    if control.holds_step and not run.is_last_batch:
+        run.open_contexts.enter_context(run.engine.no_sync())
+
+
+def settle_batch(run: TrainRun) -> None:
+    """Finish a batch about which something was asked; a skipped one still ends the window that it should have ended."""
+    control = run.control
+    run.open_contexts.close()
+    if control.skips_batch:
+        run.progress.skipped_batches += 1
+        if run.window and (not control.holds_step or run.is_last_batch):
+            optimizer_step(run)
+    elif run.stage is OPEN:
+        run.refuse_unstepped()
+
+
+def boundary(run: TrainRun) -> None:
+    """Serve what was asked for, give the last word to `ShouldStop`, then decide whether to leave."""
+    control, should_stop = run.control, run.hot.should_stop
+    if control.pending:
+        run.engine.settle(control)
+        serve(run)
+    if should_stop.chain:
+        control.stage = "should_stop"
+        should_stop.emit(run, SHOULD_STOP)
+        control.stage = ""
+    control.decide()
+
+
+def serve(run: TrainRun) -> None:
+    """Log, validate and save, in this order, each where it is asked for."""
+    if run.control.take("request_log"):
+        log(run)
+    if run.control.take("request_validation"):
+        evaluate(run, "validation")
+        run.progress.validations += 1
+    if run.control.take("request_save"):
+        emit(run, SavePoint())
+
+
+def log(run: TrainRun) -> None:
+    """Read the means since the last log and tell them."""
+    event = Log(run.read_means())
+    emit(run, event)
+    run.metrics.update(event.metrics)
+
+
+def evaluate(run: TrainRun, phase: Phase) -> None:
+    """Run every validation or test set in eval mode, without gradients, and tell the means."""
+    start, batch_start, batch_end, end = EVALUATIONS[phase]
+    with run.evaluating(phase) as evaluation:
+        emit(run, start())
+        for dataset, loader in evaluation.loaders.items():
+            for run.batch in evaluation.feed(dataset, loader):
+                emit(run, batch_start(dataset))
+                evaluation.step(run.batch)
+                emit(run, batch_end(dataset))
+        event = end(evaluation.metrics())
+        emit(run, event)
+        run.metrics.update(event.metrics)
+
+
+def close_epoch(run: TrainRun) -> None:
+    """End the epoch; one that a stop cut short stays open, for a resumed run to finish."""
+    control, progress = run.control, run.progress
+    run.abandon_batch()
+    if run.window:
+        optimizer_step(run)
+    run.loss = run.batch = None
+    if not run.exhausted and not control.should_end_epoch:
+        return
+    control.close_epoch()
+    run.exhausted = False
+    progress.earlier_batches += progress.batch
+    progress.epoch, progress.batch = progress.epoch + 1, 0
+    emit(run, EpochEnd(progress.epoch - 1))
+    boundary(run)
+
+
+def finish(run: TrainRun) -> None:
+    """Tell that the training is over, and serve what that brings up."""
+    run.finished = True
+    emit(run, TrainEnd())
+    serve(run)
+
+
+def end(run: TrainRun, error: BaseException | None) -> list[tuple[str, str, BaseException]]:
+    """Tell of a failure, then close; every handler runs. Return (plugin, event, error) of those that failed."""
+    errors: list[tuple[str, str, BaseException]] = []
+    closing: list[Event] = [RunClosed(run.status)]
+    if error is not None:
+        closing.insert(0, RunFailed(error, run.phase, *run.blame(error)))
+    for event in closing:
+        failed = run.bus.signal(type(event)).emit_each(run, event)
+        errors += [(owner, event.name, secondary) for owner, secondary in failed]
+    return errors

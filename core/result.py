@@ -1,0 +1,58 @@
+"""What a run returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..events import History, Progress
+from ..events.catalogue import Status
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """How a run ended; `str` gives a summary for people.
+
+    Attributes:
+        status: `completed`, `stopped` on purpose, `interrupted`, or `failed` (seen by plugins only: a failure raises).
+        reason: why it ended.
+        stopped_by: who asked for the stop, None unless stopped.
+        progress: the counters at the end.
+        metrics: the latest value of every metric.
+        best_checkpoint: where the best state lies, if one was kept.
+        last_checkpoint: where the newest state lies, if one was written.
+        history: every request to the control, with who asked and why.
+        seconds: wall time of this call.
+        notes: what plugins had to say: resumed from where, skipped what and why.
+        plugin_errors: the forgiven errors of observer plugins.
+        plugin_seconds: time in each plugin's handlers, where `HandlerTimes` measured it.
+    """
+
+    status: Status
+    reason: str
+    stopped_by: str | None
+    progress: Progress
+    metrics: dict[str, float]
+    best_checkpoint: Path | None
+    last_checkpoint: Path | None
+    history: History
+    seconds: float
+    notes: tuple[str, ...] = ()
+    plugin_errors: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    plugin_seconds: dict[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        asker = f" by {self.stopped_by}" if self.stopped_by else ""
+        place = self.progress
+        lines = [
+            f"{self.status}{asker}: {self.reason}",
+            f"epochs {place.epoch}, steps {place.steps}, samples {place.samples}, {self.seconds:.1f} s",
+        ]
+        lines += [f"{name} {value:.6g}" for name, value in sorted(self.metrics.items())]
+        lines += [f"{label} checkpoint {path}" for label, path in self._checkpoints() if path]
+        lines += self.notes
+        lines += [f"plugin {name} failed: {error}" for name, errors in self.plugin_errors.items() for error in errors]
+        return "\n".join(lines)
+
+    def _checkpoints(self) -> list[tuple[str, Path | None]]:
+        return [("best", self.best_checkpoint), ("last", self.last_checkpoint)]

@@ -1,0 +1,63 @@
+"""Random generators: seed, capture and restore them all, as plain types and tensors."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def seed_all(seed: int) -> None:
+    """Seed python, NumPy's legacy generator, torch on the CPU and on every CUDA device."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # third-party code draws from it
+    torch.manual_seed(seed)
+
+
+def capture() -> dict[str, Any]:
+    """Return the state of every global generator."""
+    version, internal, gauss = random.getstate()
+    return {
+        "python": [version, list(internal), gauss],
+        "numpy": _plain(np.random.get_state(legacy=False)),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def restore(state: Mapping[str, Any]) -> None:
+    """Set every global generator; CUDA states are for the devices that there are."""
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    np.random.set_state(_from_plain(state["numpy"]))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
+
+
+def generator_state(generator: np.random.Generator) -> dict[str, Any]:
+    """Return the state of a NumPy generator as plain types."""
+    return dict(_plain(generator.bit_generator.state))
+
+
+def set_generator_state(generator: np.random.Generator, state: Mapping[str, Any]) -> None:
+    """Set a NumPy generator to a captured state."""
+    generator.bit_generator.state = _from_plain(state)
+
+
+def _plain(value: Any) -> Any:
+    """Return nested NumPy states as dicts, lists and numbers."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return {"dtype": value.dtype.name, "values": value.tolist()}
+    return value
+
+
+def _from_plain(value: Any) -> Any:
+    if isinstance(value, Mapping) and value.keys() == {"dtype", "values"}:
+        return np.array(value["values"], dtype=value["dtype"])
+    return {key: _from_plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value

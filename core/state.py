@@ -1,0 +1,98 @@
+"""The consistent cut: everything that a resumed run needs, as plain types and tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from .run import TrainRun
+
+SCHEMA = 1
+REQUIRED = ("schema", "run_name", "progress", "modules", "optimizer", "plugins", "metrics")
+PLAIN = (bool, int, float, str, bytes, type(None), Tensor)
+
+
+def capture(run: TrainRun) -> dict[str, Any]:
+    """Return the cut. Tensors are the live ones: store them before the next step.
+
+    Raises:
+        TypeError: some state is neither a plain type nor a tensor, and so could not be read back safely.
+    """
+    stateful = {"task": run.task} if not isinstance(run.task, nn.Module) else {}
+    cut = {
+        "schema": SCHEMA,
+        "library": {"torch": str(torch.__version__)},
+        "run_name": run.name,
+        "progress": run.progress.state_dict(),
+        "modules": {name: dict(module.state_dict()) for name, module in run.modules.items()},
+        "optimizer": run.optimizer.state_dict(),
+        "scheduler": None if run.scheduler is None else run.scheduler.state_dict(),
+        "task": {name: each.state_dict() for name, each in stateful.items() if hasattr(each, "state_dict")},
+        "metrics": dict(run.metrics),
+        "plugins": run.plugins.state_dict(),
+    }
+    check_plain(cut, "state")
+    return cut
+
+
+def apply(run: TrainRun, saved: Mapping[str, Any]) -> None:
+    """Continue a run from a cut.
+
+    Raises:
+        ValueError: the cut is of a newer schema, incomplete, or of other modules.
+    """
+    check_schema(saved)
+    if saved["modules"].keys() != run.modules.keys():
+        raise ValueError(
+            f"The checkpoint holds the modules {sorted(saved['modules'])}, the task has {sorted(run.modules)}: "
+            f"resume with the task that wrote it."
+        )
+    for name, module in run.modules.items():
+        module.load_state_dict(saved["modules"][name])
+    run.optimizer.load_state_dict(saved["optimizer"])
+    if run.scheduler is not None and saved.get("scheduler") is not None:
+        run.scheduler.load_state_dict(saved["scheduler"])
+    if "task" in saved.get("task", {}):
+        run.task.load_state_dict(saved["task"]["task"])
+    run.progress.load_state_dict(saved["progress"])
+    run.metrics.update(saved["metrics"])
+    report = run.plugins.load_state_dict(saved["plugins"])
+    place = run.progress
+    run.note(
+        f"resumed at epoch {place.epoch}, batch {place.batch}, step {place.steps} from {run.resumed_from or 'a state'}"
+    )
+    if report.missing:
+        run.note(f"plugins that start fresh, the checkpoint has no state of them: {', '.join(report.missing)}")
+    if report.unknown:
+        run.note(f"states in the checkpoint that no plugin claims, left out: {', '.join(report.unknown)}")
+
+
+def check_schema(saved: Mapping[str, Any]) -> None:
+    """Raise ValueError unless a loaded object is a cut that this version reads."""
+    lacking = [key for key in REQUIRED if key not in saved] if isinstance(saved, Mapping) else list(REQUIRED)
+    if lacking:
+        raise ValueError(f"This is no checkpoint of heliograph: it lacks {', '.join(lacking)}.")
+    if saved["schema"] > SCHEMA:
+        raise ValueError(
+            f"The checkpoint has schema {saved['schema']}, this version reads up to {SCHEMA}: update heliograph."
+        )
+
+
+def check_plain(value: Any, place: str) -> None:
+    """Raise TypeError where a state holds what a safe load would refuse."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            check_plain(key, f"a key of {place}")
+            check_plain(item, f"{place}[{key!r}]")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            check_plain(item, f"{place}[{index}]")
+    elif not isinstance(value, PLAIN) or type(value).__module__ == "numpy":
+        raise TypeError(
+            f"{place} is a {type(value).__module__}.{type(value).__name__}: a checkpoint holds plain types and tensors "
+            f"only, so that it loads safely. Convert it in state_dict()."
+        )

@@ -1,0 +1,121 @@
+"""Tasks: the user's model code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..events import Run
+from .batches import batch_size
+
+Metric = Callable[[Any, Any], Tensor | float]
+Evaluation = Tensor | Mapping[str, Tensor | float] | None
+
+
+class Task:
+    """Base of tasks: write `training_step`, and `validation_step` where you validate.
+
+    Every `nn.Module` among the attributes is moved, switched between train and eval mode, and saved. A task may itself
+    be an `nn.Module` instead of a subclass of this: what counts are the method names.
+    """
+
+    def training_step(self, run: Run, batch: Any) -> Tensor:
+        """Return the loss of a batch, a scalar tensor, averaged over its samples."""
+        raise TypeError(f"{type(self).__name__} needs a method training_step(run, batch) that returns the loss.")
+
+    def validation_step(self, run: Run, batch: Any) -> Evaluation:
+        """Return the loss of a batch, or values by name; they are averaged, weighted by samples."""
+        raise TypeError(f"{type(self).__name__} needs a method validation_step(run, batch) to be validated.")
+
+    def test_step(self, run: Run, batch: Any) -> Evaluation:
+        """Do as in validation, unless overridden."""
+        return self.validation_step(run, batch)
+
+
+class Supervised(Task):
+    """One model, one loss, batches of (inputs, targets).
+
+    Args:
+        model: called with the inputs.
+        loss_fn: called with (outputs, targets); returns the mean loss of the batch, a scalar tensor.
+        metrics: functions of (outputs, targets) by name, each a mean over the batch, such as
+            `{"accuracy": heliograph.accuracy}`. Weighted by samples over batches, read only when they are logged.
+
+    Raises:
+        TypeError: the model is no `nn.Module`, or a metric is not callable.
+        ValueError: a metric is called `loss`.
+    """
+
+    def __init__(
+        self, model: nn.Module, loss_fn: Callable[[Any, Any], Tensor], *, metrics: Mapping[str, Metric] | None = None
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"Supervised(model, loss_fn) takes an nn.Module as its model, got {type(model).__name__}.")
+        self.metrics = dict(metrics or {})
+        for name, metric in self.metrics.items():
+            if not callable(metric):
+                raise TypeError(f"Metric {name!r} must be a function of (outputs, targets), got {metric!r}.")
+        if "loss" in self.metrics:
+            raise ValueError("A metric cannot be called 'loss': that is the loss itself.")
+        self.model = model
+        self.loss_fn = loss_fn
+
+    def training_step(self, run: Run, batch: Any) -> Tensor:
+        """Return the loss; the outputs are at hand as `run.outputs` until the batch ends."""
+        inputs, targets = batch
+        run.outputs = outputs = self.model(inputs)
+        if self.metrics and run.tracks:
+            weight = batch_size(batch)
+            for name, metric in self.metrics.items():
+                run.track(name, metric(outputs.detach(), targets), weight)
+        return self.loss_fn(outputs, targets)
+
+    def validation_step(self, run: Run, batch: Any) -> Evaluation:
+        """Return the loss and the metrics."""
+        inputs, targets = batch
+        run.outputs = outputs = self.model(inputs)
+        values = {name: metric(outputs, targets) for name, metric in self.metrics.items()}
+        return {"loss": self.loss_fn(outputs, targets), **values}
+
+
+def modules_of(task: Any) -> dict[str, nn.Module]:
+    """Return the modules of a task by attribute name; the task itself where it is one."""
+    if isinstance(task, nn.Module):
+        return {"task": task}
+    return {name: value for name, value in vars(task).items() if isinstance(value, nn.Module)}
+
+
+def check_task(task: Any, *steps: str) -> None:
+    """Raise TypeError unless a task has the steps that a run will call."""
+    for step in steps:
+        if not callable(getattr(task, step, None)):
+            raise TypeError(
+                f"{type(task).__name__} is no task for this: it has no {step}(run, batch). Wrap a plain model in "
+                f"Supervised(model, loss_fn), or subclass Task."
+            )
+
+
+def check_loss(loss: Any) -> None:
+    """Raise unless a loss is a scalar tensor."""
+    if not isinstance(loss, Tensor):
+        raise TypeError(f"The loss must be a scalar tensor, got {type(loss).__name__}: return the tensor, not .item().")
+    if loss.ndim:
+        raise ValueError(
+            f"The loss must be a scalar tensor, got shape {list(loss.shape)}: average it, as in loss.mean()."
+        )
+
+
+@contextmanager
+def eval_mode(modules: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Switch modules to eval mode, and every submodule back to the mode that it had."""
+    modes = [(module, module.training) for root in modules.values() for module in root.modules()]
+    for root in modules.values():
+        root.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training

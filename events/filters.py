@@ -1,0 +1,135 @@
+"""Filters for any event, on any counter: `bus.on(StepEnd, f, when=Every(steps=10))`, `@on(StepEnd, when=Once())`.
+
+All are evaluated on absolute counters, from where the run began: a resumed run neither drifts nor fires twice. One that
+could not be asked in time (its plugin was off) catches up once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from math import inf
+from operator import attrgetter
+
+from .progress import Progress
+from .run import Run
+from .suggest import known_names
+
+COUNTERS = {
+    "batches": "batches",
+    "epochs": "epoch",
+    "samples": "samples",
+    "seconds": "seconds",
+    "skipped_steps": "skipped_steps",
+    "steps": "steps",
+    "validations": "validations",
+}
+
+
+class Filter(ABC):
+    """Lets an event through where one counter has reached or passed the next due value."""
+
+    def __init__(self, counters: dict[str, float | Sequence[float]]) -> None:
+        if len(counters) != 1:
+            given = ", ".join(counters) or "none"
+            raise ValueError(f"{type(self).__name__} takes exactly one counter, got {given}: Every(steps=100), say.")
+        self.unit, given_value = next(iter(counters.items()))
+        if self.unit not in COUNTERS and self.unit != "emissions":
+            raise ValueError(f"Unknown counter {self.unit!r}.{known_names(self.unit, [*COUNTERS, 'emissions'])}")
+        values = given_value if isinstance(given_value, Sequence) else [given_value]
+        for value in values:
+            whole = isinstance(value, int) or self.unit == "seconds"
+            if isinstance(value, bool) or not isinstance(value, int | float) or not whole or not 0 < value < inf:
+                kind = "a positive number" if self.unit == "seconds" else "a positive whole number"
+                raise ValueError(f"{type(self).__name__}({self.unit}=...) takes {kind}, got {value!r}.")
+        self.values = sorted(values)
+        self._origin: Progress | None = None
+        self._due: float = inf
+        self._emissions = 0
+        self._count: Callable[[Progress], float]
+        if self.unit == "emissions":
+            self._count = self._next_emission
+        else:
+            self._count = attrgetter(COUNTERS[self.unit])
+
+    def __call__(self, run: Run) -> bool:
+        """Return whether the event passes."""
+        if run.origin is not self._origin:
+            self._begin(run.origin)
+        count = self._count(run.progress)
+        if count < self._due:
+            return False
+        self._due = self.due_after(count)
+        return True
+
+    @abstractmethod
+    def due_after(self, count: float) -> float:
+        """Return the next due value above `count`."""
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__.lower()} {', '.join(map(str, self.values))} {self.unit}"
+
+    def _begin(self, origin: Progress) -> None:
+        self._origin = origin
+        self._emissions = 0
+        self._due = self.due_after(0 if self.unit == "emissions" else self._count(origin))
+
+    def _next_emission(self, progress: Progress) -> float:
+        self._emissions += 1
+        return self._emissions
+
+
+class Every(Filter):
+    """Every n of one counter: `Every(steps=100)`, `Every(seconds=60)`, `Every(emissions=3)`."""
+
+    def __init__(self, **counter: float) -> None:
+        super().__init__(dict(counter))
+        if len(self.values) != 1:
+            raise ValueError(f"Every({self.unit}=...) takes one number, got {self.values}; At takes several.")
+
+    def due_after(self, count: float) -> float:
+        """Return the next multiple."""
+        return (count // self.values[0] + 1) * self.values[0]
+
+
+class At(Filter):
+    """Once at each of the given counts: `At(steps=100)`, `At(epochs=[1, 5])`."""
+
+    def __init__(self, **counter: float | Sequence[float]) -> None:
+        super().__init__(counter)
+
+    def due_after(self, count: float) -> float:
+        """Return the next of the counts."""
+        index = bisect_right(self.values, count)
+        return self.values[index] if index < len(self.values) else inf
+
+
+class Between(Filter):
+    """Always while the counter lies between two counts, both included: `Between(epochs=(2, 5))`."""
+
+    def __init__(self, **counter: tuple[float, float]) -> None:
+        super().__init__(dict(counter))
+        if len(self.values) != 2:
+            raise ValueError(f"Between({self.unit}=...) takes two numbers, got {self.values}.")
+
+    def __call__(self, run: Run) -> bool:
+        """Return whether the event passes."""
+        if run.origin is not self._origin:
+            self._begin(run.origin)
+        return self.values[0] <= self._count(run.progress) <= self.values[1]
+
+    def due_after(self, count: float) -> float:
+        """Return the lower end."""
+        return self.values[0]
+
+
+class Once(Filter):
+    """The first time in a run."""
+
+    def __init__(self) -> None:
+        super().__init__({"emissions": 1})
+
+    def due_after(self, count: float) -> float:
+        """Return 1, then nothing."""
+        return 1 if count == 0 else inf

@@ -1,0 +1,69 @@
+"""Where a run is, as plain data: stored, never re-derived."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from time import monotonic
+from typing import Self
+
+
+@dataclass(slots=True)
+class Progress:
+    """Counters of finished things; each is raised before the event that tells of it.
+
+    Attributes:
+        epoch: finished epochs, hence also the index of the current one.
+        batch: micro-batches consumed in the current epoch.
+        earlier_batches: micro-batches consumed in the finished epochs.
+        steps: optimizer steps that really happened.
+        skipped_steps: windows whose step was dropped, by a plugin or by the engine.
+        skipped_batches: micro-batches that were left out.
+        samples: samples trained on.
+        validations: finished validations.
+        evaluated: batches done in the running or last validation or test.
+        earlier_seconds: training time of the runs that this one resumes.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    earlier_batches: int = 0
+    steps: int = 0
+    skipped_steps: int = 0
+    skipped_batches: int = 0
+    samples: int = 0
+    validations: int = 0
+    evaluated: int = 0
+    earlier_seconds: float = 0.0
+    _since: float = field(default_factory=monotonic, repr=False, compare=False)
+
+    @property
+    def seconds(self) -> float:
+        """Training time so far, resumed runs included, in seconds."""
+        return self.earlier_seconds + monotonic() - self._since
+
+    @property
+    def batches(self) -> int:
+        """Micro-batches consumed in all."""
+        return self.earlier_batches + self.batch
+
+    def copy(self) -> Self:
+        """Return a snapshot whose clock goes on."""
+        return replace(self)
+
+    def state_dict(self) -> dict[str, int | float]:
+        """Return the counters, with the seconds until now."""
+        names = [each.name for each in fields(self) if not each.name.startswith("_")]
+        return {name: getattr(self, name) for name in names} | {"earlier_seconds": self.seconds}
+
+    def load_state_dict(self, state: dict[str, int | float]) -> None:
+        """Continue from saved counters.
+
+        Raises:
+            ValueError: a counter is missing, unknown or negative.
+        """
+        expected = self.state_dict().keys()
+        if state.keys() != expected or any(value < 0 for value in state.values()):
+            raise ValueError(f"Progress needs counters of at least 0 for {sorted(expected)}, got {state}.")
+        for name, value in state.items():
+            setattr(self, name, value)
+        self._since = monotonic()

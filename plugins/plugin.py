@@ -1,0 +1,55 @@
+"""The base class of plugins: a convenience, not a requirement."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
+
+Policy = Literal["critical", "observer"]
+
+
+class Plugin:
+    """An object whose `@on` methods are subscribed when it is registered.
+
+    Attributes:
+        name: unique among the trainer's plugins; the class name in snake case unless you set another.
+        policy: `critical`, an error fails the run; `observer`, it is logged, and counted up to `max_errors`.
+        max_errors: after how many errors an observer is switched off.
+        exclusive: capabilities that only one plugin at a time may claim.
+        asks: what the plugin asks the loop for: `stop`, `validation`, `save`, `log`.
+        needs: what some plugin must ask for, or this one would wait for ever.
+    """
+
+    name: str = "plugin"
+    policy: Policy = "critical"
+    max_errors: int = 3
+    exclusive: ClassVar[tuple[str, ...]] = ()
+    asks: ClassVar[tuple[str, ...]] = ()
+    needs: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "name" not in cls.__dict__:
+            cls.name = snake_case(cls.__name__)
+
+    def named(self, name: str) -> Self:
+        """Give this object a name of its own, so that two of a class can be registered."""
+        self.name = name
+        return self
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs, as plain types and tensors. Saved under the plugin's name."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state; called after every `TrainStart` handler."""
+
+    def close(self) -> None:
+        """Let go of files, bars and the like. Called after `RunClosed`, when disabled and when unregistered; also twice."""
+
+
+def snake_case(name: str) -> str:
+    """Return a class name as a plugin name: `EarlyStopping` is `early_stopping`, `NaNGuard` is `nan_guard`."""
+    name = name.replace("NaN", "Nan")
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
