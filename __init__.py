@@ -28,6 +28,11 @@ if _TYPE_CHECKING:
     from .builtin_callbacks.tensorboard import TensorBoard as TensorBoard
     from .core.engine import DeviceEngine as DeviceEngine
     from .core.errors import TrainingError as TrainingError
+    from .core.filters import At as At
+    from .core.filters import Between as Between
+    from .core.filters import Every as Every
+    from .core.filters import Filter as Filter
+    from .core.filters import Once as Once
     from .core.metrics import accuracy as accuracy
     from .core.result import RunResult as RunResult
     from .core.run import TrainRun as TrainRun
@@ -58,6 +63,7 @@ _HOMES = {
     "builtin_callbacks.tensorboard": "TensorBoard",
     "core.engine": "DeviceEngine",
     "core.errors": "TrainingError",
+    "core.filters": "At Between Every Filter Once",
     "core.metrics": "accuracy",
     "core.result": "RunResult",
     "core.run": "TrainRun",
@@ -73,7 +79,7 @@ def __getattr__(name: str) -> _Any:
     home = _HOME_OF.get(name, "events")
     value = getattr(_importlib.import_module(f".{home}", __name__), name, None)
     if value is None or name.startswith("_"):
-        from .events.suggest import known_names
+        from .events.checks import known_names
 
         raise AttributeError(f"heliograph has no {name!r}.{known_names(name, __dir__())}")
     globals()[name] = value

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from ..core import storage
 from ..core.monitor import Monitor
 from ..events import CheckpointLoaded, CheckpointSaved, Lane, Run, SavePoint, TrainStart
-from ..events.suggest import known_names
+from ..events.checks import known_names
 from ..plugins import Plugin, on
 
 Metadata = str | Callable[[Run], str]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
-from ..events import BatchEnd, EpochEnd, Filter, Run, TrainEnd, TrainStart
+from ..core.filters import Filter
+from ..events import BatchEnd, EpochEnd, Run, TrainEnd, TrainStart
 from ..plugins import Plugin, on
 
 

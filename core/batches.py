@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from .context import RunContext
 
 T = TypeVar("T")
 
@@ -52,9 +56,44 @@ def set_epoch(loader: Any, epoch: int) -> None:
             tell(epoch)
 
 
-def skip(batches: Iterator[T], number: int) -> None:
-    """Read and drop the batches that a resumed epoch has consumed already."""
-    next(islice(batches, number, number), None)
+def rest_of_epoch(run: RunContext) -> Iterator[Any]:
+    """Return the batches of the epoch that are not consumed yet; a resumed epoch is read up to there again."""
+    done = run.progress.batch
+    assert run.train_loader is not None
+    set_epoch(run.train_loader, run.progress.epoch)
+    batches = iter(run.train_loader)
+    if done:
+        next(islice(batches, done, done), None)
+        run.note(f"read {done} batches of epoch {run.progress.epoch} again to reach the position of the checkpoint")
+    while run.actions:
+        run.actions.pop(0)()
+    return batches if run.batches_per_epoch is not None else _telling_the_last(run, batches)
+
+
+def check_exhausted(run: RunContext) -> None:
+    """Raise or warn where the loader ended before it had begun, or before it said it would."""
+    batch, expected = run.progress.batch, run.batches_per_epoch
+    if batch == 0:
+        raise ValueError(
+            f"The train loader yielded no batch in epoch {run.progress.epoch}. A generator can be read only once: "
+            f"give a list, a DataLoader, or an object whose __iter__ begins anew."
+        )
+    if expected is not None and batch < expected:
+        text = f"The train loader ended after {batch} batches, but its length says {expected}."
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def refuse_unstepped() -> None:
+    """Raise RuntimeError: a loop of one's own passed over a batch."""
+    raise RuntimeError(
+        "run.step(loss) was not called for this batch. A batch is left out with control.skip_batch(reason) from a "
+        "handler of BatchStart."
+    )
+
+
+def _telling_the_last(run: RunContext, batches: Iterable[Any]) -> Iterator[Any]:
+    for batch, run.last_seen in with_last(batches):
+        yield batch
 
 
 def with_last(batches: Iterable[T]) -> Iterator[tuple[T, bool]]:

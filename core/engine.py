@@ -5,12 +5,46 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from operator import methodcaller
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from ..events import Control
+from ..events import Control, Engine
+
+
+class LoopEngine(Engine, Protocol):
+    """The whole contract: what the loop asks of an engine, beside what plugins see."""
+
+    def place(self, modules: Iterable[nn.Module]) -> None:
+        """Move modules to the device."""
+
+    def feed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Return the batches, moved to the device."""
+
+    def bind(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a forward function as this engine runs it (under autocast, say)."""
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context of a forward pass, for loops of one's own."""
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        """Return the context of a micro-batch whose gradients are not yet exchanged."""
+
+    def backward(self, loss: Tensor, /) -> None:
+        """Add the gradients of a loss."""
+
+    def backward_scaled(self, loss: Tensor, scale: float) -> None:
+        """Add the gradients of `scale * loss`."""
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make the gradients true ones before handlers of `GradientsReady` see them."""
+
+    def step(self, optimizer: torch.optim.Optimizer, /) -> object:
+        """Step the optimizer; return False where the engine had to skip it, anything else where it did not."""
+
+    def settle(self, control: Control) -> None:
+        """Make the standing requests the same on all ranks."""
 
 
 class DeviceEngine:
@@ -43,10 +77,10 @@ class DeviceEngine:
         for module in modules:
             module.to(self.device)
 
-    def feed(self, batches: Iterable[Any]) -> Iterator[Any]:
+    def feed(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the batches, moved to the device."""
         if self.device.type == "cpu":
-            return iter(batches)
+            return batches
         return (move(batch, self.device) for batch in batches)
 
     def bind(self, forward: Callable[..., Any]) -> Callable[..., Any]:

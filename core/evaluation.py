@@ -36,7 +36,7 @@ class Evaluation:
         """Yield the batches of a set, on the device."""
         before = self._run.progress.evaluated
         self._run.means = self._means[dataset]
-        yield from self._run.engine.feed(loader)
+        yield from self._run.engine.feed(iter(loader))
         if self._run.progress.evaluated == before:
             name = f"{self._phase} set {dataset!r}" if dataset else f"{self._phase} loader"
             raise ValueError(

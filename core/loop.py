@@ -14,49 +14,20 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ..events import (
-    BatchEnd,
-    BatchStart,
-    CheckpointLoaded,
-    EpochEnd,
-    EpochStart,
-    Event,
-    GradientsReady,
-    Log,
-    RunClosed,
-    RunFailed,
-    SavePoint,
-    ShouldStop,
-    StepEnd,
-    TestBatchEnd,
-    TestBatchStart,
-    TestEnd,
-    TestStart,
-    TrainEnd,
-    TrainStart,
-    ValidationBatchEnd,
-    ValidationBatchStart,
-    ValidationEnd,
-    ValidationStart,
-)
+from ..events import catalogue as ev
+from .batches import check_exhausted, refuse_unstepped
+from .context import CLOSED, OPEN, STEPPED
 from .task import check_loss
 
 if TYPE_CHECKING:
-    from ..events.catalogue import Phase
     from .run import TrainRun
 
-CLOSED, OPEN, STEPPED = 0, 1, 2
-BATCH_START, GRADIENTS_READY, STEP_END = BatchStart(), GradientsReady(), StepEnd()
-BATCH_END, SHOULD_STOP = BatchEnd(), ShouldStop()
-EVALUATIONS: dict[Phase, tuple[Any, Any, Any, Any]] = {
-    "validation": (ValidationStart, ValidationBatchStart, ValidationBatchEnd, ValidationEnd),
-    "test": (TestStart, TestBatchStart, TestBatchEnd, TestEnd),
+BATCH_START, GRADIENTS_READY, STEP_END = ev.BatchStart(), ev.GradientsReady(), ev.StepEnd()
+BATCH_END, SHOULD_STOP = ev.BatchEnd(), ev.ShouldStop()
+EVALUATIONS: dict[ev.Phase, tuple[Any, Any, Any, Any]] = {
+    "validation": (ev.ValidationStart, ev.ValidationBatchStart, ev.ValidationBatchEnd, ev.ValidationEnd),
+    "test": (ev.TestStart, ev.TestBatchStart, ev.TestBatchEnd, ev.TestEnd),
 }
-
-
-def emit(run: TrainRun, event: Event) -> None:
-    """Emit an event that is not hot."""
-    run.bus.signal(type(event)).emit(run, event)
 
 
 def fit(run: TrainRun) -> None:
@@ -69,13 +40,13 @@ def fit(run: TrainRun) -> None:
 def epochs(run: TrainRun) -> Iterator[int]:
     """Yield the index of each epoch, amid the events of the run and of the epochs."""
     control = run.control
-    emit(run, TrainStart())
+    run.emit(ev.TrainStart())
     if run.restore():
-        emit(run, CheckpointLoaded(run.resumed_from))
+        run.emit(ev.CheckpointLoaded(run.resumed_from))
     if control.pending:
         boundary(run)
     while not control.stopped and not run.is_complete:
-        emit(run, EpochStart(run.progress.epoch))
+        run.emit(ev.EpochStart(run.progress.epoch))
         if control.pending:
             boundary(run)
         if not control.leaving:
@@ -111,7 +82,7 @@ def batches(run: TrainRun) -> Iterator[Any]:
         if control.leaving or progress.steps >= run.last_step:
             break
     else:
-        run.check_exhausted()
+        check_exhausted(run)
         run.exhausted = True
     run.exhausted = run.exhausted or run.is_last_batch
 
@@ -152,7 +123,7 @@ def offer_gradients(run: TrainRun) -> None:
     """Let handlers see, clip or drop the gradients of a complete window."""
     run.window = run.window or 1
     run.engine.unscale(run.optimizer)
-    run.control.stage = "gradients_ready"
+    run.control.stage = "GradientsReady"
     run.hot.gradients_ready.emit(run, GRADIENTS_READY)
     run.control.stage = ""
 
@@ -160,7 +131,7 @@ def offer_gradients(run: TrainRun) -> None:
 def open_batch(run: TrainRun) -> None:
     """Ask what is to become of the batch in hand."""
     control = run.control
-    control.stage = "batch_start"
+    control.stage = "BatchStart"
     run.hot.batch_start.emit(run, BATCH_START)
     control.stage = ""
     if control.holds_step and not run.is_last_batch:
@@ -176,7 +147,7 @@ def settle_batch(run: TrainRun) -> None:
         if run.window and (not control.holds_step or run.is_last_batch):
             optimizer_step(run)
     elif run.stage is OPEN:
-        run.refuse_unstepped()
+        refuse_unstepped()
 
 
 def boundary(run: TrainRun) -> None:
@@ -186,42 +157,42 @@ def boundary(run: TrainRun) -> None:
         run.engine.settle(control)
         serve(run)
     if should_stop.chain:
-        control.stage = "should_stop"
+        control.stage = "ShouldStop"
         should_stop.emit(run, SHOULD_STOP)
         control.stage = ""
     control.decide()
 
 
 def serve(run: TrainRun) -> None:
-    """Log, validate and save, in this order, each where it is asked for."""
-    if run.control.take("request_log"):
+    """ev.Log, validate and save, in this order, each where it is asked for."""
+    if run.control.take("log"):
         log(run)
-    if run.control.take("request_validation"):
+    if run.control.take("validation"):
         evaluate(run, "validation")
         run.progress.validations += 1
-    if run.control.take("request_save"):
-        emit(run, SavePoint())
+    if run.control.take("save"):
+        run.emit(ev.SavePoint())
 
 
 def log(run: TrainRun) -> None:
     """Read the means since the last log and tell them."""
-    event = Log(run.read_means())
-    emit(run, event)
+    event = ev.Log(run.means.read(run.phase))
+    run.emit(event)
     run.metrics.update(event.metrics)
 
 
-def evaluate(run: TrainRun, phase: Phase) -> None:
+def evaluate(run: TrainRun, phase: ev.Phase) -> None:
     """Run every validation or test set in eval mode, without gradients, and tell the means."""
     start, batch_start, batch_end, end = EVALUATIONS[phase]
     with run.evaluating(phase) as evaluation:
-        emit(run, start())
+        run.emit(start())
         for dataset, loader in evaluation.loaders.items():
             for run.batch in evaluation.feed(dataset, loader):
-                emit(run, batch_start(dataset))
+                run.emit(batch_start(dataset))
                 evaluation.step(run.batch)
-                emit(run, batch_end(dataset))
+                run.emit(batch_end(dataset))
         event = end(evaluation.metrics())
-        emit(run, event)
+        run.emit(event)
         run.metrics.update(event.metrics)
 
 
@@ -238,23 +209,23 @@ def close_epoch(run: TrainRun) -> None:
     run.exhausted = False
     progress.earlier_batches += progress.batch
     progress.epoch, progress.batch = progress.epoch + 1, 0
-    emit(run, EpochEnd(progress.epoch - 1))
+    run.emit(ev.EpochEnd(progress.epoch - 1))
     boundary(run)
 
 
 def finish(run: TrainRun) -> None:
     """Tell that the training is over, and serve what that brings up."""
     run.finished = True
-    emit(run, TrainEnd())
+    run.emit(ev.TrainEnd())
     serve(run)
 
 
 def end(run: TrainRun, error: BaseException | None) -> list[tuple[str, str, BaseException]]:
     """Tell of a failure, then close; every handler runs. Return (plugin, event, error) of those that failed."""
     errors: list[tuple[str, str, BaseException]] = []
-    closing: list[Event] = [RunClosed(run.status)]
+    closing: list[ev.Event] = [ev.RunClosed(run.status)]
     if error is not None:
-        closing.insert(0, RunFailed(error, run.phase, *run.blame(error)))
+        closing.insert(0, ev.RunFailed(error, run.phase, *run.blame(error)))
     for event in closing:
         failed = run.bus.signal(type(event)).emit_each(run, event)
         errors += [(owner, event.name, secondary) for owner, secondary in failed]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from ..events import Run
-from ..events.suggest import known_names
+from ..events.checks import known_names
 
 
 class Monitor:

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from .run import TrainRun
+    from .context import RunContext
 
 SCHEMA = 1
 REQUIRED = ("schema", "run_name", "progress", "modules", "optimizer", "plugins", "metrics")
 PLAIN = (bool, int, float, str, bytes, type(None), Tensor)
 
 
-def capture(run: TrainRun) -> dict[str, Any]:
+def capture(run: RunContext) -> dict[str, Any]:
     """Return the cut. Tensors are the live ones: store them before the next step.
 
     Raises:
@@ -39,7 +39,7 @@ def capture(run: TrainRun) -> dict[str, Any]:
     return cut
 
 
-def apply(run: TrainRun, saved: Mapping[str, Any]) -> None:
+def apply(run: RunContext, saved: Mapping[str, Any]) -> None:
     """Continue a run from a cut.
 
     Raises:
@@ -60,15 +60,15 @@ def apply(run: TrainRun, saved: Mapping[str, Any]) -> None:
         run.task.load_state_dict(saved["task"]["task"])
     run.progress.load_state_dict(saved["progress"])
     run.metrics.update(saved["metrics"])
-    report = run.plugins.load_state_dict(saved["plugins"])
+    missing, unknown = run.plugins.load_state_dict(saved["plugins"])
     place = run.progress
     run.note(
         f"resumed at epoch {place.epoch}, batch {place.batch}, step {place.steps} from {run.resumed_from or 'a state'}"
     )
-    if report.missing:
-        run.note(f"plugins that start fresh, the checkpoint has no state of them: {', '.join(report.missing)}")
-    if report.unknown:
-        run.note(f"states in the checkpoint that no plugin claims, left out: {', '.join(report.unknown)}")
+    if missing:
+        run.note(f"plugins that start fresh, the checkpoint has no state of them: {', '.join(missing)}")
+    if unknown:
+        run.note(f"states in the checkpoint that no plugin claims, left out: {', '.join(unknown)}")
 
 
 def check_schema(saved: Mapping[str, Any]) -> None:

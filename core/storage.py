@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..events.suggest import known_names
+from ..events.checks import known_names
 from .state import check_schema
 from .task import modules_of
 

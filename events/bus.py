@@ -7,9 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from itertools import count
 from threading import RLock
-from time import perf_counter
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
@@ -18,22 +16,14 @@ from blinker._utilities import make_id
 from blinker.base import ANY_ID
 
 from .catalogue import CATALOGUE, Event
-from .checks import check_event, check_receiver, describe, refuse_coroutine
+from .checks import check_event, check_receiver, describe
 from .run import Run
 
 E = TypeVar("E", bound=Event)
 Receiver = Callable[..., Any]
 When = Callable[[Run], bool]
-
-
-class Lane(IntEnum):
-    """The order in which the handlers of one event run."""
-
-    TRANSFORM = 0
-    MEASURE = 1
-    DECIDE = 2
-    PERSIST = 3
-    REPORT = 4
+Lane = IntEnum("Lane", ["TRANSFORM", "MEASURE", "DECIDE", "PERSIST", "REPORT"])
+Lane.__doc__ = "The order in which the handlers of one event run."
 
 
 @dataclass(slots=True)
@@ -42,8 +32,7 @@ class Seat:
 
     order: tuple[int, ...]
     owner: str
-    arrival: int
-    when: When | None = None
+    when: When | None
     paused: bool = False
 
 
@@ -57,10 +46,9 @@ class OrderedSignal(Signal, Generic[E]):
         super().__init__(event.__doc__)
         self.event = event
         self.chain: tuple[Receiver, ...] = ()
+        self.seats: dict[Any, Seat] = {}
         self._bus = bus
-        self._seats: dict[Any, Seat] = {}
         self._owners: dict[Receiver, str] = {}
-        self._arrivals = count()
         self._lock = RLock()  # weak receivers may die in any thread
 
     def connect(  # type: ignore[override]  # blinker's signature, with keywords behind it
@@ -69,32 +57,24 @@ class OrderedSignal(Signal, Generic[E]):
         sender: Any = ANY,
         weak: bool = True,
         *,
-        order: tuple[int, ...] = (len(Lane),),
+        order: tuple[int, ...] = (len(Lane) + 1,),
         owner: str | None = None,
         when: When | None = None,
     ) -> Receiver:
         """Connect as blinker does; `order` places the receiver, the default is behind all lanes."""
-        refuse_coroutine(receiver)
+        check_receiver(receiver, self.event)
         with self._lock:
-            key = make_id(receiver)
-            if key not in self._seats:
-                self._seats[key] = Seat(order, owner or describe(receiver), next(self._arrivals), when)
+            self.seats.setdefault(make_id(receiver), Seat(order, owner or describe(receiver), when))
             try:
                 return super().connect(receiver, sender, weak)
             finally:
                 self.rebuild()
 
-    def pause(self, receiver: Receiver, paused: bool = True) -> None:
-        """Silence a receiver, or let it speak again, without losing its place."""
+    def change(self, receiver: Receiver, **seat: Any) -> None:
+        """Pause a connected receiver (`paused=True`), let it speak again, or move it (`order=...`)."""
         with self._lock:
-            if (seat := self._seats.get(make_id(receiver))) is not None:
-                seat.paused = paused
-                self.rebuild()
-
-    def place(self, receiver: Receiver, order: tuple[int, ...]) -> None:
-        """Move a connected receiver to another place."""
-        with self._lock:
-            self._seats[make_id(receiver)].order = order
+            for name, value in seat.items() if make_id(receiver) in self.seats else ():
+                setattr(self.seats[make_id(receiver)], name, value)
             self.rebuild()
 
     def emit(self, run: Run, event: E) -> None:
@@ -111,86 +91,61 @@ class OrderedSignal(Signal, Generic[E]):
                 if not self._bus.forgive(self.owner_of(receiver), run, event, error):
                     raise
 
-    def emit_each(self, run: Run, event: E) -> list[tuple[str, BaseException]]:
+    def emit_each(self, run: Run, event: E) -> list[tuple[str, Exception]]:
         """Call every receiver even if some fail; return the errors with their owners."""
-        errors: list[tuple[str, BaseException]] = []
+        errors: list[tuple[str, Exception]] = []
         for receiver in () if self.is_muted else self.chain:
             try:
                 receiver(run, event=event)
-            except BaseException as error:  # noqa: BLE001  # handed to the caller, which attaches or raises it
-                owner = self.owner_of(receiver)
-                if not isinstance(error, Exception) or not self._bus.forgive(owner, run, event, error):
-                    errors.append((owner, error))
+            except Exception as error:  # noqa: BLE001  # handed to the caller, which attaches or raises it
+                if not self._bus.forgive(self.owner_of(receiver), run, event, error):
+                    errors.append((self.owner_of(receiver), error))
         return errors
 
     def owner_of(self, receiver: Receiver) -> str:
         """Return the name of the plugin, or of the function, that a link of the chain belongs to."""
         return self._owners.get(receiver) or describe(receiver)
 
-    def listeners(self) -> Iterator[tuple[str, tuple[int, ...], bool]]:
-        """Yield (owner, order, paused) of every receiver, in the order in which they run."""
-        for key in self._sorted():
-            seat = self._seats[key]
-            yield seat.owner, seat.order, seat.paused
-
     def receivers_for(self, sender: Any) -> Iterator[Receiver]:  # type: ignore[override]  # any iterator does
         """Yield the receivers in order, so that blinker's own `send` keeps it too."""
-        called = set(super().receivers_for(sender))
-        for key in self._sorted():
-            receiver = self._strong(key)
-            if receiver in called and not self._seats[key].paused:
-                yield receiver
+        called = {make_id(receiver): receiver for receiver in super().receivers_for(sender)}
+        return iter([called[key] for key in self._sorted() if key in called and not self.seats[key].paused])
 
     def rebuild(self) -> None:
         """Prepare the tuple that `emit` walks."""
-        links: list[Receiver] = []
-        owners: dict[Receiver, str] = {}
-        for key in self._sorted():
-            seat = self._seats[key]
-            if not seat.paused:
-                link = self._bus.timed(self._link(key, seat), seat.owner)
-                owners[link] = seat.owner
-                links.append(link)
-        self._owners, self.chain = owners, tuple(links)
+        links = {self._link(key, seat): seat.owner for key in self._sorted() if not (seat := self.seats[key]).paused}
+        self._owners, self.chain = links, tuple(links)
 
     def _sorted(self) -> list[Any]:
-        return sorted(self._seats, key=lambda key: (self._seats[key].order, self._seats[key].arrival))
-
-    def _strong(self, key: Any) -> Receiver | None:
-        receiver = self.receivers.get(key)
-        return receiver() if isinstance(receiver, weakref.ref) else receiver
+        present = [key for key in self.seats if key in self.receivers]
+        return sorted(present, key=lambda key: self.seats[key].order)  # stable: equals stay in order of arrival
 
     def _link(self, key: Any, seat: Seat) -> Receiver:
         """Return the receiver itself, or a closure where it is weak, filtered or bound to a sender."""
-        held = self.receivers[key]
-        bound_to = frozenset(self._by_receiver[key])
-        any_sender = ANY_ID in bound_to
-        if not isinstance(held, weakref.ref) and any_sender and seat.when is None:
-            return held
-        when = seat.when
+        held, senders, when = self.receivers[key], frozenset(self._by_receiver[key]), seat.when
+        if not isinstance(held, weakref.ref) and ANY_ID in senders and when is None:
+            return self._bus.wrap(held, seat.owner)
 
         def link(run: Run, *, event: Event) -> None:
             receiver = held() if isinstance(held, weakref.ref) else held
-            if receiver is None or not (any_sender or make_id(run) in bound_to):
-                return
-            if when is None or when(run):
+            sent_here = ANY_ID in senders or make_id(run) in senders
+            if receiver is not None and sent_here and (when is None or when(run)):
                 receiver(run, event=event)
 
-        return link
+        return self._bus.wrap(link, seat.owner)
 
     def _disconnect(self, receiver_id: Any, sender_id: Any) -> None:
         with self._lock:
             super()._disconnect(receiver_id, sender_id)
             if not self._by_receiver.get(receiver_id):
-                self._by_receiver.pop(receiver_id, None)
-                self.receivers.pop(receiver_id, None)
-                self._seats.pop(receiver_id, None)
+                for table in (self._by_receiver, self.receivers, self.seats):
+                    table.pop(receiver_id, None)
             self.rebuild()
 
     def _clear_state(self) -> None:
         with self._lock:
             super()._clear_state()
-            self._seats.clear()
+            self.seats.clear()
             self.rebuild()
 
 
@@ -207,11 +162,11 @@ class Handle:
 
     def pause(self) -> None:
         """Stop hearing from the next event on."""
-        self.signal.pause(self.receiver)
+        self.signal.change(self.receiver, paused=True)
 
     def resume(self) -> None:
         """Hear again, in the same place."""
-        self.signal.pause(self.receiver, paused=False)
+        self.signal.change(self.receiver, paused=False)
 
     def __enter__(self) -> Self:
         return self
@@ -227,7 +182,7 @@ class Bus:
 
     def __init__(self) -> None:
         self._signals: dict[type[Event], OrderedSignal[Any]] = {}
-        self._seconds: dict[str, float] | None = None
+        self._wrapper: Callable[[Receiver, str], Receiver] | None = None
         self.forgiver: Callable[[str, Run, Event, Exception], bool] | None = None
         self.blamed: tuple[Exception, str, str] | None = None
 
@@ -235,7 +190,7 @@ class Bus:
         """Return the signal of an event type; any blinker code can connect to it, the sender is the run.
 
         Raises:
-            TypeError: `event` is not a subclass of `Event`, or lacks the frozen dataclass decorator.
+            TypeError: `event` is not a subclass of `Event`.
         """
         if (signal := self._signals.get(event)) is None:
             check_event(event)
@@ -244,8 +199,8 @@ class Bus:
 
     def signals(self) -> list[OrderedSignal[Any]]:
         """Return the signals in use: the catalogue's order first, then other events as they came."""
-        known = [self._signals[event] for event in CATALOGUE if event in self._signals]
-        return known + [signal for event, signal in self._signals.items() if event not in CATALOGUE]
+        events = [*CATALOGUE, *(event for event in self._signals if event not in CATALOGUE)]
+        return [self._signals[event] for event in events if event in self._signals]
 
     def on(self, event: type[E], receiver: Receiver, *, lane: Lane = Lane.DECIDE, when: When | None = None) -> Handle:
         """Subscribe a function `(run, event)`, behind the plugins of its lane.
@@ -257,13 +212,8 @@ class Bus:
             when: a filter such as `Every(steps=10)`; the receiver is called only where it returns true.
         """
         signal = self.signal(event)
-        check_receiver(receiver, event)
         signal.connect(receiver, weak=False, order=(lane, sys.maxsize), when=when)
         return Handle(signal, receiver)
-
-    def emit(self, run: Run, event: Event) -> None:
-        """Emit an event of your own, or one that the loop does not emit."""
-        self.signal(type(event)).emit(run, event)
 
     def forgive(self, owner: str, run: Run, event: Event, error: Exception) -> bool:
         """Note whose handler failed; return whether the dispatch goes on without it."""
@@ -273,34 +223,13 @@ class Bus:
             self.blamed = error, owner, event.name
         return False
 
-    def time_handlers(self) -> dict[str, float]:
-        """Begin to sum the seconds in each owner's handlers, at two clock readings a call; return the live sums."""
-        self._seconds = {}
-        self._rebuild()
-        return self._seconds
+    def wrap(self, receiver: Receiver, owner: str) -> Receiver:
+        """Return a link of a chain as `wrap_all` wants it."""
+        return receiver if self._wrapper is None else self._wrapper(receiver, owner)
 
-    def stop_timing(self) -> None:
-        """Take the clocks out again."""
-        self._seconds = None
-        self._rebuild()
-
-    def timed(self, receiver: Receiver, owner: str) -> Receiver:
-        """Return the receiver, wrapped in a clock while `time_handlers` is on."""
-        seconds = self._seconds
-        if seconds is None:
-            return receiver
-        seconds.setdefault(owner, 0.0)
-
-        def clocked(run: Run, *, event: Event) -> None:
-            begin = perf_counter()
-            try:
-                receiver(run, event=event)
-            finally:
-                seconds[owner] += perf_counter() - begin
-
-        return clocked
-
-    def _rebuild(self) -> None:
+    def wrap_all(self, wrapper: Callable[[Receiver, str], Receiver] | None) -> None:
+        """Put every handler, given with its owner's name, into a wrapper (a clock, say); None takes it off."""
+        self._wrapper = wrapper
         for signal in self._signals.values():
             signal.rebuild()
 
@@ -310,7 +239,7 @@ _EMITTERS = frozenset({OrderedSignal.emit.__code__, OrderedSignal.emit_each.__co
 
 def current_owner() -> str | None:
     """Return whose handler is running, read from the stack: a dispatch pays nothing for it, only a question does."""
-    frame = sys._getframe(1)  # CPython's, as `logging` uses it
+    frame = sys._getframe(1)
     while frame is not None:
         if frame.f_code in _EMITTERS:
             signal: OrderedSignal[Any] = frame.f_locals["self"]

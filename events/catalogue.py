@@ -3,7 +3,6 @@
 An event is a class: its name, its fields and its docstring live here and nowhere else. The hot ones carry no fields
 (the facts are on the run) and are emitted as singletons. Declare your own by subclassing:
 
-    @dataclass(frozen=True, slots=True)
     class EmbeddingsReady(Event):
         path: str
 """
@@ -13,101 +12,88 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, dataclass_transform
 
 Phase = Literal["train", "validation", "test"]
 Status = Literal["completed", "stopped", "interrupted", "failed"]
 
 
+@dataclass_transform(frozen_default=True)
 class Event:
-    """Base of all events; `name` is the class name in snake case."""
+    """Base of all events. Subclasses are frozen dataclasses; `name` is the class name in snake case."""
 
-    __slots__ = ()
     name: ClassVar[str] = "event"
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        dataclass(frozen=True)(cls)
         cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
 
 
-@dataclass(frozen=True, slots=True)
 class TrainStart(Event):
     """A `fit` begins: plugins forget the former run here. A checkpoint to resume is applied right after."""
 
 
-@dataclass(frozen=True, slots=True)
 class CheckpointLoaded(Event):
     """The run took its state from a checkpoint, after `TrainStart` and before the first epoch."""
 
     path: Path | None
 
 
-@dataclass(frozen=True, slots=True)
 class EpochStart(Event):
     """An epoch begins, or goes on after a resume; `epoch` counts from 0."""
 
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
 class BatchStart(Event):
     """`run.batch` was loaded and moved. Handlers may replace it, skip it, hold the step or scale the loss."""
 
 
-@dataclass(frozen=True, slots=True)
 class GradientsReady(Event):
     """A window's gradients are complete and the optimizer step is next. Handlers may clip or drop them."""
 
 
-@dataclass(frozen=True, slots=True)
 class StepEnd(Event):
     """The optimizer was stepped, and `progress.steps` counts it. Not emitted for a skipped step."""
 
 
-@dataclass(frozen=True, slots=True)
 class BatchEnd(Event):
     """A micro-batch is done, with or without an optimizer step."""
 
 
-@dataclass(frozen=True, slots=True)
 class Log(Event):
     """Asked-for means since the last log, off the device. `MEASURE` handlers add to `metrics`, later ones read."""
 
     metrics: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
 class ValidationStart(Event):
     """A validation begins: modules are in eval mode and gradients are off."""
 
 
-@dataclass(frozen=True, slots=True)
 class ValidationBatchStart(Event):
     """`run.batch` of the validation set `dataset` was loaded and moved; the name is empty for a single set."""
 
     dataset: str
 
 
-@dataclass(frozen=True, slots=True)
 class ValidationBatchEnd(Event):
     """`validation_step` ran on the batch."""
 
     dataset: str
 
 
-@dataclass(frozen=True, slots=True)
 class ValidationEnd(Event):
     """All validation sets are done; modules are still in eval mode. `MEASURE` handlers may add to `metrics`."""
 
     metrics: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
 class SavePoint(Event):
     """A save was asked for, at a step boundary and after its validation: whoever stores the run does it now."""
 
 
-@dataclass(frozen=True, slots=True)
 class CheckpointSaved(Event):
     """A checkpoint is on disk under its final name."""
 
@@ -115,50 +101,42 @@ class CheckpointSaved(Event):
     is_best: bool
 
 
-@dataclass(frozen=True, slots=True)
 class ShouldStop(Event):
     """The last word at a boundary: plugins vote with `control.stop` or `control.veto_stop`, then the loop decides."""
 
 
-@dataclass(frozen=True, slots=True)
 class EpochEnd(Event):
     """Epoch `epoch` is finished: its loader ended or `end_epoch` was granted. `progress.epoch` counts it already."""
 
     epoch: int
 
 
-@dataclass(frozen=True, slots=True)
 class TrainEnd(Event):
     """The run completed or was stopped on purpose; never emitted after a failure."""
 
 
-@dataclass(frozen=True, slots=True)
 class TestStart(Event):
     """A test begins: modules are in eval mode and gradients are off."""
 
 
-@dataclass(frozen=True, slots=True)
 class TestBatchStart(Event):
     """`run.batch` of the test set `dataset` was loaded and moved; the name is empty for a single set."""
 
     dataset: str
 
 
-@dataclass(frozen=True, slots=True)
 class TestBatchEnd(Event):
     """`test_step` ran on the batch."""
 
     dataset: str
 
 
-@dataclass(frozen=True, slots=True)
 class TestEnd(Event):
     """All test sets are done. `MEASURE` handlers may add to `metrics`."""
 
     metrics: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
 class RunFailed(Event):
     """An exception ends the run; `plugin` and `event` name the handler that raised it, if one did."""
 
@@ -168,7 +146,6 @@ class RunFailed(Event):
     event: str | None
 
 
-@dataclass(frozen=True, slots=True)
 class RunClosed(Event):
     """The very last event of every run, exactly once, however it ended."""
 

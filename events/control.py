@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from .bus import current_owner
 from .progress import Progress
 
-Verb = Literal[
-    "stop",
-    "veto_stop",
-    "end_epoch",
-    "skip_batch",
-    "skip_step",
-    "hold_step",
-    "scale_loss",
-    "request_log",
-    "request_validation",
-    "request_save",
-]
-_DAILY = frozenset({"hold_step", "scale_loss", "veto_stop"})
+Verb = Literal["stop", "veto_stop", "end_epoch", "skip_batch", "skip_step", "hold_step", "scale_loss", "log", "validation", "save"]  # fmt: skip  # noqa: E501
+_ONE_LINE = ("hold_step", "scale_loss", "veto_stop")  # asked for again and again: counted, not listed
 
 
 @dataclass(slots=True)
 class Request:
-    """One entry of the history; equal daily requests in a row are counted in one entry."""
+    """One entry of the history: who asked for what, why, and where the run was."""
 
     verb: Verb
     by: str
@@ -42,165 +30,154 @@ class Request:
         return f"epoch {self.epoch} batch {self.batch} step {self.step}  {self.by}: {self.verb}{times} - {self.reason}"
 
 
-class History:
-    """The latest requests in the order in which they came; `str` gives a line each."""
+class History(deque[Request]):
+    """The latest 10,000 requests in the order in which they came; `str` gives a line each."""
 
-    def __init__(self, limit: int = 10_000) -> None:
-        self._requests: deque[Request] = deque(maxlen=limit)
-        self._daily: dict[tuple[str, str], Request] = {}
+    def __init__(self) -> None:
+        super().__init__(maxlen=10_000)
+        self._counted: dict[tuple[str, str, str], Request] = {}
 
-    def add(self, request: Request) -> None:
-        """Append a request, or count it where the same plugin has just asked for the same."""
-        key = request.verb, request.by
-        last = self._daily.get(key)
-        if last is not None and last.reason == request.reason:
-            last.times += 1
-            return
-        if request.verb in _DAILY:
-            self._daily[key] = request
-        self._requests.append(request)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests)
-
-    def __len__(self) -> int:
-        return len(self._requests)
+    def add(self, request: Request) -> Request:
+        """Append a request, or count it where its plugin makes the same one again and again."""
+        key = request.verb, request.by, request.reason
+        if request.verb in _ONE_LINE and key in self._counted:
+            self._counted[key].times += 1
+            return self._counted[key]
+        if request.verb in _ONE_LINE:
+            self._counted[key] = request
+        self.append(request)
+        return request
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self._requests)) or "nobody asked for anything"
+        return "\n".join(map(str, self)) or "nobody asked for anything"
 
 
 class Control:
     """The one mutable object that all plugins share. Fresh for every run; see `run.control`.
 
-    Two dirty bits spare the loop the questions: `touched` (something about this batch) and `pending` (something for
-    the next boundary). All resets are in `close_batch`, `close_epoch` and `take`.
+    Two dirty bits spare the loop the questions: `touched` (something about this batch) and `pending` (something for the
+    next boundary). All resets are in `close_batch`, `close_epoch`, `decide` and `take`.
+
+    Attributes:
+        history: every request.
+        skips_batch: whether the batch in hand is left out.
+        holds_step: whether it is accumulated without an optimizer step.
+        drops_step: whether the gradients in hand are dropped.
+        loss_scale: the factor on its loss.
+        stop_request: the first request to stop, None without.
     """
 
     def __init__(self, progress: Progress) -> None:
         self.history = History()
-        self.pending = False
-        self.touched = False
-        self.leaving = False
-        self.stopped = False
-        self.stage: Literal["", "batch_start", "gradients_ready", "should_stop"] = ""
+        self.stop_request: Request | None = None
+        self.pending = self.leaving = self.stopped = self._ends_epoch = self._vetoed = False
+        self.stage = ""
         self._progress = progress
-        self._stop: Request | None = None
-        self._veto: Request | None = None
-        self._end_epoch: Request | None = None
-        self.skips_batch = self.holds_step = self.drops_step = False
-        self.loss_scale = 1.0
-        self._due: dict[str, Request] = {}
+        self._due: set[Verb] = set()
+        self.close_batch()
 
-    # Verbs: from any event.
+    # Verbs for any event.
 
     def stop(self, reason: str, *, by: str | None = None) -> None:
         """End the run at the next boundary; the first one to ask is named in the result.
 
         Args:
             reason: why, for people.
-            by: who asks; found out where it is a handler that calls.
+            by: who asks; found out where a handler calls.
         """
         request = self._record("stop", reason, by)
-        self._stop = self._stop or request
+        self.stop_request = self.stop_request or request
         self.pending = True
 
     def end_epoch(self, reason: str, *, by: str | None = None) -> None:
         """End the epoch at the next boundary, as if the loader had ended."""
-        self._end_epoch = self._record("end_epoch", reason, by)
-        self.pending = True
+        self._record("end_epoch", reason, by)
+        self._ends_epoch = self.pending = True
 
     def request_log(self, reason: str, *, by: str | None = None) -> None:
         """Ask for a `Log` at the next boundary."""
-        self._request("request_log", reason, by)
+        self._request("log", reason, by)
 
     def request_validation(self, reason: str, *, by: str | None = None) -> None:
         """Ask for a validation at the next boundary."""
-        self._request("request_validation", reason, by)
+        self._request("validation", reason, by)
 
     def request_save(self, reason: str, *, by: str | None = None) -> None:
         """Ask for a `SavePoint` at the next boundary, behind its validation."""
-        self._request("request_save", reason, by)
+        self._request("save", reason, by)
 
-    # Verbs: from one event only.
+    # Verbs for one event.
 
     def skip_batch(self, reason: str, *, by: str | None = None) -> None:
-        """Leave this micro-batch out; from `BatchStart` only."""
-        self._only_in("batch_start", "skip_batch")
-        self._record("skip_batch", reason, by)
+        """From `BatchStart`: leave this micro-batch out."""
+        self._record("skip_batch", reason, by, "BatchStart")
         self.skips_batch = self.touched = True
 
     def hold_step(self, reason: str, *, by: str | None = None) -> None:
-        """Accumulate this micro-batch without an optimizer step; from `BatchStart` only.
+        """From `BatchStart`: accumulate this micro-batch without an optimizer step.
 
         The last batch of an epoch is stepped all the same: windows never cross an epoch.
         """
-        self._only_in("batch_start", "hold_step")
-        self._record("hold_step", reason, by)
+        self._record("hold_step", reason, by, "BatchStart")
         self.holds_step = self.touched = True
 
     def scale_loss(self, factor: float, reason: str, *, by: str | None = None) -> None:
-        """Multiply this micro-batch's loss for the backward pass; factors multiply up; from `BatchStart` only."""
-        self._only_in("batch_start", "scale_loss")
-        self._record("scale_loss", reason, by)
+        """From `BatchStart`: multiply this micro-batch's loss for the backward pass; several factors multiply up."""
+        self._record("scale_loss", reason, by, "BatchStart")
         self.loss_scale *= factor
         self.touched = True
 
     def skip_step(self, reason: str, *, by: str | None = None) -> None:
-        """Drop the gradients in hand instead of stepping with them; from `GradientsReady` only."""
-        self._only_in("gradients_ready", "skip_step")
-        self._record("skip_step", reason, by)
+        """From `GradientsReady`: drop the gradients in hand instead of stepping with them."""
+        self._record("skip_step", reason, by, "GradientsReady")
         self.drops_step = self.touched = True
 
     def veto_stop(self, reason: str, *, by: str | None = None) -> None:
-        """Put a stop off to the next boundary, where it stands again; from `ShouldStop` only."""
-        self._only_in("should_stop", "veto_stop")
-        self._veto = self._record("veto_stop", reason, by)
+        """From `ShouldStop`: put a stop off to the next boundary, where it stands again."""
+        self._record("veto_stop", reason, by, "ShouldStop")
+        self._vetoed = True
 
     # Reading.
 
     @property
     def should_stop(self) -> bool:
         """Whether a stop is asked for."""
-        return self._stop is not None
+        return self.stop_request is not None
 
     @property
     def should_end_epoch(self) -> bool:
         """Whether an end of this epoch is asked for."""
-        return self._end_epoch is not None
+        return self._ends_epoch
 
     @property
     def should_log(self) -> bool:
         """Whether a log is asked for and not yet served."""
-        return "request_log" in self._due
+        return "log" in self._due
 
     @property
     def should_validate(self) -> bool:
         """Whether a validation is asked for and not yet served."""
-        return "request_validation" in self._due
+        return "validation" in self._due
 
     @property
     def should_save(self) -> bool:
         """Whether a save is asked for and not yet served."""
-        return "request_save" in self._due
-
-    @property
-    def stop_request(self) -> Request | None:
-        """The request that a stop goes back to."""
-        return self._stop
+        return "save" in self._due
 
     # The loop's side.
 
     def take(self, verb: Verb) -> bool:
-        """Return whether a boundary request stands, and serve it."""
-        return self._due.pop(verb, None) is not None
+        """Return whether a boundary request stands, and count it as served."""
+        asked = verb in self._due
+        self._due.discard(verb)
+        return asked
 
     def decide(self) -> None:
         """Settle, at the end of a boundary, whether the loop leaves; a veto lasts for this boundary."""
-        self.stopped = self._stop is not None and self._veto is None
-        self.leaving = self.stopped or self._end_epoch is not None
-        self.pending = bool(self._due) or self._stop is not None or self._end_epoch is not None
-        self._veto = None
+        self.stopped = self.should_stop and not self._vetoed
+        self.leaving = self.stopped or self._ends_epoch
+        self.pending = bool(self._due) or self.should_stop or self._ends_epoch
+        self._vetoed = False
 
     def close_batch(self) -> None:
         """Forget what was asked for one batch."""
@@ -209,26 +186,17 @@ class Control:
 
     def close_epoch(self) -> None:
         """Forget what was asked for one epoch."""
-        self._end_epoch = None
-        self.pending = bool(self._due) or self._stop is not None
+        self._ends_epoch = False
 
     def _request(self, verb: Verb, reason: str, by: str | None) -> None:
-        self._due.setdefault(verb, self._record(verb, reason, by))
+        self._record(verb, reason, by)
+        self._due.add(verb)
         self.pending = True
 
-    def _record(self, verb: Verb, reason: str, by: str | None) -> Request:
+    def _record(self, verb: Verb, reason: str, by: str | None, stage: str = "") -> Request:
+        if stage and self.stage != stage:
+            raise RuntimeError(f"control.{verb} is for handlers of {stage}: elsewhere it comes too late. Ask there.")
         if not isinstance(reason, str):
             raise TypeError(f"control.{verb} takes its reason as a string, got {reason!r}.")
-        place = self._progress
-        asker = by or current_owner() or "the caller"
-        request = Request(verb, asker, reason, place.epoch, place.batch, place.steps)
-        self.history.add(request)
-        return request
-
-    def _only_in(self, stage: str, verb: str) -> None:
-        if self.stage != stage:
-            event = "".join(part.title() for part in stage.split("_"))
-            raise RuntimeError(
-                f"control.{verb} is for handlers of {event}: elsewhere it would come too late for this batch. "
-                f"Ask for it there."
-            )
+        asker, place = by or current_owner() or "the caller", self._progress
+        return self.history.add(Request(verb, asker, reason, place.epoch, place.batch, place.steps))

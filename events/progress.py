@@ -52,8 +52,8 @@ class Progress:
 
     def state_dict(self) -> dict[str, int | float]:
         """Return the counters, with the seconds until now."""
-        names = [each.name for each in fields(self) if not each.name.startswith("_")]
-        return {name: getattr(self, name) for name in names} | {"earlier_seconds": self.seconds}
+        counters = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "_since"}
+        return counters | {"earlier_seconds": self.seconds}
 
     def load_state_dict(self, state: dict[str, int | float]) -> None:
         """Continue from saved counters.

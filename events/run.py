@@ -15,100 +15,68 @@ if TYPE_CHECKING:
 
 
 class Run(Protocol):
-    """One `fit`, `validate` or `test`, fresh for every call. Plugins may replace `batch`, and write `metrics`."""
+    """One `fit`, `validate` or `test`, fresh for every call. Plugins read; what they may write is said so.
 
+    Attributes:
+        name: the run's name, as in file names.
+        phase: what is going on now: train, validation or test.
+        progress: where the run is.
+        origin: where this run began: zeros, or the resumed position. A new object for every start.
+        control: what to ask of the loop.
+        metrics: the latest value of every metric, such as `validation/loss`.
+        hyper_parameters: what the user said of this run, for loggers.
+        task: the user's model code.
+        modules: the modules of the task by name.
+        optimizer: the optimizer; None while no training goes on.
+        scheduler: the learning-rate scheduler that `fit` was given, or None.
+        engine: the hardware.
+        bus: the signals, to connect to.
+        train_loader: the iterable of training batches, or None.
+        batches_per_epoch: its length, None where nobody knows.
+        max_epochs: the run's length in epochs, None where it has no such limit.
+        max_steps: the run's length in optimizer steps, None where it has no such limit.
+        evaluation_batches: batches of the running validation or test, all sets together; None where nobody knows.
+        batch: the batch in hand; a `TRANSFORM` handler of `BatchStart` may replace it.
+        loss: the last training loss, unscaled; it lives until the next forward or the end of the epoch.
+        outputs: what the task's step left here for handlers; dropped when the batch ends.
+        window: how many micro-batches have left their gradients since the last step.
+        best_checkpoint: where the best state lies; written by who stores it.
+        last_checkpoint: where the newest state lies; written by who stores it.
+        plugin_seconds: seconds in each plugin's handlers; written by who measures them.
+    """
+
+    name: str
+    phase: Phase
+    progress: Progress
+    origin: Progress
+    control: Control
+    metrics: dict[str, float]
+    hyper_parameters: Mapping[str, Any]
+    task: Any
+    modules: Mapping[str, Any]
+    optimizer: Any
+    scheduler: Any
+    bus: Bus
+    train_loader: Any
+    batches_per_epoch: int | None
+    max_epochs: int | None
+    max_steps: int | None
+    evaluation_batches: int | None
     batch: Any
-    """The batch in hand; a `TRANSFORM` handler of `BatchStart` may replace it."""
+    loss: Any
     outputs: Any
-    """What the task's step left here for handlers; dropped when the batch ends."""
+    window: int
     best_checkpoint: Path | None
     last_checkpoint: Path | None
     plugin_seconds: dict[str, float]
-    """Seconds in each plugin's handlers, where a plugin measures them."""
-
-    @property
-    def name(self) -> str:
-        """The run's name, as in file names."""
-
-    @property
-    def phase(self) -> Phase:
-        """What is going on now: train, validation or test."""
-
-    @property
-    def progress(self) -> Progress:
-        """Where the run is."""
-
-    @property
-    def origin(self) -> Progress:
-        """Where this run began: zeros, or the resumed position. A new object for every start."""
-
-    @property
-    def control(self) -> Control:
-        """What to ask of the loop."""
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The latest value of every metric, such as `validation/loss`."""
-
-    @property
-    def hyper_parameters(self) -> Mapping[str, Any]:
-        """What the user said of this run, for loggers."""
-
-    @property
-    def task(self) -> Any:
-        """The user's model code."""
-
-    @property
-    def modules(self) -> Mapping[str, Any]:
-        """The modules of the task by name."""
-
-    @property
-    def optimizer(self) -> Any:
-        """The optimizer; None while no training goes on."""
-
-    @property
-    def scheduler(self) -> Any:
-        """The learning-rate scheduler that `fit` was given, or None."""
-
-    @property
-    def train_loader(self) -> Any:
-        """The iterable of training batches, or None."""
 
     @property
     def engine(self) -> Engine:
         """The hardware."""
 
     @property
-    def bus(self) -> Bus:
-        """Where to emit events of one's own."""
-
-    @property
-    def loss(self) -> Any:
-        """The last training loss, unscaled; it lives until the next forward or the end of the epoch."""
-
-    @property
-    def window(self) -> int:
-        """How many micro-batches have left their gradients since the last step."""
-
-    @property
-    def batches_per_epoch(self) -> int | None:
-        """Training batches in an epoch, None where nobody knows."""
-
-    @property
-    def max_epochs(self) -> int | None:
-        """The run's length in epochs, None where it has no such limit."""
-
-    @property
-    def max_steps(self) -> int | None:
-        """The run's length in optimizer steps, None where it has no such limit."""
-
-    @property
     def is_last_batch(self) -> bool:
         """Whether the batch in hand is the last of its epoch."""
-
-    @property
-    def evaluation_batches(self) -> int | None:
-        """Batches of the running validation or test, all sets together; None where nobody knows."""
 
     @property
     def validation_sets(self) -> tuple[str, ...]:
@@ -124,7 +92,7 @@ class Run(Protocol):
     def state_dict(self) -> dict[str, Any]:
         """Return one consistent cut of everything that a resumed run needs, as plain types and tensors."""
 
-    def resume(self, state: Mapping[str, Any], path: Path | None = None) -> None:
+    def resume(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
         """From `TrainStart` only: continue from a saved state, applied when every `TrainStart` handler has run."""
 
     def when_positioned(self, action: Callable[[], None]) -> None:

@@ -10,9 +10,8 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
-from ..events import Bus, Event, Lane, OrderedSignal, Run
-from ..events.checks import check_receiver
-from ..events.suggest import known_names
+from ..events import Bus, Event, Run
+from ..events.checks import check_receiver, known_names
 from .discovery import KILL_SWITCH, Discovered, discover, find, switched_off
 from .marks import marked_methods
 from .order import Handler, resolve
@@ -24,24 +23,18 @@ logger = logging.getLogger("heliograph")
 
 
 @dataclass(slots=True)
-class Registered:
-    """A plugin and what the manager knows of it."""
+class Entry:
+    """A registered plugin and what the manager knows of it."""
 
     name: str
     plugin: Any
-    handlers: dict[type[Event], list[Handler]]
+    handlers: list[tuple[type[Event], Handler]]
     enabled: bool = True
     errors: list[str] = field(default_factory=list)
 
-
-@dataclass(frozen=True, slots=True)
-class StateReport:
-    """What did not match when plugin states were loaded."""
-
-    missing: tuple[str, ...]
-    """Registered plugins with state that the checkpoint does not hold: they start fresh."""
-    unknown: tuple[str, ...]
-    """States in the checkpoint that no registered plugin claims: they are left out."""
+    def declared(self, attribute: str) -> tuple[str, ...]:
+        """Return a declaration such as `exclusive`; any object may leave it out."""
+        return tuple(getattr(self.plugin, attribute, ()))
 
 
 class Plugins:
@@ -49,10 +42,9 @@ class Plugins:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._entries: dict[str, Registered] = {}
+        self._entries: dict[str, Entry] = {}
         self._retired: list[Any] = []
         self._running = False
-        self._connected: dict[type[Event], dict[Callable[..., Any], str]] = {}
         bus.forgiver = self._forgive
 
     def register(self, plugin: T, *, name: str | None = None) -> T:
@@ -69,27 +61,28 @@ class Plugins:
             TypeError: not a plugin, or a handler whose signature or annotation does not fit its event.
             ValueError: a name or an exclusive capability is taken, or the order has a cycle.
         """
-        if isinstance(plugin, type):
-            raise TypeError(
-                f"register() takes a plugin object, got the class {plugin.__name__}: {plugin.__name__}(...)."
-            )
         own = getattr(plugin, "name", None)
         name = name or (own if isinstance(own, str) else snake_case(type(plugin).__name__))
-        entry = Registered(name, plugin, _handlers_of(plugin, name))
+        entry = Entry(name, plugin, list(_handlers_of(plugin, name)), enabled=not switched_off(name))
         self._check(entry)
-        orders = self._resolved([*self._entries.values(), entry])
-        if switched_off(name):
-            entry.enabled = False
+        order = _resolved([*self._entries.values(), entry])
+        if not entry.enabled:
             warnings.warn(f"Plugin {name!r} is switched off by {KILL_SWITCH}.", RuntimeWarning, stacklevel=2)
         self._entries[name] = entry
-        self._connect(orders)
+        for event, handler in entry.handlers:
+            signal, when = self._bus.signal(event), deepcopy(handler.mark.when)
+            signal.connect(handler.method, weak=False, owner=name, when=when)
+        self._toggle(entry, enabled=entry.enabled)
+        self._place(order)
         return plugin
 
     def unregister(self, key: Key) -> Any:
         """Disconnect and close a plugin, given by name, class or object; return it."""
         entry = self._find(key)
         del self._entries[entry.name]
-        self._connect(self._resolved(self._entries.values()))
+        for event, handler in entry.handlers:
+            self._bus.signal(event).disconnect(handler.method)
+        self._place(_resolved(self._entries.values()))
         self._retire(entry)
         return entry.plugin
 
@@ -153,7 +146,7 @@ class Plugins:
         return bool(self._matches(key))
 
     def __iter__(self) -> Iterator[Any]:
-        return (entry.plugin for entry in self._entries.values())
+        return iter([entry.plugin for entry in self._entries.values()])
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -162,13 +155,10 @@ class Plugins:
         """Return the names in the order of registration."""
         return list(self._entries)
 
-    def declared(self, attribute: str) -> dict[str, list[str]]:
-        """Return, for each word of an attribute such as `asks`, the names of the enabled plugins that declare it."""
-        words: dict[str, list[str]] = {}
-        for entry in self._entries.values():
-            for word in getattr(entry.plugin, attribute, ()) if entry.enabled else ():
-                words.setdefault(word, []).append(entry.name)
-        return words
+    def declared(self, attribute: str) -> dict[str, str]:
+        """Return, for each word of a declaration such as `asks`, the name of an enabled plugin that declares it."""
+        enabled = [entry for entry in self._entries.values() if entry.enabled]
+        return {word: entry.name for entry in enabled for word in entry.declared(attribute)}
 
     def errors(self) -> dict[str, tuple[str, ...]]:
         """Return the forgiven errors of the observers."""
@@ -176,17 +166,20 @@ class Plugins:
 
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of every plugin's state by name."""
-        stateful = [entry for entry in self._entries.values() if hasattr(entry.plugin, "state_dict")]
-        return {entry.name: deepcopy(entry.plugin.state_dict()) for entry in stateful}
+        return {name: deepcopy(plugin.state_dict()) for name, plugin in self._stateful().items()}
 
-    def load_state_dict(self, states: Mapping[str, Any]) -> StateReport:
-        """Give every registered plugin its saved state; names without a match are reported, never an error."""
-        mine = {entry.name: entry.plugin for entry in self._entries.values() if hasattr(entry.plugin, "state_dict")}
+    def load_state_dict(self, states: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+        """Give every plugin its saved state.
+
+        Returns:
+            The names of plugins that have state but found none, and the names of states that nobody claimed.
+        """
+        mine = self._stateful()
+        missing = [name for name, plugin in mine.items() if name not in states and plugin.state_dict()]
         for name, plugin in mine.items():
             if name in states:
                 plugin.load_state_dict(deepcopy(states[name]))
-        missing = tuple(name for name, plugin in mine.items() if name not in states and plugin.state_dict())
-        return StateReport(missing, tuple(name for name in states if name not in mine and states[name]))
+        return missing, [name for name, state in states.items() if state and name not in mine]
 
     def open(self) -> None:
         """At a run's start: observers begin with a clean slate.
@@ -196,7 +189,7 @@ class Plugins:
         """
         if self._running:
             raise RuntimeError(
-                "This trainer is in a run, and its plugins belong to that run until it ends: use another Trainer."
+                "This trainer is in a run, to which its plugins belong until it ends: use another Trainer."
             )
         self._running = True
         for entry in self._entries.values():
@@ -207,77 +200,39 @@ class Plugins:
         self._running = False
         retired, self._retired = self._retired, []
         errors: list[tuple[str, Exception]] = []
-        for plugin in (*self, *retired):
+        for plugin in [each for each in (*self, *retired) if isinstance(each, Plugin)]:
             try:
-                if isinstance(plugin, Plugin):
-                    plugin.close()
+                plugin.close()
             except Exception as error:  # noqa: BLE001  # the others must be closed too; the caller raises it
                 errors.append((plugin.name, error))
         return errors
 
-    def plan(self) -> str:
-        """Return, for every event that anything hears, who hears it and in which order."""
-        lines: list[str] = []
-        for signal in self._bus.signals():
-            listeners = list(signal.listeners())
-            if listeners:
-                lines.append(signal.event.name)
-                lines += [f"  {_lane(order):<9} {owner}{' (off)' * paused}" for owner, order, paused in listeners]
-        return "\n".join(lines) or "nobody hears anything"
+    def _stateful(self) -> dict[str, Any]:
+        return {name: entry.plugin for name, entry in self._entries.items() if hasattr(entry.plugin, "state_dict")}
 
-    # Within.
-
-    def _check(self, entry: Registered) -> None:
+    def _check(self, entry: Entry) -> None:
+        kind = type(entry.plugin).__name__
         if entry.name in self._entries:
-            raise ValueError(
-                f"A plugin named {entry.name!r} is registered already: give this one another name, as in "
-                f"{type(entry.plugin).__name__}(...).named('{entry.name}_2')."
-            )
-        claimed = {word: other for other in self._entries.values() for word in getattr(other.plugin, "exclusive", ())}
-        for word in getattr(entry.plugin, "exclusive", ()):
-            if word in claimed:
-                raise ValueError(
-                    f"Plugins {claimed[word].name!r} and {entry.name!r} both claim {word!r}, which only one may: "
-                    f"unregister one of them."
-                )
+            mend = f"{kind}(...).named('{entry.name}_2')"
+            raise ValueError(f"A plugin named {entry.name!r} is registered: give this one another name, as in {mend}.")
+        for other in self._entries.values():
+            if both := set(entry.declared("exclusive")) & set(other.declared("exclusive")):
+                names = f"{other.name!r} and {entry.name!r} both claim {', '.join(sorted(both))}"
+                raise ValueError(f"Plugins {names}, which only one may: unregister one of them.")
         if hasattr(entry.plugin, "state_dict") != hasattr(entry.plugin, "load_state_dict"):
-            raise TypeError(
-                f"Plugin {entry.name!r} has one of state_dict and load_state_dict: it needs both or neither."
-            )
+            raise TypeError(f"{kind} has one of state_dict and load_state_dict: a plugin needs both or neither.")
 
-    def _resolved(self, entries: Iterable[Registered]) -> dict[type[Event], list[Handler]]:
-        by_event: dict[type[Event], list[Handler]] = {event: [] for event in self._connected}
-        for entry in entries:
-            for event, handlers in entry.handlers.items():
-                by_event.setdefault(event, []).extend(handlers)
-        return {event: resolve(handlers, event.__name__) for event, handlers in by_event.items()}
-
-    def _connect(self, orders: Mapping[type[Event], list[Handler]]) -> None:
-        for event, handlers in orders.items():
-            signal: OrderedSignal[Any] = self._bus.signal(event)
-            before = self._connected.get(event, {})
-            after = {handler.method: handler.plugin for handler in handlers}
-            for method in before:
-                if method not in after:
-                    signal.disconnect(method)
+    def _place(self, order: Mapping[type[Event], list[Handler]]) -> None:
+        for event, handlers in order.items():
             for place, handler in enumerate(handlers):
-                mark = handler.subscription
-                if handler.method in before:
-                    signal.place(handler.method, (mark.lane, place))
-                    continue
-                order = (mark.lane, place)
-                signal.connect(handler.method, weak=False, order=order, owner=handler.plugin, when=deepcopy(mark.when))
-                if not self._entries[handler.plugin].enabled:
-                    signal.pause(handler.method)
-            self._connected[event] = after
+                self._bus.signal(event).change(handler.method, order=(handler.mark.lane, place))
 
-    def _toggle(self, entry: Registered, *, enabled: bool) -> None:
+    def _toggle(self, entry: Entry, *, enabled: bool) -> None:
         entry.enabled = enabled
-        for event, handlers in entry.handlers.items():
-            for handler in handlers:
-                self._bus.signal(event).pause(handler.method, paused=not enabled)
+        for event, handler in entry.handlers:
+            self._bus.signal(event).change(handler.method, paused=not enabled)
 
-    def _retire(self, entry: Registered) -> None:
+    def _retire(self, entry: Entry) -> None:
         """Close now, and once more at the run's end: a dispatch under way may still call the plugin once."""
         if isinstance(entry.plugin, Plugin):
             entry.plugin.close()
@@ -295,38 +250,39 @@ class Plugins:
             self._toggle(entry, enabled=False)
         return True
 
-    def _matches(self, key: Key) -> list[Registered]:
+    def _matches(self, key: Key) -> list[Entry]:
+        entries = self._entries.values()
         if isinstance(key, str):
-            return [self._entries[key]] if key in self._entries else []
-        if isinstance(key, type):
-            return [entry for entry in self._entries.values() if isinstance(entry.plugin, key)]
-        return [entry for entry in self._entries.values() if entry.plugin is key]
+            return [entry for entry in entries if entry.name == key]
+        return [
+            each for each in entries if (isinstance(each.plugin, key) if isinstance(key, type) else each.plugin is key)
+        ]
 
-    def _find(self, key: Key) -> Registered:
+    def _find(self, key: Key) -> Entry:
         matches = self._matches(key)
         if len(matches) == 1:
             return matches[0]
-        given = key.__name__ if isinstance(key, type) else key if isinstance(key, str) else type(key).__name__
+        given = key if isinstance(key, str) else key.__name__ if isinstance(key, type) else type(key).__name__
         if matches:
             names = ", ".join(entry.name for entry in matches)
             raise LookupError(f"Several plugins are of class {given}: choose by name, one of {names}.")
         raise LookupError(f"No plugin {given!r} is registered.{known_names(given, self._entries)}")
 
 
-def _handlers_of(plugin: object, name: str) -> dict[type[Event], list[Handler]]:
-    handlers: dict[type[Event], list[Handler]] = {}
-    for method_name, mark in marked_methods(plugin):
-        method = getattr(plugin, method_name)
+def _handlers_of(plugin: object, name: str) -> Iterator[tuple[type[Event], Handler]]:
+    marks = [] if isinstance(plugin, type) else list(marked_methods(type(plugin)))
+    if not marks:
+        form = "an object with methods marked @on, as in\n    @on(EpochEnd)\n    def report(self, run, event): ..."
+        raise TypeError(f"{plugin!r} is no plugin: register {form}")
+    for method_name, mark in marks:
+        method: Callable[..., Any] = getattr(plugin, method_name)
         for event in mark.events:
             check_receiver(method, event)
-            handlers.setdefault(event, []).append(Handler(name, method, mark))
-    if not handlers:
-        raise TypeError(
-            f"{plugin!r} has no handler: mark a method with @on, as in\n"
-            f"    @on(EpochEnd)\n    def report(self, run: Run, event: EpochEnd) -> None: ..."
-        )
-    return handlers
+            yield event, Handler(name, method, mark)
 
 
-def _lane(order: tuple[int, ...]) -> str:
-    return Lane(order[0]).name if order[0] in list(Lane) else "last"
+def _resolved(entries: Iterable[Entry]) -> dict[type[Event], list[Handler]]:
+    by_event: dict[type[Event], list[Handler]] = {}
+    for event, handler in [each for entry in entries for each in entry.handlers]:
+        by_event.setdefault(event, []).append(handler)
+    return {event: resolve(handlers, event.__name__) for event, handlers in by_event.items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypedDict, TypeVar, Unpack, overload
 
 from ..events import Event, Lane, Run
 from ..events.bus import When
@@ -19,81 +19,56 @@ E_co = TypeVar("E_co", bound=Event, covariant=True)
 _MARK = "__heliograph_mark__"
 
 
-@dataclass(frozen=True, slots=True)
-class Subscription:
-    """What `@on` says of a method."""
+class Options(TypedDict, total=False):
+    """The keywords of `on`."""
 
-    events: tuple[type[Event], ...]
     lane: Lane
-    before: frozenset[str]
-    after: frozenset[str]
+    before: str | tuple[str, ...]
+    after: str | tuple[str, ...]
     when: When | None
 
 
+@dataclass(frozen=True, slots=True)
 class Marker(Generic[E_co]):
-    """The decorator that `on` returns; it leaves the method itself as it is."""
+    """What `@on` says of a method; as a decorator, it leaves the method itself as it is."""
 
-    def __init__(self, subscription: Subscription) -> None:
-        self._subscription = subscription
+    events: tuple[type[Event], ...]
+    lane: Lane = Lane.DECIDE
+    before: str | tuple[str, ...] = ()
+    after: str | tuple[str, ...] = ()
+    when: When | None = None
 
     def __call__(self: Marker[E], method: Callable[[P, Run, E], None]) -> Callable[[P, Run, E], None]:
         """Mark the method."""
         if hasattr(method, _MARK):
-            raise TypeError(
-                f"{method.__qualname__} is marked with @on twice: name both events in one, @on(EpochEnd, TrainEnd)."
-            )
-        setattr(method, _MARK, self._subscription)
+            name = method.__qualname__
+            raise TypeError(f"{name} is marked with @on twice: name both events in one, @on(EpochEnd, TrainEnd).")
+        setattr(method, _MARK, self)
         return method
 
+    def asks_before(self, name: str) -> bool:
+        """Return whether the handler must run before that plugin's."""
+        return name in ([self.before] if isinstance(self.before, str) else self.before)
+
+    def asks_after(self, name: str) -> bool:
+        """Return whether the handler must run after that plugin's."""
+        return name in ([self.after] if isinstance(self.after, str) else self.after)
+
 
 @overload
-def on(
-    event: type[E1],
-    /,
-    *,
-    lane: Lane = ...,
-    before: str | tuple[str, ...] = ...,
-    after: str | tuple[str, ...] = ...,
-    when: When | None = ...,
-) -> Marker[E1]: ...
+def on(event: type[E1], /, **options: Unpack[Options]) -> Marker[E1]: ...
 @overload
-def on(
-    event: type[E1],
-    event2: type[E2],
-    /,
-    *,
-    lane: Lane = ...,
-    before: str | tuple[str, ...] = ...,
-    after: str | tuple[str, ...] = ...,
-    when: When | None = ...,
-) -> Marker[E1 | E2]: ...
+def on(event: type[E1], event2: type[E2], /, **options: Unpack[Options]) -> Marker[E1 | E2]: ...
 @overload
-def on(
-    event: type[E1],
-    event2: type[E2],
-    event3: type[E3],
-    /,
-    *,
-    lane: Lane = ...,
-    before: str | tuple[str, ...] = ...,
-    after: str | tuple[str, ...] = ...,
-    when: When | None = ...,
-) -> Marker[E1 | E2 | E3]: ...
-def on(
-    *events: type[Event],
-    lane: Lane = Lane.DECIDE,
-    before: str | tuple[str, ...] = (),
-    after: str | tuple[str, ...] = (),
-    when: When | None = None,
-) -> Marker[Any]:
+def on(event: type[E1], event2: type[E2], event3: type[E3], /, **options: Unpack[Options]) -> Marker[E1 | E2 | E3]: ...
+def on(*events: type[Event], **options: Unpack[Options]) -> Marker[Any]:
     """Mark a method `(self, run, event)` as a handler of one or more events.
 
     Args:
         *events: event classes.
-        lane: `TRANSFORM`, `MEASURE`, `DECIDE` (the default), `PERSIST` or `REPORT`.
-        before: names of plugins whose handlers of the same lane run after this one.
-        after: names of plugins whose handlers of the same lane run before this one.
-        when: a filter, such as `Every(steps=10)`; every plugin object has its own copy.
+        **options: `lane`, one of `TRANSFORM`, `MEASURE`, `DECIDE` (the default), `PERSIST` and `REPORT`; `before` and
+            `after`, names of plugins whose handlers of the same lane run after or before this one; `when`, a filter
+            such as `Every(steps=10)`, of which every plugin object has its own copy.
 
     Raises:
         TypeError: no event, or something that is not an event class.
@@ -102,19 +77,14 @@ def on(
         raise TypeError("@on() needs at least one event class, as in @on(EpochEnd).")
     for event in events:
         check_event(event)
-    return Marker(Subscription(events, Lane(lane), _names(before), _names(after), when))
+    return Marker(events, **options)
 
 
-def marked_methods(plugin: object) -> Iterator[tuple[str, Subscription]]:
-    """Yield the marked method names of an object; an override without a mark of its own keeps the inherited one."""
-    seen: set[str] = set()
-    for kind in type(plugin).__mro__:
-        for name, method in vars(kind).items():
-            subscription = getattr(method, _MARK, None)
-            if isinstance(subscription, Subscription) and name not in seen:
-                seen.add(name)
-                yield name, subscription
-
-
-def _names(names: str | tuple[str, ...]) -> frozenset[str]:
-    return frozenset([names] if isinstance(names, str) else names)
+def marked_methods(kind: type) -> Iterator[tuple[str, Marker[Any]]]:
+    """Yield the marked method names of a class; an override without a mark of its own keeps the inherited one."""
+    marks: dict[str, Marker[Any]] = {}
+    for base in reversed(kind.__mro__):
+        marks |= {
+            name: mark for name, method in vars(base).items() if isinstance(mark := getattr(method, _MARK, 0), Marker)
+        }
+    yield from marks.items()

@@ -8,7 +8,7 @@ from graphlib import CycleError, TopologicalSorter
 from heapq import heappop, heappush
 from typing import Any
 
-from .marks import Subscription
+from .marks import Marker
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,37 +17,29 @@ class Handler:
 
     plugin: str
     method: Callable[..., Any]
-    subscription: Subscription
+    mark: Marker[Any]
 
 
 def resolve(handlers: Sequence[Handler], event: str) -> list[Handler]:
     """Return the handlers of one event in the order in which they run; stable where nothing demands otherwise.
 
     Raises:
-        ValueError: the demands form a cycle, or contradict the lanes.
+        ValueError: the demands, those of the lanes among them, form a cycle.
     """
-    lanes = {handler.subscription.lane for handler in handlers}
-    ordered: list[Handler] = []
-    for lane in sorted(lanes):
-        ordered += _resolve_lane([handler for handler in handlers if handler.subscription.lane == lane], event)
-    _check_lanes(ordered, event)
-    return ordered
-
-
-def _resolve_lane(handlers: Sequence[Handler], event: str) -> list[Handler]:
-    graph: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(range(len(handlers)), ()))
-    for index, handler in enumerate(handlers):
-        for other, neighbour in enumerate(handlers):
-            if neighbour.plugin in handler.subscription.after:
+    listed = sorted(handlers, key=lambda handler: handler.mark.lane)
+    graph: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(range(len(listed)), ()))
+    for index, handler in enumerate(listed):
+        for other, neighbour in enumerate(listed):
+            if handler.mark.lane > neighbour.mark.lane or handler.mark.asks_after(neighbour.plugin):
                 graph.add(index, other)
-            if neighbour.plugin in handler.subscription.before:
+            if handler.mark.asks_before(neighbour.plugin):
                 graph.add(other, index)
     try:
         graph.prepare()
     except CycleError as error:
-        names = " -> ".join(handlers[index].plugin for index in error.args[1])
+        names = " -> ".join(f"{listed[index].plugin} ({listed[index].mark.lane.name})" for index in error.args[1])
         raise ValueError(
-            f"The handlers of {event} cannot be ordered, their before/after form a cycle: {names}."
+            f"The handlers of {event} cannot be ordered, before/after and lanes form a cycle: {names}."
         ) from None
     ordered: list[Handler] = []
     ready: list[int] = []
@@ -55,19 +47,6 @@ def _resolve_lane(handlers: Sequence[Handler], event: str) -> list[Handler]:
         for index in graph.get_ready():
             heappush(ready, index)
         earliest = heappop(ready)
-        ordered.append(handlers[earliest])
+        ordered.append(listed[earliest])
         graph.done(earliest)
     return ordered
-
-
-def _check_lanes(ordered: Sequence[Handler], event: str) -> None:
-    """Refuse a `before` or `after` that the lanes have already decided the other way."""
-    for place, handler in enumerate(ordered):
-        late = {earlier.plugin for earlier in ordered[:place]} & handler.subscription.before - {handler.plugin}
-        soon = {later.plugin for later in ordered[place + 1 :]} & handler.subscription.after - {handler.plugin}
-        for word, names in (("before", late), ("after", soon)):
-            if names:
-                raise ValueError(
-                    f"{handler.plugin} asks to hear {event} {word} {', '.join(sorted(names))}, but its lane "
-                    f"{handler.subscription.lane.name} says otherwise: change the lane of one of them."
-                )

@@ -46,7 +46,7 @@ class Plugin:
         """Continue from a saved state; called after every `TrainStart` handler."""
 
     def close(self) -> None:
-        """Let go of files, bars and the like. Called after `RunClosed`, when disabled and when unregistered; also twice."""
+        """Let go of files, bars and the like. Called after `RunClosed`, when disabled, when unregistered."""
 
 
 def snake_case(name: str) -> str:

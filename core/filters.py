@@ -12,9 +12,8 @@ from collections.abc import Callable, Sequence
 from math import inf
 from operator import attrgetter
 
-from .progress import Progress
-from .run import Run
-from .suggest import known_names
+from ..events import Progress, Run
+from ..events.checks import known_names
 
 COUNTERS = {
     "batches": "batches",

@@ -1,0 +1,159 @@
+"""Measure heliograph beside a hand-written loop, and print every figure beside its bar.
+
+Run as a script: `python tests/benchmarks/bench.py`, about six minutes. A bar that is not held is printed, not raised: on
+a shared machine a figure is no test. Each figure is the median over three fresh processes of the median in each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import dispatch
+import imports
+import lean
+import torch
+import usual
+from harness import differences, per_step
+
+PROCESSES = 3
+ROUNDS_PER_SAVE = 10
+WORKERS = {
+    "loops": lean.race_loops,
+    "handlers": lean.race_handlers,
+    "usual": usual.race_usual,
+    "dispatch": lambda seed: dispatch.time_dispatch(),
+}
+
+
+def gather(worker: str) -> list[Any]:
+    """Return what each of some fresh processes measured."""
+    results = []
+    for seed in range(PROCESSES):
+        command = [sys.executable, __file__, "--worker", worker, "--seed", str(seed)]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+        results.append(json.loads(done.stdout.splitlines()[-1]))
+    return results
+
+
+def row(name: str, values: Iterable[float], bar: float | None = None, digits: int = 2) -> None:
+    """Print a figure, its spread over the processes, its bar and whether it held."""
+    values = sorted(values)
+    spread = f"{values[0]:+.{digits}f} .. {values[-1]:+.{digits}f}"
+    verdict = "" if bar is None else f"  bar {bar:g}: {'held' if median(values) <= bar else 'NOT HELD'}"
+    print(f"  {name:<44}{median(values):>+9.{digits}f}   ({spread}){verdict}", flush=True)
+
+
+def title(text: str, note: str) -> None:
+    """Print the head of a table."""
+    print(f"\n{text}\n  {note}", flush=True)
+
+
+def show_lean() -> None:
+    """Print the loop without plugins."""
+    title("1. Lean: MLP 16-16-1, batch 8, SGD, no plugins", "us per step beyond the hand-written loop")
+    results = gather("loops")
+    print(f"  {lean.HAND + ', a step':<44}{median(per_step(each[lean.HAND]) for each in results):>9.2f}")
+    bars = {lean.CONTROL: None, lean.SUPERVISED: 3.0, lean.OWN_TASK: 3.0, lean.IGNITE: None}
+    for name, bar in bars.items():
+        row(name, (median(differences(each[name], each[lean.HAND])) for each in results), bar)
+
+
+def show_usual() -> None:
+    """Print the usual set, also apart: the steps between the saves, and what a save adds."""
+    title(
+        "2. Usual: bar, log every 50 steps, TensorBoard, early stopping, validation and save every 1,000",
+        "us per step beyond the hand-written loop with the same features; all sync file and folder at a save",
+    )
+    results = [seconds for seconds, _ in gathered] if (gathered := gather("usual")) else []
+    whole = median(median(sums(each[usual.HAND])) for each in results) / 1e-6 / (ROUNDS_PER_SAVE * 100)
+    print(f"  {usual.HAND + ', a step':<44}{whole:>9.2f}")
+    for name, bar in {usual.CONTROL: None, usual.OURS: 10.0, usual.IGNITE: None}.items():
+        row(name, (whole_difference(each, name) for each in results), bar)
+        row("    steps between the saves", (between_saves(each, name) for each in results))
+        row("    validation and save, ms each", (at_save(each, name) for each in results), digits=3)
+    left = gathered[0][1]
+    print(f"  left on the disk, bytes: {', '.join(f'{name} {left[name]}' for name in (usual.HAND, usual.OURS, usual.IGNITE))}")
+    print("  hand-written: model, optimizer, step; heliograph: these, progress, metrics, state of every plugin;")
+    print("  ignite: model, optimizer, engine; its loss is a running average, and it writes 2 scalars of 3 per log")
+
+
+def sums(values: list[float]) -> list[float]:
+    """Return the sums over the rounds from save to save."""
+    return [sum(values[begin : begin + ROUNDS_PER_SAVE]) for begin in range(0, len(values), ROUNDS_PER_SAVE)]
+
+
+def whole_difference(seconds: dict[str, list[float]], name: str) -> float:
+    """Return the median over thousands of steps, saves included."""
+    return median(sums(differences(seconds[name], seconds[usual.HAND]))) / ROUNDS_PER_SAVE
+
+
+def between_saves(seconds: dict[str, list[float]], name: str) -> float:
+    """Return the median over the rounds without a save."""
+    values = differences(seconds[name], seconds[usual.HAND])
+    return median(value for index, value in enumerate(values) if (index + 1) % ROUNDS_PER_SAVE)
+
+
+def at_save(seconds: dict[str, list[float]], name: str) -> float:
+    """Return what a round with a save takes longer than the others, beyond the hand-written loop's, in milliseconds."""
+    values = differences(seconds[name], seconds[usual.HAND])[ROUNDS_PER_SAVE - 1 :: ROUNDS_PER_SAVE]
+    return (median(values) - between_saves(seconds, name)) * 100 / 1e3
+
+
+def show_dispatch() -> None:
+    """Print one emission, and handlers in the loop."""
+    title("3. Dispatch: handlers that do nothing", "ns per emission, the loop around it subtracted")
+    results = gather("dispatch")
+    print(f"  {'handlers':<32}" + "".join(f"{number:>10}" for number in dispatch.NUMBERS))
+    for name in (dispatch.GUARD, dispatch.EMIT, dispatch.SEND, dispatch.PLAIN):
+        figures = [median(each[f"{name} {number}"] for each in results) for number in dispatch.NUMBERS]
+        print(f"  {name:<32}" + "".join(f"{figure:>10.0f}" for figure in figures))
+    row("an event that nobody hears", (each[f"{dispatch.GUARD} 0"] for each in results), 50, 0)
+    one, many = f"{dispatch.EMIT} 1", f"{dispatch.EMIT} 20"
+    row("a further handler", ((each[many] - each[one]) / 19 for each in results), 100, 0)
+    title("   The same in the training loop", "us per step beyond the loop in which nobody listens")
+    results = gather("handlers")
+    for name in (lean.NOBODY_AGAIN, lean.ONE, lean.MANY):
+        row(name, (median(differences(each[name], each[lean.NOBODY])) for each in results))
+    row("a further handler", (median(differences(each[lean.MANY], each[lean.ONE])) / 20 for each in results), 0.1, 3)
+
+
+def show_imports() -> None:
+    """Print what the import costs."""
+    title("4. Import", f"ms beyond `import torch`, {imports.ROUNDS} fresh interpreters each; in brackets the quartiles")
+    beyond, inside = imports.time_imports()
+    for code, values in beyond.items():
+        quarter = len(values) // 4
+        middle = sorted(values)[quarter : len(values) - quarter]
+        row(code, middle, 50, 1)
+        print(f"      by the clock inside of the interpreter: {inside[code]:.1f}")
+    print(f"  `import heliograph.events` leaves torch out: {'NO' if imports.events_bring_torch() else 'yes'}")
+
+
+def main() -> None:
+    """Print all tables, or work for the process that does."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--worker", choices=WORKERS, help="measure one thing and print JSON")
+    parser.add_argument("--seed", type=int, default=0, help="of the order of the turns")
+    arguments = parser.parse_args()
+    if arguments.worker is not None:
+        print(json.dumps(WORKERS[arguments.worker](arguments.seed)))
+        return
+    begin = perf_counter()
+    print(f"Python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores, 1 thread; ", end="")
+    print(f"load {os.getloadavg()[0]:.1f}; medians over {PROCESSES} processes, (least .. most)")
+    for show in (show_lean, show_usual, show_dispatch, show_imports):
+        show()
+    print(f"\n{perf_counter() - begin:.0f} s, load {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""How variants of a training loop are timed against each other: in turns of 100 steps, in shuffled order."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+from queue import SimpleQueue
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+STEPS = 100  # in a turn; with longer ones, a burst of another job hits a single variant and drowns what is looked for
+EPOCH = 5_000
+WARM_UP = 10  # turns
+SIZE = 8
+
+Batch = tuple[Tensor, Tensor]
+Train = Callable[["Turns", int], object]
+Seconds = dict[str, list[float]]
+
+
+class Turns:
+    """A loader that waits for its turn before every 100 batches, so the loop that reads it is the real one, suspended.
+
+    Every variant runs in a thread of its own, of which one at a time goes on. Within a turn the batches come from C
+    code, as they do from a list.
+    """
+
+    def __init__(self, batches: list[Batch]) -> None:
+        self._chunks = [batches[begin : begin + STEPS] for begin in range(0, len(batches), STEPS)]
+        self._go: SimpleQueue[None] = SimpleQueue()
+        self._outcome: SimpleQueue[float | BaseException] = SimpleQueue()
+        self._begin: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._chunks) * STEPS
+
+    def __iter__(self) -> Iterator[Batch]:
+        return chain.from_iterable(self._in_turn())
+
+    def start(self, train: Train, epochs: int) -> None:
+        """Run a loop in its own thread, up to its first turn."""
+
+        def work() -> None:
+            torch.set_num_threads(1)
+            try:
+                train(self, epochs)
+                self._outcome.put(self._elapsed())
+            except BaseException as error:  # noqa: BLE001  # raised by `take`
+                self._outcome.put(error)
+
+        threading.Thread(target=work, daemon=True).start()
+
+    def take(self) -> float:
+        """Let the loop do one turn; return the seconds that it took, the end of an epoch included."""
+        self._go.put(None)
+        outcome = self._outcome.get()
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    def _in_turn(self) -> Iterator[list[Batch]]:
+        for chunk in self._chunks:
+            if self._begin is not None:
+                self._outcome.put(self._elapsed())
+            self._go.get()
+            self._begin = perf_counter()
+            yield chunk
+
+    def _elapsed(self) -> float:
+        assert self._begin is not None, "the loop never read its loader"
+        return perf_counter() - self._begin
+
+
+def race(variants: Mapping[str, Train], epochs: int, seed: int) -> Seconds:
+    """Return the seconds of each turn of each variant; in one round all do the same steps."""
+    torch.set_num_threads(1)
+    batches = batches_of(EPOCH)
+    turns = {name: Turns(batches) for name in variants}
+    for name, train in variants.items():
+        turns[name].start(train, epochs)
+    seconds: Seconds = {name: [] for name in variants}
+    order, shuffle = list(variants), random.Random(seed).shuffle
+    for index in range(epochs * EPOCH // STEPS):
+        if index == WARM_UP:
+            gc.collect()
+            gc.freeze()
+        shuffle(order)
+        for name in order:
+            seconds[name].append(turns[name].take())
+    return {name: each[WARM_UP:] for name, each in seconds.items()}
+
+
+def batches_of(number: int) -> list[Batch]:
+    """Return prebuilt batches, the same in every process."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = [torch.randn(SIZE, 17, generator=generator) for _ in range(number)]
+    return [(each[:, :16].clone(), each[:, 16:].clone()) for each in drawn]
+
+
+def tiny_model() -> nn.Module:
+    """Return the model of all benchmarks, so small that the loop around it shows."""
+    return nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
+
+
+def sgd(parameters: Any) -> torch.optim.SGD:
+    """Return the optimizer of all benchmarks."""
+    return torch.optim.SGD(parameters, lr=0.01)
+
+
+def differences(mine: list[float], base: list[float]) -> list[float]:
+    """Return what each turn took beyond the base's turn of the same round, in microseconds a step."""
+    return [(each - other) / STEPS * 1e6 for each, other in zip(mine, base, strict=True)]
+
+
+def per_step(seconds: list[float]) -> float:
+    """Return the median, in microseconds a step."""
+    return median(seconds) / STEPS * 1e6

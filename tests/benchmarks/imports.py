@@ -1,0 +1,40 @@
+"""What `import heliograph` costs, in fresh interpreters."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from statistics import median
+from time import perf_counter
+
+ROUNDS = 15
+TORCH, PACKAGE, TRAINER = "import torch", "import torch, heliograph", "import torch; from heliograph import Trainer"
+# Printed from inside: the same cost without the noise of starting an interpreter and importing torch.
+INSIDE = "import torch, time; begin = time.perf_counter(); {}; print(time.perf_counter() - begin)"
+STATEMENTS = {PACKAGE: "import heliograph", TRAINER: "from heliograph import Trainer"}
+
+
+def python(code: str) -> tuple[float, str]:
+    """Return the seconds that an interpreter took for the code, and what it printed."""
+    begin = perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    return perf_counter() - begin, done.stdout
+
+
+def time_imports() -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Return, in milliseconds: differences to `import torch` round by round, and the medians from the inside."""
+    beyond: dict[str, list[float]] = {code: [] for code in STATEMENTS}
+    inside: dict[str, list[float]] = {code: [] for code in STATEMENTS}
+    python(TRAINER)  # writes the byte code
+    for _ in range(ROUNDS):
+        base, _ = python(TORCH)
+        for code, statement in STATEMENTS.items():
+            seconds, _ = python(code)
+            beyond[code].append((seconds - base) * 1e3)
+            inside[code].append(float(python(INSIDE.format(statement))[1]) * 1e3)
+    return beyond, {code: median(each) for code, each in inside.items()}
+
+
+def events_bring_torch() -> bool:
+    """Return whether importing the events imports torch."""
+    return "True" in python("import heliograph.events, sys; print('torch' in sys.modules)")[1]
