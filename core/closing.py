@@ -20,15 +20,13 @@ def close_run(run: TrainRun, error: BaseException | None) -> None:
     if error is None and run.phase == "train" and not run.finished:
         error = _finish_early(run)
     run.status = _status(run, error)
-    place = _place(run)
+    place = _place(run, error)
     secondary = loop.end(run, error)
     secondary += [(owner, "close", failure) for owner, failure in run.plugins.close()]
     if error is None and secondary:
         owner, event, error = secondary.pop(0)
         place += f"; in {owner} on {event}"
         run.status = "failed"
-    elif error is not None and run.blame(error)[0] is not None:
-        place += "; in {} on {}".format(*run.blame(error))
     run.bus.blamed = None  # keeps no traceback, and so no batch, alive
     run.result = _result(run, error)
     if error is None:
@@ -69,9 +67,11 @@ def _status(run: TrainRun, error: BaseException | None) -> Status:
     return "stopped" if run.control.stopped else "completed"
 
 
-def _place(run: TrainRun) -> str:
+def _place(run: TrainRun, error: BaseException | None) -> str:
     progress = run.progress
-    return f"in {run.phase}, epoch {progress.epoch}, batch {progress.batch}, step {progress.steps}"
+    place = f"in {run.phase}, epoch {progress.epoch}, batch {progress.batch}, step {progress.steps}"
+    owner, event = (None, None) if error is None else run.blame(error)
+    return place if owner is None else f"{place}; in {owner} on {event}"
 
 
 def _reason(run: TrainRun, error: BaseException | None) -> str:

@@ -132,6 +132,7 @@ class TrainRun(RunContext):
             self.control.stage = "BatchStart"
             self.control.skip_batch("the loop over the batches was left", by="the caller")
             self.control.stage = ""
+        self.control.leaving = True
         for _ in self._batches:
             raise AssertionError("leaving at this boundary was asked for")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from threading import RLock
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from blinker import ANY, Signal
@@ -86,10 +86,12 @@ class OrderedSignal(Signal, Generic[E]):
             try:
                 for receiver in receivers:
                     receiver(run, event=event)
-                return
+                break
             except Exception as error:  # attributed, then raised unless an observer plugin's
                 if not self._bus.forgive(self.owner_of(receiver), run, event, error):
                     raise
+        if self._bus.deferred:
+            self._bus.settle(sys._getframe(1))
 
     def emit_each(self, run: Run, event: E) -> list[tuple[str, Exception]]:
         """Call every receiver even if some fail; return the errors with their owners."""
@@ -183,6 +185,7 @@ class Bus:
     def __init__(self) -> None:
         self._signals: dict[type[Event], OrderedSignal[Any]] = {}
         self._wrapper: Callable[[Receiver, str], Receiver] | None = None
+        self.deferred: list[Callable[[], None]] = []
         self.forgiver: Callable[[str, Run, Event, Exception], bool] | None = None
         self.blamed: tuple[Exception, str, str] | None = None
 
@@ -223,6 +226,11 @@ class Bus:
             self.blamed = error, owner, event.name
         return False
 
+    def settle(self, caller: FrameType | None = None) -> None:
+        """Do what was put off, unless the caller is within a dispatch: then that dispatch does it at its end."""
+        while self.deferred and current_owner(caller) is None:
+            self.deferred.pop(0)()
+
     def wrap(self, receiver: Receiver, owner: str) -> Receiver:
         """Return a link of a chain as `wrap_all` wants it."""
         return receiver if self._wrapper is None else self._wrapper(receiver, owner)
@@ -237,12 +245,12 @@ class Bus:
 _EMITTERS = frozenset({OrderedSignal.emit.__code__, OrderedSignal.emit_each.__code__})
 
 
-def current_owner() -> str | None:
+def current_owner(frame: FrameType | None = None) -> str | None:
     """Return whose handler is running, read from the stack: a dispatch pays nothing for it, only a question does."""
-    frame = sys._getframe(1)
+    frame = frame or sys._getframe(1)
     while frame is not None:
         if frame.f_code in _EMITTERS:
             signal: OrderedSignal[Any] = frame.f_locals["self"]
             return signal.owner_of(frame.f_locals["receiver"])
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None

@@ -23,6 +23,7 @@ class Event:
     """Base of all events. Subclasses are frozen dataclasses; `name` is the class name in snake case."""
 
     name: ClassVar[str] = "event"
+    __test__: ClassVar[bool] = False  # pytest takes any class called Test... for a test
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -6,9 +6,11 @@ Finding reads metadata only; a plugin is imported when it is asked for. Installe
 from __future__ import annotations
 
 import os
+import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions
 from typing import Any
 
 from ..events.checks import known_names
@@ -39,6 +41,8 @@ class Discovered:
         except Exception as error:  # a broken third-party plugin harms nobody but who asks for it
             what = f"Plugin {self.name!r} of package {self.package} {self.version} ({self.target})"
             raise ImportError(f"{what} cannot be imported: {type(error).__name__}: {error}") from error
+        if not callable(loaded):
+            raise ImportError(f"Plugin {self.name!r} of package {self.package} is no class or factory: {loaded!r}.")
         return loaded
 
 
@@ -50,11 +54,20 @@ def switched_off(name: str, package: str | None = None) -> bool:
 
 def discover() -> list[Discovered]:
     """Return every installed plugin, sorted by name; nothing is imported."""
-    found = {}
-    for point in entry_points(group=GROUP):
-        package, version = (point.dist.name, point.dist.version) if point.dist else ("unknown", "unknown")
-        off = switched_off(point.name, package)
-        found[point.name, package] = Discovered(point.name, package, version, point.value, off, point)
+    found: dict[tuple[str, str], Discovered] = {}
+    for distribution in distributions():
+        package = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "unknown").lower()
+        try:
+            points = distribution.entry_points.select(group=GROUP)
+        except Exception as error:  # noqa: BLE001  # one package's broken metadata harms no other
+            warnings.warn(
+                f"The entry points of package {package} cannot be read: {error}", RuntimeWarning, stacklevel=2
+            )
+            continue
+        for point in points:
+            off = switched_off(point.name, package)
+            each = Discovered(point.name, package, distribution.version or "unknown", point.value, off, point)
+            found.setdefault((point.name, package), each)
     return [found[key] for key in sorted(found)]
 
 
@@ -65,9 +78,10 @@ def find(name: str) -> Discovered:
         LookupError: none has this name, or several have.
     """
     package, _, short = name.rpartition(":")
-    matches = [each for each in discover() if each.name == short and package in ("", each.package)]
+    package, installed = re.sub(r"[-_.]+", "-", package).lower(), discover()
+    matches = [each for each in installed if each.name == short and package in ("", each.package)]
     if not matches:
-        known = known_names(short, {each.name for each in discover()})
+        known = known_names(name, {f"{each.package}:{each.name}" if package else each.name for each in installed})
         raise LookupError(f"No installed plugin is named {name!r}.{known}")
     if len(matches) > 1:
         packages = ", ".join(f"{each.package}:{short}" for each in matches)

@@ -43,7 +43,6 @@ class Plugins:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._entries: dict[str, Entry] = {}
-        self._retired: list[Any] = []
         self._running = False
         bus.forgiver = self._forgive
 
@@ -86,7 +85,7 @@ class Plugins:
         self._retire(entry)
         return entry.plugin
 
-    def load(self, name: str, **options: Any) -> Any:
+    def load(self, name: str, /, **options: Any) -> Any:
         """Import an installed plugin by its entry-point name, make it with `options` and register it.
 
         Returns:
@@ -198,13 +197,15 @@ class Plugins:
     def close(self) -> list[tuple[str, Exception]]:
         """At a run's end: close every plugin, those too that left while it went on; return the errors by name."""
         self._running = False
-        retired, self._retired = self._retired, []
+        closing = {
+            name: entry.plugin.close for name, entry in self._entries.items() if isinstance(entry.plugin, Plugin)
+        }
         errors: list[tuple[str, Exception]] = []
-        for plugin in [each for each in (*self, *retired) if isinstance(each, Plugin)]:
+        for name, close in [("a plugin that left", self._bus.settle), *closing.items()]:
             try:
-                plugin.close()
+                close()
             except Exception as error:  # noqa: BLE001  # the others must be closed too; the caller raises it
-                errors.append((plugin.name, error))
+                errors.append((name, error))
         return errors
 
     def _stateful(self) -> dict[str, Any]:
@@ -233,10 +234,10 @@ class Plugins:
             self._bus.signal(event).change(handler.method, paused=not enabled)
 
     def _retire(self, entry: Entry) -> None:
-        """Close now, and once more at the run's end: a dispatch under way may still call the plugin once."""
+        """Close a plugin, as soon as no dispatch goes on that may still call it."""
         if isinstance(entry.plugin, Plugin):
-            entry.plugin.close()
-            self._retired.append(entry.plugin)
+            self._bus.deferred.append(entry.plugin.close)
+            self._bus.settle()
 
     def _forgive(self, owner: str, run: Run, event: Event, error: Exception) -> bool:
         """Log and count an observer's error; switch it off after `max_errors`."""
@@ -248,6 +249,7 @@ class Plugins:
         if len(entry.errors) >= getattr(entry.plugin, "max_errors", 3) and entry.enabled:
             logger.error("plugin %r is switched off after %d errors", owner, len(entry.errors))
             self._toggle(entry, enabled=False)
+            self._retire(entry)
         return True
 
     def _matches(self, key: Key) -> list[Entry]:

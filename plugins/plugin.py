@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 Policy = Literal["critical", "observer"]
 
@@ -24,9 +24,9 @@ class Plugin:
     name: str = "plugin"
     policy: Policy = "critical"
     max_errors: int = 3
-    exclusive: ClassVar[tuple[str, ...]] = ()
-    asks: ClassVar[tuple[str, ...]] = ()
-    needs: ClassVar[tuple[str, ...]] = ()
+    exclusive: tuple[str, ...] = ()
+    asks: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

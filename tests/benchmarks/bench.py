@@ -1,7 +1,7 @@
 """Measure heliograph beside a hand-written loop, and print every figure beside its bar.
 
-Run as a script: `python tests/benchmarks/bench.py`, about six minutes. A bar that is not held is printed, not raised: on
-a shared machine a figure is no test. Each figure is the median over three fresh processes of the median in each.
+Run as a script: `python tests/benchmarks/bench.py`, about five minutes. A bar that is not held is printed, not raised:
+on a shared machine a figure is no test. Each figure is the median over five fresh processes of the median in each.
 """
 
 from __future__ import annotations
@@ -17,20 +17,17 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-import dispatch
-import imports
-import lean
 import torch
-import usual
-from harness import differences, per_step
+from heliograph.tests.benchmarks import dispatch, imports, lean, usual
+from heliograph.tests.benchmarks.harness import STEPS, Seconds, differences, per_step
 
-PROCESSES = 3
+PROCESSES = 5
 ROUNDS_PER_SAVE = 10
 WORKERS = {
     "loops": lean.race_loops,
     "handlers": lean.race_handlers,
     "usual": usual.race_usual,
-    "dispatch": lambda seed: dispatch.time_dispatch(),
+    "dispatch": dispatch.time_dispatch,
 }
 
 
@@ -62,9 +59,13 @@ def show_lean() -> None:
     title("1. Lean: MLP 16-16-1, batch 8, SGD, no plugins", "us per step beyond the hand-written loop")
     results = gather("loops")
     print(f"  {lean.HAND + ', a step':<44}{median(per_step(each[lean.HAND]) for each in results):>9.2f}")
-    bars = {lean.CONTROL: None, lean.SUPERVISED: 3.0, lean.OWN_TASK: 3.0, lean.IGNITE: None}
-    for name, bar in bars.items():
-        row(name, (median(differences(each[name], each[lean.HAND])) for each in results), bar)
+    for name, bar in {lean.CONTROL: None, lean.SUPERVISED: 3.0, lean.OWN_TASK: 3.0, lean.IGNITE: None}.items():
+        row(name, (median(beyond_hand(each, name)) for each in results), bar)
+
+
+def beyond_hand(seconds: Seconds, name: str) -> list[float]:
+    """Return the differences to the hand-written loop: to both copies, or from the one to the other."""
+    return differences(seconds, name, *([lean.HAND] if name == lean.CONTROL else [lean.HAND, lean.CONTROL]))
 
 
 def show_usual() -> None:
@@ -73,17 +74,21 @@ def show_usual() -> None:
         "2. Usual: bar, log every 50 steps, TensorBoard, early stopping, validation and save every 1,000",
         "us per step beyond the hand-written loop with the same features; all sync file and folder at a save",
     )
-    results = [seconds for seconds, _ in gathered] if (gathered := gather("usual")) else []
-    whole = median(median(sums(each[usual.HAND])) for each in results) / 1e-6 / (ROUNDS_PER_SAVE * 100)
-    print(f"  {usual.HAND + ', a step':<44}{whole:>9.2f}")
-    for name, bar in {usual.CONTROL: None, usual.OURS: 10.0, usual.IGNITE: None}.items():
+    gathered = gather("usual")
+    results, left = [seconds for seconds, _ in gathered], gathered[0][1]
+    whole = median(per_step(sums(each[lean.HAND])) for each in results) / ROUNDS_PER_SAVE
+    print(f"  {lean.HAND + ', a step':<44}{whole:>9.2f}")
+    for name, bar in {lean.CONTROL: None, usual.OURS: 10.0, usual.IGNITE: None}.items():
         row(name, (whole_difference(each, name) for each in results), bar)
         row("    steps between the saves", (between_saves(each, name) for each in results))
         row("    validation and save, ms each", (at_save(each, name) for each in results), digits=3)
-    left = gathered[0][1]
-    print(f"  left on the disk, bytes: {', '.join(f'{name} {left[name]}' for name in (usual.HAND, usual.OURS, usual.IGNITE))}")
+    sizes = ", ".join(f"{name} {left[name]}" for name in (lean.HAND, usual.OURS, usual.IGNITE))
+    print(f"  left on the disk, bytes: {sizes}")
     print("  hand-written: model, optimizer, step; heliograph: these, progress, metrics, state of every plugin;")
-    print("  ignite: model, optimizer, engine; its loss is a running average, and it writes 2 scalars of 3 per log")
+    print(
+        "  ignite: model, optimizer, engine; its loss is a running average, it writes 2 scalars of 3 per log, and its bar\n"
+        "  moves every 50 steps: by default it redraws at every step"
+    )
 
 
 def sums(values: list[float]) -> list[float]:
@@ -91,21 +96,21 @@ def sums(values: list[float]) -> list[float]:
     return [sum(values[begin : begin + ROUNDS_PER_SAVE]) for begin in range(0, len(values), ROUNDS_PER_SAVE)]
 
 
-def whole_difference(seconds: dict[str, list[float]], name: str) -> float:
+def whole_difference(seconds: Seconds, name: str) -> float:
     """Return the median over thousands of steps, saves included."""
-    return median(sums(differences(seconds[name], seconds[usual.HAND]))) / ROUNDS_PER_SAVE
+    return median(sums(beyond_hand(seconds, name))) / ROUNDS_PER_SAVE
 
 
-def between_saves(seconds: dict[str, list[float]], name: str) -> float:
+def between_saves(seconds: Seconds, name: str) -> float:
     """Return the median over the rounds without a save."""
-    values = differences(seconds[name], seconds[usual.HAND])
+    values = beyond_hand(seconds, name)
     return median(value for index, value in enumerate(values) if (index + 1) % ROUNDS_PER_SAVE)
 
 
-def at_save(seconds: dict[str, list[float]], name: str) -> float:
+def at_save(seconds: Seconds, name: str) -> float:
     """Return what a round with a save takes longer than the others, beyond the hand-written loop's, in milliseconds."""
-    values = differences(seconds[name], seconds[usual.HAND])[ROUNDS_PER_SAVE - 1 :: ROUNDS_PER_SAVE]
-    return (median(values) - between_saves(seconds, name)) * 100 / 1e3
+    values = beyond_hand(seconds, name)[ROUNDS_PER_SAVE - 1 :: ROUNDS_PER_SAVE]
+    return (median(values) - between_saves(seconds, name)) * STEPS / 1e3
 
 
 def show_dispatch() -> None:
@@ -122,13 +127,16 @@ def show_dispatch() -> None:
     title("   The same in the training loop", "us per step beyond the loop in which nobody listens")
     results = gather("handlers")
     for name in (lean.NOBODY_AGAIN, lean.ONE, lean.MANY):
-        row(name, (median(differences(each[name], each[lean.NOBODY])) for each in results))
-    row("a further handler", (median(differences(each[lean.MANY], each[lean.ONE])) / 20 for each in results), 0.1, 3)
+        row(name, (median(differences(each, name, lean.NOBODY)) for each in results))
+    row("a further handler", (median(differences(each, lean.MANY, lean.ONE)) / 20 for each in results), 0.1, 3)
 
 
 def show_imports() -> None:
     """Print what the import costs."""
-    title("4. Import", f"ms beyond `import torch`, {imports.ROUNDS} fresh interpreters each; in brackets the quartiles")
+    title(
+        "4. Import",
+        f"ms of processor time beyond `import torch`, {imports.ROUNDS} fresh interpreters each; in brackets the quartiles",
+    )
     beyond, inside = imports.time_imports()
     for code, values in beyond.items():
         quarter = len(values) // 4

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from statistics import median
 from time import perf_counter
 from typing import Any
 
-from blinker import Signal
-from lean import idle_handler
-
 import heliograph as h
+from blinker import Signal
 from heliograph.events import Bus
+from heliograph.tests.benchmarks.lean import idle_handler
 
 NUMBERS = (0, 1, 5, 20)
 CALLS, ROUNDS = 2_000, 60
@@ -100,12 +100,14 @@ def timers() -> dict[str, Timed]:
     return made
 
 
-def time_dispatch() -> dict[str, float]:
+def time_dispatch(seed: int) -> dict[str, float]:
     """Return the nanoseconds of one emission, by what and number of handlers."""
-    made = timers()
+    made, shuffle = timers(), random.Random(seed).shuffle
+    order = list(made)
     seconds: dict[str, list[float]] = {name: [] for name in made}
     for _ in range(ROUNDS):
-        for name, timed in made.items():
-            seconds[name].append(timed())
+        shuffle(order)
+        for name in order:
+            seconds[name].append(made[name]())
     empty_loop = median(seconds.pop(EMPTY))
     return {name: (median(each) - empty_loop) / CALLS * 1e9 for name, each in seconds.items()}

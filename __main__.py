@@ -1,0 +1,76 @@
+"""The command line: `python -m heliograph demo | plugins | events`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from textwrap import fill
+
+from heliograph.events import CATALOGUE
+from heliograph.plugins.discovery import Discovered, discover
+from heliograph.plugins.marks import marked_methods
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; return its exit status."""
+    parser = argparse.ArgumentParser(prog="heliograph", description="An event-bus callback framework for PyTorch.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    demo = commands.add_parser("demo", help="train a small network on real handwritten digits")
+    demo.add_argument("--folder", type=Path, default=Path("runs/digits"), help="where to leave files (%(default)s)")
+    demo.add_argument("--epochs", type=int, default=60, help="at most so many (%(default)s)")
+    commands.add_parser("plugins", help="list the installed plugins")
+    commands.add_parser("events", help="list the events in the order in which the loop emits them")
+    options = parser.parse_args(arguments)
+    if options.command == "plugins":
+        print(plugin_table())
+    elif options.command == "events":
+        print(event_list())
+    else:
+        return _demo(options.folder, options.epochs)
+    return 0
+
+
+def plugin_table() -> str:
+    """Return name, package, version, state and events of every installed plugin; a broken one with its error."""
+    rows = [("NAME", "PACKAGE", "VERSION", "STATE", "EVENTS")]
+    rows += [(each.name, each.package, each.version, *_state(each)) for each in discover()]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return "\n".join("  ".join([*map(str.ljust, row, widths), row[4]]) for row in rows)
+
+
+def event_list() -> str:
+    """Return every event with its fields and what it means."""
+    lines = []
+    for event in CATALOGUE:
+        fields = ", ".join(f"{name}: {kind}" for name, kind in event.__annotations__.items())
+        lines.append(f"{event.__name__}({fields})")
+        lines.append(fill(str(event.__doc__), 100, initial_indent="    ", subsequent_indent="    "))
+    return "\n".join(lines)
+
+
+def _state(plugin: Discovered) -> tuple[str, str]:
+    if plugin.switched_off:
+        return "switched off", "not imported: HELIOGRAPH_DISABLE_PLUGINS names it"
+    try:
+        loaded = plugin.load()
+    except ImportError as error:
+        return "broken", str(error.__cause__ or error)
+    marks = marked_methods(loaded) if isinstance(loaded, type) else ()
+    return "available", " ".join(sorted({event.name for _, mark in marks for event in mark.events}))
+
+
+def _demo(folder: Path, epochs: int) -> int:
+    from heliograph.demo.digits import run_demo
+
+    try:
+        run_demo(folder, epochs)
+    except (ImportError, ValueError) as error:  # a missing package or a bad argument: the sentence says what to do
+        print(f"heliograph demo: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The main job: a real classifier on real images, in one command."""

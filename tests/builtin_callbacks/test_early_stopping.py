@@ -1,0 +1,244 @@
+"""EarlyStopping: what counts as an improvement, NaN, missing metrics, resume."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from heliograph import (
+    At,
+    BatchEnd,
+    Checkpoint,
+    EarlyStopping,
+    Every,
+    LogSchedule,
+    RunResult,
+    SavePoint,
+    SaveSchedule,
+    Trainer,
+    TrainStart,
+    ValidationSchedule,
+)
+
+Make = Callable[..., Any]
+Fit = Callable[..., RunResult]
+
+
+@pytest.fixture
+def fit(scripted: Make, batches: Make, sgd: Any) -> Fit:
+    """Return a function that validates after each of as many epochs as there are values."""
+
+    def run(stopper: EarlyStopping, values: Sequence[float], *plugins: Any, name: str = "loss", **options: Any) -> Any:
+        trainer = Trainer([ValidationSchedule(Every(epochs=1)), stopper, *plugins], device="cpu")
+        options.setdefault("epochs", len(values))
+        return trainer.fit(scripted(values, name), batches(1), validation=batches(1), optimizer=sgd, **options)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("values", "options", "epochs"),
+    [
+        ([1.0, 0.95, 0.90, 0.85], {"min_delta": 0.1}, 4),  # cumulative progress counts
+        ([1.0, 0.95, 0.95, 0.95, 0.1], {"min_delta": 0.1}, 4),
+        ([1.0, 1.0, 1.0, 1.0, 0.1], {}, 4),  # an equal value is no improvement
+        ([1.0, 1.1, 1.2, 0.9, 1.1, 1.2, 1.3, 0.1], {}, 7),
+        ([1.0, 2.0, 0.1], {"patience": 1}, 2),
+        ([0.1, 0.2, 0.3, 0.4], {"mode": "max"}, 4),
+        ([0.4, 0.3, 0.2, 0.1, 0.9], {"mode": "max"}, 4),
+        ([0.1, 0.15, 0.19, 0.25], {"mode": "max", "min_delta": 0.1}, 4),
+        ([math.nan, math.nan, 1.0, 2.0], {}, 4),
+        ([math.nan, math.nan, math.nan, 1.0], {}, 3),
+        ([1.0, math.nan, 1.0, math.nan, 0.1], {}, 4),
+        ([1.0, math.nan, 0.9], {"nan": "stop"}, 2),
+        ([math.inf, 1.0, 0.5], {"patience": 1}, 3),
+        ([math.inf, math.inf, 0.5], {"patience": 1}, 2),
+    ],
+)
+def test_stops_after_the_reading_that_it_should(
+    fit: Fit, values: list[float], options: dict[str, Any], epochs: int
+) -> None:
+    result = fit(EarlyStopping(**options), values)
+
+    assert result.progress.epoch == epochs
+    assert (result.status == "stopped") == (epochs < len(values) or options.get("patience") == epochs)
+
+
+def test_the_result_says_who_stopped_and_why(fit: Fit) -> None:
+    result = fit(EarlyStopping(patience=2), [0.5, 0.6, 0.7, 0.8])
+
+    assert result.stopped_by == "early_stopping"
+    assert result.reason == "validation/loss has not improved on 0.5 in 2 readings"
+
+
+def test_the_reason_without_any_number_yet(fit: Fit) -> None:
+    result = fit(EarlyStopping(patience=2), [math.nan, math.nan, 1.0])
+
+    assert "no number yet" in result.reason
+
+
+def test_nan_stop_says_so(fit: Fit) -> None:
+    assert fit(EarlyStopping(nan="stop"), [0.5, math.nan, 0.1]).reason == "validation/loss is NaN"
+
+
+def test_nan_raise(fit: Fit) -> None:
+    with pytest.raises(ValueError, match=r"validation/loss is NaN at step 2"):
+        fit(EarlyStopping(nan="raise"), [0.5, math.nan, 0.1])
+
+
+def test_the_reference_moves_only_on_real_improvements(fit: Fit) -> None:
+    stopper = EarlyStopping(min_delta=0.1, patience=9)
+    fit(stopper, [1.0, 0.95, 0.91, 0.89, 0.80])
+
+    assert stopper.best == 0.89
+    assert stopper.failed_readings == 1
+
+
+def test_another_metric(fit: Fit) -> None:
+    stopper = EarlyStopping("validation/accuracy", mode="max", patience=1)
+
+    assert fit(stopper, [0.5, 0.6, 0.4, 0.9], name="accuracy").progress.epoch == 3
+    assert stopper.best == 0.6
+
+
+def test_a_missing_metric_lists_and_suggests(fit: Fit) -> None:
+    with pytest.raises(ValueError, match=r"no metric 'validation/acuracy'.*Did you mean 'validation/accuracy'") as info:
+        fit(EarlyStopping("validation/acuracy"), [0.5, 0.5], name="accuracy")
+
+    assert "Known: validation/accuracy" in str(info.value)
+
+
+def test_without_validation_data_it_is_an_error_at_the_start(task: Make, batches: Make, sgd: Any) -> None:
+    trainer = Trainer([EarlyStopping(), ValidationSchedule(Every(epochs=1))], device="cpu")
+    seen: list[int] = []
+    trainer.bus.on(BatchEnd, lambda run, event: seen.append(run.progress.batch))
+
+    with pytest.raises(ValueError, match=r"'validation/loss' is monitored, but there is no validation data"):
+        trainer.fit(task(), batches(), optimizer=sgd, epochs=2)
+    assert seen == []
+
+
+def test_a_train_metric_is_read_at_each_log(task: Make, batches: Make, sgd: Any) -> None:
+    stopper = EarlyStopping("train/loss", patience=2, min_delta=1e9)
+    trainer = Trainer([stopper, LogSchedule(Every(steps=2))], device="cpu")
+    result = trainer.fit(task(), batches(), optimizer=sgd)  # endless but for the stop
+
+    assert result.status == "stopped"
+    assert result.progress.steps == 6
+    assert stopper.best is not None
+
+
+def test_a_train_metric_that_nobody_logs_is_an_error_at_the_start(task: Make, batches: Make, sgd: Any) -> None:
+    trainer = Trainer([EarlyStopping("train/loss")], device="cpu")
+
+    with pytest.raises(ValueError, match="train/loss"):
+        trainer.fit(task(), batches(), optimizer=sgd, epochs=2)
+
+
+def test_a_train_metric_is_not_read_from_validations(fit: Fit) -> None:
+    stopper = EarlyStopping("train/loss", patience=1, mode="max", min_delta=1e9)
+    result = fit(stopper, [1.0, 2.0, 3.0], LogSchedule(Every(steps=100), at_end=True))
+
+    assert result.status == "completed"
+    assert stopper.failed_readings == 0
+    assert stopper.best == result.metrics["train/loss"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"patience": 0}, "patience must be a whole number of at least 1"),
+        ({"patience": 1.5}, "patience must be a whole number"),
+        ({"nan": "ignore"}, "nan is 'worse', 'stop' or 'raise'"),
+        ({"mode": "smallest"}, "mode is 'min'"),
+        ({"min_delta": -0.1}, "min_delta must be at least 0"),
+        ({"min_delta": math.nan}, "min_delta must be at least 0"),
+        ({"monitor": "loss"}, "<split>/<name>"),
+    ],
+)
+def test_arguments_are_checked(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        EarlyStopping(**options)
+
+
+def test_state_round_trip() -> None:
+    stopper, other = EarlyStopping(), EarlyStopping()
+    stopper.best, stopper.failed_readings = 0.25, 2
+    other.load_state_dict(stopper.state_dict())
+
+    assert stopper.state_dict() == {"best": 0.25, "failed_readings": 2}
+    assert (other.best, other.failed_readings) == (0.25, 2)
+
+
+def test_the_count_goes_on_after_a_resume(fit: Fit, tmp_path: Path) -> None:
+    values = [1.0, 1.1, 1.2, 1.3, 1.4]
+
+    def plugins() -> tuple[Any, Any]:
+        return SaveSchedule(Every(epochs=1)), Checkpoint(tmp_path, resume="auto")
+
+    first = fit(EarlyStopping(patience=3), values, *plugins(), epochs=2)
+    second = fit(EarlyStopping(patience=3), values[2:], *plugins(), epochs=5)
+
+    assert first.status == "completed"
+    assert (second.status, second.progress.epoch) == ("stopped", 4)
+
+
+def test_a_stopped_run_resumed_stops_at_once_unless_patience_was_raised(fit: Fit, tmp_path: Path) -> None:
+    def plugins() -> tuple[Any, Any]:
+        return SaveSchedule(Every(epochs=1)), Checkpoint(tmp_path, resume="auto")
+
+    first = fit(EarlyStopping(patience=2), [1.0, 1.1, 1.2, 0.1], *plugins())
+    files = sorted(tmp_path.iterdir())
+    again = fit(EarlyStopping(patience=2), [], *plugins(), epochs=4)
+    assert (first.progress.steps, first.status) == (3, "stopped")
+    assert (again.progress.steps, again.status, again.stopped_by) == (3, "stopped", "early_stopping")
+    assert again.reason == first.reason
+    assert sorted(tmp_path.iterdir()) == files
+
+    raised = fit(EarlyStopping(patience=3), [0.9], *plugins(), epochs=4)
+    assert (raised.progress.steps, raised.status) == (4, "completed")
+
+
+def test_a_second_fit_begins_anew(scripted: Make, batches: Make, sgd: Any) -> None:
+    stopper = EarlyStopping(patience=2)
+    trainer = Trainer([ValidationSchedule(Every(epochs=1)), stopper], device="cpu")
+
+    def fit(values: list[float]) -> RunResult:
+        return trainer.fit(scripted(values), batches(1), validation=batches(1), optimizer=sgd, epochs=len(values))
+
+    assert fit([0.1, 0.2, 0.3, 0.4]).status == "stopped"
+    assert fit([5.0, 4.0, 3.0]).status == "completed"
+    assert (stopper.best, stopper.failed_readings) == (3.0, 0)
+
+
+def test_fit_then_validate_and_test(scripted: Make, batches: Make, sgd: Any) -> None:
+    stopper = EarlyStopping(patience=3)
+    trainer = Trainer([ValidationSchedule(Every(epochs=1)), stopper], device="cpu")
+    trainer.fit(scripted([1.0, 0.5]), batches(1), validation=batches(1), optimizer=sgd, epochs=2)
+    tested = trainer.test(scripted([9.0]), batches(1))
+
+    assert tested.status == "completed"
+    assert stopper.best == 0.5
+
+
+def test_at_start_validations_do_not_count_twice_in_a_resumed_run(scripted: Make, batches: Make, sgd: Any) -> None:
+    """A resumed run is not before its first batch: one more reading would stop it before the uninterrupted one."""
+    saved: dict[str, Any] = {}
+
+    def fit(*, resumed: bool) -> EarlyStopping:
+        stopper = EarlyStopping(patience=9)
+        plugins = [ValidationSchedule(Every(epochs=1), at_start=True), stopper, SaveSchedule(At(epochs=1))]
+        trainer = Trainer(plugins, device="cpu")
+        if resumed:
+            trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))
+        else:
+            trainer.bus.on(SavePoint, lambda run, event: saved.update(deepcopy(run.state_dict())))
+        trainer.fit(scripted([1.0] * 9), batches(2), validation=batches(1), optimizer=sgd, epochs=3)
+        return stopper
+
+    assert fit(resumed=False).failed_readings == 3
+    assert fit(resumed=True).failed_readings == 3

@@ -1,0 +1,265 @@
+"""LearningRate against schedulers stepped by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from heliograph import (
+    At,
+    BatchStart,
+    Every,
+    GradientAccumulation,
+    GradientsReady,
+    Lane,
+    LearningRate,
+    Log,
+    LogSchedule,
+    Run,
+    SavePoint,
+    SaveSchedule,
+    StepEnd,
+    TrainEnd,
+    TrainStart,
+    Trainer,
+    ValidationSchedule,
+)
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau, StepLR
+
+Make = Callable[..., Any]
+
+
+def rate(run: Run) -> float:
+    return float(run.optimizer.param_groups[0]["lr"])
+
+
+def record(trainer: Trainer) -> list[float]:
+    """Record the learning rate with which each step was taken."""
+    rates: list[float] = []
+    trainer.bus.on(StepEnd, lambda run, event: rates.append(rate(run)), lane=Lane.TRANSFORM)
+    return rates
+
+
+@pytest.mark.parametrize(("per", "n"), [("step", 1), ("step", 2), ("epoch", 1), ("epoch", 3)])
+def test_equals_a_loop_by_hand(task: Make, batches: Make, sgd: Any, weights: Any, per: Any, n: int) -> None:
+    data, mine, theirs = batches(5), task(), task()
+    optimizer = sgd(list(mine.model.parameters()))
+    trainer = Trainer([LearningRate(per), GradientAccumulation(n)], device="cpu")
+    rates = record(trainer)
+    trainer.fit(mine, data, optimizer=optimizer, scheduler=CosineAnnealingLR(optimizer, 7), epochs=3)
+
+    by_hand: list[float] = []
+    optimizer = sgd(list(theirs.model.parameters()))
+    scheduler = CosineAnnealingLR(optimizer, 7)
+    for _ in range(3):
+        for start in range(0, 5, n):
+            window = data[start : start + n]
+            for inputs, targets in window:
+                (nn.functional.mse_loss(theirs.model(inputs), targets) / len(window)).backward()  # type: ignore[no-untyped-call]
+            by_hand.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            optimizer.zero_grad()
+            if per == "step":
+                scheduler.step()
+        if per == "epoch":
+            scheduler.step()
+
+    assert rates == by_hand
+    assert all(map(torch.equal, weights(mine), weights(theirs)))
+
+
+def fit_plateau(
+    scripted: Make, batches: Make, values: list[float], mode: Any = "min", monitor: str = "validation/loss"
+) -> list[float]:
+    mine = scripted(values)
+    optimizer = torch.optim.SGD(mine.model.parameters(), lr=1.0)
+    scheduler = ReduceLROnPlateau(optimizer, mode, factor=0.1, patience=1)
+    plugins = [LearningRate("plateau", monitor=monitor), ValidationSchedule(Every(epochs=1))]
+    trainer = Trainer(plugins, device="cpu")
+    rates = record(trainer)
+    trainer.fit(mine, batches(1), validation=batches(1), optimizer=optimizer, scheduler=scheduler, epochs=len(values))
+    return rates
+
+
+def test_plateau(scripted: Make, batches: Make) -> None:
+    rates = fit_plateau(scripted, batches, [1.0, 0.5, 0.6, 0.7, 0.8, 0.9])
+
+    assert rates == pytest.approx([1.0, 1.0, 1.0, 1.0, 0.1, 0.1])
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_nan_is_never_an_improvement_for_a_plateau(scripted: Make, batches: Make, mode: str) -> None:
+    rates = fit_plateau(scripted, batches, [1.0, math.nan, math.nan, math.nan], mode)
+
+    assert rates == pytest.approx([1.0, 1.0, 1.0, 0.1])
+
+
+def test_plateau_lists_the_metrics_where_its_own_is_missing(scripted: Make, batches: Make) -> None:
+    with pytest.raises(ValueError, match=r"no metric 'validation/los'. Did you mean 'validation/loss'"):
+        fit_plateau(scripted, batches, [1.0], monitor="validation/los")
+
+
+def test_plateau_without_validation_data(task: Make, batches: Make) -> None:
+    mine = task()
+    optimizer = torch.optim.SGD(mine.model.parameters(), lr=1.0)
+    trainer = Trainer([LearningRate("plateau", monitor="validation/loss")], device="cpu")
+
+    with pytest.raises(ValueError, match="no validation data"):
+        trainer.fit(mine, batches(1), optimizer=optimizer, scheduler=ReduceLROnPlateau(optimizer), epochs=1)
+
+
+def test_a_plateau_of_a_train_metric_steps_or_is_refused(task: Make, batches: Make) -> None:
+    """What never steps the scheduler must not be accepted in silence."""
+    mine = task()
+    optimizer = torch.optim.SGD(mine.model.parameters(), lr=0.5)
+    scheduler = ReduceLROnPlateau(optimizer, factor=0.1, patience=0, threshold=1e9, threshold_mode="abs")
+    try:
+        trainer = Trainer([LearningRate("plateau", monitor="train/loss"), LogSchedule(Every(epochs=1))], device="cpu")
+        trainer.fit(mine, batches(2), optimizer=optimizer, scheduler=scheduler, epochs=4)
+    except ValueError:
+        return
+    assert optimizer.param_groups[0]["lr"] < 0.5
+
+
+def test_a_validation_before_any_step_does_not_count(scripted: Make, batches: Make) -> None:
+    mine = scripted([1.0, 2.0, 3.0])
+    optimizer = torch.optim.SGD(mine.model.parameters(), lr=1.0)
+    scheduler = ReduceLROnPlateau(optimizer, factor=0.1, patience=0)
+    plugins = [
+        LearningRate("plateau", monitor="validation/loss"),
+        ValidationSchedule(Every(epochs=1), at_start=True),
+    ]
+    Trainer(plugins, device="cpu").fit(
+        mine, batches(1), validation=batches(1), optimizer=optimizer, scheduler=scheduler, epochs=2
+    )
+
+    assert scheduler.last_epoch == 2
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.1)
+
+
+def fit_skipping(task: Make, batches: Make, per: Any, event: Any, first: int, last: int, epochs: int) -> Any:
+    """Drop the steps of the batches first to last, counted over all epochs; return the scheduler."""
+    mine = task()
+    optimizer = torch.optim.SGD(mine.model.parameters(), lr=1.0)
+    scheduler = StepLR(optimizer, 1, gamma=0.5)
+    trainer = Trainer([LearningRate(per)], device="cpu")
+
+    def drop(run: Run, event: BatchStart | GradientsReady) -> None:
+        if first <= run.progress.batches <= last:
+            ask = run.control.skip_batch if isinstance(event, BatchStart) else run.control.skip_step
+            ask("the test says so")
+
+    trainer.bus.on(event, drop)
+    trainer.fit(mine, batches(3), optimizer=optimizer, scheduler=scheduler, epochs=epochs)
+    return scheduler
+
+
+@pytest.mark.parametrize("event", [BatchStart, GradientsReady])
+def test_never_stepped_where_the_optimizer_was_not(task: Make, batches: Make, event: Any) -> None:
+    assert fit_skipping(task, batches, "step", event, 1, 2, 1).last_epoch == 1
+
+
+@pytest.mark.parametrize("event", [BatchStart, GradientsReady])
+@pytest.mark.parametrize(("first", "last", "expected"), [(0, 2, 1), (3, 5, 1), (3, 4, 2), (0, 5, 0)])
+def test_an_epoch_without_a_step_is_not_stepped(
+    task: Make, batches: Make, event: Any, first: int, last: int, expected: int
+) -> None:
+    assert fit_skipping(task, batches, "epoch", event, first, last, 2).last_epoch == expected
+
+
+def test_a_resume_at_the_last_batch_of_an_epoch_still_steps_the_epoch(task: Make, batches: Make) -> None:
+    """The cut at the boundary behind an epoch's last batch lies before its EpochEnd."""
+    saved: dict[str, Any] = {}
+
+    def fit(*, resumed: bool) -> list[float]:
+        mine = task()
+        optimizer = torch.optim.SGD(mine.model.parameters(), lr=1.0)
+        trainer = Trainer([LearningRate("epoch"), SaveSchedule(At(steps=3))], device="cpu")
+        rates = record(trainer)
+        if resumed:
+            trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))
+        else:
+            trainer.bus.on(SavePoint, lambda run, event: saved.update(deepcopy(run.state_dict())))
+        scheduler = StepLR(optimizer, 1, gamma=0.5)
+        trainer.fit(mine, batches(3), optimizer=optimizer, scheduler=scheduler, epochs=3)
+        return rates
+
+    assert fit(resumed=False) == [1.0] * 3 + [0.5] * 3 + [0.25] * 3
+    assert (saved["progress"]["epoch"], saved["progress"]["batch"]) == (0, 3)
+    assert fit(resumed=True) == [0.5] * 3 + [0.25] * 3
+
+
+def test_the_log_has_the_rate_of_the_next_step(task: Make, batches: Make) -> None:
+    mine = task()
+    optimizer = torch.optim.SGD(mine.model.parameters(), lr=1.0)
+    trainer = Trainer([LearningRate("step"), LogSchedule(At(steps=[1, 3]))], device="cpu")
+    logged: list[float] = []
+    trainer.bus.on(Log, lambda run, event: logged.append(event.metrics["train/learning_rate"]))
+    trainer.fit(mine, batches(3), optimizer=optimizer, scheduler=StepLR(optimizer, 1, gamma=0.5), epochs=1)
+
+    assert logged == [0.5, 0.125]
+
+
+def test_a_missing_scheduler_is_an_error_at_the_start(task: Make, batches: Make, sgd: Any) -> None:
+    trainer = Trainer([LearningRate("step")], device="cpu")
+    with pytest.raises(ValueError, match="fit was given none: pass scheduler= to fit"):
+        trainer.fit(task(), batches(), optimizer=sgd, epochs=1)
+
+
+def test_a_scheduler_without_the_plugin_is_an_error(task: Make, batches: Make) -> None:
+    mine = task()
+    optimizer = torch.optim.SGD(mine.model.parameters(), lr=1.0)
+    with pytest.raises(ValueError, match="no plugin steps it: add LearningRate"):
+        Trainer(device="cpu").fit(mine, batches(), optimizer=optimizer, scheduler=StepLR(optimizer, 1), epochs=1)
+
+
+def test_two_learning_rates_are_refused() -> None:
+    with pytest.raises(ValueError, match="both claim scheduler"):
+        Trainer([LearningRate("step"), LearningRate("epoch").named("other")], device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "words"),
+    [
+        (["batch"], {}, "'step', 'epoch' or 'plateau'"),
+        (["plateau"], {}, "monitor= goes with"),
+        (["step"], {"monitor": "validation/loss"}, "monitor= goes with"),
+    ],
+)
+def test_arguments_are_checked(arguments: list[Any], options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        LearningRate(*arguments, **options)
+
+
+def test_two_fits_and_a_test(task: Make, batches: Make) -> None:
+    trainer = Trainer([LearningRate("epoch")], device="cpu")
+    for _ in range(2):
+        mine = task()
+        optimizer = torch.optim.SGD(mine.model.parameters(), lr=1.0)
+        scheduler = StepLR(optimizer, 1, gamma=0.5)
+        trainer.fit(mine, batches(2), optimizer=optimizer, scheduler=scheduler, epochs=3)
+        trainer.test(mine, batches(1))
+        assert scheduler.last_epoch == 3
+
+
+def test_the_scheduler_is_resumed(task: Make, batches: Make) -> None:
+    saved: dict[str, Any] = {}
+    last: list[float] = []
+    for epochs in (2, 4):
+        mine = task()
+        optimizer = torch.optim.SGD(mine.model.parameters(), lr=1.0)
+        scheduler = StepLR(optimizer, 1, gamma=0.5)
+        trainer = Trainer([LearningRate("epoch")], device="cpu")
+        if saved:
+            trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))
+        rates = record(trainer)
+        trainer.bus.on(TrainEnd, lambda run, event: saved.update(run.state_dict()))
+        trainer.fit(mine, batches(2), optimizer=optimizer, scheduler=scheduler, epochs=epochs)
+        last = rates
+
+    assert last == [0.25, 0.25, 0.125, 0.125]

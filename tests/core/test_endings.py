@@ -1,0 +1,293 @@
+"""How runs end: every kind of ending, and failures in every place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from heliograph import (
+    BatchEnd,
+    EpochEnd,
+    ExceptionPassThrough,
+    Lane,
+    Plugin,
+    Run,
+    RunClosed,
+    RunFailed,
+    Supervised,
+    TestBatchEnd,
+    TrainEnd,
+    Trainer,
+    TrainingError,
+    TrainStart,
+    ValidationEnd,
+    on,
+)
+from heliograph.testing import Recorder
+from torch import Tensor, nn
+
+Batch = tuple[Tensor, Tensor]
+
+
+def data(batches: int = 2) -> list[Batch]:
+    return [(torch.ones(3, 4), torch.tensor([0, 1, 0])) for _ in range(batches)]
+
+
+def make_task() -> Supervised:
+    torch.manual_seed(0)
+    return Supervised(nn.Linear(4, 2), nn.functional.cross_entropy)
+
+
+class Fail(Plugin):
+    """Fails at one event."""
+
+    asks = ("validation",)
+
+    def __init__(self, event: str, error: BaseException | None = None) -> None:
+        self._event = event
+        self.error = error or ZeroDivisionError("on purpose")
+
+    def _hear(self, event: Any) -> None:
+        if event.name == self._event:
+            raise self.error
+
+    @on(EpochEnd, lane=Lane.TRANSFORM)
+    def validate(self, run: Run, event: EpochEnd) -> None:
+        run.control.request_validation("due")
+
+    @on(TrainStart, BatchEnd, TestBatchEnd)
+    def one(self, run: Run, event: TrainStart | BatchEnd | TestBatchEnd) -> None:
+        self._hear(event)
+
+    @on(ValidationEnd, TrainEnd)
+    def two(self, run: Run, event: ValidationEnd | TrainEnd) -> None:
+        self._hear(event)
+
+    @on(RunFailed, RunClosed)
+    def three(self, run: Run, event: RunFailed | RunClosed) -> None:
+        self._hear(event)
+
+
+def fit(trainer: Trainer, **options: Any) -> Any:
+    task = make_task()
+    return trainer.fit(
+        task,
+        options.pop("train", data()),
+        validation=data(1),
+        optimizer=torch.optim.SGD(task.model.parameters(), 0.1),
+        epochs=1,
+        **options,
+    )
+
+
+@pytest.mark.parametrize("event", ["train_start", "batch_end", "validation_end", "train_end"])
+def test_the_original_exception_leaves_unchanged_and_the_run_is_closed_once(event: str) -> None:
+    plugin = Fail(event)
+    trainer = Trainer([plugin], device="cpu")
+    recorder = Recorder(trainer.bus)
+    with pytest.raises(ZeroDivisionError) as caught:
+        fit(trainer)
+    assert caught.value is plugin.error
+    assert caught.value.args == ("on purpose",)
+    assert recorder.trace[-2:] == ["run_failed", "run_closed"]
+    failed, closed = recorder.events[-2:]
+    assert isinstance(failed, RunFailed)
+    assert isinstance(closed, RunClosed)
+    assert (failed.plugin, failed.event) == ("fail", event)
+    assert failed.phase == ("validation" if event == "validation_end" else "train")
+    assert closed.status == "failed"
+    assert "train_end" not in recorder.trace[:-2] or event == "train_end"
+    assert f"in fail on {event}" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("lane", list(Lane))
+def test_a_failure_in_a_lane_spares_the_earlier_lanes_and_silences_the_later(lane: Lane) -> None:
+    heard: list[Lane] = []
+    trainer = Trainer(device="cpu")
+
+    def listen(each: Lane) -> None:
+        def handler(run: Run, event: BatchEnd) -> None:
+            heard.append(each)
+            if each is lane:
+                raise ZeroDivisionError(each.name)
+
+        trainer.bus.on(BatchEnd, handler, lane=each)
+
+    for each in reversed(Lane):
+        listen(each)
+    trainer.plugins.register(Fail("nothing"))
+    with pytest.raises(ZeroDivisionError, match=lane.name):
+        fit(trainer)
+    assert heard == [each for each in Lane if each <= lane]
+
+
+def test_secondary_errors_are_notes_on_the_first_and_every_closing_handler_runs() -> None:
+    closed: list[str] = []
+
+    class Closing(Plugin):
+        @on(RunClosed)
+        def note(self, run: Run, event: RunClosed) -> None:
+            closed.append(event.status)
+
+    plugins = [
+        Fail("batch_end"),
+        Fail("run_failed", ValueError("second")).named("second"),
+        Fail("run_closed", OSError("third")).named("third"),
+        Closing(),
+    ]
+    with pytest.raises(ZeroDivisionError) as caught:
+        fit(Trainer(plugins, device="cpu"))
+    assert closed == ["failed"]
+    assert caught.value.__notes__ == [
+        "heliograph: in train, epoch 0, batch 1, step 1; in fail on batch_end",
+        "heliograph: then second failed on run_failed: ValueError: second",
+        "heliograph: then third failed on run_closed: OSError: third",
+    ]
+
+
+def test_an_error_of_closing_alone_fails_the_run() -> None:
+    closed: list[str] = []
+
+    class Closing(Plugin):
+        @on(RunClosed, lane=Lane.REPORT)
+        def note(self, run: Run, event: RunClosed) -> None:
+            closed.append(event.status)
+
+    with pytest.raises(OSError, match="at last") as caught:
+        fit(Trainer([Fail("run_closed", OSError("at last")), Closing()], device="cpu"))
+    assert closed == ["completed"]
+    assert "in fail on run_closed" in caught.value.__notes__[0]
+
+
+def test_a_close_method_that_fails_is_not_swallowed_and_spares_the_others() -> None:
+    closed: list[str] = []
+
+    class Bad(Fail):
+        def close(self) -> None:
+            raise OSError("cannot close")
+
+    class Good(Fail):
+        def close(self) -> None:
+            closed.append("good")
+
+    with pytest.raises(OSError, match="cannot close"):
+        fit(Trainer([Bad("nothing"), Good("nothing")], device="cpu"))
+    assert closed == ["good"]
+
+
+def test_keyboard_interrupt_closes_the_run_and_leaves() -> None:
+    trainer = Trainer([Fail("batch_end", KeyboardInterrupt())], device="cpu")
+    recorder = Recorder(trainer.bus)
+    with pytest.raises(KeyboardInterrupt):
+        fit(trainer)
+    failed, closed = recorder.events[-2:]
+    assert isinstance(failed, RunFailed)
+    assert isinstance(failed.error, KeyboardInterrupt)
+    assert isinstance(closed, RunClosed)
+    assert closed.status == "interrupted"
+
+
+def test_keyboard_interrupt_can_be_a_result() -> None:
+    result = fit(Trainer([Fail("batch_end", KeyboardInterrupt())], device="cpu"), on_interrupt="return")
+    assert (result.status, result.progress.batch) == ("interrupted", 1)
+
+
+def test_only_the_two_ways_of_interrupting_are_known() -> None:
+    with pytest.raises(ValueError, match="'raise' or 'return'"):
+        fit(Trainer([Fail("nothing")], device="cpu"), on_interrupt="ignore")
+
+
+def test_system_exit_leaves_unchanged() -> None:
+    with pytest.raises(SystemExit) as caught:
+        fit(Trainer([Fail("batch_end", SystemExit(7)), ExceptionPassThrough()], device="cpu"))
+    assert caught.value.code == 7
+
+
+def test_a_loader_that_fails_midway() -> None:
+    def broken() -> Iterator[Batch]:
+        yield from data(2)
+        raise OSError("the disk is gone")
+
+    class Loader:
+        def __iter__(self) -> Iterator[Batch]:
+            return broken()
+
+    trainer = Trainer([Fail("nothing")], device="cpu")
+    recorder = Recorder(trainer.bus)
+    with pytest.raises(OSError, match="the disk is gone") as caught:
+        fit(trainer, train=Loader())
+    failed = recorder.events[-2]
+    assert isinstance(failed, RunFailed)
+    assert (failed.plugin, failed.event, failed.phase) == (None, None, "train")
+    assert caught.value.__notes__ == ["heliograph: in train, epoch 0, batch 1, step 1"]
+
+
+def test_a_failing_step_is_nobodys_handler() -> None:
+    class Broken(Supervised):
+        def training_step(self, run: Run, batch: Any) -> Tensor:
+            raise ZeroDivisionError("in the step")
+
+    trainer = Trainer(device="cpu")
+    recorder = Recorder(trainer.bus)
+    task = Broken(nn.Linear(4, 2), nn.functional.cross_entropy)
+    with pytest.raises(ZeroDivisionError, match="in the step"):
+        trainer.fit(task, data(), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)
+    failed = recorder.events[-2]
+    assert isinstance(failed, RunFailed)
+    assert (failed.plugin, failed.event) == (None, None)
+
+
+def test_the_trainer_is_fit_for_another_run_after_a_failure() -> None:
+    plugin = Fail("batch_end")
+    trainer = Trainer([plugin], device="cpu")
+    with pytest.raises(ZeroDivisionError):
+        fit(trainer)
+    plugin._event = "nothing"
+    assert fit(trainer).status == "completed"
+
+
+def test_an_observer_is_forgiven_switched_off_and_listed() -> None:
+    class Weather(Plugin):
+        policy = "observer"
+        max_errors = 2
+
+        @on(BatchEnd)
+        def look(self, run: Run, event: BatchEnd) -> None:
+            raise ValueError("rain")
+
+    trainer = Trainer([Weather()], device="cpu")
+    task = make_task()
+    result = trainer.fit(task, data(5), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)
+    assert result.status == "completed"
+    assert result.plugin_errors == {
+        "weather": ("batch_end at step 1: ValueError: rain", "batch_end at step 2: ValueError: rain")
+    }
+    assert not trainer.plugins.is_enabled("weather")
+
+
+def test_errors_on_the_list_pass_and_others_are_wrapped() -> None:
+    listed = Trainer([Fail("batch_end"), ExceptionPassThrough(train=[ArithmeticError])], device="cpu")
+    with pytest.raises(ZeroDivisionError):
+        fit(listed)
+    unlisted = Trainer([Fail("batch_end"), ExceptionPassThrough(test=[ArithmeticError])], device="cpu")
+    with pytest.raises(TrainingError, match="train failed at epoch 0, step 1, plugin 'fail' on batch_end") as caught:
+        fit(unlisted)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_the_test_list_is_for_tests() -> None:
+    trainer = Trainer([Fail("test_batch_end"), ExceptionPassThrough(test=[ArithmeticError])], device="cpu")
+    with pytest.raises(ZeroDivisionError):
+        trainer.test(make_task(), data())
+    trainer = Trainer([Fail("test_batch_end"), ExceptionPassThrough(train=[ArithmeticError])], device="cpu")
+    with pytest.raises(TrainingError):
+        trainer.test(make_task(), data())
+
+
+def test_no_error_keeps_a_batch_alive_through_the_bus() -> None:
+    trainer = Trainer([Fail("batch_end")], device="cpu")
+    with pytest.raises(ZeroDivisionError):
+        fit(trainer)
+    assert trainer.bus.blamed is None

@@ -1,0 +1,641 @@
+"""Literal traces of what the loop emits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from heliograph import (
+    BatchEnd,
+    BatchStart,
+    Checkpoint,
+    EpochEnd,
+    EpochStart,
+    Event,
+    GradientAccumulation,
+    GradientsReady,
+    Lane,
+    Log,
+    Plugin,
+    Run,
+    RunResult,
+    SavePoint,
+    ShouldStop,
+    StepEnd,
+    Supervised,
+    TrainEnd,
+    Trainer,
+    TrainStart,
+    ValidationEnd,
+    on,
+)
+from heliograph.testing import Recorder
+from torch import Tensor, nn
+
+Batch = tuple[Tensor, Tensor]
+# An event that everybody hears in every run; ShouldStop comes at every boundary and would drown the rest.
+QUIET = {"should_stop"}
+
+
+def data(batches: int) -> list[Batch]:
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randn(3, 4, generator=generator), torch.tensor([0, 1, 0])) for _ in range(batches)]
+
+
+def make_task() -> Supervised:
+    torch.manual_seed(0)
+    return Supervised(nn.Linear(4, 2), nn.functional.cross_entropy)
+
+
+class Ask(Plugin):
+    """Calls a function once, at the n-th emission of an event."""
+
+    asks = ("validation", "save", "log", "stop")
+
+    def __init__(self, event: type[Event], action: Callable[[Run], None], *, at: int = 1) -> None:
+        self._event, self._action, self._at, self._heard = event, action, at, 0
+
+    def _hear(self, run: Run, event: Event) -> None:
+        if isinstance(event, self._event):
+            self._heard += 1
+            if self._heard == self._at:
+                self._action(run)
+
+    @on(TrainStart, EpochStart, BatchStart)
+    def one(self, run: Run, event: TrainStart | EpochStart | BatchStart) -> None:
+        self._hear(run, event)
+
+    @on(GradientsReady, StepEnd, BatchEnd)
+    def two(self, run: Run, event: GradientsReady | StepEnd | BatchEnd) -> None:
+        self._hear(run, event)
+
+    @on(Log, ValidationEnd, SavePoint)
+    def three(self, run: Run, event: Log | ValidationEnd | SavePoint) -> None:
+        self._hear(run, event)
+
+    @on(ShouldStop, EpochEnd, TrainEnd)
+    def four(self, run: Run, event: ShouldStop | EpochEnd | TrainEnd) -> None:
+        self._hear(run, event)
+
+
+def trace(
+    *plugins: Any,
+    train: Iterable[Batch] | None = None,
+    validation: Any = None,
+    epochs: int | None = 1,
+    quiet: set[str] = QUIET,
+    **options: Any,
+) -> tuple[list[str], RunResult]:
+    trainer = Trainer(plugins, device="cpu")
+    recorder = Recorder(trainer.bus)
+    result = trainer.fit(
+        make_task(),
+        data(2) if train is None else train,
+        validation=validation,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1),
+        epochs=epochs,
+        **options,
+    )
+    return [name for name in recorder.trace if name not in quiet], result
+
+
+BATCH = ["batch_start", "gradients_ready", "step_end", "batch_end"]
+HELD = ["batch_start", "batch_end"]
+VALIDATION = ["validation_start", "validation_batch_start", "validation_batch_end", "validation_end"]
+
+
+def test_two_epochs() -> None:
+    names, result = trace(epochs=2, quiet=set())
+    assert names == [
+        "train_start",
+        "epoch_start",
+        "batch_start",
+        "gradients_ready",
+        "step_end",
+        "batch_end",
+        "should_stop",
+        "batch_start",
+        "gradients_ready",
+        "step_end",
+        "batch_end",
+        "should_stop",
+        "epoch_end",
+        "should_stop",
+        "epoch_start",
+        "batch_start",
+        "gradients_ready",
+        "step_end",
+        "batch_end",
+        "should_stop",
+        "batch_start",
+        "gradients_ready",
+        "step_end",
+        "batch_end",
+        "should_stop",
+        "epoch_end",
+        "should_stop",
+        "train_end",
+        "run_closed",
+    ]
+    assert (result.status, result.reason, result.stopped_by) == ("completed", "2 epochs done", None)
+    assert (result.progress.epoch, result.progress.steps, result.progress.batches) == (2, 4, 4)
+    assert result.progress.samples == 12
+
+
+def test_log_validation_save_and_stop_at_one_boundary_come_in_this_order() -> None:
+    def everything(run: Run) -> None:
+        run.control.stop("enough")
+        run.control.request_save("now")
+        run.control.request_validation("now")
+        run.control.request_log("now")
+
+    names, result = trace(Ask(StepEnd, everything), validation=data(1), quiet=set())
+    assert names == [
+        "train_start",
+        "epoch_start",
+        *BATCH,
+        "log",
+        *VALIDATION,
+        "save_point",
+        "should_stop",
+        "train_end",
+        "run_closed",
+    ]
+    assert (result.status, result.reason, result.stopped_by) == ("stopped", "enough", "ask")
+
+
+@pytest.mark.parametrize("event", [TrainStart, EpochStart, BatchStart, GradientsReady, StepEnd, BatchEnd])
+def test_a_request_from_any_event_is_served_once_at_the_next_boundary(event: type[Event]) -> None:
+    names, _ = trace(Ask(event, lambda run: run.control.request_log("asked")))
+    assert names.count("log") == 1
+    expected = {TrainStart: "train_start", EpochStart: "epoch_start"}.get(event, "batch_end")
+    assert names[names.index("log") - 1] == expected
+
+
+def test_a_request_from_validation_end_is_served_at_the_same_boundary_where_it_is_later_in_the_order() -> None:
+    def save(run: Run) -> None:
+        run.control.request_save("a new best")
+
+    plugins = [Ask(StepEnd, lambda run: run.control.request_validation("due")), Ask(ValidationEnd, save).named("saver")]
+    names, _ = trace(*plugins, validation=data(1))
+    assert names[names.index("validation_end") + 1] == "save_point"
+
+
+def test_a_request_that_comes_too_late_for_its_boundary_is_served_at_the_next() -> None:
+    def log(run: Run) -> None:
+        run.control.request_log("after the fact")
+
+    plugins = [Ask(StepEnd, lambda run: run.control.request_save("due")), Ask(SavePoint, log).named("late")]
+    names, _ = trace(*plugins)
+    assert names == [
+        "train_start",
+        "epoch_start",
+        *BATCH,
+        "save_point",
+        *BATCH,
+        "log",
+        "epoch_end",
+        "train_end",
+        "run_closed",
+    ]
+
+
+def test_what_train_end_asks_for_is_served_before_the_run_closes() -> None:
+    names, _ = trace(Ask(TrainEnd, lambda run: run.control.request_save("at the end")))
+    assert names[-3:] == ["train_end", "save_point", "run_closed"]
+
+
+def test_what_epoch_end_asks_for_is_served_behind_it() -> None:
+    names, _ = trace(Ask(EpochEnd, lambda run: run.control.request_validation("epoch")), validation=data(1))
+    assert names == ["train_start", "epoch_start", *BATCH, *BATCH, "epoch_end", *VALIDATION, "train_end", "run_closed"]
+
+
+def test_stop_at_train_start_trains_nothing() -> None:
+    names, result = trace(Ask(TrainStart, lambda run: run.control.stop("never mind")))
+    assert names == ["train_start", "train_end", "run_closed"]
+    assert (result.status, result.progress.batches) == ("stopped", 0)
+
+
+def test_stop_at_epoch_start_trains_nothing_more_and_ends_no_epoch() -> None:
+    names, result = trace(Ask(EpochStart, lambda run: run.control.stop("no more"), at=2), epochs=3)
+    assert names == [
+        "train_start",
+        "epoch_start",
+        *BATCH,
+        *BATCH,
+        "epoch_end",
+        "epoch_start",
+        "train_end",
+        "run_closed",
+    ]
+    assert (result.progress.epoch, result.progress.batch) == (1, 0)
+
+
+def test_stop_in_mid_epoch_leaves_the_epoch_open() -> None:
+    names, result = trace(Ask(BatchEnd, lambda run: run.control.stop("enough")), epochs=3)
+    assert names == ["train_start", "epoch_start", *BATCH, "train_end", "run_closed"]
+    assert (result.progress.epoch, result.progress.batch) == (0, 1)
+
+
+def test_stop_on_the_last_batch_ends_the_epoch_too() -> None:
+    names, result = trace(Ask(BatchEnd, lambda run: run.control.stop("enough"), at=2), epochs=3)
+    assert names == ["train_start", "epoch_start", *BATCH, *BATCH, "epoch_end", "train_end", "run_closed"]
+    assert (result.progress.epoch, result.progress.batch, result.status) == (1, 0, "stopped")
+
+
+def test_stop_at_epoch_end() -> None:
+    names, result = trace(Ask(EpochEnd, lambda run: run.control.stop("enough")), epochs=3)
+    assert names == ["train_start", "epoch_start", *BATCH, *BATCH, "epoch_end", "train_end", "run_closed"]
+    assert result.status == "stopped"
+
+
+def test_end_epoch_goes_on_with_the_next() -> None:
+    names, result = trace(Ask(BatchEnd, lambda run: run.control.end_epoch("boring")), epochs=2)
+    assert names == [
+        "train_start",
+        "epoch_start",
+        *BATCH,
+        "epoch_end",
+        "epoch_start",
+        *BATCH,
+        *BATCH,
+        "epoch_end",
+        "train_end",
+        "run_closed",
+    ]
+    assert (result.status, result.progress.epoch, result.progress.batches) == ("completed", 2, 3)
+
+
+def test_end_epoch_at_epoch_start_is_an_empty_epoch() -> None:
+    names, result = trace(Ask(EpochStart, lambda run: run.control.end_epoch("skip it")), epochs=2)
+    assert names == [
+        "train_start",
+        "epoch_start",
+        "epoch_end",
+        "epoch_start",
+        *BATCH,
+        *BATCH,
+        "epoch_end",
+        "train_end",
+        "run_closed",
+    ]
+    assert result.progress.epoch == 2
+
+
+def test_skip_batch() -> None:
+    names, result = trace(Ask(BatchStart, lambda run: run.control.skip_batch("bad data")))
+    assert names == ["train_start", "epoch_start", *HELD, *BATCH, "epoch_end", "train_end", "run_closed"]
+    progress = result.progress
+    assert (progress.skipped_batches, progress.steps, progress.batches, progress.samples) == (1, 1, 2, 3)
+
+
+def test_skip_step_drops_the_gradients() -> None:
+    task = make_task()
+    before = task.model.state_dict()["weight"].clone()
+    trainer = Trainer([Ask(GradientsReady, lambda run: run.control.skip_step("too large"))], device="cpu")
+    recorder = Recorder(trainer.bus)
+    result = trainer.fit(task, data(1), optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1), epochs=1)
+    names = [name for name in recorder.trace if name not in QUIET]
+    assert names[2:5] == ["batch_start", "gradients_ready", "batch_end"]
+    assert (result.progress.steps, result.progress.skipped_steps) == (0, 1)
+    assert torch.equal(task.model.state_dict()["weight"], before)
+
+
+def test_hold_step_accumulates_but_never_across_the_epoch() -> None:
+    class HoldAlways(Plugin):
+        @on(BatchStart)
+        def hold(self, run: Run, event: BatchStart) -> None:
+            run.control.hold_step("always")
+
+    names, result = trace(HoldAlways(), train=data(3))
+    assert names == ["train_start", "epoch_start", *HELD, *HELD, *BATCH, "epoch_end", "train_end", "run_closed"]
+    assert result.progress.steps == 1
+
+
+def test_accumulation_with_a_tail() -> None:
+    names, result = trace(GradientAccumulation(2), train=data(5), quiet=set())
+    assert names == [
+        "train_start",
+        "epoch_start",
+        *HELD,
+        *BATCH,
+        "should_stop",
+        *HELD,
+        *BATCH,
+        "should_stop",
+        *BATCH,
+        "should_stop",
+        "epoch_end",
+        "should_stop",
+        "train_end",
+        "run_closed",
+    ]
+    assert (result.progress.steps, result.progress.batches) == (3, 5)
+
+
+@pytest.mark.parametrize("sized", [True, False])
+def test_a_skipped_last_batch_still_steps_the_window(sized: bool) -> None:
+    class SkipLast(Plugin):
+        @on(BatchStart, lane=Lane.TRANSFORM)
+        def skip(self, run: Run, event: BatchStart) -> None:
+            if run.is_last_batch:
+                run.control.skip_batch("the last")
+
+    train: Any = data(5) if sized else Unsized(data(5))
+    names, result = trace(SkipLast(), GradientAccumulation(4), train=train)
+    tail = ["batch_start", "batch_end"]
+    assert names == [
+        "train_start",
+        "epoch_start",
+        *HELD,
+        *HELD,
+        *HELD,
+        *BATCH,
+        *tail,
+        "epoch_end",
+        "train_end",
+        "run_closed",
+    ]
+    names, result = trace(SkipLast(), GradientAccumulation(3), train=train)
+    stepped_when_skipped = ["batch_start", "gradients_ready", "step_end", "batch_end"]
+    assert names == [
+        "train_start",
+        "epoch_start",
+        *HELD,
+        *HELD,
+        *BATCH,
+        *HELD,
+        *stepped_when_skipped,
+        "epoch_end",
+        "train_end",
+        "run_closed",
+    ]
+    assert (result.progress.steps, result.progress.skipped_batches) == (2, 1)
+
+
+def test_a_request_inside_a_window_waits_for_its_end() -> None:
+    names, _ = trace(GradientAccumulation(3), Ask(BatchEnd, lambda run: run.control.request_save("now")), train=data(3))
+    assert names == [
+        "train_start",
+        "epoch_start",
+        *HELD,
+        *HELD,
+        *BATCH,
+        "save_point",
+        "epoch_end",
+        "train_end",
+        "run_closed",
+    ]
+
+
+def test_scale_loss_scales_the_gradient_and_not_the_reported_loss() -> None:
+    seen: list[tuple[float, Tensor]] = []
+
+    class Look(Plugin):
+        @on(BatchStart)
+        def scale(self, run: Run, event: BatchStart) -> None:
+            run.control.scale_loss(0.5, "half")
+            run.control.scale_loss(0.5, "of half")
+
+        @on(GradientsReady)
+        def look(self, run: Run, event: GradientsReady) -> None:
+            seen.append((run.loss.item(), run.task.model.weight.grad.clone()))
+
+    trace(Look(), train=data(1))
+    task = make_task()
+    inputs, targets = data(1)[0]
+    loss = nn.functional.cross_entropy(task.model(inputs), targets)
+    loss.backward()
+    assert seen[0][0] == loss.item()
+    weight = task.model.weight
+    assert isinstance(weight, Tensor)
+    assert weight.grad is not None
+    assert torch.equal(seen[0][1], weight.grad * 0.25)
+
+
+def test_veto_puts_a_stop_off_and_does_not_forget_it() -> None:
+    class AtLeast(Plugin):
+        @on(ShouldStop)
+        def insist(self, run: Run, event: ShouldStop) -> None:
+            if run.control.should_stop and run.progress.steps < 3:
+                run.control.veto_stop("at least 3 steps")
+
+    names, result = trace(AtLeast(), Ask(StepEnd, lambda run: run.control.stop("tired")), train=data(5))
+    assert names == ["train_start", "epoch_start", *BATCH, *BATCH, *BATCH, "train_end", "run_closed"]
+    assert (result.status, result.reason, result.progress.steps) == ("stopped", "tired", 3)
+    assert [(each.verb, each.by, each.times) for each in result.history] == [
+        ("stop", "ask", 1),
+        ("veto_stop", "at_least", 2),
+    ]
+
+
+def test_a_steps_limit_ends_the_run_amid_an_epoch() -> None:
+    names, result = trace(train=data(2), epochs=None, steps=3)
+    assert names == [
+        "train_start",
+        "epoch_start",
+        *BATCH,
+        *BATCH,
+        "epoch_end",
+        "epoch_start",
+        *BATCH,
+        "train_end",
+        "run_closed",
+    ]
+    assert (result.status, result.reason) == ("completed", "3 steps done")
+
+
+def test_a_steps_limit_at_the_end_of_an_epoch_ends_the_epoch() -> None:
+    names, result = trace(train=data(2), epochs=None, steps=2)
+    assert names == ["train_start", "epoch_start", *BATCH, *BATCH, "epoch_end", "train_end", "run_closed"]
+    assert (result.progress.epoch, result.progress.batch) == (1, 0)
+
+
+class Unsized:
+    """An iterable without a length."""
+
+    def __init__(self, batches: list[Batch]) -> None:
+        self._batches = batches
+        self.read = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._batches:
+            self.read += 1
+            yield batch
+
+
+class Sized(Unsized):
+    """An iterable that says its length, rightly or not."""
+
+    def __init__(self, batches: list[Batch], length: int) -> None:
+        super().__init__(batches)
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+
+def test_an_unsized_loader_runs_like_a_sized_one() -> None:
+    assert trace(train=Unsized(data(3)), epochs=2)[0] == trace(train=data(3), epochs=2)[0]
+
+
+@pytest.mark.parametrize(("sized", "ahead"), [(True, 0), (False, 1)])
+def test_looks_one_item_ahead_only_where_the_size_is_unknown(sized: bool, ahead: int) -> None:
+    loader = Sized(data(3), 3) if sized else Unsized(data(3))
+    read: list[int] = []
+
+    class Watch(Plugin):
+        @on(BatchStart)
+        def watch(self, run: Run, event: BatchStart) -> None:
+            read.append(loader.read)
+
+    trace(Watch(), train=loader)
+    assert read == [min(1 + ahead, 3), min(2 + ahead, 3), 3]
+
+
+@pytest.mark.parametrize("loader", [data(3), Unsized(data(3))])
+def test_everybody_can_ask_whether_this_is_the_last_batch(loader: Any) -> None:
+    seen: list[bool] = []
+
+    class Watch(Plugin):
+        @on(BatchStart, StepEnd, BatchEnd)
+        def watch(self, run: Run, event: BatchStart | StepEnd | BatchEnd) -> None:
+            seen.append(run.is_last_batch)
+
+    trace(Watch(), train=loader)
+    assert seen == [False] * 6 + [True] * 3
+
+
+def test_a_loader_that_ends_before_its_length_steps_the_open_window_and_warns() -> None:
+    with pytest.warns(RuntimeWarning, match="ended after 3 batches, but its length says 5"):
+        names, result = trace(GradientAccumulation(2), train=Sized(data(3), 5))
+    assert names[-6:] == ["batch_end", "gradients_ready", "step_end", "epoch_end", "train_end", "run_closed"]
+    assert result.progress.steps == 2
+
+
+def test_a_transform_replaces_the_batch_for_everybody() -> None:
+    seen: list[int] = []
+
+    class Halve(Plugin):
+        @on(BatchStart, lane=Lane.TRANSFORM)
+        def halve(self, run: Run, event: BatchStart) -> None:
+            inputs, targets = run.batch
+            run.batch = inputs[:1], targets[:1]
+
+        @on(BatchEnd)
+        def look(self, run: Run, event: BatchEnd) -> None:
+            seen.append(len(run.batch[0]))
+
+    _, result = trace(Halve())
+    assert seen == [1, 1]
+    assert result.progress.samples == 2
+
+
+def test_several_validation_sets_are_one_validation() -> None:
+    sets = {"clean": data(2), "noisy": data(1)}
+    trainer = Trainer([Ask(EpochEnd, lambda run: run.control.request_validation("due"))], device="cpu")
+    recorder = Recorder(trainer.bus)
+    result = trainer.fit(
+        make_task(), data(1), validation=sets, optimizer=lambda each: torch.optim.SGD(each, 0.1), epochs=1
+    )
+    pair = ["validation_batch_start", "validation_batch_end"]
+    heard = [name for name in recorder.trace if name.startswith("validation")]
+    assert heard == ["validation_start", *pair, *pair, *pair, "validation_end"]
+    datasets = [getattr(event, "dataset", None) for event in recorder.events if event.name == "validation_batch_end"]
+    assert datasets == ["clean", "clean", "noisy"]
+    assert {name for name in result.metrics if name.startswith("validation")} == {
+        "validation/clean/loss",
+        "validation/noisy/loss",
+    }
+
+
+def test_validation_runs_in_eval_mode_without_gradients_until_its_end_and_gives_every_module_its_mode_back() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    seen: list[tuple[str, bool, bool, str]] = []
+
+    class Watch(Plugin):
+        asks = ("validation",)
+
+        @on(TrainStart)
+        def freeze(self, run: Run, event: TrainStart) -> None:
+            model[2].eval()
+
+        @on(EpochEnd)
+        def ask(self, run: Run, event: EpochEnd) -> None:
+            run.control.request_validation("due")
+
+        @on(ValidationEnd, TrainEnd)
+        def look(self, run: Run, event: ValidationEnd | TrainEnd) -> None:
+            seen.append((event.name, model.training, torch.is_grad_enabled(), run.phase))
+
+    task = Supervised(model, nn.functional.cross_entropy)
+    trainer = Trainer([Watch()], device="cpu")
+    trainer.fit(task, data(2), validation=data(1), optimizer=lambda each: torch.optim.SGD(each, 0.1), epochs=1)
+    assert seen == [("validation_end", False, False, "validation"), ("train_end", True, True, "train")]
+    assert [module.training for module in model] == [True, True, False, True]
+
+
+def test_fit_enables_gradients_by_itself() -> None:
+    task = make_task()
+    before = task.model.state_dict()["weight"].clone()
+    with torch.no_grad():
+        Trainer(device="cpu").fit(task, data(1), optimizer=lambda each: torch.optim.SGD(each, 0.1), epochs=1)
+        assert not torch.is_grad_enabled()
+    assert not torch.equal(task.model.state_dict()["weight"], before)
+
+
+def test_nothing_keeps_a_batch_or_its_outputs_past_the_epoch() -> None:
+    kept: list[tuple[Any, Any, Any]] = []
+
+    class Watch(Plugin):
+        @on(EpochEnd)
+        def look(self, run: Run, event: EpochEnd) -> None:
+            kept.append((run.batch, run.loss, run.outputs))
+
+    trace(Watch())
+    assert kept == [(None, None, None)]
+
+
+def test_stop_iteration_of_user_code_is_an_error_and_no_end(tmp_path: Any) -> None:
+    class Leak(Supervised):
+        def training_step(self, run: Run, batch: Any) -> Tensor:
+            raise StopIteration("mine")
+
+    class LeakInHandler(Plugin):
+        @on(BatchEnd)
+        def leak(self, run: Run, event: BatchEnd) -> None:
+            raise StopIteration("a handler's")
+
+    task = Leak(nn.Linear(4, 2), nn.functional.cross_entropy)
+    with pytest.raises(StopIteration, match="mine"):
+        Trainer(device="cpu").fit(task, data(2), optimizer=lambda each: torch.optim.SGD(each, 0.1), epochs=1)
+    with pytest.raises(StopIteration, match="a handler's"):
+        trace(LeakInHandler())
+
+
+def test_a_checkpoint_at_a_boundary_holds_what_the_validation_did_to_every_plugin(tmp_path: Any) -> None:
+    class Count(Plugin):
+        def __init__(self) -> None:
+            self.seen = 0
+
+        @on(ValidationEnd, lane=Lane.REPORT)
+        def count(self, run: Run, event: ValidationEnd) -> None:
+            self.seen += 1
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"seen": self.seen}
+
+        def load_state_dict(self, state: Any) -> None:
+            self.seen = state["seen"]
+
+    def both(run: Run) -> None:
+        run.control.request_save("now")
+        run.control.request_validation("now")
+
+    _, result = trace(Ask(StepEnd, both), Checkpoint(tmp_path), Count(), validation=data(1))
+    assert result.last_checkpoint is not None
+    state = torch.load(result.last_checkpoint, weights_only=True)
+    assert state["plugins"]["count"] == {"seen": 1}
+    assert "validation/loss" in state["metrics"]

@@ -1,0 +1,402 @@
+"""Calls of the trainer: what they accept, refuse and return."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from heliograph import (
+    BatchEnd,
+    DeviceEngine,
+    EarlyStopping,
+    EpochEnd,
+    EpochStart,
+    Every,
+    LearningRate,
+    LogSchedule,
+    Plugin,
+    Run,
+    SaveSchedule,
+    Supervised,
+    Task,
+    Trainer,
+    ValidationSchedule,
+    accuracy,
+    on,
+)
+from torch import Tensor, nn
+
+Batch = tuple[Tensor, Tensor]
+
+
+def data(batches: int = 2, size: int = 3) -> list[Batch]:
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.arange(size) % 2
+    return [(torch.randn(size, 4, generator=generator), targets) for _ in range(batches)]
+
+
+def make_task(**options: Any) -> Supervised:
+    torch.manual_seed(0)
+    return Supervised(nn.Linear(4, 2), nn.functional.cross_entropy, **options)
+
+
+def sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, 0.1)
+
+
+def fit(trainer: Trainer | None = None, task: Any = None, train: Any = None, **options: Any) -> Any:
+    options.setdefault("optimizer", sgd)
+    if "steps" not in options:
+        options.setdefault("epochs", 1)
+    return (trainer or Trainer(device="cpu")).fit(
+        make_task() if task is None else task, data() if train is None else train, **options
+    )
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1.5, True, "3"])
+@pytest.mark.parametrize("unit", ["epochs", "steps"])
+def test_lengths_are_positive_whole_numbers(unit: str, limit: Any) -> None:
+    with pytest.raises(ValueError, match=f"{unit}= must be a positive whole number, got {limit!r}"):
+        fit(**{unit: limit})
+
+
+def test_an_unlimited_run_needs_something_that_can_stop_it() -> None:
+    with pytest.raises(ValueError, match="has no end: pass epochs= or steps=, or add a plugin that stops it"):
+        fit(epochs=None)
+
+
+def test_an_unlimited_run_ends_by_a_plugin() -> None:
+    class StopAfterThree(Plugin):
+        asks = ("stop",)
+
+        @on(EpochEnd)
+        def stop(self, run: Run, event: EpochEnd) -> None:
+            if run.progress.epoch == 3:
+                run.control.stop("three are enough")
+
+    result = fit(Trainer([StopAfterThree()], device="cpu"), epochs=None)
+    assert (result.status, result.stopped_by, result.progress.epoch) == ("stopped", "stop_after_three", 3)
+
+
+def test_validation_data_that_nobody_would_ever_use() -> None:
+    with pytest.raises(ValueError, match=r"add ValidationSchedule\(Every\(epochs=1\)\)"):
+        fit(validation=data())
+
+
+def test_a_scheduler_that_nobody_would_ever_step() -> None:
+    optimizer = sgd(nn.Linear(4, 2).parameters())
+    with pytest.raises(ValueError, match=r"add LearningRate\('step'\)"):
+        fit(optimizer=optimizer, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1))
+
+
+def test_a_plugin_whose_need_nobody_serves(tmp_path: Any) -> None:
+    class Waits(Plugin):
+        needs = ("log",)
+
+        @on(BatchEnd)
+        def wait(self, run: Run, event: BatchEnd) -> None: ...
+
+    with pytest.raises(ValueError, match=r"Plugin 'waits' would never act: .*LogSchedule\(Every\(steps=50\)\)"):
+        fit(Trainer([Waits()], device="cpu"))
+    assert fit(Trainer([Waits(), LogSchedule(Every(steps=1))], device="cpu")).status == "completed"
+
+
+def test_a_disabled_plugin_asks_for_nothing() -> None:
+    trainer = Trainer([ValidationSchedule(Every(epochs=1))], device="cpu")
+    trainer.plugins.disable("validation_schedule")
+    with pytest.raises(ValueError, match="no plugin ever asks for a validation"):
+        fit(trainer, validation=data())
+
+
+def test_an_empty_loader() -> None:
+    with pytest.raises(ValueError, match="The train loader is empty"):
+        fit(train=[])
+    with pytest.raises(ValueError, match="The validation loader is empty"):
+        fit(Trainer([ValidationSchedule(Every(epochs=1))], device="cpu"), validation=[])
+    with pytest.raises(ValueError, match="The test loader is empty"):
+        Trainer(device="cpu").test(make_task(), [])
+
+
+def test_a_generator_is_read_once_and_then_said_to_be_empty() -> None:
+    with pytest.raises(ValueError, match=r"yielded no batch in epoch 1\. A generator can be read only once"):
+        fit(train=(batch for batch in data()), epochs=2)
+    trainer = Trainer([ValidationSchedule(Every(epochs=1))], device="cpu")
+    with pytest.raises(ValueError, match="The validation loader yielded no batch"):
+        fit(trainer, validation=iter(data()), epochs=2)
+
+
+def test_no_loader_at_all() -> None:
+    with pytest.raises(TypeError, match="The train loader must be an iterable of batches, got int"):
+        fit(train=3)
+
+
+def test_a_task_without_its_step() -> None:
+    with pytest.raises(TypeError, match=r"Linear is no task for this: it has no training_step\(run, batch\)"):
+        fit(task=nn.Linear(4, 2))
+    with pytest.raises(TypeError, match="needs a method training_step"):
+        fit(task=Task(), optimizer=sgd(nn.Linear(4, 2).parameters()))
+
+
+def test_no_optimizer() -> None:
+    with pytest.raises(TypeError, match="optimizer= takes a torch optimizer, or a function"):
+        fit(optimizer="sgd")
+    with pytest.raises(TypeError, match="got None"):
+        Trainer(device="cpu").fit(make_task(), data(), epochs=1)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a\\b", ".hidden", 3])
+def test_run_names_are_fit_for_files(name: Any) -> None:
+    with pytest.raises(ValueError, match="becomes part of file names"):
+        fit(name=name)
+
+
+def test_a_slash_in_the_name_of_a_set() -> None:
+    with pytest.raises(ValueError, match="no '/' in 'a/b'"):
+        Trainer(device="cpu").test(make_task(), {"a/b": data()})
+
+
+@pytest.mark.parametrize(
+    ("loss", "error", "sentence"),
+    [
+        (lambda outputs: 1.0, TypeError, "The loss must be a scalar tensor, got float"),
+        (lambda outputs: outputs, ValueError, r"The loss must be a scalar tensor, got shape \[3, 2\]"),
+        (lambda outputs: None, TypeError, "got NoneType"),
+    ],
+)
+def test_a_loss_that_is_no_scalar_tensor(loss: Any, error: type[Exception], sentence: str) -> None:
+    with pytest.raises(error, match=sentence):
+        fit(task=Supervised(nn.Linear(4, 2), lambda outputs, targets: loss(outputs)))
+
+
+def test_a_validation_asked_for_without_data() -> None:
+    class Ask(Plugin):
+        @on(BatchEnd)
+        def ask(self, run: Run, event: BatchEnd) -> None:
+            run.control.request_validation("why not")
+
+    with pytest.raises(ValueError, match="there is no validation data: pass validation= to fit"):
+        fit(Trainer([Ask()], device="cpu"))
+
+
+def test_devices() -> None:
+    with pytest.raises(ValueError, match="Unknown device 'gpu0'"):
+        Trainer(device="gpu0")
+    with pytest.raises(ValueError, match="not both"):
+        Trainer(device="cpu", engine=DeviceEngine("cpu"))
+    with pytest.raises(ValueError, match=f"torch sees {torch.cuda.device_count()} CUDA devices"):
+        Trainer(device="cuda:99")
+    assert Trainer().engine.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+# What is returned.
+
+
+def test_the_result_says_how_it_went() -> None:
+    result = fit(Trainer([LogSchedule(Every(steps=1))], device="cpu"), epochs=2, hyper_parameters={"lr": 0.1})
+    assert (result.status, result.reason, result.stopped_by) == ("completed", "2 epochs done", None)
+    assert set(result.metrics) == {"train/loss"}
+    text = str(result)
+    assert text.startswith("completed: 2 epochs done\nepochs 2, steps 4, samples 12,")
+    assert f"train/loss {result.metrics['train/loss']:.6g}" in text
+
+
+def test_the_printed_history_names_who_asked() -> None:
+    trainer = Trainer([ValidationSchedule(Every(epochs=1)), EarlyStopping(patience=1, min_delta=9.0)], device="cpu")
+    result = fit(trainer, validation=data(), epochs=9)
+    assert result.status == "stopped"
+    assert str(result).startswith("stopped by early_stopping: validation/loss has not improved on ")
+    assert [(each.by, each.verb) for each in result.history] == [
+        ("validation_schedule", "validation"),
+        ("validation_schedule", "validation"),
+        ("early_stopping", "stop"),
+    ]
+    assert "early_stopping: stop - validation/loss has not improved" in str(result.history)
+    assert str(fit().history) == "nobody asked for anything"
+
+
+def test_metrics_are_means_over_samples_of_unequal_batches() -> None:
+    batches = [*data(1, size=6), *data(1, size=2)]
+    task = make_task(metrics={"accuracy": accuracy})
+    expected = nn.functional.cross_entropy(
+        task.model(torch.cat([each[0] for each in batches])), torch.cat([each[1] for each in batches])
+    )
+    result = Trainer(device="cpu").validate(task, batches)
+    assert result.metrics["validation/loss"] == pytest.approx(expected.item(), rel=1e-6)
+    hits = sum(int((task.model(each[0]).argmax(1) == each[1]).sum()) for each in batches)
+    assert result.metrics["validation/accuracy"] == pytest.approx(hits / 8)
+    assert (result.reason, result.progress.samples) == ("2 batches evaluated", 8)
+
+
+def test_train_metrics_are_means_since_the_last_log() -> None:
+    seen: list[float] = []
+
+    class Losses(Plugin):
+        @on(BatchEnd)
+        def keep(self, run: Run, event: BatchEnd) -> None:
+            seen.append(run.loss.item())
+
+    trainer = Trainer([Losses(), LogSchedule(Every(steps=2))], device="cpu")
+    result = fit(trainer, task=make_task(metrics={"accuracy": accuracy}), train=data(4))
+    assert result.metrics["train/loss"] == pytest.approx(sum(seen[2:]) / 2, rel=1e-6)
+    assert 0 <= result.metrics["train/accuracy"] <= 1
+
+
+def test_nothing_is_tracked_where_nobody_logs() -> None:
+    class Look(Plugin):
+        tracked: list[bool]
+
+        @on(BatchEnd)
+        def look(self, run: Run, event: BatchEnd) -> None:
+            self.tracked = [*getattr(self, "tracked", []), run.tracks]
+            run.track("mine", 1.0)
+
+    plugin = Look()
+    assert fit(Trainer([plugin], device="cpu")).metrics == {}
+    assert plugin.tracked == [False, False]
+
+
+def test_two_fits_of_one_trainer_are_equal_and_nothing_is_stale() -> None:
+    plugins = [
+        ValidationSchedule(Every(epochs=1)),
+        EarlyStopping(patience=1, min_delta=9.0),
+        LogSchedule(Every(steps=1)),
+    ]
+    trainer = Trainer(plugins, device="cpu")
+    first = fit(trainer, validation=data(), epochs=5)
+    second = fit(trainer, validation=data(), epochs=5)
+    assert first.status == second.status == "stopped"
+    assert first.progress.epoch == second.progress.epoch == 2
+    assert first.metrics == second.metrics
+    assert first.history is not second.history
+
+
+def test_fit_then_test_on_one_trainer() -> None:
+    task = make_task()
+    trainer = Trainer([ValidationSchedule(Every(epochs=1))], device="cpu")
+    fitted = fit(trainer, task, validation=data())
+    tested = trainer.test(task, data())
+    assert tested.metrics["test/loss"] == fitted.metrics["validation/loss"]
+    assert tested.progress.steps == 0
+    assert {name.split("/")[0] for name in tested.metrics} == {"test"}
+
+
+def test_a_module_may_be_the_task() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def training_step(self, run: Run, batch: Batch) -> Tensor:
+            return nn.functional.cross_entropy(self.layer(batch[0]), batch[1])
+
+    task = Net()
+    before = task.layer.weight.detach().clone()
+    assert fit(task=task).progress.steps == 2
+    assert not torch.equal(task.layer.weight, before)
+
+
+def test_a_step_may_return_a_plain_loss_or_nothing_in_validation() -> None:
+    class Plain(Supervised):
+        def validation_step(self, run: Run, batch: Any) -> Any:
+            run.track("extra", 2.0)
+            return self.training_step(run, batch)
+
+        def test_step(self, run: Run, batch: Any) -> Any:
+            return None
+
+    task = Plain(nn.Linear(4, 2), nn.functional.cross_entropy)
+    assert set(Trainer(device="cpu").validate(task, data()).metrics) == {"validation/loss", "validation/extra"}
+    assert Trainer(device="cpu").test(task, data()).metrics == {}
+
+
+def test_a_task_may_count_its_samples_itself() -> None:
+    class Tokens(Supervised):
+        def batch_size(self, batch: Any) -> int:
+            return 100
+
+    assert fit(task=Tokens(nn.Linear(4, 2), nn.functional.cross_entropy)).progress.samples == 200
+
+
+def test_supervised_refuses_what_it_cannot_use() -> None:
+    with pytest.raises(TypeError, match="takes an nn.Module as its model, got str"):
+        Supervised("model", nn.functional.cross_entropy)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="Metric 'accuracy' must be a function"):
+        make_task(metrics={"accuracy": "accuracy"})
+    with pytest.raises(ValueError, match="cannot be called 'loss'"):
+        make_task(metrics={"loss": accuracy})
+    with pytest.raises(
+        ValueError, match=r"Metric 'wide' must be a scalar to be averaged, got a tensor of shape \[3, 2\]"
+    ):
+        Trainer(device="cpu").test(make_task(metrics={"wide": lambda outputs, targets: outputs}), data())
+
+
+def test_the_sampler_is_told_the_epoch() -> None:
+    class Loader:
+        def __init__(self) -> None:
+            self.told: list[int] = []
+
+        def set_epoch(self, epoch: int) -> None:
+            self.told.append(epoch)
+
+        def __iter__(self) -> Iterator[Batch]:
+            return iter(data())
+
+    loader = Loader()
+    fit(train=loader, epochs=3)
+    assert loader.told == [0, 1, 2]
+
+
+class Point(NamedTuple):
+    inputs: Tensor
+    target: Tensor
+
+
+def test_an_engine_of_ones_own_sees_every_call() -> None:
+    calls: list[str] = []
+
+    class Watching(DeviceEngine):
+        def place(self, modules: Any) -> None:
+            calls.append("place")
+
+        def bind(self, forward: Any) -> Any:
+            calls.append("bind")
+            return forward
+
+        def unscale(self, optimizer: Any) -> None:
+            calls.append("unscale")
+
+        def settle(self, control: Any) -> None:
+            calls.append("settle")
+
+    class Listen(Plugin):
+        @on(EpochStart, BatchEnd)
+        def ask(self, run: Run, event: EpochStart | BatchEnd) -> None:
+            run.control.request_save("now")
+
+    fit(Trainer([Listen()], engine=Watching("cpu")), train=data(1))
+    assert calls == ["bind", "place", "settle", "settle"]
+
+
+def test_an_engine_that_skips_a_step_is_counted() -> None:
+    class Skipping(DeviceEngine):
+        @staticmethod
+        def step(optimizer: Any) -> object:
+            return False
+
+    result = fit(Trainer([LearningRate("step")], engine=Skipping("cpu")), scheduler=(_Never()))
+    assert (result.progress.steps, result.progress.skipped_steps) == (0, 2)
+
+
+class _Never:
+    def step(self) -> None:
+        raise AssertionError("the optimizer was not stepped, the scheduler was")
+
+
+def test_saving_needs_somebody_who_saves() -> None:
+    result = fit(Trainer([SaveSchedule(Every(steps=1))], device="cpu"))
+    assert result.last_checkpoint is None

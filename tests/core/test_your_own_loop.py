@@ -1,0 +1,204 @@
+"""A hand-written loop gets every plugin, event and control request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from heliograph import (
+    BatchStart,
+    Checkpoint,
+    EarlyStopping,
+    EpochEnd,
+    Every,
+    GradientAccumulation,
+    LogSchedule,
+    Plugin,
+    Run,
+    SaveSchedule,
+    StepEnd,
+    Supervised,
+    Trainer,
+    ValidationSchedule,
+    on,
+)
+from heliograph.testing import Recorder
+from torch import Tensor, nn
+
+Batch = tuple[Tensor, Tensor]
+
+
+def data(batches: int) -> list[Batch]:
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randn(3, 4, generator=generator), torch.tensor([0, 1, 0])) for _ in range(batches)]
+
+
+def make_task() -> Supervised:
+    torch.manual_seed(0)
+    return Supervised(nn.Linear(4, 2), nn.functional.cross_entropy)
+
+
+class SkipSecond(Plugin):
+    @on(BatchStart)
+    def skip(self, run: Run, event: BatchStart) -> None:
+        if run.progress.batch == 1:
+            run.control.skip_batch("the second")
+
+
+def plugins(folder: Any) -> list[Plugin]:
+    return [
+        SkipSecond(),
+        GradientAccumulation(2),
+        LogSchedule(Every(steps=1)),
+        ValidationSchedule(Every(epochs=1), at_start=True),
+        EarlyStopping(patience=1, min_delta=10.0),
+        SaveSchedule(Every(epochs=1), at_end=True),
+        Checkpoint(folder),
+    ]
+
+
+def test_it_emits_what_fit_emits_and_trains_the_same_weights(tmp_path: Any) -> None:
+    fitted, mine = make_task(), make_task()
+    trainer = Trainer(plugins(tmp_path / "fit"), device="cpu")
+    recorder = Recorder(trainer.bus)
+    result = trainer.fit(
+        fitted, data(5), validation=data(2), optimizer=torch.optim.SGD(fitted.model.parameters(), 0.1), epochs=3
+    )
+
+    own = Trainer(plugins(tmp_path / "own"), device="cpu")
+    own_recorder = Recorder(own.bus)
+    model, optimizer = mine.model, torch.optim.SGD(mine.model.parameters(), 0.1)
+    with own.run(mine, data(5), validation=data(2), optimizer=optimizer, epochs=3) as run:
+        for _ in run.epochs():
+            for inputs, targets in run.batches():
+                loss = nn.functional.cross_entropy(model(inputs), targets)
+                run.step(loss)
+
+    assert own_recorder.trace == recorder.trace
+    assert all(map(torch.equal, model.parameters(), fitted.model.parameters()))
+    assert (run.result.status, run.result.reason) == (result.status, result.reason)
+    assert run.result.metrics == result.metrics
+    assert result.status == "stopped"
+
+
+def start(train: list[Batch], *plugins: Plugin, epochs: int = 2) -> tuple[Any, Supervised, Recorder]:
+    task = make_task()
+    trainer = Trainer(plugins, device="cpu")
+    recorder = Recorder(trainer.bus)
+    run = trainer.run(task, train, optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=epochs)
+    return run, task, recorder
+
+
+def loss_of(task: Supervised, batch: Batch) -> Tensor:
+    return nn.functional.cross_entropy(task.model(batch[0]), batch[1])
+
+
+def test_break_after_a_step_ends_the_epoch() -> None:
+    run, task, recorder = start(data(3))
+    with run:
+        for _ in run.epochs():
+            for batch in run.batches():
+                run.step(loss_of(task, batch))
+                break
+    assert [name for name in recorder.trace if name != "should_stop"] == [
+        "train_start",
+        *["epoch_start", "batch_start", "gradients_ready", "step_end", "batch_end", "epoch_end"] * 2,
+        "train_end",
+        "run_closed",
+    ]
+    assert (run.result.status, run.result.progress.steps) == ("completed", 2)
+    assert "the caller: end_epoch - the loop over the batches was left" in str(run.result.history)
+
+
+def test_break_before_a_step_counts_the_batch_as_skipped() -> None:
+    run, _, _ = start(data(3), epochs=1)
+    with run:
+        for _ in run.epochs():
+            for _batch in run.batches():
+                break
+    progress = run.result.progress
+    assert (progress.steps, progress.skipped_batches, progress.epoch) == (0, 1, 1)
+
+
+def test_leaving_the_epochs_is_a_stop() -> None:
+    run, task, recorder = start(data(3), epochs=5)
+    with run:
+        for _ in run.epochs():
+            for batch in run.batches():
+                run.step(loss_of(task, batch))
+            break
+    assert recorder.trace[-2:] == ["train_end", "run_closed"]
+    assert (run.result.status, run.result.stopped_by) == ("stopped", "the caller")
+
+
+def test_a_batch_without_a_step_is_an_error() -> None:
+    run, _, recorder = start(data(3))
+    with pytest.raises(RuntimeError, match=r"run.step\(loss\) was not called"), run:
+        for _ in run.epochs():
+            for _batch in run.batches():
+                pass
+    assert recorder.trace[-2:] == ["run_failed", "run_closed"]
+
+
+def test_an_exception_in_the_body_closes_the_run() -> None:
+    run, _, recorder = start(data(3))
+    with pytest.raises(ZeroDivisionError), run:
+        for _ in run.epochs():
+            raise ZeroDivisionError
+    assert recorder.trace[-2:] == ["run_failed", "run_closed"]
+
+
+def test_break_in_an_open_window_still_steps_it() -> None:
+    run, task, _ = start(data(4), GradientAccumulation(3), epochs=1)
+    with run:
+        for _ in run.epochs():
+            for batch in run.batches():
+                run.step(loss_of(task, batch))
+                if run.progress.batch == 1:
+                    break
+    assert run.result.progress.steps == 1
+
+
+def test_control_from_the_body_names_the_caller() -> None:
+    run, task, _ = start(data(4))
+    with run:
+        for _ in run.epochs():
+            for batch in run.batches():
+                run.step(loss_of(task, batch))
+                run.control.stop("seen enough")
+    assert (run.result.stopped_by, run.result.progress.batches) == ("the caller", 1)
+
+
+def test_two_runs_of_one_trainer_cannot_go_on_at_once() -> None:
+    class Nested(Plugin):
+        def __init__(self) -> None:
+            self.trainer: Trainer | None = None
+
+        @on(StepEnd)
+        def test(self, run: Run, event: StepEnd) -> None:
+            assert self.trainer is not None
+            self.trainer.test(make_task(), data(1))
+
+    plugin = Nested()
+    plugin.trainer = Trainer([plugin], device="cpu")
+    task = make_task()
+    with pytest.raises(RuntimeError, match="use another Trainer"):
+        plugin.trainer.fit(task, data(1), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)
+    assert plugin.trainer.test(task, data(1)).status == "completed"
+
+
+def test_epoch_end_is_heard_with_the_epoch_that_ended() -> None:
+    heard: list[tuple[int, int]] = []
+
+    class Watch(Plugin):
+        @on(EpochEnd)
+        def look(self, run: Run, event: EpochEnd) -> None:
+            heard.append((event.epoch, run.progress.epoch))
+
+    run, task, _ = start(data(1), Watch())
+    with run:
+        for _ in run.epochs():
+            for batch in run.batches():
+                run.step(loss_of(task, batch))
+    assert heard == [(0, 1), (1, 2)]

@@ -1,0 +1,983 @@
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import blinker
+import pytest
+from heliograph import Every, Once, Plugin, Trainer, TrainRun, on
+from heliograph.events import (
+    BatchEnd,
+    BatchStart,
+    Bus,
+    EpochEnd,
+    EpochStart,
+    Event,
+    Handle,
+    Lane,
+    Log,
+    OrderedSignal,
+    Run,
+    StepEnd,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+if TYPE_CHECKING:
+    from heliograph.events import TrainEnd
+
+Receiver = Callable[..., None]
+BATCH_END = BatchEnd()
+
+
+class Custom(Event):
+    """A third party's event."""
+
+    text: str = ""
+
+
+class Listener:
+    """Notes its name in a shared list when it is called."""
+
+    def __init__(self, name: str, heard: list[str]) -> None:
+        self.name = name
+        self.heard = heard
+
+    def hear(self, run: Run, event: Event) -> None:
+        self.heard.append(self.name)
+
+
+class Sender:
+    """Stands for a run where only its identity matters."""
+
+    __slots__ = ("__weakref__",)
+
+
+def recorder(name: str, heard: list[str], then: Callable[[], object] = lambda: None) -> Receiver:
+    """Return a receiver that notes its name, then does something."""
+
+    def hear(run: Run, event: Event) -> None:
+        heard.append(name)
+        then()
+
+    return hear
+
+
+def emitted(signal: OrderedSignal[Any], run: Run, heard: list[str], event: Event = BATCH_END) -> list[str]:
+    """Return who hears one emission."""
+    heard.clear()
+    signal.emit(run, event)
+    return list(heard)
+
+
+# Order.
+
+
+def test_handlers_run_by_lane_and_then_in_order_of_arrival(run: TrainRun) -> None:
+    heard: list[str] = []
+    lanes = [Lane.REPORT, Lane.TRANSFORM, Lane.DECIDE, Lane.PERSIST, Lane.MEASURE]
+    for arrival in range(3):
+        for lane in lanes:
+            run.bus.on(BatchEnd, recorder(f"{lane.name} {arrival}", heard), lane=lane)
+    expected = [f"{lane.name} {arrival}" for lane in sorted(lanes) for arrival in range(3)]
+    assert [lane.name for lane in Lane] == ["TRANSFORM", "MEASURE", "DECIDE", "PERSIST", "REPORT"]
+    assert [emitted(run.bus.signal(BatchEnd), run, heard) for _ in range(3)] == [expected] * 3
+
+
+def test_what_is_connected_without_a_lane_runs_behind_all_lanes(run: TrainRun) -> None:
+    heard: list[str] = []
+    signal = run.bus.signal(BatchEnd)
+    signal.connect(recorder("foreign", heard), weak=False)
+    run.bus.on(BatchEnd, recorder("report", heard), lane=Lane.REPORT)
+    run.bus.on(BatchEnd, recorder("decide", heard))
+    assert emitted(signal, run, heard) == ["decide", "report", "foreign"]
+
+
+def test_a_function_runs_behind_the_plugins_of_its_lane() -> None:
+    heard: list[str] = []
+
+    class First(Plugin):
+        @on(BatchEnd)
+        def hear(self, run: Run, event: BatchEnd) -> None:
+            heard.append("plugin")
+
+    trainer = Trainer(device="cpu")
+    trainer.bus.on(BatchEnd, recorder("function", heard))
+    trainer.bus.on(BatchEnd, recorder("transform", heard), lane=Lane.TRANSFORM)
+    trainer.plugins.register(First())
+    assert emitted(trainer.bus.signal(BatchEnd), Any, heard) == ["transform", "plugin", "function"]  # type: ignore[arg-type]
+
+
+@given(st.lists(st.tuples(st.sampled_from(list(Lane)), st.booleans()), max_size=12))
+def test_the_order_of_calls_is_stable_and_equals_a_simple_model(seats: list[tuple[Lane, bool]]) -> None:
+    bus, heard = Bus(), list[str]()
+    for arrival, (lane, paused) in enumerate(seats):
+        handle = bus.on(BatchEnd, recorder(str(arrival), heard), lane=lane)
+        if paused:
+            handle.pause()
+    speaking = [(lane, arrival) for arrival, (lane, paused) in enumerate(seats) if not paused]
+    expected = [str(arrival) for _, arrival in sorted(speaking)]
+    signal, sender = bus.signal(BatchEnd), Sender()
+    assert emitted(signal, sender, heard) == expected  # type: ignore[arg-type]
+    assert emitted(signal, sender, heard) == expected  # type: ignore[arg-type]
+    heard.clear()
+    signal.send(sender, event=BATCH_END)
+    assert heard == expected
+
+
+class SignalMachine(RuleBasedStateMachine):
+    """Any sequence of connect, disconnect, pause and resume keeps to a model: a list of seats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bus = Bus()
+        self.signal = self.bus.signal(BatchEnd)
+        self.heard: list[str] = []
+        self.receivers = {str(number): recorder(str(number), self.heard) for number in range(6)}
+        self.handles: dict[str, Handle] = {}
+        self.model: list[tuple[Lane, str]] = []
+        self.silent: set[str] = set()
+
+    def seated(self) -> list[str]:
+        return [name for _, name in self.model]
+
+    @rule(name=st.sampled_from("012345"), lane=st.sampled_from(list(Lane)))
+    def connect(self, name: str, lane: Lane) -> None:
+        self.handles[name] = self.bus.on(BatchEnd, self.receivers[name], lane=lane)
+        if name not in self.seated():
+            self.model.append((lane, name))
+
+    @precondition(lambda self: self.handles)
+    @rule(data=st.data())
+    def disconnect(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.handles)))
+        self.handles[name].remove()
+        self.model = [seat for seat in self.model if seat[1] != name]
+        self.silent.discard(name)
+
+    @precondition(lambda self: self.handles)
+    @rule(data=st.data(), paused=st.booleans())
+    def toggle(self, data: st.DataObject, paused: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.handles)))
+        handle = self.handles[name]
+        (handle.pause if paused else handle.resume)()
+        if name in self.seated():
+            (self.silent.add if paused else self.silent.discard)(name)
+
+    @invariant()
+    def calls_equal_the_model(self) -> None:
+        expected = [name for _, name in sorted(self.model, key=lambda seat: seat[0]) if name not in self.silent]
+        assert emitted(self.signal, Sender(), self.heard) == expected  # type: ignore[arg-type]
+        assert len(self.signal.chain) == len(expected)
+        assert bool(self.signal.receivers) == bool(self.model)
+
+
+TestAnySequenceKeepsTheModel = SignalMachine.TestCase
+
+
+# It is a blinker signal.
+
+
+def test_every_event_has_one_signal_per_bus(run: TrainRun) -> None:
+    signal = run.bus.signal(BatchEnd)
+    assert isinstance(signal, blinker.Signal)
+    assert run.bus.signal(BatchEnd) is signal
+    assert run.bus.signal(StepEnd) is not signal
+    assert Bus().signal(BatchEnd) is not signal
+    assert signal.event is BatchEnd
+    assert signal.__doc__ == BatchEnd.__doc__
+
+
+def test_signals_are_listed_in_the_order_of_the_catalogue() -> None:
+    bus = Bus()
+    for event in (Custom, EpochEnd, BatchEnd, EpochStart):
+        bus.signal(event)
+    assert [signal.event for signal in bus.signals()] == [EpochStart, BatchEnd, EpochEnd, Custom]
+
+
+def test_connect_and_disconnect(run: TrainRun) -> None:
+    heard: list[str] = []
+    signal, receiver = run.bus.signal(BatchEnd), recorder("a", heard)
+    assert signal.connect(receiver) is receiver
+    assert emitted(signal, run, heard) == ["a"]
+    signal.disconnect(receiver)
+    assert emitted(signal, run, heard) == []
+    assert not signal.receivers
+    signal.disconnect(receiver)  # as in blinker, twice does no harm
+    assert signal.chain == ()
+
+
+def test_connect_via(run: TrainRun, another_run: Callable[[], TrainRun]) -> None:
+    heard: list[str] = []
+    signal = run.bus.signal(BatchEnd)
+
+    @signal.connect_via(run)
+    def receive(sender: Run, **facts: Any) -> None:
+        heard.append(facts["event"].name)
+
+    assert emitted(signal, run, heard) == ["batch_end"]
+    assert emitted(signal, another_run(), heard) == []
+
+
+def test_connected_to(run: TrainRun) -> None:
+    heard: list[str] = []
+    signal = run.bus.signal(BatchEnd)
+    with signal.connected_to(recorder("a", heard)):
+        assert emitted(signal, run, heard) == ["a"]
+    assert emitted(signal, run, heard) == []
+
+
+def test_connected_to_disconnects_after_an_error_too(run: TrainRun) -> None:
+    signal = run.bus.signal(BatchEnd)
+    with pytest.raises(KeyError), signal.connected_to(recorder("a", [])):
+        raise KeyError
+    assert not signal.receivers
+
+
+def test_muted(run: TrainRun) -> None:
+    heard: list[str] = []
+    signal = run.bus.signal(BatchEnd)
+    signal.connect(recorder("a", heard), weak=False)
+    with signal.muted():
+        assert emitted(signal, run, heard) == []
+        assert signal.emit_each(run, BATCH_END) == []
+        assert signal.send(run, event=BATCH_END) == []
+        assert heard == []
+    assert emitted(signal, run, heard) == ["a"]
+
+
+def test_receiver_connected_and_receiver_disconnected_tell(run: TrainRun) -> None:
+    told: list[tuple[str, Any, Any]] = []
+    signal, receiver = run.bus.signal(BatchEnd), recorder("a", [])
+
+    def connected(source: Any, **facts: Any) -> None:
+        told.append(("connected", source, (facts["receiver"], facts["weak"])))
+
+    def disconnected(source: Any, **facts: Any) -> None:
+        told.append(("disconnected", source, facts["receiver"]))
+
+    signal.receiver_connected.connect(connected)
+    signal.receiver_disconnected.connect(disconnected)
+    handle = run.bus.on(BatchEnd, receiver)
+    handle.remove()
+    assert told == [("connected", signal, (receiver, False)), ("disconnected", signal, receiver)]
+
+
+def test_a_type_error_in_receiver_connected_takes_the_connection_back(trainer: Trainer) -> None:
+    signal = trainer.bus.signal(BatchEnd)
+
+    def refuse(source: Any, **facts: Any) -> None:
+        raise TypeError("no")
+
+    signal.receiver_connected.connect(refuse)
+    with pytest.raises(TypeError, match="^no$"):
+        signal.connect(recorder("a", []))
+    assert (signal.chain, dict(signal.receivers)) == ((), {})
+    assert trainer.plan() == "nobody hears anything"
+
+
+def test_a_receiver_bound_to_a_sender_hears_that_run_only(run: TrainRun, another_run: Callable[[], TrainRun]) -> None:
+    heard: list[str] = []
+    signal, other, third = run.bus.signal(BatchEnd), another_run(), another_run()
+    receiver = recorder("bound", heard)
+    signal.connect(receiver, run, weak=False)
+    signal.connect(receiver, other, weak=False)
+    signal.connect(recorder("any", heard), weak=False)
+    assert emitted(signal, run, heard) == ["bound", "any"]
+    assert emitted(signal, other, heard) == ["bound", "any"]
+    assert emitted(signal, third, heard) == ["any"]
+    signal.disconnect(receiver, run)
+    assert emitted(signal, run, heard) == ["any"]
+    assert emitted(signal, other, heard) == ["bound", "any"]
+    signal.disconnect(receiver, other)
+    assert emitted(signal, other, heard) == ["any"]
+    assert len(signal.receivers) == 1
+
+
+def test_a_receiver_of_any_sender_that_is_also_bound_is_called_once(run: TrainRun) -> None:
+    heard: list[str] = []
+    signal, receiver = run.bus.signal(BatchEnd), recorder("a", heard)
+    signal.connect(receiver, weak=False)
+    signal.connect(receiver, run, weak=False)
+    assert emitted(signal, run, heard) == ["a"]
+
+
+def test_a_dead_senders_receiver_does_not_hear_a_later_one_at_the_same_address() -> None:
+    signal, heard = Bus().signal(BatchEnd), list[str]()
+    kept = []
+    for _ in range(1000):  # the first or second time, an address is used again
+        sender = Sender()
+        address = id(sender)
+        receiver = recorder("bound", heard)
+        signal.connect(receiver, sender, weak=False)
+        del sender
+        kept.append(Sender())
+        if id(kept[-1]) == address:
+            break
+        signal.disconnect(receiver)
+    assert id(kept[-1]) == address
+    assert emitted(signal, kept[-1], heard) == []  # type: ignore[arg-type]
+
+
+def test_weak_receivers_die_with_their_owner(run: TrainRun) -> None:
+    heard: list[str] = []
+    signal, listener = run.bus.signal(BatchEnd), Listener("weak", heard)
+    signal.connect(listener.hear)
+    assert emitted(signal, run, heard) == ["weak"]
+    del listener
+    gc.collect()
+    assert emitted(signal, run, heard) == []
+    assert (signal.chain, dict(signal.receivers)) == ((), {})
+
+
+def test_a_weak_receiver_that_dies_in_the_middle_of_a_dispatch_is_not_called(run: TrainRun) -> None:
+    heard: list[str] = []
+    signal = run.bus.signal(BatchEnd)
+    living = [Listener("weak", heard)]
+
+    def kill(run: Run, event: Event) -> None:
+        heard.append("killer")
+        living.clear()
+        gc.collect()
+
+    signal.connect(kill, weak=False)
+    signal.connect(living[0].hear)
+    signal.connect(recorder("last", heard), weak=False)
+    assert emitted(signal, run, heard) == ["killer", "last"]
+    assert emitted(signal, run, heard) == ["killer", "last"]
+    assert len(signal.receivers) == 2
+
+
+def test_strong_when_asked_and_with_on(run: TrainRun) -> None:
+    heard: list[str] = []
+    signal = run.bus.signal(BatchEnd)
+    signal.connect(Listener("strong", heard).hear, weak=False)
+    run.bus.on(BatchEnd, Listener("on", heard).hear)
+    gc.collect()
+    assert emitted(signal, run, heard) == ["on", "strong"]
+
+
+def test_has_receivers_for(run: TrainRun, another_run: Callable[[], TrainRun]) -> None:
+    signal, other = run.bus.signal(BatchEnd), another_run()
+    assert not signal.has_receivers_for(run)
+    bound, anyones = recorder("a", []), recorder("b", [])
+    signal.connect(bound, run)
+    assert signal.has_receivers_for(run)
+    assert not signal.has_receivers_for(other)
+    signal.connect(anyones)
+    assert signal.has_receivers_for(other)
+    signal.disconnect(anyones)
+    assert not signal.has_receivers_for(other)
+
+
+def test_blinkers_own_send_keeps_the_order_and_skips_the_paused(run: TrainRun) -> None:
+    heard: list[str] = []
+    signal = run.bus.signal(BatchEnd)
+    for lane in (Lane.REPORT, Lane.TRANSFORM, Lane.PERSIST, Lane.DECIDE):
+        handle = run.bus.on(BatchEnd, recorder(lane.name, heard), lane=lane)
+        if lane is Lane.PERSIST:
+            handle.pause()
+    returned = signal.send(run, event=BATCH_END)
+    assert heard == ["TRANSFORM", "DECIDE", "REPORT"]
+    assert [value for _, value in returned] == [None, None, None]
+    assert [receiver for receiver, _ in returned] == list(signal.receivers_for(run))
+
+
+def test_blinkers_own_send_does_not_call_the_dead(run: TrainRun) -> None:
+    heard: list[str] = []
+    signal, listener = run.bus.signal(BatchEnd), Listener("weak", heard)
+    signal.connect(listener.hear)
+    del listener
+    gc.collect()
+    assert signal.send(run, event=BATCH_END) == []
+
+
+def test_blinkers_send_async_keeps_the_order_too(run: TrainRun) -> None:
+    heard: list[str] = []
+    signal = run.bus.signal(BatchEnd)
+    for lane in (Lane.REPORT, Lane.TRANSFORM):
+        run.bus.on(BatchEnd, recorder(lane.name, heard), lane=lane)
+
+    def awaitable(receiver: Callable[..., Any]) -> Callable[..., Any]:
+        async def call(*args: Any, **facts: Any) -> Any:
+            return receiver(*args, **facts)
+
+        return call
+
+    asyncio.run(signal.send_async(run, _sync_wrapper=awaitable, event=BATCH_END))
+    assert heard == ["TRANSFORM", "REPORT"]
+
+
+def test_a_foreign_receiver_works_under_emit_and_send(run: TrainRun) -> None:
+    calls: list[tuple[Any, dict[str, Any]]] = []
+
+    def foreign(sender: Any, **facts: Any) -> None:
+        calls.append((sender, facts))
+
+    signal = run.bus.signal(BatchEnd)
+    signal.connect(foreign)
+    signal.emit(run, BATCH_END)
+    signal.send(run, event=BATCH_END)
+    assert calls == [(run, {"event": BATCH_END})] * 2
+
+
+def test_clearing_the_signal_leaves_nothing(run: TrainRun) -> None:
+    heard: list[str] = []
+    signal = run.bus.signal(BatchEnd)
+    signal.connect(recorder("a", heard), weak=False)
+    signal._clear_state()
+    assert emitted(signal, run, heard) == []
+    assert not signal.receivers
+    signal.connect(recorder("b", heard), weak=False)
+    assert emitted(signal, run, heard) == ["b"]
+
+
+# A change in the middle of a dispatch takes effect from the next emission.
+
+
+def test_connecting_in_the_middle_of_a_dispatch(run: TrainRun) -> None:
+    heard: list[str] = []
+    late = recorder("late", heard)
+    run.bus.on(BatchEnd, recorder("first", heard, lambda: run.bus.on(BatchEnd, late, lane=Lane.REPORT)))
+    signal = run.bus.signal(BatchEnd)
+    assert emitted(signal, run, heard) == ["first"]
+    assert emitted(signal, run, heard) == ["first", "late"]
+
+
+def test_disconnecting_in_the_middle_of_a_dispatch(run: TrainRun) -> None:
+    heard: list[str] = []
+    handles: list[Handle] = []
+    run.bus.on(BatchEnd, recorder("first", heard, lambda: handles[0].remove()))
+    handles.append(run.bus.on(BatchEnd, recorder("second", heard)))
+    signal = run.bus.signal(BatchEnd)
+    assert emitted(signal, run, heard) == ["first", "second"]
+    assert emitted(signal, run, heard) == ["first"]
+
+
+def test_pausing_and_resuming_in_the_middle_of_a_dispatch(run: TrainRun) -> None:
+    heard: list[str] = []
+    actions: list[Callable[[], None]] = []
+    run.bus.on(BatchEnd, recorder("first", heard, lambda: actions.pop(0)()))
+    handle = run.bus.on(BatchEnd, recorder("second", heard))
+    actions += [handle.pause, handle.resume, lambda: None]
+    signal = run.bus.signal(BatchEnd)
+    assert emitted(signal, run, heard) == ["first", "second"]
+    assert emitted(signal, run, heard) == ["first"]
+    assert emitted(signal, run, heard) == ["first", "second"]
+
+
+def test_a_nested_emission_runs_whole_within_the_outer_one(run: TrainRun) -> None:
+    heard: list[str] = []
+    signal, depth = run.bus.signal(Custom), [0]
+
+    def outer(run: Run, event: Custom) -> None:
+        heard.append(f"outer {event.text}")
+        if depth[0] < 2:
+            depth[0] += 1
+            run.emit(Custom(str(depth[0])))
+
+    signal.connect(outer, weak=False)
+    signal.connect(recorder("inner", heard), weak=False)
+    signal.emit(run, Custom("0"))
+    assert heard == ["outer 0", "outer 1", "outer 2", "inner", "inner", "inner"]
+
+
+def test_a_change_in_a_nested_emission_is_heard_from_the_next_one(run: TrainRun) -> None:
+    heard: list[str] = []
+    late = recorder("late", heard)
+    signal = run.bus.signal(BatchEnd)
+    run.bus.on(Custom, lambda run, event: run.bus.on(BatchEnd, late))
+    run.bus.on(BatchEnd, recorder("first", heard, lambda: run.emit(Custom())))
+    assert emitted(signal, run, heard) == ["first"]
+    assert emitted(signal, run, heard) == ["first", "late"]
+
+
+def test_threads_that_connect_at_once_lose_nothing() -> None:
+    bus, heard = Bus(), list[str]()
+    signal = bus.signal(BatchEnd)
+
+    def connect(start: int) -> None:
+        for number in range(50):
+            bus.on(BatchEnd, recorder(str(start + number), heard))
+
+    threads = [threading.Thread(target=connect, args=(start,)) for start in (0, 100, 200)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(signal.chain) == 150
+    assert len(set(emitted(signal, Sender(), heard))) == 150  # type: ignore[arg-type]
+
+
+# Place and chain.
+
+
+def test_reconnecting_keeps_the_place_and_disconnecting_loses_it(run: TrainRun) -> None:
+    heard: list[str] = []
+    signal = run.bus.signal(BatchEnd)
+    first, second = recorder("first", heard), recorder("second", heard)
+    signal.connect(first, weak=False)
+    signal.connect(second, weak=False)
+    signal.connect(first, weak=False)
+    assert emitted(signal, run, heard) == ["first", "second"]
+    signal.disconnect(first)
+    signal.connect(first, weak=False)
+    assert emitted(signal, run, heard) == ["second", "first"]
+
+
+def test_the_chain_is_rebuilt_on_a_change_only(run: TrainRun) -> None:
+    signal = run.bus.signal(BatchEnd)
+    assert signal.chain == ()
+    handle = run.bus.on(BatchEnd, recorder("a", []))
+    chain = signal.chain
+    assert len(chain) == 1
+    for _ in range(3):
+        signal.emit(run, BATCH_END)
+        signal.send(run, event=BATCH_END)
+        run.bus.on(StepEnd, recorder("elsewhere", []))
+    assert signal.chain is chain
+    handle.pause()
+    assert signal.chain == ()
+    handle.resume()
+    assert signal.chain == chain
+    other = run.bus.on(BatchEnd, recorder("b", []))
+    assert signal.chain[:1] == chain
+    assert len(signal.chain) == 2
+    other.remove()
+    assert signal.chain == chain
+
+
+def test_a_plain_receiver_is_in_the_chain_itself(run: TrainRun) -> None:
+    receiver = recorder("a", [])
+    run.bus.on(BatchEnd, receiver)
+    assert run.bus.signal(BatchEnd).chain == (receiver,)
+
+
+# Handles and filters.
+
+
+def test_a_handle_removes_pauses_and_resumes(run: TrainRun) -> None:
+    heard: list[str] = []
+    signal = run.bus.signal(BatchEnd)
+    handle = run.bus.on(BatchEnd, recorder("a", heard))
+    run.bus.on(BatchEnd, recorder("b", heard))
+    handle.pause()
+    handle.pause()
+    assert emitted(signal, run, heard) == ["b"]
+    handle.resume()
+    handle.resume()
+    assert emitted(signal, run, heard) == ["a", "b"]
+    handle.remove()
+    handle.remove()
+    assert emitted(signal, run, heard) == ["b"]
+    handle.pause()
+    handle.resume()
+    assert emitted(signal, run, heard) == ["b"]
+
+
+def test_a_handle_is_a_context(run: TrainRun) -> None:
+    heard: list[str] = []
+    signal = run.bus.signal(BatchEnd)
+    with run.bus.on(BatchEnd, recorder("a", heard)) as handle:
+        assert isinstance(handle, Handle)
+        assert emitted(signal, run, heard) == ["a"]
+    assert not signal.receivers
+    with pytest.raises(KeyError), run.bus.on(BatchEnd, recorder("b", heard)):
+        raise KeyError
+    assert emitted(signal, run, heard) == []
+
+
+def test_filters_on_any_event(run: TrainRun) -> None:
+    heard: list[str] = []
+    run.bus.on(Custom, recorder("every 2", heard), when=Every(emissions=2))
+    run.bus.on(Custom, recorder("once", heard), when=Once())
+    run.bus.on(Custom, recorder("step", heard), when=lambda run: run.progress.steps == 1)
+    signal = run.bus.signal(Custom)
+    calls = []
+    for step in range(4):
+        run.progress.steps = step
+        calls.append(emitted(signal, run, heard, Custom()))
+    assert calls == [["once"], ["every 2", "step"], [], ["every 2"]]
+
+
+def test_a_paused_filter_is_not_asked(run: TrainRun) -> None:
+    asked: list[Run] = []
+
+    def when(run: Run) -> bool:
+        asked.append(run)
+        return True
+
+    handle = run.bus.on(BatchEnd, recorder("a", []), when=when)
+    handle.pause()
+    run.bus.signal(BatchEnd).emit(run, BATCH_END)
+    assert asked == []
+    handle.resume()
+    run.bus.signal(BatchEnd).emit(run, BATCH_END)
+    assert asked == [run]
+
+
+# Everything is checked when it is connected.
+
+
+async def coroutine(run: Run, event: Event) -> None: ...
+
+
+def generator(run: Run, event: Event) -> Iterator[int]:
+    yield 1
+
+
+async def async_generator(run: Run, event: Event) -> AsyncIterator[int]:
+    yield 1
+
+
+class CallableCoroutine:
+    async def __call__(self, run: Run, event: Event) -> None: ...
+
+
+class CallableGenerator:
+    def __call__(self, run: Run, event: Event) -> Iterator[int]:
+        yield 1
+
+
+@pytest.mark.parametrize(
+    ("receiver", "name"),
+    [
+        (coroutine, "coroutine"),
+        (generator, "generator"),
+        (functools.partial(coroutine), "partial"),
+        (async_generator, "async_generator"),
+        (CallableCoroutine(), "CallableCoroutine"),
+        (CallableGenerator(), "CallableGenerator"),
+        (3, "int"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_would_never_run_is_refused(bus: Bus, receiver: Any, name: str) -> None:
+    with pytest.raises(TypeError, match=rf"^{name} cannot hear BatchEnd: .* is no coroutine or generator\.$"):
+        bus.on(BatchEnd, receiver)
+    assert bus.signal(BatchEnd).chain == ()
+    assert not bus.signal(BatchEnd).receivers
+
+
+def without_event(run: Run) -> None: ...
+
+
+def misspelt(run: Run, evnet: Event) -> None: ...
+
+
+def one_too_many(run: Run, event: Event, more: int) -> None: ...
+
+
+@pytest.mark.parametrize("receiver", [without_event, misspelt, one_too_many, Listener.hear])
+def test_a_wrong_signature_is_refused_by_name(bus: Bus, receiver: Callable[..., None]) -> None:
+    sentence = rf"^{receiver.__qualname__}\(.*\).* cannot hear BatchEnd: a handler takes \(run, event\)"
+    with pytest.raises(TypeError, match=sentence):
+        bus.on(BatchEnd, receiver)
+    with pytest.raises(TypeError, match=sentence):
+        bus.signal(BatchEnd).connect(receiver)
+    assert not bus.signal(BatchEnd).receivers
+
+
+def test_a_function_without_a_signature_is_refused_by_name(bus: Bus) -> None:
+    with pytest.raises(TypeError, match="max"):
+        bus.on(BatchEnd, max)
+
+
+def exact(run: Run, event: BatchEnd) -> None: ...
+
+
+def wider(run: Run, event: Event) -> None: ...
+
+
+def widest(run: object, event: object) -> None: ...
+
+
+def whatever(run: Any, event: Any) -> None: ...
+
+
+def bare(run, event): ...  # type: ignore[no-untyped-def]
+
+
+def union(run: Run, event: BatchEnd | EpochEnd) -> None: ...
+
+
+def optional(run: Run, event: BatchEnd | None) -> None: ...
+
+
+def by_string(run: Run, event: "BatchEnd") -> None: ...  # noqa: UP037
+
+
+def for_the_checker_only(run: Run, event: TrainEnd) -> None: ...
+
+
+def unknown_attribute(run: Run, event: blinker.NoSuchEvent) -> None: ...  # type: ignore[name-defined]
+
+
+def with_defaults(run: Run, event: BatchEnd, note: str = "") -> None: ...
+
+
+class CallableListener:
+    def __call__(self, run: Run, event: BatchEnd) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "receiver",
+    [
+        exact,
+        wider,
+        widest,
+        whatever,
+        bare,
+        union,
+        optional,
+        by_string,
+        for_the_checker_only,
+        unknown_attribute,
+        with_defaults,
+        CallableListener(),
+        functools.partial(with_defaults, note="x"),
+        Listener("bound", []).hear,
+    ],
+    ids=lambda receiver: getattr(receiver, "__name__", type(receiver).__name__),
+)
+def test_a_fitting_annotation_is_accepted(bus: Bus, receiver: Receiver) -> None:
+    bus.on(BatchEnd, receiver)
+    assert len(bus.signal(BatchEnd).chain) == 1
+
+
+@pytest.mark.parametrize(
+    ("receiver", "event", "sentence"),
+    [
+        (exact, StepEnd, "exact is subscribed to StepEnd, but annotates `event` as BatchEnd."),
+        (by_string, StepEnd, "by_string is subscribed to StepEnd, but annotates `event` as BatchEnd."),
+        (union, StepEnd, r"union is subscribed to StepEnd, but annotates `event` as BatchEnd \| EpochEnd."),
+        (CallableListener(), Log, "CallableListener is subscribed to Log, but annotates `event` as BatchEnd."),
+    ],
+)
+def test_a_wrong_annotation_is_refused(bus: Bus, receiver: Receiver, event: type[Event], sentence: str) -> None:
+    with pytest.raises(TypeError, match=f"^{sentence}$"):
+        bus.on(event, receiver)
+    assert bus.signal(event).chain == ()
+
+
+@pytest.mark.parametrize(
+    ("given_event", "sentence"),
+    [
+        ("batch_end", r"Unknown event 'batch_end': give a subclass of .* Did you mean 'BatchEnd'\? Known: BatchEnd, "),
+        ("BatchEnd", r"Unknown event 'BatchEnd': .* Did you mean 'BatchEnd'\?"),
+        ("epoch_edn", r"Unknown event 'epoch_edn': .* Did you mean 'EpochEnd'\?"),
+        ("xyz", r"Unknown event 'xyz': give a subclass of heliograph.Event, the class itself. Known: BatchEnd, "),
+        (Event, "Unknown event 'Event'"),
+        (int, "Unknown event 'int'"),
+        (BatchEnd(), r"Unknown event 'BatchEnd\(\)'"),
+        (None, "Unknown event 'None'"),
+        ([BatchEnd], "Unknown event "),
+    ],
+    ids=str,
+)
+def test_an_unknown_event_is_refused_with_the_nearest_name(bus: Bus, given_event: Any, sentence: str) -> None:
+    with pytest.raises(TypeError, match=sentence):
+        bus.on(given_event, recorder("a", []))
+    with pytest.raises(TypeError, match=sentence):
+        bus.signal(given_event)
+    assert given_event not in [signal.event for signal in bus.signals()]
+
+
+class WithoutWeakReferences:
+    __slots__ = ()
+
+    def __call__(self, run: Run, event: Event) -> None: ...
+
+
+def test_a_failed_connect_leaves_nothing_behind(trainer: Trainer) -> None:
+    signal = trainer.bus.signal(BatchEnd)
+    with pytest.raises(TypeError, match="weak reference"):
+        signal.connect(WithoutWeakReferences())
+    assert (signal.chain, dict(signal.receivers)) == ((), {})
+    assert trainer.plan() == "nobody hears anything"
+
+
+@dataclass
+class Counter:
+    """A callable object that cannot be hashed."""
+
+    calls: int = 0
+
+    def __call__(self, run: Run, event: Event) -> None:
+        self.calls += 1
+
+
+def test_an_object_that_cannot_be_hashed_is_a_receiver_like_any_other(run: TrainRun) -> None:
+    counter = Counter()
+    run.bus.on(BatchEnd, counter)
+    run.bus.signal(BatchEnd).emit(run, BATCH_END)
+    assert counter.calls == 1
+
+
+@dataclass(frozen=True)
+class Equal:
+    """Callable objects that are equal, and yet two."""
+
+    heard: tuple[list[int], ...]
+
+    def __hash__(self) -> int:
+        return 0
+
+    def __call__(self, run: Run, event: Event) -> None:
+        self.heard[0].append(1)
+
+
+def test_receivers_that_are_equal_are_two(run: TrainRun) -> None:
+    heard: list[int] = []
+    one, two = Equal((heard,)), Equal((heard,))
+    assert one == two
+    for each in (one, two):
+        run.bus.on(BatchEnd, each)
+    run.bus.signal(BatchEnd).emit(run, BATCH_END)
+    assert heard == [1, 1]
+
+
+# Errors.
+
+
+def failing(error: Exception) -> Receiver:
+    def fail(run: Run, event: Event) -> None:
+        raise error
+
+    return fail
+
+
+def test_an_error_leaves_at_once_and_is_attributed(run: TrainRun) -> None:
+    heard: list[str] = []
+    error = KeyError("x")
+    fail = failing(error)
+    run.bus.on(BatchEnd, recorder("before", heard))
+    run.bus.on(BatchEnd, fail)
+    run.bus.on(BatchEnd, recorder("behind", heard))
+    assert run.bus.blamed is None
+    with pytest.raises(KeyError) as caught:
+        run.bus.signal(BatchEnd).emit(run, BATCH_END)
+    assert caught.value is error
+    assert heard == ["before"]
+    assert run.bus.blamed == (error, fail.__qualname__, "batch_end")
+
+
+def test_an_error_in_a_plugin_is_attributed_to_its_name(trainer: Trainer, run: TrainRun) -> None:
+    class Breaking(Plugin):
+        @on(BatchEnd, when=lambda run: True)
+        def fail(self, run: Run, event: BatchEnd) -> None:
+            raise KeyError("x")
+
+    trainer.plugins.register(Breaking().named("broken"))
+    with pytest.raises(KeyError) as caught:
+        run.bus.signal(BatchEnd).emit(run, BATCH_END)
+    assert run.bus.blamed == (caught.value, "broken", "batch_end")
+
+
+def test_an_error_is_attributed_to_the_innermost_handler(run: TrainRun) -> None:
+    error = KeyError("x")
+    fail = failing(error)
+    run.bus.on(Custom, fail)
+    run.bus.on(BatchEnd, lambda run, event: run.emit(Custom()))
+    with pytest.raises(KeyError):
+        run.bus.signal(BatchEnd).emit(run, BATCH_END)
+    assert run.bus.blamed == (error, fail.__qualname__, "custom")
+
+
+def test_an_error_in_a_filter_is_attributed_to_the_handlers_owner(run: TrainRun) -> None:
+    receiver = recorder("a", [])
+
+    def when(run: Run) -> bool:
+        raise KeyError("filter")
+
+    run.bus.on(BatchEnd, receiver, when=when)
+    with pytest.raises(KeyError, match="filter") as caught:
+        run.bus.signal(BatchEnd).emit(run, BATCH_END)
+    assert run.bus.blamed == (caught.value, receiver.__qualname__, "batch_end")
+
+
+def test_an_error_is_attributed_also_when_the_chain_has_changed_since(run: TrainRun) -> None:
+    error = KeyError("x")
+    fail = failing(error)
+    handles: list[Handle] = []
+    run.bus.on(BatchEnd, recorder("first", [], lambda: handles[0].remove()))
+    handles.append(run.bus.on(BatchEnd, recorder("second", [])))
+    run.bus.on(BatchEnd, fail, when=lambda run: True)  # a link of its own in every chain
+    with pytest.raises(KeyError):
+        run.bus.signal(BatchEnd).emit(run, BATCH_END)
+    assert run.bus.blamed == (error, fail.__qualname__, "batch_end")
+
+
+def test_emit_each_calls_all_and_returns_the_errors(run: TrainRun) -> None:
+    heard: list[str] = []
+    one, two = KeyError("one"), ValueError("two")
+    first, second = failing(one), failing(two)
+    run.bus.on(BatchEnd, first)
+    run.bus.on(BatchEnd, recorder("between", heard))
+    run.bus.on(BatchEnd, second)
+    run.bus.on(BatchEnd, recorder("last", heard))
+    errors = run.bus.signal(BatchEnd).emit_each(run, BATCH_END)
+    assert errors == [(first.__qualname__, one), (second.__qualname__, two)]
+    assert heard == ["between", "last"]
+
+
+def test_emit_each_lets_an_interrupt_through(run: TrainRun) -> None:
+    def interrupt(run: Run, event: Event) -> None:
+        raise KeyboardInterrupt
+
+    run.bus.on(BatchEnd, interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run.bus.signal(BatchEnd).emit_each(run, BATCH_END)
+
+
+# Wrapping.
+
+
+def test_wrap_all_wraps_what_is_there_and_what_comes(run: TrainRun) -> None:
+    heard: list[str] = []
+
+    def wrapper(receiver: Receiver, owner: str) -> Receiver:
+        def wrapped(run: Run, *, event: Event) -> None:
+            heard.append(f"before {owner}")
+            receiver(run, event=event)
+
+        return wrapped
+
+    def named(run: Run, event: Event) -> None:
+        heard.append("named")
+
+    def later(run: Run, event: Event) -> None:
+        heard.append("later")
+
+    run.bus.on(BatchEnd, named)
+    run.bus.wrap_all(wrapper)
+    run.bus.on(EpochEnd, later, when=lambda run: True)
+    assert emitted(run.bus.signal(BatchEnd), run, heard) == [f"before {named.__qualname__}", "named"]
+    assert emitted(run.bus.signal(EpochEnd), run, heard, EpochEnd(0)) == [f"before {later.__qualname__}", "later"]
+    run.bus.wrap_all(None)
+    assert emitted(run.bus.signal(BatchEnd), run, heard) == ["named"]
+    assert emitted(run.bus.signal(EpochEnd), run, heard, EpochEnd(0)) == ["later"]
+    assert run.bus.signal(BatchEnd).chain == (named,)
+
+
+def test_errors_are_attributed_through_a_wrapper(run: TrainRun) -> None:
+    error = KeyError("x")
+    fail = failing(error)
+    run.bus.on(BatchEnd, fail)
+    run.bus.wrap_all(lambda receiver, owner: lambda run, *, event: receiver(run, event=event))
+    with pytest.raises(KeyError):
+        run.bus.signal(BatchEnd).emit(run, BATCH_END)
+    assert run.bus.blamed == (error, fail.__qualname__, "batch_end")
+
+
+def test_events_of_one_bus_are_not_heard_on_another(run: TrainRun) -> None:
+    heard: list[str] = []
+    Bus().on(BatchStart, recorder("a", heard))
+    run.bus.signal(BatchStart).emit(run, BatchStart())
+    assert heard == []

@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+from heliograph.events import Progress
+from heliograph.events import progress as module
+from hypothesis import given
+from hypothesis import strategies as st
+
+COUNTERS = [
+    "epoch",
+    "batch",
+    "earlier_batches",
+    "steps",
+    "skipped_steps",
+    "skipped_batches",
+    "samples",
+    "validations",
+    "evaluated",
+]
+counts = st.integers(min_value=0, max_value=2**62)
+states = st.fixed_dictionaries(
+    {name: counts for name in COUNTERS} | {"earlier_seconds": st.floats(min_value=0, max_value=1e9)}
+)
+
+
+class Clock:
+    """A clock that is set by hand, in place of the module's."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "monotonic", clock)
+    return clock
+
+
+def started(clock: Clock) -> Progress:
+    """Return a progress whose clock began now: the default of the field was bound before the clock was replaced."""
+    progress = Progress()
+    progress.load_state_dict({name: 0 for name in COUNTERS} | {"earlier_seconds": 0.0})
+    return progress
+
+
+def test_a_fresh_progress_is_at_zero() -> None:
+    progress = Progress()
+    assert [getattr(progress, name) for name in COUNTERS] == [0] * len(COUNTERS)
+    assert progress.batches == 0
+    assert progress.seconds >= 0
+
+
+def test_batches_are_those_of_all_epochs() -> None:
+    assert Progress(earlier_batches=20, batch=3).batches == 23
+
+
+@given(states)
+def test_a_state_round_trip_restores_every_counter(state: dict[str, int | float]) -> None:
+    progress = Progress()
+    progress.load_state_dict(state)
+    saved = progress.state_dict()
+    assert {name: saved[name] for name in COUNTERS} == {name: state[name] for name in COUNTERS}
+    assert saved["earlier_seconds"] >= state["earlier_seconds"]
+    assert saved.keys() == state.keys()
+    again = Progress()
+    again.load_state_dict(saved)
+    assert [getattr(again, name) for name in COUNTERS] == [getattr(progress, name) for name in COUNTERS]
+
+
+def test_the_state_has_every_public_field() -> None:
+    assert set(Progress().state_dict()) == {each.name for each in fields(Progress) if not each.name.startswith("_")}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"steps": -1}, {"earlier_seconds": -0.5}, {"speed": 3}, {"steps": None}],
+    ids=["negative", "negative seconds", "unknown", "missing"],
+)
+def test_a_bad_state_is_refused_and_changes_nothing(change: dict[str, int | float | None]) -> None:
+    progress = Progress(epoch=2, steps=7)
+    state = Progress(epoch=5, steps=9).state_dict() | change
+    bad = {name: value for name, value in state.items() if value is not None}
+    with pytest.raises(
+        ValueError, match=r"Progress needs counters of at least 0 for \['batch', .*'validations'\], got"
+    ):
+        progress.load_state_dict(bad)
+    assert (progress.epoch, progress.steps) == (2, 7)
+
+
+def test_an_empty_state_is_refused() -> None:
+    with pytest.raises(ValueError, match="Progress needs counters"):
+        Progress().load_state_dict({})
+
+
+def test_seconds_go_on_from_the_saved_ones(clock: Clock) -> None:
+    progress = started(clock)
+    clock.now += 5
+    assert progress.seconds == 5
+    saved = progress.state_dict()
+    assert saved["earlier_seconds"] == 5
+    clock.now += 100  # between the two runs nothing is counted
+    resumed = Progress()
+    resumed.load_state_dict(saved)
+    assert resumed.seconds == 5
+    clock.now += 2
+    assert resumed.seconds == 7
+
+
+def test_a_copy_is_a_snapshot_of_the_counters_whose_clock_goes_on(clock: Clock) -> None:
+    progress = started(clock)
+    progress.steps = 3
+    snapshot = progress.copy()
+    progress.steps = 4
+    clock.now += 6
+    assert snapshot.steps == 3
+    assert snapshot.seconds == progress.seconds == 6
+    assert snapshot == Progress(steps=3)  # where the clock began is no part of the value
+    assert "since" not in repr(snapshot)

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from heliograph.plugins import Discovered, discover
+from heliograph.plugins.discovery import find
+
+BUILT_IN = {
+    "checkpoint": "checkpoint:Checkpoint",
+    "early_stopping": "early_stopping:EarlyStopping",
+    "exception_pass_through": "exception_pass_through:ExceptionPassThrough",
+    "file_log": "file_log:FileLog",
+    "gradient_accumulation": "gradient_accumulation:GradientAccumulation",
+    "gradient_clipping": "gradient_clipping:GradientClipping",
+    "handler_times": "handler_times:HandlerTimes",
+    "jsonl_log": "jsonl_log:JsonlLog",
+    "learning_rate": "learning_rate:LearningRate",
+    "log_schedule": "schedules:LogSchedule",
+    "nan_guard": "nan_guard:NaNGuard",
+    "progress_bar": "progress_bar:ProgressBar",
+    "rng_capture": "rng_capture:RNGCapture",
+    "save_schedule": "schedules:SaveSchedule",
+    "tensorboard": "tensorboard:TensorBoard",
+    "validation_schedule": "schedules:ValidationSchedule",
+}
+Install = Callable[..., None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Return a function that lays a distribution with entry points on the path, as an installer would."""
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def lay(package: str, version: str, modules: dict[str, str], **points: str) -> None:
+        info = tmp_path / f"{package}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+        lines = [f"{name} = {target}" for name, target in points.items()]
+        (info / "entry_points.txt").write_text("[heliograph.plugins]\n" + "\n".join(lines) + "\n")
+        for module, source in modules.items():
+            (tmp_path / f"{module}.py").write_text(source)
+        importlib.invalidate_caches()
+
+    return lay
+
+
+def by_name(name: str) -> list[Discovered]:
+    return [each for each in discover() if each.name == name]
+
+
+def test_the_built_ins_are_listed_sorted_by_name() -> None:
+    ours = [each for each in discover() if each.package == "heliograph"]
+    assert {each.name: each.target for each in ours} == {
+        name: f"heliograph.builtin_callbacks.{target}" for name, target in BUILT_IN.items()
+    }
+    assert [each.name for each in discover()] == sorted(each.name for each in discover())
+    assert {each.version for each in ours} == {metadata.distribution("heliograph").version}
+    assert not any(each.switched_off for each in ours)
+
+
+@pytest.mark.parametrize("name", sorted(BUILT_IN))
+def test_every_built_in_can_be_loaded(name: str) -> None:
+    assert find(name).load().__name__ == BUILT_IN[name].partition(":")[2]
+
+
+def test_finding_imports_nothing(install: Install) -> None:
+    install(
+        "loud-plugins",
+        "1.2",
+        {"loud_plugins_of_a_test": "raise RuntimeError('I was imported')"},
+        loud="loud_plugins_of_a_test:Loud",
+    )
+    (found,) = by_name("loud")
+    assert (found.package, found.version, found.target) == ("loud-plugins", "1.2", "loud_plugins_of_a_test:Loud")
+    assert find("loud") == found
+    assert "loud_plugins_of_a_test" not in sys.modules
+    assert "EntryPoint" not in repr(found)
+
+
+def test_finding_in_a_fresh_process_imports_no_built_in_and_no_torch() -> None:
+    code = (
+        "import sys; from heliograph.plugins import discover; assert len(discover()) >= 16; "
+        "print([name for name in sys.modules if name.startswith('heliograph.builtin') or name == 'torch'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ))
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("raise RuntimeError('no luck')", "RuntimeError: no luck"),
+        ("import a_module_that_is_not_there", "ModuleNotFoundError: No module named 'a_module_that_is_not_there'"),
+        ("x = 1", "AttributeError: module .* has no attribute 'Broken'"),
+    ],
+    ids=["raises", "needs something", "lacks the class"],
+)
+def test_a_broken_plugin_harms_only_who_asks_for_it(install: Install, source: str, sentence: str) -> None:
+    module = f"broken_plugin_of_a_test_{abs(hash(source))}"
+    install("broken-plugins", "0.3", {module: source}, broken=f"{module}:Broken")
+    assert {each.name for each in discover()} >= {"broken", *BUILT_IN}
+    what = rf"^Plugin 'broken' of package broken-plugins 0\.3 \({module}:Broken\) cannot be imported: {sentence}"
+    with pytest.raises(ImportError, match=what) as caught:
+        find("broken").load()
+    assert caught.value.__cause__ is not None
+    assert find("early_stopping").load().__name__ == "EarlyStopping"
+
+
+def test_an_unknown_name_is_refused_with_the_nearest() -> None:
+    sentence = r"^\"?No installed plugin is named 'early_stoping'\. Did you mean 'early_stopping'\? Known: checkpoint, "
+    with pytest.raises(LookupError, match=sentence):
+        find("early_stoping")
+
+
+def test_where_two_packages_use_one_name_the_package_says_which(install: Install) -> None:
+    install("other-plugins", "2.0", {}, early_stopping="other_plugins_of_a_test:EarlyStopping")
+    assert [each.package for each in by_name("early_stopping")] == ["heliograph", "other-plugins"]
+    sentence = "Several packages have a plugin 'early_stopping': say which, one of heliograph:early_stopping, other-"
+    with pytest.raises(LookupError, match=sentence):
+        find("early_stopping")
+    assert find("other-plugins:early_stopping").package == "other-plugins"
+    assert find("heliograph:early_stopping").package == "heliograph"
+    with pytest.raises(LookupError, match="No installed plugin is named 'nobody:early_stopping'"):
+        find("nobody:early_stopping")
+
+
+@pytest.mark.parametrize(
+    ("value", "off"),
+    [
+        ("", set()),
+        ("early_stopping", {"early_stopping"}),
+        ("early_stopping, foreign", {"early_stopping", "foreign"}),
+        ("all", {"foreign"}),
+        ("1", {"foreign"}),
+        ("checkpoint,all", {"checkpoint", "foreign"}),
+        ("nobody", set()),
+    ],
+)
+def test_the_kill_switch(install: Install, monkeypatch: pytest.MonkeyPatch, value: str, off: set[str]) -> None:
+    install("foreign-plugins", "1.0", {}, foreign="foreign_plugins_of_a_test:Foreign")
+    monkeypatch.setenv("HELIOGRAPH_DISABLE_PLUGINS", value)
+    assert {each.name for each in discover() if each.switched_off} == off
+
+
+def test_without_the_kill_switch_nothing_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HELIOGRAPH_DISABLE_PLUGINS", raising=False)
+    assert not any(each.switched_off for each in discover())
+
+
+def test_a_package_is_known_by_its_normal_name(install: Install) -> None:
+    install("Odd_Plugins.Of", "1.0", {}, odd="odd_plugins_of_a_test:Odd")
+    (found,) = by_name("odd")
+    assert found.package == "odd-plugins-of"
+    assert find("odd-plugins-of:odd") == find("Odd_Plugins.Of:odd") == found
+
+
+def test_what_cannot_be_called_is_no_plugin(install: Install) -> None:
+    install("constant-plugins", "1.0", {"constant_plugin_of_a_test": "Constant = 3"}, constant="constant_plugin_of_a_test:Constant")  # fmt: skip  # noqa: E501
+    sentence = r"^Plugin 'constant' of package constant-plugins is no class or factory: 3\.$"
+    with pytest.raises(ImportError, match=sentence):
+        find("constant").load()
+
+
+def test_metadata_without_a_name_is_listed_all_the_same(tmp_path: Path, install: Install) -> None:
+    install("nameless", "1.0", {}, stray="stray_module_of_a_test:Stray")
+    (tmp_path / "nameless-1.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\n")
+    (found,) = by_name("stray")
+    assert (found.name, found.package, found.version) == ("stray", "unknown", "unknown")
+
+
+def test_entry_points_that_cannot_be_read_harm_no_other_package(tmp_path: Path, install: Install) -> None:
+    install("garbled-plugins", "1.0", {}, garbled="garbled_module_of_a_test:Garbled")
+    (tmp_path / "garbled-plugins-1.0.dist-info" / "entry_points.txt").write_text("[heliograph.plugins]\nno equals sign")
+    with pytest.warns(RuntimeWarning, match="^The entry points of package garbled-plugins cannot be read: "):
+        found = discover()
+    assert {each.name for each in found} >= set(BUILT_IN)
+    assert "garbled-plugins" not in {each.package for each in found}

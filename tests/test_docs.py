@@ -1,0 +1,108 @@
+"""The documentation does what it says: its code runs, its commands exist, and it leaves nothing public out."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import heliograph
+import pytest
+from heliograph.plugins.discovery import KILL_SWITCH
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+FENCE = re.compile(r"^(?P<mark>`{3,})(?P<language>\S*)[^\n]*\n(?P<body>.*?)^(?P=mark)[ \t]*$", re.MULTILINE | re.DOTALL)
+SHELL = {"bash", "sh", "shell", "console"}
+
+
+def fences(page: Path) -> Iterator[tuple[str, str, int]]:
+    """Yield (language, body, number of the line before the body) of every fenced block of a page."""
+    text = page.read_text(encoding="utf-8")
+    for found in FENCE.finditer(text):
+        yield found["language"], found["body"], text.count("\n", 0, found.start("body"))
+
+
+def blocks(page: Path) -> list[tuple[str, int]]:
+    return [(body, line) for language, body, line in fences(page) if language == "python"]
+
+
+def commands(page: Path) -> list[str]:
+    """Return the command lines of the shell blocks of a page, and what it names in backticks as a command."""
+    lines = [line for language, body, _ in fences(page) if language in SHELL for line in body.splitlines()]
+    prose = FENCE.sub("", page.read_text(encoding="utf-8"))
+    lines += re.findall(r"`((?:make|python -m heliograph)[^`\n]*)`", prose)
+    return [line.split("#")[0].strip().removeprefix("$ ") for line in lines]
+
+
+def mentioned(pattern: str) -> list[str]:
+    """Return the first groups of a pattern in all commands of all pages, each once."""
+    return sorted({word for page in PAGES for line in commands(page) for word in re.findall(pattern, line)})
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
+def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(KILL_SWITCH, "")
+    module = ModuleType(f"docs_of_{page.stem.lower()}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for body, line in blocks(page):
+        # Blank lines in front, so that a traceback points at the line of the page.
+        exec(compile("\n" * line + body, str(page), "exec", dont_inherit=True), vars(module))
+
+
+@pytest.mark.parametrize("name", ["README", "getting_started", "writing_a_plugin", "builtins", "your_own_loop"])
+def test_pages_that_teach_have_code(name: str) -> None:
+    (page,) = [page for page in PAGES if page.stem == name]
+    assert blocks(page)
+
+
+def test_make_targets_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = mentioned(r"\bmake ([a-z]+)")
+    assert {"demo", "test", "docs"} <= set(named)
+    assert set(named) <= targets
+
+
+@pytest.mark.parametrize("command", mentioned(r"python -m heliograph ([a-z]+)"))
+def test_subcommands_exist(command: str) -> None:
+    line = [sys.executable, "-m", "heliograph", command, "--help"]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_subcommands_are_documented() -> None:
+    assert {"demo", "events", "plugins"} <= set(mentioned(r"python -m heliograph ([a-z]+)"))
+
+
+def test_scripts_and_modules_in_commands_exist() -> None:
+    for path in mentioned(r"-m pytest (\S+)"):
+        assert (ROOT / path).is_file(), path
+
+
+def test_every_builtin_has_a_section_with_its_options() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    page = (ROOT / "docs/builtins.md").read_text(encoding="utf-8")
+    for target in project["entry-points"]["heliograph.plugins"].values():
+        name = target.split(":")[1]
+        assert f"### {name}\n" in page
+        assert f".. autoclass:: heliograph.{name}\n" in page
+
+
+def test_every_public_name_is_documented() -> None:
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    documented = set(re.findall(r"^\.\. auto\w+:: heliograph\.(\w+)$", text, re.MULTILINE))
+    documented |= {event.__name__ for event in heliograph.CATALOGUE}  # by the directive `event-table`
+    assert "{event-table}" in text
+    assert set(dir(heliograph)) <= documented
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    prose = FENCE.sub("", page.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", prose):
+        assert (page.parent / target).exists(), target

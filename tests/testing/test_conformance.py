@@ -1,0 +1,130 @@
+"""The conformance suite: every built-in passes it, and it finds what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import heliograph as h
+from heliograph.plugins import discover
+from heliograph.testing import check_plugin
+
+BUILT_INS: dict[str, Callable[[Path], h.Plugin]] = {
+    "checkpoint": lambda folder: h.Checkpoint(folder, keep_best=1, monitor="validation/loss"),
+    "early_stopping": lambda folder: h.EarlyStopping(patience=1, min_delta=0.5),
+    "exception_pass_through": lambda folder: h.ExceptionPassThrough(),
+    "file_log": lambda folder: h.FileLog(folder),
+    "gradient_accumulation": lambda folder: h.GradientAccumulation(2),
+    "gradient_clipping": lambda folder: h.GradientClipping(1.0, value=0.5),
+    "handler_times": lambda folder: h.HandlerTimes(),
+    "jsonl_log": lambda folder: h.JsonlLog(folder / "log.jsonl"),
+    "learning_rate": lambda folder: h.LearningRate("plateau", monitor="validation/loss"),
+    "log_schedule": lambda folder: h.LogSchedule(h.Every(steps=2), at_start=True, at_end=True),
+    "nan_guard": lambda folder: h.NaNGuard("skip"),
+    "progress_bar": lambda folder: h.ProgressBar(plain=False, interval=0),
+    "rng_capture": lambda folder: h.RNGCapture(),
+    "save_schedule": lambda folder: h.SaveSchedule(h.Every(batches=1), at_start=True, at_end=True),
+    "tensorboard": lambda folder: h.TensorBoard(folder / "tensorboard"),
+    "validation_schedule": lambda folder: h.ValidationSchedule(h.Every(samples=3), at_start=True, at_end=True),
+}
+
+
+def test_every_built_in_is_in_the_list() -> None:
+    assert {each.name for each in discover() if each.package == "heliograph"} == BUILT_INS.keys()
+
+
+@pytest.mark.parametrize("name", BUILT_INS)
+def test_a_built_in_conforms(name: str, tmp_path: Path) -> None:
+    check_plugin(lambda: BUILT_INS[name](tmp_path))
+    assert BUILT_INS[name](tmp_path).name == name
+
+
+@pytest.mark.parametrize("per", ["step", "epoch"])
+def test_the_other_learning_rates_conform(per: Any) -> None:
+    check_plugin(lambda: h.LearningRate(per))
+
+
+class Counting(h.Plugin):
+    """A plugin in order."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+
+    @h.on(h.TrainStart)
+    def begin(self, run: h.Run, event: h.TrainStart) -> None:
+        self.batches = 0
+
+    @h.on(h.BatchEnd)
+    def count(self, run: h.Run, event: h.BatchEnd) -> None:
+        self.batches += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"batches": self.batches}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.batches = state["batches"]
+
+
+def test_a_third_party_plugin_conforms_in_one_line() -> None:
+    check_plugin(Counting)
+
+
+def test_finds_a_state_that_is_not_plain() -> None:
+    class Bad(Counting):
+        def state_dict(self) -> dict[str, Any]:
+            return {"batches": {1, 2}}
+
+    with pytest.raises(AssertionError, match="plain types"):
+        check_plugin(Bad)
+
+
+def test_finds_a_plugin_that_remembers_the_former_run() -> None:
+    class Bad(h.Plugin):
+        def __init__(self) -> None:
+            self.seen = 0
+
+        @h.on(h.BatchEnd)
+        def count(self, run: h.Run, event: h.BatchEnd) -> None:
+            self.seen += 1
+            if self.seen == 10:
+                run.control.stop("ten batches, it thinks")
+
+    with pytest.raises(AssertionError, match="second fit's status differs"):
+        check_plugin(Bad)
+
+
+def test_finds_a_plugin_that_hides_a_failure() -> None:
+    class Bad(h.Plugin):
+        @h.on(h.RunFailed)
+        def hide(self, run: h.Run, event: h.RunFailed) -> None:
+            run.replace_error(ValueError("nothing to see"))
+
+        @h.on(h.RunClosed)
+        def hide_more(self, run: h.Run, event: h.RunClosed) -> None:
+            if event.status == "failed":
+                raise SystemExit
+
+    with pytest.raises((AssertionError, SystemExit)):
+        check_plugin(Bad)
+
+
+def test_finds_a_close_that_works_only_once() -> None:
+    class Bad(Counting):
+        def __init__(self) -> None:
+            super().__init__()
+            self.file: list[int] | None = []
+
+        def close(self) -> None:
+            assert self.file is not None, "closed already"
+            self.file = None
+
+    with pytest.raises(AssertionError):
+        check_plugin(Bad)
+
+
+def test_finds_an_object_that_is_no_plugin() -> None:
+    with pytest.raises(AssertionError, match="is no plugin"):
+        check_plugin(object)
