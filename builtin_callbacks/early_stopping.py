@@ -46,6 +46,7 @@ class EarlyStopping(Plugin):
         if nan not in ("worse", "stop", "raise"):
             raise ValueError(f"nan is 'worse', 'stop' or 'raise', got {nan!r}.")
         self.monitor = Monitor(monitor, mode, min_delta)
+        self.needs = ("validation" if self.monitor.split == "validation" else "log",)
         self.patience = patience
         self.nan = nan
         self.best: float | None = None
@@ -66,7 +67,7 @@ class EarlyStopping(Plugin):
     @on(ValidationEnd)
     def read_validation(self, run: Run, event: ValidationEnd) -> None:
         """Judge a metric of the validation."""
-        if self.monitor.split == "validation":
+        if self.monitor.split == "validation" and run.optimizer is not None:
             self._judge(run, event.metrics)
 
     @on(Log)
@@ -89,6 +90,7 @@ class EarlyStopping(Plugin):
             raise ValueError(f"{self.monitor.name} is NaN at step {run.progress.steps}.")
         if math.isnan(value) and self.nan == "stop":
             run.control.stop(f"{self.monitor.name} is NaN")
+            return
         if self.monitor.improves(value, self.best):
             self.best, self.failed_readings = value, 0
             return

@@ -45,11 +45,12 @@ class FileLog(Plugin):
         self.path: Path | None = None
         self._handler: logging.FileHandler | None = None
         self._former_level = logging.NOTSET
+        self._captured_before = False
 
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
-        """Forget the former run's file."""
-        self.path = None
+        """Name the run's file; it is made at the first line."""
+        self.path = self._new_path(run)
 
     @on(CheckpointLoaded, lane=Lane.REPORT)
     def tell_resume(self, run: Run, event: CheckpointLoaded) -> None:
@@ -102,9 +103,12 @@ class FileLog(Plugin):
         for name in self._loggers():
             logging.getLogger(name).removeHandler(handler)
         logging.getLogger("heliograph").setLevel(self._former_level)
-        if self.capture_warnings:
+        if self.capture_warnings and not self._captured_before:
             logging.captureWarnings(False)
         handler.close()
+
+    def _new_path(self, run: Run) -> Path:
+        return self.folder / f"{run.name}_{datetime.now():%Y-%m-%d_%H-%M-%S}.log"
 
     def _loggers(self) -> list[str]:
         return ["heliograph", "py.warnings"] if self.capture_warnings else ["heliograph"]
@@ -128,4 +132,5 @@ class FileLog(Plugin):
         for name in self._loggers():
             logging.getLogger(name).addHandler(self._handler)
         if self.capture_warnings:
+            self._captured_before = getattr(logging, "_warnings_showwarning", None) is not None
             logging.captureWarnings(True)

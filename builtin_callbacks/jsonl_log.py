@@ -60,27 +60,41 @@ class JsonlLog(Plugin):
 
     def _write(self, run: Run, event: str, data: dict[str, Any]) -> None:
         if self._file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            if not self._began and run.phase == "train":
-                self._drop_beyond(run.origin.steps)
-            self._began = True
-            self._file = self.path.open("a", encoding="utf-8")
+            self._open(run, fresh=event not in ("run_failed", "run_closed"))
+        assert self._file is not None
         place = {"epoch": run.progress.epoch, "step": run.progress.steps}
         head = {"event": event, "time": datetime.now(UTC).isoformat(), "attempt": os.getpid(), "run": run.name}
         self._file.write(json.dumps(head | place | data) + "\n")
         self._file.flush()
 
-    def _drop_beyond(self, step: int) -> None:
-        """Cut off what a former attempt wrote beyond this one's first step; a fresh run starts a fresh file."""
-        if not self.path.exists():
-            return
+    def _open(self, run: Run, *, fresh: bool) -> None:
+        """Open the file; a run that ends before it has anything to tell does not touch what a former one wrote."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.exists() and not self._began and run.optimizer is not None and fresh:
+            self._keep_up_to(run.origin.epoch, run.origin.steps)
+        self._began = self._began or fresh
+        self._file = self.path.open("a", encoding="utf-8")
+        if not _ends_well(self.path):
+            self._file.write("\n")  # behind a line that a kill cut short
+
+    def _keep_up_to(self, epoch: int, step: int) -> None:
+        """Cut off what a former attempt wrote beyond the position that this one begins at."""
         kept = []
         for line in self.path.read_text(encoding="utf-8").splitlines():
             try:
-                if step and json.loads(line)["step"] <= step:
+                record = json.loads(line)
+                if step and (record["epoch"], record["step"]) <= (epoch, step):
                     kept.append(line)
-            except (ValueError, KeyError):  # a line that a kill cut short
+            except (ValueError, KeyError, TypeError):  # a line that a kill cut short
                 continue
         aside = self.path.with_name(self.path.name + ".tmp")
         aside.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
         aside.replace(self.path)
+
+
+def _ends_well(path: Path) -> bool:
+    """Return whether a file is empty or ends with a whole line."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        return file.read() in (b"", b"\n")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from ..core.monitor import Monitor
 from ..events import EpochEnd, Lane, Log, Run, StepEnd, TrainStart, ValidationEnd
@@ -21,7 +21,7 @@ class LearningRate(Plugin):
 
     Raises:
         ValueError: `per` is unknown, or a monitor is given without `plateau`; at the run's start, there is no
-        scheduler.
+            scheduler.
     """
 
     exclusive = ("scheduler",)
@@ -33,12 +33,15 @@ class LearningRate(Plugin):
         if (monitor is not None) != (per == "plateau"):
             raise ValueError("monitor= goes with LearningRate('plateau', monitor='validation/loss'), and only with it.")
         self.per = per
+        self._steps_before = 0
         self.monitor = None if monitor is None else Monitor(monitor, "min")
-        self._steps_seen = 0
+        if self.monitor is not None:
+            self.needs = ("validation" if self.monitor.split == "validation" else "log",)
 
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Check that there is something to step."""
+        self._steps_before = 0
         if run.scheduler is None:
             raise ValueError("LearningRate steps a scheduler, but fit was given none: pass scheduler= to fit.")
         if self.monitor is not None:
@@ -53,15 +56,35 @@ class LearningRate(Plugin):
     @on(EpochEnd)
     def after_epoch(self, run: Run, event: EpochEnd) -> None:
         """Step per epoch, if the optimizer was stepped in it."""
-        if self.per == "epoch" and run.progress.steps > run.origin.steps:
+        if self.per == "epoch" and run.progress.steps > self._steps_before:
             run.scheduler.step()
+            self._steps_before = run.progress.steps
 
     @on(ValidationEnd)
-    def on_plateau(self, run: Run, event: ValidationEnd) -> None:
+    def after_validation(self, run: Run, event: ValidationEnd) -> None:
         """Step by a metric of the validation."""
-        if self.monitor is not None and self.monitor.split == "validation" and run.progress.steps:
-            value = self.monitor.read(event.metrics)
-            run.scheduler.step(math.inf if math.isnan(value) else value)
+        if self.monitor is not None and self.monitor.split == "validation" and run.optimizer is not None:
+            self._judge(self.monitor, run, event.metrics)
+
+    @on(Log)
+    def after_log(self, run: Run, event: Log) -> None:
+        """Step by a metric of the training."""
+        if self.monitor is not None and self.monitor.split != "validation":
+            self._judge(self.monitor, run, event.metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how many optimizer steps there were when the scheduler was last stepped."""
+        return {"steps_before": self._steps_before}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from there."""
+        self._steps_before = state["steps_before"]
+
+    def _judge(self, monitor: Monitor, run: Run, metrics: Mapping[str, float]) -> None:
+        value = monitor.read(metrics)  # a NaN is handed on: it compares as no improvement
+        if run.progress.steps > self._steps_before:
+            run.scheduler.step(value)
+            self._steps_before = run.progress.steps
 
     @on(Log, lane=Lane.MEASURE)
     def report(self, run: Run, event: Log) -> None:

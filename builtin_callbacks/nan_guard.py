@@ -26,14 +26,13 @@ class NaNGuard(Plugin):
         ValueError: the action is unknown, or `max_skips` not positive.
     """
 
-    asks = ("stop",)
-
     def __init__(self, action: Literal["raise", "skip", "stop"] = "raise", *, max_skips: int = 10) -> None:
         if action not in ("raise", "skip", "stop"):
             raise ValueError(f"NaNGuard(action) is 'raise', 'skip' or 'stop', got {action!r}.")
         if max_skips < 1:
             raise ValueError(f"max_skips must be at least 1, got {max_skips!r}.")
         self.action, self.max_skips = action, max_skips
+        self.asks = ("stop",) if action == "stop" else ()
         self._skips = 0
         self._losses: list[Tensor] = []
 

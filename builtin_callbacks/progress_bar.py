@@ -44,6 +44,7 @@ class ProgressBar(Plugin):
         ValueError: an interval is negative.
     """
 
+    name = "progress"
     policy = "observer"
     exclusive = ("progress",)
 
@@ -73,7 +74,7 @@ class ProgressBar(Plugin):
         """Forget the former run's bars and numbers."""
         self.close()
         self._metrics = {}
-        self._due = monotonic() + self.plain_interval
+        self._due = monotonic() + self.plain_interval if self.plain else 0.0
 
     @on(EpochStart, lane=Lane.REPORT)
     def start_epoch(self, run: Run, event: EpochStart) -> None:
@@ -131,10 +132,11 @@ class ProgressBar(Plugin):
         if self.plain:
             self._say(run, event.status)
         elif self._epochs is not None or self._batches is not None:
-            self._draw(run)
+            self._draw(run, finished=self._batches is None)
 
     def close(self) -> None:
         """Close every bar."""
+        self._metrics = {}
         self._close_evaluation()
         for bar in (self._batches, self._epochs):
             if bar is not None:

@@ -10,7 +10,6 @@ import torch
 
 from ..core import rng
 from ..events import (
-    CheckpointLoaded,
     EpochStart,
     Lane,
     Run,
@@ -71,24 +70,24 @@ class RNGCapture(Plugin):
         for generator in self._loader_generators:
             generator.manual_seed(self.seed)
 
-    @on(CheckpointLoaded, lane=Lane.TRANSFORM)
-    def resume(self, run: Run, event: CheckpointLoaded) -> None:
-        """Put the generators where the epoch began; where it stood, once the loader has been read up to there."""
-        saved, self._saved = self._saved, None
-        if saved is None:
-            return
-        if run.progress.batch:
-            self._restore(saved["epoch"])
-            run.when_positioned(lambda: self._restore(saved["now"]))
-        else:
-            self._restore(saved["now"])
-        self._epoch = saved["epoch"]
-
     @on(EpochStart, lane=Lane.REPORT)
-    def mark_epoch(self, run: Run, event: EpochStart) -> None:
-        """Remember where the epoch begins, for a resume in its midst."""
-        if not run.progress.batch:
+    def start_epoch(self, run: Run, event: EpochStart) -> None:
+        """Remember where an epoch begins; put a resumed run where it stood, once its loader has been read up to there."""
+        saved = self._saved
+        if saved is None:
             self._epoch = self._capture()
+        elif run.progress.batch:
+            self._epoch = saved["epoch"]
+            self._restore(saved["epoch"])
+            run.when_positioned(self._arrive)
+        else:
+            self._arrive()
+            self._epoch = self._capture()
+
+    def _arrive(self) -> None:
+        if self._saved is not None:
+            self._restore(self._saved["now"])
+            self._saved = None
 
     @on(ValidationStart, TestStart, lane=Lane.TRANSFORM)
     def isolate(self, run: Run, event: ValidationStart | TestStart) -> None:
@@ -105,10 +104,12 @@ class RNGCapture(Plugin):
 
     def state_dict(self) -> State:
         """Return the state of every generator, now and at the epoch's start."""
-        return {"now": self._capture(), "epoch": self._epoch} if self._generator is not None else {}
+        if self._generator is None:
+            return {}
+        return dict(self._saved or {"now": self._capture(), "epoch": self._epoch})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep the state until the checkpoint is loaded."""
+        """Keep the state until the epoch begins."""
         self._saved = state or None
 
     def close(self) -> None:

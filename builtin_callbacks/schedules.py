@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from copy import deepcopy
 
 from ..core.filters import Filter
-from ..events import BatchEnd, EpochEnd, Run, TrainEnd, TrainStart
+from ..events import BatchEnd, EpochEnd, EpochStart, Lane, Log, Run, SavePoint, TrainEnd, TrainStart, ValidationEnd
 from ..plugins import Plugin, on
 
 
@@ -24,37 +25,37 @@ class Schedule(Plugin):
     def __init__(self, when: Filter, *, at_start: bool = False, at_end: bool = False) -> None:
         if not isinstance(when, Filter):
             raise TypeError(f"{type(self).__name__}(when) takes a filter such as Every(steps=100), got {when!r}.")
-        self.when, self.at_start, self.at_end = when, at_start, at_end
+        self.when, self.at_start, self.at_end = deepcopy(when), at_start, at_end
         self._last = -1
 
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
-        """Ask at the start, and forget the former run."""
+        """Forget the former run."""
         self._last = -1
-        if self.at_start:
-            self._due(run, "at the start")
+
+    @on(EpochStart)
+    def start(self, run: Run, event: EpochStart) -> None:
+        """Ask at the start."""
+        if self.at_start and run.progress.epoch == run.progress.batches == 0:
+            self.ask(run, "at the start")
 
     @on(BatchEnd)
     def after_batch(self, run: Run, event: BatchEnd) -> None:
         """Ask within an epoch."""
         if self.when(run):
-            self._due(run, str(self.when))
+            self.ask(run, str(self.when))
 
     @on(EpochEnd)
     def after_epoch(self, run: Run, event: EpochEnd) -> None:
         """Ask at an epoch's end."""
         if self.when(run):
-            self._due(run, str(self.when))
+            self.ask(run, str(self.when))
 
     @on(TrainEnd)
     def finish(self, run: Run, event: TrainEnd) -> None:
         """Ask at the end."""
         if self.at_end and run.progress.batches not in (self._last, run.origin.batches):
-            self._due(run, "at the end")
-
-    def _due(self, run: Run, reason: str) -> None:
-        self._last = run.progress.batches
-        self.ask(run, reason)
+            self.ask(run, "at the end")
 
     @abstractmethod
     def ask(self, run: Run, reason: str) -> None:
@@ -66,6 +67,11 @@ class LogSchedule(Schedule):
 
     asks = ("log",)
 
+    @on(Log, lane=Lane.MEASURE)
+    def note(self, run: Run, event: Log) -> None:
+        """Remember that it was done, whoever asked."""
+        self._last = run.progress.batches
+
     def ask(self, run: Run, reason: str) -> None:
         """Request a log."""
         run.control.request_log(reason)
@@ -76,6 +82,11 @@ class ValidationSchedule(Schedule):
 
     asks = ("validation",)
 
+    @on(ValidationEnd, lane=Lane.MEASURE)
+    def note(self, run: Run, event: ValidationEnd) -> None:
+        """Remember that it was done, whoever asked."""
+        self._last = run.progress.batches
+
     def ask(self, run: Run, reason: str) -> None:
         """Request a validation."""
         run.control.request_validation(reason)
@@ -85,6 +96,11 @@ class SaveSchedule(Schedule):
     """Ask for a `SavePoint`, behind the validation of the same boundary. See `Schedule` for the arguments."""
 
     asks = ("save",)
+
+    @on(SavePoint, lane=Lane.MEASURE)
+    def note(self, run: Run, event: SavePoint) -> None:
+        """Remember that it was done, whoever asked."""
+        self._last = run.progress.batches
 
     def ask(self, run: Run, reason: str) -> None:
         """Request a save."""

@@ -30,11 +30,13 @@ class TensorBoard(Plugin):
         self._summary_writer = require("torch.utils.tensorboard", "tensorboard", "TensorBoard").SummaryWriter
         self._writer: Any = None
         self._since: tuple[float, int] | None = None
+        self._opened = False
 
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Start the clock of the throughput."""
         self._since = None
+        self._opened = False
 
     @on(Log, lane=Lane.MEASURE)
     def measure(self, run: Run, event: Log) -> None:
@@ -70,6 +72,7 @@ class TensorBoard(Plugin):
 
     def _open(self, run: Run) -> Any:
         if self._writer is None:
-            purge = run.origin.steps + 1 if run.origin.steps else None
+            purge = run.origin.steps + 1 if run.origin.steps and not self._opened else None
+            self._opened = True
             self._writer = self._summary_writer(str(self.folder), purge_step=purge)
         return self._writer

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .context import RunContext
 
 T = TypeVar("T")
+CLOSED, OPEN, STEPPED = 0, 1, 2  # the stages of the batch in hand
 
 
 def batch_size(batch: Any) -> int:
@@ -71,7 +72,7 @@ def rest_of_epoch(run: RunContext) -> Iterator[Any]:
 
 
 def check_exhausted(run: RunContext) -> None:
-    """Raise or warn where the loader ended before it had begun, or before it said it would."""
+    """Note that the loader ended; raise or warn where that was before it had begun, or before it said it would."""
     batch, expected = run.progress.batch, run.batches_per_epoch
     if batch == 0:
         raise ValueError(
@@ -81,6 +82,22 @@ def check_exhausted(run: RunContext) -> None:
     if expected is not None and batch < expected:
         text = f"The train loader ended after {batch} batches, but its length says {expected}."
         warnings.warn(text, RuntimeWarning, stacklevel=2)
+    run.exhausted = True
+
+
+def abandon(run: RunContext) -> None:
+    """Finish the batch that a loop of one's own broke out of; that ends the epoch."""
+    if run.stage == CLOSED:
+        return
+    reason, control = "the loop over the batches was left", run.control
+    control.end_epoch(reason, by="the caller")
+    if run.stage == OPEN:
+        control.stage = "BatchStart"
+        control.skip_batch(reason, by="the caller")
+        control.stage = ""
+    control.leaving = True
+    for _ in run.open_batches:
+        raise AssertionError("leaving was asked for")
 
 
 def refuse_unstepped() -> None:

@@ -6,6 +6,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from . import loop
+from .batches import abandon
 from .result import RunResult
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def _unwrapped(error: BaseException | None) -> BaseException | None:
 def _finish_early(run: TrainRun) -> BaseException | None:
     """Finish a run whose own loop was left before its end."""
     try:
-        run.abandon_batch()
+        abandon(run)
         run.control.stop("the loop over the epochs was left", by="the caller")
         run.control.decide()
         loop.finish(run)
@@ -82,6 +83,8 @@ def _reason(run: TrainRun, error: BaseException | None) -> str:
     if run.settings.train is None:
         return f"{run.progress.evaluated} batches evaluated"
     progress = run.progress
+    if run.resumed_from is not None and progress.batches == run.origin.batches:
+        return f"nothing left to do: resumed at epoch {progress.epoch}, step {progress.steps}"
     if run.max_epochs is not None and progress.epoch >= run.max_epochs:
         return f"{progress.epoch} epochs done"
     return f"{progress.steps} steps done"

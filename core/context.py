@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter
@@ -10,17 +10,39 @@ from typing import Any
 
 from torch import Tensor
 
-from ..events import Bus, Control, Event, Log, Progress
+from ..events import (
+    BatchEnd,
+    BatchStart,
+    Bus,
+    Control,
+    Event,
+    GradientsReady,
+    Log,
+    OrderedSignal,
+    Progress,
+    ShouldStop,
+    StepEnd,
+)
 from ..events.catalogue import Phase, Status
 from ..plugins import Plugins
 from . import batches as data
 from . import state
+from .batches import CLOSED
 from .engine import LoopEngine
 from .metrics import Means
 from .settings import Settings
 from .task import check_loss, modules_of
 
-CLOSED, OPEN, STEPPED = 0, 1, 2
+
+class HotSignals:
+    """The signals of every batch, held where the loop reaches them in one step."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.batch_start: OrderedSignal[BatchStart] = bus.signal(BatchStart)
+        self.gradients_ready: OrderedSignal[GradientsReady] = bus.signal(GradientsReady)
+        self.step_end: OrderedSignal[StepEnd] = bus.signal(StepEnd)
+        self.batch_end: OrderedSignal[BatchEnd] = bus.signal(BatchEnd)
+        self.should_stop: OrderedSignal[ShouldStop] = bus.signal(ShouldStop)
 
 
 class RunContext:
@@ -45,6 +67,7 @@ class RunContext:
         self.origin = self.progress.copy()
         self.control = Control(self.progress)
         self.log = bus.signal(Log)
+        self.hot = HotSignals(bus)
         self.metrics: dict[str, float] = {}
         self.means = Means()
         self.batch: Any = None
@@ -54,6 +77,7 @@ class RunContext:
         self.stage = CLOSED
         self.exhausted = self.finished = self.last_seen = False
         self.open_contexts = ExitStack()
+        self.open_batches: Iterator[Any] = iter(())
         self.status: Status = "completed"
         self.best_checkpoint: Path | None = None
         self.last_checkpoint: Path | None = None
@@ -94,6 +118,7 @@ class RunContext:
 
     def resume(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
         """Continue from a saved state, applied when every `TrainStart` handler has run."""
+        self._only_in("TrainStart", "resume")
         self.saved, self.resumed_from = saved, path
 
     def when_positioned(self, action: Callable[[], None]) -> None:
@@ -102,11 +127,21 @@ class RunContext:
 
     def replace_error(self, error: BaseException) -> None:
         """Let this error leave instead of the one that failed the run."""
+        self._only_in("RunFailed", "replace_error")
         self.replacement = error
 
     def note(self, text: str) -> None:
         """Add a line that the result shows."""
         self.notes.append(text)
+
+    def blame(self, error: BaseException) -> tuple[str | None, str | None]:
+        """Return the plugin and the event whose handler raised an error, if one did."""
+        blamed = self.bus.blamed
+        return blamed[1:] if blamed is not None and blamed[0] is error else (None, None)
+
+    def _only_in(self, stage: str, verb: str) -> None:
+        if self.control.stage != stage:
+            raise RuntimeError(f"run.{verb} is for handlers of {stage}: elsewhere it would have no effect.")
 
     def emit(self, event: Event) -> None:
         """Emit an event on this run's bus."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from ..events.catalogue import Phase
 from .batches import length_of
 from .metrics import Means
+from .task import eval_mode
 
 if TYPE_CHECKING:
-    from .run import TrainRun
+    from .context import RunContext
 
 
 class Evaluation:
@@ -20,7 +24,7 @@ class Evaluation:
         ValueError: there is no set to evaluate.
     """
 
-    def __init__(self, run: TrainRun, phase: Phase, loaders: Mapping[str, Iterable[Any]]) -> None:
+    def __init__(self, run: RunContext, phase: Phase, loaders: Mapping[str, Iterable[Any]]) -> None:
         if not loaders:
             raise ValueError(f"A {phase} was asked for, but there is no {phase} data: pass {phase}= to fit.")
         self.loaders = loaders
@@ -61,3 +65,14 @@ class Evaluation:
         for dataset, means in self._means.items():
             metrics |= means.read(f"{self._phase}/{dataset}" if dataset else self._phase)
         return metrics
+
+
+@contextmanager
+def evaluating(run: RunContext, phase: Phase) -> Iterator[Evaluation]:
+    """Let a run be in another phase for a while: eval mode, no gradients, means of its own."""
+    former, means = run.phase, run.means
+    run.phase = phase
+    with eval_mode(run.modules), torch.no_grad():
+        yield Evaluation(run, phase, run.settings.evaluations.get(phase, {}))
+    # Not reached after an error, which so tells the phase that it came from.
+    run.phase, run.means, run.batch, run.outputs = former, means, None, None

@@ -2,7 +2,8 @@
 
 TrainStart, then for each epoch EpochStart, for each batch BatchStart, forward and backward, GradientsReady, optimizer
 step, StepEnd, BatchEnd, and at a step boundary what was asked for, in this order: Log, validation, SavePoint,
-ShouldStop. EpochEnd and TrainEnd are followed by such a boundary too. RunFailed after any exception; RunClosed always.
+ShouldStop. EpochEnd is followed by such a boundary too, and so is TrainEnd, but for ShouldStop. RunFailed after any
+exception; RunClosed always.
 
 `fit` is made of the same public pieces (`epochs`, `batches`, `step`) that a loop of one's own is made of.
 """
@@ -15,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ..events import catalogue as ev
-from .batches import check_exhausted, refuse_unstepped
-from .context import CLOSED, OPEN, STEPPED
+from .batches import CLOSED, OPEN, STEPPED, abandon, check_exhausted, refuse_unstepped
+from .evaluation import evaluating
+from .state import restore
 from .task import check_loss
 
 if TYPE_CHECKING:
@@ -40,8 +42,10 @@ def fit(run: TrainRun) -> None:
 def epochs(run: TrainRun) -> Iterator[int]:
     """Yield the index of each epoch, amid the events of the run and of the epochs."""
     control = run.control
+    control.stage = "TrainStart"
     run.emit(ev.TrainStart())
-    if run.restore():
+    control.stage = ""
+    if restore(run):
         run.emit(ev.CheckpointLoaded(run.resumed_from))
     if control.pending:
         boundary(run)
@@ -57,17 +61,13 @@ def epochs(run: TrainRun) -> Iterator[int]:
 
 def batches(run: TrainRun) -> Iterator[Any]:
     """Yield each batch of the epoch that is not skipped, amid its events and the boundary behind it."""
-    control, progress, hot, log, size_of = run.control, run.progress, run.hot, run.log, run.size_of
+    control, progress, hot = run.control, run.progress, run.hot
     for run.batch in run.feed():
         run.stage = OPEN
         if hot.batch_start.chain:
             open_batch(run)
         if not control.touched or not control.skips_batch:
             yield run.batch
-        if run.stage is STEPPED:
-            progress.samples += (size := size_of(run.batch))
-            if log.chain:
-                run.track("loss", run.loss, size)
         if control.touched or run.stage is OPEN:
             settle_batch(run)
         progress.batch += 1
@@ -83,8 +83,6 @@ def batches(run: TrainRun) -> Iterator[Any]:
             break
     else:
         check_exhausted(run)
-        run.exhausted = True
-    run.exhausted = run.exhausted or run.is_last_batch
 
 
 def step(run: TrainRun, loss: Tensor) -> None:
@@ -94,6 +92,9 @@ def step(run: TrainRun, loss: Tensor) -> None:
         check_loss(loss)
     run.loss = loss
     run.stage = STEPPED
+    run.progress.samples += (size := run.size_of(run.batch))
+    if run.log.chain:
+        run.means.add("loss", loss, size)
     if control.touched or run.window:
         run.engine.backward_scaled(loss, control.loss_scale)
         run.window += 1
@@ -154,7 +155,6 @@ def boundary(run: TrainRun) -> None:
     """Serve what was asked for, give the last word to `ShouldStop`, then decide whether to leave."""
     control, should_stop = run.control, run.hot.should_stop
     if control.pending:
-        run.engine.settle(control)
         serve(run)
     if should_stop.chain:
         control.stage = "ShouldStop"
@@ -164,7 +164,8 @@ def boundary(run: TrainRun) -> None:
 
 
 def serve(run: TrainRun) -> None:
-    """ev.Log, validate and save, in this order, each where it is asked for."""
+    """Log, validate and save, in this order, each where it is asked for."""
+    run.engine.settle(run.control)
     if run.control.take("log"):
         log(run)
     if run.control.take("validation"):
@@ -184,7 +185,7 @@ def log(run: TrainRun) -> None:
 def evaluate(run: TrainRun, phase: ev.Phase) -> None:
     """Run every validation or test set in eval mode, without gradients, and tell the means."""
     start, batch_start, batch_end, end = EVALUATIONS[phase]
-    with run.evaluating(phase) as evaluation:
+    with evaluating(run, phase) as evaluation:
         run.emit(start())
         for dataset, loader in evaluation.loaders.items():
             for run.batch in evaluation.feed(dataset, loader):
@@ -199,14 +200,14 @@ def evaluate(run: TrainRun, phase: ev.Phase) -> None:
 def close_epoch(run: TrainRun) -> None:
     """End the epoch; one that a stop cut short stays open, for a resumed run to finish."""
     control, progress = run.control, run.progress
-    run.abandon_batch()
+    abandon(run)
     if run.window:
         optimizer_step(run)
     run.loss = run.batch = None
-    if not run.exhausted and not control.should_end_epoch:
+    if not (run.exhausted or run.is_last_batch or control.should_end_epoch):
         return
     control.close_epoch()
-    run.exhausted = False
+    run.exhausted = run.last_seen = False
     progress.earlier_batches += progress.batch
     progress.epoch, progress.batch = progress.epoch + 1, 0
     run.emit(ev.EpochEnd(progress.epoch - 1))
@@ -218,6 +219,7 @@ def finish(run: TrainRun) -> None:
     run.finished = True
     run.emit(ev.TrainEnd())
     serve(run)
+    serve(run)  # what the validation asked for too late
 
 
 def end(run: TrainRun, error: BaseException | None) -> list[tuple[str, str, BaseException]]:
@@ -227,6 +229,8 @@ def end(run: TrainRun, error: BaseException | None) -> list[tuple[str, str, Base
     if error is not None:
         closing.insert(0, ev.RunFailed(error, run.phase, *run.blame(error)))
     for event in closing:
+        run.control.stage = type(event).__name__
+        run.control.stage = type(event).__name__
         failed = run.bus.signal(type(event)).emit_each(run, event)
         errors += [(owner, event.name, secondary) for owner, secondary in failed]
     return errors

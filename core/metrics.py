@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -28,6 +30,21 @@ class Means:
         else:
             self._floats[name] = self._floats.get(name, 0.0) + value * weight
         self._weights[name] = self._weights.get(name, 0.0) + weight
+
+    def state_dict(self) -> dict[str, list[float]]:
+        """Return sum and weight by name."""
+        names = {**self._floats, **self._totals}
+        sums = {name: self._floats.get(name, 0.0) + self._on_host(name) for name in names}
+        return {name: [total, self._weights[name]] for name, total in sums.items()}
+
+    def load_state_dict(self, state: Mapping[str, list[float]]) -> None:
+        """Continue from saved sums and weights."""
+        self._totals = {}
+        self._floats = {name: total for name, (total, _) in state.items()}
+        self._weights = {name: weight for name, (_, weight) in state.items()}
+
+    def _on_host(self, name: str) -> float:
+        return self._totals[name].item() if name in self._totals else 0.0
 
     def read(self, scope: str) -> dict[str, float]:
         """Return the means as `<scope>/<name>` and begin anew."""

@@ -17,10 +17,9 @@ Loader = Iterable[Any]
 Loaders = Loader | Mapping[str, Loader]
 Optimizer = torch.optim.Optimizer | Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 NEEDS = {
-    "validation": "validation data was given, but no plugin ever asks for a validation: add "
-    "ValidationSchedule(Every(epochs=1)).",
+    "validation": "no plugin ever asks for a validation: add ValidationSchedule(Every(epochs=1)).",
     "stop": "the run has no end: pass epochs= or steps=, or add a plugin that stops it, such as EarlyStopping.",
-    "scheduler": "scheduler= was given, but no plugin steps it: add LearningRate('step') or LearningRate('epoch').",
+    "scheduler": "no plugin steps the scheduler: add LearningRate('step') or LearningRate('epoch').",
     "save": "no plugin ever asks for a save: add SaveSchedule(Every(epochs=1)).",
     "log": "no plugin ever asks for a log: add LogSchedule(Every(steps=50)).",
 }
@@ -102,8 +101,10 @@ def check_needs(settings: Settings, plugins: Plugins) -> None:
     }
     for word, needed in needs.items():
         if needed and word not in asked:
-            raise ValueError(f"As called, {NEEDS[word]} A plugin of yours says so with asks = ({word!r},).")
+            raise ValueError(f"As fit was called, {NEEDS[word]} A plugin of yours says so with asks = ({word!r},).")
     for word, name in plugins.declared("needs").items():
+        if word == "validation" and not settings.evaluations:
+            raise ValueError(f"Plugin {name!r} would never act, there is no validation data: pass validation= to fit.")
         if word not in asked:
             raise ValueError(f"Plugin {name!r} would never act: {NEEDS.get(word, f'no plugin asks for {word!r}.')}")
 

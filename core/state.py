@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 REQUIRED = ("schema", "run_name", "progress", "modules", "optimizer", "plugins", "metrics")
-PLAIN = (bool, int, float, str, bytes, type(None), Tensor)
+PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def capture(run: RunContext) -> dict[str, Any]:
@@ -33,6 +34,7 @@ def capture(run: RunContext) -> dict[str, Any]:
         "scheduler": None if run.scheduler is None else run.scheduler.state_dict(),
         "task": {name: each.state_dict() for name, each in stateful.items() if hasattr(each, "state_dict")},
         "metrics": dict(run.metrics),
+        "means": run.means.state_dict(),
         "plugins": run.plugins.state_dict(),
     }
     check_plain(cut, "state")
@@ -60,6 +62,7 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> None:
         run.task.load_state_dict(saved["task"]["task"])
     run.progress.load_state_dict(saved["progress"])
     run.metrics.update(saved["metrics"])
+    run.means.load_state_dict(saved.get("means", {}))
     missing, unknown = run.plugins.load_state_dict(saved["plugins"])
     place = run.progress
     run.note(
@@ -69,6 +72,15 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> None:
         run.note(f"plugins that start fresh, the checkpoint has no state of them: {', '.join(missing)}")
     if unknown:
         run.note(f"states in the checkpoint that no plugin claims, left out: {', '.join(unknown)}")
+
+
+def restore(run: RunContext) -> bool:
+    """Apply the state that a run was told to resume, if any; return whether there was one."""
+    if run.saved is None:
+        return False
+    apply(run, run.saved)
+    run.saved, run.origin = None, run.progress.copy()
+    return True
 
 
 def check_schema(saved: Mapping[str, Any]) -> None:
@@ -84,14 +96,14 @@ def check_schema(saved: Mapping[str, Any]) -> None:
 
 def check_plain(value: Any, place: str) -> None:
     """Raise TypeError where a state holds what a safe load would refuse."""
-    if isinstance(value, Mapping):
+    if type(value) in (dict, OrderedDict):
         for key, item in value.items():
             check_plain(key, f"a key of {place}")
             check_plain(item, f"{place}[{key!r}]")
-    elif isinstance(value, list | tuple):
+    elif type(value) in (list, tuple):
         for index, item in enumerate(value):
             check_plain(item, f"{place}[{index}]")
-    elif not isinstance(value, PLAIN) or type(value).__module__ == "numpy":
+    elif type(value) not in PLAIN and not isinstance(value, Tensor):
         raise TypeError(
             f"{place} is a {type(value).__module__}.{type(value).__name__}: a checkpoint holds plain types and tensors "
             f"only, so that it loads safely. Convert it in state_dict()."

@@ -19,7 +19,7 @@ from .task import modules_of
 
 SUFFIX = ".pth"
 TEMPORARY = ".tmp"
-LONGEST_NAME = 200
+LONGEST_PART = 90  # bytes: file systems allow 255 for the whole name
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +35,13 @@ class Found:
 def checkpoint_name(run_name: str, epoch: int, step: int, metadata: str = "") -> str:
     """Return `<run_name>_epoch_<epoch>_iter_<step>[_<metadata>].pth`, with every part fit for a file system."""
     tail = f"_{clean(metadata)}" if metadata else ""
-    return f"{clean(run_name)}_epoch_{epoch}_iter_{step}{tail}"[:LONGEST_NAME] + SUFFIX
+    return f"{clean(run_name)}_epoch_{epoch}_iter_{step}{tail}{SUFFIX}"
 
 
 def clean(part: str) -> str:
     """Return a file-name part without separators, spaces and other marks that a shell or file system minds."""
-    return re.sub(r"[^\w.+=-]+", "-", part).strip("-.") or "unnamed"
+    kept = re.sub(r"[^\w.+=-]+", "-", part).encode()[:LONGEST_PART].decode(errors="ignore")
+    return kept.strip("-.") or "unnamed"
 
 
 def prepare_folder(folder: Path) -> None:
@@ -77,8 +78,10 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
             os.fsync(file.fileno())
         aside.replace(path)
         sync_folder(path.parent)
-    except (OSError, RuntimeError) as error:  # torch reports a failed write as a RuntimeError
+    except BaseException as error:
         aside.unlink(missing_ok=True)
+        if not isinstance(error, OSError | RuntimeError):  # torch reports a failed write as a RuntimeError
+            raise
         free = shutil.disk_usage(path.parent).free if path.parent.exists() else 0
         raise OSError(
             f"The checkpoint {path} could not be written ({free / 1e6:.1f} MB are free there): {error}. "
@@ -109,7 +112,10 @@ def load(path: Path) -> dict[str, Any]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file fails in many ways; all of them mean the same
         raise ValueError(f"The checkpoint {path} cannot be read: {type(error).__name__}: {error}") from error
-    check_schema(state)
+    try:
+        check_schema(state)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     return state  # type: ignore[no-any-return]  # the schema was checked
 
 
@@ -125,7 +131,9 @@ def find(folder: Path, run_name: str) -> tuple[list[Found], list[str]]:
         except ValueError as error:
             passed_over.append(str(error))
             continue
-        if state["run_name"] == run_name:
+        if state["run_name"] != run_name:
+            passed_over.append(f"{path} is of run {state['run_name']!r}.")
+        else:
             progress = state["progress"]
             found.append(
                 Found(path, progress["steps"], progress["earlier_batches"] + progress["batch"], state["metrics"])

@@ -84,7 +84,9 @@ class Trainer:
         return run.result
 
     def run(self, task: Any, train: Iterable[Any], **options: Unpack[settings.FitOptions]) -> TrainRun:
-        """Return a run for a loop of your own; the arguments are those of `fit`.
+        """Return a run for a loop of your own, with the arguments of `fit`.
+
+        For example::
 
         with trainer.run(task, train, optimizer=optimizer, epochs=3) as run:
             for epoch in run.epochs():

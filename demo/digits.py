@@ -110,7 +110,7 @@ def run_demo(folder: Path, epochs: int) -> float:
     )
     assert result.best_checkpoint is not None
     h.load_weights(task, result.best_checkpoint)
-    with trainer.plugins.disabled("progress_bar"):
+    with trainer.plugins.disabled("progress"):
         tested = trainer.test(task, DataLoader(test, batch_size=300), name="digits")
     accuracy = tested.metrics["test/accuracy"]
     curves(folder / "log.jsonl", folder / "curves.png")

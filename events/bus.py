@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from threading import RLock
 from types import FrameType, TracebackType
@@ -32,7 +33,7 @@ class Seat:
 
     order: tuple[int, ...]
     owner: str
-    when: When | None
+    when: When | None = None
     paused: bool = False
 
 
@@ -51,31 +52,22 @@ class OrderedSignal(Signal, Generic[E]):
         self._owners: dict[Receiver, str] = {}
         self._lock = RLock()  # weak receivers may die in any thread
 
-    def connect(  # type: ignore[override]  # blinker's signature, with keywords behind it
-        self,
-        receiver: Receiver,
-        sender: Any = ANY,
-        weak: bool = True,
-        *,
-        order: tuple[int, ...] = (len(Lane) + 1,),
-        owner: str | None = None,
-        when: When | None = None,
-    ) -> Receiver:
-        """Connect as blinker does; `order` places the receiver, the default is behind all lanes."""
+    def connect(self, receiver: Any, sender: Any = ANY, weak: bool = True, seat: Seat | None = None) -> Any:
+        """Connect as blinker does; a seat places the receiver, without one it runs behind all lanes."""
         check_receiver(receiver, self.event)
         with self._lock:
-            self.seats.setdefault(make_id(receiver), Seat(order, owner or describe(receiver), when))
+            self.seats.setdefault(make_id(receiver), seat or Seat((len(Lane) + 1,), describe(receiver)))
             try:
                 return super().connect(receiver, sender, weak)
             finally:
                 self.rebuild()
 
-    def change(self, receiver: Receiver, **seat: Any) -> None:
+    def change(self, receiver: Receiver, **changes: Any) -> None:
         """Pause a connected receiver (`paused=True`), let it speak again, or move it (`order=...`)."""
         with self._lock:
-            for name, value in seat.items() if make_id(receiver) in self.seats else ():
-                setattr(self.seats[make_id(receiver)], name, value)
-            self.rebuild()
+            if (key := make_id(receiver)) in self.seats:
+                self.seats[key] = replace(self.seats[key], **changes)
+                self.rebuild()
 
     def emit(self, run: Run, event: E) -> None:
         """Call every receiver in order; a receiver's error leaves at once, unless its owner is forgiven."""
@@ -87,19 +79,19 @@ class OrderedSignal(Signal, Generic[E]):
                 for receiver in receivers:
                     receiver(run, event=event)
                 break
-            except Exception as error:  # attributed, then raised unless an observer plugin's
+            except BaseException as error:  # attributed, then raised unless an observer plugin's
                 if not self._bus.forgive(self.owner_of(receiver), run, event, error):
                     raise
         if self._bus.deferred:
             self._bus.settle(sys._getframe(1))
 
-    def emit_each(self, run: Run, event: E) -> list[tuple[str, Exception]]:
+    def emit_each(self, run: Run, event: E) -> list[tuple[str, BaseException]]:
         """Call every receiver even if some fail; return the errors with their owners."""
-        errors: list[tuple[str, Exception]] = []
+        errors: list[tuple[str, BaseException]] = []
         for receiver in () if self.is_muted else self.chain:
             try:
                 receiver(run, event=event)
-            except Exception as error:  # noqa: BLE001  # handed to the caller, which attaches or raises it
+            except BaseException as error:  # noqa: BLE001  # handed to the caller, which attaches or raises it
                 if not self._bus.forgive(self.owner_of(receiver), run, event, error):
                     errors.append((self.owner_of(receiver), error))
         return errors
@@ -186,8 +178,8 @@ class Bus:
         self._signals: dict[type[Event], OrderedSignal[Any]] = {}
         self._wrapper: Callable[[Receiver, str], Receiver] | None = None
         self.deferred: list[Callable[[], None]] = []
-        self.forgiver: Callable[[str, Run, Event, Exception], bool] | None = None
-        self.blamed: tuple[Exception, str, str] | None = None
+        self.forgiver: Callable[[str, Run, Event, BaseException], bool] | None = None
+        self.blamed: tuple[BaseException, str, str] | None = None
 
     def signal(self, event: type[E]) -> OrderedSignal[E]:
         """Return the signal of an event type; any blinker code can connect to it, the sender is the run.
@@ -212,13 +204,19 @@ class Bus:
             event: the event type.
             receiver: called as `receiver(run, event=event)`; held strongly.
             lane: the lane to run in.
-            when: a filter such as `Every(steps=10)`; the receiver is called only where it returns true.
+            when: a filter such as `Every(steps=10)`, copied; the receiver is called only where it returns true.
+
+        Raises:
+            TypeError: the receiver's signature or annotation does not fit the event.
+            ValueError: it hears this event already.
         """
         signal = self.signal(event)
-        signal.connect(receiver, weak=False, order=(lane, sys.maxsize), when=when)
+        if make_id(receiver) in signal.seats:
+            raise ValueError(f"{describe(receiver)} hears {event.__name__} already: remove its handle first.")
+        signal.connect(receiver, weak=False, seat=Seat((lane, sys.maxsize), describe(receiver), deepcopy(when)))
         return Handle(signal, receiver)
 
-    def forgive(self, owner: str, run: Run, event: Event, error: Exception) -> bool:
+    def forgive(self, owner: str, run: Run, event: Event, error: BaseException) -> bool:
         """Note whose handler failed; return whether the dispatch goes on without it."""
         if self.forgiver is not None and self.forgiver(owner, run, event, error):
             return True

@@ -60,4 +60,4 @@ def _annotated_event(receiver: Callable[..., Any]) -> tuple[type, ...]:
     except (NameError, TypeError):  # a name that exists for the type checker only, and it has checked
         return ()
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    return tuple(kind for kind in kinds if isinstance(kind, type))
+    return tuple(kind for kind in kinds if isinstance(kind, type)) if Any not in kinds else ()

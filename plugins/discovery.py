@@ -47,7 +47,7 @@ class Discovered:
 
 
 def switched_off(name: str, package: str | None = None) -> bool:
-    """Return whether the kill-switch names a plugin; `all` or `1` names every plugin that is not built in."""
+    """Return whether the kill-switch names a plugin; `all` or `1` names every plugin of another package."""
     words = {word.strip() for word in os.environ.get(KILL_SWITCH, "").split(",")}
     return name in words or (bool(words & {"all", "1"}) and package not in (None, "heliograph"))
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, overload
 
 from ..events import Bus, Event, Run
+from ..events.bus import Seat
 from ..events.checks import check_receiver, known_names
 from .discovery import KILL_SWITCH, Discovered, discover, find, switched_off
 from .marks import marked_methods
@@ -69,9 +70,8 @@ class Plugins:
             warnings.warn(f"Plugin {name!r} is switched off by {KILL_SWITCH}.", RuntimeWarning, stacklevel=2)
         self._entries[name] = entry
         for event, handler in entry.handlers:
-            signal, when = self._bus.signal(event), deepcopy(handler.mark.when)
-            signal.connect(handler.method, weak=False, owner=name, when=when)
-        self._toggle(entry, enabled=entry.enabled)
+            seat = Seat((handler.mark.lane,), name, deepcopy(handler.mark.when), paused=not entry.enabled)
+            self._bus.signal(event).connect(handler.method, weak=False, seat=seat)
         self._place(order)
         return plugin
 
@@ -194,17 +194,17 @@ class Plugins:
         for entry in self._entries.values():
             entry.errors.clear()
 
-    def close(self) -> list[tuple[str, Exception]]:
+    def close(self) -> list[tuple[str, BaseException]]:
         """At a run's end: close every plugin, those too that left while it went on; return the errors by name."""
         self._running = False
         closing = {
             name: entry.plugin.close for name, entry in self._entries.items() if isinstance(entry.plugin, Plugin)
         }
-        errors: list[tuple[str, Exception]] = []
+        errors: list[tuple[str, BaseException]] = []
         for name, close in [("a plugin that left", self._bus.settle), *closing.items()]:
             try:
                 close()
-            except Exception as error:  # noqa: BLE001  # the others must be closed too; the caller raises it
+            except BaseException as error:  # noqa: BLE001  # the others must be closed too; the caller raises it
                 errors.append((name, error))
         return errors
 
@@ -239,10 +239,10 @@ class Plugins:
             self._bus.deferred.append(entry.plugin.close)
             self._bus.settle()
 
-    def _forgive(self, owner: str, run: Run, event: Event, error: Exception) -> bool:
+    def _forgive(self, owner: str, run: Run, event: Event, error: BaseException) -> bool:
         """Log and count an observer's error; switch it off after `max_errors`."""
         entry = self._entries.get(owner)
-        if entry is None or getattr(entry.plugin, "policy", "critical") != "observer":
+        if entry is None or not isinstance(error, Exception) or getattr(entry.plugin, "policy", "") != "observer":
             return False
         entry.errors.append(f"{event.name} at step {run.progress.steps}: {type(error).__name__}: {error}")
         logger.error("plugin %r failed in %s", owner, event.name, exc_info=error)

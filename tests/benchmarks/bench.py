@@ -85,10 +85,8 @@ def show_usual() -> None:
     sizes = ", ".join(f"{name} {left[name]}" for name in (lean.HAND, usual.OURS, usual.IGNITE))
     print(f"  left on the disk, bytes: {sizes}")
     print("  hand-written: model, optimizer, step; heliograph: these, progress, metrics, state of every plugin;")
-    print(
-        "  ignite: model, optimizer, engine; its loss is a running average, it writes 2 scalars of 3 per log, and its bar\n"
-        "  moves every 50 steps: by default it redraws at every step"
-    )
+    print("  ignite: model, optimizer, engine; its loss is a running average, it writes 2 scalars of 3 per log,")
+    print("  and its bar moves every 50 steps: by default it redraws at every step")
 
 
 def sums(values: list[float]) -> list[float]:
@@ -135,7 +133,7 @@ def show_imports() -> None:
     """Print what the import costs."""
     title(
         "4. Import",
-        f"ms of processor time beyond `import torch`, {imports.ROUNDS} fresh interpreters each; in brackets the quartiles",
+        f"ms of processor time beyond `import torch`; medians and quartiles of {imports.ROUNDS} interpreters",
     )
     beyond, inside = imports.time_imports()
     for code, values in beyond.items():

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
+from resource import RUSAGE_CHILDREN, getrusage
 from statistics import median
 
 ROUNDS, ROUNDS_INSIDE = 15, 5
@@ -26,8 +26,8 @@ def python(code: str) -> tuple[float, str]:
 
 def children_seconds() -> float:
     """Return the processor time of all finished children."""
-    used = os.times()
-    return used.children_user + used.children_system
+    used = getrusage(RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def time_imports() -> tuple[dict[str, list[float]], dict[str, float]]:

@@ -422,9 +422,7 @@ def test_a_folder_that_went_away(fit: Make, tmp_path: Path) -> None:
         fit(Checkpoint(tmp_path / "c"), Remove())
 
 
-def test_an_unwritable_folder_is_an_error_at_the_start(
-    fit: Make, task: Make, tmp_path: Path, weights: Make
-) -> None:
+def test_an_unwritable_folder_is_an_error_at_the_start(fit: Make, task: Make, tmp_path: Path, weights: Make) -> None:
     (tmp_path / "file").touch()
     mine = task()
     before = weights(mine)
@@ -451,6 +449,10 @@ class Remembering(Plugin):
     def __init__(self, value: Any = None) -> None:
         self.value = value
 
+    @on(EpochEnd)
+    def nothing(self, run: Run, event: EpochEnd) -> None:
+        """A plugin hears something."""
+
     def state_dict(self) -> dict[str, Any]:
         return {"deep": [1, {"value": self.value}]}
 
@@ -466,16 +468,12 @@ def test_state_that_is_not_plain_is_refused_with_its_path(fit: Make, tmp_path: P
 
 
 def test_a_checkpoint_loads_with_weights_only(fit: Make, tmp_path: Path) -> None:
-    fit(Checkpoint(tmp_path), RNGCapture(), EarlyStoppingOff(), Remembering({"tensor": torch.ones(2), "b": b"x"}))
+    fit(Checkpoint(tmp_path), RNGCapture(), Remembering({"tensor": torch.ones(2), "b": b"x"}))
     state = torch.load(tmp_path / "run_epoch_2_iter_6.pth", weights_only=True)
 
     assert state["run_name"] == "run"
     assert state["progress"]["steps"] == 6
     assert set(state["plugins"]) >= {"rng_capture", "checkpoint", "save_schedule", "remembering"}
-
-
-class EarlyStoppingOff(Plugin):
-    """A plugin without state of its own."""
 
 
 # Resume.
@@ -709,9 +707,11 @@ def test_an_early_stopped_run_is_not_trained_further(scripted: Make, batches: Ma
 class Whole:
     """Builds the same run again and again: dropout, Adam, a shuffled loader, validation that draws."""
 
-    def __init__(self, folder: Path, *, n: int, every: Any, at_start: bool = False, drawing: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *, n: int, every: Any, at_start: bool = False, drawing: bool = False, asking: bool = False
+    ) -> None:
         self.folder, self.n, self.every = folder, n, every
-        self.at_start, self.drawing = at_start, drawing
+        self.at_start, self.drawing, self.asking = at_start, drawing, asking
 
     def fit(self, crash: int | None = None) -> tuple[list[Tensor], list[float], RunResult | None]:
         torch.manual_seed(3)
@@ -731,6 +731,8 @@ class Whole:
         trainer.bus.on(BatchEnd, lambda run, event: losses.append(run.loss.item()))
         if self.drawing:
             trainer.bus.on(EpochStart, lambda run, event: torch.rand(1).item() and None)
+        if self.asking:
+            trainer.bus.on(EpochStart, lambda run, event: run.control.request_save("before the first batch"))
         torch.rand(7)  # what happened before a run does not matter
         mine = DrawingTask(model, nn.functional.mse_loss)
         if crash is not None:
@@ -795,11 +797,17 @@ def test_a_save_at_the_start_of_a_resumed_run_keeps_the_state_true(tmp_path: Pat
     assert_resumes(lambda name: Whole(tmp_path / name, n=1, every=Every(steps=3), at_start=True), [4, 5])
 
 
+def test_a_save_that_is_asked_for_before_the_loader_is_positioned_keeps_the_state_true(tmp_path: Path) -> None:
+    assert_resumes(lambda name: Whole(tmp_path / name, n=1, every=Every(steps=3), asking=True), [4, 5])
+
+
 def test_a_handler_that_draws_at_the_epoch_s_start_does_not_matter(tmp_path: Path) -> None:
     assert_resumes(lambda name: Whole(tmp_path / name, n=1, every=Every(steps=1), drawing=True), [8])
 
 
-def test_an_unsized_loader_resumes_bit_equal(batches: Make, task: Make, sgd: Any, weights: Make, tmp_path: Path) -> None:
+def test_an_unsized_loader_resumes_bit_equal(
+    batches: Make, task: Make, sgd: Any, weights: Make, tmp_path: Path
+) -> None:
     class Unsized:
         def __iter__(self) -> Iterator[Any]:
             return iter(batches(5))

@@ -24,7 +24,7 @@ BUILT_IN = {
     "learning_rate": "learning_rate:LearningRate",
     "log_schedule": "schedules:LogSchedule",
     "nan_guard": "nan_guard:NaNGuard",
-    "progress_bar": "progress_bar:ProgressBar",
+    "progress": "progress_bar:ProgressBar",
     "rng_capture": "rng_capture:RNGCapture",
     "save_schedule": "schedules:SaveSchedule",
     "tensorboard": "tensorboard:TensorBoard",
@@ -89,7 +89,9 @@ def test_finding_in_a_fresh_process_imports_no_built_in_and_no_torch() -> None:
         "import sys; from heliograph.plugins import discover; assert len(discover()) >= 16; "
         "print([name for name in sys.modules if name.startswith('heliograph.builtin') or name == 'torch'])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ))
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ)
+    )
     assert done.stdout.strip() == "[]"
 
 

@@ -7,7 +7,7 @@ import pytest
 from heliograph import Plugin, Trainer, on
 from heliograph.events import BatchEnd, Lane, Run
 from heliograph.plugins.marks import Options
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 
@@ -151,6 +151,7 @@ def model(handlers: list[tuple[Lane, list[int], list[int]]]) -> list[int] | None
     return done
 
 
+@settings(deadline=None)
 @given(demands())
 def test_the_order_is_the_stable_one_that_meets_every_demand(
     handlers: list[tuple[Lane, list[int], list[int]]],

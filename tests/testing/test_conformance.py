@@ -24,7 +24,7 @@ BUILT_INS: dict[str, Callable[[Path], h.Plugin]] = {
     "learning_rate": lambda folder: h.LearningRate("plateau", monitor="validation/loss"),
     "log_schedule": lambda folder: h.LogSchedule(h.Every(steps=2), at_start=True, at_end=True),
     "nan_guard": lambda folder: h.NaNGuard("skip"),
-    "progress_bar": lambda folder: h.ProgressBar(plain=False, interval=0),
+    "progress": lambda folder: h.ProgressBar(plain=False, interval=0),
     "rng_capture": lambda folder: h.RNGCapture(),
     "save_schedule": lambda folder: h.SaveSchedule(h.Every(batches=1), at_start=True, at_end=True),
     "tensorboard": lambda folder: h.TensorBoard(folder / "tensorboard"),

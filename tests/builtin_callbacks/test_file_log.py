@@ -1,0 +1,296 @@
+"""FileLog: what it writes, that its handlers leave, that a resumed run appends."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from heliograph import (
+    At,
+    BatchEnd,
+    BatchStart,
+    Checkpoint,
+    Every,
+    FileLog,
+    LogSchedule,
+    RunResult,
+    SavePoint,
+    SaveSchedule,
+    Trainer,
+    TrainStart,
+    ValidationSchedule,
+)
+
+Make = Callable[..., Any]
+LOGGERS = ("heliograph", "py.warnings")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> Iterator[None]:
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    before = [(list(each.handlers), each.level) for each in loggers]
+    yield
+    assert [(list(each.handlers), each.level) for each in loggers] == before
+
+
+def only(folder: Path) -> Path:
+    (path,) = folder.glob("*.log")
+    return path
+
+
+def lines(folder: Path) -> list[str]:
+    return only(folder).read_text(encoding="utf-8").splitlines()
+
+
+def fit(plugins: list[Any], task: Make, batches: Make, sgd: Any, **options: Any) -> RunResult:
+    options = {"epochs": 2, **options}
+    return Trainer(plugins, device="cpu").fit(task(), batches(2), optimizer=sgd, **options)
+
+
+def test_the_name_and_what_is_written(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    log = FileLog(tmp_path / "deep" / "er")
+    plugins = [
+        log,
+        LogSchedule(Every(steps=2)),
+        ValidationSchedule(Every(epochs=1)),
+        SaveSchedule(Every(epochs=1)),
+        Checkpoint(tmp_path / "c", keep_best=1, monitor="validation/loss"),
+    ]
+    result = fit(plugins, task, batches, sgd, validation=batches(1), name="digits")
+    path = only(tmp_path / "deep" / "er")
+    text = path.read_text(encoding="utf-8")
+
+    assert re.fullmatch(r"digits_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d\.log", path.name)
+    assert log.path == path
+    assert result.plugin_errors == {}
+    assert re.search(r"INFO +\[train epoch 0 step 2\] train/loss \d", text)
+    assert re.search(r"\[validation epoch 1 step 2\] validation/loss \d", text)
+    assert "[train epoch 2 step 4] epoch 1 is done" in text
+    assert f"saved {tmp_path / 'c' / 'digits_epoch_1_iter_2.pth'} (the best so far)" in text
+    assert lines(tmp_path / "deep" / "er")[-1].endswith("[train epoch 2 step 4] closed: completed")
+    assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ", line) for line in text.splitlines())
+
+
+def test_a_failure_is_written_with_its_traceback(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    trainer = Trainer([FileLog(tmp_path)], device="cpu")
+
+    def fail(run: Any, event: BatchEnd) -> None:
+        raise ArithmeticError("too large")
+
+    trainer.bus.on(BatchEnd, fail)
+    with pytest.raises(ArithmeticError):
+        trainer.fit(task(), batches(2), optimizer=sgd, epochs=1)
+    text = only(tmp_path).read_text(encoding="utf-8")
+
+    assert "ERROR   [train epoch 0 step 1] failed\nTraceback (most recent call last):" in text
+    assert "ArithmeticError: too large" in text
+    assert text.splitlines()[-1].endswith("closed: failed")
+
+
+def test_handlers_leave_after_an_interrupt(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    trainer = Trainer([FileLog(tmp_path, capture_warnings=True)], device="cpu")
+
+    def interrupt(run: Any, event: BatchEnd) -> None:
+        raise KeyboardInterrupt
+
+    trainer.bus.on(BatchEnd, interrupt)
+    result = trainer.fit(task(), batches(2), optimizer=sgd, epochs=1, on_interrupt="return")
+
+    assert result.status == "interrupted"
+    assert lines(tmp_path)[-1].endswith("closed: interrupted")
+
+
+def test_requests_are_listed(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    trainer = Trainer([FileLog(tmp_path), LogSchedule(Every(steps=1))], device="cpu")
+    trainer.bus.on(BatchEnd, lambda run, event: run.control.stop("enough"))
+    trainer.fit(task(), batches(2), optimizer=sgd, epochs=1)
+    text = "\n".join(lines(tmp_path))
+
+    assert re.search(r"asked: .*: stop - enough", text)
+    assert "log_schedule: log" not in text
+    assert lines(tmp_path)[-1].endswith("closed: stopped")
+
+
+def test_a_second_fit_does_not_multiply_lines(
+    task: Make, batches: Make, sgd: Any, tmp_path: Path
+) -> None:
+    trainer = Trainer([FileLog(tmp_path)], device="cpu")
+    for name in ("first", "second", "third"):
+        trainer.fit(task(), batches(2), optimizer=sgd, epochs=1, name=name)
+
+    paths = sorted(tmp_path.glob("*.log"))
+    assert [path.name.split("_")[0] for path in paths] == ["first", "second", "third"]
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        assert text.count("epoch 0 is done") == 1
+        assert text.count("closed: completed") == 1
+
+
+def test_fit_then_test_go_to_one_file(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    trainer = Trainer([FileLog(tmp_path)], device="cpu")
+    trainer.fit(task(), batches(2), optimizer=sgd, epochs=1)
+    trainer.test(task(), batches(1))
+    text = "\n".join(lines(tmp_path))
+
+    assert "[test epoch 0 step 0] test/loss" in text
+    assert text.count("closed: completed") == 2
+
+
+def test_a_test_alone_has_a_file(task: Make, batches: Make, tmp_path: Path) -> None:
+    Trainer([FileLog(tmp_path)], device="cpu").test(task(), batches(1), name="tested")
+
+    assert only(tmp_path).name.startswith("tested_")
+
+
+def test_the_level(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    trainer = Trainer([FileLog(tmp_path, level=logging.WARNING)], device="cpu")
+
+    def warn(run: Any, event: BatchEnd) -> None:
+        logging.getLogger("heliograph").warning("look here")
+        logging.getLogger("heliograph").info("not here")
+
+    handle = trainer.bus.on(BatchEnd, warn)
+    trainer.fit(task(), batches(2), optimizer=sgd, epochs=2)
+    assert [line.split(" ", 2)[2] for line in lines(tmp_path)] == ["WARNING look here"] * 4
+    handle.remove()
+
+
+@pytest.mark.parametrize("level", [logging.NOTSET, logging.DEBUG, logging.ERROR])
+def test_the_logger_s_level_is_restored(task: Make, batches: Make, sgd: Any, tmp_path: Path, level: int) -> None:
+    logger = logging.getLogger("heliograph")
+    former = logger.level
+    logger.setLevel(level)
+    try:
+        fit([FileLog(tmp_path)], task, batches, sgd)
+        assert logger.level == level
+        assert any("epoch 1 is done" in line for line in lines(tmp_path))
+    finally:
+        logger.setLevel(former)
+
+
+def test_what_others_log_goes_to_the_file(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    trainer = Trainer([FileLog(tmp_path)], device="cpu")
+    trainer.bus.on(BatchEnd, lambda run, event: logging.getLogger("heliograph.somewhere").warning("from elsewhere"))
+    trainer.fit(task(), batches(1), optimizer=sgd, epochs=2)
+
+    assert sum("from elsewhere" in line for line in lines(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("captured", [True, False])
+def test_warnings_are_captured_if_asked_for(
+    task: Make, batches: Make, sgd: Any, tmp_path: Path, captured: bool
+) -> None:
+    trainer = Trainer([FileLog(tmp_path, capture_warnings=captured)], device="cpu")
+
+    def warn(run: Any, event: BatchEnd) -> None:
+        warnings.warn("mind this", UserWarning, stacklevel=1)
+
+    trainer.bus.on(BatchEnd, warn)
+    show = warnings.showwarning
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda *args, **kwargs: None
+        shown = warnings.showwarning
+        trainer.fit(task(), batches(2), optimizer=sgd, epochs=2)
+        assert warnings.showwarning is shown
+    warnings.showwarning = show
+
+    assert any("UserWarning: mind this" in line for line in lines(tmp_path)) == captured
+
+
+def resume_from(task: Make, batches: Make, sgd: Any, folder: Path, plugins: list[Any]) -> None:
+    """Cut a run at its second step, and resume it from there."""
+    saved: dict[str, Any] = {}
+    for resumed in (False, True):
+        trainer = Trainer([FileLog(folder), SaveSchedule(At(steps=2)), *plugins], device="cpu")
+        if resumed:
+            trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))
+        else:
+            trainer.bus.on(SavePoint, lambda run, event: saved.update(deepcopy(run.state_dict())))
+        trainer.fit(task(), batches(4), optimizer=sgd, epochs=1, name="run" if not resumed else "again")
+
+
+def test_a_resumed_run_appends_to_its_file(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    resume_from(task, batches, sgd, tmp_path, [LogSchedule(Every(steps=1))])
+    text = "\n".join(lines(tmp_path))
+
+    assert only(tmp_path).name.startswith("run_")
+    assert text.count("closed: completed") == 2
+    assert text.count("resumed at epoch 0, step 2 from None") == 1
+
+
+def test_also_where_the_cut_came_before_the_first_line(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    resume_from(task, batches, sgd, tmp_path, [])
+
+    assert len(list(tmp_path.glob("*.log"))) == 1
+
+
+def test_a_file_that_is_gone_is_begun_anew(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    log = FileLog(tmp_path)
+    log.load_state_dict({"file": "gone.log"})
+    log.load_state_dict({"file": None})
+    fit([log], task, batches, sgd)
+
+    assert only(tmp_path).name.startswith("run_")
+
+
+def test_state_round_trip(tmp_path: Path) -> None:
+    (tmp_path / "a.log").touch()
+    log = FileLog(tmp_path)
+    log.load_state_dict({"file": "a.log"})
+
+    assert log.path == tmp_path / "a.log"
+    assert log.state_dict() == {"file": "a.log"}
+    assert FileLog(tmp_path).state_dict() == {"file": None}
+
+
+def test_a_state_that_comes_while_it_writes(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    (tmp_path / "former.log").write_text("before\n")
+    log = FileLog(tmp_path)
+    trainer = Trainer([log, LogSchedule(Every(steps=1), at_start=True)], device="cpu")
+
+    def load(run: Any, event: BatchEnd) -> None:
+        if run.progress.batches == 2:
+            log.load_state_dict({"file": "former.log"})
+
+    trainer.bus.on(BatchEnd, load)
+    trainer.fit(task(), batches(2), optimizer=sgd, epochs=1)
+
+    assert (tmp_path / "former.log").read_text().startswith("before\n")
+    assert "closed: completed" in (tmp_path / "former.log").read_text()
+
+
+def test_a_folder_that_cannot_be_written_kills_no_run(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = fit([FileLog(tmp_path / "file" / "logs")], task, batches, sgd)
+
+    assert result.status == "completed"
+    assert result.plugin_errors["file_log"]
+
+
+def test_disabled_in_the_midst_its_handlers_leave_at_once(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    trainer = Trainer([FileLog(tmp_path), LogSchedule(Every(steps=1))], device="cpu")
+    before = list(logging.getLogger("heliograph").handlers)
+
+    def toggle(run: Any, event: BatchEnd) -> None:
+        if run.progress.batch == 2:
+            trainer.plugins.disable("file_log")
+        if run.progress.batch == 3:
+            trainer.plugins.enable("file_log")
+
+    def look(run: Any, event: BatchStart) -> None:
+        if run.progress.batch == 2:
+            assert logging.getLogger("heliograph").handlers == before
+
+    trainer.bus.on(BatchEnd, toggle)
+    trainer.bus.on(BatchStart, look)
+    trainer.fit(task(), batches(4), optimizer=sgd, epochs=1)
+    text = "\n".join(lines(tmp_path))
+
+    assert [step for step in range(1, 5) if f"[train epoch 0 step {step}] train/loss" in text] == [1, 3, 4]

@@ -1,0 +1,153 @@
+"""NaNGuard: raise, skip, stop; alone and inside an accumulation window."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from heliograph import BatchEnd, BatchStart, GradientAccumulation, Lane, NaNGuard, Run, StepEnd, Trainer
+
+Make = Callable[..., Any]
+
+
+def spoil(trainer: Trainer, *places: int, value: float = math.nan) -> None:
+    """Make the inputs of some batches, counted over all epochs, no numbers."""
+
+    def replace(run: Run, event: BatchStart) -> None:
+        if run.progress.batches in places:
+            run.batch = (torch.full_like(run.batch[0], value), run.batch[1])
+
+    trainer.bus.on(BatchStart, replace, lane=Lane.TRANSFORM)
+
+
+@pytest.mark.parametrize(("value", "word"), [(math.nan, "nan"), (math.inf, r"(inf|nan)")])
+def test_raise(task: Make, batches: Make, sgd: Any, weights: Any, value: float, word: str) -> None:
+    mine, theirs = task(), task()
+    trainer = Trainer([NaNGuard()], device="cpu")
+    spoil(trainer, 2, value=value)
+    with pytest.raises(FloatingPointError, match=rf"the loss is {word} at step 2: lower the learning rate"):
+        trainer.fit(mine, batches(), optimizer=sgd, epochs=1)
+    Trainer(device="cpu").fit(theirs, batches()[:2], optimizer=sgd, epochs=1)
+
+    assert all(map(torch.equal, weights(mine), weights(theirs)))
+
+
+def test_skip_drops_the_step_and_goes_on(task: Make, batches: Make, sgd: Any, weights: Any) -> None:
+    data, mine, theirs = batches(), task(), task()
+    trainer = Trainer([NaNGuard("skip")], device="cpu")
+    spoil(trainer, 1, 3)
+    result = trainer.fit(mine, data, optimizer=sgd, epochs=1)
+    Trainer(device="cpu").fit(theirs, [data[0], data[2], data[4]], optimizer=sgd, epochs=1)
+
+    assert all(map(torch.equal, weights(mine), weights(theirs)))
+    assert (result.progress.steps, result.progress.skipped_steps, result.status) == (3, 2, "completed")
+    assert [str(request.reason) for request in result.history if request.verb == "skip_step"] == ["the loss is nan"] * 2
+
+
+@pytest.mark.parametrize("place", [2, 3, 4])
+def test_skip_inside_an_accumulation_window_drops_the_whole_window(
+    task: Make, batches: Make, sgd: Any, weights: Any, place: int
+) -> None:
+    data, mine, theirs = batches(6), task(), task()
+    trainer = Trainer([NaNGuard("skip"), GradientAccumulation(3)], device="cpu")
+    spoil(trainer, place)
+    result = trainer.fit(mine, data, optimizer=sgd, epochs=1)
+    good = data[3:] if place < 3 else data[:3]
+    Trainer([GradientAccumulation(3)], device="cpu").fit(theirs, good, optimizer=sgd, epochs=1)
+
+    assert all(map(torch.equal, weights(mine), weights(theirs)))
+    assert (result.progress.steps, result.progress.skipped_steps) == (1, 1)
+
+
+@pytest.mark.parametrize("skipped", [1, 2])
+def test_a_bad_micro_batch_is_seen_past_a_skipped_batch(task: Make, batches: Make, sgd: Any, skipped: int) -> None:
+    trainer = Trainer([NaNGuard("skip"), GradientAccumulation(3)], device="cpu")
+    spoil(trainer, 0)
+
+    def leave_out(run: Run, event: BatchStart) -> None:
+        if run.progress.batch == skipped:
+            run.control.skip_batch("the test says so")
+
+    trainer.bus.on(BatchStart, leave_out)
+    result = trainer.fit(task(), batches(6), optimizer=sgd, epochs=1)
+
+    assert (result.progress.steps, result.progress.skipped_steps) == (1, 1)
+
+
+def test_a_window_s_losses_do_not_reach_the_next_window(task: Make, batches: Make, sgd: Any) -> None:
+    trainer = Trainer([NaNGuard("skip"), GradientAccumulation(2)], device="cpu")
+    spoil(trainer, 0, 1)
+    stepped: list[int] = []
+    trainer.bus.on(StepEnd, lambda run, event: stepped.append(run.progress.batch))
+    trainer.fit(task(), batches(5), optimizer=sgd, epochs=1)
+
+    assert stepped == [3, 4]
+
+
+def test_raise_inside_an_accumulation_window_names_the_bad_one(task: Make, batches: Make, sgd: Any) -> None:
+    trainer = Trainer([NaNGuard(), GradientAccumulation(3)], device="cpu")
+    spoil(trainer, 3)
+    seen: list[int] = []
+    trainer.bus.on(BatchEnd, lambda run, event: seen.append(run.progress.batch))
+    with pytest.raises(FloatingPointError, match="the loss is nan at step 1"):
+        trainer.fit(task(), batches(6), optimizer=sgd, epochs=1)
+
+    assert seen == [1, 2, 3, 4, 5]
+
+
+def test_stop(task: Make, batches: Make, sgd: Any, weights: Any) -> None:
+    data, mine, theirs = batches(), task(), task()
+    trainer = Trainer([NaNGuard("stop")], device="cpu")
+    spoil(trainer, 2)
+    result = trainer.fit(mine, data, optimizer=sgd, epochs=1)
+    Trainer(device="cpu").fit(theirs, data[:2], optimizer=sgd, epochs=1)
+
+    assert all(map(torch.equal, weights(mine), weights(theirs)))
+    assert (result.status, result.stopped_by) == ("stopped", "nan_guard")
+    assert result.reason == "the loss is nan at step 2"
+    assert (result.progress.steps, result.progress.skipped_steps, result.progress.batches) == (2, 1, 3)
+
+
+def test_max_skips_in_a_row(task: Make, batches: Make, sgd: Any) -> None:
+    trainer = Trainer([NaNGuard("skip", max_skips=2)], device="cpu")
+    spoil(trainer, 0, 1, 3, 4)
+    assert trainer.fit(task(), batches(), optimizer=sgd, epochs=1).progress.skipped_steps == 4
+
+    trainer = Trainer([NaNGuard("skip", max_skips=2)], device="cpu")
+    spoil(trainer, 1, 2, 3)
+    with pytest.raises(FloatingPointError, match="at step 1, 3 windows in a row"):
+        trainer.fit(task(), batches(), optimizer=sgd, epochs=1)
+
+
+def test_a_second_fit_counts_anew(task: Make, batches: Make, sgd: Any) -> None:
+    trainer = Trainer([NaNGuard("skip", max_skips=2)], device="cpu")
+    spoil(trainer, 3, 4)
+    for _ in range(2):
+        assert trainer.fit(task(), batches(), optimizer=sgd, epochs=1).progress.skipped_steps == 2
+    assert trainer.test(task(), batches(1)).status == "completed"
+
+
+def test_a_good_run_is_not_touched(task: Make, batches: Make, sgd: Any, weights: Any) -> None:
+    mine, theirs = task(), task()
+    result = Trainer([NaNGuard("skip")], device="cpu").fit(mine, batches(), optimizer=sgd, epochs=2)
+    Trainer(device="cpu").fit(theirs, batches(), optimizer=sgd, epochs=2)
+
+    assert all(map(torch.equal, weights(mine), weights(theirs)))
+    assert len(result.history) == 0
+
+
+def test_arguments_are_checked() -> None:
+    with pytest.raises(ValueError, match="'raise', 'skip' or 'stop', got 'ignore'"):
+        NaNGuard("ignore")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="max_skips must be at least 1, got 0"):
+        NaNGuard("skip", max_skips=0)
+
+
+def test_stop_can_end_an_endless_run(task: Make, batches: Make, sgd: Any) -> None:
+    trainer = Trainer([NaNGuard("stop")], device="cpu")
+    spoil(trainer, 7)
+
+    assert trainer.fit(task(), batches(), optimizer=sgd).progress.steps == 7

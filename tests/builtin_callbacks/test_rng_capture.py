@@ -1,0 +1,300 @@
+"""RNGCapture: every generator seeded, saved and restored; validation kept away from the training stream."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from heliograph import (
+    At,
+    BatchEnd,
+    EpochStart,
+    Every,
+    Lane,
+    RNGCapture,
+    Run,
+    SavePoint,
+    SaveSchedule,
+    Supervised,
+    TestBatchEnd,
+    TrainEnd,
+    TrainStart,
+    Trainer,
+    ValidationBatchEnd,
+    ValidationSchedule,
+)
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+
+Make = Callable[..., Any]
+Draw = tuple[float, float, float, float]
+
+
+def draw(capture: RNGCapture) -> Draw:
+    """Draw once from each generator."""
+    return random.random(), float(np.random.rand()), float(capture.generator.random()), torch.rand(1).item()
+
+
+def drawing(trainer: Trainer, capture: RNGCapture) -> list[Draw]:
+    draws: list[Draw] = []
+    trainer.bus.on(BatchEnd, lambda run, event: draws.append(draw(capture)))
+    return draws
+
+
+def test_everything_is_seeded(task: Make, batches: Make, sgd: Any) -> None:
+    random.seed(5)
+    np.random.seed(6)
+    torch.manual_seed(7)
+    capture = RNGCapture(42)
+    trainer = Trainer([capture], device="cpu")
+    draws = drawing(trainer, capture)
+    trainer.fit(task(), batches(1), optimizer=sgd, epochs=1)
+
+    random.seed(42)
+    np.random.seed(42)
+    torch.manual_seed(42)
+    expected = random.random(), np.random.rand(), np.random.default_rng(42).random(), torch.rand(1).item()
+    assert draws == [expected]
+
+
+def test_the_default_seed(task: Make, batches: Make, sgd: Any) -> None:
+    assert RNGCapture().seed == 6691
+    draws = []
+    for capture in (RNGCapture(), RNGCapture(6691), RNGCapture(6692)):
+        trainer = Trainer([capture], device="cpu")
+        seen = drawing(trainer, capture)
+        trainer.fit(task(), batches(2), optimizer=sgd, epochs=1)
+        draws.append(seen)
+
+    assert draws[0] == draws[1]
+    assert all(one != other for one, other in zip(draws[0][0], draws[2][0], strict=True))
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, "7", None])
+def test_the_seed_is_checked(seed: Any) -> None:
+    with pytest.raises(ValueError, match="seed must be a whole number of at least 0"):
+        RNGCapture(seed)
+
+
+@pytest.mark.parametrize("seed", [0, 2**32, 2**40])
+def test_large_seeds(task: Make, batches: Make, sgd: Any, seed: int) -> None:
+    assert Trainer([RNGCapture(seed)], device="cpu").fit(task(), batches(1), optimizer=sgd, epochs=1).progress.steps
+
+
+def test_the_accessor_before_a_run() -> None:
+    capture = RNGCapture()
+    with pytest.raises(RuntimeError, match="made when a run begins"):
+        _ = capture.generator
+    assert capture.state_dict() == {}
+
+
+def test_two_of_them_are_refused() -> None:
+    with pytest.raises(ValueError, match="both claim rng"):
+        Trainer([RNGCapture(), RNGCapture(1).named("other")], device="cpu")
+
+
+def test_two_fits_and_a_test_draw_the_same(task: Make, batches: Make, sgd: Any, weights: Any, losses: Any) -> None:
+    capture = RNGCapture()
+    trainer = Trainer([capture], device="cpu")
+    draws, seen = drawing(trainer, capture), losses(trainer)
+    ends = []
+    for _ in range(2):
+        mine = task(dropout=0.5)
+        trainer.fit(mine, batches(3), optimizer=sgd, epochs=1)
+        trainer.test(mine, batches(1))
+        ends.append(weights(mine))
+
+    assert draws[:3] == draws[3:]
+    assert seen[:3] == seen[3:]
+    assert all(map(torch.equal, *ends))
+
+
+class Drawing(Supervised):
+    """Draws from every global generator in evaluation."""
+
+    def validation_step(self, run: Run, batch: Any) -> Any:
+        random.random()
+        np.random.rand()
+        torch.rand(5)
+        return super().validation_step(run, batch)
+
+
+def fit_with(
+    batches: Make, task: Make, sgd: Any, capture: RNGCapture, *, validated: bool
+) -> tuple[list[Tensor], list[float], list[Draw]]:
+    mine = Drawing(task(dropout=0.5).model, nn.functional.mse_loss)
+    plugins = [capture] + [ValidationSchedule(Every(steps=1), at_start=True)] * validated
+    trainer = Trainer(plugins, device="cpu")
+    seen: list[float] = []
+    trainer.bus.on(BatchEnd, lambda run, event: seen.append(run.loss.item()))
+    draws = drawing(trainer, capture)
+    trainer.bus.on(ValidationBatchEnd, lambda run, event: draw(capture) and None)
+    options: dict[str, Any] = {"validation": batches(2)} if validated else {}
+    inputs = TensorDataset(torch.cat([batch[0] for batch in batches()]), torch.cat([batch[1] for batch in batches()]))
+    loader = DataLoader(inputs, batch_size=4, shuffle=True)
+    trainer.fit(mine, loader, optimizer=sgd, epochs=3, **options)
+    return list(mine.model.parameters()), seen, draws
+
+
+def test_a_validation_disturbs_nothing(batches: Make, task: Make, sgd: Any) -> None:
+    weights, losses, draws = fit_with(batches, task, sgd, RNGCapture(), validated=False)
+    with_weights, with_losses, with_draws = fit_with(batches, task, sgd, RNGCapture(), validated=True)
+
+    assert losses == with_losses
+    assert draws == with_draws
+    assert all(map(torch.equal, weights, with_weights))
+
+
+def test_without_isolation_it_does(batches: Make, task: Make, sgd: Any) -> None:
+    _, losses, draws = fit_with(batches, task, sgd, RNGCapture(), validated=False)
+    _, with_losses, with_draws = fit_with(batches, task, sgd, RNGCapture(isolate_validation=False), validated=True)
+
+    assert losses != with_losses
+    assert draws != with_draws
+
+
+def test_a_test_leaves_the_generators_as_they_were(batches: Make, task: Make) -> None:
+    trainer = Trainer([RNGCapture()], device="cpu")
+    trainer.bus.on(TestBatchEnd, lambda run, event: torch.rand(3).sum().item() and None)
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    trainer.test(task(), batches(2))
+
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_failed_validation_is_not_put_back_later(batches: Make, task: Make) -> None:
+    capture = RNGCapture()
+    trainer = Trainer([capture], device="cpu")
+
+    def fail(run: Run, event: ValidationBatchEnd) -> None:
+        raise ArithmeticError
+
+    handle = trainer.bus.on(ValidationBatchEnd, fail)
+    with pytest.raises(ArithmeticError):
+        trainer.validate(task(), batches(1))
+    handle.remove()
+    torch.manual_seed(9)
+    before = torch.get_rng_state()
+    trainer.validate(task(), batches(1))
+
+    assert torch.equal(before, torch.get_rng_state())
+
+
+class Holder(list[Any]):
+    """A loader that holds generators where loaders do."""
+
+    def __init__(self, batches: list[Any], **holds: Any) -> None:
+        super().__init__(batches)
+        for name, value in holds.items():
+            setattr(self, name, value)
+
+
+def loaders(batches: list[Any]) -> dict[str, tuple[Any, list[torch.Generator]]]:
+    one, two = torch.Generator(), torch.Generator()
+    data = TensorDataset(torch.cat([batch[0] for batch in batches]), torch.cat([batch[1] for batch in batches]))
+    sampler = RandomSampler(data, generator=two)
+    return {
+        "loader": (DataLoader(data, 4, shuffle=True, generator=one), [one]),
+        "sampler": (DataLoader(data, 4, sampler=sampler), [two]),
+        "both": (DataLoader(data, 4, sampler=sampler, generator=one), [one, two]),
+        "list": (Holder(batches, batch_sampler=type("B", (), {"generator": one})()), [one]),
+        "none": (Holder(batches, generator="not a generator"), []),
+    }
+
+
+@pytest.mark.parametrize("kind", ["loader", "sampler", "both", "list", "none"])
+def test_loader_generators_are_seeded_and_restored(task: Make, batches: Make, sgd: Any, kind: str) -> None:
+    loader, generators = loaders(batches())[kind]
+    for generator in generators:
+        generator.manual_seed(123)
+    saved: dict[str, Any] = {}
+    seen: list[list[Tensor]] = []
+
+    def fit(*, resumed: bool) -> list[Tensor]:
+        trainer = Trainer([RNGCapture(11), SaveSchedule(At(steps=7))], device="cpu")
+        inputs: list[Tensor] = []
+        trainer.bus.on(BatchEnd, lambda run, event: inputs.append(run.batch[0].clone()))
+        if resumed:
+            trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))
+        else:
+            trainer.bus.on(SavePoint, lambda run, event: saved.update(deepcopy(run.state_dict())))
+            trainer.bus.on(
+                TrainStart, lambda run, event: seen.append([each.get_state() for each in generators]), lane=Lane.REPORT
+            )
+        trainer.fit(task(), loader, optimizer=sgd, epochs=3)
+        return inputs
+
+    whole, resumed = fit(resumed=False), fit(resumed=True)
+    assert all(torch.equal(state, torch.Generator().manual_seed(11).get_state()) for state in seen[0])
+    assert len(seen[0]) == len(generators)
+    assert len(resumed) == 8
+    assert all(map(torch.equal, whole[7:], resumed))
+
+
+@pytest.mark.parametrize("step", [2, 5, 7])
+def test_every_generator_is_saved_and_restored(task: Make, batches: Make, sgd: Any, step: int) -> None:
+    saved: dict[str, Any] = {}
+
+    def fit(*, resumed: bool) -> list[Draw]:
+        capture = RNGCapture()
+        trainer = Trainer([capture, SaveSchedule(At(steps=step))], device="cpu")
+        draws = drawing(trainer, capture)
+        if resumed:
+            trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))
+        else:
+            trainer.bus.on(SavePoint, lambda run, event: saved.update(deepcopy(run.state_dict())))
+        trainer.fit(task(), batches(5), optimizer=sgd, epochs=2)
+        return draws
+
+    whole, resumed = fit(resumed=False), fit(resumed=True)
+    assert len(resumed) == 10 - step
+    assert whole[step:] == resumed
+
+
+def test_a_normal_draw_in_hand_is_saved_too(task: Make, batches: Make, sgd: Any) -> None:
+    """Python and NumPy keep the second number of a pair of normal draws."""
+    saved: dict[str, Any] = {}
+    pairs: list[tuple[float, float]] = []
+    for resumed in (False, True):
+        trainer = Trainer([RNGCapture(), SaveSchedule(At(steps=1))], device="cpu")
+        trainer.bus.on(BatchEnd, lambda run, event: pairs.append((random.gauss(0, 1), float(np.random.randn()))))
+        if resumed:
+            trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))
+        else:
+            trainer.bus.on(SavePoint, lambda run, event: saved.update(deepcopy(run.state_dict())))
+        trainer.fit(task(), batches(2), optimizer=sgd, epochs=1)
+
+    assert len(pairs) == 3
+    assert pairs[1] == pairs[2]
+
+
+def test_a_checkpoint_without_its_state_leaves_the_seed(task: Make, batches: Make, sgd: Any) -> None:
+    saved: dict[str, Any] = {}
+    first = Trainer(device="cpu")
+    first.bus.on(TrainEnd, lambda run, event: saved.update(deepcopy(run.state_dict())))
+    first.fit(task(), batches(1), optimizer=sgd, epochs=1)
+    capture = RNGCapture(3)
+    trainer = Trainer([capture], device="cpu")
+    trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))
+    draws = drawing(trainer, capture)
+    result = trainer.fit(task(), batches(1), optimizer=sgd, epochs=2)
+
+    assert any("start fresh" not in note for note in result.notes)
+    assert draws[0][2] == np.random.default_rng(3).random()
+
+
+def test_a_state_of_a_run_that_never_began_is_no_state(task: Make, batches: Make, sgd: Any) -> None:
+    capture = RNGCapture(3)
+    capture.load_state_dict({})
+    trainer = Trainer([capture], device="cpu")
+    starts: list[int] = []
+    trainer.bus.on(EpochStart, lambda run, event: starts.append(event.epoch))
+
+    assert trainer.fit(task(), batches(1), optimizer=sgd, epochs=1).status == "completed"
+    assert starts == [0]

@@ -1,0 +1,294 @@
+"""The three schedules: when they ask, at the start, at the end, after a resume."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import heliograph.events.progress as progress_module
+import pytest
+from heliograph import (
+    At,
+    BatchEnd,
+    BatchStart,
+    Between,
+    EpochEnd,
+    Every,
+    GradientAccumulation,
+    Log,
+    LogSchedule,
+    Once,
+    Run,
+    SavePoint,
+    SaveSchedule,
+    TrainEnd,
+    Trainer,
+    TrainStart,
+    ValidationEnd,
+    ValidationSchedule,
+)
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture
+def served(task: Make, batches: Make, sgd: Any) -> Callable[..., list[int]]:
+    """Return a function that fits 5 batches of 4 an epoch, and returns the batches done at each log."""
+
+    def run(schedule: LogSchedule, *plugins: Any, epochs: int = 2, saved: Any = None, **options: Any) -> list[int]:
+        trainer = Trainer([schedule, *plugins], device="cpu")
+        places: list[int] = []
+        trainer.bus.on(Log, lambda run, event: places.append(run.progress.batches))
+        if saved:
+            trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))
+        trainer.fit(task(), batches(5), optimizer=sgd, epochs=epochs, **options)
+        return places
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("when", "places"),
+    [
+        (Every(steps=1), [*range(1, 11)]),
+        (Every(steps=3), [3, 6, 9]),
+        (Every(steps=5), [5, 10]),
+        (Every(epochs=1), [5, 10]),
+        (Every(epochs=2), [10]),
+        (Every(samples=12), [3, 6, 9]),
+        (Every(samples=10), [3, 5, 8, 10]),
+        (Every(batches=4), [4, 8]),
+        (At(steps=[2, 7]), [2, 7]),
+        (At(epochs=1), [5]),
+        (Between(steps=(3, 5)), [3, 4, 5, 5]),
+        (Once(), [1]),
+    ],
+)
+def test_when(served: Make, when: Any, places: list[int]) -> None:
+    if isinstance(when, Between):
+        assert sorted(set(served(LogSchedule(when)))) == sorted(set(places))
+    else:
+        assert served(LogSchedule(when)) == places
+
+
+def test_steps_are_optimizer_steps(served: Make) -> None:
+    assert served(LogSchedule(Every(steps=2)), GradientAccumulation(2)) == [4, 7, 10]
+
+
+@pytest.mark.parametrize(
+    ("when", "places"),
+    [
+        (Every(steps=4), [0, 4, 8]),
+        (Every(epochs=1), [0, 5, 10]),
+    ],
+)
+def test_at_start(served: Make, when: Any, places: list[int]) -> None:
+    assert served(LogSchedule(when, at_start=True)) == places
+
+
+@pytest.mark.parametrize(
+    ("when", "places"),
+    [
+        (Every(steps=4), [4, 8, 10]),
+        (Every(steps=5), [5, 10]),  # no double
+        (Every(epochs=1), [5, 10]),
+        (Every(epochs=3), [10]),
+        (Every(steps=100), [10]),
+    ],
+)
+def test_at_end(served: Make, when: Any, places: list[int]) -> None:
+    assert served(LogSchedule(when, at_end=True)) == places
+
+
+def test_at_both_ends(served: Make) -> None:
+    assert served(LogSchedule(Every(steps=100), at_start=True, at_end=True)) == [0, 10]
+
+
+@pytest.mark.parametrize(("stop", "places"), [(7, [4, 7]), (8, [4, 8])])
+def test_at_end_of_a_stopped_run(task: Make, batches: Make, sgd: Any, stop: int, places: list[int]) -> None:
+    trainer = Trainer([LogSchedule(Every(steps=4), at_end=True)], device="cpu")
+    seen: list[int] = []
+
+    def leave(run: Run, event: BatchEnd) -> None:
+        if run.progress.batches == stop:
+            run.control.stop("enough")
+
+    trainer.bus.on(BatchEnd, leave)
+    trainer.bus.on(Log, lambda run, event: seen.append(run.progress.batches))
+    trainer.fit(task(), batches(5), optimizer=sgd, epochs=2)
+
+    assert seen == places
+
+
+def test_at_end_of_a_failed_run_asks_nothing(task: Make, batches: Make, sgd: Any) -> None:
+    trainer = Trainer([LogSchedule(Every(steps=100), at_end=True)], device="cpu")
+    seen: list[int] = []
+    trainer.bus.on(Log, lambda run, event: seen.append(run.progress.batches))
+
+    def fail(run: Run, event: BatchEnd) -> None:
+        raise ArithmeticError
+
+    trainer.bus.on(BatchEnd, fail)
+    with pytest.raises(ArithmeticError):
+        trainer.fit(task(), batches(5), optimizer=sgd, epochs=1)
+
+    assert seen == []
+
+
+def test_seconds(served: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch takes four seconds behind its BatchEnd; what is due lies on multiples of ten, at EpochEnd too."""
+    now = [0.0]
+    real = progress_module.monotonic
+    monkeypatch.setattr(progress_module, "monotonic", lambda: real() + now[0])
+
+    class Clock(LogSchedule):
+        name = "clock"
+
+        def ask(self, run: Run, reason: str) -> None:
+            now[0] += 4.0
+
+    assert served(LogSchedule(Every(seconds=10)), Clock(Every(batches=1))) == [4, 5, 9, 10]
+
+
+def test_the_three_ask_for_what_they_are_named_for(task: Make, batches: Make, sgd: Any) -> None:
+    plugins = [ValidationSchedule(Every(steps=2)), LogSchedule(Every(steps=3)), SaveSchedule(Every(epochs=1))]
+    trainer = Trainer(plugins, device="cpu")
+    seen: list[tuple[str, int]] = []
+    trainer.bus.on(Log, lambda run, event: seen.append(("log", run.progress.steps)))
+    trainer.bus.on(ValidationEnd, lambda run, event: seen.append(("validation", run.progress.steps)))
+    trainer.bus.on(SavePoint, lambda run, event: seen.append(("save", run.progress.steps)))
+    result = trainer.fit(task(), batches(6), validation=batches(1), optimizer=sgd, epochs=1)
+
+    assert seen == [
+        ("validation", 2),
+        ("log", 3),
+        ("validation", 4),
+        ("log", 6),
+        ("validation", 6),
+        ("save", 6),
+    ]
+    assert {(each.by, each.verb, each.reason) for each in result.history} == {
+        ("validation_schedule", "validation", "every 2 steps"),
+        ("log_schedule", "log", "every 3 steps"),
+        ("save_schedule", "save", "every 1 epochs"),
+    }
+
+
+def cut(task: Make, batches: Make, sgd: Any, batch: int, *plugins: Any) -> dict[str, Any]:
+    """Return the state of a run after so many batches."""
+    saved: dict[str, Any] = {}
+    trainer = Trainer([SaveSchedule(At(batches=batch)).named("cut"), *plugins], device="cpu")
+    trainer.bus.on(SavePoint, lambda run, event: saved.update(deepcopy(run.state_dict())))
+    trainer.fit(task(), batches(5), optimizer=sgd, epochs=4)
+    assert saved["progress"]["earlier_batches"] + saved["progress"]["batch"] == batch
+    return saved
+
+
+@pytest.mark.parametrize("place", [2, 3, 4, 5, 6, 7, 9, 10, 11])
+@pytest.mark.parametrize(
+    "when",
+    [{"steps": 3}, {"steps": 5}, {"epochs": 1}, {"epochs": 2}, {"samples": 10}, {"samples": 12}, {"batches": 4}],
+)
+def test_a_resumed_run_neither_drifts_nor_doubles(
+    served: Make, task: Make, batches: Make, sgd: Any, place: int, when: dict[str, int]
+) -> None:
+    whole = served(LogSchedule(Every(**when), at_end=True), epochs=3)
+    resumed = served(LogSchedule(Every(**when), at_end=True), epochs=3, saved=cut(task, batches, sgd, place))
+
+    before_its_epoch_end = "epochs" in when and place % 5 == 0
+    if before_its_epoch_end:  # the cut at an epoch's last batch lies before its EpochEnd, which is told again
+        assert resumed in (
+            [each for each in whole if each >= place],
+            [each for each in whole if each > place],
+        )
+        assert len(resumed) == len(set(resumed))
+    else:
+        assert resumed == [each for each in whole if each > place]
+
+
+def test_an_epoch_cut_behind_its_end_is_not_told_again(served: Make, task: Make, batches: Make, sgd: Any) -> None:
+    saved: dict[str, Any] = {}
+    trainer = Trainer([SaveSchedule(At(epochs=2))], device="cpu")
+    trainer.bus.on(SavePoint, lambda run, event: saved.update(deepcopy(run.state_dict())))
+    trainer.fit(task(), batches(5), optimizer=sgd, epochs=3)
+
+    assert served(LogSchedule(Every(epochs=1)), epochs=4, saved=saved) == [15, 20]
+
+
+def test_a_resumed_run_is_not_at_its_start(served: Make, task: Make, batches: Make, sgd: Any) -> None:
+    saved = cut(task, batches, sgd, 4)
+
+    assert served(LogSchedule(Every(steps=6), at_start=True), saved=saved) == [6]
+
+
+def test_a_finished_run_resumed_asks_nothing(served: Make, task: Make, batches: Make, sgd: Any) -> None:
+    saved: dict[str, Any] = {}
+    trainer = Trainer(device="cpu")
+    trainer.bus.on(TrainEnd, lambda run, event: saved.update(deepcopy(run.state_dict())))
+    trainer.fit(task(), batches(5), optimizer=sgd, epochs=2)
+
+    assert served(LogSchedule(Every(steps=1), at_end=True), saved=saved) == []
+
+
+def test_two_fits_on_one_trainer_and_a_test(task: Make, batches: Make, sgd: Any) -> None:
+    trainer = Trainer([LogSchedule(Every(steps=4), at_start=True, at_end=True)], device="cpu")
+    seen: list[int] = []
+    trainer.bus.on(Log, lambda run, event: seen.append(run.progress.batches))
+    for _ in range(2):
+        trainer.fit(task(), batches(5), optimizer=sgd, epochs=1)
+    trainer.test(task(), batches(1))
+
+    assert seen == [0, 4, 5] * 2
+
+
+def test_a_skipped_batch_counts_as_a_batch_but_not_as_a_step(task: Make, batches: Make, sgd: Any) -> None:
+    trainer = Trainer([LogSchedule(Every(steps=2))], device="cpu")
+    seen: list[int] = []
+    trainer.bus.on(Log, lambda run, event: seen.append(run.progress.batches))
+
+    def leave_out(run: Run, event: BatchStart) -> None:
+        if run.progress.batch in (1, 2):
+            run.control.skip_batch("the test says so")
+
+    trainer.bus.on(BatchStart, leave_out)
+    trainer.fit(task(), batches(6), optimizer=sgd, epochs=1)
+
+    assert seen == [4, 6]
+
+
+def test_what_is_switched_off_catches_up_once(task: Make, batches: Make, sgd: Any) -> None:
+    trainer = Trainer([LogSchedule(Every(steps=2))], device="cpu")
+    seen: list[int] = []
+    trainer.bus.on(Log, lambda run, event: seen.append(run.progress.batches))
+
+    def toggle(run: Run, event: BatchEnd) -> None:
+        if run.progress.batch == 2:
+            trainer.plugins.disable("log_schedule")
+        if run.progress.batch == 6:
+            trainer.plugins.enable("log_schedule")
+
+    trainer.bus.on(BatchEnd, toggle)
+    trainer.fit(task(), batches(9), optimizer=sgd, epochs=1)
+
+    assert seen == [2, 7, 8]
+
+
+@pytest.mark.parametrize("when", [100, None, "every epoch"])
+def test_what_is_no_filter_is_refused(when: Any) -> None:
+    for kind in (LogSchedule, ValidationSchedule, SaveSchedule):
+        with pytest.raises(TypeError, match=rf"{kind.__name__}\(when\) takes a filter such as Every"):
+            kind(when)
+
+
+def test_two_of_a_kind_have_names_of_their_own(task: Make, batches: Make, sgd: Any) -> None:
+    with pytest.raises(ValueError, match="registered"):
+        Trainer([SaveSchedule(Every(steps=1)), SaveSchedule(Every(epochs=1))], device="cpu")
+    trainer = Trainer([LogSchedule(Every(steps=4)), LogSchedule(Every(epochs=1)).named("epochs")], device="cpu")
+    seen: list[int] = []
+    trainer.bus.on(Log, lambda run, event: seen.append(run.progress.batches))
+    ends: list[int] = []
+    trainer.bus.on(EpochEnd, lambda run, event: ends.append(event.epoch))
+    trainer.fit(task(), batches(5), optimizer=sgd, epochs=1)
+
+    assert (seen, ends) == ([4, 5], [0])

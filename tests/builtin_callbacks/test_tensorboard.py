@@ -1,0 +1,248 @@
+"""TensorBoard, read back with TensorBoard's own reader."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import heliograph.builtin_callbacks.tensorboard as module
+import pytest
+from heliograph import (
+    At,
+    BatchStart,
+    Every,
+    GradientClipping,
+    LearningRate,
+    Log,
+    LogSchedule,
+    SavePoint,
+    SaveSchedule,
+    TensorBoard,
+    Trainer,
+    TrainStart,
+    ValidationSchedule,
+)
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
+from torch.optim.lr_scheduler import StepLR
+
+Make = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def _numbers_of_one_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of one second are read in the order of their names, and these end with a counter."""
+    monkeypatch.setattr(event_file_writer, "_global_uid", 100)
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Return the points of every curve, as TensorBoard shows them."""
+    reader = EventAccumulator(str(folder))  # type: ignore[no-untyped-call]
+    reader.Reload()  # type: ignore[no-untyped-call]
+    tags = reader.Tags()["scalars"]  # type: ignore[no-untyped-call]
+    return {tag: [(event.step, event.value) for event in reader.Scalars(tag)] for tag in tags}  # type: ignore[no-untyped-call]
+
+
+def steps(folder: Path, tag: str) -> list[int]:
+    return [step for step, _ in scalars(folder)[tag]]
+
+
+def test_tags_steps_and_values(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    plugins = [
+        LogSchedule(Every(steps=2)),
+        ValidationSchedule(Every(epochs=1)),
+        TensorBoard(tmp_path / "deep" / "er"),
+        GradientClipping(1.0),
+    ]
+    trainer = Trainer(plugins, device="cpu")
+    logged: list[dict[str, float]] = []
+    trainer.bus.on(Log, lambda run, event: logged.append(event.metrics))
+    result = trainer.fit(task(), batches(4), validation=batches(2), optimizer=sgd, epochs=2)
+    curves = scalars(tmp_path / "deep" / "er")
+
+    assert result.plugin_errors == {}
+    assert set(curves) == {
+        "train/loss",
+        "train/learning_rate",
+        "train/gradient_norm",
+        "train/samples_per_second",
+        "validation/loss",
+    }
+    assert curves["train/loss"] == [
+        (step, pytest.approx(each["train/loss"])) for step, each in zip([2, 4, 6, 8], logged, strict=True)
+    ]
+    assert curves["train/learning_rate"] == [(step, pytest.approx(0.1)) for step in (2, 4, 6, 8)]
+    assert [step for step, _ in curves["train/samples_per_second"]] == [4, 6, 8]
+    assert [step for step, _ in curves["validation/loss"]] == [4, 8]
+    assert curves["validation/loss"][-1][1] == pytest.approx(result.metrics["validation/loss"])
+
+
+def test_the_throughput(
+    task: Make, batches: Make, sgd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 2.0
+        return now[0]
+
+    monkeypatch.setattr(module, "perf_counter", clock)
+    plugins = [LogSchedule(Every(steps=2)), TensorBoard(tmp_path)]
+    trainer = Trainer(plugins, device="cpu")
+    for _ in range(2):
+        trainer.fit(task(), batches(4), optimizer=sgd, epochs=1)
+
+    assert scalars(tmp_path)["train/samples_per_second"][-1] == (4, 4.0)
+
+
+def test_a_clock_that_stands_still_gives_no_throughput(
+    task: Make, batches: Make, sgd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "perf_counter", lambda: 1.0)
+    Trainer([LogSchedule(Every(steps=2)), TensorBoard(tmp_path)], device="cpu").fit(
+        task(), batches(4), optimizer=sgd, epochs=1
+    )
+
+    assert "train/samples_per_second" not in scalars(tmp_path)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_learning_rate_is_the_plugin_s_where_there_is_one(
+    task: Make, batches: Make, sgd: Any, tmp_path: Path, first: bool
+) -> None:
+    mine = task()
+    optimizer = sgd(list(mine.model.parameters()))
+    board = TensorBoard(tmp_path)
+    plugins: list[Any] = [board, LearningRate("step")] if first else [LearningRate("step"), board]
+    trainer = Trainer([LogSchedule(Every(steps=1)), *plugins], device="cpu")
+    trainer.fit(mine, batches(2), optimizer=optimizer, scheduler=StepLR(optimizer, 1, gamma=0.5), epochs=1)
+
+    assert scalars(tmp_path)["train/learning_rate"] == [(1, pytest.approx(0.05)), (2, pytest.approx(0.025))]
+
+
+def resumable(task: Make, batches: Make, sgd: Any, folder: Path) -> Callable[..., Any]:
+    saved: dict[str, Any] = {}
+
+    def fit(*, at: int, resumed: bool, then: Callable[[Trainer], None] = lambda trainer: None) -> Any:
+        plugins = [
+            LogSchedule(Every(steps=1)),
+            ValidationSchedule(Every(epochs=1)),
+            SaveSchedule(At(steps=at)),
+            TensorBoard(folder),
+        ]
+        trainer = Trainer(plugins, device="cpu")
+        if resumed:
+            trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))
+        else:
+            trainer.bus.on(SavePoint, lambda run, event: saved.update(deepcopy(run.state_dict())))
+        then(trainer)
+        return trainer.fit(task(), batches(4), validation=batches(1), optimizer=sgd, epochs=2)
+
+    return fit
+
+
+def test_a_resumed_run_has_no_step_twice(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    fit = resumable(task, batches, sgd, tmp_path)
+    fit(at=3, resumed=False)
+    fit(at=99, resumed=True)
+
+    assert steps(tmp_path, "train/loss") == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert steps(tmp_path, "validation/loss") == [4, 8]
+
+
+def test_toggling_in_a_resumed_run_purges_nothing_of_its_own(
+    task: Make, batches: Make, sgd: Any, tmp_path: Path
+) -> None:
+    def toggle(trainer: Trainer) -> None:
+        def switch(run: Any, event: BatchStart) -> None:
+            if run.progress.steps == 5:
+                trainer.plugins.disable("tensorboard")
+            if run.progress.steps == 6:
+                trainer.plugins.enable("tensorboard")
+
+        trainer.bus.on(BatchStart, switch)
+
+    fit = resumable(task, batches, sgd, tmp_path)
+    fit(at=3, resumed=False)
+    fit(at=99, resumed=True, then=toggle)
+
+    assert steps(tmp_path, "train/loss") == [1, 2, 3, 4, 5, 7, 8]
+
+
+def test_hyper_parameters(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    given = {"rate": 0.1, "layers": 3, "deep": True, "kind": "linear", "sizes": [4, 2], "none": None}
+    trainer = Trainer([LogSchedule(Every(steps=1)), TensorBoard(tmp_path)], device="cpu")
+    result = trainer.fit(task(), batches(2), optimizer=sgd, epochs=1, hyper_parameters=given)
+    reader = EventAccumulator(str(tmp_path / "hyper_parameters"))  # type: ignore[no-untyped-call]
+    reader.Reload()  # type: ignore[no-untyped-call]
+    tags = reader.Tags()  # type: ignore[no-untyped-call]
+    start = reader.SummaryMetadata("_hparams_/session_start_info")  # type: ignore[no-untyped-call]
+
+    assert result.plugin_errors == {}
+    assert set(tags["scalars"]) == set(result.metrics)
+    assert reader.Scalars("train/loss")[0].value == pytest.approx(result.metrics["train/loss"])  # type: ignore[no-untyped-call]
+    for name in given:
+        assert name.encode() in start.plugin_data.content
+    assert b"[4, 2]" in start.plugin_data.content
+
+
+def test_without_hyper_parameters_there_are_none(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    Trainer([LogSchedule(Every(steps=1)), TensorBoard(tmp_path)], device="cpu").fit(
+        task(), batches(2), optimizer=sgd, epochs=1
+    )
+
+    assert not (tmp_path / "hyper_parameters").exists()
+
+
+def test_nothing_logged_makes_no_file(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    result = Trainer([TensorBoard(tmp_path / "runs")], device="cpu").fit(
+        task(), batches(2), optimizer=sgd, epochs=1, hyper_parameters={"a": 1}
+    )
+
+    assert result.plugin_errors == {}
+    assert not (tmp_path / "runs").exists()
+
+
+def test_fit_then_test(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    board = TensorBoard(tmp_path)
+    trainer = Trainer([LogSchedule(Every(steps=1)), board], device="cpu")
+    trainer.fit(task(), batches(2), optimizer=sgd, epochs=1)
+    tested = trainer.test(task(), batches(2))
+
+    assert steps(tmp_path, "train/loss") == [1, 2]
+    assert [value for _, value in scalars(tmp_path)["test/loss"]] == [pytest.approx(tested.metrics["test/loss"])]
+    assert board._writer is None
+
+
+def test_the_writer_is_closed_after_a_failure(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    board = TensorBoard(tmp_path)
+    trainer = Trainer([LogSchedule(Every(steps=1)), board], device="cpu")
+
+    def fail(run: Any, event: BatchStart) -> None:
+        if run.progress.steps == 2:
+            raise KeyboardInterrupt
+
+    trainer.bus.on(BatchStart, fail)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(task(), batches(4), optimizer=sgd, epochs=1)
+
+    assert board._writer is None
+    assert steps(tmp_path, "train/loss") == [1, 2]
+
+
+def test_a_folder_that_cannot_be_written_kills_no_run(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    trainer = Trainer([LogSchedule(Every(steps=1)), TensorBoard(tmp_path / "file" / "runs")], device="cpu")
+    result = trainer.fit(task(), batches(4), optimizer=sgd, epochs=1)
+
+    assert result.status == "completed"
+    assert len(result.plugin_errors["tensorboard"]) == 3  # then it is switched off
+
+
+def test_a_missing_tensorboard_names_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ImportError, match=r"TensorBoard needs .*pip install"):
+        TensorBoard(tmp_path)

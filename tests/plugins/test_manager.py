@@ -1,0 +1,902 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import pytest
+import torch
+from heliograph import EarlyStopping, Plugin, Supervised, Trainer, TrainRun, on
+from heliograph.events import (
+    BatchEnd,
+    BatchStart,
+    EpochEnd,
+    EpochStart,
+    Event,
+    Lane,
+    Run,
+    RunClosed,
+    RunFailed,
+    StepEnd,
+    TrainStart,
+)
+from heliograph.plugins import Plugins
+from torch import nn
+
+
+class Custom(Event):
+    """A third party's event."""
+
+
+class Noting(Plugin):
+    """Notes what it hears, and when it is closed, in a list that several may share."""
+
+    def __init__(self, heard: list[str] | None = None) -> None:
+        self.heard: list[str] = [] if heard is None else heard
+
+    @on(BatchEnd)
+    def hear(self, run: Run, event: BatchEnd) -> None:
+        self.heard.append(self.name)
+
+    def close(self) -> None:
+        self.heard.append(f"close {self.name}")
+
+
+class Other(Noting):
+    """Another class of the same kind."""
+
+
+class Plain:
+    """Any object with a marked method."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    @on(BatchEnd)
+    def count(self, run: Run, event: BatchEnd) -> None:
+        self.calls += 1
+
+
+class Stateful(Plugin):
+    """A plugin with a state."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    @on(BatchEnd)
+    def hear(self, run: Run, event: BatchEnd) -> None:
+        self.seen.append(run.progress.batch)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen} if self.seen else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.seen = state["seen"]
+
+
+@pytest.fixture
+def trainer() -> Trainer:
+    return Trainer(device="cpu")
+
+
+@pytest.fixture
+def plugins(trainer: Trainer) -> Plugins:
+    return trainer.plugins
+
+
+def make_run(trainer: Trainer, batches: int = 3, epochs: int = 1) -> TrainRun:
+    data = [(torch.ones(2, 1), torch.zeros(2, 1))] * batches
+    task = Supervised(nn.Linear(1, 1), nn.functional.mse_loss)
+    return trainer.run(task, data, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01), epochs=epochs)
+
+
+def fit(trainer: Trainer, batches: int = 3, epochs: int = 1) -> TrainRun:
+    run = make_run(trainer, batches, epochs)
+    with run:
+        for _ in run.epochs():
+            for batch in run.batches():
+                run.step(run.task.training_step(run, batch))
+    return run
+
+
+def emit(trainer: Trainer, event: Event | None = None) -> None:
+    """Emit one event outside a dispatch, as a run would."""
+    make_run(trainer).emit(event or BatchEnd())
+
+
+# Registration.
+
+
+def test_any_object_with_a_marked_method_can_be_registered(trainer: Trainer, plugins: Plugins) -> None:
+    plain = Plain()
+    assert plugins.register(plain) is plain
+    assert plugins.names() == ["plain"]
+    emit(trainer)
+    assert plain.calls == 1
+    plugins.disable("plain")
+    emit(trainer)
+    plugins.enable(plain)
+    emit(trainer)
+    assert plugins.unregister(Plain) is plain
+    emit(trainer)
+    assert plain.calls == 2
+
+
+def test_the_trainer_registers_in_the_order_of_its_list() -> None:
+    heard: list[str] = []
+    trainer = Trainer([Noting(heard).named("b"), Other(heard).named("a")], device="cpu")
+    emit(trainer)
+    assert (trainer.plugins.names(), heard) == (["b", "a"], ["b", "a"])
+
+
+@pytest.mark.parametrize("thing", [3, "early_stopping", Noting, object(), Plugin(), None], ids=repr)
+def test_what_is_no_plugin_is_refused_with_the_form(plugins: Plugins, thing: object) -> None:
+    with pytest.raises(TypeError, match=r"is no plugin: register an object with methods marked @on, as in\n +@on\("):
+        plugins.register(thing)
+    assert len(plugins) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("EarlyStopping", "early_stopping"), ("NaNGuard", "nan_guard"), ("RNGCapture", "rng_capture"), ("A2C", "a2_c")],
+)
+def test_the_name_is_the_class_name_in_snake_case(plugins: Plugins, kind: str, name: str) -> None:
+    assert vars(type(kind, (Noting,), {}))["name"] == name
+    plugins.register(type(kind, (Plain,), {})())
+    assert plugins.names() == [name]
+
+
+def test_a_name_of_ones_own(plugins: Plugins) -> None:
+    class Named(Noting):
+        name = "fancy name"
+
+    class PlainNamed(Plain):
+        name = "plain name"
+
+    class Heir(Named):
+        pass
+
+    for plugin in (Named(), PlainNamed(), Heir(), Noting().named("third")):
+        plugins.register(plugin)
+    plugins.register(Noting(), name="fourth")
+    assert plugins.names() == ["fancy name", "plain name", "heir", "third", "fourth"]
+
+
+def test_named_names_this_object_only() -> None:
+    plugin = Noting()
+    assert plugin.named("mine") is plugin
+    assert (plugin.name, Noting().name) == ("mine", "noting")
+
+
+def test_a_duplicate_name_is_refused_with_the_mend(trainer: Trainer, plugins: Plugins) -> None:
+    first, second = Noting(), Noting()
+    plugins.register(first)
+    sentence = (
+        r"^A plugin named 'noting' is registered: give this one another name, as in Noting\(...\).named\('noting_2'\).$"
+    )
+    with pytest.raises(ValueError, match=sentence):
+        plugins.register(second)
+    assert list(plugins) == [first]
+    emit(trainer)
+    assert (first.heard, second.heard) == (["noting"], [])
+    plugins.register(second.named("noting_2"))
+    assert plugins.names() == ["noting", "noting_2"]
+
+
+def test_one_object_cannot_be_registered_twice(plugins: Plugins) -> None:
+    plugin = plugins.register(Noting())
+    with pytest.raises(ValueError):
+        plugins.register(plugin, name="again")
+    assert plugins.names() == ["noting"]
+
+
+def test_an_exclusive_capability_can_be_claimed_once(plugins: Plugins) -> None:
+    class One(Noting):
+        exclusive = ("scaling", "clock")
+
+    class Two(Noting):
+        exclusive = ("progress", "scaling")
+
+    class Third(Plain):
+        exclusive = ("progress",)
+
+    one = plugins.register(One())
+    with pytest.raises(
+        ValueError, match=r"^Plugins 'one' and 'two' both claim scaling, which only one may: unregister"
+    ):
+        plugins.register(Two())
+    plugins.register(Third())
+    plugins.unregister(one)
+    with pytest.raises(ValueError, match=r"^Plugins 'third' and 'two' both claim progress"):
+        plugins.register(Two())
+    assert plugins.names() == ["third"]
+
+
+def test_declarations_of_enabled_plugins_are_collected(plugins: Plugins) -> None:
+    class One(Noting):
+        asks = ("stop", "log")
+
+    class Two(Plain):
+        asks = ("save",)
+
+    plugins.register(One())
+    plugins.register(Two())
+    plugins.register(Plain())
+    assert plugins.declared("asks") == {"stop": "one", "log": "one", "save": "two"}
+    plugins.disable("one")
+    assert plugins.declared("asks") == {"save": "two"}
+    assert plugins.declared("needs") == {}
+
+
+class WrongSignature(Noting):
+    @on(EpochStart)
+    def begin(self, run: Run, event: EpochStart) -> None: ...
+
+    @on(EpochEnd)  # type: ignore[arg-type]
+    def end(self, run: Run) -> None: ...
+
+
+class WrongAnnotation(Noting):
+    @on(EpochEnd)  # type: ignore[arg-type]
+    def end(self, run: Run, event: BatchEnd) -> None: ...
+
+
+class Coroutine(Noting):
+    @on(EpochEnd)  # type: ignore[arg-type]
+    async def end(self, run: Run, event: EpochEnd) -> None: ...
+
+
+class HalfOfTheState(Plain):
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+
+class OtherHalfOfTheState(Plain):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class Cyclic(Noting):
+    @on(EpochEnd, before="cyclic")
+    def end(self, run: Run, event: EpochEnd) -> None: ...
+
+
+class Unruly:
+    """A filter that cannot be copied."""
+
+    def __call__(self, run: Run) -> bool:
+        return True
+
+    def __deepcopy__(self, memo: object) -> Unruly:
+        raise TypeError("cannot copy this filter")
+
+
+class FilterThatCannotBeCopied(Noting):
+    @on(EpochEnd, when=Unruly())
+    def end(self, run: Run, event: EpochEnd) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "sentence"),
+    [
+        (WrongSignature, TypeError, r"^WrongSignature\.end\(run: .*\).* cannot hear EpochEnd: a handler takes \(run, "),
+        (WrongAnnotation, TypeError, r"^WrongAnnotation\.end is subscribed to EpochEnd, but annotates .* as BatchEnd"),
+        (Coroutine, TypeError, r"^Coroutine\.end cannot hear EpochEnd: .* is no coroutine or generator\.$"),
+        (HalfOfTheState, TypeError, "^HalfOfTheState has one of state_dict and load_state_dict: a plugin needs both"),
+        (OtherHalfOfTheState, TypeError, "^OtherHalfOfTheState has one of state_dict and load_state_dict"),
+        (Cyclic, ValueError, "^The handlers of EpochEnd cannot be ordered"),
+        (FilterThatCannotBeCopied, TypeError, "^cannot copy this filter$"),
+    ],
+)
+def test_a_failed_registration_leaves_nothing_behind(
+    trainer: Trainer, plugins: Plugins, kind: type, error: type[Exception], sentence: str
+) -> None:
+    good = plugins.register(Noting().named("good"))
+    before = trainer.plan()
+    with pytest.raises(error, match=sentence):
+        plugins.register(kind())
+    assert list(plugins) == [good]
+    assert trainer.plan() == before
+    emit(trainer)
+    assert good.heard == ["good"]
+
+
+def test_a_trainer_with_a_bad_plugin_is_not_made() -> None:
+    with pytest.raises(TypeError, match="cannot hear EpochEnd"):
+        Trainer([WrongSignature()], device="cpu")
+
+
+# Looking up.
+
+
+def test_looking_up_by_name_and_class(plugins: Plugins) -> None:
+    noting, plain = plugins.register(Noting()), plugins.register(Plain())
+    assert plugins["noting"] is noting
+    assert plugins[Plain] is plain
+    assert plugins[Plugin] is noting
+    assert (list(plugins), len(plugins)) == ([noting, plain], 2)
+    assert [key in plugins for key in ("noting", Noting, noting, "other", Other, Noting())] == [True] * 3 + [False] * 3
+
+
+def test_several_of_a_class_are_told_apart_by_name(plugins: Plugins) -> None:
+    first, second = plugins.register(Noting()), plugins.register(Other())
+    with pytest.raises(
+        LookupError, match=r"^Several plugins are of class Noting: choose by name, one of noting, other"
+    ):
+        plugins[Noting]
+    assert plugins[Other] is second
+    assert plugins["noting"] is first
+    assert Noting in plugins
+
+
+@pytest.mark.parametrize("key", ["earlystopping", Other, Plain()], ids=["name", "class", "object"])
+@pytest.mark.parametrize("method", ["__getitem__", "unregister", "enable", "disable", "is_enabled"])
+def test_an_unknown_plugin_is_refused_with_the_known_ones(plugins: Plugins, method: str, key: Any) -> None:
+    plugins.register(Noting().named("early_stopping"))
+    given = key if isinstance(key, str) else key.__name__ if isinstance(key, type) else "Plain"
+    with pytest.raises(LookupError, match=f"^No plugin '{given}' is registered..*Known: early_stopping.$"):
+        getattr(plugins, method)(key)
+    with pytest.raises(LookupError, match=f"^No plugin '{given}' is registered."), plugins.disabled(key):
+        pass
+
+
+def test_a_misspelt_name_is_answered_with_the_nearest(plugins: Plugins) -> None:
+    plugins.register(Noting().named("early_stopping"))
+    with pytest.raises(LookupError, match=r"Did you mean 'early_stopping'\?"):
+        plugins["early_stoping"]
+
+
+@pytest.mark.parametrize("by", ["name", "class", "object"])
+def test_unregistering(trainer: Trainer, plugins: Plugins, by: str) -> None:
+    heard: list[str] = []
+    plugin, other = plugins.register(Noting(heard)), plugins.register(Plain())
+    key: Any = {"name": "noting", "class": Noting, "object": plugin}[by]
+    assert plugins.unregister(key) is plugin
+    emit(trainer)
+    assert (heard, list(plugins), other.calls) == (["close noting"], [other], 1)
+    with pytest.raises(LookupError):
+        plugins.unregister(key)
+    plugins.register(plugin)
+    emit(trainer)
+    assert heard == ["close noting", "noting"]
+
+
+# Toggling.
+
+
+def test_disabling_and_enabling_keeps_the_place(trainer: Trainer, plugins: Plugins) -> None:
+    heard: list[str] = []
+    for name in "abc":
+        plugins.register(Noting(heard).named(name))
+    emit(trainer)
+    plugins.disable("a", "c")
+    assert [plugins.is_enabled(name) for name in "abc"] == [False, True, False]
+    emit(trainer)
+    plugins.enable("c", "a")
+    plugins.enable("a")
+    emit(trainer)
+    assert heard == ["a", "b", "c", "close a", "close c", "b", "a", "b", "c"]
+
+
+def test_toggling_all_or_none_where_a_name_is_wrong(plugins: Plugins) -> None:
+    plugins.register(Noting())
+    with pytest.raises(LookupError, match="nobody"):
+        plugins.disable("noting", "nobody")
+    assert plugins.is_enabled("noting")
+
+
+def test_disabled_for_a_while(trainer: Trainer, plugins: Plugins) -> None:
+    heard: list[str] = []
+    plugins.register(Noting(heard))
+    with plugins.disabled("noting"):
+        assert not plugins.is_enabled("noting")
+        emit(trainer)
+    emit(trainer)
+    assert heard == ["close noting", "noting"]
+
+
+def test_disabled_nests(plugins: Plugins) -> None:
+    plugins.register(Noting().named("a"))
+    plugins.register(Noting().named("b"))
+    states = []
+
+    def note() -> None:
+        states.append((plugins.is_enabled("a"), plugins.is_enabled("b")))
+
+    with plugins.disabled("a"):
+        with plugins.disabled("a", "b"):
+            note()
+        note()
+    note()
+    assert states == [(False, False), (False, True), (True, True)]
+
+
+def test_disabled_comes_to_its_end_after_an_error_too(plugins: Plugins) -> None:
+    plugins.register(Noting())
+    with pytest.raises(KeyError), plugins.disabled(Noting):
+        raise KeyError
+    assert plugins.is_enabled("noting")
+
+
+def test_disabled_leaves_what_was_off_before(plugins: Plugins) -> None:
+    plugins.register(Noting())
+    plugins.disable("noting")
+    with plugins.disabled("noting"):
+        assert not plugins.is_enabled("noting")
+    assert not plugins.is_enabled("noting")
+
+
+def test_disabled_bears_that_the_plugin_leaves_meanwhile(plugins: Plugins) -> None:
+    plugin = plugins.register(Noting())
+    with plugins.disabled(plugin):
+        plugins.unregister(plugin)
+        other = plugins.register(Noting())
+        plugins.disable(other)
+    assert list(plugins) == [other]
+    assert not plugins.is_enabled(other)
+
+
+class Acting(Plugin):
+    """Does something at the first batch."""
+
+    def __init__(self, action: Callable[[], object]) -> None:
+        self.actions = [action]
+
+    @on(BatchEnd)
+    def act(self, run: Run, event: BatchEnd) -> None:
+        while self.actions:
+            self.actions.pop()()
+
+
+def test_disabling_from_within_a_handler_takes_effect_from_the_next_event(trainer: Trainer, plugins: Plugins) -> None:
+    noting = Noting()
+    plugins.register(Acting(lambda: plugins.disable("noting")))
+    plugins.register(noting)
+    fit(trainer)
+    assert noting.heard[0] == "noting"
+    assert noting.heard.count("noting") == 1
+    assert noting.heard[1] == "close noting"  # not before the dispatch that still calls it is over
+
+
+def test_registering_from_within_a_handler_takes_effect_from_the_next_event(trainer: Trainer, plugins: Plugins) -> None:
+    noting = Noting()
+    plugins.register(Acting(lambda: plugins.register(noting)))
+    fit(trainer)
+    assert noting.heard == ["noting", "noting", "close noting"]
+
+
+def test_unregistering_from_within_a_handler_takes_effect_from_the_next_event(
+    trainer: Trainer, plugins: Plugins
+) -> None:
+    noting = Noting()
+    plugins.register(Acting(lambda: plugins.unregister(noting)))
+    plugins.register(noting)
+    fit(trainer)
+    assert noting.heard == ["noting", "close noting"]
+    assert plugins.names() == ["acting"]
+
+
+def test_a_plugin_can_unregister_itself(trainer: Trainer, plugins: Plugins) -> None:
+    class OneShot(Noting):
+        @on(StepEnd)
+        def leave(self, run: Run, event: StepEnd) -> None:
+            plugins.unregister(self)
+
+    one_shot = plugins.register(OneShot())
+    fit(trainer)
+    assert one_shot.heard == ["close one_shot"]
+    assert one_shot not in plugins
+
+
+def test_disabled_around_a_nested_emission_within_a_handler(trainer: Trainer, plugins: Plugins) -> None:
+    heard: list[str] = []
+
+    class Hearing(Plugin):
+        @on(Custom)
+        def hear(self, run: Run, event: Custom) -> None:
+            heard.append("custom")
+
+    def hear(run: Run, event: BatchEnd) -> None:
+        run.emit(Custom())
+        with plugins.disabled("hearing"):
+            run.emit(Custom())
+        run.emit(Custom())
+
+    plugins.register(Hearing())
+    trainer.bus.on(BatchEnd, hear)
+    emit(trainer)
+    assert heard == ["custom", "custom"]
+
+
+# Closing.
+
+
+def test_every_plugin_is_closed_at_the_end_behind_run_closed(trainer: Trainer, plugins: Plugins) -> None:
+    heard: list[str] = []
+    for name in "ab":
+        plugins.register(Noting(heard).named(name))
+    plugins.register(Plain())
+    trainer.bus.on(RunClosed, lambda run, event: heard.append("run_closed"))
+    fit(trainer, batches=1)
+    assert heard == ["a", "b", "run_closed", "close a", "close b"]
+
+
+def test_a_plugin_that_left_between_two_runs_is_not_closed_by_the_next(trainer: Trainer, plugins: Plugins) -> None:
+    noting = plugins.register(Noting())
+    fit(trainer, batches=1)
+    plugins.unregister(noting)
+    fit(trainer, batches=1)
+    assert noting.heard == ["noting", "close noting", "close noting"]
+
+
+class FailingToClose(Plugin):
+    """Fails when it is closed."""
+
+    @on(BatchEnd)
+    def hear(self, run: Run, event: BatchEnd) -> None: ...
+
+    def close(self) -> None:
+        raise OSError("disk full")
+
+
+def test_an_error_at_closing_fails_the_run_when_all_are_closed(trainer: Trainer, plugins: Plugins) -> None:
+    noting = Noting()
+    plugins.register(FailingToClose(), name="sink")
+    plugins.register(FailingToClose(), name="second_sink")
+    plugins.register(noting)
+    with pytest.raises(OSError, match="disk full") as caught:
+        fit(trainer, batches=1)
+    assert noting.heard == ["noting", "close noting"]
+    assert "; in sink on close" in caught.value.__notes__[0]
+    assert "second_sink failed on close: OSError: disk full" in caught.value.__notes__[1]
+
+
+def test_plugins_that_left_are_all_closed_even_if_one_of_them_fails(trainer: Trainer, plugins: Plugins) -> None:
+    noting, failing = plugins.register(Noting()), plugins.register(FailingToClose())
+
+    def leave(run: Run, event: RunClosed) -> None:
+        plugins.unregister(failing)
+        plugins.unregister(noting)
+
+    trainer.bus.on(RunClosed, leave)
+    with pytest.raises(OSError, match="disk full"):
+        fit(trainer, batches=1)
+    assert noting.heard == ["noting", "close noting"]
+
+
+def test_a_plugin_that_left_before_a_failing_handler_is_closed_at_the_end(trainer: Trainer, plugins: Plugins) -> None:
+    noting = plugins.register(Noting())
+
+    def fail(run: Run, event: StepEnd) -> None:
+        plugins.unregister(noting)
+        raise KeyError("x")
+
+    trainer.bus.on(StepEnd, fail)
+    with pytest.raises(KeyError):
+        fit(trainer, batches=1)
+    assert noting.heard == ["close noting"]
+
+
+def test_a_trainer_runs_one_run_at_a_time(trainer: Trainer, plugins: Plugins) -> None:
+    def again(run: Run, event: BatchEnd) -> None:
+        fit(trainer)
+
+    handle = trainer.bus.on(BatchEnd, again)
+    with pytest.raises(RuntimeError, match=r"^This trainer is in a run, .* use another Trainer\."):
+        fit(trainer)
+    handle.remove()
+    assert fit(trainer).result.status == "completed"
+
+
+# Loading by name.
+
+
+def test_loading_by_name_with_options(plugins: Plugins) -> None:
+    plugin = plugins.load("early_stopping", patience=5, monitor="validation/accuracy", mode="max")
+    assert isinstance(plugin, EarlyStopping)
+    assert (plugin.patience, plugin.monitor.name) == (5, "validation/accuracy")
+    assert plugins["early_stopping"] is plugin
+    assert plugins.is_enabled(plugin)
+
+
+def test_loading_with_a_bad_option_leaves_nothing_behind(plugins: Plugins) -> None:
+    with pytest.raises(TypeError, match="patients"):
+        plugins.load("early_stopping", patients=5)
+    with pytest.raises(ValueError, match="patience"):
+        plugins.load("early_stopping", patience=0)
+    with pytest.raises(LookupError, match=r"Did you mean 'early_stopping'\?"):
+        plugins.load("early_stoping")
+    assert plugins.names() == []
+
+
+def test_installed_is_never_enabled(plugins: Plugins) -> None:
+    assert "early_stopping" in {each.name for each in plugins.available()}
+    assert plugins.names() == []
+
+
+@pytest.fixture
+def kill_switch(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    return lambda value: monkeypatch.setenv("HELIOGRAPH_DISABLE_PLUGINS", value)
+
+
+def test_the_kill_switch_keeps_a_plugin_from_being_loaded(plugins: Plugins, kill_switch: Callable[[str], None]) -> None:
+    kill_switch("nan_guard,early_stopping")
+    sentence = "^Plugin 'early_stopping' is switched off by HELIOGRAPH_DISABLE_PLUGINS.$"
+    with pytest.warns(RuntimeWarning, match=sentence) as warned:
+        assert plugins.load("early_stopping", patience=5) is None
+    assert warned[0].filename == __file__
+    assert plugins.names() == []
+
+
+def test_the_kill_switch_silences_what_is_registered(
+    trainer: Trainer, plugins: Plugins, kill_switch: Callable[[str], None]
+) -> None:
+    kill_switch("noting")
+    with pytest.warns(RuntimeWarning, match="^Plugin 'noting' is switched off by HELIOGRAPH_DISABLE_PLUGINS.$"):
+        noting = plugins.register(Noting())
+    plain = plugins.register(Plain())
+    emit(trainer)
+    assert (noting.heard, plain.calls) == ([], 1)
+    assert (plugins.is_enabled(noting), plugins.is_enabled(plain)) == (False, True)
+    assert "noting (off)" in trainer.plan()
+
+
+def test_the_kill_switch_for_all_spares_what_the_user_wrote_himself(
+    plugins: Plugins, kill_switch: Callable[[str], None]
+) -> None:
+    kill_switch("all")
+    plugins.register(Noting())
+    plugins.load("early_stopping")
+    assert [plugins.is_enabled(name) for name in plugins.names()] == [True, True]
+
+
+# State.
+
+
+def test_a_state_round_trip(trainer: Trainer) -> None:
+    first, second = Stateful(), Stateful().named("second")
+    for plugin in (first, second, Plain()):
+        trainer.plugins.register(plugin)
+    fit(trainer)
+    saved = trainer.plugins.state_dict()
+    assert saved == {"stateful": {"seen": [1, 2, 3]}, "second": {"seen": [1, 2, 3]}}
+    first.seen.append(9)
+    assert saved["stateful"] == {"seen": [1, 2, 3]}  # a copy
+
+    other = Trainer([Stateful(), Stateful().named("second")], device="cpu")
+    assert other.plugins.load_state_dict(saved) == ([], [])
+    assert other.plugins["second"].seen == [1, 2, 3]
+    other.plugins["second"].seen.append(9)
+    assert saved["second"] == {"seen": [1, 2, 3]}
+
+
+def test_the_state_of_a_disabled_plugin_is_kept(plugins: Plugins) -> None:
+    plugin = plugins.register(Stateful())
+    plugin.seen = [4]
+    plugins.disable(plugin)
+    assert plugins.state_dict() == {"stateful": {"seen": [4]}}
+
+
+def test_missing_and_unknown_states_are_reported(plugins: Plugins) -> None:
+    for name in ("full", "empty", "known"):
+        plugins.register(Stateful().named(name))
+    plugins["full"].seen = [1]
+    states = {"known": {"seen": [7]}, "gone": {"seen": [8]}, "gone and empty": {}}
+    assert plugins.load_state_dict(states) == (["full"], ["gone"])
+    assert (plugins["known"].seen, plugins["full"].seen) == ([7], [1])
+
+
+def test_any_object_may_have_a_state(plugins: Plugins) -> None:
+    class PlainStateful(Plain):
+        def state_dict(self) -> dict[str, Any]:
+            return {"calls": self.calls}
+
+        def load_state_dict(self, state: Mapping[str, Any]) -> None:
+            self.calls = state["calls"]
+
+    plugin = plugins.register(PlainStateful())
+    assert plugins.load_state_dict({"plain_stateful": {"calls": 4}}) == ([], [])
+    assert (plugin.calls, plugins.state_dict()) == (4, {"plain_stateful": {"calls": 4}})
+
+
+def test_the_base_class_has_an_empty_state(plugins: Plugins) -> None:
+    plugin = plugins.register(Acting(lambda: None))
+    assert plugins.state_dict() == {"acting": {}}
+    plugin.load_state_dict({})
+    assert plugins.load_state_dict({}) == ([], [])
+
+
+# Policy.
+
+
+class Failing(Plugin):
+    """Fails at every batch."""
+
+    def __init__(self, policy: Literal["critical", "observer"]) -> None:
+        self.policy = policy
+        self.calls = 0
+        self.closed = 0
+
+    @on(BatchEnd)
+    def fail(self, run: Run, event: BatchEnd) -> None:
+        self.calls += 1
+        raise KeyError(f"call {self.calls}")
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def test_an_error_of_a_critical_plugin_leaves_unchanged(trainer: Trainer, plugins: Plugins) -> None:
+    plugin = plugins.register(Failing("critical"))
+    with pytest.raises(KeyError, match="call 1") as caught:
+        fit(trainer)
+    assert caught.value.__notes__ == ["heliograph: in train, epoch 0, batch 1, step 1; in failing on batch_end"]
+    assert (plugin.calls, plugins.errors()) == (1, {})
+
+
+def test_an_observer_is_logged_counted_and_switched_off(
+    trainer: Trainer, plugins: Plugins, caplog: pytest.LogCaptureFixture
+) -> None:
+    plugin, plain = plugins.register(Failing("observer")), plugins.register(Plain())
+    with caplog.at_level(logging.ERROR, "heliograph"):
+        run = fit(trainer, batches=5)
+    assert (plugin.calls, plain.calls, run.result.status) == (3, 5, "completed")
+    errors = tuple(f"batch_end at step {step}: KeyError: 'call {step}'" for step in (1, 2, 3))
+    assert plugins.errors() == {"failing": errors}
+    assert run.result.plugin_errors == {"failing": errors}
+    assert not plugins.is_enabled(plugin)
+    assert [record.getMessage() for record in caplog.records] == [
+        *["plugin 'failing' failed in batch_end"] * 3,
+        "plugin 'failing' is switched off after 3 errors",
+    ]
+    assert caplog.records[0].exc_info is not None
+    assert plugin.closed >= 1
+
+
+def test_the_dispatch_goes_on_behind_a_forgiven_error(trainer: Trainer, plugins: Plugins) -> None:
+    heard: list[str] = []
+    plugins.register(Noting(heard).named("before"))
+    plugins.register(Failing("observer"))
+    plugins.register(Noting(heard).named("behind"))
+    emit(trainer)
+    assert heard == ["before", "behind"]
+
+
+def test_how_many_errors_are_forgiven_is_the_observers_choice(trainer: Trainer, plugins: Plugins) -> None:
+    class Once(Failing):
+        max_errors = 1
+
+    class PlainObserver:
+        policy = "observer"
+        calls = 0
+
+        @on(BatchEnd)
+        def fail(self, run: Run, event: BatchEnd) -> None:
+            self.calls += 1
+            raise ValueError
+
+    once, plain = plugins.register(Once("observer")), plugins.register(PlainObserver())
+    fit(trainer, batches=5)
+    assert (once.calls, plain.calls) == (1, 3)
+    assert {name: len(errors) for name, errors in plugins.errors().items()} == {"once": 1, "plain_observer": 3}
+
+
+def test_the_next_run_begins_with_a_clean_slate(trainer: Trainer, plugins: Plugins) -> None:
+    plugin = plugins.register(Failing("observer"))
+    fit(trainer, batches=2)
+    assert len(plugins.errors()["failing"]) == 2
+    fit(trainer, batches=2)
+    assert [error.partition("'")[2] for error in plugins.errors()["failing"]] == ["call 3'", "call 4'"]
+    assert plugins.is_enabled(plugin)
+
+
+def test_an_observer_may_fail_in_the_last_events(trainer: Trainer, plugins: Plugins) -> None:
+    class FailingLate(Plugin):
+        policy = "observer"
+
+        @on(RunFailed, RunClosed)
+        def fail(self, run: Run, event: Event) -> None:
+            raise ValueError(event.name)
+
+    plugins.register(FailingLate())
+    assert fit(trainer).result.status == "completed"
+    assert plugins.errors() == {"failing_late": ("run_closed at step 3: ValueError: run_closed",)}
+    plugins.register(Failing("critical"))
+    with pytest.raises(KeyError) as caught:
+        fit(trainer)
+    assert [text.partition(" at ")[0] for text in plugins.errors()["failing_late"]] == ["run_failed", "run_closed"]
+    assert len(caught.value.__notes__) == 1
+
+
+def test_an_interrupt_in_an_observer_is_not_forgiven(trainer: Trainer, plugins: Plugins) -> None:
+    class Interrupted(Plugin):
+        policy = "observer"
+
+        @on(BatchEnd)
+        def interrupt(self, run: Run, event: BatchEnd) -> None:
+            raise KeyboardInterrupt
+
+    plugins.register(Interrupted())
+    with pytest.raises(KeyboardInterrupt):
+        fit(trainer)
+    assert plugins.errors() == {}
+
+
+def test_a_critical_failure_leaves_also_through_an_observers_emission(trainer: Trainer, plugins: Plugins) -> None:
+    class Telling(Plugin):
+        policy = "observer"
+
+        @on(BatchEnd)
+        def tell(self, run: Run, event: BatchEnd) -> None:
+            run.emit(Custom())
+
+    class Storing(Plugin):
+        @on(Custom)
+        def store(self, run: Run, event: Custom) -> None:
+            raise OSError("disk full")
+
+    plugins.register(Telling())
+    plugins.register(Storing())
+    with pytest.raises(OSError, match="disk full"):
+        fit(trainer)
+    assert plugins.errors() == {}
+
+
+def test_an_observer_that_leaves_and_then_fails_is_forgiven(trainer: Trainer, plugins: Plugins) -> None:
+    class Leaving(Plugin):
+        policy = "observer"
+
+        @on(StepEnd, when=lambda run: True)
+        def leave(self, run: Run, event: StepEnd) -> None:
+            plugins.disable(self)
+            raise ValueError("last words")
+
+    plugins.register(Leaving())
+    assert fit(trainer).result.plugin_errors == {"leaving": ("step_end at step 1: ValueError: last words",)}
+
+
+def test_a_failure_names_its_plugin_also_when_the_plugins_have_changed_since(
+    trainer: Trainer, plugins: Plugins
+) -> None:
+    class Bound(Plugin):
+        @on(BatchEnd, lane=Lane.REPORT, when=lambda run: True)
+        def fail(self, run: Run, event: BatchEnd) -> None:
+            raise ValueError("bound")
+
+    plugins.register(Acting(lambda: plugins.register(Noting())))
+    plugins.register(Bound())
+    with pytest.raises(ValueError, match="bound") as caught:
+        fit(trainer)
+    assert "; in bound on batch_end" in caught.value.__notes__[0]
+
+
+def test_an_error_in_train_start_closes_the_plugins(trainer: Trainer, plugins: Plugins) -> None:
+    noting = plugins.register(Noting())
+
+    def fail(run: Run, event: TrainStart) -> None:
+        raise ValueError("no")
+
+    trainer.bus.on(TrainStart, fail)
+    with pytest.raises(ValueError, match="no"):
+        fit(trainer)
+    assert noting.heard == ["close noting"]
+
+
+def test_handlers_of_one_plugin_for_several_events(trainer: Trainer, plugins: Plugins) -> None:
+    heard: list[str] = []
+
+    class Several(Plugin):
+        @on(BatchStart, StepEnd, BatchEnd)
+        def hear(self, run: Run, event: Event) -> None:
+            heard.append(event.name)
+
+        @on(EpochEnd)
+        def end(self, run: Run, event: EpochEnd) -> None:
+            heard.append(f"epoch {event.epoch}")
+
+    plugins.register(Several())
+    fit(trainer, batches=1, epochs=2)
+    once = ["batch_start", "step_end", "batch_end"]
+    assert heard == [*once, "epoch 0", *once, "epoch 1"]
+    plugins.disable("several")
+    fit(trainer)
+    assert len(heard) == 8
