@@ -12,8 +12,8 @@ class GradientAccumulation(Plugin):
     """Accumulate the gradients of n micro-batches, as one large batch would give them.
 
     The loss of each is divided by the size of its window, so the gradient is the mean. The last window of an epoch may
-    be shorter: it is divided by its own size where the loader tells its length; otherwise, and where a batch is skipped,
-    the gradients are rescaled before the step. Windows never cross an epoch.
+    be shorter: it is divided by its own size where the loader tells its length; otherwise, and where a batch is
+    skipped, the gradients are rescaled before the step. Windows never cross an epoch.
 
     Args:
         n: micro-batches per optimizer step, or a schedule `{first epoch: n}` such as `{0: 1, 5: 4}`.

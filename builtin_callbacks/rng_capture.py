@@ -72,7 +72,7 @@ class RNGCapture(Plugin):
 
     @on(EpochStart, lane=Lane.REPORT)
     def start_epoch(self, run: Run, event: EpochStart) -> None:
-        """Remember where an epoch begins; put a resumed run where it stood, once its loader has been read up to there."""
+        """Remember where an epoch begins; put a resumed run where it stood, once its loader stands there."""
         saved = self._saved
         if saved is None:
             self._epoch = self._capture()

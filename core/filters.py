@@ -72,7 +72,8 @@ class Filter(ABC):
     def _begin(self, origin: Progress) -> None:
         self._origin = origin
         self._emissions = 0
-        self._due = self.due_after(0 if self.unit == "emissions" else self._count(origin))
+        counts = {"emissions": 0.0, "seconds": origin.earlier_seconds}  # the origin's own clock goes on
+        self._due = self.due_after(counts[self.unit] if self.unit in counts else self._count(origin))
 
     def _next_emission(self, progress: Progress) -> float:
         self._emissions += 1

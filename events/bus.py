@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from inspect import ismethod
 from threading import RLock
 from types import FrameType, TracebackType
 from typing import Any, Generic, Self, TypeVar
@@ -49,7 +50,7 @@ class OrderedSignal(Signal, Generic[E]):
         self.chain: tuple[Receiver, ...] = ()
         self.seats: dict[Any, Seat] = {}
         self._bus = bus
-        self._owners: dict[Receiver, str] = {}
+        self._owners: dict[int, str] = {}
         self._lock = RLock()  # weak receivers may die in any thread
 
     def connect(self, receiver: Any, sender: Any = ANY, weak: bool = True, seat: Seat | None = None) -> Any:
@@ -60,6 +61,8 @@ class OrderedSignal(Signal, Generic[E]):
             try:
                 return super().connect(receiver, sender, weak)
             finally:
+                if make_id(receiver) not in self.receivers:
+                    self.seats.pop(make_id(receiver), None)
                 self.rebuild()
 
     def change(self, receiver: Receiver, **changes: Any) -> None:
@@ -73,14 +76,14 @@ class OrderedSignal(Signal, Generic[E]):
         """Call every receiver in order; a receiver's error leaves at once, unless its owner is forgiven."""
         if self.is_muted:
             return
-        receivers = iter(self.chain)
+        receivers, owners = iter(self.chain), self._owners
         while True:
             try:
                 for receiver in receivers:
                     receiver(run, event=event)
                 break
             except BaseException as error:  # attributed, then raised unless an observer plugin's
-                if not self._bus.forgive(self.owner_of(receiver), run, event, error):
+                if not self._bus.forgive(owners[id(receiver)], run, event, error):
                     raise
         if self._bus.deferred:
             self._bus.settle(sys._getframe(1))
@@ -88,17 +91,14 @@ class OrderedSignal(Signal, Generic[E]):
     def emit_each(self, run: Run, event: E) -> list[tuple[str, BaseException]]:
         """Call every receiver even if some fail; return the errors with their owners."""
         errors: list[tuple[str, BaseException]] = []
+        owners = self._owners
         for receiver in () if self.is_muted else self.chain:
             try:
                 receiver(run, event=event)
             except BaseException as error:  # noqa: BLE001  # handed to the caller, which attaches or raises it
-                if not self._bus.forgive(self.owner_of(receiver), run, event, error):
-                    errors.append((self.owner_of(receiver), error))
+                if not self._bus.forgive(owners[id(receiver)], run, event, error):
+                    errors.append((owners[id(receiver)], error))
         return errors
-
-    def owner_of(self, receiver: Receiver) -> str:
-        """Return the name of the plugin, or of the function, that a link of the chain belongs to."""
-        return self._owners.get(receiver) or describe(receiver)
 
     def receivers_for(self, sender: Any) -> Iterator[Receiver]:  # type: ignore[override]  # any iterator does
         """Yield the receivers in order, so that blinker's own `send` keeps it too."""
@@ -107,8 +107,10 @@ class OrderedSignal(Signal, Generic[E]):
 
     def rebuild(self) -> None:
         """Prepare the tuple that `emit` walks."""
-        links = {self._link(key, seat): seat.owner for key in self._sorted() if not (seat := self.seats[key]).paused}
-        self._owners, self.chain = links, tuple(links)
+        seats = [(key, self.seats[key]) for key in self._sorted() if not self.seats[key].paused]
+        chain = tuple(self._link(key, seat) for key, seat in seats)
+        self._owners = {id(link): seat.owner for link, (_, seat) in zip(chain, seats, strict=True)}
+        self.chain = chain
 
     def _sorted(self) -> list[Any]:
         present = [key for key in self.seats if key in self.receivers]
@@ -116,7 +118,7 @@ class OrderedSignal(Signal, Generic[E]):
 
     def _link(self, key: Any, seat: Seat) -> Receiver:
         """Return the receiver itself, or a closure where it is weak, filtered or bound to a sender."""
-        held, senders, when = self.receivers[key], frozenset(self._by_receiver[key]), seat.when
+        held, senders, when = self.receivers[key], self._by_receiver[key], seat.when
         if not isinstance(held, weakref.ref) and ANY_ID in senders and when is None:
             return self._bus.wrap(held, seat.owner)
 
@@ -187,7 +189,7 @@ class Bus:
         Raises:
             TypeError: `event` is not a subclass of `Event`.
         """
-        if (signal := self._signals.get(event)) is None:
+        if not isinstance(event, type) or (signal := self._signals.get(event)) is None:
             check_event(event)
             signal = self._signals[event] = OrderedSignal(self, event)
         return signal
@@ -213,15 +215,17 @@ class Bus:
         signal = self.signal(event)
         if make_id(receiver) in signal.seats:
             raise ValueError(f"{describe(receiver)} hears {event.__name__} already: remove its handle first.")
-        signal.connect(receiver, weak=False, seat=Seat((lane, sys.maxsize), describe(receiver), deepcopy(when)))
+        own = when if ismethod(when) else deepcopy(when)  # a filter has state, a method's state is its object's
+        signal.connect(receiver, weak=False, seat=Seat((lane, sys.maxsize), describe(receiver), own))
         return Handle(signal, receiver)
 
     def forgive(self, owner: str, run: Run, event: Event, error: BaseException) -> bool:
         """Note whose handler failed; return whether the dispatch goes on without it."""
+        if self.blamed is not None and self.blamed[0] is error:
+            return False  # the innermost handler is the one to name, and the one to judge by
         if self.forgiver is not None and self.forgiver(owner, run, event, error):
             return True
-        if self.blamed is None or self.blamed[0] is not error:  # the innermost handler is the one to name
-            self.blamed = error, owner, event.name
+        self.blamed = error, owner, event.name
         return False
 
     def settle(self, caller: FrameType | None = None) -> None:
@@ -248,7 +252,7 @@ def current_owner(frame: FrameType | None = None) -> str | None:
     frame = frame or sys._getframe(1)
     while frame is not None:
         if frame.f_code in _EMITTERS:
-            signal: OrderedSignal[Any] = frame.f_locals["self"]
-            return signal.owner_of(frame.f_locals["receiver"])
+            owner: str = frame.f_locals["owners"][id(frame.f_locals["receiver"])]
+            return owner
         frame = frame.f_back
     return None

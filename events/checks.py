@@ -38,9 +38,14 @@ def check_event(event: object) -> None:
 
 def check_receiver(receiver: Callable[..., Any], event: type[Event]) -> None:
     """Raise TypeError unless `receiver(run, event=event)` fits its signature and its annotation admits the event."""
-    if not callable(receiver) or inspect.iscoroutinefunction(receiver) or inspect.isgeneratorfunction(receiver):
+    called = [receiver, getattr(type(receiver), "__call__", receiver)]  # noqa: B004  # the method itself is looked at
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if not callable(receiver) or any(kind(each) for kind in kinds for each in called):
         raise TypeError(f"{describe(receiver)} cannot hear {event.__name__}: {HANDLER_FORM}.")
-    signature = inspect.signature(receiver)
+    try:
+        signature = inspect.signature(receiver)
+    except ValueError as error:
+        raise TypeError(f"{describe(receiver)} cannot hear {event.__name__}: {error}.") from None
     try:
         signature.bind(object(), event=object())
     except TypeError as error:
@@ -57,7 +62,7 @@ def _annotated_event(receiver: Callable[..., Any]) -> tuple[type, ...]:
     function = receiver if inspect.isroutine(receiver) else getattr(type(receiver), "__call__", receiver)  # noqa: B004
     try:
         hint = get_type_hints(function).get("event")
-    except (NameError, TypeError):  # a name that exists for the type checker only, and it has checked
+    except (NameError, TypeError, AttributeError, SyntaxError):  # for the type checker only, and it has checked
         return ()
     kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    return tuple(kind for kind in kinds if isinstance(kind, type)) if Any not in kinds else ()
+    return () if Any in kinds else tuple(kind for kind in kinds if isinstance(kind, type))

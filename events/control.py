@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,8 +34,8 @@ class Request:
 class History(deque[Request]):
     """The latest 10,000 requests in the order in which they came; `str` gives a line each."""
 
-    def __init__(self) -> None:
-        super().__init__(maxlen=10_000)
+    def __init__(self, requests: Iterable[Request] = (), maxlen: int | None = 10_000) -> None:
+        super().__init__(requests, maxlen)
         self._counted: dict[tuple[str, str, str], Request] = {}
 
     def add(self, request: Request) -> Request:
@@ -43,6 +44,9 @@ class History(deque[Request]):
         if request.verb in _ONE_LINE and key in self._counted:
             self._counted[key].times += 1
             return self._counted[key]
+        if len(self) == self.maxlen:
+            oldest = self[0]
+            self._counted.pop((oldest.verb, oldest.by, oldest.reason), None)
         if request.verb in _ONE_LINE:
             self._counted[key] = request
         self.append(request)

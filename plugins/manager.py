@@ -68,9 +68,10 @@ class Plugins:
         order = _resolved([*self._entries.values(), entry])
         if not entry.enabled:
             warnings.warn(f"Plugin {name!r} is switched off by {KILL_SWITCH}.", RuntimeWarning, stacklevel=2)
+        filters = [deepcopy(handler.mark.when) for _, handler in entry.handlers]
         self._entries[name] = entry
-        for event, handler in entry.handlers:
-            seat = Seat((handler.mark.lane,), name, deepcopy(handler.mark.when), paused=not entry.enabled)
+        for (event, handler), when in zip(entry.handlers, filters, strict=True):
+            seat = Seat((handler.mark.lane,), name, when, paused=not entry.enabled)
             self._bus.signal(event).connect(handler.method, weak=False, seat=seat)
         self._place(order)
         return plugin
@@ -201,7 +202,8 @@ class Plugins:
             name: entry.plugin.close for name, entry in self._entries.items() if isinstance(entry.plugin, Plugin)
         }
         errors: list[tuple[str, BaseException]] = []
-        for name, close in [("a plugin that left", self._bus.settle), *closing.items()]:
+        left, self._bus.deferred[:] = [("a plugin that left", each) for each in self._bus.deferred], []
+        for name, close in [*left, *closing.items()]:
             try:
                 close()
             except BaseException as error:  # noqa: BLE001  # the others must be closed too; the caller raises it
@@ -213,6 +215,8 @@ class Plugins:
 
     def _check(self, entry: Entry) -> None:
         kind = type(entry.plugin).__name__
+        if any(other.plugin is entry.plugin for other in self._entries.values()):
+            raise ValueError(f"This {kind} is registered already.")
         if entry.name in self._entries:
             mend = f"{kind}(...).named('{entry.name}_2')"
             raise ValueError(f"A plugin named {entry.name!r} is registered: give this one another name, as in {mend}.")

@@ -117,9 +117,7 @@ def test_requests_are_listed(task: Make, batches: Make, sgd: Any, tmp_path: Path
     assert lines(tmp_path)[-1].endswith("closed: stopped")
 
 
-def test_a_second_fit_does_not_multiply_lines(
-    task: Make, batches: Make, sgd: Any, tmp_path: Path
-) -> None:
+def test_a_second_fit_does_not_multiply_lines(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
     trainer = Trainer([FileLog(tmp_path)], device="cpu")
     for name in ("first", "second", "third"):
         trainer.fit(task(), batches(2), optimizer=sgd, epochs=1, name=name)

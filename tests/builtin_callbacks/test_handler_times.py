@@ -44,9 +44,7 @@ def test_every_plugin_has_its_seconds(task: Make, batches: Make, sgd: Any) -> No
     result = Trainer(plugins, device="cpu").fit(task(), batches(4), optimizer=sgd, epochs=1)
 
     assert set(result.plugin_seconds) >= {"nan_guard", "log_schedule", "gradient_accumulation"}
-    assert all(
-        result.plugin_seconds[name] > 0 for name in ("nan_guard", "log_schedule", "gradient_accumulation")
-    )
+    assert all(result.plugin_seconds[name] > 0 for name in ("nan_guard", "log_schedule", "gradient_accumulation"))
     assert result.plugin_errors == {}
 
 

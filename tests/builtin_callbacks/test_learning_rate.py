@@ -24,8 +24,8 @@ from heliograph import (
     SaveSchedule,
     StepEnd,
     TrainEnd,
-    TrainStart,
     Trainer,
+    TrainStart,
     ValidationSchedule,
 )
 from torch import nn

@@ -19,8 +19,8 @@ from heliograph import (
     ProgressBar,
     Run,
     TestBatchEnd,
-    TrainStart,
     Trainer,
+    TrainStart,
     ValidationBatchEnd,
     ValidationSchedule,
 )
@@ -124,9 +124,7 @@ def test_the_bar_moves_with_every_batch_from_the_first_on(task: Make, batches: M
     assert places == [0, 1, 2, 3]
 
 
-def test_redraws_keep_their_interval(
-    task: Make, batches: Make, sgd: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_redraws_keep_their_interval(task: Make, batches: Make, sgd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(module, "monotonic", lambda: now[0])
     plugin = bar()
@@ -292,9 +290,7 @@ def plain(file: io.StringIO, **options: Any) -> ProgressBar:
     return ProgressBar(plain=True, file=file, **options)
 
 
-def test_plain_lines_at_an_interval(
-    task: Make, batches: Make, sgd: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plain_lines_at_an_interval(task: Make, batches: Make, sgd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(module, "monotonic", lambda: now[0])
     file = io.StringIO()

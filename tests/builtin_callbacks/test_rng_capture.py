@@ -23,8 +23,8 @@ from heliograph import (
     Supervised,
     TestBatchEnd,
     TrainEnd,
-    TrainStart,
     Trainer,
+    TrainStart,
     ValidationBatchEnd,
     ValidationSchedule,
 )

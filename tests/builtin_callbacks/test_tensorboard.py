@@ -80,9 +80,7 @@ def test_tags_steps_and_values(task: Make, batches: Make, sgd: Any, tmp_path: Pa
     assert curves["validation/loss"][-1][1] == pytest.approx(result.metrics["validation/loss"])
 
 
-def test_the_throughput(
-    task: Make, batches: Make, sgd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_throughput(task: Make, batches: Make, sgd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
 
     def clock() -> float:

@@ -323,7 +323,7 @@ def test_a_task_may_count_its_samples_itself() -> None:
 
 
 def test_supervised_refuses_what_it_cannot_use() -> None:
-    with pytest.raises(TypeError, match="takes an nn.Module as its model, got str"):
+    with pytest.raises(TypeError, match=r"takes an nn\.Module as its model, got str"):
         Supervised("model", nn.functional.cross_entropy)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="Metric 'accuracy' must be a function"):
         make_task(metrics={"accuracy": "accuracy"})
@@ -379,7 +379,7 @@ def test_an_engine_of_ones_own_sees_every_call() -> None:
             run.control.request_save("now")
 
     fit(Trainer([Listen()], engine=Watching("cpu")), train=data(1))
-    assert calls == ["bind", "place", "settle", "settle"]
+    assert calls == ["bind", "place", "settle", "settle", "settle", "settle"]
 
 
 def test_an_engine_that_skips_a_step_is_counted() -> None:

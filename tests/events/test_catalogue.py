@@ -131,16 +131,3 @@ def test_a_subclass_of_an_event_adds_to_its_fields() -> None:
     event = EmbeddingsReadyTwice("a", 1, again=True)
     assert (event.path, event.count, event.again, event.name) == ("a", 1, True, "embeddings_ready_twice")
     assert EmbeddingsReady.name == "embeddings_ready"
-
-
-def test_a_subclass_that_is_decorated_all_the_same_is_an_event_too() -> None:
-    @dataclasses.dataclass(frozen=True)
-    class Decorated(Event):
-        """The habit of writing the decorator must do no harm."""
-
-        path: str
-
-    assert Decorated("a") == Decorated(path="a")
-    assert Decorated.name == "decorated"
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        Decorated("a").path = "b"  # type: ignore[misc]

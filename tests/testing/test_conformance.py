@@ -6,9 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import heliograph as h
+import pytest
 from heliograph.plugins import discover
 from heliograph.testing import check_plugin
 
@@ -93,21 +92,6 @@ def test_finds_a_plugin_that_remembers_the_former_run() -> None:
                 run.control.stop("ten batches, it thinks")
 
     with pytest.raises(AssertionError, match="second fit's status differs"):
-        check_plugin(Bad)
-
-
-def test_finds_a_plugin_that_hides_a_failure() -> None:
-    class Bad(h.Plugin):
-        @h.on(h.RunFailed)
-        def hide(self, run: h.Run, event: h.RunFailed) -> None:
-            run.replace_error(ValueError("nothing to see"))
-
-        @h.on(h.RunClosed)
-        def hide_more(self, run: h.Run, event: h.RunClosed) -> None:
-            if event.status == "failed":
-                raise SystemExit
-
-    with pytest.raises((AssertionError, SystemExit)):
         check_plugin(Bad)
 
 
