@@ -103,18 +103,25 @@ class Checkpoint(Plugin):
     def state_dict(self) -> dict[str, Any]:
         """Return what is kept, by name, so that a resumed run goes on pruning."""
         best = [[score, path.name] for score, path in self._best]
-        return {"saved": [path.name for path in self._saved], "best": best}
+        return {"saved": [path.name for path in self._saved], "best": best, "judged_by": self._judged_by()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with what of it is still on disk."""
         self._saved = [self.folder / name for name in state["saved"] if (self.folder / name).exists()]
-        self._best = [(score, self.folder / name) for score, name in state["best"] if (self.folder / name).exists()]
+        best = [(score, self.folder / name) for score, name in state["best"] if (self.folder / name).exists()]
+        if state["judged_by"] == self._judged_by():
+            self._best = best
+        else:  # scores of another metric cannot compete: their files take their turn among the newest
+            self._saved = list(dict.fromkeys([*(path for _, path in best), *self._saved]))
 
     @on(CheckpointLoaded, lane=Lane.PERSIST)
     def tell_kept(self, run: Run, event: CheckpointLoaded) -> None:
         """Tell a resumed run what it has already."""
         run.last_checkpoint = event.path
         run.best_checkpoint = self._best[0][1] if self._best else None
+
+    def _judged_by(self) -> list[str]:
+        return [] if self.monitor is None else [self.monitor.name, self.monitor.mode]
 
     def _resume_newest(self, run: Run) -> None:
         found, passed_over = storage.find(self.folder, run.name)

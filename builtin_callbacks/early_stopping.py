@@ -51,17 +51,20 @@ class EarlyStopping(Plugin):
         self.nan = nan
         self.best: float | None = None
         self.failed_readings = 0
+        self._stopped_by_nan = False
 
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Forget the former run."""
         self.monitor.check_measured(run)
-        self.best, self.failed_readings = None, 0
+        self.best, self.failed_readings, self._stopped_by_nan = None, 0, False
 
     @on(CheckpointLoaded)
     def stand_by_the_decision(self, run: Run, event: CheckpointLoaded) -> None:
         """Stop a resumed run that had been stopped, unless patience was raised since."""
-        if self.failed_readings >= self.patience:
+        if self._stopped_by_nan and self.nan == "stop":
+            run.control.stop(f"{self.monitor.name} was NaN")
+        elif self.failed_readings >= self.patience:
             self._stop(run)
 
     @on(ValidationEnd)
@@ -78,17 +81,19 @@ class EarlyStopping(Plugin):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the reference and the count."""
-        return {"best": self.best, "failed_readings": self.failed_readings}
+        return {"best": self.best, "failed_readings": self.failed_readings, "stopped_by_nan": self._stopped_by_nan}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue counting."""
         self.best, self.failed_readings = state["best"], state["failed_readings"]
+        self._stopped_by_nan = state["stopped_by_nan"]
 
     def _judge(self, run: Run, metrics: Mapping[str, float]) -> None:
         value = self.monitor.read(metrics)
         if math.isnan(value) and self.nan == "raise":
             raise ValueError(f"{self.monitor.name} is NaN at step {run.progress.steps}.")
         if math.isnan(value) and self.nan == "stop":
+            self._stopped_by_nan = True
             run.control.stop(f"{self.monitor.name} is NaN")
             return
         if self.monitor.improves(value, self.best):

@@ -12,14 +12,17 @@ from ..events import (
     CheckpointLoaded,
     CheckpointSaved,
     EpochEnd,
+    EpochStart,
     Lane,
     Log,
     Run,
     RunClosed,
     RunFailed,
     TestEnd,
+    TestStart,
     TrainStart,
     ValidationEnd,
+    ValidationStart,
 )
 from ..plugins import Plugin, on
 
@@ -51,6 +54,12 @@ class FileLog(Plugin):
     def begin(self, run: Run, event: TrainStart) -> None:
         """Name the run's file; it is made at the first line."""
         self.path = self._new_path(run)
+
+    @on(EpochStart, ValidationStart, TestStart, lane=Lane.TRANSFORM)
+    def open(self, run: Run, event: EpochStart | ValidationStart | TestStart) -> None:
+        """Take in what others log from now on."""
+        if self._handler is None:
+            self._open(run)
 
     @on(CheckpointLoaded, lane=Lane.REPORT)
     def tell_resume(self, run: Run, event: CheckpointLoaded) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -57,8 +58,11 @@ class LearningRate(Plugin):
     def after_epoch(self, run: Run, event: EpochEnd) -> None:
         """Step per epoch, if the optimizer was stepped in it."""
         if self.per == "epoch" and run.progress.steps > self._steps_before:
-            run.scheduler.step()
             self._steps_before = run.progress.steps
+            with warnings.catch_warnings():
+                if run.progress.steps == run.origin.steps:  # the steps were taken before the resume: torch cannot know
+                    warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
+                run.scheduler.step()
 
     @on(ValidationEnd)
     def after_validation(self, run: Run, event: ValidationEnd) -> None:

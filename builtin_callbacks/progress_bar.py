@@ -67,6 +67,7 @@ class ProgressBar(Plugin):
         self._batches: Any = None
         self._evaluation: Any = None
         self._due = 0.0
+        self._before_epoch = 0
         self._metrics: dict[str, float] = {}
 
     @on(TrainStart, CheckpointLoaded, lane=Lane.REPORT)
@@ -79,6 +80,7 @@ class ProgressBar(Plugin):
     @on(EpochStart, lane=Lane.REPORT)
     def start_epoch(self, run: Run, event: EpochStart) -> None:
         """Begin the bar of the batches."""
+        self._before_epoch = run.progress.batches - run.progress.batch
         if not self.plain:
             self._draw(run)
 
@@ -166,8 +168,8 @@ class ProgressBar(Plugin):
                 total, place = run.batches_per_epoch, progress.batch
                 options = {"total": total, "initial": place, "unit": "batch", "desc": f"epoch {progress.epoch}"}
             self._batches = self._bar(position=0 if by_steps else 1, leave=by_steps, **options)
-        if self._batches is not None and not (finished and not by_steps):
-            self._move(self._batches, progress.steps if by_steps else progress.batch)
+        if self._batches is not None:
+            self._move(self._batches, progress.steps if by_steps else progress.batches - self._before_epoch)
         if self._epochs is not None:
             self._move(self._epochs, progress.epoch)
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from .context import RunContext
 
 T = TypeVar("T")
-CLOSED, OPEN, STEPPED = 0, 1, 2  # the stages of the batch in hand
 
 
 def batch_size(batch: Any) -> int:
@@ -21,7 +20,7 @@ def batch_size(batch: Any) -> int:
     kind = type(batch)
     if kind is tuple or kind is list:
         try:
-            return batch[0].size(0)  # type: ignore[no-any-return]  # a tensor, nearly always: spared the search
+            return batch[0].shape[0]  # type: ignore[no-any-return]  # a tensor, nearly always: spared the search
         except (AttributeError, IndexError, TypeError):
             pass
     while not isinstance(batch, Tensor):
@@ -31,7 +30,7 @@ def batch_size(batch: Any) -> int:
             batch = next(iter(batch.values()))
         else:
             return len(batch) if isinstance(batch, Sequence) and not isinstance(batch, str) else 1
-    return batch.size(0) if batch.ndim else 1
+    return batch.shape[0] if batch.ndim else 1
 
 
 def length_of(loader: Iterable[Any] | None) -> int | None:
@@ -85,27 +84,35 @@ def check_exhausted(run: RunContext) -> None:
     run.exhausted = True
 
 
+def checked(run: RunContext, batches: Iterator[T]) -> Iterator[T]:
+    """Yield batches to a loop of one's own.
+
+    Raises:
+        RuntimeError: the loop passed over a batch without `run.step(loss)`.
+    """
+    for batch in batches:
+        run.unstepped = True
+        yield batch
+        if run.unstepped:
+            raise RuntimeError(
+                "run.step(loss) was not called for this batch. To leave one out, call control.skip_batch(reason) in a "
+                "handler of BatchStart."
+            )
+
+
 def abandon(run: RunContext) -> None:
     """Finish the batch that a loop of one's own broke out of; that ends the epoch."""
-    if run.stage == CLOSED:
+    if not run.in_hand:
         return
     reason, control = "the loop over the batches was left", run.control
     control.end_epoch(reason, by="the caller")
-    if run.stage == OPEN:
-        control.stage = "BatchStart"
+    if run.unstepped:
+        run.unstepped, control.stage = False, "BatchStart"
         control.skip_batch(reason, by="the caller")
         control.stage = ""
     control.leaving = True
     for _ in run.open_batches:
         raise AssertionError("leaving was asked for")
-
-
-def refuse_unstepped() -> None:
-    """Raise RuntimeError: a loop of one's own passed over a batch."""
-    raise RuntimeError(
-        "run.step(loss) was not called for this batch. A batch is left out with control.skip_batch(reason) from a "
-        "handler of BatchStart."
-    )
 
 
 def _telling_the_last(run: RunContext, batches: Iterable[Any]) -> Iterator[Any]:

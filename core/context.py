@@ -27,7 +27,6 @@ from ..events.catalogue import Phase, Status
 from ..plugins import Plugins
 from . import batches as data
 from . import state
-from .batches import CLOSED
 from .engine import LoopEngine
 from .metrics import Means
 from .settings import Settings
@@ -62,6 +61,8 @@ class RunContext:
         self.batches_per_epoch = data.length_of(settings.train)
         self.modules: Mapping[str, Any] = modules_of(settings.task)
         self.forward: Callable[..., Any] = engine.bind(getattr(settings.task, "training_step", check_loss))
+        self.backward: Callable[[Tensor], object] = engine.backward
+        self.take_step: Callable[[], object]  # bound anew in every epoch: plugins may have patched the optimizer
         self.size_of: Callable[[Any], int] = getattr(settings.task, "batch_size", data.batch_size)
         self.progress = Progress()
         self.origin = self.progress.copy()
@@ -74,8 +75,7 @@ class RunContext:
         self.outputs: Any = None
         self.loss: Tensor | None = None
         self.window = 0
-        self.stage = CLOSED
-        self.exhausted = self.finished = self.last_seen = False
+        self.in_hand = self.unstepped = self.exhausted = self.finished = self.last_seen = False
         self.open_contexts = ExitStack()
         self.open_batches: Iterator[Any] = iter(())
         self.status: Status = "completed"
@@ -95,7 +95,7 @@ class RunContext:
         """Whether the batch in hand is the last of its epoch."""
         if self.batches_per_epoch is None:
             return self.last_seen
-        return self.progress.batch + (self.stage != CLOSED) >= self.batches_per_epoch
+        return self.progress.batch + self.in_hand >= self.batches_per_epoch
 
     @property
     def validation_sets(self) -> tuple[str, ...]:

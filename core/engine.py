@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from operator import methodcaller
 from typing import Any, Protocol
 
 import torch
@@ -40,8 +39,8 @@ class LoopEngine(Engine, Protocol):
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         """Make the gradients true ones before handlers of `GradientsReady` see them."""
 
-    def step(self, optimizer: torch.optim.Optimizer, /) -> object:
-        """Step the optimizer; return False where the engine had to skip it, anything else where it did not."""
+    def bind_step(self, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
+        """Return a function that steps the optimizer, and returns False where it had to skip that."""
 
     def settle(self, control: Control) -> None:
         """Make the standing requests the same on all ranks."""
@@ -95,12 +94,13 @@ class DeviceEngine:
         """Return a context that does nothing: one process exchanges no gradients."""
         return nullcontext()
 
-    # Called once a step: no Python frame of ours in between.
-    backward = staticmethod(Tensor.backward)
-    step = staticmethod(methodcaller("step"))
+    backward = staticmethod(Tensor.backward)  # called once a step: no Python frame of ours in between
 
     def backward_scaled(self, loss: Tensor, scale: float) -> None:
         """Add the gradients of `scale * loss`, without a multiplication in the graph."""
+        if scale == 1.0:
+            self.backward(loss)
+            return
         seed = self._seeds.get((loss.dtype, scale))
         if seed is None:
             seed = self._seeds[loss.dtype, scale] = torch.tensor(scale, dtype=loss.dtype, device=loss.device)
@@ -108,6 +108,10 @@ class DeviceEngine:
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         """Leave the gradients as they are: nothing scaled them."""
+
+    def bind_step(self, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
+        """Return the optimizer's own step: nothing ever makes it skip."""
+        return optimizer.step
 
     def settle(self, control: Control) -> None:
         """Leave the requests as they are: one process agrees with itself."""

@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ..events import catalogue as ev
-from .batches import CLOSED, OPEN, STEPPED, abandon, check_exhausted, refuse_unstepped
+from .batches import abandon, check_exhausted
 from .evaluation import evaluating
 from .state import restore
 from .task import check_loss
 
 if TYPE_CHECKING:
+    from ..events import Progress
+    from .context import HotSignals
     from .run import TrainRun
 
 BATCH_START, GRADIENTS_READY, STEP_END = ev.BatchStart(), ev.GradientsReady(), ev.StepEnd()
@@ -63,15 +65,15 @@ def batches(run: TrainRun) -> Iterator[Any]:
     """Yield each batch of the epoch that is not skipped, amid its events and the boundary behind it."""
     control, progress, hot = run.control, run.progress, run.hot
     for run.batch in run.feed():
-        run.stage = OPEN
+        run.in_hand = True
         if hot.batch_start.chain:
             open_batch(run)
         if not control.touched or not control.skips_batch:
             yield run.batch
-        if control.touched or run.stage is OPEN:
+        if control.touched:
             settle_batch(run)
         progress.batch += 1
-        run.stage = CLOSED
+        run.in_hand = False
         if hot.batch_end.chain:
             hot.batch_end.emit(run, BATCH_END)
         run.outputs = None
@@ -87,46 +89,46 @@ def batches(run: TrainRun) -> Iterator[Any]:
 
 def step(run: TrainRun, loss: Tensor) -> None:
     """Take a loss backward and, where its window ends, step the optimizer."""
-    control = run.control
+    control, progress, hot = run.control, run.progress, run.hot
     if run.loss is None:  # the first of every epoch
         check_loss(loss)
     run.loss = loss
-    run.stage = STEPPED
-    run.progress.samples += (size := run.size_of(run.batch))
+    progress.samples += (size := run.size_of(run.batch))
     if run.log.chain:
         run.means.add("loss", loss, size)
-    if control.touched or run.window:
+    if control.touched or run.window or hot.gradients_ready.chain:
         run.engine.backward_scaled(loss, control.loss_scale)
         run.window += 1
-        if control.holds_step and not run.is_last_batch:
-            return
+        if not control.holds_step or run.is_last_batch:
+            close_window(run)
     else:
-        run.engine.backward(loss)
-    optimizer_step(run)
+        run.backward(loss)
+        optimizer_step(run, progress, hot)
 
 
-def optimizer_step(run: TrainRun) -> None:
-    """Step the optimizer with the window's gradients, unless they are dropped."""
-    hot, optimizer = run.hot, run.optimizer
-    if hot.gradients_ready.chain:
-        offer_gradients(run)
-    if not run.control.drops_step and run.engine.step(optimizer) is not False:
-        run.progress.steps += 1
-        if hot.step_end.chain:
-            hot.step_end.emit(run, STEP_END)
-    else:
-        run.progress.skipped_steps += 1
-    run.window = 0
-    optimizer.zero_grad()
-
-
-def offer_gradients(run: TrainRun) -> None:
-    """Let handlers see, clip or drop the gradients of a complete window."""
-    run.window = run.window or 1
+def close_window(run: TrainRun) -> None:
+    """Let handlers see, clip or drop the gradients of a complete window, then step with them."""
     run.engine.unscale(run.optimizer)
     run.control.stage = "GradientsReady"
     run.hot.gradients_ready.emit(run, GRADIENTS_READY)
     run.control.stage = ""
+    if run.control.drops_step:
+        run.progress.skipped_steps += 1
+        run.optimizer.zero_grad()
+    else:
+        optimizer_step(run, run.progress, run.hot)
+    run.window = 0
+
+
+def optimizer_step(run: TrainRun, progress: Progress, hot: HotSignals) -> None:
+    """Step the optimizer; the engine may have to skip that."""
+    if run.take_step() is not False:
+        progress.steps += 1
+        if hot.step_end.chain:
+            hot.step_end.emit(run, STEP_END)
+    else:
+        progress.skipped_steps += 1
+    run.optimizer.zero_grad()
 
 
 def open_batch(run: TrainRun) -> None:
@@ -146,9 +148,7 @@ def settle_batch(run: TrainRun) -> None:
     if control.skips_batch:
         run.progress.skipped_batches += 1
         if run.window and (not control.holds_step or run.is_last_batch):
-            optimizer_step(run)
-    elif run.stage is OPEN:
-        refuse_unstepped()
+            close_window(run)
 
 
 def boundary(run: TrainRun) -> None:
@@ -202,7 +202,7 @@ def close_epoch(run: TrainRun) -> None:
     control, progress = run.control, run.progress
     abandon(run)
     if run.window:
-        optimizer_step(run)
+        close_window(run)
     run.loss = run.batch = None
     if not (run.exhausted or run.is_last_batch or control.should_end_epoch):
         return

@@ -25,8 +25,8 @@ class Means:
         if isinstance(value, Tensor):
             total = self._totals.get(name)
             if total is None:
-                total = self._totals[name] = self._zero(name, value)
-            total.add_(value.detach(), alpha=weight)
+                total = self._totals[name] = self._zero(name, value).add_(self._floats.pop(name, 0.0))
+            total.add_(value.detach() if value.ndim == 0 else value.detach().reshape(()), alpha=weight)
         else:
             self._floats[name] = self._floats.get(name, 0.0) + value * weight
         self._weights[name] = self._weights.get(name, 0.0) + weight
@@ -68,7 +68,7 @@ class Means:
             )
         # Sums of many samples need the digits of float64, which Apple's GPUs do not have.
         dtype = torch.float32 if value.device.type == "mps" else torch.float64
-        return torch.zeros(value.shape, dtype=dtype, device=value.device)
+        return torch.zeros((), dtype=dtype, device=value.device)
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ class TrainRun(RunContext):
 
     def batches(self) -> Iterator[Any]:
         """Yield the batches of the epoch; their events and the step boundaries are emitted around them."""
-        self.open_batches = loop.batches(self)
+        self.open_batches = data.checked(self, loop.batches(self))
         return self.open_batches
 
     def step(self, loss: Tensor) -> None:
@@ -74,6 +74,7 @@ class TrainRun(RunContext):
             TypeError: the loss is not a tensor.
             ValueError: the loss is not a scalar.
         """
+        self.unstepped = False
         loop.step(self, loss)
 
     # The loop's side.
@@ -85,4 +86,5 @@ class TrainRun(RunContext):
 
     def feed(self) -> Iterator[Any]:
         """Return the rest of the epoch's batches, on the device."""
+        self.take_step = self.engine.bind_step(self.optimizer)
         return self.engine.feed(data.rest_of_epoch(self))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,11 +56,11 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> None:
         )
     for name, module in run.modules.items():
         module.load_state_dict(saved["modules"][name])
-    run.optimizer.load_state_dict(saved["optimizer"])
+    run.optimizer.load_state_dict(deepcopy(saved["optimizer"]))  # torch would go on with the very tensors
     if run.scheduler is not None and saved.get("scheduler") is not None:
-        run.scheduler.load_state_dict(saved["scheduler"])
+        run.scheduler.load_state_dict(deepcopy(saved["scheduler"]))
     if "task" in saved.get("task", {}):
-        run.task.load_state_dict(saved["task"]["task"])
+        run.task.load_state_dict(deepcopy(saved["task"]["task"]))
     run.progress.load_state_dict(saved["progress"])
     run.metrics.update(saved["metrics"])
     run.means.load_state_dict(saved.get("means", {}))

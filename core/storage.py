@@ -128,7 +128,7 @@ def find(folder: Path, run_name: str) -> tuple[list[Found], list[str]]:
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
             state = load(path)
-        except ValueError as error:
+        except (ValueError, FileNotFoundError) as error:
             passed_over.append(str(error))
             continue
         if state["run_name"] != run_name:

@@ -64,9 +64,11 @@ class Supervised(Task):
         self.loss_fn = loss_fn
 
     def training_step(self, run: Run, batch: Any) -> Tensor:
-        """Return the loss; the outputs are at hand as `run.outputs` until the batch ends."""
+        """Return the loss; the outputs are at hand as `run.outputs` until the batch ends, if anybody listens."""
         inputs, targets = batch
-        run.outputs = outputs = self.model(inputs)
+        outputs = self.model(inputs)
+        if run.bus.links:
+            run.outputs = outputs
         if self.metrics and run.tracks:
             weight = batch_size(batch)
             for name, metric in self.metrics.items():

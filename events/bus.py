@@ -109,6 +109,7 @@ class OrderedSignal(Signal, Generic[E]):
         """Prepare the tuple that `emit` walks."""
         seats = [(key, self.seats[key]) for key in self._sorted() if not self.seats[key].paused]
         chain = tuple(self._link(key, seat) for key, seat in seats)
+        self._bus.links += len(chain) - len(self.chain)
         self._owners = {id(link): seat.owner for link, (_, seat) in zip(chain, seats, strict=True)}
         self.chain = chain
 
@@ -179,6 +180,7 @@ class Bus:
     def __init__(self) -> None:
         self._signals: dict[type[Event], OrderedSignal[Any]] = {}
         self._wrapper: Callable[[Receiver, str], Receiver] | None = None
+        self.links = 0  # how many receivers listen to anything: without any, much can be spared
         self.deferred: list[Callable[[], None]] = []
         self.forgiver: Callable[[str, Run, Event, BaseException], bool] | None = None
         self.blamed: tuple[BaseException, str, str] | None = None

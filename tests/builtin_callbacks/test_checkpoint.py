@@ -30,6 +30,7 @@ from heliograph import (
     SavePoint,
     SaveSchedule,
     Supervised,
+    Task,
     Trainer,
     ValidationSchedule,
     load_weights,
@@ -41,14 +42,14 @@ from torch.utils.data import DataLoader, TensorDataset
 Make = Callable[..., Any]
 
 
-class Crash(Exception):
+class CrashError(Exception):
     """What the tests interrupt a run with."""
 
 
 def crash_at(trainer: Trainer, batches: int) -> None:
     def crash(run: Run, event: BatchEnd) -> None:
         if run.progress.batches == batches:
-            raise Crash
+            raise CrashError
 
     trainer.bus.on(BatchEnd, crash)
 
@@ -187,7 +188,7 @@ def test_a_template_of_a_missing_metric_lists_and_suggests(fit_scripted: Make, t
 
 def test_a_function_that_returns_no_string(fit: Make, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"metadata is a string, the function returned 3"):
-        fit(Checkpoint(tmp_path, metadata=lambda run: 3))  # type: ignore[arg-type, return-value]
+        fit(Checkpoint(tmp_path, metadata=lambda run: 3))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -324,14 +325,45 @@ def test_a_file_that_somebody_removed_is_forgotten(fit_scripted: Make, tmp_path:
     assert result.best_checkpoint == tmp_path / "run_epoch_4_iter_8.pth"
 
 
+class TwoMetrics(Task):
+    """Its validation returns scripted pairs of loss and accuracy."""
+
+    def __init__(self, pairs: list[tuple[float, float]]) -> None:
+        self.model = nn.Linear(4, 2)
+        self.pairs = iter(pairs)
+
+    def training_step(self, run: Run, batch: Any) -> Tensor:
+        return nn.functional.mse_loss(self.model(batch[0]), batch[1])
+
+    def validation_step(self, run: Run, batch: Any) -> dict[str, float]:
+        loss, accuracy = next(self.pairs)
+        return {"loss": loss, "accuracy": accuracy}
+
+
+def test_a_changed_monitor_judges_anew(batches: Make, sgd: Any, tmp_path: Path) -> None:
+    def fit(monitor: str, mode: Any, pairs: list[tuple[float, float]], epochs: int) -> RunResult:
+        checkpoint = Checkpoint(tmp_path, keep_best=1, monitor=monitor, mode=mode, resume="auto")
+        plugins = [ValidationSchedule(Every(epochs=1)), SaveSchedule(Every(epochs=1)), checkpoint]
+        trainer = Trainer(plugins, device="cpu")
+        return trainer.fit(TwoMetrics(pairs), batches(1), validation=batches(1), optimizer=sgd, epochs=epochs)
+
+    first = fit("validation/accuracy", "max", [(0.9, 0.9), (0.8, 0.1)], 2)
+    second = fit("validation/loss", "min", [(0.3, 0.2), (0.5, 0.2)], 4)
+
+    assert first.best_checkpoint == tmp_path / "run_epoch_1_iter_1.pth"
+    assert second.best_checkpoint == tmp_path / "run_epoch_3_iter_3.pth"
+    assert {"run_epoch_3_iter_3.pth", "run_epoch_4_iter_4.pth"} <= set(names(tmp_path))
+
+
 def test_state_round_trip(tmp_path: Path) -> None:
-    state = {"saved": ["a.pth", "b.pth"], "best": [[0.5, "a.pth"], [0.7, "gone.pth"]]}
-    for name in state["saved"]:
-        (tmp_path / str(name)).touch()
     checkpoint = Checkpoint(tmp_path, keep_best=2, monitor="validation/loss")
+    state = checkpoint.state_dict() | {"saved": ["a.pth", "b.pth"], "best": [[0.5, "a.pth"], [0.7, "gone.pth"]]}
+    for name in state["saved"]:
+        (tmp_path / name).touch()
     checkpoint.load_state_dict(state)
 
-    assert checkpoint.state_dict() == {"saved": ["a.pth", "b.pth"], "best": [[0.5, "a.pth"]]}
+    restored = checkpoint.state_dict()
+    assert (restored["saved"], restored["best"]) == (["a.pth", "b.pth"], [[0.5, "a.pth"]])
 
 
 # Failures.
@@ -427,7 +459,7 @@ def test_an_unwritable_folder_is_an_error_at_the_start(fit: Make, task: Make, tm
     mine = task()
     before = weights(mine)
     for folder in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(ValueError, match="Nothing can be saved in .*Choose a folder"):
+        with pytest.raises(ValueError, match=r"Nothing can be saved in .*Choose a folder"):
             fit(Checkpoint(folder), task=mine)
 
     assert all(map(torch.equal, before, weights(mine)))
@@ -575,7 +607,7 @@ def test_a_finished_run_resumed_does_nothing_says_so_and_writes_nothing(
 
     assert result.progress.state_dict() | {"earlier_seconds": 0} == first.progress.state_dict() | {"earlier_seconds": 0}
     assert result.status == "completed"
-    assert any("nothing left to do" in line for line in result.notes)
+    assert "nothing left to do" in str(result)
     assert [(path.name, path.stat().st_mtime_ns) for path in sorted(tmp_path.iterdir())] == before
     assert all(map(torch.equal, weights(mine), weights(again)))
     assert result.last_checkpoint == first.last_checkpoint
@@ -746,7 +778,7 @@ class Whole:
                 optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
                 epochs=3,
             )
-        except Crash:
+        except CrashError:
             assert crash is not None
         return [each.detach().clone() for each in model.parameters()], losses, result
 
@@ -825,7 +857,7 @@ def test_an_unsized_loader_resumes_bit_equal(
             trainer.fit(mine, Unsized(), optimizer=sgd, epochs=3)
         else:
             crash_at(trainer, crash)
-            with pytest.raises(Crash):
+            with pytest.raises(CrashError):
                 trainer.fit(mine, Unsized(), optimizer=sgd, epochs=3)
         result: list[Tensor] = weights(mine)
         return result

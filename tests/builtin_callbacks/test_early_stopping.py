@@ -68,6 +68,13 @@ def test_stops_after_the_reading_that_it_should(
     assert (result.status == "stopped") == (epochs < len(values) or options.get("patience") == epochs)
 
 
+def test_a_log_is_no_reading_of_a_validation_metric(fit: Fit) -> None:
+    stopper = EarlyStopping(patience=2)
+    result = fit(stopper, [1.0, 1.1, 1.2, 1.3], LogSchedule(Every(steps=1)))
+
+    assert (result.progress.epoch, stopper.failed_readings) == (3, 2)
+
+
 def test_the_result_says_who_stopped_and_why(fit: Fit) -> None:
     result = fit(EarlyStopping(patience=2), [0.5, 0.6, 0.7, 0.8])
 
@@ -117,7 +124,7 @@ def test_without_validation_data_it_is_an_error_at_the_start(task: Make, batches
     seen: list[int] = []
     trainer.bus.on(BatchEnd, lambda run, event: seen.append(run.progress.batch))
 
-    with pytest.raises(ValueError, match=r"'validation/loss' is monitored, but there is no validation data"):
+    with pytest.raises(ValueError, match="there is no validation data: pass validation= to fit"):
         trainer.fit(task(), batches(), optimizer=sgd, epochs=2)
     assert seen == []
 
@@ -135,7 +142,7 @@ def test_a_train_metric_is_read_at_each_log(task: Make, batches: Make, sgd: Any)
 def test_a_train_metric_that_nobody_logs_is_an_error_at_the_start(task: Make, batches: Make, sgd: Any) -> None:
     trainer = Trainer([EarlyStopping("train/loss")], device="cpu")
 
-    with pytest.raises(ValueError, match="train/loss"):
+    with pytest.raises(ValueError, match="add LogSchedule"):
         trainer.fit(task(), batches(), optimizer=sgd, epochs=2)
 
 
@@ -170,7 +177,8 @@ def test_state_round_trip() -> None:
     stopper.best, stopper.failed_readings = 0.25, 2
     other.load_state_dict(stopper.state_dict())
 
-    assert stopper.state_dict() == {"best": 0.25, "failed_readings": 2}
+    assert stopper.state_dict() == other.state_dict()
+    assert stopper.state_dict().items() >= {"best": 0.25, "failed_readings": 2}.items()
     assert (other.best, other.failed_readings) == (0.25, 2)
 
 
@@ -201,6 +209,20 @@ def test_a_stopped_run_resumed_stops_at_once_unless_patience_was_raised(fit: Fit
 
     raised = fit(EarlyStopping(patience=3), [0.9], *plugins(), epochs=4)
     assert (raised.progress.steps, raised.status) == (4, "completed")
+
+
+def test_a_run_stopped_by_a_nan_resumed_stops_at_once(fit: Fit, tmp_path: Path) -> None:
+    def plugins() -> tuple[Any, Any]:
+        return SaveSchedule(Every(epochs=1)), Checkpoint(tmp_path, resume="auto")
+
+    first = fit(EarlyStopping(nan="stop"), [1.0, math.nan, 0.5, 0.4], *plugins())
+    again = fit(EarlyStopping(nan="stop"), [0.5, 0.4], *plugins(), epochs=4)
+    assert (first.progress.epoch, first.status) == (2, "stopped")
+    assert (again.progress.epoch, again.status, again.stopped_by) == (2, "stopped", "early_stopping")
+    assert "NaN" in again.reason
+
+    forgiven = fit(EarlyStopping(nan="worse"), [0.5, 0.4], *plugins(), epochs=4)
+    assert (forgiven.progress.epoch, forgiven.status) == (4, "completed")
 
 
 def test_a_second_fit_begins_anew(scripted: Make, batches: Make, sgd: Any) -> None:

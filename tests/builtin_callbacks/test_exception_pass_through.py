@@ -26,7 +26,7 @@ from heliograph import (
 Make = Callable[..., Any]
 
 
-class Mine(LookupError):
+class MineError(LookupError):
     """On the lists by its base class."""
 
 
@@ -60,7 +60,7 @@ def fit(trainer: Trainer, task: Make, batches: Make, sgd: Any, **options: Any) -
     return trainer.fit(task(), batches(2), optimizer=sgd, epochs=1, **options)
 
 
-@pytest.mark.parametrize("error", [LookupError("x"), Mine("x"), KeyError("x")])
+@pytest.mark.parametrize("error", [LookupError("x"), MineError("x"), KeyError("x")])
 def test_listed_types_and_subclasses_pass_unchanged(task: Make, batches: Make, sgd: Any, error: Exception) -> None:
     trainer = Trainer([ExceptionPassThrough(train=[LookupError]), Failing(error)], device="cpu")
     with pytest.raises(LookupError) as info:

@@ -127,7 +127,7 @@ def test_two_fits_are_equal_and_test_is_untouched(task: Make, batches: Make, sgd
 )
 def test_arguments_are_checked(options: dict[str, float], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        GradientClipping(**options)  # type: ignore[arg-type]
+        GradientClipping(**options)
 
 
 def test_two_of_them_are_refused() -> None:

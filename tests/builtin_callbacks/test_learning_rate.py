@@ -214,7 +214,7 @@ def test_a_missing_scheduler_is_an_error_at_the_start(task: Make, batches: Make,
 def test_a_scheduler_without_the_plugin_is_an_error(task: Make, batches: Make) -> None:
     mine = task()
     optimizer = torch.optim.SGD(mine.model.parameters(), lr=1.0)
-    with pytest.raises(ValueError, match="no plugin steps it: add LearningRate"):
+    with pytest.raises(ValueError, match=r"no plugin steps .*: add LearningRate"):
         Trainer(device="cpu").fit(mine, batches(), optimizer=optimizer, scheduler=StepLR(optimizer, 1), epochs=1)
 
 
@@ -263,3 +263,13 @@ def test_the_scheduler_is_resumed(task: Make, batches: Make) -> None:
         last = rates
 
     assert last == [0.25, 0.25, 0.125, 0.125]
+
+
+def test_a_validation_is_nothing_to_a_schedule_by_steps(scripted: Make, batches: Make) -> None:
+    mine = scripted([1.0, 2.0])
+    optimizer = torch.optim.SGD(mine.model.parameters(), lr=1.0)
+    scheduler = StepLR(optimizer, 1, gamma=0.5)
+    trainer = Trainer([LearningRate("step"), ValidationSchedule(Every(epochs=1))], device="cpu")
+    trainer.fit(mine, batches(3), validation=batches(1), optimizer=optimizer, scheduler=scheduler, epochs=2)
+
+    assert scheduler.last_epoch == 6

@@ -182,7 +182,8 @@ def test_the_position_after_a_resume(task: Make, batches: Make, sgd: Any) -> Non
                 run.step(((run.task.model(inputs) - targets) ** 2).mean())
     saved = run.state_dict()
 
-    for options in ({"epochs": 3}, {"steps": 8}):
+    endings: list[dict[str, Any]] = [{"epochs": 3}, {"steps": 8}]
+    for options in endings:
         trainer = Trainer([bar()], device="cpu")
         trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))
         trainer.fit(task(), batches(3), optimizer=sgd, **options)
@@ -198,7 +199,7 @@ def test_the_position_after_a_resume(task: Make, batches: Make, sgd: Any) -> Non
 @pytest.mark.parametrize("error", [ArithmeticError(), KeyboardInterrupt()])
 @pytest.mark.parametrize("options", [{"epochs": 2}, {"steps": 4}])
 def test_closed_after_a_failure(
-    task: Make, batches: Make, sgd: Any, error: BaseException, options: dict[str, int]
+    task: Make, batches: Make, sgd: Any, error: BaseException, options: dict[str, Any]
 ) -> None:
     trainer = Trainer([bar()], device="cpu")
 
@@ -208,7 +209,7 @@ def test_closed_after_a_failure(
 
     trainer.bus.on(BatchEnd, fail)
     with pytest.raises(type(error)):
-        trainer.fit(task(), batches(3), optimizer=sgd, **options)  # type: ignore[arg-type]
+        trainer.fit(task(), batches(3), optimizer=sgd, **options)
 
     assert all(each.end is not None for each in BARS)
     assert BARS[-1].end == 2
@@ -359,8 +360,10 @@ class Terminal(io.StringIO):
 
 
 def test_finds_out_whether_there_is_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, task: Make, batches: Make, sgd: Any, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, task: Make, batches: Make, sgd: Any
 ) -> None:
+    errors = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", errors)
     assert ProgressBar().plain
     assert ProgressBar(file=io.StringIO()).plain
     assert not ProgressBar(file=Terminal()).plain
@@ -368,16 +371,18 @@ def test_finds_out_whether_there_is_a_terminal(
     assert ProgressBar(file=object()).plain  # type: ignore[arg-type]
 
     Trainer([ProgressBar()], device="cpu").fit(task(), batches(1), optimizer=sgd, epochs=1)
-    assert capsys.readouterr().err.startswith("run  epoch 1/1  step 1")
+    assert errors.getvalue().startswith("run  epoch 1/1  step 1")
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert not ProgressBar().plain
 
 
 def test_a_notebook_has_bars(monkeypatch: pytest.MonkeyPatch) -> None:
     shell = type("ZMQInteractiveShell", (), {})()
     notebook = types.SimpleNamespace(get_ipython=lambda: shell)
-    monkeypatch.setitem(sys.modules, "IPython", notebook)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "IPython", notebook)
     assert not ProgressBar(file=io.StringIO()).plain
     terminal = types.SimpleNamespace(get_ipython=lambda: None)
-    monkeypatch.setitem(sys.modules, "IPython", terminal)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "IPython", terminal)
     assert ProgressBar(file=io.StringIO()).plain
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -139,8 +140,7 @@ def test_at_end_of_a_failed_run_asks_nothing(task: Make, batches: Make, sgd: Any
 def test_seconds(served: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each batch takes four seconds behind its BatchEnd; what is due lies on multiples of ten, at EpochEnd too."""
     now = [0.0]
-    real = progress_module.monotonic
-    monkeypatch.setattr(progress_module, "monotonic", lambda: real() + now[0])
+    monkeypatch.setattr(progress_module, "monotonic", lambda: time.monotonic() + now[0])
 
     class Clock(LogSchedule):
         name = "clock"

@@ -25,8 +25,8 @@ from heliograph import (
     TrainStart,
     ValidationSchedule,
 )
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.summary.writer import event_file_writer
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+from tensorboard.summary.writer import event_file_writer  # type: ignore[import-untyped]
 from torch.optim.lr_scheduler import StepLR
 
 Make = Callable[..., Any]
@@ -35,15 +35,15 @@ Make = Callable[..., Any]
 @pytest.fixture(autouse=True)
 def _numbers_of_one_length(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of one second are read in the order of their names, and these end with a counter."""
-    monkeypatch.setattr(event_file_writer, "_global_uid", 100)
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(100))
 
 
-def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+def scalars(folder: Path) -> dict[str, Any]:
     """Return the points of every curve, as TensorBoard shows them."""
-    reader = EventAccumulator(str(folder))  # type: ignore[no-untyped-call]
-    reader.Reload()  # type: ignore[no-untyped-call]
-    tags = reader.Tags()["scalars"]  # type: ignore[no-untyped-call]
-    return {tag: [(event.step, event.value) for event in reader.Scalars(tag)] for tag in tags}  # type: ignore[no-untyped-call]
+    reader = EventAccumulator(str(folder))
+    reader.Reload()
+    tags = reader.Tags()["scalars"]
+    return {tag: [(event.step, event.value) for event in reader.Scalars(tag)] for tag in tags}
 
 
 def steps(folder: Path, tag: str) -> list[int]:
@@ -174,14 +174,14 @@ def test_hyper_parameters(task: Make, batches: Make, sgd: Any, tmp_path: Path) -
     given = {"rate": 0.1, "layers": 3, "deep": True, "kind": "linear", "sizes": [4, 2], "none": None}
     trainer = Trainer([LogSchedule(Every(steps=1)), TensorBoard(tmp_path)], device="cpu")
     result = trainer.fit(task(), batches(2), optimizer=sgd, epochs=1, hyper_parameters=given)
-    reader = EventAccumulator(str(tmp_path / "hyper_parameters"))  # type: ignore[no-untyped-call]
-    reader.Reload()  # type: ignore[no-untyped-call]
-    tags = reader.Tags()  # type: ignore[no-untyped-call]
-    start = reader.SummaryMetadata("_hparams_/session_start_info")  # type: ignore[no-untyped-call]
+    reader = EventAccumulator(str(tmp_path / "hyper_parameters"))
+    reader.Reload()
+    tags = reader.Tags()
+    start = reader.SummaryMetadata("_hparams_/session_start_info")
 
     assert result.plugin_errors == {}
     assert set(tags["scalars"]) == set(result.metrics)
-    assert reader.Scalars("train/loss")[0].value == pytest.approx(result.metrics["train/loss"])  # type: ignore[no-untyped-call]
+    assert reader.Scalars("train/loss")[0].value == pytest.approx(result.metrics["train/loss"])
     for name in given:
         assert name.encode() in start.plugin_data.content
     assert b"[4, 2]" in start.plugin_data.content

@@ -384,9 +384,8 @@ def test_an_engine_of_ones_own_sees_every_call() -> None:
 
 def test_an_engine_that_skips_a_step_is_counted() -> None:
     class Skipping(DeviceEngine):
-        @staticmethod
-        def step(optimizer: Any) -> object:
-            return False
+        def bind_step(self, optimizer: Any) -> Any:
+            return lambda: False
 
     result = fit(Trainer([LearningRate("step")], engine=Skipping("cpu")), scheduler=(_Never()))
     assert (result.progress.steps, result.progress.skipped_steps) == (0, 2)
