@@ -166,7 +166,7 @@ def test_the_front_door_says_the_same_to_people_and_to_type_checkers() -> None:
 
 def test_a_misspelt_name_gets_the_nearest() -> None:
     with pytest.raises(AttributeError, match=r"no 'EarlyStoping'\. Did you mean 'EarlyStopping'\?"):
-        _ = heliograph.EarlyStoping  # type: ignore[attr-defined]
+        _ = heliograph.EarlyStoping
 
 
 def test_the_front_door_refuses_another_name() -> None:

@@ -407,7 +407,7 @@ def test_scale_loss_scales_the_gradient_and_not_the_reported_loss() -> None:
     task = make_task()
     inputs, targets = data(1)[0]
     loss = nn.functional.cross_entropy(task.model(inputs), targets)
-    loss.backward()
+    loss.backward()  # type: ignore[no-untyped-call]
     assert seen[0][0] == loss.item()
     weight = task.model.weight
     assert isinstance(weight, Tensor)
