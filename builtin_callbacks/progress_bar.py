@@ -62,7 +62,7 @@ class ProgressBar(Plugin):
         self.plain_interval = plain_interval
         self._file = file
         self.plain = not (_in_notebook() or _is_terminal(file or sys.stderr)) if plain is None else plain
-        self._tqdm = require("tqdm.auto", "tqdm", "ProgressBar").tqdm
+        self._tqdm = require("tqdm.auto", "ProgressBar").tqdm
         self._epochs: Any = None
         self._batches: Any = None
         self._evaluation: Any = None

@@ -27,7 +27,7 @@ class TensorBoard(Plugin):
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self._summary_writer = require("torch.utils.tensorboard", "tensorboard", "TensorBoard").SummaryWriter
+        self._summary_writer = _summary_writer()
         self._writer: Any = None
         self._since: tuple[float, int] | None = None
         self._opened = False
@@ -76,3 +76,8 @@ class TensorBoard(Plugin):
             self._opened = True
             self._writer = self._summary_writer(str(self.folder), purge_step=purge)
         return self._writer
+
+
+def _summary_writer() -> Any:
+    require("tensorboard", "TensorBoard")  # torch's own sentence names no command
+    return require("torch.utils.tensorboard", "TensorBoard").SummaryWriter

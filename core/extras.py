@@ -6,8 +6,13 @@ import importlib
 from typing import Any
 
 
-def require(module: str, extra: str, purpose: str) -> Any:
-    """Import an optional module.
+def require(module: str, purpose: str, *, extra: str | None = None) -> Any:
+    """Import a module that only `purpose` needs.
+
+    Args:
+        module: what to import.
+        purpose: who needs it, for the error sentence.
+        extra: the extra of ours that installs it; None where it is a requirement of ours, or none of our business.
 
     Raises:
         ImportError: it is not installed; gives the exact command.
@@ -15,6 +20,6 @@ def require(module: str, extra: str, purpose: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ImportError(
-            f"{purpose} needs {module.split('.')[0]}, which is not installed: pip install 'heliograph[{extra}]'"
-        ) from error
+        package = module.split(".")[0]
+        command = f"pip install {package}" if extra is None else f"pip install 'heliograph[{extra}]'"
+        raise ImportError(f"{purpose} needs {package}, which cannot be imported ({error}): {command}") from error

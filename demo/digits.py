@@ -16,7 +16,7 @@ from .report import curves, summary
 
 def digits() -> tuple[TensorDataset, TensorDataset, TensorDataset]:
     """Return 1,797 images of 8 x 8 pixels in three fixed, disjoint parts: train, validation, test."""
-    bunch = require("sklearn.datasets", "examples", "The demo").load_digits()
+    bunch = require("sklearn.datasets", "The demo", extra="examples").load_digits()
     images = torch.as_tensor(bunch.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.as_tensor(bunch.target, dtype=torch.int64)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))

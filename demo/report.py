@@ -17,9 +17,9 @@ PANELS = {
 
 def curves(log: Path, picture: Path) -> None:
     """Draw the curves of a run from its JSON lines, checkpoints marked."""
-    matplotlib = require("matplotlib", "examples", "The demo")
+    matplotlib = require("matplotlib", "The demo", extra="examples")
     matplotlib.use("Agg")
-    pyplot = require("matplotlib.pyplot", "examples", "The demo")
+    pyplot = require("matplotlib.pyplot", "The demo", extra="examples")
     records = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     best = [record["step"] for record in records if record["event"] == "checkpoint_saved" and record["is_best"]]
     figure, axes = pyplot.subplots(1, len(PANELS), figsize=(12, 3.2), layout="constrained")
