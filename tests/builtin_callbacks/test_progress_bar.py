@@ -399,7 +399,5 @@ def test_two_of_them_are_refused() -> None:
 
 def test_a_missing_tqdm_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
-    with pytest.raises(
-        ImportError, match=r"ProgressBar needs tqdm, which cannot be imported \(.*\): pip install tqdm$"
-    ):
+    with pytest.raises(ImportError, match=r"needs tqdm, which cannot be imported \(.*\): pip install tqdm$"):
         ProgressBar()
