@@ -76,6 +76,8 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split
 
 
 def __getattr__(name: str) -> _Any:
+    if name == "__all__":
+        return __dir__()
     home = _HOME_OF.get(name, "events")
     value = getattr(_importlib.import_module(f".{home}", __name__), name, None)
     if value is None or name.startswith("_"):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ..core import storage
 from ..core.monitor import Monitor
-from ..events import CheckpointLoaded, CheckpointSaved, Lane, Run, SavePoint, TrainStart
+from ..events import CheckpointLoaded, CheckpointSaved, Lane, Log, Run, SavePoint, TrainStart, ValidationEnd
 from ..events.checks import known_names
 from ..plugins import Plugin, on
 
@@ -27,9 +27,10 @@ class Checkpoint(Plugin):
         metadata: the end of the name: a template of metric names such as `"accuracy_{validation/accuracy:.4f}"`, or a
             function of the run; by default what the task's `checkpoint_metadata(run)` returns, if it has one.
         keep_last: how many of the newest to keep; None keeps all.
-        keep_best: how many of the best by `monitor` to keep besides.
+        keep_best: how many of the best by `monitor` to keep besides. Only a save at the very step at which the metric
+            was measured competes: a value never stands for other weights.
         monitor: the metric that `keep_best` goes by, such as `validation/loss`.
-        mode: whether smaller (`min`) or larger (`max`) is better.
+        mode: whether smaller (`min`) or larger (`max`) is better; may be left out for a loss or an error.
         resume: None begins afresh; `auto` goes on from the newest readable checkpoint of this run's name, if there is
             one, and notes what it passed over; a path goes on from that file.
 
@@ -50,13 +51,15 @@ class Checkpoint(Plugin):
         keep_last: int | None = 1,
         keep_best: int = 0,
         monitor: str | None = None,
-        mode: Literal["min", "max"] = "min",
+        mode: Literal["min", "max"] | None = None,
         resume: str | Path | None = None,
     ) -> None:
         if keep_last is not None and keep_last < 1:
             raise ValueError(f"keep_last must be at least 1 (the newest is always kept), or None; got {keep_last!r}.")
         if keep_best < 0 or (keep_best > 0) != (monitor is not None):
             raise ValueError("keep_best=1 and monitor='validation/loss' go together: the best of what, and how many.")
+        if not isinstance(folder, str | Path) or not isinstance(resume, str | Path | None):
+            raise TypeError(f"Checkpoint takes paths: folder={folder!r}, resume={resume!r} ('auto', a path, or None).")
         if isinstance(metadata, str):
             _fields(metadata)
         self.folder = Path(folder)
@@ -64,12 +67,15 @@ class Checkpoint(Plugin):
         self.monitor = None if monitor is None else Monitor(monitor, mode)
         self._saved: list[Path] = []
         self._best: list[tuple[float, Path]] = []
+        self._value: float | None = None
+        self._value_at = -1
 
     @on(TrainStart, lane=Lane.PERSIST)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Try the folder, forget the former run, and find what to resume from."""
         storage.prepare_folder(self.folder)
         self._saved, self._best = [], []
+        self._value, self._value_at = None, -1
         if self.monitor is not None:
             self.monitor.check_measured(run)
         if self.resume == "auto":
@@ -78,13 +84,20 @@ class Checkpoint(Plugin):
             path = Path(self.resume)
             run.resume(storage.load(path), path)
 
+    @on(ValidationEnd, Log)
+    def read(self, run: Run, event: ValidationEnd | Log) -> None:
+        """Read the metric that the best are chosen by; it stands for the weights of this very step only."""
+        split = "validation" if isinstance(event, ValidationEnd) else "train"
+        if self.monitor is not None and self.monitor.split == split and event.metrics and run.optimizer is not None:
+            self._value, self._value_at = self.monitor.read(event.metrics), run.progress.batches
+
     @on(SavePoint, lane=Lane.PERSIST)
     def save(self, run: Run, event: SavePoint) -> None:
         """Write, then tell, then remove what is no longer kept."""
         progress = run.progress
         name = storage.checkpoint_name(run.name, progress.epoch, progress.steps, self._metadata_of(run))
         path = self.folder / name
-        value = None if self.monitor is None else self.monitor.read(run.metrics)
+        value = self._value if self._value_at == progress.batches else None
         before = list(self._saved), list(self._best)
         doomed = self._rank(path, value)
         try:

@@ -21,7 +21,7 @@ class EarlyStopping(Plugin):
     Args:
         monitor: the metric's name, such as `validation/loss`.
         patience: how many readings in a row may fail to improve.
-        mode: whether smaller (`min`) or larger (`max`) is better.
+        mode: whether smaller (`min`) or larger (`max`) is better; may be left out for a loss or an error.
         min_delta: what counts as an improvement is more than this, in the metric's units.
         nan: what a NaN is: `worse` (no improvement), `stop` (stop at once) or `raise`.
 
@@ -37,7 +37,7 @@ class EarlyStopping(Plugin):
         monitor: str = "validation/loss",
         *,
         patience: int = 3,
-        mode: Literal["min", "max"] = "min",
+        mode: Literal["min", "max"] | None = None,
         min_delta: float = 0.0,
         nan: Literal["worse", "stop", "raise"] = "worse",
     ) -> None:
@@ -76,7 +76,7 @@ class EarlyStopping(Plugin):
     @on(Log)
     def read_log(self, run: Run, event: Log) -> None:
         """Judge a metric of the training."""
-        if self.monitor.split != "validation":
+        if self.monitor.split != "validation" and event.metrics:  # empty where no batch came since the last log
             self._judge(run, event.metrics)
 
     def state_dict(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -46,8 +47,7 @@ class FileLog(Plugin):
         self.level = level
         self.capture_warnings = capture_warnings
         self.path: Path | None = None
-        self._handler: logging.FileHandler | None = None
-        self._former_level = logging.NOTSET
+        self._handler: _Handler | None = None
         self._captured_before = False
 
     @on(TrainStart)
@@ -111,7 +111,6 @@ class FileLog(Plugin):
             return
         for name in self._loggers():
             logging.getLogger(name).removeHandler(handler)
-        logging.getLogger("heliograph").setLevel(self._former_level)
         if self.capture_warnings and not self._captured_before:
             logging.captureWarnings(False)
         handler.close()
@@ -127,19 +126,31 @@ class FileLog(Plugin):
             self._open(run)
         place = f"[{run.phase} epoch {run.progress.epoch} step {run.progress.steps}]"
         level = logging.ERROR if error else logging.INFO
-        logging.getLogger("heliograph").log(level, "%s %s", place, text, exc_info=error)
+        info = (type(error), error, error.__traceback__) if error else None
+        record = logging.LogRecord("heliograph", level, __file__, 0, "%s %s", (place, text), info)
+        if self._handler is not None and level >= self.level:  # to this file only: the user's own handlers are his
+            self._handler.handle(record)
+            if self._handler.failure is not None:
+                raise self._handler.failure
 
     def _open(self, run: Run) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.path = self.path or self.folder / f"{run.name}_{datetime.now():%Y-%m-%d_%H-%M-%S}.log"
-        self._handler = logging.FileHandler(self.path, encoding="utf-8")
+        self._handler = _Handler(self.path, encoding="utf-8")
         self._handler.setLevel(self.level)
         self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
-        logger = logging.getLogger("heliograph")
-        self._former_level = logger.level
-        logger.setLevel(min(self.level, logger.getEffectiveLevel()))
         for name in self._loggers():
             logging.getLogger(name).addHandler(self._handler)
         if self.capture_warnings:
             self._captured_before = getattr(logging, "_warnings_showwarning", None) is not None
             logging.captureWarnings(True)
+
+
+class _Handler(logging.FileHandler):
+    """Keeps an error of writing for the plugin to raise, instead of a traceback on the terminal for every line."""
+
+    failure: Exception | None = None
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging's name
+        error = sys.exception()
+        self.failure = error if isinstance(error, Exception) else self.failure

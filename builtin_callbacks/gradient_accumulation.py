@@ -34,7 +34,7 @@ class GradientAccumulation(Plugin):
                     f"Accumulation takes whole numbers of at least 1, got {number!r} from epoch {epoch!r}."
                 )
         self.schedule = schedule
-        self._size = 1
+        self._size = 0  # of the window under way, 0 where there is none of ours
 
     def number(self, epoch: int) -> int:
         """Return the micro-batches per step in an epoch."""
@@ -45,7 +45,6 @@ class GradientAccumulation(Plugin):
         """Scale the loss, and hold the step until the window is full."""
         number = self.number(run.progress.epoch)
         if number == 1:
-            self._size = 1
             return
         place = run.progress.batch % number
         if place == 0:
@@ -59,8 +58,9 @@ class GradientAccumulation(Plugin):
     @on(GradientsReady, lane=Lane.TRANSFORM)
     def rescale(self, run: Run, event: GradientsReady) -> None:
         """Give a window that came out smaller than foreseen its true weight."""
-        if run.window != self._size:
-            factor = self._size / run.window
+        size, self._size = self._size, 0
+        if size and run.window != size:
+            factor = size / run.window
             for group in run.optimizer.param_groups:
                 for parameter in group["params"]:
                     if parameter.grad is not None:

@@ -8,16 +8,18 @@ import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
+from uuid import uuid4
 
 from ..events import CheckpointSaved, Lane, Log, Run, RunClosed, RunFailed, TestEnd, TrainStart, ValidationEnd
 from ..plugins import Plugin, on
 
 
 class JsonlLog(Plugin):
-    """Append every log, validation, test, checkpoint and ending to a file of JSON lines.
+    """Write every log, validation, test, checkpoint and ending to a file of JSON lines.
 
-    Each line has `event`, `time` (UTC), `attempt` (the process that wrote it), `epoch`, `step` and the event's data. A
-    resumed run cuts off the lines beyond the step that it resumes at, so no step occurs twice.
+    Each line has `event`, `time` (UTC), `attempt` (a random name of the fit that wrote it), `run`, `epoch`, `step` and
+    the event's data. A fresh fit begins the file anew. A resumed one goes on in it, and first cuts off the lines beyond
+    the step that it resumes at, so no step occurs twice; tests and validations on their own append.
 
     Args:
         path: the file; its folder is made where it is missing.
@@ -29,16 +31,18 @@ class JsonlLog(Plugin):
         self.path = Path(path)
         self._file: TextIO | None = None
         self._began = False
+        self._attempt = uuid4().hex[:8]
 
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Begin a new run."""
         self._began = False
+        self._attempt = uuid4().hex[:8]
 
     @on(Log, ValidationEnd, TestEnd, lane=Lane.REPORT)
     def write_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd) -> None:
         """Write metrics; JSON knows no NaN, so one is written as a string."""
-        metrics = {name: value if math.isfinite(value) else str(value) for name, value in event.metrics.items()}
+        metrics = {name: float(value) if math.isfinite(value) else str(value) for name, value in event.metrics.items()}
         self._write(run, event.name, {"metrics": metrics})
 
     @on(CheckpointSaved, lane=Lane.REPORT)
@@ -63,7 +67,7 @@ class JsonlLog(Plugin):
             self._open(run, fresh=event not in ("run_failed", "run_closed"))
         assert self._file is not None
         place = {"epoch": run.progress.epoch, "step": run.progress.steps}
-        head = {"event": event, "time": datetime.now(UTC).isoformat(), "attempt": os.getpid(), "run": run.name}
+        head = {"event": event, "time": datetime.now(UTC).isoformat(), "attempt": self._attempt, "run": run.name}
         self._file.write(json.dumps(head | place | data) + "\n")
         self._file.flush()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from inspect import signature
 from typing import Any, Literal
 
 from ..core.monitor import Monitor
@@ -45,6 +46,11 @@ class LearningRate(Plugin):
         self._steps_before = 0
         if run.scheduler is None:
             raise ValueError("LearningRate steps a scheduler, but fit was given none: pass scheduler= to fit.")
+        if ("metrics" in signature(run.scheduler.step).parameters) != (self.per == "plateau"):
+            kind = type(run.scheduler).__name__
+            raise ValueError(
+                f"LearningRate({self.per!r}) does not fit {kind}: only a plateau scheduler takes a metric."
+            )
         if self.monitor is not None:
             self.monitor.check_measured(run)
 
@@ -73,7 +79,7 @@ class LearningRate(Plugin):
     @on(Log)
     def after_log(self, run: Run, event: Log) -> None:
         """Step by a metric of the training."""
-        if self.monitor is not None and self.monitor.split != "validation":
+        if self.monitor is not None and self.monitor.split != "validation" and len(event.metrics) > 1:
             self._judge(self.monitor, run, event.metrics)
 
     def state_dict(self) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any, TextIO
 
@@ -38,6 +39,8 @@ class ProgressBar(Plugin):
         interval: the least seconds between two redraws of a bar.
         plain_interval: the least seconds between two plain lines.
         plain: None finds out; True writes lines, False draws bars.
+        metrics: the names of the metrics beside the bars; None shows `train/loss` and the validation's. Plain lines
+            show all.
         file: where to; by default standard error, in a notebook the notebook's own bars.
 
     Raises:
@@ -54,12 +57,14 @@ class ProgressBar(Plugin):
         interval: float = 0.1,
         plain_interval: float = 10.0,
         plain: bool | None = None,
+        metrics: Sequence[str] | None = None,
         file: TextIO | None = None,
     ) -> None:
         if interval < 0 or plain_interval < 0:
             raise ValueError(f"Intervals are seconds of at least 0, got {interval!r} and {plain_interval!r}.")
         self.interval = interval
         self.plain_interval = plain_interval
+        self.metrics = metrics
         self._file = file
         self.plain = not (_in_notebook() or _is_terminal(file or sys.stderr)) if plain is None else plain
         self._tqdm = require("tqdm.auto", "ProgressBar").tqdm
@@ -169,13 +174,23 @@ class ProgressBar(Plugin):
                 options = {"total": total, "initial": place, "unit": "batch", "desc": f"epoch {progress.epoch}"}
             self._batches = self._bar(position=0 if by_steps else 1, leave=by_steps, **options)
         if self._batches is not None:
-            self._move(self._batches, progress.steps if by_steps else progress.batches - self._before_epoch)
+            if by_steps:
+                self._move(self._batches, progress.steps)
+            else:
+                self._move(self._batches, progress.batches - self._before_epoch, ("train",))
         if self._epochs is not None:
-            self._move(self._epochs, progress.epoch)
+            self._move(self._epochs, progress.epoch, ("validation",))
 
-    def _move(self, bar: Any, place: int) -> None:
-        bar.set_postfix({name: f"{value:.4g}" for name, value in self._metrics.items()}, refresh=False)
+    def _move(self, bar: Any, place: int, splits: tuple[str, ...] = ("train", "validation")) -> None:
+        """Move a bar, with the numbers of some splits beside it: more than a few would leave no room for the bar."""
+        shown = {name: value for name, value in self._metrics.items() if name.startswith(splits) and self._shows(name)}
+        bar.set_postfix({name: f"{value:.4g}" for name, value in shown.items()}, refresh=False)
         bar.update(place - bar.n)
+
+    def _shows(self, name: str) -> bool:
+        if self.metrics is not None:
+            return name in self.metrics
+        return name == "train/loss" or name.startswith("validation/")
 
     def _say(self, run: Run, status: str = "") -> None:
         """Write one plain line."""

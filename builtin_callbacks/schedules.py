@@ -81,6 +81,7 @@ class ValidationSchedule(Schedule):
     """Ask for a validation. See `Schedule` for the arguments."""
 
     asks = ("validation",)
+    needs = ("validation data",)
 
     @on(ValidationEnd, lane=Lane.MEASURE)
     def note(self, run: Run, event: ValidationEnd) -> None:

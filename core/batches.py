@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
 
 if TYPE_CHECKING:
     from .context import RunContext
@@ -45,6 +46,10 @@ def check_loader(loader: Any, split: str) -> None:
     """Raise TypeError unless a loader can be iterated, ValueError where it says that it is empty."""
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise TypeError(f"The {split} loader must be an iterable of batches, got {type(loader).__name__}.")
+    if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
+        raise TypeError(
+            f"The {split} loader is a dataset of samples: give DataLoader(dataset, batch_size=...) instead."
+        )
     if length_of(loader) == 0:
         raise ValueError(f"The {split} loader is empty: it has no batch. Check its dataset, batch_size and drop_last.")
 
@@ -78,10 +83,16 @@ def check_exhausted(run: RunContext) -> None:
             f"The train loader yielded no batch in epoch {run.progress.epoch}. A generator can be read only once: "
             f"give a list, a DataLoader, or an object whose __iter__ begins anew."
         )
-    if expected is not None and batch < expected:
+    if expected is not None and batch != expected:
         text = f"The train loader ended after {batch} batches, but its length says {expected}."
         warnings.warn(text, RuntimeWarning, stacklevel=2)
     run.exhausted = True
+
+
+def refuse_unread(run: RunContext) -> None:
+    """Raise RuntimeError where a loop of one's own passes over the batches of an epoch, and so would never end."""
+    if not run.control.stopped and not run.is_complete:
+        raise RuntimeError("The epoch was not trained: loop over run.batches() within run.epochs().")
 
 
 def checked(run: RunContext, batches: Iterator[T]) -> Iterator[T]:

@@ -23,7 +23,7 @@ def close_run(run: TrainRun, error: BaseException | None) -> None:
     run.status = _status(run, error)
     place = _place(run, error)
     secondary = loop.end(run, error)
-    secondary += [(owner, "close", failure) for owner, failure in run.plugins.close()]
+    secondary += [(owner, "close", failure) for owner, failure in run.plugins.close(run)]
     if error is None and secondary:
         owner, event, error = secondary.pop(0)
         place += f"; in {owner} on {event}"
@@ -43,8 +43,9 @@ def close_run(run: TrainRun, error: BaseException | None) -> None:
 
 def _unwrapped(error: BaseException | None) -> BaseException | None:
     """Return a StopIteration of user code as it was raised: crossing one of our generators had wrapped it (PEP 479)."""
-    if type(error) is RuntimeError and isinstance(error.__cause__, StopIteration):
-        return error.__cause__
+    cause = error.__cause__ if error is not None else None
+    if isinstance(cause, StopIteration) and str(error) == "generator raised StopIteration":
+        return cause
     return error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -57,6 +58,7 @@ class RunContext:
         self.name, self.task, self.hyper_parameters = settings.name, settings.task, settings.hyper_parameters
         self.optimizer, self.scheduler = settings.optimizer, settings.scheduler
         self.max_epochs, self.max_steps = settings.epochs, settings.steps
+        self.last_step = math.inf if settings.steps is None else settings.steps
         self.train_loader = settings.train
         self.batches_per_epoch = data.length_of(settings.train)
         self.modules: Mapping[str, Any] = modules_of(settings.task)
@@ -89,6 +91,11 @@ class RunContext:
         self.began = perf_counter()
         self.saved: Mapping[str, Any] | None = None
         self.actions: list[Callable[[], None]] = []
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the asked-for length is reached."""
+        return self.progress.steps >= self.last_step or self.progress.epoch >= (self.max_epochs or math.inf)
 
     @property
     def is_last_batch(self) -> bool:

@@ -37,6 +37,8 @@ class Filter(ABC):
         if self.unit not in COUNTERS and self.unit != "emissions":
             raise ValueError(f"Unknown counter {self.unit!r}.{known_names(self.unit, [*COUNTERS, 'emissions'])}")
         values = given_value if isinstance(given_value, Sequence) else [given_value]
+        if not values:
+            raise ValueError(f"{type(self).__name__}({self.unit}=...) takes at least one number.")
         for value in values:
             whole = isinstance(value, int) or self.unit == "seconds"
             if isinstance(value, bool) or not isinstance(value, int | float) or not whole or not 0 < value < inf:

@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ..events import catalogue as ev
-from .batches import abandon, check_exhausted
+from .batches import abandon, check_exhausted, refuse_unread
 from .evaluation import evaluating
+from .metrics import plain
 from .state import restore
 from .task import check_loss
 
 if TYPE_CHECKING:
-    from ..events import Progress
-    from .context import HotSignals
     from .run import TrainRun
 
 BATCH_START, GRADIENTS_READY, STEP_END = ev.BatchStart(), ev.GradientsReady(), ev.StepEnd()
@@ -63,10 +62,10 @@ def epochs(run: TrainRun) -> Iterator[int]:
 
 def batches(run: TrainRun) -> Iterator[Any]:
     """Yield each batch of the epoch that is not skipped, amid its events and the boundary behind it."""
-    control, progress, hot = run.control, run.progress, run.hot
+    control, progress, hot, bus = run.control, run.progress, run.hot, run.bus
     for run.batch in run.feed():
         run.in_hand = True
-        if hot.batch_start.chain:
+        if bus.links and hot.batch_start.chain:
             open_batch(run)
         if not control.touched or not control.skips_batch:
             yield run.batch
@@ -74,36 +73,57 @@ def batches(run: TrainRun) -> Iterator[Any]:
             settle_batch(run)
         progress.batch += 1
         run.in_hand = False
-        if hot.batch_end.chain:
-            hot.batch_end.emit(run, BATCH_END)
-        run.outputs = None
-        if control.touched:
-            control.close_batch()
-        if (control.pending or hot.should_stop.chain) and not run.window:
-            boundary(run)
+        if bus.links or control.pending:  # where nothing listens, six looks at cold memory are spared
+            close_batch(run)
         if control.leaving or progress.steps >= run.last_step:
             break
     else:
         check_exhausted(run)
 
 
+def close_batch(run: TrainRun) -> None:
+    """Tell that the batch is done and, at a step boundary, serve what was asked for."""
+    control, hot = run.control, run.hot
+    if hot.batch_end.chain:
+        hot.batch_end.emit(run, BATCH_END)
+    run.outputs = None
+    if control.touched:
+        control.close_batch()
+    if (control.pending or hot.should_stop.chain) and not run.window:
+        boundary(run)
+
+
 def step(run: TrainRun, loss: Tensor) -> None:
     """Take a loss backward and, where its window ends, step the optimizer."""
-    control, progress, hot = run.control, run.progress, run.hot
+    progress = run.progress
     if run.loss is None:  # the first of every epoch
         check_loss(loss)
     run.loss = loss
     progress.samples += (size := run.size_of(run.batch))
+    if run.bus.links:
+        heard_step(run, loss, size)
+    else:
+        run.backward(loss)
+        if run.take_step() is not False:
+            progress.steps += 1
+        else:
+            progress.skipped_steps += 1
+        run.optimizer.zero_grad()
+
+
+def heard_step(run: TrainRun, loss: Tensor, size: int) -> None:
+    """Do as `step` where somebody listens, and so may want the loss, the gradients or the step for himself."""
+    control = run.control
     if run.log.chain:
         run.means.add("loss", loss, size)
-    if control.touched or run.window or hot.gradients_ready.chain:
+    if control.touched or run.window or run.hot.gradients_ready.chain:
         run.engine.backward_scaled(loss, control.loss_scale)
         run.window += 1
         if not control.holds_step or run.is_last_batch:
             close_window(run)
     else:
         run.backward(loss)
-        optimizer_step(run, progress, hot)
+        optimizer_step(run)
 
 
 def close_window(run: TrainRun) -> None:
@@ -116,18 +136,18 @@ def close_window(run: TrainRun) -> None:
         run.progress.skipped_steps += 1
         run.optimizer.zero_grad()
     else:
-        optimizer_step(run, run.progress, run.hot)
+        optimizer_step(run)
     run.window = 0
 
 
-def optimizer_step(run: TrainRun, progress: Progress, hot: HotSignals) -> None:
+def optimizer_step(run: TrainRun) -> None:
     """Step the optimizer; the engine may have to skip that."""
     if run.take_step() is not False:
-        progress.steps += 1
-        if hot.step_end.chain:
-            hot.step_end.emit(run, STEP_END)
+        run.progress.steps += 1
+        if run.hot.step_end.chain:
+            run.hot.step_end.emit(run, STEP_END)
     else:
-        progress.skipped_steps += 1
+        run.progress.skipped_steps += 1
     run.optimizer.zero_grad()
 
 
@@ -179,22 +199,25 @@ def log(run: TrainRun) -> None:
     """Read the means since the last log and tell them."""
     event = ev.Log(run.means.read(run.phase))
     run.emit(event)
-    run.metrics.update(event.metrics)
+    run.metrics.update(plain(event.metrics))
 
 
 def evaluate(run: TrainRun, phase: ev.Phase) -> None:
     """Run every validation or test set in eval mode, without gradients, and tell the means."""
     start, batch_start, batch_end, end = EVALUATIONS[phase]
+    before, after = run.bus.signal(batch_start), run.bus.signal(batch_end)
     with evaluating(run, phase) as evaluation:
         run.emit(start())
         for dataset, loader in evaluation.loaders.items():
             for run.batch in evaluation.feed(dataset, loader):
-                run.emit(batch_start(dataset))
+                if before.chain:
+                    before.emit(run, batch_start(dataset))
                 evaluation.step(run.batch)
-                run.emit(batch_end(dataset))
+                if after.chain:
+                    after.emit(run, batch_end(dataset))
         event = end(evaluation.metrics())
         run.emit(event)
-        run.metrics.update(event.metrics)
+        run.metrics.update(plain(event.metrics))
 
 
 def close_epoch(run: TrainRun) -> None:
@@ -205,6 +228,7 @@ def close_epoch(run: TrainRun) -> None:
         close_window(run)
     run.loss = run.batch = None
     if not (run.exhausted or run.is_last_batch or control.should_end_epoch):
+        refuse_unread(run)
         return
     control.close_epoch()
     run.exhausted = run.last_seen = False
@@ -225,12 +249,8 @@ def finish(run: TrainRun) -> None:
 def end(run: TrainRun, error: BaseException | None) -> list[tuple[str, str, BaseException]]:
     """Tell of a failure, then close; every handler runs. Return (plugin, event, error) of those that failed."""
     errors: list[tuple[str, str, BaseException]] = []
-    closing: list[ev.Event] = [ev.RunClosed(run.status)]
-    if error is not None:
-        closing.insert(0, ev.RunFailed(error, run.phase, *run.blame(error)))
-    for event in closing:
+    failure = [] if error is None else [ev.RunFailed(error, run.phase, *run.blame(error))]
+    for event in (*failure, ev.RunClosed(run.status)):
         run.control.stage = type(event).__name__
-        run.control.stage = type(event).__name__
-        failed = run.bus.signal(type(event)).emit_each(run, event)
-        errors += [(owner, event.name, secondary) for owner, secondary in failed]
+        errors += [(owner, event.name, other) for owner, other in run.bus.signal(type(event)).emit_each(run, event)]
     return errors

@@ -28,7 +28,7 @@ class Means:
                 total = self._totals[name] = self._zero(name, value).add_(self._floats.pop(name, 0.0))
             total.add_(value.detach() if value.ndim == 0 else value.detach().reshape(()), alpha=weight)
         else:
-            self._floats[name] = self._floats.get(name, 0.0) + value * weight
+            self._floats[name] = self._floats.get(name, 0.0) + float(value) * weight
         self._weights[name] = self._weights.get(name, 0.0) + weight
 
     def state_dict(self) -> dict[str, list[float]]:
@@ -71,11 +71,23 @@ class Means:
         return torch.zeros((), dtype=dtype, device=value.device)
 
 
+def plain(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return metrics as python's own numbers: plugins may have added NumPy's, which no checkpoint holds."""
+    return {name: float(value) for name, value in metrics.items()}
+
+
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     """Return the share of samples whose largest output is the target class, a scalar tensor.
 
     Args:
         outputs: scores, (batch, classes).
         targets: class indices, (batch,).
+
+    Raises:
+        ValueError: the outputs are not of that shape.
     """
+    if outputs.ndim != 2 or outputs.shape[1] < 2:
+        raise ValueError(
+            f"accuracy takes scores of shape (batch, classes), two classes or more, got {list(outputs.shape)}."
+        )
     return (outputs.argmax(dim=1) == targets).double().mean()

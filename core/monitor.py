@@ -15,20 +15,23 @@ class Monitor:
 
     Args:
         name: such as `validation/loss`.
-        mode: `min` or `max`.
+        mode: `min` or `max`; None is `min` for a name that ends in `loss` or `error`.
         min_delta: improvements up to this, in the metric's units, do not count.
 
     Raises:
         ValueError: an argument is out of its range.
     """
 
-    def __init__(self, name: str, mode: Literal["min", "max"], min_delta: float = 0.0) -> None:
-        if mode not in ("min", "max"):
-            raise ValueError(f"mode is 'min' (smaller is better) or 'max', got {mode!r}.")
+    def __init__(self, name: str, mode: Literal["min", "max"] | None, min_delta: float = 0.0) -> None:
         if not (math.isfinite(min_delta) and min_delta >= 0):
             raise ValueError(f"min_delta must be at least 0, got {min_delta!r}.")
         if not isinstance(name, str) or "/" not in name:
             raise ValueError(f"A metric is named <split>/<name>, as in 'validation/loss', got {name!r}.")
+        if name.split("/")[0] not in ("train", "validation"):
+            raise ValueError(f"A metric to watch is one of train/... or validation/..., got {name!r}.")
+        mode = "min" if mode is None and name.endswith(("loss", "error")) else mode
+        if mode not in ("min", "max"):
+            raise ValueError(f"Which way is {name!r} better? mode is 'min' (smaller is better) or 'max', got {mode!r}.")
         self.name, self.mode, self.min_delta = name, mode, min_delta
         self.split = name.split("/")[0]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
@@ -35,17 +34,20 @@ class TrainRun(RunContext):
         self, settings: Settings, bus: Bus, plugins: Plugins, engine: LoopEngine, phase: Phase = "train"
     ) -> None:
         super().__init__(settings, bus, plugins, engine, phase)
-        self.last_step = math.inf if settings.steps is None else settings.steps
+        self._entered = False
         self._gradients = torch.enable_grad() if phase == "train" else torch.no_grad()
 
     def __enter__(self) -> Self:
+        if self._entered:
+            raise RuntimeError("A run is used once: ask trainer.run(...) for another.")
         self.engine.place(self.modules.values())
-        self.plugins.open()
-        self._gradients.__enter__()
         if self.phase == "train":
             for module in self.modules.values():
                 module.train()
             self.optimizer.zero_grad()
+        self.plugins.open()  # last: what fails before leaves the trainer free
+        self._gradients.__enter__()
+        self._entered = True
         return self
 
     def __exit__(
@@ -57,6 +59,10 @@ class TrainRun(RunContext):
 
     def epochs(self) -> Iterator[int]:
         """Yield the index of each epoch; the run's and the epochs' events are emitted around them."""
+        if not self._entered:
+            raise RuntimeError(
+                "A run begins with its context: with trainer.run(...) as run: for _ in run.epochs(): ..."
+            )
         return loop.epochs(self)
 
     def batches(self) -> Iterator[Any]:
@@ -74,15 +80,12 @@ class TrainRun(RunContext):
             TypeError: the loss is not a tensor.
             ValueError: the loss is not a scalar.
         """
+        if not self.in_hand:
+            raise RuntimeError("run.step(loss) is for a batch of run.batches(): loop over them.")
         self.unstepped = False
         loop.step(self, loss)
 
     # The loop's side.
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the asked-for length is reached."""
-        return self.progress.steps >= self.last_step or self.progress.epoch >= (self.max_epochs or math.inf)
 
     def feed(self) -> Iterator[Any]:
         """Return the rest of the epoch's batches, on the device."""

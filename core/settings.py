@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any, TypedDict
 
 import torch
 
 from ..events.catalogue import Phase
+from ..events.checks import known_names
 from ..plugins import Plugins
 from .batches import check_loader
-from .task import check_task, modules_of
+from .task import check_parts, check_task, modules_of
 
 Loader = Iterable[Any]
 Loaders = Loader | Mapping[str, Loader]
@@ -59,12 +61,16 @@ def training(task: Any, train: Loader, options: FitOptions) -> Settings:
         TypeError: an argument is not of its kind.
         ValueError: an argument is out of its range.
     """
+    for unknown in options.keys() - FitOptions.__annotations__.keys():
+        raise TypeError(f"fit has no argument {unknown!r}.{known_names(unknown, FitOptions.__annotations__)}")
     check_task(task, "training_step")
     check_loader(train, "train")
     for unit in ("epochs", "steps"):
         limit = options.get(unit)
-        if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
+        if limit is not None and (not isinstance(limit, Integral) or isinstance(limit, bool) or limit < 1):
             raise ValueError(f"{unit}= must be a positive whole number, got {limit!r}.")
+    check_parts(task)
+    optimizer = _made_optimizer(options.get("optimizer"), task)
     validation = options.get("validation")
     evaluations = {} if validation is None else evaluation(task, validation, "validation", "run").evaluations
     return Settings(
@@ -72,8 +78,8 @@ def training(task: Any, train: Loader, options: FitOptions) -> Settings:
         task=task,
         train=train,
         evaluations=evaluations,
-        optimizer=_made_optimizer(options.get("optimizer"), task),
-        scheduler=options.get("scheduler"),
+        optimizer=optimizer,
+        scheduler=_made_scheduler(options.get("scheduler"), optimizer),
         epochs=options.get("epochs"),
         steps=options.get("steps"),
         hyper_parameters=dict(options.get("hyper_parameters") or {}),
@@ -103,9 +109,9 @@ def check_needs(settings: Settings, plugins: Plugins) -> None:
         if needed and word not in asked:
             raise ValueError(f"As fit was called, {NEEDS[word]} A plugin of yours says so with asks = ({word!r},).")
     for word, name in plugins.declared("needs").items():
-        if word == "validation" and not settings.evaluations:
+        if word in ("validation", "validation data") and not settings.evaluations:
             raise ValueError(f"Plugin {name!r} would never act, there is no validation data: pass validation= to fit.")
-        if word not in asked:
+        if word not in (*asked, "validation data"):
             raise ValueError(f"Plugin {name!r} would never act: {NEEDS.get(word, f'no plugin asks for {word!r}.')}")
 
 
@@ -124,4 +130,20 @@ def _made_optimizer(optimizer: Optimizer | None, task: Any) -> torch.optim.Optim
         raise TypeError(
             f"optimizer= takes a torch optimizer, or a function that makes one from parameters, got {optimizer!r}."
         )
+    trained = {id(parameter) for group in made.param_groups for parameter in group["params"]}
+    own = {id(parameter) for module in modules_of(task).values() for parameter in module.parameters()}
+    if own and not own & trained:
+        raise ValueError("The optimizer holds no parameter of the task: make it from the model that is trained here.")
+    return made
+
+
+def _made_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> Any:
+    """Return the scheduler, made from the optimizer where a function was given."""
+    made = scheduler
+    if callable(made) and not isinstance(made, type) and not hasattr(made, "step"):
+        made = made(optimizer)
+    if made is not None and (isinstance(made, type) or not callable(getattr(made, "step", None))):
+        raise TypeError(f"scheduler= takes a scheduler, or a function that makes one from the optimizer, got {made!r}.")
+    if getattr(made, "optimizer", optimizer) is not optimizer:
+        raise ValueError("The scheduler belongs to another optimizer than the one that fit was given.")
     return made

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from copy import deepcopy
+from time import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,11 +28,13 @@ def capture(run: RunContext) -> dict[str, Any]:
     stateful = {"task": run.task} if not isinstance(run.task, nn.Module) else {}
     cut = {
         "schema": SCHEMA,
+        "saved_at": time(),
         "library": {"torch": str(torch.__version__)},
         "run_name": run.name,
         "progress": run.progress.state_dict(),
         "modules": {name: dict(module.state_dict()) for name, module in run.modules.items()},
         "optimizer": run.optimizer.state_dict(),
+        "optimizer_kind": type(run.optimizer).__name__,
         "scheduler": None if run.scheduler is None else run.scheduler.state_dict(),
         "task": {name: each.state_dict() for name, each in stateful.items() if hasattr(each, "state_dict")},
         "metrics": dict(run.metrics),
@@ -54,6 +57,9 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> None:
             f"The checkpoint holds the modules {sorted(saved['modules'])}, the task has {sorted(run.modules)}: "
             f"resume with the task that wrote it."
         )
+    kind = type(run.optimizer).__name__
+    if saved.get("optimizer_kind", kind) != kind:
+        raise ValueError(f"The checkpoint was written with {saved['optimizer_kind']}, the optimizer now is {kind}.")
     for name, module in run.modules.items():
         module.load_state_dict(saved["modules"][name])
     run.optimizer.load_state_dict(deepcopy(saved["optimizer"]))  # torch would go on with the very tensors
@@ -97,7 +103,7 @@ def check_schema(saved: Mapping[str, Any]) -> None:
 
 def check_plain(value: Any, place: str) -> None:
     """Raise TypeError where a state holds what a safe load would refuse."""
-    if type(value) in (dict, OrderedDict):
+    if type(value) in (dict, OrderedDict, Counter):
         for key, item in value.items():
             check_plain(key, f"a key of {place}")
             check_plain(item, f"{place}[{key!r}]")

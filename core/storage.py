@@ -24,12 +24,11 @@ LONGEST_PART = 90  # bytes: file systems allow 255 for the whole name
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A checkpoint in a folder and where its run stood."""
+    """A checkpoint in a folder, when it was written and where its run stood."""
 
     path: Path
+    saved_at: float
     steps: int
-    batches: int
-    metrics: Mapping[str, float]
 
 
 def checkpoint_name(run_name: str, epoch: int, step: int, metadata: str = "") -> str:
@@ -134,11 +133,8 @@ def find(folder: Path, run_name: str) -> tuple[list[Found], list[str]]:
         if state["run_name"] != run_name:
             passed_over.append(f"{path} is of run {state['run_name']!r}.")
         else:
-            progress = state["progress"]
-            found.append(
-                Found(path, progress["steps"], progress["earlier_batches"] + progress["batch"], state["metrics"])
-            )
-    return sorted(found, key=lambda each: (each.steps, each.batches, each.path.name), reverse=True), passed_over
+            found.append(Found(path, state.get("saved_at", 0.0), state["progress"]["steps"]))
+    return sorted(found, key=lambda each: (each.saved_at, each.steps, each.path.name), reverse=True), passed_over
 
 
 def load_weights(task: Any, path: Path | str) -> dict[str, float]:

@@ -100,6 +100,17 @@ def check_task(task: Any, *steps: str) -> None:
             )
 
 
+def check_parts(task: Any) -> None:
+    """Raise ValueError where a task hides modules or parameters that would never be trained, moved or saved."""
+    for name, value in {} if isinstance(task, nn.Module) else vars(task).items():
+        held = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
+        if not isinstance(value, nn.Module) and any(isinstance(each, nn.Module | nn.Parameter) for each in held):
+            raise ValueError(
+                f"{type(task).__name__}.{name} holds modules or parameters out of sight: nothing would train them. Put "
+                f"them into a module, as in nn.ModuleList(...) or nn.ParameterList([...])."
+            )
+
+
 def check_loss(loss: Any) -> None:
     """Raise unless a loss is a scalar tensor."""
     if not isinstance(loss, Tensor):

@@ -38,6 +38,10 @@ class Trainer:
         self.bus = Bus()
         self.plugins = Plugins(self.bus)
         self.engine: LoopEngine = engine or DeviceEngine(device)
+        if not isinstance(plugins, Iterable):
+            raise TypeError(
+                f"Trainer(plugins) takes a list of plugin objects: Trainer([{type(plugins).__name__}(...)])."
+            )
         for plugin in plugins:
             self.plugins.register(plugin)
 
@@ -58,7 +62,8 @@ class Trainer:
             **options: as follows.
             validation: an iterable of batches, or several by name.
             optimizer: an optimizer, or a function that makes one from the list of the task's parameters.
-            scheduler: a learning-rate scheduler, stepped by the plugin `LearningRate`.
+            scheduler: a learning-rate scheduler, or a function that makes one from the optimizer; stepped by the plugin
+                `LearningRate`.
             epochs: how many epochs; with `steps`, whichever comes first. Counted from the run's first beginning: a
                 resumed run does the rest.
             steps: how many optimizer steps.
@@ -86,12 +91,8 @@ class Trainer:
     def run(self, task: Any, train: Iterable[Any], **options: Unpack[settings.FitOptions]) -> TrainRun:
         """Return a run for a loop of your own, with the arguments of `fit`.
 
-        For example::
-
-        with trainer.run(task, train, optimizer=optimizer, epochs=3) as run:
-            for epoch in run.epochs():
-                for inputs, targets in run.batches():
-                    run.step(loss_fn(model(inputs), targets))
+        Within `with trainer.run(...) as run:`, loop over `run.epochs()`, in it over `run.batches()`, and call
+        `run.step(loss)` for each batch.
         """
         checked = settings.training(task, train, options)
         settings.check_needs(checked, self.plugins)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 from inspect import ismethod
 from threading import RLock
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Generic, Self, TypeVar
 
 from blinker import ANY, Signal
@@ -168,9 +168,7 @@ class Handle:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.remove()
 
 
@@ -181,8 +179,8 @@ class Bus:
         self._signals: dict[type[Event], OrderedSignal[Any]] = {}
         self._wrapper: Callable[[Receiver, str], Receiver] | None = None
         self.links = 0  # how many receivers listen to anything: without any, much can be spared
-        self.deferred: list[Callable[[], None]] = []
-        self.forgiver: Callable[[str, Run, Event, BaseException], bool] | None = None
+        self.deferred: list[tuple[str, Callable[[], None]]] = []
+        self.forgiver: Callable[[str, Run, str, BaseException], bool] | None = None
         self.blamed: tuple[BaseException, str, str] | None = None
 
     def signal(self, event: type[E]) -> OrderedSignal[E]:
@@ -225,7 +223,7 @@ class Bus:
         """Note whose handler failed; return whether the dispatch goes on without it."""
         if self.blamed is not None and self.blamed[0] is error:
             return False  # the innermost handler is the one to name, and the one to judge by
-        if self.forgiver is not None and self.forgiver(owner, run, event, error):
+        if self.forgiver is not None and self.forgiver(owner, run, event.name, error):
             return True
         self.blamed = error, owner, event.name
         return False
@@ -233,7 +231,7 @@ class Bus:
     def settle(self, caller: FrameType | None = None) -> None:
         """Do what was put off, unless the caller is within a dispatch: then that dispatch does it at its end."""
         while self.deferred and current_owner(caller) is None:
-            self.deferred.pop(0)()
+            self.deferred.pop(0)[1]()
 
     def wrap(self, receiver: Receiver, owner: str) -> Receiver:
         """Return a link of a chain as `wrap_all` wants it."""
@@ -255,6 +253,6 @@ def current_owner(frame: FrameType | None = None) -> str | None:
     while frame is not None:
         if frame.f_code in _EMITTERS:
             owner: str = frame.f_locals["owners"][id(frame.f_locals["receiver"])]
-            return owner
+            return str(owner)
         frame = frame.f_back
     return None

@@ -71,6 +71,11 @@ class Control:
         stop_request: the first request to stop, None without.
     """
 
+    __slots__ = (
+        "_due", "_ends_epoch", "_progress", "_vetoed", "drops_step", "history", "holds_step", "leaving", "loss_scale",
+        "pending", "skips_batch", "stage", "stop_request", "stopped", "touched",
+    )  # fmt: skip
+
     def __init__(self, progress: Progress) -> None:
         self.history = History()
         self.stop_request: Request | None = None

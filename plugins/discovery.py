@@ -38,7 +38,7 @@ class Discovered:
         """
         try:
             loaded: Callable[..., Any] = self.entry_point.load()
-        except Exception as error:  # a broken third-party plugin harms nobody but who asks for it
+        except (Exception, SystemExit) as error:  # a broken third-party plugin harms nobody but who asks for it
             what = f"Plugin {self.name!r} of package {self.package} {self.version} ({self.target})"
             raise ImportError(f"{what} cannot be imported: {type(error).__name__}: {error}") from error
         if not callable(loaded):

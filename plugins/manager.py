@@ -23,6 +23,12 @@ Key = str | type | object
 logger = logging.getLogger("heliograph")
 
 
+class PluginName(str):
+    """A registered plugin's name, told apart from a function that happens to be called the same."""
+
+    __slots__ = ()
+
+
 @dataclass(slots=True)
 class Entry:
     """A registered plugin and what the manager knows of it."""
@@ -31,11 +37,15 @@ class Entry:
     plugin: Any
     handlers: list[tuple[type[Event], Handler]]
     enabled: bool = True
+    given_up: bool = False
     errors: list[str] = field(default_factory=list)
 
     def declared(self, attribute: str) -> tuple[str, ...]:
         """Return a declaration such as `exclusive`; any object may leave it out."""
-        return tuple(getattr(self.plugin, attribute, ()))
+        words = getattr(self.plugin, attribute, ())
+        if isinstance(words, str):
+            raise TypeError(f"Plugin {self.name!r} declares {attribute} = {words!r}: give a tuple, ({words!r},).")
+        return tuple(words)
 
 
 class Plugins:
@@ -71,7 +81,7 @@ class Plugins:
         filters = [deepcopy(handler.mark.when) for _, handler in entry.handlers]
         self._entries[name] = entry
         for (event, handler), when in zip(entry.handlers, filters, strict=True):
-            seat = Seat((handler.mark.lane,), name, when, paused=not entry.enabled)
+            seat = Seat((handler.mark.lane,), PluginName(name), when, paused=not entry.enabled)
             self._bus.signal(event).connect(handler.method, weak=False, seat=seat)
         self._place(order)
         return plugin
@@ -182,32 +192,33 @@ class Plugins:
         return missing, [name for name, state in states.items() if state and name not in mine]
 
     def open(self) -> None:
-        """At a run's start: observers begin with a clean slate.
+        """At a run's start: observers that errors had switched off begin with a clean slate.
 
         Raises:
             RuntimeError: a run of this trainer goes on already.
         """
         if self._running:
-            raise RuntimeError(
-                "This trainer is in a run, to which its plugins belong until it ends: use another Trainer."
-            )
+            text = "This trainer is in a run, to which its plugins belong until it ends: use another Trainer."
+            raise RuntimeError(text)
         self._running = True
         for entry in self._entries.values():
+            if entry.given_up:
+                self._toggle(entry, enabled=True)
+            entry.given_up = False
             entry.errors.clear()
 
-    def close(self) -> list[tuple[str, BaseException]]:
+    def close(self, run: Run) -> list[tuple[str, BaseException]]:
         """At a run's end: close every plugin, those too that left while it went on; return the errors by name."""
         self._running = False
-        closing = {
-            name: entry.plugin.close for name, entry in self._entries.items() if isinstance(entry.plugin, Plugin)
-        }
+        left, self._bus.deferred[:] = list(self._bus.deferred), []
+        closing = [entry for entry in self._entries.values() if isinstance(entry.plugin, Plugin)]
         errors: list[tuple[str, BaseException]] = []
-        left, self._bus.deferred[:] = [("a plugin that left", each) for each in self._bus.deferred], []
-        for name, close in [*left, *closing.items()]:
+        for name, close in [*left, *((PluginName(entry.name), entry.plugin.close) for entry in closing)]:
             try:
                 close()
             except BaseException as error:  # noqa: BLE001  # the others must be closed too; the caller raises it
-                errors.append((name, error))
+                if not self._forgive(name, run, "close", error):
+                    errors.append((name, error))
         return errors
 
     def _stateful(self) -> dict[str, Any]:
@@ -224,7 +235,9 @@ class Plugins:
             if both := set(entry.declared("exclusive")) & set(other.declared("exclusive")):
                 names = f"{other.name!r} and {entry.name!r} both claim {', '.join(sorted(both))}"
                 raise ValueError(f"Plugins {names}, which only one may: unregister one of them.")
-        if hasattr(entry.plugin, "state_dict") != hasattr(entry.plugin, "load_state_dict"):
+        if (policy := getattr(entry.plugin, "policy", "critical")) not in ("critical", "observer"):
+            raise ValueError(f"Plugin {entry.name!r} has policy {policy!r}: it is 'critical' or 'observer'.")
+        if _overrides(entry.plugin, "state_dict") != _overrides(entry.plugin, "load_state_dict"):
             raise TypeError(f"{kind} has one of state_dict and load_state_dict: a plugin needs both or neither.")
 
     def _place(self, order: Mapping[type[Event], list[Handler]]) -> None:
@@ -240,18 +253,20 @@ class Plugins:
     def _retire(self, entry: Entry) -> None:
         """Close a plugin, as soon as no dispatch goes on that may still call it."""
         if isinstance(entry.plugin, Plugin):
-            self._bus.deferred.append(entry.plugin.close)
+            self._bus.deferred.append((PluginName(entry.name), entry.plugin.close))
             self._bus.settle()
 
-    def _forgive(self, owner: str, run: Run, event: Event, error: BaseException) -> bool:
+    def _forgive(self, owner: str, run: Run, event: str, error: BaseException) -> bool:
         """Log and count an observer's error; switch it off after `max_errors`."""
-        entry = self._entries.get(owner)
+        entry = self._entries.get(owner) if isinstance(owner, PluginName) else None
         if entry is None or not isinstance(error, Exception) or getattr(entry.plugin, "policy", "") != "observer":
             return False
-        entry.errors.append(f"{event.name} at step {run.progress.steps}: {type(error).__name__}: {error}")
-        logger.error("plugin %r failed in %s", owner, event.name, exc_info=error)
+        entry.errors.append(f"{event} at step {run.progress.steps}: {type(error).__name__}: {error}")
+        logger.error("plugin %r failed in %s", owner, event, exc_info=error)
         if len(entry.errors) >= getattr(entry.plugin, "max_errors", 3) and entry.enabled:
+            run.note(f"plugin {str(owner)!r} was switched off after {len(entry.errors)} errors")
             logger.error("plugin %r is switched off after %d errors", owner, len(entry.errors))
+            entry.given_up = True
             self._toggle(entry, enabled=False)
             self._retire(entry)
         return True
@@ -275,8 +290,15 @@ class Plugins:
         raise LookupError(f"No plugin {given!r} is registered.{known_names(given, self._entries)}")
 
 
+def _overrides(plugin: object, method: str) -> bool:
+    """Return whether a plugin has a method of its own, not the base class's empty one."""
+    return getattr(type(plugin), method, None) not in (None, getattr(Plugin, method))
+
+
 def _handlers_of(plugin: object, name: str) -> Iterator[tuple[type[Event], Handler]]:
     marks = [] if isinstance(plugin, type) else list(marked_methods(type(plugin)))
+    if isinstance(plugin, type):
+        raise TypeError(f"{plugin.__name__} is a class: register an object of it, {plugin.__name__}(...).")
     if not marks:
         form = "an object with methods marked @on, as in\n    @on(EpochEnd)\n    def report(self, run, event): ..."
         raise TypeError(f"{plugin!r} is no plugin: register {form}")

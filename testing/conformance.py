@@ -14,7 +14,7 @@ from heliograph.core.result import RunResult
 from heliograph.core.state import check_plain
 from heliograph.core.task import Supervised
 from heliograph.core.trainer import Trainer
-from heliograph.events import BatchEnd, EpochEnd, Lane, Run, TrainStart
+from heliograph.events import BatchEnd, CheckpointLoaded, EpochEnd, Lane, Run, TrainStart
 from heliograph.plugins import Plugin, on
 from torch import nn
 
@@ -86,7 +86,7 @@ def registers(make_plugin: MakePlugin) -> None:
     name = trainer.plugins.names()[0]
     assert trainer.plugins[name] is plugin, f"{name!r} is not found under its name."
     assert trainer.plugins.unregister(name) is plugin, f"{name!r} cannot be unregistered."
-    assert "(" not in trainer.plan().replace("(off)", ""), f"{name!r} left handlers behind: {trainer.plan()}"
+    assert not trainer.bus.links, f"{name!r} left handlers behind: {trainer.plan()}"
     trainer.plugins.register(plugin)
 
 
@@ -161,15 +161,22 @@ def resumes(make_plugin: MakePlugin) -> None:
 
     _fit(Trainer([Asker(), plugin, Saver()], device="cpu"))
 
+    copy = make_plugin()
+    loaded: list[Any] = []
+
     class Resumer(Plugin):
         @on(TrainStart)
         def resume(self, run: Run, event: TrainStart) -> None:
             run.resume(saved)
 
-    result = _fit(Trainer([Asker(), make_plugin(), Resumer()], device="cpu"))
+        @on(CheckpointLoaded, lane=Lane.TRANSFORM, before=(getattr(plugin, "name", ""),))
+        def look(self, run: Run, event: CheckpointLoaded) -> None:
+            loaded.append(deepcopy(copy.state_dict()))
+
+    _fit(Trainer([Asker(), Resumer(), copy], device="cpu"))
     name = getattr(plugin, "name", "")
-    assert not any("left out" in note and name in note for note in result.notes), (
-        f"Its state was left out: {result.notes}"
+    assert _same(loaded[0], saved["plugins"].get(name)), (
+        f"What {name!r} loaded is not what it had saved: {loaded[0]} and {saved['plugins'].get(name)}."
     )
 
 

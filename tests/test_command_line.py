@@ -27,7 +27,16 @@ def test_plugins_lists_name_package_version_state_and_events(capsys: pytest.Capt
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert rows[0] == ["NAME", "PACKAGE", "VERSION", "STATE", "EVENTS"]
     row = next(row for row in rows if row[0] == "checkpoint")
-    assert row[1:] == ["heliograph", "0.1.0", "available", "checkpoint_loaded", "save_point", "train_start"]
+    assert row[1:] == [
+        "heliograph",
+        "0.1.0",
+        "available",
+        "checkpoint_loaded",
+        "log",
+        "save_point",
+        "train_start",
+        "validation_end",
+    ]
 
 
 def test_a_broken_or_switched_off_plugin_is_listed_as_such(

@@ -205,6 +205,7 @@ def test_an_outage_of_a_logger_does_not_kill_a_run_and_a_lost_checkpoint_does(
     result = trainer.fit(task, batches, optimizer=adam, epochs=1)
     assert result.status == "completed"
     assert len(result.plugin_errors["jsonl_log"]) == 3
+    assert result.notes == ("plugin 'jsonl_log' was switched off after 3 errors",)
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")

@@ -114,7 +114,7 @@ def test_another_metric(fit: Fit) -> None:
 
 def test_a_missing_metric_lists_and_suggests(fit: Fit) -> None:
     with pytest.raises(ValueError, match=r"no metric 'validation/acuracy'.*Did you mean 'validation/accuracy'") as info:
-        fit(EarlyStopping("validation/acuracy"), [0.5, 0.5], name="accuracy")
+        fit(EarlyStopping("validation/acuracy", mode="max"), [0.5, 0.5], name="accuracy")
 
     assert "Known: validation/accuracy" in str(info.value)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable
 from copy import deepcopy
 from datetime import datetime, timedelta
@@ -64,7 +63,7 @@ def test_every_line_parses_and_has_its_head(task: Make, batches: Make, sgd: Any,
     ]
     for line in lines:
         assert datetime.fromisoformat(line["time"]).utcoffset() == timedelta(0)
-        assert line["attempt"] == os.getpid()
+        assert len(line["attempt"]) == 8
         assert line["run"] == "digits"
     assert [line["epoch"] for line in lines] == [0, 0, 1, 1, 1]
     assert lines[1]["metrics"] == {"train/loss": result.metrics["train/loss"]}

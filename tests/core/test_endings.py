@@ -262,9 +262,69 @@ def test_an_observer_is_forgiven_switched_off_and_listed() -> None:
     result = trainer.fit(task, data(5), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)
     assert result.status == "completed"
     assert result.plugin_errors == {
-        "weather": ("batch_end at step 1: ValueError: rain", "batch_end at step 2: ValueError: rain")
+        "weather": (
+            "batch_end at step 1: ValueError: rain",
+            "batch_end at step 2: ValueError: rain",
+        )
     }
     assert not trainer.plugins.is_enabled("weather")
+    again = trainer.fit(task, data(5), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)
+    assert again.plugin_errors == result.plugin_errors
+    assert again.notes == result.notes == ("plugin 'weather' was switched off after 2 errors",)
+
+
+def test_an_observer_that_cannot_close_is_forgiven_too() -> None:
+    class Leaky(Plugin):
+        policy = "observer"
+
+        @on(BatchEnd)
+        def look(self, run: Run, event: BatchEnd) -> None: ...
+
+        def close(self) -> None:
+            raise OSError("the disk is full")
+
+    task = make_task()
+    result = Trainer([Leaky()], device="cpu").fit(
+        task, data(1), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1
+    )
+    assert result.status == "completed"
+    assert result.plugin_errors == {"leaky": ("close at step 1: OSError: the disk is full",)}
+
+
+def test_a_function_that_is_called_like_an_observer_is_not_forgiven() -> None:
+    class Weather(Plugin):
+        policy = "observer"
+
+        @on(BatchEnd)
+        def look(self, run: Run, event: BatchEnd) -> None: ...
+
+    def weather(run: Run, event: BatchEnd) -> None:
+        raise ValueError("mine")
+
+    weather.__qualname__ = "weather"
+    trainer = Trainer([Weather()], device="cpu")
+    trainer.bus.on(BatchEnd, weather)
+    task = make_task()
+    with pytest.raises(ValueError, match="mine"):
+        trainer.fit(task, data(1), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)
+
+
+def test_a_run_that_cannot_begin_leaves_the_trainer_free() -> None:
+    class NoZero(torch.optim.SGD):
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            raise RuntimeError("broken optimizer")
+
+    trainer, task = Trainer(device="cpu"), make_task()
+    with pytest.raises(RuntimeError, match="broken optimizer"):
+        trainer.fit(task, data(1), optimizer=NoZero(task.model.parameters(), 0.1), epochs=1)
+    assert trainer.test(task, data(1)).status == "completed"
+
+
+def test_a_runtime_error_of_the_users_own_stays_his() -> None:
+    error = RuntimeError("no more data")
+    error.__cause__ = StopIteration()
+    with pytest.raises(RuntimeError, match="no more data"):
+        fit(Trainer([Fail("batch_end", error)], device="cpu"))
 
 
 def test_errors_on_the_list_pass_and_others_are_wrapped() -> None:

@@ -46,8 +46,8 @@ def test_read() -> None:
 
 
 def test_sign() -> None:
-    assert Monitor("a/b", "min").sign() == 1.0
-    assert Monitor("a/b", "max").sign() == -1.0
+    assert Monitor("train/b", "min").sign() == 1.0
+    assert Monitor("train/b", "max").sign() == -1.0
 
 
 def test_the_name_of_a_named_set() -> None:
@@ -59,9 +59,11 @@ def test_the_name_of_a_named_set() -> None:
     [
         (("loss", "min"), "<split>/<name>"),
         ((7, "min"), "<split>/<name>"),
-        (("a/b", "less"), "mode is 'min'"),
-        (("a/b", "min", -1.0), "min_delta must be at least 0"),
-        (("a/b", "min", math.inf), "min_delta must be at least 0"),
+        (("train/b", "less"), "mode is 'min'"),
+        (("train/accuracy", None), "Which way is 'train/accuracy' better"),
+        (("val/loss", "min"), r"one of train/\.\.\. or validation/"),
+        (("train/b", "min", -1.0), "min_delta must be at least 0"),
+        (("train/b", "min", math.inf), "min_delta must be at least 0"),
     ],
 )
 def test_arguments_are_checked(arguments: Any, words: str) -> None:

@@ -194,17 +194,17 @@ def test_a_missing_file_lists_its_siblings(tmp_path: Path) -> None:
 
 
 def test_find_sorts_by_content(tmp_path: Path) -> None:
-    storage.save(tmp_path / "z.pth", state(1, 9))
-    storage.save(tmp_path / "a.pth", state(5, 5))
-    storage.save(tmp_path / "b.pth", state(5, 6))
-    storage.save(tmp_path / "c.pth", state(5, 6))
+    storage.save(tmp_path / "z.pth", state(9) | {"saved_at": 1.0})
+    storage.save(tmp_path / "a.pth", state(5) | {"saved_at": 3.0})
+    storage.save(tmp_path / "b.pth", state(6) | {"saved_at": 3.0})
+    storage.save(tmp_path / "c.pth", state(1) | {"saved_at": 4.0})
     (tmp_path / "broken.pth").touch()
     storage.save(tmp_path / "other.pth", state(50, name="other"))
     (tmp_path / "d.pth.tmp").touch()
     found, passed_over = storage.find(tmp_path, "run")
 
     assert [each.path.name for each in found] == ["c.pth", "b.pth", "a.pth", "z.pth"]
-    assert (found[0].steps, found[0].batches, found[0].metrics) == (5, 6, {"validation/loss": 0.5})
+    assert (found[0].saved_at, found[0].steps) == (4.0, 1)
     assert len(passed_over) == 2
     assert "broken.pth cannot be read" in passed_over[0]
     assert "other.pth" in passed_over[1]

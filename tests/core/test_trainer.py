@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from heliograph import (
@@ -89,9 +90,70 @@ def test_validation_data_that_nobody_would_ever_use() -> None:
 
 
 def test_a_scheduler_that_nobody_would_ever_step() -> None:
-    optimizer = sgd(nn.Linear(4, 2).parameters())
     with pytest.raises(ValueError, match=r"add LearningRate\('step'\)"):
-        fit(optimizer=optimizer, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1))
+        fit(scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1))
+
+
+def test_an_optimizer_of_another_model() -> None:
+    with pytest.raises(ValueError, match="The optimizer holds no parameter of the task"):
+        fit(optimizer=sgd(nn.Linear(4, 2).parameters()))
+
+
+def test_schedulers_that_do_not_fit() -> None:
+    other = sgd(nn.Linear(4, 2).parameters())
+    with pytest.raises(ValueError, match="belongs to another optimizer"):
+        fit(scheduler=torch.optim.lr_scheduler.StepLR(other, 1))
+    with pytest.raises(TypeError, match="scheduler= takes a scheduler, or a function"):
+        fit(scheduler=torch.optim.lr_scheduler.StepLR)
+    with pytest.raises(ValueError, match=r"LearningRate\('epoch'\) does not fit ReduceLROnPlateau"):
+        plateau = torch.optim.lr_scheduler.ReduceLROnPlateau
+        fit(Trainer([LearningRate("epoch")], device="cpu"), scheduler=lambda optimizer: plateau(optimizer))
+
+
+def test_parts_of_a_task_that_nobody_would_see() -> None:
+    class Hidden(Supervised):
+        def __init__(self, part: Any) -> None:
+            super().__init__(nn.Linear(4, 2), nn.functional.cross_entropy)
+            self.part = part
+
+    for part in ([nn.Linear(4, 2)], {"head": nn.Linear(4, 2)}, nn.Parameter(torch.zeros(1))):
+        with pytest.raises(ValueError, match=r"Hidden\.part holds modules or parameters out of sight"):
+            fit(task=Hidden(part))
+    assert fit(task=Hidden(nn.ModuleList([nn.Linear(4, 2)]))).status == "completed"
+
+
+def test_a_dataset_is_no_loader() -> None:
+    dataset = torch.utils.data.TensorDataset(torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(TypeError, match=r"is a dataset of samples: give DataLoader\(dataset, batch_size=\.\.\.\)"):
+        fit(train=dataset)
+
+
+def test_plugins_that_are_none() -> None:
+    with pytest.raises(TypeError, match=r"Trainer\(\[EarlyStopping\(\.\.\.\)\]\)"):
+        Trainer(EarlyStopping())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"EarlyStopping is a class: register an object of it, EarlyStopping\(\.\.\.\)"):
+        Trainer([EarlyStopping])
+
+
+def test_validations_scheduled_without_data() -> None:
+    with pytest.raises(ValueError, match="'validation_schedule' would never act, there is no validation data"):
+        fit(Trainer([ValidationSchedule(Every(epochs=1))], device="cpu"))
+
+
+def test_numpy_numbers_become_pythons_own() -> None:
+    class Numpy(Supervised):
+        def validation_step(self, run: Run, batch: Any) -> Any:
+            return {"f1": np.float64(0.5), "f2": np.float32(0.25)}
+
+    task = Numpy(nn.Linear(4, 2), nn.functional.cross_entropy)
+    metrics = Trainer(device="cpu").validate(task, data()).metrics
+    assert metrics == {"validation/f1": 0.5, "validation/f2": 0.25}
+    assert {type(value) for value in metrics.values()} == {float}
+
+
+def test_accuracy_is_for_classes() -> None:
+    with pytest.raises(ValueError, match=r"two classes or more, got \[5, 1\]"):
+        accuracy(torch.ones(5, 1), torch.ones(5))
 
 
 def test_a_plugin_whose_need_nobody_serves(tmp_path: Any) -> None:
@@ -191,6 +253,23 @@ def test_devices() -> None:
     with pytest.raises(ValueError, match=f"torch sees {torch.cuda.device_count()} CUDA devices"):
         Trainer(device="cuda:99")
     assert Trainer().engine.device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_a_misspelt_argument() -> None:
+    with pytest.raises(TypeError, match=r"fit has no argument 'schedular'\. Did you mean 'scheduler'"):
+        fit(schedular=3)
+
+
+def test_a_loader_longer_than_it_says_warns() -> None:
+    class Short:
+        def __len__(self) -> int:
+            return 1
+
+        def __iter__(self) -> Iterator[Batch]:
+            return iter(data(3))
+
+    with pytest.warns(RuntimeWarning, match="ended after 3 batches, but its length says 1"):
+        assert fit(train=Short()).progress.steps == 3
 
 
 # What is returned.

@@ -188,6 +188,28 @@ def test_two_runs_of_one_trainer_cannot_go_on_at_once() -> None:
     assert plugin.trainer.test(task, data(1)).status == "completed"
 
 
+def test_a_loop_that_would_never_train_is_told_so() -> None:
+    run, task, _ = start(data(2))
+    with pytest.raises(RuntimeError, match=r"loop over run\.batches\(\) within run\.epochs\(\)"), run:
+        for _ in run.epochs():
+            pass
+    run, task, _ = start(data(2))
+    with pytest.raises(RuntimeError, match=r"run\.step\(loss\) is for a batch of run\.batches\(\)"), run:
+        for _ in run.epochs():
+            for batch in data(2):
+                run.step(loss_of(task, batch))
+    run, task, _ = start(data(2))
+    with pytest.raises(RuntimeError, match="A run begins with its context"):
+        next(run.epochs())
+    run, task, _ = start(data(1), epochs=1)
+    with run:
+        for _ in run.epochs():
+            for batch in run.batches():
+                run.step(loss_of(task, batch))
+    with pytest.raises(RuntimeError, match="A run is used once"), run:
+        pass
+
+
 def test_epoch_end_is_heard_with_the_epoch_that_ended() -> None:
     heard: list[tuple[int, int]] = []
 
