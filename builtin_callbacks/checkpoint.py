@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from string import Formatter
@@ -140,6 +141,7 @@ class Checkpoint(Plugin):
         found, passed_over = storage.find(self.folder, run.name)
         for line in passed_over:
             run.note(f"passed over: {line}")
+            logging.getLogger("heliograph").warning("resume passed over: %s", line)
         if found:
             run.resume(storage.load(found[0].path), found[0].path)
         else:

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from ..core.storage import clean
 from ..events import (
     CheckpointLoaded,
     CheckpointSaved,
@@ -116,7 +117,7 @@ class FileLog(Plugin):
         handler.close()
 
     def _new_path(self, run: Run) -> Path:
-        return self.folder / f"{run.name}_{datetime.now():%Y-%m-%d_%H-%M-%S}.log"
+        return self.folder / f"{clean(run.name)}_{datetime.now():%Y-%m-%d_%H-%M-%S}.log"
 
     def _loggers(self) -> list[str]:
         return ["heliograph", "py.warnings"] if self.capture_warnings else ["heliograph"]

@@ -13,7 +13,8 @@ class GradientAccumulation(Plugin):
 
     The loss of each is divided by the size of its window, so the gradient is the mean. The last window of an epoch may
     be shorter: it is divided by its own size where the loader tells its length; otherwise, and where a batch is
-    skipped, the gradients are rescaled before the step. Windows never cross an epoch.
+    skipped, the gradients are rescaled before the step. Micro-batches count equally, whatever their sizes. Windows
+    never cross an epoch. Toggled amid a window, that window keeps the weights that its batches were given.
 
     Args:
         n: micro-batches per optimizer step, or a schedule `{first epoch: n}` such as `{0: 1, 5: 4}`.

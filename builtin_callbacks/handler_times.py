@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from time import perf_counter
 
-from ..events import Bus, Event, Lane, Run, TrainStart
+from ..events import Bus, EpochStart, Event, Lane, Run, TrainStart
 from ..events.bus import Receiver
 from ..plugins import Plugin, on
 
@@ -21,9 +21,11 @@ class HandlerTimes(Plugin):
     def __init__(self) -> None:
         self._bus: Bus | None = None
 
-    @on(TrainStart, lane=Lane.TRANSFORM)
-    def begin(self, run: Run, event: TrainStart) -> None:
-        """Start the clocks."""
+    @on(TrainStart, EpochStart, lane=Lane.TRANSFORM)
+    def begin(self, run: Run, event: TrainStart | EpochStart) -> None:
+        """Start the clocks, unless they go."""
+        if self._bus is not None:
+            return
         self._bus, seconds = run.bus, run.plugin_seconds
 
         def clocked(handler: Receiver, owner: str) -> Receiver:

@@ -29,7 +29,7 @@ class RNGCapture(Plugin):
 
     Seeds python, NumPy's legacy generator, a private `numpy.random.Generator` (see `generator`), torch on the CPU and
     on every CUDA device, and the generators that the training loader holds. Their states are saved with every
-    checkpoint and restored when the loader stands where it was. A validation or test draws from a stream of its own.
+    checkpoint and restored when the loader stands where it was. What a validation or test draws is taken back.
 
     Args:
         seed: for all of them.

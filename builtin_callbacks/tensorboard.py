@@ -16,7 +16,7 @@ class TensorBoard(Plugin):
 
     The throughput, `train/samples_per_second`, is measured over the time since the last log, validation included. The
     gradient norm is there when `GradientClipping` is. A resumed run goes on in the same folder; steps that a former
-    attempt wrote beyond the checkpoint are purged.
+    attempt wrote beyond the checkpoint are purged, and a fresh run purges them all.
 
     Args:
         folder: where the event files go; made where it is missing.
@@ -72,7 +72,9 @@ class TensorBoard(Plugin):
 
     def _open(self, run: Run) -> Any:
         if self._writer is None:
-            purge = run.origin.steps + 1 if run.origin.steps and not self._opened else None
+            # A fit hides what a former one has drawn beyond its own first step.
+            first = run.origin.steps + 1 if run.origin.steps else 0
+            purge = None if self._opened or run.optimizer is None else first
             self._opened = True
             self._writer = self._summary_writer(str(self.folder), purge_step=purge)
         return self._writer

@@ -78,7 +78,7 @@ def _place(run: TrainRun, error: BaseException | None) -> str:
 
 def _reason(run: TrainRun, error: BaseException | None) -> str:
     if error is not None:
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {error}".removesuffix(": ")
     if run.status == "stopped" and run.control.stop_request is not None:
         return run.control.stop_request.reason
     if run.settings.train is None:

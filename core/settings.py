@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from inspect import Parameter, signature
 from numbers import Integral
 from typing import Any, TypedDict
 
@@ -130,6 +131,9 @@ def _made_optimizer(optimizer: Optimizer | None, task: Any) -> torch.optim.Optim
         raise TypeError(
             f"optimizer= takes a torch optimizer, or a function that makes one from parameters, got {optimizer!r}."
         )
+    closure = signature(made.step).parameters.get("closure")
+    if closure is not None and closure.default is Parameter.empty:
+        raise ValueError(f"{type(made).__name__} needs a closure for every step, which the loop does not give it.")
     trained = {id(parameter) for group in made.param_groups for parameter in group["params"]}
     own = {id(parameter) for module in modules_of(task).values() for parameter in module.parameters()}
     if own and not own & trained:

@@ -84,6 +84,13 @@ def plugins(folder: Path) -> list[h.Plugin]:
     ]
 
 
+def forget(folder: Path) -> None:
+    """Remove what a former demo left, and nothing else."""
+    for pattern in ("checkpoints/digits_epoch_*.pth", "tensorboard/**/events.out.tfevents.*", "digits_*.log"):
+        for path in folder.glob(pattern):
+            path.unlink()
+
+
 def run_demo(folder: Path, epochs: int) -> float:
     """Train, test the best checkpoint, leave the curves, print a summary; return the test accuracy.
 
@@ -92,6 +99,7 @@ def run_demo(folder: Path, epochs: int) -> float:
         epochs: at most so many; early stopping ends it sooner.
     """
     began = perf_counter()
+    forget(folder)
     torch.manual_seed(6691)
     train, validation, test = digits()
     model = network()

@@ -60,6 +60,6 @@ def summary(result: RunResult, accuracy: float, folder: Path, seconds: float) ->
         f"  tensorboard --logdir {folder / 'tensorboard'}     look at the curves, or open {folder / 'curves.png'}",
         "  python -m heliograph events                       what happens in which order",
         "  python -m heliograph plugins                      what is installed",
-        "  docs/writing_a_plugin.md                          your first plugin in ten minutes",
+        "  docs/writing_a_plugin.md                          your first plugin in ten minutes (in the repository)",
     ]
     return "\n".join(lines)

@@ -120,7 +120,10 @@ class Plugins:
     def enable(self, *keys: Key) -> None:
         """Let plugins hear again, each in its old place."""
         for entry in [self._find(key) for key in keys]:
-            self._toggle(entry, enabled=True)
+            if switched_off(entry.name):
+                warnings.warn(f"{entry.name!r} stays off, {KILL_SWITCH} names it.", RuntimeWarning, stacklevel=2)
+            else:
+                self._toggle(entry, enabled=True)
 
     def disable(self, *keys: Key) -> None:
         """Silence plugins; they keep their place and their state."""

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,13 @@ from heliograph.plugins import Plugin, on
 from torch import nn
 
 MakePlugin = Callable[[], Any]
+MakeScheduler = Callable[[torch.optim.Optimizer], Any]
+Fit = Callable[..., RunResult]
+
+
+def step_lr(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.StepLR:
+    """Return the scheduler of the runs that a plugin is checked in."""
+    return torch.optim.lr_scheduler.StepLR(optimizer, 1)
 
 
 class CrashError(Exception):
@@ -60,26 +68,27 @@ class Toggler(Plugin):
         switch(self._plugin)
 
 
-def check_plugin(make_plugin: MakePlugin) -> None:
+def check_plugin(make_plugin: MakePlugin, *, make_scheduler: MakeScheduler = step_lr) -> None:
     """Check a plugin against every rule of this module.
 
     Args:
         make_plugin: returns a new plugin object, with the same options every time. It is put into short runs with a
             small model, two epochs, validation, saves and a scheduler.
+        make_scheduler: returns the scheduler of these runs, for a plugin that needs one of a certain kind.
 
     Raises:
         AssertionError: a rule is broken; says which and how.
     """
     for rule in RULES:
         try:
-            rule(make_plugin)
+            rule(make_plugin, partial(_fit, make_scheduler))
         except AssertionError:
             raise
         except Exception as error:
             raise AssertionError(f"{rule.__doc__} It raised {type(error).__name__}: {error}") from error
 
 
-def registers(make_plugin: MakePlugin) -> None:
+def registers(make_plugin: MakePlugin, fit: Fit) -> None:
     """A plugin has a name, can be registered once, found, unregistered, and registered again."""
     trainer, plugin = Trainer(device="cpu"), make_plugin()
     trainer.plugins.register(plugin)
@@ -90,16 +99,16 @@ def registers(make_plugin: MakePlugin) -> None:
     trainer.plugins.register(plugin)
 
 
-def trains(make_plugin: MakePlugin) -> None:
+def trains(make_plugin: MakePlugin, fit: Fit) -> None:
     """A run with the plugin ends as it should."""
-    result = _fit(Trainer([Asker(), make_plugin()], device="cpu"))
+    result = fit(Trainer([Asker(), make_plugin()], device="cpu"))
     assert result.status in ("completed", "stopped"), f"The run ended {result.status}: {result.reason}"
 
 
-def runs_twice(make_plugin: MakePlugin) -> None:
+def runs_twice(make_plugin: MakePlugin, fit: Fit) -> None:
     """A second fit on the same trainer goes like the first: TrainStart forgets the former run."""
     trainer = Trainer([Asker(), make_plugin()], device="cpu")
-    first, second = _fit(trainer), _fit(trainer)
+    first, second = fit(trainer), fit(trainer)
     for field in ("status", "progress", "stopped_by"):
         before, after = getattr(first, field), getattr(second, field)
         counters = (before.epoch, before.steps, before.skipped_steps) if field == "progress" else before
@@ -107,11 +116,11 @@ def runs_twice(make_plugin: MakePlugin) -> None:
         assert counters == again, f"The second fit's {field} differs from the first's: {counters} and {again}."
 
 
-def closes_after_failure(make_plugin: MakePlugin) -> None:
+def closes_after_failure(make_plugin: MakePlugin, fit: Fit) -> None:
     """A failure in mid-run leaves no handler, thread or logger behind, and the failure is the one that leaves."""
     threads, handlers = threading.active_count(), len(logging.getLogger("heliograph").handlers)
     try:
-        _fit(Trainer([Asker(), make_plugin(), Crasher()], device="cpu"))
+        fit(Trainer([Asker(), make_plugin(), Crasher()], device="cpu"))
     except Exception as error:  # noqa: BLE001  # judged right here
         chain = [error, error.__cause__]
         assert any(isinstance(each, CrashError) for each in chain), f"Another error left the run: {error!r}"
@@ -121,7 +130,7 @@ def closes_after_failure(make_plugin: MakePlugin) -> None:
     assert len(logging.getLogger("heliograph").handlers) == handlers, "A log handler outlives the run."
 
 
-def closes_unopened(make_plugin: MakePlugin) -> None:
+def closes_unopened(make_plugin: MakePlugin, fit: Fit) -> None:
     """A plugin can be closed before it ever ran, and twice."""
     plugin = make_plugin()
     if isinstance(plugin, Plugin):
@@ -129,24 +138,24 @@ def closes_unopened(make_plugin: MakePlugin) -> None:
         plugin.close()
 
 
-def toggles(make_plugin: MakePlugin) -> None:
+def toggles(make_plugin: MakePlugin, fit: Fit) -> None:
     """A plugin can be switched off and on in the midst of a run."""
     trainer = Trainer([Asker(), make_plugin()], device="cpu")
     trainer.plugins.register(Toggler(trainer, trainer.plugins.names()[1]))
-    assert _fit(trainer).status in ("completed", "stopped"), "Toggling broke the run."
+    assert fit(trainer).status in ("completed", "stopped"), "Toggling broke the run."
 
 
-def state_is_plain(make_plugin: MakePlugin) -> None:
+def state_is_plain(make_plugin: MakePlugin, fit: Fit) -> None:
     """The state after a run consists of plain types and tensors, and is not changed by reading it."""
     plugin = make_plugin()
-    _fit(Trainer([Asker(), plugin], device="cpu"))
+    fit(Trainer([Asker(), plugin], device="cpu"))
     if hasattr(plugin, "state_dict"):
         state = plugin.state_dict()
         check_plain(state, "state_dict()")
         assert _same(state, plugin.state_dict()), "Reading the state twice gives two answers."
 
 
-def resumes(make_plugin: MakePlugin) -> None:
+def resumes(make_plugin: MakePlugin, fit: Fit) -> None:
     """A state that is loaded into a new plugin object in a new run is the state that was saved."""
     plugin = make_plugin()
     if not hasattr(plugin, "state_dict"):
@@ -159,7 +168,7 @@ def resumes(make_plugin: MakePlugin) -> None:
             if not saved:
                 saved.update(deepcopy(run.state_dict()))
 
-    _fit(Trainer([Asker(), plugin, Saver()], device="cpu"))
+    fit(Trainer([Asker(), plugin, Saver()], device="cpu"))
 
     copy = make_plugin()
     loaded: list[Any] = []
@@ -173,27 +182,25 @@ def resumes(make_plugin: MakePlugin) -> None:
         def look(self, run: Run, event: CheckpointLoaded) -> None:
             loaded.append(deepcopy(copy.state_dict()))
 
-    _fit(Trainer([Asker(), Resumer(), copy], device="cpu"))
+    fit(Trainer([Asker(), Resumer(), copy], device="cpu"))
     name = getattr(plugin, "name", "")
     assert _same(loaded[0], saved["plugins"].get(name)), (
         f"What {name!r} loaded is not what it had saved: {loaded[0]} and {saved['plugins'].get(name)}."
     )
 
 
-def survives_a_test(make_plugin: MakePlugin) -> None:
+def survives_a_test(make_plugin: MakePlugin, fit: Fit) -> None:
     """A plugin of a training does no harm to a test on the same trainer."""
     trainer = Trainer([Asker(), make_plugin()], device="cpu")
     task = _task()
-    _fit(trainer, task)
+    fit(trainer, task)
     assert "test/loss" in trainer.test(task, _data()).metrics, "The test lost its metrics."
 
 
-def _fit(trainer: Trainer, task: Supervised | None = None) -> RunResult:
+def _fit(make_scheduler: MakeScheduler, trainer: Trainer, task: Supervised | None = None) -> RunResult:
     task = task or _task()
     optimizer = torch.optim.SGD(task.model.parameters(), lr=0.01)
-    scheduler: Any = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    if getattr(next((each for each in trainer.plugins if getattr(each, "per", "") == "plateau"), None), "per", ""):
-        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    scheduler = make_scheduler(optimizer)
     return trainer.fit(task, _data(), validation=_data(), optimizer=optimizer, scheduler=scheduler, epochs=2)
 
 

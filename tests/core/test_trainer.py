@@ -99,6 +99,11 @@ def test_an_optimizer_of_another_model() -> None:
         fit(optimizer=sgd(nn.Linear(4, 2).parameters()))
 
 
+def test_an_optimizer_that_needs_a_closure() -> None:
+    with pytest.raises(ValueError, match="LBFGS needs a closure for every step"):
+        fit(optimizer=torch.optim.LBFGS)
+
+
 def test_schedulers_that_do_not_fit() -> None:
     other = sgd(nn.Linear(4, 2).parameters())
     with pytest.raises(ValueError, match="belongs to another optimizer"):

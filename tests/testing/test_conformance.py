@@ -8,6 +8,7 @@ from typing import Any
 
 import heliograph as h
 import pytest
+import torch
 from heliograph.plugins import discover
 from heliograph.testing import check_plugin
 
@@ -37,7 +38,11 @@ def test_every_built_in_is_in_the_list() -> None:
 
 @pytest.mark.parametrize("name", BUILT_INS)
 def test_a_built_in_conforms(name: str, tmp_path: Path) -> None:
-    check_plugin(lambda: BUILT_INS[name](tmp_path))
+    scheduler = (
+        torch.optim.lr_scheduler.ReduceLROnPlateau if name == "learning_rate" else torch.optim.lr_scheduler.StepLR
+    )
+    options: dict[str, Any] = {} if name == "learning_rate" else {"step_size": 1}
+    check_plugin(lambda: BUILT_INS[name](tmp_path), make_scheduler=lambda optimizer: scheduler(optimizer, **options))
     assert BUILT_INS[name](tmp_path).name == name
 
 
@@ -112,3 +117,12 @@ def test_finds_a_close_that_works_only_once() -> None:
 def test_finds_an_object_that_is_no_plugin() -> None:
     with pytest.raises(AssertionError, match="is no plugin"):
         check_plugin(object)
+
+
+def test_finds_a_state_that_is_loaded_wrongly() -> None:
+    class Bad(Counting):
+        def load_state_dict(self, state: Any) -> None:
+            self.batches = state["batches"] + 1
+
+    with pytest.raises(AssertionError, match="What 'bad' loaded is not what it had saved"):
+        check_plugin(Bad)

@@ -1,0 +1,134 @@
+"""The ancestors' traps, one test each: what went wrong elsewhere must not go wrong here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import heliograph as h
+import pytest
+import torch
+from torch import Tensor, nn
+
+Batch = tuple[Tensor, Tensor]
+
+
+def batches(number: int = 4) -> list[Batch]:
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randn(3, 4, generator=generator), torch.tensor([0, 1, 0])) for _ in range(number)]
+
+
+def fit(*plugins: Any, data: list[Batch] | None = None, **options: Any) -> h.RunResult:
+    torch.manual_seed(0)
+    task = h.Supervised(nn.Linear(4, 2), nn.functional.cross_entropy)
+    options.setdefault("epochs", 2)
+    optimizer = torch.optim.SGD(task.model.parameters(), 0.1)
+    return h.Trainer(plugins, device="cpu").fit(task, data or batches(), optimizer=optimizer, **options)
+
+
+def test_3_an_error_is_never_turned_into_a_return_value() -> None:
+    class Broken(h.Plugin):
+        @h.on(h.TrainStart)
+        def fail(self, run: h.Run, event: h.TrainStart) -> None:
+            raise LookupError("in the preparation")
+
+    with pytest.raises(LookupError, match="in the preparation"):
+        fit(Broken())
+
+
+def test_5_a_vote_to_stop_does_not_spare_the_later_plugins_the_question() -> None:
+    asked: list[str] = []
+
+    class Ask(h.Plugin):
+        asks = ("stop",)
+
+        @h.on(h.ShouldStop)
+        def vote(self, run: h.Run, event: h.ShouldStop) -> None:
+            asked.append(self.name)
+            run.control.stop("enough")
+
+    result = fit(Ask().named("first"), Ask().named("second"))
+    assert asked == ["first", "second"]
+    assert (result.stopped_by, result.progress.steps) == ("first", 1)
+
+
+def test_8_a_finished_run_that_is_resumed_does_no_extra_work(tmp_path: Path) -> None:
+    plugins = [h.SaveSchedule(h.Every(epochs=1), at_end=True), h.Checkpoint(tmp_path, resume="auto")]
+    first = fit(*plugins)
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    second = fit(*plugins)
+    assert second.reason == "nothing left to do: resumed at epoch 2, step 8"
+    assert second.progress.batches == first.progress.batches == 8
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == files
+
+
+def test_12_steady_gains_below_the_threshold_add_up() -> None:
+    stopper = h.EarlyStopping(patience=3, min_delta=0.1)
+    values = iter([1.0, 0.95, 0.9, 0.85, 0.8])
+
+    class Script(h.Plugin):
+        @h.on(h.ValidationEnd, lane=h.Lane.MEASURE)
+        def say(self, run: h.Run, event: h.ValidationEnd) -> None:
+            event.metrics["validation/loss"] = next(values)
+
+    result = fit(h.ValidationSchedule(h.Every(epochs=1)), Script(), stopper, validation=batches(1), epochs=5)
+    assert (result.status, stopper.best) == ("completed", 0.85)
+
+
+def test_13_intervals_can_change_on_resume(tmp_path: Path) -> None:
+    saves: list[int] = []
+
+    class Watch(h.Plugin):
+        @h.on(h.CheckpointSaved)
+        def watch(self, run: h.Run, event: h.CheckpointSaved) -> None:
+            saves.append(run.progress.steps)
+
+    fit(h.SaveSchedule(h.Every(steps=4)), h.Checkpoint(tmp_path), Watch(), epochs=1)
+    fit(h.SaveSchedule(h.Every(steps=3)), h.Checkpoint(tmp_path, resume="auto"), Watch(), epochs=3)
+    assert saves == [4, 6, 9, 12]
+
+
+def test_14_everything_is_cleaned_up_after_an_exception(tmp_path: Path) -> None:
+    closed: list[str] = []
+
+    class Held(h.Plugin):
+        @h.on(h.StepEnd)
+        def fail(self, run: h.Run, event: h.StepEnd) -> None:
+            raise ZeroDivisionError
+
+        def close(self) -> None:
+            closed.append("file")
+
+    with pytest.raises(ZeroDivisionError):
+        fit(Held())
+    assert closed == ["file"]
+
+
+def test_16_early_stopping_without_validation_data_is_refused() -> None:
+    with pytest.raises(ValueError, match="there is no validation data"):
+        fit(h.EarlyStopping("validation/loss"))
+
+
+def test_17_a_second_fit_and_a_test_on_one_trainer_find_what_the_first_left(tmp_path: Path) -> None:
+    task = h.Supervised(nn.Linear(4, 2), nn.functional.cross_entropy)
+    trainer = h.Trainer([h.SaveSchedule(h.Every(epochs=1)), h.Checkpoint(tmp_path, resume="auto")], device="cpu")
+    results = [
+        trainer.fit(task, batches(), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=epochs)
+        for epochs in (1, 2)
+    ]
+    assert [result.progress.epoch for result in results] == [1, 2]
+    assert [path.name for path in tmp_path.iterdir()] == ["run_epoch_2_iter_8.pth"]
+    assert trainer.test(task, batches()).status == "completed"
+
+
+def test_19_the_tail_of_an_accumulation_is_stepped_with_its_weight_and_windows_end_with_the_epoch() -> None:
+    windows: list[tuple[int, int]] = []
+
+    class Watch(h.Plugin):
+        @h.on(h.GradientsReady)
+        def watch(self, run: h.Run, event: h.GradientsReady) -> None:
+            windows.append((run.progress.epoch, run.window))
+
+    result = fit(h.GradientAccumulation(3), Watch())
+    assert windows == [(0, 3), (0, 1), (1, 3), (1, 1)]
+    assert (result.progress.steps, result.progress.batches) == (4, 8)
