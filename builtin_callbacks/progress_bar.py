@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from time import monotonic
@@ -205,7 +206,13 @@ class ProgressBar(Plugin):
 
 
 def _is_terminal(file: TextIO) -> bool:
-    return bool(getattr(file, "isatty", lambda: False)())
+    """Return whether bars can be drawn: a terminal of no known size, as in some containers, would show nothing."""
+    if not getattr(file, "isatty", lambda: False)():
+        return False
+    try:
+        return min(os.get_terminal_size(file.fileno())) > 0
+    except (OSError, ValueError):  # a stand-in that says it is a terminal, and is believed
+        return True
 
 
 def _in_notebook() -> bool:

@@ -55,7 +55,8 @@ def _finish_early(run: TrainRun) -> BaseException | None:
         abandon(run)
         run.control.stop("the loop over the epochs was left", by="the caller")
         run.control.decide()
-        loop.finish(run)
+        if run.started:
+            loop.finish(run)
     except BaseException as error:  # noqa: BLE001  # fails the run like any other; raised by close_run
         return error
     return None

@@ -77,7 +77,7 @@ class RunContext:
         self.outputs: Any = None
         self.loss: Tensor | None = None
         self.window = 0
-        self.in_hand = self.unstepped = self.exhausted = self.finished = self.last_seen = False
+        self.started = self.in_hand = self.unstepped = self.exhausted = self.finished = self.last_seen = False
         self.open_contexts = ExitStack()
         self.open_batches: Iterator[Any] = iter(())
         self.status: Status = "completed"

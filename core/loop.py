@@ -42,7 +42,7 @@ def fit(run: TrainRun) -> None:
 
 def epochs(run: TrainRun) -> Iterator[int]:
     """Yield the index of each epoch, amid the events of the run and of the epochs."""
-    control = run.control
+    control, run.started = run.control, True
     control.stage = "TrainStart"
     run.emit(ev.TrainStart())
     control.stage = ""
@@ -73,7 +73,9 @@ def batches(run: TrainRun) -> Iterator[Any]:
             settle_batch(run)
         progress.batch += 1
         run.in_hand = False
-        if bus.links or control.pending:  # where nothing listens, six looks at cold memory are spared
+        if (
+            bus.links or control.pending or control.touched
+        ):  # where nothing listens, six looks at cold memory are spared
             close_batch(run)
         if control.leaving or progress.steps >= run.last_step:
             break
@@ -100,7 +102,7 @@ def step(run: TrainRun, loss: Tensor) -> None:
         check_loss(loss)
     run.loss = loss
     progress.samples += (size := run.size_of(run.batch))
-    if run.bus.links:
+    if run.bus.links or run.window:
         heard_step(run, loss, size)
     else:
         run.backward(loss)

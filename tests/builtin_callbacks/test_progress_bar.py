@@ -401,3 +401,17 @@ def test_a_missing_tqdm_names_the_command(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setitem(sys.modules, "tqdm.auto", None)
     with pytest.raises(ImportError, match=r"needs tqdm, which cannot be imported \(.*\): pip install tqdm$"):
         ProgressBar()
+
+
+@pytest.mark.parametrize(("size", "plain"), [((24, 80), False), ((0, 0), True)])
+def test_a_terminal_without_a_size_gets_plain_lines(size: tuple[int, int], plain: bool) -> None:
+    import fcntl
+    import os
+    import pty
+    import struct
+    import termios
+
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+    with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb"):
+        assert ProgressBar(file=terminal).plain is plain

@@ -375,6 +375,20 @@ def test_a_skipped_last_batch_still_steps_the_window(sized: bool) -> None:
     assert (result.progress.steps, result.progress.skipped_batches) == (2, 1)
 
 
+def test_a_window_that_everybody_has_left_is_still_closed() -> None:
+    trainer = Trainer([GradientAccumulation(3)], device="cpu")
+
+    class Leave(Plugin):
+        @on(BatchEnd)
+        def leave(self, run: Run, event: BatchEnd) -> None:
+            trainer.plugins.unregister("gradient_accumulation")
+            trainer.plugins.unregister(self)
+
+    trainer.plugins.register(Leave())
+    result = trainer.fit(make_task(), data(5), optimizer=lambda each: torch.optim.SGD(each, 0.1), epochs=1)
+    assert (result.progress.steps, result.progress.batches, trainer.bus.links) == (4, 5, 0)
+
+
 def test_a_request_inside_a_window_waits_for_its_end() -> None:
     names, _ = trace(GradientAccumulation(3), Ask(BatchEnd, lambda run: run.control.request_save("now")), train=data(3))
     assert names == [

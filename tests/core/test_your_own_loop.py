@@ -132,6 +132,14 @@ def test_leaving_the_epochs_is_a_stop() -> None:
     assert (run.result.status, run.result.stopped_by) == ("stopped", "the caller")
 
 
+def test_a_run_that_never_begins_has_no_end_of_training() -> None:
+    run, _, recorder = start(data(3))
+    with run:
+        pass
+    assert recorder.trace == ["run_closed"]
+    assert (run.result.status, run.result.progress.batches) == ("stopped", 0)
+
+
 def test_a_batch_without_a_step_is_an_error() -> None:
     run, _, recorder = start(data(3))
     with pytest.raises(RuntimeError, match=r"run.step\(loss\) was not called"), run:
