@@ -117,10 +117,10 @@ def run_demo(folder: Path, epochs: int) -> float:
         hyper_parameters={"lr": 3e-3, "batch_size": 64},
     )
     assert result.best_checkpoint is not None
-    h.load_weights(task, result.best_checkpoint)
+    best = h.load_weights(task, result.best_checkpoint)
     with trainer.plugins.disabled("progress"):
         tested = trainer.test(task, DataLoader(test, batch_size=300), name="digits")
     accuracy = tested.metrics["test/accuracy"]
     curves(folder / "log.jsonl", folder / "curves.png")
-    print(summary(result, accuracy, folder, perf_counter() - began))
+    print(summary(result, best, accuracy, folder, perf_counter() - began))
     return accuracy

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 
 from heliograph.core.extras import require
@@ -37,8 +39,9 @@ def curves(log: Path, picture: Path) -> None:
     pyplot.close(figure)
 
 
-def summary(result: RunResult, accuracy: float, folder: Path, seconds: float) -> str:
+def summary(result: RunResult, best: dict[str, float], accuracy: float, folder: Path, seconds: float) -> str:
     """Return the demo's last words."""
+    python = min(sys.executable, os.path.relpath(sys.executable), key=len)
     asker = f" by {result.stopped_by}" if result.stopped_by else ""
     times = sorted(result.plugin_seconds.items(), key=lambda item: -item[1])
     lines = [
@@ -47,8 +50,7 @@ def summary(result: RunResult, accuracy: float, folder: Path, seconds: float) ->
         f"  {result.progress.epoch} epochs, {result.progress.steps} optimizer steps, "
         f"{result.progress.samples} samples in {seconds:.1f} s",
         f"  test accuracy {accuracy:.2%} with the weights of {result.best_checkpoint}",
-        f"  last validation: loss {result.metrics['validation/loss']:.4f}, "
-        f"accuracy {result.metrics['validation/accuracy']:.2%}",
+        f"  best validation: loss {best['validation/loss']:.4f}, accuracy {best['validation/accuracy']:.2%}",
         "",
         "files",
         *(f"  {path}" for path in sorted(folder.rglob("*")) if path.is_file()),
@@ -57,9 +59,9 @@ def summary(result: RunResult, accuracy: float, folder: Path, seconds: float) ->
         *(f"  {name:<24} {1e3 * spent:8.1f} ms" for name, spent in times if spent > 1e-4),
         "",
         "next",
-        f"  tensorboard --logdir {folder / 'tensorboard'}     look at the curves, or open {folder / 'curves.png'}",
-        "  python -m heliograph events                       what happens in which order",
-        "  python -m heliograph plugins                      what is installed",
-        "  docs/writing_a_plugin.md                          your first plugin in ten minutes (in the repository)",
+        f"  {python} -m tensorboard.main --logdir {folder / 'tensorboard'}   (or open {folder / 'curves.png'})",
+        f"  {python} -m heliograph events     what happens in which order",
+        f"  {python} -m heliograph plugins    what is installed",
+        "  docs/writing_a_plugin.md, in the repository: your first plugin in ten minutes",
     ]
     return "\n".join(lines)
