@@ -23,7 +23,7 @@ def close_run(run: TrainRun, error: BaseException | None) -> None:
     run.status = _status(run, error)
     place = _place(run, error)
     secondary = loop.end(run, error)
-    secondary += [(owner, "close", failure) for owner, failure in run.plugins.close(run)]
+    secondary += [(owner, "close", failure) for owner, failure in run.plugins.close()]
     if error is None and secondary:
         owner, event, error = secondary.pop(0)
         place += f"; in {owner} on {event}"

@@ -180,7 +180,7 @@ class Bus:
         self._wrapper: Callable[[Receiver, str], Receiver] | None = None
         self.links = 0  # how many receivers listen to anything: without any, much can be spared
         self.deferred: list[tuple[str, Callable[[], None]]] = []
-        self.forgiver: Callable[[str, Run, str, BaseException], bool] | None = None
+        self.forgiver: Callable[[str, Run, Event, BaseException], bool] | None = None
         self.blamed: tuple[BaseException, str, str] | None = None
 
     def signal(self, event: type[E]) -> OrderedSignal[E]:
@@ -223,7 +223,7 @@ class Bus:
         """Note whose handler failed; return whether the dispatch goes on without it."""
         if self.blamed is not None and self.blamed[0] is error:
             return False  # the innermost handler is the one to name, and the one to judge by
-        if self.forgiver is not None and self.forgiver(owner, run, event.name, error):
+        if self.forgiver is not None and self.forgiver(owner, run, event, error):
             return True
         self.blamed = error, owner, event.name
         return False

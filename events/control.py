@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 from .bus import current_owner
 from .progress import Progress
 
 Verb = Literal["stop", "veto_stop", "end_epoch", "skip_batch", "skip_step", "hold_step", "scale_loss", "log", "validation", "save"]  # fmt: skip  # noqa: E501
-_ONE_LINE = ("hold_step", "scale_loss", "veto_stop")  # asked for again and again: counted, not listed
+_COUNTED = ("hold_step", "scale_loss", "veto_stop")  # asked for again and again: counted, not listed
 
 
 @dataclass(slots=True)
@@ -36,19 +37,13 @@ class History(deque[Request]):
 
     def __init__(self, requests: Iterable[Request] = (), maxlen: int | None = 10_000) -> None:
         super().__init__(requests, maxlen)
-        self._counted: dict[tuple[str, str, str], Request] = {}
 
     def add(self, request: Request) -> Request:
-        """Append a request, or count it where its plugin makes the same one again and again."""
-        key = request.verb, request.by, request.reason
-        if request.verb in _ONE_LINE and key in self._counted:
-            self._counted[key].times += 1
-            return self._counted[key]
-        if len(self) == self.maxlen:
-            oldest = self[0]
-            self._counted.pop((oldest.verb, oldest.by, oldest.reason), None)
-        if request.verb in _ONE_LINE:
-            self._counted[key] = request
+        """Append a request, or count it where its plugin has just made the same one, as it does for every batch."""
+        for latest in islice(reversed(self), 8) if request.verb in _COUNTED else ():
+            if (latest.verb, latest.by, latest.reason) == (request.verb, request.by, request.reason):
+                latest.times += 1
+                return latest
         self.append(request)
         return request
 

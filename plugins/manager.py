@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar, overload
 
 from ..events import Bus, Event, Run
@@ -210,18 +211,18 @@ class Plugins:
             entry.given_up = False
             entry.errors.clear()
 
-    def close(self, run: Run) -> list[tuple[str, BaseException]]:
+    def close(self) -> list[tuple[str, BaseException]]:
         """At a run's end: close every plugin, those too that left while it went on; return the errors by name."""
         self._running = False
-        left, self._bus.deferred[:] = list(self._bus.deferred), []
-        closing = [entry for entry in self._entries.values() if isinstance(entry.plugin, Plugin)]
+        closing: list[tuple[str, Callable[[], None]]] = list(self._bus.deferred)
+        closing += [(entry.name, partial(_close, entry)) for entry in self._entries.values()]
+        self._bus.deferred.clear()
         errors: list[tuple[str, BaseException]] = []
-        for name, close in [*left, *((PluginName(entry.name), entry.plugin.close) for entry in closing)]:
+        for name, close in closing:
             try:
                 close()
             except BaseException as error:  # noqa: BLE001  # the others must be closed too; the caller raises it
-                if not self._forgive(name, run, "close", error):
-                    errors.append((name, error))
+                errors.append((name, error))
         return errors
 
     def _stateful(self) -> dict[str, Any]:
@@ -255,17 +256,16 @@ class Plugins:
 
     def _retire(self, entry: Entry) -> None:
         """Close a plugin, as soon as no dispatch goes on that may still call it."""
-        if isinstance(entry.plugin, Plugin):
-            self._bus.deferred.append((PluginName(entry.name), entry.plugin.close))
-            self._bus.settle()
+        self._bus.deferred.append((entry.name, partial(_close, entry)))
+        self._bus.settle()
 
-    def _forgive(self, owner: str, run: Run, event: str, error: BaseException) -> bool:
+    def _forgive(self, owner: str, run: Run, event: Event, error: BaseException) -> bool:
         """Log and count an observer's error; switch it off after `max_errors`."""
         entry = self._entries.get(owner) if isinstance(owner, PluginName) else None
         if entry is None or not isinstance(error, Exception) or getattr(entry.plugin, "policy", "") != "observer":
             return False
-        entry.errors.append(f"{event} at step {run.progress.steps}: {type(error).__name__}: {error}")
-        logger.error("plugin %r failed in %s", owner, event, exc_info=error)
+        entry.errors.append(f"{event.name} at step {run.progress.steps}: {type(error).__name__}: {error}")
+        logger.error("plugin %r failed in %s", owner, event.name, exc_info=error)
         if len(entry.errors) >= getattr(entry.plugin, "max_errors", 3) and entry.enabled:
             run.note(f"plugin {str(owner)!r} was switched off after {len(entry.errors)} errors")
             logger.error("plugin %r is switched off after %d errors", owner, len(entry.errors))
@@ -293,16 +293,27 @@ class Plugins:
         raise LookupError(f"No plugin {given!r} is registered.{known_names(given, self._entries)}")
 
 
+def _close(entry: Entry) -> None:
+    """Close a plugin; an observer's error is logged and listed like all of its errors."""
+    try:
+        if isinstance(entry.plugin, Plugin):
+            entry.plugin.close()
+    except Exception as error:
+        if entry.plugin.policy != "observer":
+            raise
+        entry.errors.append(f"close: {type(error).__name__}: {error}")
+        logger.error("plugin %r failed to close", entry.name, exc_info=error)
+
+
 def _overrides(plugin: object, method: str) -> bool:
     """Return whether a plugin has a method of its own, not the base class's empty one."""
     return getattr(type(plugin), method, None) not in (None, getattr(Plugin, method))
 
 
 def _handlers_of(plugin: object, name: str) -> Iterator[tuple[type[Event], Handler]]:
-    marks = [] if isinstance(plugin, type) else list(marked_methods(type(plugin)))
     if isinstance(plugin, type):
         raise TypeError(f"{plugin.__name__} is a class: register an object of it, {plugin.__name__}(...).")
-    if not marks:
+    if not (marks := list(marked_methods(type(plugin)))):
         form = "an object with methods marked @on, as in\n    @on(EpochEnd)\n    def report(self, run, event): ..."
         raise TypeError(f"{plugin!r} is no plugin: register {form}")
     for method_name, mark in marks:

@@ -148,7 +148,7 @@ def test_the_kernel_does_not_grow() -> None:
         *files("plugins"),
         *(ROOT / "core" / name for name in ("loop.py", "run.py", "trainer.py")),
     ]
-    assert sum(map(code_lines, kernel)) <= 1215
+    assert sum(map(code_lines, kernel)) <= 1220
 
 
 def test_the_public_names() -> None:

@@ -288,7 +288,30 @@ def test_an_observer_that_cannot_close_is_forgiven_too() -> None:
         task, data(1), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1
     )
     assert result.status == "completed"
-    assert result.plugin_errors == {"leaky": ("close at step 1: OSError: the disk is full",)}
+    assert result.plugin_errors == {"leaky": ("close: OSError: the disk is full",)}
+
+
+def test_an_observer_that_cannot_close_when_it_is_switched_off_amid_a_run_is_forgiven() -> None:
+    class Leaky(Plugin):
+        policy = "observer"
+        max_errors = 1
+
+        @on(BatchEnd)
+        def look(self, run: Run, event: BatchEnd) -> None:
+            raise ValueError("rain")
+
+        def close(self) -> None:
+            raise OSError("the disk is full")
+
+    task = make_task()
+    result = Trainer([Leaky()], device="cpu").fit(
+        task, data(3), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1
+    )
+    assert (result.status, result.progress.steps) == ("completed", 3)
+    assert result.plugin_errors["leaky"][:2] == (
+        "batch_end at step 1: ValueError: rain",
+        "close: OSError: the disk is full",
+    )
 
 
 def test_a_function_that_is_called_like_an_observer_is_not_forgiven() -> None:
