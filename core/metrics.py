@@ -7,14 +7,66 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+FOLD = 64
+
+
+class Sum:
+    """A weighted sum of scalars on one device.
+
+    A few terms at a time are added up in the precision of a loss, which costs two thirds of mixing in float64; then
+    they are folded into float64, which sums of many samples need.
+    """
+
+    __slots__ = ("host", "part", "pending", "start", "total", "weight")
+
+    def __init__(self, host: float = 0.0, weight: float = 0.0, start: float = 0.0, pending: int = 0) -> None:
+        self.host, self.weight = host, weight
+        self.start, self.pending = start, pending
+        self.total: Tensor | None = None
+        self.part: Tensor | None = None
+
+    def add(self, name: str, value: Tensor, weight: float) -> None:
+        """Add a scalar tensor without waiting for its device."""
+        part = self.part
+        if part is None:
+            part = self._begin(name, value)
+        part.add_(value.detach() if value.ndim == 0 else value.detach().reshape(()), alpha=weight)
+        self.pending += 1
+        if self.pending == FOLD and self.total is not None:
+            self.total.add_(part)
+            part.zero_()
+            self.pending = 0
+
+    def on_device(self) -> Tensor:
+        """Return the sum of all tensor terms so far."""
+        assert self.total is not None
+        assert self.part is not None
+        return self.total + self.part
+
+    def state(self) -> list[float]:
+        """Return what `Sum(*state)` continues from, to the last bit; waits for the device."""
+        if self.total is None or self.part is None:
+            return [self.host, self.weight, self.start, self.pending]
+        return [self.host + self.total.item(), self.weight, self.part.item(), self.pending]
+
+    def _begin(self, name: str, value: Tensor) -> Tensor:
+        if value.numel() != 1:
+            raise ValueError(
+                f"Metric {name!r} must be a scalar to be averaged, got a tensor of shape {list(value.shape)}."
+            )
+        long = torch.float32 if value.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
+        short = long if value.dtype == torch.float64 else torch.float32
+        self.total = torch.zeros((), dtype=long, device=value.device).add_(self.host)
+        self.part = torch.zeros((), dtype=short, device=value.device).add_(self.start)
+        self.host = self.start = 0.0
+        return self.part
+
 
 class Means:
     """Weighted running means by name. Adding never waits for the device; `read` waits once."""
 
     def __init__(self) -> None:
-        self._totals: dict[str, Tensor] = {}
-        self._floats: dict[str, float] = {}
-        self._weights: dict[str, float] = {}
+        self._sums: dict[str, Sum] = {}
 
     def add(self, name: str, value: Tensor | float, weight: float = 1.0) -> None:
         """Add a value, a scalar tensor or a number, with its weight.
@@ -22,53 +74,39 @@ class Means:
         Raises:
             ValueError: a tensor of more than one element.
         """
+        entry = self._sums.get(name)
+        if entry is None:
+            entry = self._sums[name] = Sum()
         if isinstance(value, Tensor):
-            total = self._totals.get(name)
-            if total is None:
-                total = self._totals[name] = self._zero(name, value).add_(self._floats.pop(name, 0.0))
-            total.add_(value.detach() if value.ndim == 0 else value.detach().reshape(()), alpha=weight)
+            entry.add(name, value, weight)
         else:
-            self._floats[name] = self._floats.get(name, 0.0) + float(value) * weight
-        self._weights[name] = self._weights.get(name, 0.0) + weight
+            entry.host += float(value) * weight
+        entry.weight += weight
 
     def state_dict(self) -> dict[str, list[float]]:
-        """Return sum and weight by name."""
-        names = {**self._floats, **self._totals}
-        sums = {name: self._floats.get(name, 0.0) + self._on_host(name) for name in names}
-        return {name: [total, self._weights[name]] for name, total in sums.items()}
+        """Return the sums by name."""
+        return {name: entry.state() for name, entry in self._sums.items()}
 
     def load_state_dict(self, state: Mapping[str, list[float]]) -> None:
-        """Continue from saved sums and weights."""
-        self._totals = {}
-        self._floats = {name: total for name, (total, _) in state.items()}
-        self._weights = {name: weight for name, (_, weight) in state.items()}
-
-    def _on_host(self, name: str) -> float:
-        return self._totals[name].item() if name in self._totals else 0.0
+        """Continue from saved sums."""
+        self._sums = {
+            name: Sum(host, weight, start, int(pending)) for name, (host, weight, start, pending) in state.items()
+        }
 
     def read(self, scope: str) -> dict[str, float]:
         """Return the means as `<scope>/<name>` and begin anew."""
-        sums = dict(self._floats)
+        sums = {name: entry.host + entry.start for name, entry in self._sums.items()}
         by_device: dict[torch.device, list[str]] = {}
-        for name, total in self._totals.items():
-            by_device.setdefault(total.device, []).append(name)
+        for name, entry in self._sums.items():
+            if entry.total is not None:
+                by_device.setdefault(entry.total.device, []).append(name)
         for names in by_device.values():
-            values = torch.stack([self._totals[name] for name in names]).tolist()
+            values = torch.stack([self._sums[name].on_device() for name in names]).tolist()
             for name, value in zip(names, values, strict=True):
-                sums[name] = sums.get(name, 0.0) + value
-        means = {f"{scope}/{name}": sums[name] / self._weights[name] for name in self._weights if self._weights[name]}
-        self.__init__()  # type: ignore[misc]  # begins anew, whatever it holds
+                sums[name] += value
+        means = {f"{scope}/{name}": sums[name] / entry.weight for name, entry in self._sums.items() if entry.weight}
+        self._sums = {}
         return means
-
-    @staticmethod
-    def _zero(name: str, value: Tensor) -> Tensor:
-        if value.numel() != 1:
-            raise ValueError(
-                f"Metric {name!r} must be a scalar to be averaged, got a tensor of shape {list(value.shape)}."
-            )
-        # Sums of many samples need the digits of float64, which Apple's GPUs do not have.
-        dtype = torch.float32 if value.device.type == "mps" else torch.float64
-        return torch.zeros((), dtype=dtype, device=value.device)
 
 
 def plain(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from heliograph import accuracy
-from heliograph.core.metrics import Means
+from heliograph.core.metrics import Means, Sum
 
 
 def test_weighted_means_of_tensors_and_numbers() -> None:
@@ -47,13 +47,23 @@ def test_without_weight_there_is_no_mean() -> None:
     assert means.read("train") == {}
 
 
-def test_sums_have_the_digits_of_float64() -> None:
+def test_sums_of_many_terms_stay_exact_where_float32_would_drift() -> None:
+    means, drifting, value = Means(), torch.zeros(()), torch.tensor(0.1)
+    for _ in range(100_000):
+        means.add("loss", value)
+        drifting += value
+
+    assert means.read("train")["train/loss"] == pytest.approx(0.1, rel=1e-6)
+    assert drifting.item() / 100_000 != pytest.approx(0.1, rel=1e-4)
+
+
+def test_a_term_that_is_far_larger_costs_no_more_than_its_own_precision() -> None:
     means = Means()
     means.add("loss", torch.tensor(1e8))
     for _ in range(1000):
         means.add("loss", torch.tensor(1.0))
 
-    assert means.read("train")["train/loss"] == (1e8 + 1000) / 1001
+    assert means.read("train")["train/loss"] == pytest.approx((1e8 + 1000) / 1001, rel=1e-6)
 
 
 @pytest.mark.parametrize("value", [torch.tensor(3), torch.tensor(True), torch.tensor(3.0, dtype=torch.bfloat16)])
@@ -86,12 +96,12 @@ def test_what_is_no_scalar_is_refused(value: torch.Tensor) -> None:
         Means().add("acc", value)
 
 
-def test_a_device_without_float64_uses_float32() -> None:
+def test_a_device_without_float64_uses_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     class Apple:
         """A tensor on an Apple GPU, as far as is asked."""
 
         device = type("D", (), {"type": "mps"})()
-        shape: tuple[int, ...] = ()
+        dtype = torch.float32
 
         def numel(self) -> int:
             return 1
@@ -103,11 +113,9 @@ def test_a_device_without_float64_uses_float32() -> None:
         made.append(options["dtype"])
         return real(shape)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "zeros", zeros)
-        Means._zero("loss", Apple())  # type: ignore[arg-type]
-
-    assert made == [torch.float32]
+    monkeypatch.setattr(torch, "zeros", zeros)
+    Sum()._begin("loss", Apple())  # type: ignore[arg-type]
+    assert made == [torch.float32, torch.float32]
 
 
 @pytest.mark.parametrize("cut", [0, 1, 3, 5])
@@ -132,7 +140,7 @@ def test_state_is_plain_and_taking_it_changes_nothing() -> None:
     means.add("n", 3.0)
     state = means.state_dict()
 
-    assert state == {"loss": [8.0, 4.0], "n": [3.0, 1.0]}
+    assert state == {"loss": [0.0, 4.0, 8.0, 1], "n": [3.0, 1.0, 0.0, 0]}
     assert means.read("train") == {"train/loss": 2.0, "train/n": 3.0}
 
 
