@@ -97,59 +97,49 @@ def close_batch(run: TrainRun) -> None:
 
 def step(run: TrainRun, loss: Tensor) -> None:
     """Take a loss backward and, where its window ends, step the optimizer."""
-    progress = run.progress
+    progress, links = run.progress, run.bus.links
     if run.loss is None:  # the first of every epoch
         check_loss(loss)
     run.loss = loss
     progress.samples += (size := run.size_of(run.batch))
-    if run.bus.links or run.window:
-        heard_step(run, loss, size)
+    if links or run.window:  # somebody listens, and may want the loss or the gradients for himself
+        if run.log.chain:
+            run.means.add("loss", loss, size)
+        if run.control.touched or run.window or run.hot.gradients_ready.chain:
+            accumulate(run, loss)
+            return
+    run.backward(loss)
+    if run.take_step() is not False:
+        progress.steps += 1
+        if links and run.hot.step_end.chain:
+            run.hot.step_end.emit(run, STEP_END)
     else:
-        run.backward(loss)
-        if run.take_step() is not False:
-            progress.steps += 1
-        else:
-            progress.skipped_steps += 1
-        run.optimizer.zero_grad()
+        progress.skipped_steps += 1
+    run.optimizer.zero_grad()
 
 
-def heard_step(run: TrainRun, loss: Tensor, size: int) -> None:
-    """Do as `step` where somebody listens, and so may want the loss, the gradients or the step for himself."""
+def accumulate(run: TrainRun, loss: Tensor) -> None:
+    """Add a loss to the window's gradients; step with them where the window ends."""
     control = run.control
-    if run.log.chain:
-        run.means.add("loss", loss, size)
-    if control.touched or run.window or run.hot.gradients_ready.chain:
-        run.engine.backward_scaled(loss, control.loss_scale)
-        run.window += 1
-        if not control.holds_step or run.is_last_batch:
-            close_window(run)
-    else:
-        run.backward(loss)
-        optimizer_step(run)
+    run.engine.backward_scaled(loss, control.loss_scale)
+    run.window += 1
+    if not control.holds_step or run.is_last_batch:
+        close_window(run)
 
 
 def close_window(run: TrainRun) -> None:
     """Let handlers see, clip or drop the gradients of a complete window, then step with them."""
+    control, hot = run.control, run.hot
     run.engine.unscale(run.optimizer)
-    run.control.stage = "GradientsReady"
-    run.hot.gradients_ready.emit(run, GRADIENTS_READY)
-    run.control.stage = ""
-    if run.control.drops_step:
-        run.progress.skipped_steps += 1
-        run.optimizer.zero_grad()
-    else:
-        optimizer_step(run)
-    run.window = 0
-
-
-def optimizer_step(run: TrainRun) -> None:
-    """Step the optimizer; the engine may have to skip that."""
-    if run.take_step() is not False:
+    control.stage = "GradientsReady"
+    hot.gradients_ready.emit(run, GRADIENTS_READY)
+    control.stage = ""
+    if not control.drops_step and run.take_step() is not False:
         run.progress.steps += 1
-        if run.hot.step_end.chain:
-            run.hot.step_end.emit(run, STEP_END)
+        hot.step_end.emit(run, STEP_END)
     else:
         run.progress.skipped_steps += 1
+    run.window = 0
     run.optimizer.zero_grad()
 
 
