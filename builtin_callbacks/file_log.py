@@ -130,6 +130,7 @@ class FileLog(Plugin):
         info = (type(error), error, error.__traceback__) if error else None
         record = logging.LogRecord("heliograph", level, __file__, 0, "%s %s", (place, text), info)
         if self._handler is not None and level >= self.level:  # to this file only: the user's own handlers are his
+            self._handler.failure = None  # one of another's lines, that the disk may have recovered from
             self._handler.handle(record)
             if self._handler.failure is not None:
                 raise self._handler.failure

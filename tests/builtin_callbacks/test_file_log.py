@@ -16,8 +16,10 @@ from heliograph import (
     BatchEnd,
     BatchStart,
     Checkpoint,
+    EpochStart,
     Every,
     FileLog,
+    Lane,
     LogSchedule,
     RunResult,
     SavePoint,
@@ -292,3 +294,33 @@ def test_disabled_in_the_midst_its_handlers_leave_at_once(task: Make, batches: M
     text = "\n".join(lines(tmp_path))
 
     assert [step for step in range(1, 5) if f"[train epoch 0 step {step}] train/loss" in text] == [1, 3, 4]
+
+
+def test_a_disk_that_fills_up_is_counted_and_forgotten(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    class Full:
+        """A stream whose disk is full."""
+
+        def write(self, text: str) -> None:
+            raise OSError(28, "No space left on device")
+
+        def flush(self) -> None: ...
+
+        def close(self) -> None: ...
+
+    log = FileLog(tmp_path)
+    trainer = Trainer([log], device="cpu")
+    real: list[Any] = []
+
+    def fill(run: Any, event: EpochStart) -> None:
+        assert log._handler is not None
+        if event.epoch == 1:
+            real.append(log._handler.stream)
+            log._handler.stream = Full()  # type: ignore[assignment]
+        elif event.epoch == 2:
+            log._handler.stream = real[0]
+
+    trainer.bus.on(EpochStart, fill, lane=Lane.REPORT)
+    result = trainer.fit(task(), batches(1), optimizer=sgd, epochs=3)
+    assert result.status == "completed"
+    assert result.plugin_errors == {"file_log": ("epoch_end at step 2: OSError: [Errno 28] No space left on device",)}
+    assert any("epoch 2 is done" in line for line in lines(tmp_path))
