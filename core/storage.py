@@ -97,8 +97,12 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(path: Path, *, map_tensors: bool = False) -> dict[str, Any]:
     """Return the state in a checkpoint, read with `weights_only=True`.
+
+    Args:
+        path: the file.
+        map_tensors: leave the tensors on the disk, for who only wants to know whose state it is.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -108,7 +112,7 @@ def load(path: Path) -> dict[str, Any]:
         siblings = [each.name for each in path.parent.glob(f"*{SUFFIX}")] if path.parent.is_dir() else []
         raise FileNotFoundError(f"There is no checkpoint {path}.{known_names(path.name, siblings)}")
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=map_tensors)
     except Exception as error:  # a damaged file fails in many ways; all of them mean the same
         raise ValueError(f"The checkpoint {path} cannot be read: {type(error).__name__}: {error}") from error
     try:
@@ -126,7 +130,7 @@ def find(folder: Path, run_name: str) -> tuple[list[Found], list[str]]:
     found, passed_over = [], []
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         try:
-            state = load(path)
+            state = load(path, map_tensors=True)
         except (ValueError, FileNotFoundError) as error:
             passed_over.append(str(error))
             continue

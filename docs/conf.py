@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from abc import abstractmethod
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -44,9 +45,9 @@ class TableDirective(SphinxDirective):
     header: ClassVar[tuple[str, ...]]
     widths: ClassVar[str]
 
+    @abstractmethod
     def rows(self) -> list[list[str]]:
         """Return the cells in Markdown."""
-        raise NotImplementedError
 
     def run(self) -> list[Node]:
         """Return the table."""
