@@ -88,8 +88,7 @@ class Checkpoint(Plugin):
     @on(ValidationEnd, Log)
     def read(self, run: Run, event: ValidationEnd | Log) -> None:
         """Read the metric that the best are chosen by; it stands for the weights of this very step only."""
-        split = "validation" if isinstance(event, ValidationEnd) else "train"
-        if self.monitor is not None and self.monitor.split == split and event.metrics and run.optimizer is not None:
+        if self.monitor is not None and self.monitor.is_for(event) and run.optimizer is not None:
             self._value, self._value_at = self.monitor.read(event.metrics), run.progress.batches
 
     @on(SavePoint, lane=Lane.PERSIST)
@@ -103,7 +102,7 @@ class Checkpoint(Plugin):
         doomed = self._rank(path, value)
         try:
             storage.save(path, run.state_dict())
-        except BaseException:
+        except BaseException:  # an interrupt too: the lists must not name a file that is not there
             self._saved, self._best = before
             raise
         run.last_checkpoint = path

@@ -67,16 +67,10 @@ class EarlyStopping(Plugin):
         elif self.failed_readings >= self.patience:
             self._stop(run)
 
-    @on(ValidationEnd)
-    def read_validation(self, run: Run, event: ValidationEnd) -> None:
-        """Judge a metric of the validation."""
-        if self.monitor.split == "validation" and run.optimizer is not None:
-            self._judge(run, event.metrics)
-
-    @on(Log)
-    def read_log(self, run: Run, event: Log) -> None:
-        """Judge a metric of the training."""
-        if self.monitor.split != "validation" and event.metrics:  # empty where no batch came since the last log
+    @on(ValidationEnd, Log)
+    def read(self, run: Run, event: ValidationEnd | Log) -> None:
+        """Judge the metric where it was measured in a fit."""
+        if self.monitor.is_for(event) and run.optimizer is not None:
             self._judge(run, event.metrics)
 
     def state_dict(self) -> dict[str, Any]:

@@ -70,17 +70,15 @@ class LearningRate(Plugin):
                     warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
                 run.scheduler.step()
 
-    @on(ValidationEnd)
-    def after_validation(self, run: Run, event: ValidationEnd) -> None:
-        """Step by a metric of the validation."""
-        if self.monitor is not None and self.monitor.split == "validation" and run.optimizer is not None:
-            self._judge(self.monitor, run, event.metrics)
-
-    @on(Log)
-    def after_log(self, run: Run, event: Log) -> None:
-        """Step by a metric of the training."""
-        if self.monitor is not None and self.monitor.split != "validation" and len(event.metrics) > 1:
-            self._judge(self.monitor, run, event.metrics)
+    @on(ValidationEnd, Log)
+    def after_measuring(self, run: Run, event: ValidationEnd | Log) -> None:
+        """Step by the metric, where it was measured in a fit."""
+        if self.monitor is None or not self.monitor.is_for(event) or run.optimizer is None:
+            return
+        value = self.monitor.read(event.metrics)  # a NaN is handed on: it compares as no improvement
+        if run.progress.steps > self._steps_before:
+            run.scheduler.step(value)
+            self._steps_before = run.progress.steps
 
     def state_dict(self) -> dict[str, Any]:
         """Return how many optimizer steps there were when the scheduler was last stepped."""

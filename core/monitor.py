@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
-from ..events import Run
+from ..events import Log, Run, ValidationEnd
 from ..events.checks import known_names
 
 
@@ -39,6 +39,15 @@ class Monitor:
         """Raise ValueError where no validation will ever measure the metric."""
         if self.split == "validation" and not run.validation_sets:
             raise ValueError(f"{self.name!r} is monitored, but there is no validation data: pass validation= to fit.")
+
+    def is_for(self, event: Log | ValidationEnd) -> bool:
+        """Return whether an event measured this metric's split.
+
+        The loop averages `train/loss` over every batch: a log without it comes of no batch, whatever plugins add to it.
+        """
+        if isinstance(event, Log):
+            return self.split == "train" and "train/loss" in event.metrics
+        return self.split == "validation"
 
     def read(self, metrics: Mapping[str, float]) -> float:
         """Return the metric's value.

@@ -132,3 +132,18 @@ def test_19_the_tail_of_an_accumulation_is_stepped_with_its_weight_and_windows_e
     result = fit(h.GradientAccumulation(3), Watch())
     assert windows == [(0, 3), (0, 1), (1, 3), (1, 1)]
     assert (result.progress.steps, result.progress.batches) == (4, 8)
+
+
+def test_two_logs_at_one_step_are_no_missing_metric(tmp_path: Path) -> None:
+    class LogAgain(h.Plugin):
+        @h.on(h.EpochEnd)
+        def ask(self, run: h.Run, event: h.EpochEnd) -> None:
+            run.control.request_log("the epoch is over")
+
+    stopper = h.EarlyStopping("train/loss", patience=9)
+    saver = h.Checkpoint(tmp_path, keep_best=1, monitor="train/loss")
+    schedules = [h.LogSchedule(h.Every(steps=1)), h.SaveSchedule(h.Every(steps=4)), LogAgain()]
+    result = fit(*schedules, stopper, saver, h.TensorBoard(tmp_path / "board"))
+    assert result.status == "completed"
+    assert stopper.best == min(stopper.best or 0.0, result.metrics["train/loss"])
+    assert result.best_checkpoint is not None
