@@ -1,0 +1,153 @@
+"""Loaders made from datasets, and several phases of training data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from copy import copy
+from functools import partial
+from typing import Any, Literal, TypedDict
+
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+
+from ...events.checks import known_names
+from ..batches import check_loader
+from ..signals import ignore_signals
+from .samplers import DistributedSampler, RandomSampler, SequentialSampler
+
+ONLY_TRAINING = ("shuffle", "sampler", "drop_last")
+
+
+class LoaderParams(TypedDict, total=False):
+    """How to make a `DataLoader` from a dataset: torch's own parameters, and two that mean more here.
+
+    Attributes:
+        batch_size: samples in a batch, per process; 1 by default, None for a dataset that yields whole batches.
+        shuffle: a new order in every epoch, a pure function of the run's seed and the epoch.
+        sampler: any torch sampler; one with `indices(seed, epoch, start)` is gone to any position at once.
+        draws_per: what random draws in the dataset are keyed by: `batch` (the default, cheapest) or `sample`, which
+            makes them independent of the batch size and of the number of processes too.
+        num_workers: processes that load; their number changes no batch and no draw of a map-style dataset.
+        drop_last: whether a last, smaller batch is left out.
+        collate_fn: as in torch.
+        pin_memory: as in torch.
+        persistent_workers: as in torch.
+        prefetch_factor: as in torch.
+        timeout: as in torch, in seconds.
+        multiprocessing_context: as in torch.
+        worker_init_fn: as in torch.
+    """
+
+    batch_size: int | None
+    shuffle: bool
+    sampler: Sampler[Any] | Iterable[Any]
+    draws_per: Literal["batch", "sample"]
+    num_workers: int
+    drop_last: bool
+    collate_fn: Callable[[list[Any]], Any]
+    pin_memory: bool
+    persistent_workers: bool
+    prefetch_factor: int
+    timeout: float
+    multiprocessing_context: Any
+    worker_init_fn: Callable[[int], None]
+
+
+class Phases:
+    """Several phases of training data: `fit(task, Phases(easy, hard))`.
+
+    A run begins with the first; `control.next_phase(reason)` ends the epoch at the next boundary and goes on with the
+    next one. In the last phase the request has no effect. Checkpoints keep the phase.
+
+    Args:
+        *loaders: a loader or dataset for each phase.
+
+    Raises:
+        ValueError: there is none.
+    """
+
+    def __init__(self, *loaders: Any) -> None:
+        if not loaders:
+            raise ValueError("Phases(...) takes at least one loader or dataset.")
+        self.loaders = loaders
+
+
+def check_params(params: Any, given: Iterable[Any]) -> None:
+    """Raise unless loader parameters are known ones, and there is a dataset that they are for."""
+    if params is None:
+        return
+    if not isinstance(params, dict):
+        raise TypeError(f"loader_params= takes a dict such as {{'batch_size': 32, 'shuffle': True}}, got {params!r}.")
+    for unknown in params.keys() - LoaderParams.__annotations__.keys():
+        raise ValueError(f"loader_params= has no {unknown!r}.{known_names(unknown, LoaderParams.__annotations__)}")
+    if params.get("draws_per", "batch") not in ("batch", "sample"):
+        raise ValueError(f"loader_params['draws_per'] is 'batch' or 'sample', got {params['draws_per']!r}.")
+    if params.get("sampler") is not None and params.get("shuffle"):
+        raise ValueError("loader_params= takes a sampler or shuffle=True, not both: the sampler is the order.")
+    if not any(map(is_dataset, given)):
+        kinds = ", ".join(type(each).__name__ for each in given)
+        raise ValueError(
+            f"loader_params= says how to read a dataset, but {kinds} is a loader, made already: give its dataset."
+        )
+
+
+def training_loaders(train: Any, params: LoaderParams | None, rank: int, world_size: int) -> list[Any]:
+    """Return the loader of each phase, made from its dataset where that was given.
+
+    Raises:
+        TypeError: something is neither a loader nor a dataset, or is a dataset and nothing says how to batch it.
+        ValueError: a loader is empty, or parameters were given for a loader that is made already.
+    """
+    given = list(train.loaders) if isinstance(train, Phases) else [train]
+    check_params(params, given)
+    loaders = [made(each, params, "train", rank, world_size) for each in given]
+    for loader in loaders:
+        check_loader(loader, "train")
+    return loaders
+
+
+def evaluation_loader(data: Any, params: LoaderParams | None, split: str) -> Any:
+    """Return a loader of a validation or test set: every sample once, in order."""
+    rest = None if params is None else {name: each for name, each in params.items() if name not in ONLY_TRAINING}
+    loader = made(data, rest, split, 0, 1)
+    check_loader(loader, split)
+    return shielded(loader) if type(loader) is DataLoader and loader.num_workers else loader
+
+
+def shielded(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """Return a copy of a loader whose workers leave it to this process to act upon a signal that went to all."""
+    own = copy(loader)
+    own.__dict__["_iterator"] = None  # persistent workers are not shared
+    if loader.num_workers:
+        own.worker_init_fn = partial(ignore_signals, then=loader.worker_init_fn)
+    return own
+
+
+def is_dataset(data: Any) -> bool:
+    """Return whether something holds samples, not batches; other libraries' datasets are told by their methods."""
+    if isinstance(data, Dataset):
+        return True
+    is_batches = isinstance(data, DataLoader | list | tuple | Mapping)
+    return not is_batches and hasattr(data, "__getitem__") and hasattr(data, "__len__")
+
+
+def made(data: Any, params: Any, split: str, rank: int, world_size: int) -> Any:
+    """Return a loader as it is, or one that is made from a dataset."""
+    if params is None or not is_dataset(data):
+        return data
+    options = {name: value for name, value in params.items() if name not in ("shuffle", "draws_per")}
+    if isinstance(data, IterableDataset):
+        if params.get("shuffle") or params.get("sampler") is not None:
+            raise ValueError(f"The {split} dataset is iterable, so its order is its own: no shuffle and no sampler.")
+        return DataLoader(data, **options)
+    try:
+        size = len(data)
+    except TypeError:
+        raise TypeError(f"The {split} dataset {type(data).__name__} has no length: give it __len__.") from None
+    if not size:
+        raise ValueError(f"The {split} dataset is empty.")
+    sampler = params.get("sampler")
+    if sampler is None:
+        drops = params.get("drop_last", False)
+        own = RandomSampler(size) if params.get("shuffle") else SequentialSampler(size)
+        sampler = own if world_size == 1 else DistributedSampler(own, rank, world_size, drop_last=drops)
+    return DataLoader(data, **{**options, "sampler": sampler})

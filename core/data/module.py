@@ -1,0 +1,84 @@
+"""Data with a life of its own: prepared once, set up for a run, torn down whatever happens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal
+
+from .loaders import LoaderParams
+
+
+class DataModule:
+    """Base of data modules: write `train`, and what else there is. Give one to `fit`, `validate` or `test`.
+
+    A run calls `prepare` (once per object, and on one process per node), then `set_up`, then `train` and `validation`
+    or `test`; and, however it ends, `tear_down`.
+
+    Attributes:
+        loader_params: how to batch the datasets that the methods return; see `LoaderParams`. What `fit` is given wins.
+    """
+
+    loader_params: LoaderParams | None = None
+    _prepared = False
+
+    def prepare(self) -> None:
+        """Download, unpack, convert. Keep no state: other processes will not see it."""
+
+    def set_up(self) -> None:
+        """Open files, split, tokenize: what this process needs."""
+
+    def train(self) -> Any:
+        """Return the training data: a dataset, a loader, or `Phases(...)` of them."""
+        raise TypeError(f"{type(self).__name__} needs a method train() to be trained on.")
+
+    def validation(self) -> Any:
+        """Return the validation data, one dataset or loader or several by name; None where there is none."""
+        return None
+
+    def test(self) -> Any:
+        """Return the test data, one dataset or loader or several by name."""
+        raise TypeError(f"{type(self).__name__} needs a method test() to be tested on.")
+
+    def tear_down(self) -> None:
+        """Close what `set_up` opened; also called after a `set_up` that failed."""
+
+
+def opened(module: DataModule, life: ExitStack, *, prepares: bool) -> DataModule:
+    """Prepare a module where that is this process's part, and set it up; leaving `life` tears it down."""
+    if prepares and not module._prepared:  # ours: a subclass need not call a constructor
+        module.prepare()
+        module._prepared = True
+    life.enter_context(_torn_down(module))
+    module.set_up()
+    return module
+
+
+@contextmanager
+def _torn_down(module: DataModule) -> Iterator[None]:
+    """Tear a module down at the end; a failure of that does not take the place of the error that it follows."""
+    try:
+        yield
+    except BaseException as error:
+        try:
+            module.tear_down()
+        except Exception as failure:  # noqa: BLE001  # told beside the first one
+            error.add_note(f"heliograph: then tear_down failed: {type(failure).__name__}: {failure}")
+        raise
+    module.tear_down()
+
+
+def complete(module: DataModule, options: Any) -> None:
+    """Complete the options of a fit with what the module says."""
+    if "validation" not in options:
+        options["validation"] = module.validation()
+    if module.loader_params is not None:
+        options.setdefault("loader_params", module.loader_params)
+
+
+def evaluated(data: Any, phase: Literal["train", "validation", "test"], life: ExitStack, *, prepares: bool) -> Any:
+    """Return the data that an evaluation reads, a module's own for its phase."""
+    if not isinstance(data, DataModule):
+        return data
+    module = opened(data, life, prepares=prepares)
+    return module.validation() if phase == "validation" else module.test()

@@ -1,0 +1,276 @@
+"""What a resume is worth, said as data: for each kind of loader, and after a change of the data."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from heliograph import BatchEnd, Plugin, ResumeReport, Run, Trainer, TrainStart, on
+from heliograph.core.data.guarantee import LEVELS, weaker
+from heliograph.core.data.training_data import TrainingData
+from heliograph.core.state import check_plain
+from heliograph.events import Progress
+from torch.utils.data import DataLoader, SubsetRandomSampler, WeightedRandomSampler
+
+Make = Callable[..., Any]
+
+UNCAPTURED = "no plugin keeps the state of the random generators: add RNGCapture()"
+
+
+def test_the_levels_in_their_order() -> None:
+    assert LEVELS == ("exact", "order-exact", "replayed", "not exact")
+    assert weaker("exact", "replayed") == weaker("replayed", "order-exact") == "replayed"
+    assert weaker("exact", "exact") == "exact"
+
+
+@pytest.mark.parametrize("step", [1, 5, 6, 7, 11])
+@pytest.mark.parametrize("workers", [(0, 0), (2, 0), (0, 1)])
+def test_a_map_style_loader_is_exact(
+    step: int, workers: tuple[int, int], drawing: Make, collate: Any, fit: Make
+) -> None:
+    def made(workers: int) -> DataLoader[Any]:
+        return DataLoader(drawing(), 4, shuffle=True, collate_fn=collate, num_workers=workers)
+
+    whole = fit(made(workers[0]), cut_at=[step])
+    resumed = fit(made(workers[1]), saved=whole.cuts[step])
+
+    place = whole.cuts[step]["progress"]
+    assert resumed.is_tail_of(whole)
+    assert whole.result.resume == ResumeReport("exact")
+    assert resumed.result.resume == ResumeReport(
+        "exact", epoch=place["epoch"], batch=place["batch"], step=step, unclaimed_states=("save_schedule",)
+    )
+
+
+def test_a_chain_of_resumes_is_exact(drawing: Make, fit: Make) -> None:
+    def made() -> DataLoader[Any]:
+        return DataLoader(drawing(), 4, sampler=WeightedRandomSampler([1.0, 3.0] * 11, 22), num_workers=1)
+
+    whole = fit(made(), epochs=3)
+    saved = fit(made(), epochs=3, cut_at=[2]).cuts[2]
+    for step in (6, 9, 13):
+        part = fit(made(), saved=saved, cut_at=[step], epochs=3)
+        saved = part.cuts[step]
+        assert part.is_tail_of(whole)
+
+
+class LeaveEarly(Plugin):
+    """Ends the first epoch after three of its six batches."""
+
+    @on(BatchEnd)
+    def leave(self, run: Run, event: BatchEnd) -> None:
+        if run.progress.batch == 3 and run.progress.epoch == 0:
+            run.control.end_epoch("enough")
+
+
+@pytest.mark.parametrize("place", [(0, 2), (0, 3), (1, 0), (1, 4)])
+def test_an_epoch_that_was_left_early(place: tuple[int, int], drawing: Make, fit: Make) -> None:
+    def made() -> DataLoader[Any]:
+        return DataLoader(drawing(), 4, shuffle=True, num_workers=1, persistent_workers=True)
+
+    whole = fit(made(), plugins=[LeaveEarly()], cut_everywhere=True)
+    assert len(whole.batches) == 9
+    assert fit(made(), plugins=[LeaveEarly()], saved=whole.places[place]).is_tail_of(whole)
+
+
+def test_without_rng_capture_only_the_order_is_exact(drawing: Make, fit: Make) -> None:
+    torch.manual_seed(3)
+    whole = fit(DataLoader(drawing(), 4, shuffle=True), seed=None, cut_at=[3, 8])
+    torch.manual_seed(4)
+    for step in (3, 8):
+        resumed = fit(DataLoader(drawing(), 4, shuffle=True), seed=None, saved=whole.cuts[step])
+        assert resumed.batches == whole.batches[step:]
+        assert resumed.losses != whole.losses[step:]
+        assert resumed.result.resume.guarantee == "order-exact"
+        assert resumed.result.resume.reasons == (UNCAPTURED,)
+    assert str(resumed.result.resume) == f"order-exact; {UNCAPTURED}"
+    assert f"resume order-exact; {UNCAPTURED}" in str(resumed.result).splitlines()
+
+
+def test_several_reasons_add_up(flowing: Make, fit: Make) -> None:
+    result = fit(DataLoader(flowing(), 4), seed=None).result
+    assert result.resume.guarantee == "replayed"
+    assert result.resume.reasons == ("an iterable dataset is read again up to the position", UNCAPTURED)
+
+
+@pytest.mark.skipif("in_order" not in inspect.signature(DataLoader).parameters, reason="this torch has no in_order")
+@pytest.mark.parametrize(("workers", "level"), [(2, "not exact"), (0, "exact")])
+def test_batches_in_any_order(workers: int, level: str, drawing: Make, fit: Make) -> None:
+    loader = DataLoader(drawing(), 4, num_workers=workers, in_order=False)
+    resume = fit(loader).result.resume
+
+    assert resume.guarantee == level
+    assert resume.reasons == (("in_order=False lets workers deliver batches in any order",) if workers else ())
+
+
+def test_an_evaluation_has_no_such_thing(drawing: Make, noisy: Make) -> None:
+    result = Trainer(device="cpu").test(noisy(), DataLoader(drawing(), 4))
+    assert result.resume is None
+    assert "resume" not in str(result)
+
+
+class Probing(Plugin):
+    """Probes twice: what is found is said once."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    @on(TrainStart)
+    def probe(self, run: Run, event: TrainStart) -> None:
+        self.found = run.data.probe()
+        assert run.data.probe() == self.found
+
+
+def test_a_probe_that_finds_something_lowers_it(drawing: Make, fit: Make) -> None:
+    class Counting(drawing):  # type: ignore[misc, valid-type]  # a class from a fixture
+        def __getitem__(self, index: int) -> Any:
+            self.size += 1
+            return super().__getitem__(index) + self.size
+
+    probing = Probing()
+    saved = fit(DataLoader(Counting(), 4), cut_at=[3]).cuts[3]
+    for state in (None, saved):
+        resume = fit(DataLoader(Counting(), 4), saved=state, plugins=[probing]).result.resume
+        assert resume.guarantee == "order-exact"
+        assert resume.reasons == tuple(probing.found)
+        assert len(probing.found) == 1
+
+
+# Changed data.
+
+
+def test_data_that_changed_amid_an_epoch_are_refused(drawing: Make, fit: Make) -> None:
+    saved = fit(DataLoader(drawing(), 4, shuffle=True), cut_at=[3]).cuts[3]
+    changed: list[tuple[Any, list[str]]] = [
+        (DataLoader(drawing(), 5, shuffle=True), ["batch_size was 4 and is 5"]),
+        (DataLoader(drawing(21), 4, shuffle=True), ["samples was 22 and is 21"]),
+        (DataLoader(drawing(), 4), ["order was 'shuffle-1' and is 'sequential'"]),
+        (DataLoader(drawing(), 4, shuffle=True, drop_last=True), ["drop_last was False and is True"]),
+        (DataLoader(drawing(20), 5), ["order was", "samples was 22 and is 20", "batch_size was"]),
+        ([torch.zeros(2, 7).double()] * 9, ["source was 'map' and is 'sequence'", "batches was None and is 9"]),
+    ]
+    for loader, changes in changed:
+        with pytest.raises(ValueError, match="stands amid an epoch of other data") as info:
+            fit(loader, saved=saved)
+        assert all(change in str(info.value) for change in changes)
+        assert "resume with the same data, or from a checkpoint at an epoch's end" in str(info.value)
+
+
+def test_draws_by_sample_are_other_draws(drawing: Make, fit: Make) -> None:
+    saved = fit(drawing(), loader_params={"batch_size": 4}, cut_at=[3]).cuts[3]
+    with pytest.raises(ValueError, match="draws_per was 'batch' and is 'sample'"):
+        fit(drawing(), loader_params={"batch_size": 4, "draws_per": "sample"}, saved=saved)
+
+
+def test_a_changed_sampler_of_another_kind(drawing: Make, fit: Make) -> None:
+    def made(size: int, sampler: Any) -> DataLoader[Any]:
+        return DataLoader(drawing(), size, sampler=sampler)
+
+    saved = fit(made(4, WeightedRandomSampler([1.0] * 22, 22)), cut_at=[3]).cuts[3]
+    with pytest.raises(ValueError, match="batch_size was 4 and is 2"):
+        fit(made(2, WeightedRandomSampler([1.0] * 22, 22)), saved=saved)
+    with pytest.raises(ValueError, match=r"WeightedRandomSampler.* and is .*SubsetRandomSampler"):
+        fit(made(4, SubsetRandomSampler(range(22))), saved=saved)
+
+
+def test_a_refused_state_leaves_the_task_as_it_was(drawing: Make, noisy: Make, fit: Make) -> None:
+    saved = fit(DataLoader(drawing(), 4), cut_at=[3]).cuts[3]
+    task = noisy()
+    before = [each.tolist() for each in task.model.parameters()]
+    trainer = Trainer(device="cpu")
+    trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))
+    with pytest.raises(ValueError, match="amid an epoch"):
+        trainer.fit(task, DataLoader(drawing(), 8), epochs=2, optimizer=torch.optim.SGD)
+
+    assert [each.tolist() for each in task.model.parameters()] == before
+
+
+def test_between_epochs_a_change_is_said(drawing: Make, flowing: Make, fit: Make) -> None:
+    saved = fit(DataLoader(drawing(), 4, shuffle=True), cut_everywhere=True).places[1, 0]
+    resumed = fit(DataLoader(drawing(30), 5, shuffle=True), saved=saved)
+    other = fit(DataLoader(flowing(), 4), saved=saved)
+
+    assert len(resumed.batches) == 6
+    assert resumed.result.resume.guarantee == "not exact"
+    assert resumed.result.resume.reasons == (
+        "the data changed at the resume: samples was 22 and is 30, batch_size was 4 and is 5",
+    )
+    assert other.result.resume.guarantee == "not exact"
+    assert "source was 'map' and is 'iterable'" in other.result.resume.reasons[1]
+
+
+def test_a_migrated_state_knows_nothing_of_the_order(drawing: Make, fit: Make) -> None:
+    saved = fit(DataLoader(drawing(), 4), cut_at=[3]).cuts[3]
+    saved["data"] |= {"source": None, "state": {}, "seed": None}
+    resumed = fit(DataLoader(drawing(), 4), saved=saved)
+
+    assert len(resumed.batches) == 9
+    assert resumed.result.resume.guarantee == "not exact"
+    assert resumed.result.resume.reasons == (
+        "the checkpoint says nothing of the order of its samples: it was migrated",
+    )
+
+
+# The state.
+
+
+def test_the_state_is_plain_and_comes_back(drawing: Make) -> None:
+    loader = DataLoader(drawing(), 4, shuffle=True)
+    data = TrainingData([loader])
+    data.key(2**64 + 3)
+    state = data.state_dict(Progress())
+    check_plain(state, "data")
+    other = TrainingData([loader])
+    other.load_state_dict(state, {"batch": 3})
+
+    assert state == {
+        "seed": 2**64 + 3,
+        "phase": 0,
+        "advances": False,
+        "source": {
+            "source": "map",
+            "draws_per": "batch",
+            "order": "shuffle-1",
+            "samples": 22,
+            "batch_size": 4,
+            "drop_last": False,
+        },
+        "state": {},
+    }
+    assert other.state_dict(Progress()) == state
+    assert other.seed == 2**64 + 3
+
+
+def test_a_saved_seed_goes_before_the_one_of_the_new_run(drawing: Make, fit: Make) -> None:
+    def made() -> DataLoader[Any]:
+        return DataLoader(drawing(), 4, shuffle=True)
+
+    whole = fit(made(), seed=5, cut_at=[7])
+    resumed = fit(made(), seed=99, saved=whole.cuts[7])
+    assert resumed.is_tail_of(whole)
+
+
+def test_a_phase_that_there_is_not(drawing: Make, fit: Make) -> None:
+    saved = fit(DataLoader(drawing(), 4), cut_at=[3]).cuts[3]
+    saved["data"]["phase"] = 1
+    with pytest.raises(ValueError, match=r"of training phase 1, there are 1: resume with the phases"):
+        fit(DataLoader(drawing(), 4), saved=saved)
+
+
+def test_nothing_to_train_on() -> None:
+    data = TrainingData([])
+    data.load_state_dict(data.state_dict(Progress()), {"batch": 0})
+    assert data.source is None
+    assert data.guarantee() == ("order-exact", (UNCAPTURED,))
+    assert data.probe() == []
+    data.close()
+
+
+def test_what_a_finished_run_says(drawing: Make, fit: Make) -> None:
+    saved = fit(DataLoader(drawing(), 4), cut_everywhere=True).places[2, 0]
+    resumed = fit(DataLoader(drawing(), 4), saved=saved)
+    assert (resumed.batches, resumed.result.resume.epoch) == ([], 2)
+    assert resumed.result.reason == "2 epochs done"
