@@ -1,0 +1,182 @@
+"""The command line on checkpoints: `python -m heliograph checkpoint inspect | verify | migrate | prune`."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from ...events.checks import known_names
+from ..monitor import Monitor
+from . import reading
+from .descriptions import describe, table
+from .manifest import Entry
+from .migrations import files_in, migrate_file
+from .names import MANIFEST, SUFFIX
+from .pruning import Verdict, judge, ranked
+from .store import Store
+
+T = TypeVar("T")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a command; return its exit status: 1 where a checkpoint is bad or could not be dealt with."""
+    options = _parser().parse_args(arguments)
+    command: Callable[[Namespace], int] = options.run
+    return command(options)
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        prog="heliograph checkpoint", description="Look into checkpoints, verify, migrate, remove them."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    inspect = commands.add_parser("inspect", help="tell what a checkpoint holds, or list those in a folder")
+    verify = commands.add_parser("verify", help="hold every byte against its digest, and load it")
+    migrate = commands.add_parser("migrate", help="bring older checkpoints, and those of Helios, up to date")
+    for each, act in ((inspect, _inspect), (verify, _verify), (migrate, _migrate)):
+        each.add_argument("paths", metavar="PATH", nargs="+", type=Path, help="a checkpoint or a folder of them")
+        each.set_defaults(run=act)
+    migrate.add_argument("--dry-run", action="store_true", help="change nothing, only say what would be done")
+    migrate.add_argument("--no-backup", action="store_true", help="do not keep the former files in the end")
+    migrate.add_argument(
+        "--as-data", metavar="CLASS", action="append", default=[], help="read objects of this class as plain records"
+    )
+    _add_prune(commands.add_parser("prune", help="remove checkpoints of a run; never the newest or a pinned one"))
+    return parser
+
+
+def _add_prune(prune: ArgumentParser) -> None:
+    prune.add_argument("folder", metavar="FOLDER", type=Path)
+    prune.add_argument("--keep-last", metavar="K", type=_positive, required=True, help="keep the newest K")
+    prune.add_argument("--keep-best", metavar="M", type=_positive, help="besides, keep the best M by --monitor")
+    prune.add_argument("--monitor", metavar="METRIC", help="such as validation/loss")
+    prune.add_argument("--mode", choices=("min", "max"), help="which is better; min for a loss or an error")
+    prune.add_argument("--run", dest="run_name", metavar="NAME", help="only this run; else every run in the folder")
+    prune.add_argument("--dry-run", action="store_true", help="remove nothing, only say what would be done")
+    prune.set_defaults(run=_prune, parser=prune)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"a whole number of at least 1 is needed, got {text!r}")
+    return int(text)
+
+
+def _inspect(options: Namespace) -> int:
+    return _each(options.paths, lambda path: [table(path) if path.is_dir() else describe(path)])
+
+
+def _verify(options: Namespace) -> int:
+    return _each([each for path in options.paths for each in _files(path)], _verified)
+
+
+def _migrate(options: Namespace) -> int:
+    def act(path: Path) -> list[str]:
+        keep = not options.no_backup
+        return migrate_file(path, keep_backup=keep, dry_run=options.dry_run, as_data=options.as_data)
+
+    return _each([each for path in options.paths for each in _files(path)], act)
+
+
+def _each(things: Iterable[T], act: Callable[[T], list[str]]) -> int:
+    """Do something to each; one that fails gets a sentence, does not keep the others, and makes the status 1."""
+    status = 0
+    for thing in things:
+        try:
+            print("\n".join(act(thing)))
+        except (OSError, ValueError) as error:
+            print(f"heliograph checkpoint: {error}", file=sys.stderr)
+            status = 1
+    return status
+
+
+def _prune(options: Namespace) -> int:
+    if (options.keep_best is None) != (options.monitor is None):
+        options.parser.error("--keep-best M and --monitor METRIC go together: how many, and the best of what")
+    if options.monitor is not None:
+        try:
+            options.mode = Monitor(options.monitor, options.mode).mode
+        except ValueError as error:
+            options.parser.error(str(error))
+    names = [options.run_name] if options.run_name else _runs_in(options.folder)
+    if not names:
+        print(f"heliograph checkpoint: There is no checkpoint with a manifest in {options.folder}.", file=sys.stderr)
+    return _each(names, lambda name: _pruned(Store(options.folder, name), options)) if names else 1
+
+
+def _pruned(store: Store, options: Namespace) -> list[str]:
+    """Remove what one run need not keep; return a line for each checkpoint."""
+    _check_monitor(*store.entries(), options)
+    notes = [] if options.dry_run else store.open()  # refused where a process trains into the folder
+    try:
+        entries, passed_over = store.entries()
+        verdicts = judge(
+            entries,
+            store.is_pinned,
+            keep_last=options.keep_last,
+            keep_best=options.keep_best or 0,
+            monitor=options.monitor,
+            mode=options.mode,
+        )
+        lines = [_dealt_with(store, each, dry_run=options.dry_run) for each in verdicts]
+    finally:
+        store.close()
+    return [*notes, *lines, *(f"left     {line}" for line in passed_over)]
+
+
+def _check_monitor(entries: list[Entry], passed_over: list[str], options: Namespace) -> None:
+    """Raise ValueError where a run has no checkpoints, or none with the metric."""
+    if not entries:
+        raise ValueError(" ".join(passed_over) or f"There is no checkpoint in {options.folder}.")
+    if options.monitor is not None and not ranked(entries, options.monitor, options.mode):
+        known = {name for each in entries for name in each.metrics}
+        raise ValueError(
+            f"No checkpoint of run {entries[0].run_name!r} has a metric {options.monitor!r}."
+            f"{known_names(options.monitor, known)}"
+        )
+
+
+def _dealt_with(store: Store, verdict: Verdict, *, dry_run: bool) -> str:
+    path = verdict.entry.path
+    if verdict.stays is not None:
+        return f"kept     {path}: {verdict.stays}"
+    if dry_run:
+        return f"would go {path}"
+    return f"removed  {path}" if store.remove(path) else f"kept     {path}: pinned a moment ago"
+
+
+def _runs_in(folder: Path) -> list[str]:
+    """Return the names of the runs whose checkpoints lie in a folder."""
+    names = set()
+    for path in folder.glob(f"*{SUFFIX}"):
+        try:
+            names.add(reading.read_manifest(path).run_name)
+        except (OSError, ValueError):
+            continue  # listed with each run as passed over
+    return sorted(names)
+
+
+def _verified(path: Path) -> list[str]:
+    state = reading.load(path)
+    return [f"whole    {path}: run {state['run_name']!r}, step {state['progress']['steps']}"]
+
+
+def _files(path: Path) -> list[Path]:
+    """Return a file, or those in a folder that are checkpoints or, by a manifest that is left, should be."""
+    if not path.is_dir():
+        return [path]
+    orphans = [each.with_suffix(SUFFIX) for each in path.glob(f"*{MANIFEST}") if _lost_its_data(each)]
+    return sorted([*orphans, *files_in(path)]) or [path / f"*{SUFFIX}"]  # which is not there, and a clear name
+
+
+def _lost_its_data(manifest: Path) -> bool:
+    if manifest.with_suffix(SUFFIX).exists():
+        return False
+    try:
+        reading.read_manifest(manifest)
+    except ValueError:  # another program's
+        return False
+    return True

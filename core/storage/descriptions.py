@@ -1,0 +1,122 @@
+"""What checkpoints hold, in words for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from . import reading
+from .manifest import Entry, manifest_path
+from .migrations import files_in, read_any
+from .names import PINNED, clean
+
+HEAD = ("FILE", "RUN", "EPOCH", "BATCH", "STEP", "SAVED", "SIZE", "MARKS", "METRICS")
+
+
+def describe(path: Path) -> str:
+    """Return all that can be told of one checkpoint; it is not verified.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it cannot be read.
+    """
+    entry = reading.read_manifest(path) if manifest_path(path).exists() else None
+    if entry is None:
+        found = read_any(path)
+        state, layout = found.state, f"{found.origin}, without a manifest: run `checkpoint migrate` on it"
+    else:
+        state, layout = reading.read(path, map_tensors=True), f"schema {entry.schema}"
+    lines = [("layout", layout), *_facts(path, state), *_judged(entry), *_contents(state)]
+    return "\n".join([str(path), *(f"    {label:<11}{text}".rstrip() for label, text in lines)])
+
+
+def table(folder: Path) -> str:
+    """Return the checkpoints in a folder, one line each, by run and the newest first; then what cannot be told of.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    found, unreadable = [], []
+    files = files_in(folder)
+    if not files:
+        raise FileNotFoundError(f"There is no checkpoint in {folder}.")
+    for path in files:
+        try:
+            found.append(reading.read_manifest(path))
+        except (OSError, ValueError) as error:
+            unreadable.append(str(error))
+    found.sort(key=lambda each: (each.run_name, -each.sequence, -each.saved_at, each.path.name))
+    rows = [HEAD, *map(_row, found)] if found else []
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return "\n".join([*lines, *unreadable])
+
+
+def _row(entry: Entry) -> tuple[str, ...]:
+    counters = (str(entry.progress[name]) for name in ("epoch", "batch", "steps"))
+    marks = ",".join(_marks(entry.path, entry.run_name)) or "-"
+    metrics = " ".join(f"{name}={value:.4g}" for name, value in sorted(entry.metrics.items()))
+    return entry.path.name, entry.run_name, *counters, _time(entry.saved_at), _size(entry.path), marks, metrics
+
+
+def _facts(path: Path, state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    place, versions = state["progress"], sorted(state["versions"].items())
+    yield "run", state["run_name"]
+    yield "position", f"epoch {place['epoch']}, batch {place['batch']}, step {place['steps']}"
+    counted = f"{place['samples']} samples, {place['validations']} validations, {place['earlier_seconds']:.1f} s"
+    yield "so far", counted
+    yield "saved", _time(state["saved_at"])
+    yield "size", _size(path)
+    yield "marks", ", ".join(_marks(path, state["run_name"])) or "none"
+    yield "versions", ", ".join(f"{name} {number}" for name, number in versions) or "unknown"
+    yield "processes", str(state["world"]["size"])
+    yield from _several("metrics", (f"{name} {value:.6g}" for name, value in sorted(state["metrics"].items())))
+
+
+def _judged(entry: Entry | None) -> Iterator[tuple[str, str]]:
+    if entry is not None and entry.judged_by is not None:
+        metric, mode, value = entry.judged_by
+        yield "judged by", f"{metric} ({mode}) {value}"
+
+
+def _contents(state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    groups = state["optimizer"]["param_groups"]
+    yield from _several("modules", (f"{name}: {_weights(each)}" for name, each in state["modules"].items()))
+    yield "optimizer", f"{state.get('optimizer_kind', 'unknown')}, {len(groups)} groups"
+    yield "scheduler", "none" if state.get("scheduler") is None else "yes"
+    yield from _several("plugins", (f"{name}: {_keys(each)}" for name, each in sorted(state["plugins"].items())))
+
+
+def _several(label: str, texts: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield a line for each text, the first with the label."""
+    for text in texts:
+        yield label, text
+        label = ""
+
+
+def _weights(module: Mapping[str, Any]) -> str:
+    tensors = [each for each in module.values() if isinstance(each, Tensor)]
+    return f"{sum(each.numel() for each in tensors):,} values in {len(tensors)} tensors"
+
+
+def _keys(state: Any) -> str:
+    return (", ".join(map(str, state)) or "no state") if isinstance(state, Mapping) else type(state).__name__
+
+
+def _marks(path: Path, run_name: str) -> list[str]:
+    """Return whether people and tools are pointed to a file, and whether it is pinned."""
+    pointers = {label: path.with_name(f"{clean(run_name)}.{label}") for label in ("last", "best")}
+    marks = [label for label, each in pointers.items() if each.is_file() and each.read_text().strip() == path.name]
+    return [*marks, "pinned"] if path.with_suffix(PINNED).exists() else marks
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().isoformat(" ", "seconds")
+
+
+def _size(path: Path) -> str:
+    return f"{path.stat().st_size / 1e6:,.3f} MB"

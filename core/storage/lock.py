@@ -1,0 +1,106 @@
+"""One writer at a time for the files of a run."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import weakref
+from io import FileIO
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
+_held: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+class Lock:
+    """An advisory lock that lives as long as its process: one that was killed holds nothing.
+
+    Whoever comes second is refused at once, in the same process too. Where the system has no `fcntl` (Windows), or the
+    file system no locks, nothing is held and nobody refused.
+
+    Args:
+        path: the lock file; made by the holder, removed when it is released.
+        purpose: what the lock is for, for the error sentence.
+    """
+
+    def __init__(self, path: Path, purpose: str) -> None:
+        self.path, self.purpose = path, purpose
+        self._file: FileIO | None = None
+
+    def acquire(self) -> bool:
+        """Take the lock; return False where there are no locks.
+
+        Raises:
+            ValueError: another process has it, or another holder in this one.
+        """
+        if fcntl is None:
+            return False
+        while self._file is None:
+            file = FileIO(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                with file:
+                    if error.errno in _UNSUPPORTED:
+                        self.path.unlink(missing_ok=True)
+                        return False
+                    raise self._refusal(file.read().decode(errors="replace").split()) from None
+            if _names(self.path, file):
+                self._file = file
+            else:  # its holder removed it between our opening and locking it
+                file.close()
+        self._file.truncate(0)
+        self._file.write(f"{os.getpid()} {socket.gethostname()}\n".encode())
+        _held.add(self)
+        return True
+
+    def release(self) -> None:
+        """Give the lock back, if it is held."""
+        if self._file is None:
+            return
+        file, self._file = self._file, None
+        with file:
+            if _names(self.path, file):
+                self.path.unlink()
+        _held.discard(self)
+
+    def forget(self) -> None:
+        """In a forked child: let go without releasing what the parent holds.
+
+        A child that kept the file open (a loader's worker, say) would hold the lock on after its parent was killed.
+        """
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _refusal(self, holder: list[str]) -> ValueError:
+        who = f"process {holder[0]} on {holder[1]}" if len(holder) == 2 else "another process"
+        own = " (this very process)" if holder == [str(os.getpid()), socket.gethostname()] else ""
+        return ValueError(
+            f"{self.purpose} by {who}{own}, which holds {self.path}: close that one first, or give this run another "
+            f"name= or folder."
+        )
+
+
+def _names(path: Path, file: FileIO) -> bool:
+    """Return whether a path still names an open file."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def _forget_all() -> None:
+    for lock in list(_held):
+        lock.forget()
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)

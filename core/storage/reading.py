@@ -1,0 +1,198 @@
+"""Reading checkpoints: verified first, unpickled safely, found by what they hold."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...events.checks import known_names
+from ..state import check_schema
+from ..task import modules_of
+from .manifest import Entry, claimed_sequence, decode, manifest_path
+from .names import MANIFEST, SUFFIX
+
+State = dict[str, Any]
+
+
+def load(path: Path, *, verify: bool = True) -> State:
+    """Return the state in a checkpoint.
+
+    Args:
+        path: the data file.
+        verify: hold the data against the manifest before a byte of it is unpickled.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged, has no manifest, holds something else or more than plain types, or is of another
+            schema; names what to do.
+    """
+    if verify:
+        check(path)
+    state = read(path)
+    try:
+        check_schema(state)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return state  # type: ignore[no-any-return]  # the schema was checked
+
+
+def read(path: Path, *, map_tensors: bool = False) -> Any:
+    """Return whatever lies in a file of torch's, read with `weights_only=True`; neither verified nor checked.
+
+    Args:
+        path: the data file.
+        map_tensors: leave the tensors on the disk, for who only wants to know what there is.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it cannot be read, or not safely.
+    """
+    _check_is_there(path)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=map_tensors)
+    except MemoryError:
+        raise
+    except Exception as error:  # a damaged file fails in many ways; all of them mean the same
+        raise ValueError(f"The checkpoint {path} cannot be read: {cause(error)}") from error
+
+
+def cause(error: Exception) -> str:
+    """Return what went wrong in reading, without torch's advice to read the file unsafely."""
+    inner = error.__context__ if isinstance(error, UnpicklingError) else None
+    return f"{type(error).__name__}: {inner or error}"
+
+
+def read_manifest(path: Path) -> Entry:
+    """Return what the manifest of a checkpoint tells, at the cost of a small file.
+
+    Args:
+        path: the data file, or the manifest itself.
+
+    Raises:
+        FileNotFoundError: there is neither.
+        ValueError: there is no manifest, or it is damaged, or of a newer version.
+    """
+    path = path.with_suffix(SUFFIX) if path.suffix == MANIFEST else path
+    place = manifest_path(path)
+    try:
+        entry = decode(place.read_bytes(), place)
+    except FileNotFoundError:
+        _check_is_file(path)
+        raise ValueError(
+            f"The checkpoint {path} has no manifest {place.name}, so nothing tells whether it is whole: copy both, or, "
+            f"if you trust the file or it was written by an older version, run `python -m heliograph checkpoint "
+            f"migrate {path}`."
+        ) from None
+    return replace(entry, path=path)  # a pair may have been renamed
+
+
+def check(path: Path) -> Entry:
+    """Hold the data of a checkpoint against its manifest: the size, then every byte.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: something differs; names the fault.
+    """
+    _check_is_file(path)
+    entry = read_manifest(path)
+    size = path.stat().st_size
+    if size != entry.size:
+        raise ValueError(f"The checkpoint {path} is damaged: it has {size} bytes, its manifest tells {entry.size}.")
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != entry.sha256:
+        raise ValueError(f"The checkpoint {path} is damaged: its SHA-256 is not the one in its manifest.")
+    return entry
+
+
+def entries(folder: Path, run_name: str) -> tuple[list[Entry], list[str]]:
+    """Return the checkpoints of a run, newest first, and a sentence for each file that was passed over.
+
+    Only manifests are read: whether the data is whole, `verify` tells. Checkpoints of other runs are none of this run's
+    business; they are named if there is nothing else.
+    """
+    own, others, passed_over = [], set(), []
+    for path in _candidates(folder):
+        try:
+            entry = read_manifest(path)
+        except (OSError, ValueError) as error:
+            passed_over += [str(error)] if path.suffix == SUFFIX else []
+            continue
+        if entry.run_name != run_name:
+            others.add(entry.run_name)
+        elif path.suffix == SUFFIX:
+            own.append(entry)
+        else:
+            passed_over.append(f"The checkpoint {entry.path} is gone: only its manifest {path.name} is left.")
+    if others and not own:
+        names = ", ".join(map(repr, sorted(others)))
+        passed_over.append(f"{folder} has no checkpoint of run {run_name!r}; those in it are of {names}.")
+    return sorted(own, key=lambda each: (each.sequence, each.saved_at, each.path.name), reverse=True), passed_over
+
+
+def highest_sequence(folder: Path, run_name: str) -> int:
+    """Return the highest sequence that any manifest of a run claims, at least 0: migrated ones have negative ones."""
+    manifests = (path for path in folder.glob(f"*{MANIFEST}") if path.is_file())
+    return max([0, *(claimed_sequence(path.read_bytes(), run_name) for path in manifests)])
+
+
+def newest(folder: Path, run_name: str) -> tuple[Entry | None, State | None, list[str]]:
+    """Return the newest whole checkpoint of a run, what is in it, and a sentence for each one that was passed over."""
+    found, passed_over = entries(folder, run_name)
+    for entry in found:
+        try:
+            return entry, load(entry.path), passed_over
+        except (OSError, ValueError) as error:
+            passed_over.append(str(error))
+    return None, None, passed_over
+
+
+def load_weights(task: Any, path: Path | str) -> dict[str, float]:
+    """Load the weights of a checkpoint, and nothing else, into the modules of a task.
+
+    Args:
+        task: the task whose modules the checkpoint holds.
+        path: the checkpoint.
+
+    Returns:
+        The metrics that the run had when it was written.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged, or of other modules.
+    """
+    state = load(Path(path))
+    modules = modules_of(task)
+    if state["modules"].keys() != modules.keys():
+        raise ValueError(
+            f"The checkpoint holds the modules {sorted(state['modules'])}, the task has {sorted(modules)}."
+        )
+    for name, module in modules.items():
+        weights: Mapping[str, Tensor] = state["modules"][name]
+        module.load_state_dict(weights)
+    return dict(state["metrics"])
+
+
+def _candidates(folder: Path) -> list[Path]:
+    """Return the data files of a folder, then the manifests that have lost theirs."""
+    data = sorted(path for path in folder.glob(f"*{SUFFIX}") if not path.is_dir())
+    return data + sorted(path for path in folder.glob(f"*{MANIFEST}") if not path.with_suffix(SUFFIX).exists())
+
+
+def _check_is_file(path: Path) -> None:
+    if path.suffix != SUFFIX:
+        raise ValueError(f"{path} is no checkpoint: the data of one lies in a file that ends in {SUFFIX}.")
+    _check_is_there(path)
+
+
+def _check_is_there(path: Path) -> None:
+    if not path.is_file():
+        siblings = [each.name for each in path.parent.glob(f"*{SUFFIX}")] if path.parent.is_dir() else []
+        raise FileNotFoundError(f"There is no checkpoint {path}.{known_names(path.name, siblings)}")

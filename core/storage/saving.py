@@ -1,0 +1,115 @@
+"""The steps of a save: written aside, made durable, renamed; undone where one of them fails."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any, cast
+
+import torch
+
+from .files import Files, HashingWriter
+from .manifest import Entry, encode, manifest_path
+from .names import Hidden
+from .recovery import sweep
+from .space import estimate
+
+Moves = list[tuple[Path, Path]]
+
+
+def write(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str, Any]) -> Entry:
+    """Write the data and the manifest of an entry, or leave everything as it was.
+
+    Returns:
+        The entry, with the size and the digest of what was written.
+
+    Raises:
+        OSError: there is no room, or the system refused a step; names the file and the free space.
+    """
+    path = entry.path
+    try:
+        sweep(files, path.parent, entry.run_name)  # a failed save that could not be undone may have left something
+        _check_space(files, path.parent, state)
+        moves: Moves = []
+        try:
+            entry = _write_aside(files, hidden, entry, state)
+            moves += _moves(hidden, path)
+            _put_in_place(files, path.parent, moves)
+        except BaseException as error:
+            _undo(files, hidden, moves, error)
+            raise
+    except (OSError, RuntimeError) as error:  # torch reports some failed writes as a RuntimeError
+        raise _failure(files, path, error) from error
+    with suppress(OSError):  # the save has happened; what is left is swept, or complained about, by the next
+        files.unlink(hidden.former_data)
+        files.unlink(hidden.former_manifest)
+    return entry
+
+
+def write_small(files: Files, path: Path, content: bytes) -> None:
+    """Write a small file and make its content durable."""
+    with files.create(path) as file:
+        files.write(file, content)
+        files.sync(file)
+
+
+def _check_space(files: Files, folder: Path, state: Mapping[str, Any]) -> None:
+    needed = estimate(state)
+    if needed > files.free(folder):
+        raise OSError(errno.ENOSPC, f"it needs {needed / 1e6:.1f} MB and was not begun, keep fewer or free some space")
+
+
+def _write_aside(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str, Any]) -> Entry:
+    """Write both files where nobody takes them for a checkpoint, and make their content durable."""
+    with files.create(hidden.data) as file:
+        writer = HashingWriter(files, file)
+        try:
+            torch.save(dict(state), cast(IO[bytes], writer))  # all that it needs of a file is write and flush
+        except BaseException:
+            if writer.failure is not None:
+                raise writer.failure from None  # torch tells of a failed write in other words, or of Ctrl-C not at all
+            raise
+        files.sync(file)
+    entry = replace(entry, size=writer.size, sha256=writer.sha256())
+    write_small(files, hidden.manifest, encode(entry))
+    return entry
+
+
+def _moves(hidden: Hidden, path: Path) -> Moves:
+    """Return what is to be renamed, the manifest last; what has the names now goes aside first, to be had back."""
+    manifest = manifest_path(path)
+    former = [(manifest, hidden.former_manifest), (path, hidden.former_data)]
+    return [*(each for each in former if each[0].exists()), (hidden.data, path), (hidden.manifest, manifest)]
+
+
+def _put_in_place(files: Files, folder: Path, moves: Moves) -> None:
+    if len(moves) > 2:  # something is replaced: from here on the files aside must be found again after a power cut
+        files.sync_folder(folder)
+    for old, new in moves:
+        files.rename(old, new)
+    files.sync_folder(folder)
+
+
+def _undo(files: Files, hidden: Hidden, moves: Moves, error: BaseException) -> None:
+    """Go back to where the save began, judged by what is there: an interrupt may come between any two steps."""
+    try:
+        for old, new in reversed(moves):
+            if not old.exists():
+                files.rename(new, old)
+        files.unlink(hidden.data)
+        files.unlink(hidden.manifest)
+    except OSError as second:
+        error.add_note(f"Undoing the save failed too, the next save or start will see to it: {second}")
+
+
+def _failure(files: Files, path: Path, error: Exception) -> OSError:
+    free = files.free(path.parent) if path.parent.exists() else 0
+    failure = OSError(
+        f"The checkpoint {path} could not be written ({free / 1e6:.1f} MB are free in its folder): {error}. "
+        f"Former checkpoints are untouched."
+    )
+    failure.errno = getattr(error, "errno", None)
+    return failure
