@@ -36,6 +36,8 @@ from heliograph import (
     load_weights,
     on,
 )
+from heliograph.core import storage
+from heliograph.core.storage import Files
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -55,7 +57,24 @@ def crash_at(trainer: Trainer, batches: int) -> None:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    """Return the names of the checkpoints in a folder, and check that nothing is there but what belongs to them."""
+    found = {path.name for path in folder.iterdir()}
+    data = sorted(name for name in found if name.endswith(".pth"))
+    belonging = {f"{name.removesuffix('.pth')}{end}" for name in data for end in (".pth", ".json", ".pinned")}
+    assert {name for name in found - belonging if not name.endswith((".last", ".best"))} == set()
+    return data
+
+
+def rename(path: Path, name: str) -> None:
+    """Give a checkpoint another name."""
+    path.rename(path.with_name(name))
+    path.with_suffix(".json").rename(path.with_name(name).with_suffix(".json"))
+
+
+def remove(path: Path) -> None:
+    """Remove a checkpoint, as people do."""
+    path.unlink()
+    path.with_suffix(".json").unlink()
 
 
 @pytest.fixture
@@ -78,9 +97,15 @@ def fit_scripted(scripted: Make, batches: Make, sgd: Any) -> Callable[..., RunRe
         plugins = [ValidationSchedule(Every(epochs=1)), SaveSchedule(Every(epochs=1)), checkpoint]
         trainer = Trainer(plugins, device="cpu")
 
-        def remember(run: Run, event: CheckpointSaved) -> None:
-            held[event.path.name] = run.task.model.weight.detach().clone()
+        cuts: list[Tensor] = []
 
+        def cut(run: Run, event: SavePoint) -> None:
+            cuts.append(run.task.model.weight.detach().clone())
+
+        def remember(run: Run, event: CheckpointSaved) -> None:
+            held[event.path.name] = cuts.pop(0)
+
+        trainer.bus.on(SavePoint, cut)
         trainer.bus.on(CheckpointSaved, remember)
         options.setdefault("epochs", len(values))
         return trainer.fit(scripted(values), batches(2), validation=batches(1), optimizer=sgd, **options)
@@ -158,7 +183,7 @@ def test_metadata_is_sanitised(fit: Make, tmp_path: Path, metadata: str, end: st
     fit(Checkpoint(tmp_path / "c", metadata=lambda run: metadata), epochs=1, name="my run")
 
     assert names(tmp_path / "c") == [f"my-run_epoch_1_iter_3{end}.pth"]
-    assert names(tmp_path) == ["c"]
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
 @pytest.mark.parametrize("letter", ["x", "ü", "字"])
@@ -216,13 +241,15 @@ def test_without_a_save_schedule_it_would_never_act(task: Make, batches: Make, s
 # Retention.
 
 
+@pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize(("keep", "kept"), [(1, [4]), (2, [3, 4]), (9, [1, 2, 3, 4]), (None, [1, 2, 3, 4])])
-def test_keep_last(fit: Make, tmp_path: Path, keep: int | None, kept: list[int]) -> None:
-    fit(Checkpoint(tmp_path, keep_last=keep), epochs=4)
+def test_keep_last(fit: Make, tmp_path: Path, keep: int | None, kept: list[int], background: bool) -> None:
+    fit(Checkpoint(tmp_path, keep_last=keep, background=background), epochs=4)
 
     assert names(tmp_path) == [f"run_epoch_{epoch}_iter_{3 * epoch}.pth" for epoch in kept]
 
 
+@pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize(
     ("values", "options", "kept", "best"),
     [
@@ -237,10 +264,17 @@ def test_keep_last(fit: Make, tmp_path: Path, keep: int | None, kept: list[int])
     ],
 )
 def test_keep_best_holds_the_best_weights(
-    fit_scripted: Make, tmp_path: Path, values: list[float], options: dict[str, Any], kept: list[int], best: int
+    fit_scripted: Make,
+    tmp_path: Path,
+    values: list[float],
+    options: dict[str, Any],
+    kept: list[int],
+    best: int,
+    background: bool,
 ) -> None:
     held: dict[str, Tensor] = {}
-    result = fit_scripted(Checkpoint(tmp_path, monitor="validation/loss", **options), values, held)
+    checkpoint = Checkpoint(tmp_path, monitor="validation/loss", background=background, **options)
+    result = fit_scripted(checkpoint, values, held)
 
     assert names(tmp_path) == [f"run_epoch_{epoch}_iter_{2 * epoch}.pth" for epoch in kept]
     assert result.best_checkpoint == tmp_path / f"run_epoch_{best}_iter_{2 * best}.pth"
@@ -277,7 +311,7 @@ def test_an_older_one_is_removed_only_when_the_new_one_is_there(fit: Make, tmp_p
     class Watch(Plugin):
         @on(CheckpointSaved)
         def look(self, run: Run, event: CheckpointSaved) -> None:
-            seen.append(names(tmp_path))
+            seen.append(sorted(path.name for path in tmp_path.glob("*.pth")))
 
     fit(Checkpoint(tmp_path), Watch())
 
@@ -296,9 +330,11 @@ def test_two_saves_at_one_place_are_one_file(fit: Make, tmp_path: Path) -> None:
     assert again.last_checkpoint == tmp_path / "again" / "run_epoch_1_iter_3.pth"
 
 
-def test_retention_goes_on_after_a_resume(fit_scripted: Make, tmp_path: Path) -> None:
+@pytest.mark.parametrize("background", [False, True])
+def test_retention_goes_on_after_a_resume(fit_scripted: Make, tmp_path: Path, background: bool) -> None:
     def checkpoint(**options: Any) -> Checkpoint:
-        return Checkpoint(tmp_path, keep_best=1, monitor="validation/loss", resume="auto", **options)
+        options |= {"keep_best": 1, "monitor": "validation/loss", "background": background}
+        return Checkpoint(tmp_path, resume="auto", **options)
 
     first = fit_scripted(checkpoint(keep_last=2), [1.0, 3.0, 2.0], {})
     assert names(tmp_path) == ["run_epoch_1_iter_2.pth", "run_epoch_2_iter_4.pth", "run_epoch_3_iter_6.pth"]
@@ -318,11 +354,11 @@ def test_retention_goes_on_after_a_resume(fit_scripted: Make, tmp_path: Path) ->
 def test_a_file_that_somebody_removed_is_forgotten(fit_scripted: Make, tmp_path: Path) -> None:
     options: dict[str, Any] = {"keep_best": 1, "monitor": "validation/loss", "resume": "auto", "keep_last": 2}
     fit_scripted(Checkpoint(tmp_path, **options), [1.0, 3.0, 2.0], {})
-    (tmp_path / "run_epoch_1_iter_2.pth").unlink()
+    remove(tmp_path / "run_epoch_1_iter_2.pth")
     result = fit_scripted(Checkpoint(tmp_path, **options), [2.5], {}, epochs=4)
 
     assert names(tmp_path) == ["run_epoch_3_iter_6.pth", "run_epoch_4_iter_8.pth"]
-    assert result.best_checkpoint == tmp_path / "run_epoch_4_iter_8.pth"
+    assert result.best_checkpoint == tmp_path / "run_epoch_3_iter_6.pth"  # the better one of those that are left
 
 
 class TwoMetrics(Task):
@@ -356,14 +392,12 @@ def test_a_changed_monitor_judges_anew(batches: Make, sgd: Any, tmp_path: Path) 
 
 
 def test_state_round_trip(tmp_path: Path) -> None:
+    state = {"since": 7, "value": 0.25, "value_at": 30}
     checkpoint = Checkpoint(tmp_path, keep_best=2, monitor="validation/loss")
-    state = checkpoint.state_dict() | {"saved": ["a.pth", "b.pth"], "best": [[0.5, "a.pth"], [0.7, "gone.pth"]]}
-    for name in state["saved"]:
-        (tmp_path / name).touch()
+    assert checkpoint.state_dict() == {"since": 0, "value": None, "value_at": -1}
     checkpoint.load_state_dict(state)
 
-    restored = checkpoint.state_dict()
-    assert (restored["saved"], restored["best"]) == (["a.pth", "b.pth"], [[0.5, "a.pth"]])
+    assert checkpoint.state_dict() == state
 
 
 # Failures.
@@ -390,14 +424,13 @@ def test_a_failing_save_raises_and_leaves_the_former_ones(
 ) -> None:
     checkpoint = Checkpoint(tmp_path)
     monkeypatch.setattr(torch, "save", failing_save(2, error))
-    with pytest.raises(OSError, match=r"could not be written \([\d.]+ MB are free there\).*Former checkpoints") as info:
+    with pytest.raises(OSError, match=r"could not be written \([\d.]+ MB are free in .*Former checkpoints") as info:
         fit(checkpoint, epochs=3)
 
     assert "run_epoch_2_iter_6.pth" in str(info.value)
     assert info.value.__cause__ is error
     assert names(tmp_path) == ["run_epoch_1_iter_3.pth"]
     assert torch.load(tmp_path / "run_epoch_1_iter_3.pth", weights_only=True)["progress"]["steps"] == 3
-    assert checkpoint.state_dict()["saved"] == ["run_epoch_1_iter_3.pth"]
 
 
 def test_a_failing_sync_is_a_failing_save(fit: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,25 +444,44 @@ def test_a_failing_sync_is_a_failing_save(fit: Make, tmp_path: Path, monkeypatch
     assert names(tmp_path) == []
 
 
-def test_a_failing_rename_is_a_failing_save(fit: Make, tmp_path: Path) -> None:
-    (tmp_path / "run_epoch_1_iter_3.pth").mkdir()
-    with pytest.raises(OSError, match="could not be written"):
+def test_a_failing_rename_is_a_failing_save(fit: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(files: Files, old: Path, new: Path) -> None:
+        raise OSError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Files, "rename", refuse)
+    with pytest.raises(OSError, match=r"could not be written .* Permission denied"):
         fit(Checkpoint(tmp_path))
 
+    assert names(tmp_path) == []
+
+
+def test_a_name_that_is_somebody_else_s_gets_a_number(fit: Make, tmp_path: Path) -> None:
+    (tmp_path / "run_epoch_1_iter_3.pth").write_text("mine")
+    result = fit(Checkpoint(tmp_path), epochs=1)
+
+    assert result.last_checkpoint == tmp_path / "run_epoch_1_iter_3-2.pth"
+    assert names(tmp_path) == ["run_epoch_1_iter_3-2.pth", "run_epoch_1_iter_3.pth"]
+    assert (tmp_path / "run_epoch_1_iter_3.pth").read_text() == "mine"
+
+
+def test_a_file_that_the_kernel_refuses_to_let_grow(fit: Make, tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource", reason="no limits on this system")
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    class Limit(Plugin):
+        @on(EpochEnd)
+        def limit(self, run: Run, event: EpochEnd) -> None:
+            if run.progress.epoch == 2:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+
+    try:
+        with pytest.raises(OSError, match=r"could not be written .* MB are free in .*File too large"):
+            fit(Checkpoint(tmp_path), Limit())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+
     assert names(tmp_path) == ["run_epoch_1_iter_3.pth"]
-
-
-def test_a_disk_that_is_really_full(fit: Make, tmp_path: Path) -> None:
-    """The kernel itself says ENOSPC."""
-    if not Path("/dev/full").exists():
-        pytest.skip("no /dev/full on this system")
-    fit(Checkpoint(tmp_path), epochs=1)
-    (tmp_path / "run_epoch_2_iter_6.pth.tmp").symlink_to("/dev/full")
-    with pytest.raises(OSError, match=r"could not be written .* MB are free there"):
-        fit(Checkpoint(tmp_path, resume="auto"), epochs=2)
-
-    assert names(tmp_path) == ["run_epoch_1_iter_3.pth"]
-    assert torch.load(tmp_path / "run_epoch_1_iter_3.pth", weights_only=True)["progress"]["steps"] == 3
+    assert storage.load(tmp_path / "run_epoch_1_iter_3.pth")["progress"]["steps"] == 3
 
 
 def test_an_interrupt_in_a_save_leaves_no_temporary_file(
@@ -441,7 +493,6 @@ def test_an_interrupt_in_a_save_leaves_no_temporary_file(
         fit(checkpoint)
 
     assert names(tmp_path) == ["run_epoch_1_iter_3.pth"]
-    assert checkpoint.state_dict()["saved"] == ["run_epoch_1_iter_3.pth"]
 
 
 def test_a_folder_that_went_away(fit: Make, tmp_path: Path) -> None:
@@ -534,7 +585,7 @@ def test_a_missing_path_is_fatal_and_lists_the_others(fit: Make, tmp_path: Path)
         fit(Checkpoint(tmp_path, resume=tmp_path / "run_epoch_2_iter_7.pth"))
     with pytest.raises(FileNotFoundError, match=r"Known: none"):
         fit(Checkpoint(tmp_path, resume=tmp_path / "nowhere" / "x.pth"))
-    with pytest.raises(FileNotFoundError, match=r"no checkpoint"):
+    with pytest.raises(ValueError, match=r"is no checkpoint: the data of one lies in a file that ends in .pth"):
         fit(Checkpoint(tmp_path, resume=tmp_path))
 
 
@@ -547,7 +598,7 @@ def test_a_broken_path_is_fatal(fit: Make, tmp_path: Path) -> None:
     fit(Checkpoint(tmp_path))
     path = tmp_path / "run_epoch_2_iter_6.pth"
     truncate(path)
-    with pytest.raises(ValueError, match=r"run_epoch_2_iter_6.pth cannot be read"):
+    with pytest.raises(ValueError, match=r"run_epoch_2_iter_6.pth is damaged: it has \d+ bytes"):
         fit(Checkpoint(tmp_path, resume=path))
 
 
@@ -572,25 +623,25 @@ def test_auto_goes_on_from_the_newest_valid_and_says_what_it_passed_over(fit: Ma
     assert f"resumed at epoch 2, batch 0, step 6 from {tmp_path / 'run_epoch_2_iter_6.pth'}" in notes
     assert result.progress.steps == 9
     for name, why in [
-        ("run_epoch_3_iter_9.pth", "cannot be read"),
-        ("empty.pth", "cannot be read"),
+        ("run_epoch_3_iter_9.pth", "is damaged"),
+        ("empty.pth", "has no manifest"),
+        ("run_epoch_8_iter_24.pth", "has no manifest"),
+        ("run_epoch_9_iter_27.pth", "has no manifest"),
     ]:
         assert any(line.startswith("passed over") and name in line and why in line for line in result.notes)
-    for name in ("run_epoch_8_iter_24.pth", "run_epoch_9_iter_27.pth"):
-        assert any(name in line and "no checkpoint of heliograph" in line for line in result.notes), name
 
 
-def test_auto_says_that_it_passed_over_another_run_s_file(fit: Make, tmp_path: Path) -> None:
+def test_auto_says_whose_checkpoints_it_found(fit: Make, tmp_path: Path) -> None:
     fit(Checkpoint(tmp_path), epochs=5, name="other")
     result = fit(Checkpoint(tmp_path, resume="auto"))
 
-    assert any("passed over" in line and "other_epoch_5_iter_15.pth" in line for line in result.notes)
+    assert any("passed over" in line and "those in it are of 'other'" in line for line in result.notes)
 
 
 def test_auto_judges_by_content_and_not_by_name(fit: Make, tmp_path: Path) -> None:
     fit(Checkpoint(tmp_path, keep_last=None), epochs=3)
-    (tmp_path / "run_epoch_3_iter_9.pth").rename(tmp_path / "aside.pth")
-    (tmp_path / "run_epoch_1_iter_3.pth").rename(tmp_path / "run_epoch_99_iter_999.pth")
+    rename(tmp_path / "run_epoch_3_iter_9.pth", "aside.pth")
+    rename(tmp_path / "run_epoch_1_iter_3.pth", "run_epoch_99_iter_999.pth")
     result = fit(Checkpoint(tmp_path, resume="auto"), epochs=4)
 
     assert f"resumed at epoch 3, batch 0, step 9 from {tmp_path / 'aside.pth'}" in result.notes
@@ -692,7 +743,8 @@ def test_a_stopped_run_can_be_resumed_in_the_midst_of_its_epoch(fit: Make, tmp_p
 
     assert (first.status, first.progress.epoch, first.progress.batch) == ("stopped", 1, 1)
     assert (second.status, second.progress.epoch, second.progress.steps) == ("completed", 2, 6)
-    assert any("read 1 batches of epoch 1 again" in line for line in second.notes)
+    assert second.resume.path == first.last_checkpoint == tmp_path / "run_epoch_1_iter_4.pth"
+    assert (second.resume.epoch, second.resume.batch, second.resume.step) == (1, 1, 4)
 
 
 def test_two_fits_and_a_test_on_one_trainer(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
@@ -705,7 +757,7 @@ def test_two_fits_and_a_test_on_one_trainer(task: Make, batches: Make, sgd: Any,
     assert first.last_checkpoint == tmp_path / "c" / "run_epoch_2_iter_4.pth"
     assert second.last_checkpoint == tmp_path / "c" / "second_epoch_3_iter_6.pth"
     assert names(tmp_path / "c") == ["run_epoch_2_iter_4.pth", "second_epoch_3_iter_6.pth"]
-    assert names(tmp_path) == ["c"]
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
 def test_load_weights_of_a_checkpoint(fit: Make, task: Make, weights: Make, tmp_path: Path) -> None:
@@ -740,10 +792,18 @@ class Whole:
     """Builds the same run again and again: dropout, Adam, a shuffled loader, validation that draws."""
 
     def __init__(
-        self, folder: Path, *, n: int, every: Any, at_start: bool = False, drawing: bool = False, asking: bool = False
+        self,
+        folder: Path,
+        *,
+        n: int,
+        every: Any,
+        at_start: bool = False,
+        drawing: bool = False,
+        asking: bool = False,
+        background: bool = False,
     ) -> None:
         self.folder, self.n, self.every = folder, n, every
-        self.at_start, self.drawing, self.asking = at_start, drawing, asking
+        self.at_start, self.drawing, self.asking, self.background = at_start, drawing, asking, background
 
     def fit(self, crash: int | None = None) -> tuple[list[Tensor], list[float], RunResult | None]:
         torch.manual_seed(3)
@@ -756,7 +816,7 @@ class Whole:
             ValidationSchedule(Every(epochs=1)),
             LogSchedule(Every(steps=2)),
             SaveSchedule(self.every, at_start=self.at_start),
-            Checkpoint(self.folder, keep_last=2, resume="auto"),
+            Checkpoint(self.folder, keep_last=2, resume="auto", background=self.background),
         ]
         trainer = Trainer(plugins, device="cpu")
         losses: list[float] = []
@@ -820,8 +880,12 @@ def test_a_resume_at_an_epoch_border_is_bit_equal(tmp_path: Path, n: int) -> Non
     assert_resumes(lambda name: Whole(tmp_path / name, n=n, every=Every(epochs=1)), [8])
 
 
-def test_a_run_resumed_again_and_again_is_bit_equal(tmp_path: Path) -> None:
-    assert_resumes(lambda name: Whole(tmp_path / name, n=1, every=Every(steps=2)), [4, 6, 9, 13])
+@pytest.mark.parametrize("background", [False, True])
+def test_a_run_resumed_again_and_again_is_bit_equal(tmp_path: Path, background: bool) -> None:
+    def whole(name: str) -> Whole:
+        return Whole(tmp_path / name, n=1, every=Every(steps=2), background=background)
+
+    assert_resumes(whole, [4, 6, 9, 13])
 
 
 def test_a_save_at_the_start_of_a_resumed_run_keeps_the_state_true(tmp_path: Path) -> None:
