@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
+from ..core.losses import WindowLosses
 from ..events import BatchStart, GradientsReady, Lane, Run, TrainStart
 from ..plugins import Plugin, on
 
@@ -15,7 +13,8 @@ from ..plugins import Plugin, on
 class NaNGuard(Plugin):
     """Look at the loss before every optimizer step, and act when it is NaN or infinite.
 
-    Costs one wait for the device per optimizer step: nobody can skip a step without knowing.
+    Costs one wait for the device per optimizer step: nobody can skip a step without knowing. `RollBack` is another
+    answer to the same question, so only one of the two may be registered.
 
     Args:
         action: `raise` a FloatingPointError, `skip` the step (its gradients are dropped), or `stop` the run (the step
@@ -26,6 +25,8 @@ class NaNGuard(Plugin):
         ValueError: the action is unknown, or `max_skips` not positive.
     """
 
+    exclusive = ("non-finite losses",)
+
     def __init__(self, action: Literal["raise", "skip", "stop"] = "raise", *, max_skips: int = 10) -> None:
         if action not in ("raise", "skip", "stop"):
             raise ValueError(f"NaNGuard(action) is 'raise', 'skip' or 'stop', got {action!r}.")
@@ -34,30 +35,28 @@ class NaNGuard(Plugin):
         self.action, self.max_skips = action, max_skips
         self.asks = ("stop",) if action == "stop" else ()
         self._skips = 0
-        self._losses: list[Tensor] = []
+        self._losses = WindowLosses()
 
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Forget the former run."""
         self._skips = 0
-        self._losses = []
+        self._losses = WindowLosses()
 
     @on(BatchStart)
     def remember(self, run: Run, event: BatchStart) -> None:
         """Keep the losses of a window's earlier micro-batches, on the device."""
-        if run.window:
-            self._losses.append(run.loss.detach())
+        self._losses.open_batch(run)
 
     @on(GradientsReady, lane=Lane.TRANSFORM)
     def judge(self, run: Run, event: GradientsReady) -> None:
         """Act on the window's losses."""
-        losses = torch.stack([*self._losses, run.loss.detach()])
-        self._losses = []
-        if bool(torch.isfinite(losses).all()):
+        bad = self._losses.take_bad(run)
+        if not bad:
             self._skips = 0
             return
         self._skips += 1
-        what = f"the loss is {next(loss for loss in losses.tolist() if not math.isfinite(loss))}"
+        what = f"the loss is {next(iter(bad.values()))}"
         if self.action == "raise" or self._skips > self.max_skips:
             times = f", {self._skips} windows in a row" if self._skips > 1 else ""
             raise FloatingPointError(
@@ -66,3 +65,11 @@ class NaNGuard(Plugin):
         run.control.skip_step(what)
         if self.action == "stop":
             run.control.stop(f"{what} at step {run.progress.steps}")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how many steps in a row were dropped."""
+        return {"skips": self._skips}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on counting."""
+        self._skips = state["skips"]

@@ -1,0 +1,161 @@
+"""Save and stop when the cluster says so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from signal import SIGTERM, SIGUSR1, Signals
+
+from ..core.signals import Deadline, SignalHook
+from ..events import (
+    BatchEnd,
+    CheckpointLoaded,
+    EpochEnd,
+    EpochStart,
+    Lane,
+    Run,
+    RunFailed,
+    TestBatchEnd,
+    TestStart,
+    TrainStart,
+    ValidationBatchEnd,
+    ValidationCut,
+    ValidationStart,
+)
+from ..plugins import Plugin, on
+
+
+class Preemption(Plugin):
+    """Upon a signal, save and stop: at the next step boundary of a training, at the next batch of a validation or test.
+
+    A validation that is cut short is put off: the run that resumes begins with it. The result says `stopped`, by whom
+    and by which signal; when the run is closed, `fit`, `validate` and `test` raise SystemExit, so that the exit status
+    tells the truth (but see `fit(on_interrupt=...)`). A second signal while the run stops changes nothing. A veto of
+    the stop holds this one too, but not the save.
+
+    The handlers are installed when a run begins and given back when it is closed; a handler in Python that was there
+    before is called as well. Put the plugin last: plugins are closed in their order, and a signal during the closing
+    of one behind it would end the process at once. Needs a `Checkpoint`, or nothing is saved.
+
+    Args:
+        signals: what to listen to.
+        deadline: seconds from the signal until the process must be leaving. If it is not, TimeoutError is raised
+            wherever the run stands, even where it is blocked. None waits as long as it takes.
+        requeue: the exit status that tells your cluster to run the job again; by default 128 + the signal's number.
+
+    Raises:
+        ValueError: an argument is out of its range; at a run's start, the run is not in the main thread, or a handler
+            is there that could not be given back.
+        TimeoutError: the deadline is over.
+    """
+
+    asks = ("stop", "save")
+    exclusive = ("preemption",)
+
+    def __init__(
+        self,
+        signals: Sequence[int] = (SIGTERM, SIGUSR1),
+        *,
+        deadline: float | None = None,
+        requeue: int | None = None,
+    ) -> None:
+        if deadline is not None and not 0 < deadline < math.inf:
+            raise ValueError(f"deadline is a positive number of seconds, or None; got {deadline!r}.")
+        if requeue is not None and not 0 <= requeue <= 255:
+            raise ValueError(f"requeue is an exit status from 0 to 255, or None; got {requeue!r}.")
+        self.deadline, self.requeue = deadline, requeue
+        self._hook = SignalHook(signals, self._hear)
+        self._clock: Deadline | None = None
+        self._run: Run | None = None
+        self._heard: Signals | None = None
+        self._asked = False
+
+    @on(TrainStart, lane=Lane.TRANSFORM)
+    def begin(self, run: Run, event: TrainStart) -> None:
+        """Install the handlers, and forget the former run."""
+        self._begin(run)
+
+    @on(EpochStart, BatchEnd, EpochEnd)
+    def look(self, run: Run, event: EpochStart | BatchEnd | EpochEnd) -> None:
+        """Ask for a save and a stop where a signal came."""
+        if self._heard is not None and not self._asked:
+            self._ask(run, self._heard)
+
+    @on(ValidationCut)
+    def look_behind_evaluation(self, run: Run, event: ValidationCut) -> None:
+        """Ask for them now, so that the save is not taken for one that was to carry the validation's metrics."""
+        if self._heard is not None and not self._asked:
+            self._ask(run, self._heard)
+
+    @on(CheckpointLoaded)
+    def look_again(self, run: Run, event: CheckpointLoaded) -> None:
+        """Ask anew where the run went back: that dropped the request to save."""
+        if self._heard is not None:
+            self._ask(run, self._heard)
+
+    @on(ValidationStart, TestStart, lane=Lane.TRANSFORM)
+    def begin_evaluation(self, run: Run, event: ValidationStart | TestStart) -> None:
+        """Cut a validation short that begins although a signal came; begin a run that consists of nothing else."""
+        if self._run is not run:
+            self._begin(run)
+        self._cut(run)
+
+    @on(ValidationBatchEnd, TestBatchEnd)
+    def look_in_evaluation(self, run: Run, event: ValidationBatchEnd | TestBatchEnd) -> None:
+        """Cut it short where a signal came."""
+        self._cut(run)
+
+    @on(RunFailed, lane=Lane.TRANSFORM)
+    def leave_in_peace(self, run: Run, event: RunFailed) -> None:
+        """Let the deadline be, the process is leaving; upon a Ctrl-C, a second one may leave without closing this."""
+        self._stop_clock()
+        if isinstance(event.error, KeyboardInterrupt):
+            self._hook.restore()
+
+    def close(self) -> None:
+        """Say how the process is to exit where a signal came, and give the handlers back."""
+        self._stop_clock()
+        self._hook.restore()
+        if self._run is not None and self._heard is not None:
+            self._run.exit_with(128 + self._heard if self.requeue is None else self.requeue)
+        self._run, self._heard, self._asked = None, None, False
+
+    def _begin(self, run: Run) -> None:
+        self.close()
+        self._hook.install()
+        self._run = run
+        if self.deadline is not None:
+            self._clock = Deadline(self.deadline)
+
+    def _hear(self, signum: int) -> None:
+        """Handle the signal."""
+        if self._clock is not None and self._clock.is_over:
+            raise TimeoutError(self._overdue())
+        if self._heard is None:
+            self._heard = Signals(signum)
+            if self._clock is not None:
+                self._clock.start(signum)
+
+    def _cut(self, run: Run) -> None:
+        if self._heard is not None:
+            run.control.cut_validation(f"{self._heard.name} was received")
+
+    def _ask(self, run: Run, heard: Signals) -> None:
+        self._asked = True
+        run.control.stop(f"{heard.name} was received")
+        if run.optimizer is not None:
+            run.control.request_save(f"{heard.name} was received")
+
+    def _stop_clock(self) -> None:
+        if self._clock is not None:
+            clock, self._clock = self._clock, None  # first: what it still sends must not raise any more
+            clock.close()
+
+    def _overdue(self) -> str:
+        assert self._run is not None  # the clock is stopped before it is let go
+        assert self._heard is not None
+        phase, place = self._run.phase, self._run.progress
+        return (
+            f"The run did not end within {self.deadline} s of {self._heard.name}: it stands in {phase}, epoch "
+            f"{place.epoch}, batch {place.batch}, step {place.steps}. Give it more time, or find out what takes it."
+        )

@@ -1,0 +1,119 @@
+"""Go back to the last good checkpoint when the loss is no number."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..core import storage
+from ..core.losses import WindowLosses
+from ..events import BatchStart, GradientsReady, Lane, Run, TrainStart
+from ..plugins import Plugin, on
+
+
+class RollBack(Plugin):
+    """When a loss is NaN or infinite, go back to the last good checkpoint, and leave the offending batches out.
+
+    Looks at the losses before every optimizer step, at the cost of one wait for the device. A good checkpoint is whole,
+    and all parameters in it are finite numbers; one that is not is passed over for an older one of the run. Batches are
+    known by epoch and place in it, so their order must be the same after the return: it is with `RNGCapture`, or
+    without shuffling. `NaNGuard` is another answer to the same question, so only one of the two may be registered.
+
+    Args:
+        max_times: how often a run may go back, resumes included.
+
+    Raises:
+        ValueError: `max_times` is not positive.
+        FloatingPointError: a loss is no number, and the run went back too often or there is no good checkpoint.
+    """
+
+    exclusive = ("non-finite losses",)
+    needs = ("save",)
+
+    def __init__(self, max_times: int = 3) -> None:
+        if not isinstance(max_times, int) or max_times < 1:
+            raise ValueError(f"max_times must be a whole number of at least 1, got {max_times!r}.")
+        self.max_times = max_times
+        self.times = 0
+        self.skipped: set[tuple[int, int]] = set()
+        self._losses = WindowLosses()
+
+    @on(TrainStart)
+    def begin(self, run: Run, event: TrainStart) -> None:
+        """Forget the former run."""
+        self.times, self.skipped, self._losses = 0, set(), WindowLosses()
+
+    @on(BatchStart)
+    def leave_out(self, run: Run, event: BatchStart) -> None:
+        """Leave out what made the run go back."""
+        self._losses.open_batch(run)
+        if (run.progress.epoch, run.progress.batch) in self.skipped:
+            run.control.skip_batch("its loss was no number when it was last here")
+
+    @on(GradientsReady, lane=Lane.TRANSFORM)
+    def judge(self, run: Run, event: GradientsReady) -> None:
+        """Go back where a loss of the window is no number."""
+        if bad := self._losses.take_bad(run):
+            place = run.progress
+            what = f"the loss of epoch {place.epoch}, batch {min(bad)} is {bad[min(bad)]}"
+            self._check_times(what)
+            state, path = self._last_good(run, what)
+            self.times += 1
+            self.skipped |= {(place.epoch, batch) for batch in bad}
+            run.control.skip_step(what)
+            run.note(f"rolled back at step {place.steps} to {path} ({self.times} of {self.max_times}): {what}")
+            run.roll_back(state, path)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how often the run went back, and what it leaves out."""
+        return {"times": self.times, "skipped": [list(place) for place in sorted(self.skipped)]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Add what was saved; the state that the run goes back to does not know yet why."""
+        self.times = max(self.times, state["times"])
+        self.skipped |= {(epoch, batch) for epoch, batch in state["skipped"]}
+
+    def _check_times(self, what: str) -> None:
+        if self.times >= self.max_times:
+            raise FloatingPointError(
+                f"{what}, and the run went back {self.times} times already (max_times={self.max_times}): lower the "
+                f"learning rate, clip gradients, check the data."
+            )
+
+    def _last_good(self, run: Run, what: str) -> tuple[dict[str, Any], Path]:
+        passed_over = []
+        for path in _candidates(run):
+            try:
+                state = storage.load(path)
+                _check_finite(run, state, path)
+            except (OSError, ValueError) as error:
+                passed_over.append(str(error))
+            else:
+                return state, path
+        why = "none yet: save earlier or more often."
+        if passed_over:
+            why = f"none that can be used. {' '.join(passed_over)}"
+        raise FloatingPointError(f"{what}, and of the checkpoints to go back to there is {why}")
+
+
+def _candidates(run: Run) -> Iterator[Path]:
+    """Yield the last checkpoint, then what else there is of this run up to where it stands, newest first."""
+    last = run.last_checkpoint
+    if last is None:
+        return
+    yield last
+    for entry in storage.entries(last.parent, run.name)[0]:
+        if entry.path != last and entry.progress["steps"] <= run.progress.steps:
+            yield entry.path
+
+
+def _check_finite(run: Run, state: Mapping[str, Any], path: Path) -> None:
+    """Raise ValueError unless all parameters are finite; a buffer may well hold an infinity, as a mask does."""
+    for module_name, module in run.modules.items():
+        saved = state["modules"].get(module_name, {})
+        for name, _ in module.named_parameters():
+            if name in saved and not bool(torch.isfinite(saved[name]).all()):
+                raise ValueError(f"The checkpoint {path} is no good: {module_name}.{name} in it is no finite number.")

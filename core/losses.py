@@ -1,0 +1,37 @@
+"""The losses of an accumulation window, looked at before its optimizer step."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..events import Run
+
+
+class WindowLosses:
+    """Keeps the loss of each micro-batch of a window, on the device, until the window is complete."""
+
+    def __init__(self) -> None:
+        self._kept: list[tuple[int, Tensor]] = []
+        self._batch = 0
+
+    def open_batch(self, run: Run) -> None:
+        """At `BatchStart`: keep the loss of the micro-batch before, unless that one was skipped."""
+        if run.window > len(self._kept):
+            self._kept.append((self._batch, run.loss.detach()))
+        self._batch = run.progress.batch
+
+    def take_bad(self, run: Run) -> dict[int, float]:
+        """At `GradientsReady`: return the losses that are NaN or infinite by their batch's index, and begin anew.
+
+        Waits for the device once.
+        """
+        self.open_batch(run)
+        kept, self._kept = self._kept, []
+        losses = torch.stack([loss for _, loss in kept])
+        if bool(torch.isfinite(losses).all()):
+            return {}
+        pairs = zip(kept, losses.tolist(), strict=True)
+        return {batch: loss for (batch, _), loss in pairs if not math.isfinite(loss)}

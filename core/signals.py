@@ -1,0 +1,133 @@
+"""Signals: heard for a while in front of whoever heard them before, and left to the main process by its workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from types import FrameType
+from typing import Any
+
+AGAIN = 1.0  # seconds until an exception that somebody swallowed is raised anew
+
+
+class SignalHook:
+    """Calls `hear(signum)` for some signals, then the Python handler that was there before; gives them back at the end.
+
+    Args:
+        signals: which.
+        hear: called in the main thread, between any two instructions of it: it had better only set a flag.
+
+    Raises:
+        ValueError: no signal is given, or one that nobody can handle.
+    """
+
+    def __init__(self, signals: Sequence[int], hear: Callable[[int], None]) -> None:
+        deaf = {signal.SIGKILL, signal.SIGSTOP}
+        if not signals or not set(signals) <= signal.valid_signals() - deaf:
+            raise ValueError(f"signals are some such as signal.SIGTERM, but not SIGKILL or SIGSTOP; got {signals!r}.")
+        self._signals, self._hear = tuple(signals), hear
+        self._former: dict[int, Any] = {}
+        self._process = 0
+
+    def install(self) -> None:
+        """Hear the signals from now on; installing twice does nothing.
+
+        Raises:
+            ValueError: this is not the main thread, or a handler is there that could not be given back.
+        """
+        if self._former:
+            return
+        names = ", ".join(signal.Signals(each).name for each in self._signals)
+        if threading.current_thread() is not threading.main_thread():
+            raise ValueError(f"Handlers of {names} can be installed in the main thread only: begin the run there.")
+        former = {each: signal.getsignal(each) for each in self._signals}
+        if None in former.values():
+            raise ValueError(
+                f"A handler of {names} was installed by other than Python code, and so could not be given back: leave "
+                f"that signal out."
+            )
+        self._process = os.getpid()
+        for each, handler in former.items():
+            self._former[each] = handler
+            signal.signal(each, self._receive)
+
+    def restore(self) -> None:
+        """Give back what was there before, unless somebody else has installed a handler since; twice does nothing."""
+        for each, former in self._former.items():
+            if signal.getsignal(each) == self._receive:
+                signal.signal(each, former)
+        self._former = {}
+
+    def _receive(self, signum: int, frame: FrameType | None) -> None:
+        former = self._former.get(signum)
+        if os.getpid() != self._process:  # a forked child, which the first signal is not meant for
+            signal.signal(signum, former or signal.SIG_DFL)
+            return
+        self._hear(signum)
+        if callable(former) and former is not signal.default_int_handler:
+            former(signum, frame)
+
+
+class Deadline:
+    """Sends the main thread a signal, some seconds after `start`, and anew every second until it is closed.
+
+    A thread does so, not the process's alarm clock: that one may be in use.
+
+    Args:
+        seconds: from `start` to the first one.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.is_over = False
+        self._messages: SimpleQueue[int | None] = SimpleQueue()  # a signal handler may put into this kind
+        self._thread = threading.Thread(target=self._watch, name="heliograph-deadline", daemon=True)
+        self._thread.start()
+
+    def start(self, signum: int) -> None:
+        """Begin to count; called from the handler of `signum`, which is sent again when the time is over."""
+        self._messages.put(signum)
+
+    def close(self) -> None:
+        """Send nothing any more; closing twice does nothing."""
+        self._messages.put(None)
+        self._thread.join()
+
+    def _watch(self) -> None:
+        signum, main = self._messages.get(), threading.main_thread().ident
+        if signum is None or main is None:
+            return
+        delay = self.seconds
+        while True:
+            try:
+                self._messages.get(timeout=delay)
+            except Empty:
+                self.is_over, delay = True, AGAIN
+                signal.pthread_kill(main, signum)
+            else:
+                return
+
+
+def ignore_signals(worker_id: int, then: Callable[[int], None] | None = None) -> None:
+    """In a worker process of a loader: leave it to the main process to act upon a signal that went to all of them.
+
+    A `worker_init_fn`. Else the workers of torch's `DataLoader` die of the SIGTERM that a cluster sends to the whole
+    process group, and the main process of their death, before it has saved. Only the first SIGTERM is ignored: the
+    second is from a loader that gets rid of a worker which hangs.
+
+    Args:
+        worker_id: the worker's number, from 0.
+        then: another `worker_init_fn` to go on with.
+    """
+    signal.signal(signal.SIGTERM, _ignore_once)
+    if hasattr(signal, "SIGUSR1"):  # Windows has none
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    if then is not None:
+        then(worker_id)
+
+
+def _ignore_once(signum: int, _: FrameType | None) -> None:
+    signal.signal(signum, signal.SIG_DFL)

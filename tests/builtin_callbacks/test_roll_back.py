@@ -1,0 +1,212 @@
+"""RollBack: back to the last good checkpoint, and the offending batches left out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from heliograph import (
+    BatchStart,
+    Checkpoint,
+    CheckpointSaved,
+    Every,
+    GradientAccumulation,
+    Lane,
+    NaNGuard,
+    Plugin,
+    RNGCapture,
+    RollBack,
+    Run,
+    RunResult,
+    SaveSchedule,
+    Trainer,
+    on,
+)
+from heliograph.core import storage
+
+Make = Callable[..., Any]
+
+
+class Spoil(Plugin):
+    """Makes the inputs of some batches, given as (epoch, batch), no numbers."""
+
+    def __init__(self, *places: tuple[int, int], value: float = math.nan) -> None:
+        self.places, self.value = places, value
+        self.met: list[tuple[int, int]] = []
+
+    @on(BatchStart, lane=Lane.TRANSFORM)
+    def replace(self, run: Run, event: BatchStart) -> None:
+        place = run.progress.epoch, run.progress.batch
+        if place in self.places:
+            self.met.append(place)
+            run.batch = (torch.full_like(run.batch[0], self.value), run.batch[1])
+
+
+class LeaveOut(Plugin):
+    """Leaves the same batches out from the beginning."""
+
+    def __init__(self, *places: tuple[int, int]) -> None:
+        self.places = places
+
+    @on(BatchStart)
+    def leave_out(self, run: Run, event: BatchStart) -> None:
+        if (run.progress.epoch, run.progress.batch) in self.places:
+            run.control.skip_batch("test")
+
+
+@pytest.fixture
+def fit(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> Make:
+    """Return a function that trains two epochs of six batches, with a save every two steps."""
+
+    def make(
+        *plugins: Any, folder: str = "a", every: int = 2, resume: Any = None, keep: int = 9, **options: Any
+    ) -> tuple[RunResult, Any]:
+        mine = task(dropout=0.5)
+        saving = [SaveSchedule(Every(steps=every)), Checkpoint(tmp_path / folder, keep_last=keep, resume=resume)]
+        trainer = Trainer([*saving, RNGCapture(), *plugins], device="cpu")
+        return trainer.fit(mine, batches(6), optimizer=sgd, epochs=2, **options), mine
+
+    return make
+
+
+def counters(result: RunResult) -> dict[str, Any]:
+    return {name: value for name, value in result.progress.state_dict().items() if "seconds" not in name}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("places", [[(0, 2)], [(0, 3), (1, 0)], [(1, 5)], [(0, 4), (0, 5), (1, 1)]])
+def test_a_run_that_went_back_equals_one_that_left_the_batches_out(
+    places: list[tuple[int, int]], value: float, fit: Make, weights: Make
+) -> None:
+    spoil, plugin = Spoil(*places, value=value), RollBack()
+    result, mine = fit(spoil, plugin)
+    plain, theirs = fit(Spoil(*places), LeaveOut(*places), folder="b")
+    assert all(map(torch.equal, weights(mine), weights(theirs)))
+    assert counters(result) == counters(plain)
+    assert (result.status, plugin.times, plugin.skipped) == ("completed", len(places), set(places))
+    assert set(spoil.met) == set(places)
+
+
+def test_the_result_tells_of_it(fit: Make, tmp_path: Path) -> None:
+    result, _ = fit(Spoil((0, 3)), RollBack())
+    path = tmp_path / "a" / "run_epoch_0_iter_2.pth"
+    what = "the loss of epoch 0, batch 3 is nan"
+    assert f"rolled back at step 3 to {path} (1 of 3): {what}" in result.notes
+    requests = [(each.verb, each.by, each.reason) for each in result.history if each.by == "roll_back"]
+    assert requests == [
+        ("skip_step", "roll_back", what),
+        ("roll_back", "roll_back", f"to {path}"),
+        ("skip_batch", "roll_back", "its loss was no number when it was last here"),
+    ]
+
+
+def test_in_a_window_only_the_offending_micro_batches_are_left_out(fit: Make, weights: Make) -> None:
+    plugin = RollBack()
+    result, mine = fit(Spoil((0, 4)), plugin, GradientAccumulation(3), every=1)
+    plain, theirs = fit(Spoil((0, 4)), LeaveOut((0, 4)), GradientAccumulation(3), folder="b", every=1)
+    assert plugin.skipped == {(0, 4)}
+    assert all(map(torch.equal, weights(mine), weights(theirs)))
+    assert counters(result) == counters(plain)
+
+
+def test_a_batch_that_was_skipped_in_the_window_is_not_blamed(fit: Make) -> None:
+    plugin = RollBack()
+    fit(Spoil((0, 3), (0, 5)), LeaveOut((0, 4)), plugin, GradientAccumulation(3), every=1)
+    assert plugin.skipped == {(0, 3), (0, 5)}
+    assert plugin.times == 1
+
+
+def test_more_often_than_it_may_it_raises(fit: Make) -> None:
+    plugin = RollBack(max_times=2)
+    with pytest.raises(FloatingPointError, match=r"epoch 1, batch 1 is nan, and the run went back 2 times already"):
+        fit(Spoil((0, 3), (0, 5), (1, 1)), plugin)
+    assert plugin.times == 2
+
+
+def test_without_a_checkpoint_it_says_so(fit: Make) -> None:
+    with pytest.raises(FloatingPointError, match="there is none yet: save earlier or more often"):
+        fit(Spoil((0, 1)), RollBack())
+
+
+def test_the_count_and_the_places_survive_a_resume(fit: Make) -> None:
+    first, _ = fit(Spoil((0, 3)), RollBack(max_times=1), steps=4)
+    assert first.progress.steps == 4
+    plugin = RollBack(max_times=1)
+    with pytest.raises(FloatingPointError, match="went back 1 times already"):
+        fit(Spoil((0, 3), (1, 2)), plugin, resume="auto")
+    assert plugin.skipped == {(0, 3)}
+
+
+def test_another_fit_begins_anew(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    plugin = RollBack()
+    trainer = Trainer([SaveSchedule(Every(steps=1)), Checkpoint(tmp_path), Spoil((0, 2)), plugin], device="cpu")
+    for _ in range(2):
+        trainer.fit(task(), batches(), optimizer=sgd, epochs=1)
+        assert (plugin.times, plugin.skipped) == (1, {(0, 2)})
+
+
+class SpoilWeights(Plugin):
+    """Makes the weights no numbers right before a save, as a step that nobody looked at does."""
+
+    def __init__(self, *steps: int, damage: bool = False) -> None:
+        self.steps, self.damage = steps, damage
+
+    @on(CheckpointSaved, lane=Lane.REPORT)
+    def spoil(self, run: Run, event: CheckpointSaved) -> None:
+        if run.progress.steps not in self.steps:
+            return
+        if self.damage:
+            event.path.write_bytes(event.path.read_bytes()[:-7])
+        else:
+            state = storage.load(event.path)
+            state["modules"]["model"]["1.weight"][0, 0] = math.nan
+            event.path.unlink()
+            store = storage.Store(event.path.parent / "other", run.name)
+            store.open()
+            entry = store.save(event.path.name, state)
+            store.close()
+            for suffix in (".pth", ".json"):
+                entry.path.with_suffix(suffix).replace(event.path.with_suffix(suffix))
+
+
+@pytest.mark.parametrize("damage", [False, True])
+def test_a_checkpoint_that_is_no_good_is_passed_over_for_an_older_one(damage: bool, fit: Make, weights: Make) -> None:
+    plugin = RollBack()
+    result, mine = fit(Spoil((1, 1)), SpoilWeights(6, damage=damage), plugin)
+    _, theirs = fit(Spoil((1, 1)), LeaveOut((1, 1)), folder="b")
+    (note,) = [each for each in result.notes if each.startswith("rolled back")]
+    assert "rolled back at step 7 to" in note
+    assert "iter_4.pth" in note
+    assert all(map(torch.equal, weights(mine), weights(theirs)))
+
+
+def test_where_none_is_good_the_error_names_them(fit: Make) -> None:
+    with pytest.raises(FloatingPointError, match=r"none that can be used\. .*1\.weight in it is no finite number\."):
+        fit(Spoil((0, 3)), SpoilWeights(2), RollBack())
+
+
+def test_it_and_nan_guard_exclude_each_other() -> None:
+    with pytest.raises(ValueError, match="both claim non-finite losses"):
+        Trainer([NaNGuard("skip"), RollBack()], device="cpu")
+
+
+def test_it_needs_saves(task: Make, batches: Make, sgd: Any) -> None:
+    with pytest.raises(ValueError, match="no plugin ever asks for a save"):
+        Trainer([RollBack()], device="cpu").fit(task(), batches(), optimizer=sgd, epochs=1)
+
+
+@pytest.mark.parametrize("times", [0, -1, 1.5])
+def test_arguments_are_checked(times: Any) -> None:
+    with pytest.raises(ValueError, match="max_times must be a whole number of at least 1"):
+        RollBack(times)
+
+
+def test_a_good_run_is_not_touched(fit: Make, weights: Make) -> None:
+    result, mine = fit(RollBack())
+    _, theirs = fit(folder="b")
+    assert all(map(torch.equal, weights(mine), weights(theirs)))
+    assert [each.verb for each in result.history if each.by == "roll_back"] == []

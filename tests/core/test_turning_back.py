@@ -1,0 +1,261 @@
+"""`run.roll_back`: from any event, in any loop, back to a saved state and on from there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from heliograph import (
+    BatchEnd,
+    BatchStart,
+    CheckpointLoaded,
+    EpochEnd,
+    EpochStart,
+    Event,
+    GradientAccumulation,
+    GradientsReady,
+    Lane,
+    Log,
+    Plugin,
+    RNGCapture,
+    Run,
+    RunResult,
+    SavePoint,
+    ShouldStop,
+    StepEnd,
+    Supervised,
+    TrainEnd,
+    Trainer,
+    TrainStart,
+    ValidationBatchEnd,
+    ValidationEnd,
+    ValidationStart,
+    on,
+)
+from heliograph.testing import Recorder
+from torch import Tensor, nn
+
+Batch = tuple[Tensor, Tensor]
+WITHIN = [EpochStart, BatchStart, GradientsReady, StepEnd, BatchEnd, Log, ValidationStart, ValidationBatchEnd]
+WITHIN += [ValidationEnd, SavePoint, ShouldStop, EpochEnd]
+
+
+def data(batches: int) -> list[Batch]:
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randn(3, 4, generator=generator), torch.tensor([0, 1, 0])) for _ in range(batches)]
+
+
+def make_task() -> Supervised:
+    torch.manual_seed(0)
+    return Supervised(nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 2)), nn.functional.cross_entropy)
+
+
+class Asker(Plugin):
+    """Asks for everything after every batch and every epoch."""
+
+    asks = ("validation", "save", "log", "stop")
+
+    @on(BatchEnd, EpochEnd, lane=Lane.TRANSFORM)
+    def ask(self, run: Run, event: BatchEnd | EpochEnd) -> None:
+        run.control.request_log("test")
+        run.control.request_validation("test")
+        run.control.request_save("test")
+
+
+class Back(Plugin):
+    """Keeps the state of one save point, and goes back to it once, from the first such event at or after some batch."""
+
+    def __init__(self, kind: type[Event] | None, *, saved_at: int = 2, at: int = 4) -> None:
+        self.kind, self.saved_at, self.at = kind, saved_at, at
+        self.saved: dict[str, Any] = {}
+        self.origins: list[Any] = []
+        self.went = False
+
+    def _hear(self, run: Run, event: Event) -> None:
+        if isinstance(event, SavePoint) and run.progress.batches == self.saved_at and not self.saved:
+            self.saved = deepcopy(run.state_dict())
+        if self.kind is not None and isinstance(event, self.kind) and run.progress.batches >= self.at and not self.went:
+            self.went = True
+            run.roll_back(self.saved)
+
+    @on(EpochStart, BatchStart, GradientsReady)
+    def one(self, run: Run, event: EpochStart | BatchStart | GradientsReady) -> None:
+        self._hear(run, event)
+
+    @on(StepEnd, BatchEnd, Log)
+    def two(self, run: Run, event: StepEnd | BatchEnd | Log) -> None:
+        self._hear(run, event)
+
+    @on(ValidationStart, ValidationBatchEnd, ValidationEnd)
+    def three(self, run: Run, event: ValidationStart | ValidationBatchEnd | ValidationEnd) -> None:
+        self._hear(run, event)
+
+    @on(SavePoint, ShouldStop, EpochEnd)
+    def four(self, run: Run, event: SavePoint | ShouldStop | EpochEnd) -> None:
+        self._hear(run, event)
+
+    @on(CheckpointLoaded)
+    def loaded(self, run: Run, event: CheckpointLoaded) -> None:
+        self.origins.append(run.origin)
+
+
+def fit(*plugins: Any, epochs: int = 3, own_loop: bool = False) -> tuple[list[str], RunResult, list[Tensor]]:
+    trainer, task = Trainer([Asker(), RNGCapture(), *plugins], device="cpu"), make_task()
+    recorder = Recorder(trainer.bus)
+    options: Any = {
+        "validation": data(2),
+        "optimizer": lambda parameters: torch.optim.Adam(parameters, 0.1),
+        "epochs": epochs,
+    }
+    if own_loop:
+        with trainer.run(task, data(3), **options) as run:
+            for _ in run.epochs():
+                for batch in run.batches():
+                    run.step(task.training_step(run, batch))
+        result = run.result
+    else:
+        result = trainer.fit(task, data(3), **options)
+    return recorder.trace, result, [each.detach().clone() for each in task.model.state_dict().values()]
+
+
+def counters(result: RunResult) -> dict[str, Any]:
+    return {name: value for name, value in result.progress.state_dict().items() if "seconds" not in name}
+
+
+@pytest.mark.parametrize("own_loop", [False, True])
+@pytest.mark.parametrize("kind", WITHIN)
+def test_a_run_that_went_back_ends_like_one_that_did_not(kind: type[Event], own_loop: bool) -> None:
+    _, plain, weights = fit(Back(None))
+    back = Back(kind)
+    names, result, rolled = fit(back, own_loop=own_loop)
+    assert back.went
+    assert names.count("checkpoint_loaded") == 1
+    assert counters(result) == counters(plain)
+    assert result.metrics == plain.metrics
+    assert all(map(torch.equal, rolled, weights))
+    assert result.status == "completed"
+
+
+def test_the_epoch_that_is_given_up_has_no_end_and_nothing_is_served_in_it_any_more() -> None:
+    names, result, _ = fit(Back(BatchEnd, saved_at=1, at=2), epochs=1)
+    batch = ["batch_start", "gradients_ready", "step_end", "batch_end"]
+    served = ["log", "validation_start"] + ["validation_batch_start", "validation_batch_end"] * 2
+    served += ["validation_end", "save_point", "should_stop"]
+    back = ["should_stop", "checkpoint_loaded", "epoch_start"]
+    rest = [*batch, *served, *batch, *served, "epoch_end", *served, "train_end", "run_closed"]
+    assert names == ["train_start", "epoch_start", *batch, *served, *batch, *back, *rest]
+    (asked,) = [each for each in result.history if each.verb == "roll_back"]
+    assert (asked.by, asked.reason, asked.batch) == ("back", "to a saved state", 2)
+
+
+def test_a_return_across_an_epoch_and_from_the_last_batch_of_the_run() -> None:
+    _, plain, weights = fit(Back(None), epochs=2)
+    names, result, rolled = fit(Back(EpochEnd, saved_at=1, at=6), epochs=2)
+    assert names.count("epoch_end") == 4
+    assert counters(result) == counters(plain)
+    assert all(map(torch.equal, rolled, weights))
+
+
+def test_within_a_window_its_gradients_are_dropped() -> None:
+    plugin = Back(BatchEnd, saved_at=3, at=5)
+    trace, result, rolled = fit(plugin, GradientAccumulation(3))
+    _, plain, weights = fit(Back(None), GradientAccumulation(3))
+    assert trace.count("batch_start") == 9 + 2
+    assert counters(result) == counters(plain)
+    assert (result.progress.steps, result.progress.skipped_steps) == (3, 0)
+    assert all(map(torch.equal, rolled, weights))
+
+
+def test_the_origin_is_renewed_and_filters_go_by_it() -> None:
+    back = Back(BatchEnd)
+    fit(back)
+    (origin,) = back.origins
+    assert origin.batches == 2
+
+
+def test_a_stop_survives_the_return_and_other_requests_do_not() -> None:
+    class StopToo(Plugin):
+        @on(BatchEnd, lane=Lane.REPORT)
+        def stop(self, run: Run, event: BatchEnd) -> None:
+            if run.progress.batches == 4:
+                run.control.stop("enough")
+                run.control.end_epoch("of this one")
+
+    _, result, _ = fit(Back(BatchEnd), StopToo())
+    assert (result.status, result.stopped_by, result.progress.batches) == ("stopped", "stop_too", 2)
+    assert result.progress.epoch == 0
+
+
+def test_going_back_again_right_from_the_return_needs_no_deeper_stack() -> None:
+    class Again(Plugin):
+        def __init__(self) -> None:
+            self.times = 0
+
+        @on(CheckpointLoaded)
+        def again(self, run: Run, event: CheckpointLoaded) -> None:
+            self.times += 1
+            if self.times < 2_000:
+                run.roll_back(back.saved)
+
+    again, back = Again(), Back(BatchEnd)
+    _, result, _ = fit(back, again)
+    assert (again.times, result.progress.epoch) == (2_000, 3)
+
+
+def test_an_own_loop_may_go_back_from_its_body_and_break_off() -> None:
+    trainer, task, went = Trainer(device="cpu"), make_task(), False
+    saved: list[dict[str, Any]] = []
+    with trainer.run(task, data(4), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=2) as run:
+        for epoch in run.epochs():
+            for batch in run.batches():
+                run.step(task.training_step(run, batch))
+                if run.progress.steps == 6 and not went:
+                    went = True
+                    run.roll_back(saved[0])
+                    break
+            if epoch == 0 and not saved:
+                saved.append(deepcopy(run.state_dict()))
+    assert went
+    assert (run.result.progress.epoch, run.result.progress.steps) == (2, 8)
+    assert run.result.status == "completed"
+
+
+def test_a_loop_that_is_left_although_it_asked_to_go_back_is_stopped() -> None:
+    trainer, task = Trainer(device="cpu"), make_task()
+    with trainer.run(task, data(4), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=2) as run:
+        for _ in run.epochs():
+            run.roll_back(run.state_dict())
+            break
+    assert (run.result.status, run.result.stopped_by) == ("stopped", "the caller")
+
+
+@pytest.mark.parametrize("kind", [TrainStart, TrainEnd])
+def test_before_and_after_the_training_it_is_refused(kind: type[Event]) -> None:
+    def ask(run: Run, event: Any) -> None:
+        run.roll_back(run.state_dict())
+
+    trainer, task = Trainer(device="cpu"), make_task()
+    trainer.bus.on(kind, ask)
+    with pytest.raises(RuntimeError, match=r"At TrainStart, call run\.resume"):
+        trainer.fit(task, data(1), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)
+
+
+def test_in_a_test_it_is_refused() -> None:
+    def ask(run: Run, event: ValidationEnd) -> None:
+        run.roll_back({})
+
+    trainer = Trainer(device="cpu")
+    trainer.bus.on(ValidationEnd, ask)
+    with pytest.raises(RuntimeError, match="for a training that goes on"):
+        trainer.validate(make_task(), data(1))
+
+
+def test_a_state_of_another_kind_fails_the_run() -> None:
+    check: Callable[[Run, BatchEnd], None] = lambda run, event: run.roll_back({"schema": 99})  # noqa: E731
+    trainer, task = Trainer(device="cpu"), make_task()
+    trainer.bus.on(BatchEnd, check)
+    with pytest.raises(ValueError, match="schema 99"):
+        trainer.fit(task, data(1), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)
