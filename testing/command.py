@@ -1,0 +1,103 @@
+"""`python -m heliograph verify-resume module:function`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import TYPE_CHECKING, Any
+
+from heliograph.events.checks import known_names
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+NAME = "verify-resume"
+
+
+def add_command(commands: Commands) -> None:
+    """Add the command to those of a parser."""
+    parser = commands.add_parser(
+        NAME,
+        help="check that a training which is killed and resumed equals one that is left alone",
+        description="Exit status 0: equal, bit for bit; 1: not; 2: it cannot be checked so.",
+    )
+    parser.add_argument(
+        "function",
+        metavar="module:function",
+        help="returns a new trainer and the keywords of its fit; takes nothing, or a folder to write to",
+    )
+    parser.add_argument(
+        "--kill-at",
+        action="append",
+        metavar="PLACE",
+        help="7 (after the seventh batch of the run) or validation_batch_end:3 (at the third such event); several, for "
+        "kills in a row; by default places are chosen",
+    )
+    parser.add_argument("--resumes", type=int, default=3, metavar="N", help="how many places to choose (%(default)s)")
+    parser.add_argument("--save-every", type=int, default=3, metavar="BATCHES", help="how often to save (%(default)s)")
+    parser.add_argument(
+        "--ignore",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a plugin or metric not to compare; several",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Check, print the report, and return the exit status.
+
+    Args:
+        options: parsed by what `add_command` added.
+    """
+    from heliograph.testing.resume import UsageError, check_resume
+    from heliograph.testing.resume.moments import parse
+
+    try:
+        check = check_resume(
+            found(options.function),
+            kill_at=[parse(word) for word in options.kill_at] if options.kill_at else None,
+            resumes=options.resumes,
+            save_every=options.save_every,
+            ignore=options.ignore,
+        )
+    except UsageError as error:
+        print(f"heliograph {NAME}: {error}", file=sys.stderr)
+        return 2
+    print(check)
+    return 0 if check.is_exact else 1
+
+
+def found(name: str) -> Callable[..., Any]:
+    """Return the function that `module:function` names, in a module of the current folder or an installed one.
+
+    Raises:
+        UsageError: there is none.
+    """
+    from heliograph.testing.resume import UsageError
+
+    module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name:
+        raise UsageError(f"Name a function as module:function, as in train:make_trainer; got {name!r}.")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # a module that this one imports: the traceback says where
+        known = known_names(module_name, [each.name for each in iter_modules([here])])
+        raise UsageError(f"There is no module {module_name!r} in {here}, and none is installed.{known}") from None
+    own = vars(module)
+    if function_name not in own:
+        made_here = [each for each, value in own.items() if getattr(value, "__module__", None) == module.__name__]
+        raise UsageError(f"{module_name} has no function {function_name!r}.{known_names(function_name, made_here)}")
+    function: Callable[..., Any] = own[function_name]
+    if not callable(function):
+        raise UsageError(f"{name} is no function, but {function!r}.")
+    return function

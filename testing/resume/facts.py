@@ -1,0 +1,121 @@
+"""What two runs are compared by: facts, in the order in which they come, each with its values down to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from types import BuiltinFunctionType, FunctionType, ModuleType, NoneType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+SAMPLE = 4096
+SCALARS = (bool, int, float, complex, str, bytes, NoneType, np.generic)
+NAMED = (type, FunctionType, BuiltinFunctionType, ModuleType)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """One value: a scalar, a tensor or an array. Two are equal where kind and digest are.
+
+    Attributes:
+        kind: type, dtype and shape, in words.
+        digest: of all bits.
+        glimpse: the scalar, or numbers of the tensor (some, where it is large), to tell people of; None without.
+    """
+
+    kind: str
+    digest: bytes
+    glimpse: Any = field(compare=False)
+
+
+Leaves = Mapping[str, Leaf]
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Something that a run did or had.
+
+    Attributes:
+        what: such as `batch`, `loss`, `metrics`, `modules`, `plugin early_stopping`.
+        when: where in the run, in words.
+        place: finished epochs, batches of the epoch (the one in hand included) and steps.
+        leaves: the values by path.
+    """
+
+    what: str
+    when: str
+    place: tuple[int, int, int]
+    leaves: Leaves
+
+
+def leaves(value: Any) -> dict[str, Leaf]:
+    """Return every value in a nested one, by its path: `model.0.weight`, `[1].label`."""
+    return {path.lstrip("."): leaf for path, leaf in _walk(value, "", ())}
+
+
+def _walk(value: Any, path: str, above: tuple[int, ...]) -> Iterator[tuple[str, Leaf]]:
+    if isinstance(value, Tensor):
+        yield path, _of_tensor(value)
+    elif isinstance(value, np.ndarray) and value.dtype != object:
+        yield path, _of_array(value)
+    elif isinstance(value, SCALARS):
+        yield path, Leaf(type(value).__name__, _digest(repr(value).encode()), value)
+    elif isinstance(value, NAMED):
+        name = f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else value.__name__
+        yield path, Leaf("name", name.encode(), name)
+    elif id(value) not in above:  # what holds itself is walked once
+        for key, part in _parts(value):
+            yield from _walk(part, f"{path}{key}", (*above, id(value)))
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a container or any other object consists of, with the ends of the paths."""
+    if isinstance(value, Mapping):
+        yield from ((f".{key}" if isinstance(key, str) else f"[{key!r}]", part) for key, part in value.items())
+    elif isinstance(value, list | tuple | np.ndarray):
+        yield from ((f"[{index}]", part) for index, part in enumerate(value))
+    elif isinstance(value, set | frozenset):
+        yield from ((f"[{index}]", part) for index, part in enumerate(sorted(value, key=repr)))
+    else:
+        yield from _kept_by_pickle(value)
+
+
+def _kept_by_pickle(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what pickle would keep of an object; of one that it refuses, the type."""
+    try:
+        kept = value.__reduce_ex__(4)
+    except TypeError:
+        kept = type(value).__qualname__
+    if isinstance(kept, str):
+        yield "", kept
+        return
+    make, arguments, state, items, pairs = (*kept, None, None, None)[:5]
+    yield "()", [make, *arguments]
+    yield "", state
+    yield "[]", [*(items or ()), *(pairs or ())]
+
+
+def _of_tensor(value: Tensor) -> Leaf:
+    dense = value.detach().to("cpu")
+    flat = (dense if dense.layout is torch.strided else dense.to_dense()).contiguous().flatten()
+    sample = flat[:: 1 + flat.numel() // SAMPLE]
+    numbers = torch.view_as_real(sample) if sample.is_complex() else sample
+    return Leaf(
+        f"{str(value.dtype).removeprefix('torch.')} of shape {list(value.shape)}",
+        _digest(flat.view(torch.uint8).numpy().data),
+        numbers.to(torch.float64, copy=True).numpy(),
+    )
+
+
+def _of_array(value: np.ndarray[Any, Any]) -> Leaf:
+    sample = value.reshape(-1)[:: 1 + value.size // SAMPLE]
+    numbers = sample.astype(np.float64) if value.dtype.kind in "biuf" else None
+    return Leaf(f"{value.dtype} of shape {list(value.shape)}", _digest(value.tobytes()), numbers)
+
+
+def _digest(content: bytes | memoryview) -> bytes:
+    return blake2b(content, digest_size=16).digest()

@@ -1,0 +1,105 @@
+"""Call the user's `make_trainer`, and check that what it makes can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any
+
+from heliograph.core.task import modules_of
+from heliograph.core.trainer import Trainer
+from heliograph.events.checks import describe
+from heliograph.testing.resume.errors import UsageError
+from torch.optim import Optimizer
+from torch.utils.data import Dataset
+
+Made = tuple[Trainer, Mapping[str, Any]]
+MakeTrainer = Callable[[], Made] | Callable[[Path], Made]
+FORM = "make_trainer returns a trainer and the keywords of its fit: return trainer, {'task': ..., 'train': ..., ...}"
+MAY_BE_SHARED = (list, tuple, Dataset)
+
+
+class Maker:
+    """Makes everything anew for every leg.
+
+    Args:
+        make_trainer: called without arguments, or with a folder where it takes one.
+
+    Raises:
+        UsageError: it cannot be called so.
+    """
+
+    def __init__(self, make_trainer: MakeTrainer) -> None:
+        if not callable(make_trainer):
+            raise UsageError(f"make_trainer is a function, got {make_trainer!r}.")
+        needed = [each for each in signature(make_trainer).parameters.values() if _is_needed(each)]
+        if len(needed) > 1:
+            names = ", ".join(each.name for each in needed)
+            raise UsageError(f"{describe(make_trainer)} takes no arguments, or a folder to write to; it needs {names}.")
+        self._make: Callable[..., Any] = make_trainer
+        self._takes_a_folder = bool(needed)
+        self._first: list[tuple[str, Any]] = []
+
+    def __call__(self, folder: Path) -> tuple[Trainer, dict[str, Any]]:
+        """Return a new trainer and the keywords of its fit.
+
+        Args:
+            folder: for what the run writes; made where it is missing.
+
+        Raises:
+            UsageError: something else was returned, the run has no certain end, or it shares an object with the first.
+        """
+        folder.mkdir(exist_ok=True)
+        trainer, options = _checked(self._make(folder) if self._takes_a_folder else self._make())
+        own = list(_objects(trainer, options))
+        self._first = self._first or own
+        if own is not self._first:
+            self._refuse_shared(own)
+        return trainer, options
+
+    def _refuse_shared(self, own: list[tuple[str, Any]]) -> None:
+        for name, each in own:
+            if any(each is other for _, other in self._first):
+                raise UsageError(
+                    f"make_trainer returned the same {name} twice ({type(each).__name__}): what one run leaves in it "
+                    f"would leak into the next. Make it inside make_trainer."
+                )
+
+
+def _is_needed(parameter: Parameter) -> bool:
+    variable = parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+    return parameter.default is Parameter.empty and not variable
+
+
+def _checked(made: Any) -> tuple[Trainer, dict[str, Any]]:
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise UsageError(f"{FORM}; it returned {type(made).__name__}.")
+    trainer, options = made
+    if not isinstance(trainer, Trainer) or not isinstance(options, Mapping):
+        raise UsageError(f"{FORM}; it returned ({type(trainer).__name__}, {type(options).__name__}).")
+    for name in ("task", "train"):
+        if name not in options:
+            raise UsageError(f"{FORM}; {name!r} is missing among {', '.join(map(repr, options)) or 'none'}.")
+    if options.get("epochs") is None and options.get("steps") is None:
+        raise UsageError("The check trains several times over: give epochs= or steps=, so that it is sure to end.")
+    return trainer, dict(options)
+
+
+def _objects(trainer: Trainer, options: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield, by name, the objects that a run changes."""
+    yield "trainer", trainer
+    yield "task", options["task"]
+    for name, module in modules_of(options["task"]).items():
+        yield f"module {name!r}", module
+    for name, plugin in zip(trainer.plugins.names(), trainer.plugins, strict=True):
+        yield f"plugin {name!r}", plugin
+    if isinstance(options.get("optimizer"), Optimizer):
+        yield "optimizer", options["optimizer"]
+    if hasattr(options.get("scheduler"), "step"):
+        yield "scheduler", options["scheduler"]
+    for split in ("train", "validation"):
+        given = options.get(split)
+        for loader in given.values() if isinstance(given, Mapping) else [given]:
+            if loader is not None and not isinstance(loader, MAY_BE_SHARED):
+                yield f"{split} loader", loader

@@ -1,0 +1,88 @@
+"""What a check found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from heliograph.core.data.guarantee import Guarantee
+from heliograph.testing.resume.differences import Difference
+from heliograph.testing.resume.moments import Moment
+
+
+@dataclass(frozen=True, slots=True)
+class InterruptedLeg:
+    """One leg of the interrupted run.
+
+    Attributes:
+        resumed_at: finished epochs, batches of the epoch and steps; None where the leg began afresh.
+        killed_at: where it was killed; None where it went on to the end.
+    """
+
+    resumed_at: tuple[int, int, int] | None
+    killed_at: Moment | None
+
+    def __str__(self) -> str:
+        begin = "begun afresh"
+        if self.resumed_at is not None:
+            begin = "resumed at epoch {}, batch {}, step {}".format(*self.resumed_at)
+        return f"{begin}, {f'killed at {self.killed_at}' if self.killed_at else 'went on to the end'}"
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeCheck:
+    """What a check found; `str` gives a report for people.
+
+    Attributes:
+        guarantee: what the runs themselves say of a resume, as in `result.resume`.
+        reasons: why they do not say `exact`.
+        difference: the first one; None where the runs are equal, bit for bit.
+        causes: what is likely behind it.
+        is_deterministic: whether two uninterrupted runs are equal; if not, nothing was killed.
+        legs: those of the interrupted run, up to the first difference.
+        batches: how many batches of it were compared.
+        draws: the first difference of the random state, before the difference or without one.
+        set_aside: what was not compared, since it differs even without a kill.
+    """
+
+    guarantee: Guarantee
+    reasons: tuple[str, ...]
+    difference: Difference | None = None
+    causes: tuple[str, ...] = ()
+    is_deterministic: bool = True
+    legs: tuple[InterruptedLeg, ...] = ()
+    batches: int = 0
+    draws: Difference | None = None
+    set_aside: tuple[str, ...] = ()
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the interrupted run equals the uninterrupted one."""
+        return self.difference is None
+
+    @property
+    def kills(self) -> tuple[Moment, ...]:
+        """Where the run was killed."""
+        return tuple(leg.killed_at for leg in self.legs if leg.killed_at is not None)
+
+    def __str__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        if self.difference is None:
+            yield f"exact: {self.batches} batches in {len(self.legs)} legs equal those of an uninterrupted run"
+        elif self.is_deterministic:
+            yield f"NOT exact: leg {len(self.legs)} differs from an uninterrupted run"
+        else:
+            yield "NOT deterministic: two uninterrupted runs differ, so nothing can be said of a resume"
+        yield from (f"  leg {number}: {leg}" for number, leg in enumerate(self.legs, 1))
+        if self.draws is not None and self.difference is None:
+            yield f"without consequence: {self.draws}"
+        elif self.draws is not None:
+            yield f"at first {self.draws}"
+        if self.difference is not None:
+            yield f"{'then' if self.draws else 'first'} {self.difference}"
+        yield from (f"likely cause: {cause}" for cause in self.causes)
+        yield f"guarantee of the run: {self.guarantee}" + "".join(f"; {reason}" for reason in self.reasons)
+        if self.set_aside:
+            yield f"not compared, differs even without a kill: {', '.join(self.set_aside)}"

@@ -1,0 +1,128 @@
+"""`python -m heliograph verify-resume`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from heliograph.__main__ import main
+
+PROGRAM = """
+import torch
+from heliograph import RNGCapture, Supervised, Trainer
+from torch import nn
+
+
+def training(*plugins):
+    torch.manual_seed(0)
+    task = Supervised(nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1)), nn.functional.mse_loss)
+    batches = [(torch.ones(2, 3), torch.ones(2, 1))] * 5
+    adam = lambda parameters: torch.optim.Adam(parameters, 0.1)
+    return Trainer(plugins, device="cpu"), {"task": task, "train": batches, "optimizer": adam, "epochs": 2}
+
+
+def good(folder):
+    return training(RNGCapture())
+
+
+def bad():
+    return training()
+
+
+def endless():
+    trainer, options = training()
+    return trainer, options | {"epochs": None}
+
+
+number = 3
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder with a program, which is the current one."""
+    (tmp_path / "program_to_verify.py").write_text(PROGRAM)
+    (tmp_path / "broken_program.py").write_text("import no_such_package_at_all\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("program_to_verify", "broken_program"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return tmp_path
+
+
+def verify(*arguments: str) -> int:
+    return main(["verify-resume", *arguments])
+
+
+def test_the_status_is_0_where_a_resume_is_exact(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify("program_to_verify:good") == 0
+    assert capsys.readouterr().out.startswith("exact: ")
+
+
+def test_the_status_is_1_where_it_is_not(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify("program_to_verify:bad") == 1
+    said = capsys.readouterr().out
+    assert said.startswith("NOT exact: leg 2 differs from an uninterrupted run\n")
+    assert "likely cause: no plugin keeps the random state: add RNGCapture()\n" in said
+
+
+def test_its_options_are_those_of_the_check(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kills = ("--kill-at", "2", "--kill-at", "epoch_end:1")
+    others = ("--save-every", "1", "--ignore", "rng_capture", "--resumes", "9")
+    assert verify("program_to_verify:good", *kills, *others) == 0
+    assert capsys.readouterr().out.splitlines()[1:4] == [
+        "  leg 1: begun afresh, killed at epoch 0, batch 2, in batch_end",
+        "  leg 2: resumed at epoch 0, batch 1, step 1, killed at epoch 1, batch 0, in epoch_end",
+        "  leg 3: resumed at epoch 0, batch 5, step 5, went on to the end",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("program_to_verify", "Name a function as module:function, as in train:make_trainer; got 'program_to_verify'."),
+        (
+            "program_to_verify:god",
+            "program_to_verify has no function 'god'. Did you mean 'good'? Known: bad, ",
+        ),
+        ("program_to_verify:number", "program_to_verify:number is no function, but 3."),
+        ("program_to_verfy:good", "There is no module 'program_to_verfy' in "),
+        ("program_to_verify.deeper:good", "There is no module 'program_to_verify.deeper' in "),
+        ("program_to_verify:endless", "The check trains several times over: give epochs= or steps="),
+        ("program_to_verify:good --kill-at soon", "A run is killed after a batch or at an event, as in --kill-at 7 or"),
+        ("program_to_verify:good --kill-at 99", "kill_at=99 never comes: the uninterrupted run has 10 batches"),
+        ("program_to_verify:good --resumes 0", "resumes= must be a whole number of at least 1, got 0."),
+    ],
+)
+def test_the_status_is_2_where_the_question_is_wrong(
+    arguments: str, sentence: str, program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verify(*arguments.split()) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"heliograph verify-resume: {sentence}")
+    assert "Traceback" not in said
+
+
+def test_a_misspelt_module_gets_the_nearest(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    verify("program_to_verfy:good")
+    assert "Did you mean 'program_to_verify'? Known: broken_program, program_to_verify." in capsys.readouterr().err
+
+
+def test_an_error_in_the_module_is_its_own(program: Path) -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_package_at_all"):
+        verify("broken_program:good")
+
+
+def test_it_runs_as_a_module_of_python(program: Path) -> None:
+    command = [sys.executable, "-m", "heliograph", "verify-resume", "program_to_verify:bad", "--resumes", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout.startswith("NOT exact: ")
+
+
+def test_the_command_line_does_not_wait_for_torch() -> None:
+    code = "import sys, heliograph.__main__; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
