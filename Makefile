@@ -5,7 +5,7 @@ READY := .venv/ready
 SOURCES := -m heliograph -m heliograph.__main__ -p heliograph.builtin_callbacks -p heliograph.core -p heliograph.demo \
 	-p heliograph.events -p heliograph.plugins -p heliograph.testing
 
-.PHONY: demo test bench docs check clean
+.PHONY: demo test torture bench docs check clean
 
 demo: $(READY)
 	$(BIN)/python -m heliograph demo
@@ -18,6 +18,9 @@ check: $(READY)
 	$(BIN)/ruff check .
 	MYPYPATH=.venv/src $(BIN)/mypy $(SOURCES)
 	MYPYPATH=.venv/src $(BIN)/mypy tests
+
+torture: $(READY)
+	$(BIN)/python tests/torture/torture.py
 
 bench: $(READY)
 	$(BIN)/python tests/benchmarks/bench.py

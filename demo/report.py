@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from heliograph.core.extras import require
@@ -17,8 +18,8 @@ PANELS = {
 }
 
 
-def curves(log: Path, picture: Path) -> None:
-    """Draw the curves of a run from its JSON lines, checkpoints marked."""
+def curves(log: Path, picture: Path, resumed: int | None) -> None:
+    """Draw the curves of a run from its JSON lines, the step at which it was resumed and the best checkpoint marked."""
     matplotlib = require("matplotlib", "The demo", extra="examples")
     matplotlib.use("Agg")
     pyplot = require("matplotlib.pyplot", "The demo", extra="examples")
@@ -29,6 +30,8 @@ def curves(log: Path, picture: Path) -> None:
         for name in names:
             points = [(each["step"], each["metrics"][name]) for each in records if name in each.get("metrics", {})]
             axis.plot(*zip(*points, strict=True), label=name)
+        if resumed is not None:
+            axis.axvline(resumed, color="grey", linewidth=0.8, label="killed, and resumed here")
         if best:
             axis.axvline(best[-1], color="grey", linestyle=":", label="best checkpoint")
         axis.set(title=title, xlabel="step")
@@ -39,29 +42,66 @@ def curves(log: Path, picture: Path) -> None:
     pyplot.close(figure)
 
 
-def summary(result: RunResult, best: dict[str, float], accuracy: float, folder: Path, seconds: float) -> str:
+def summary(
+    result: RunResult, best: dict[str, float], accuracy: float, parts: Sequence[tuple[str, str, str]], folder: Path
+) -> str:
     """Return the demo's last words."""
-    python = min(sys.executable, os.path.relpath(sys.executable), key=len)
+    return "\n".join(
+        [
+            "",
+            *_ending(result, best, accuracy),
+            "",
+            *_proof(result, parts),
+            "",
+            "files",
+            *(f"  {path}" for path in sorted(folder.rglob("*")) if path.is_file()),
+            "",
+            "time in plugins, since the resume",
+            *_times(result),
+            "",
+            "next",
+            *_next(folder),
+        ]
+    )
+
+
+def _ending(result: RunResult, best: dict[str, float], accuracy: float) -> list[str]:
     asker = f" by {result.stopped_by}" if result.stopped_by else ""
-    times = sorted(result.plugin_seconds.items(), key=lambda item: -item[1])
-    lines = [
-        "",
+    place = result.progress
+    return [
         f"{result.status}{asker}: {result.reason}",
-        f"  {result.progress.epoch} epochs, {result.progress.steps} optimizer steps, "
-        f"{result.progress.samples} samples in {seconds:.1f} s",
+        f"  {place.epoch} epochs, {place.steps} optimizer steps, {place.samples} samples in {place.seconds:.1f} s",
         f"  test accuracy {accuracy:.2%} with the weights of {result.best_checkpoint}",
         f"  best validation: loss {best['validation/loss']:.4f}, accuracy {best['validation/accuracy']:.2%}",
-        "",
-        "files",
-        *(f"  {path}" for path in sorted(folder.rglob("*")) if path.is_file()),
-        "",
-        "time in plugins",
-        *(f"  {name:<24} {1e3 * spent:8.1f} ms" for name, spent in times if spent > 1e-4),
-        "",
-        "next",
+    ]
+
+
+def _proof(result: RunResult, parts: Sequence[tuple[str, str, str]]) -> list[str]:
+    """Return what was resumed from where, and whether the end is that of a run that was left alone."""
+    resume = result.resume
+    assert resume is not None
+    where = f"epoch {resume.epoch}, batch {resume.batch}, step {resume.step}, from {resume.path}"
+    equal = all(one == other for _, one, other in parts)
+    return [
+        f"killed, then resumed at {where}" if resume.path else "killed before the first save, so begun afresh",
+        f"  result.resume: {resume}",
+        *(f"  {name:<18} {one[:16]} {'==' if one == other else '!='} {other[:16]}" for name, one, other in parts),
+        "  the weights and all the rest equal those of the run that was left alone, bit for bit"
+        if equal
+        else "  NOT EQUAL to the run that was left alone: this is a fault of heliograph, please report it",
+    ]
+
+
+def _times(result: RunResult) -> list[str]:
+    times = sorted(result.plugin_seconds.items(), key=lambda item: -item[1])
+    return [f"  {name:<24} {1e3 * spent:8.1f} ms" for name, spent in times if spent > 1e-4]
+
+
+def _next(folder: Path) -> list[str]:
+    python = min(sys.executable, os.path.relpath(sys.executable), key=len)
+    return [
         f"  {python} -m tensorboard.main --logdir {folder / 'tensorboard'}   (or open {folder / 'curves.png'})",
         f"  {python} -m heliograph events     what happens in which order",
         f"  {python} -m heliograph plugins    what is installed",
         "  docs/writing_a_plugin.md, in the repository: your first plugin in ten minutes",
     ]
-    return "\n".join(lines)

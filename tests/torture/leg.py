@@ -1,0 +1,169 @@
+"""One leg: the demo's own training in a process that tells what it does, and waits for its death where it is told to.
+
+Messages are JSON lines. `began` names what the leg resumed from, `save` and `saved` frame each save, `operation` stands
+before each operation on files and `done` behind it, `ended` is the last one of a leg that was not killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from io import FileIO
+from pathlib import Path
+from threading import Event
+from typing import Any, cast
+from unittest.mock import patch
+
+import heliograph as h
+from heliograph.core import storage
+from heliograph.core.run import TrainRun
+from heliograph.demo import training
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What a leg is to do.
+
+    Attributes:
+        folder: where it trains.
+        epochs: how many in all.
+        workers: processes that load.
+        background: whether it goes on while a save is written.
+        operation: the operation on files at which it waits to be killed; empty for none.
+        occurrence: at which one of those, counted from 1.
+        freezes: whether it stops there, or only tells and goes on.
+    """
+
+    folder: str
+    epochs: int
+    workers: int
+    background: bool = True
+    operation: str = ""
+    occurrence: int = 0
+    freezes: bool = False
+
+
+class Teller:
+    """Writes messages to a pipe, whole ones: they are short, and a write of so few bytes is atomic.
+
+    Args:
+        pipe: where to.
+        orders: of this leg.
+    """
+
+    def __init__(self, pipe: int, orders: Orders) -> None:
+        self._pipe, self._orders, self._occurrences = pipe, orders, 0
+
+    def tell(self, what: str, **facts: Any) -> None:
+        """Send a message."""
+        os.write(self._pipe, json.dumps({"what": what, **facts}).encode() + b"\n")
+
+    @contextmanager
+    def operation(self, name: str) -> Iterator[None]:
+        """Tell of an operation before and after it; tell that the time has come, if it has."""
+        self.tell("operation", name=name)
+        if name == self._orders.operation:
+            self._occurrences += 1
+            if self._occurrences == self._orders.occurrence:
+                self.tell("now", name=name)
+                if self._orders.freezes:
+                    Event().wait()
+        yield
+        self.tell("done", name=name)
+
+
+class TellingFiles(storage.Files):
+    """Tells of every operation that a store makes."""
+
+    def __init__(self, teller: Teller) -> None:
+        self._operation = teller.operation
+
+    def create(self, path: Path) -> FileIO:
+        """Tell and create."""
+        with self._operation(f"create {_kind(path)}"):
+            return super().create(path)
+
+    def write(self, file: FileIO, content: bytes | memoryview) -> None:
+        """Tell and write."""
+        with self._operation(f"write {_kind(Path(str(file.name)))}"):
+            super().write(file, content)
+
+    def sync(self, file: FileIO) -> None:
+        """Tell and sync."""
+        with self._operation(f"sync {_kind(Path(str(file.name)))}"):
+            super().sync(file)
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Tell and rename."""
+        with self._operation(f"rename {_kind(old)}"):
+            super().rename(old, new)
+
+    def unlink(self, path: Path) -> None:
+        """Tell and unlink."""
+        with self._operation(f"unlink {_kind(path)}"):
+            super().unlink(path)
+
+    def sync_folder(self, folder: Path) -> None:
+        """Tell and sync."""
+        with self._operation("sync folder"):
+            super().sync_folder(folder)
+
+
+class TellingStore(storage.Store):
+    """Tells of every save."""
+
+    def __init__(self, teller: Teller, folder: Path, run_name: str) -> None:
+        super().__init__(folder, run_name, files=TellingFiles(teller))
+        self._teller = teller
+
+    def save(self, name: str, state: Mapping[str, Any], **options: Any) -> storage.Entry:
+        """Tell and save."""
+        self._teller.tell("save")
+        entry = super().save(name, state, **options)
+        self._teller.tell("saved", sequence=entry.sequence)
+        return entry
+
+
+def run_leg(orders: Orders, pipe: int) -> None:
+    """Train from the newest checkpoint on, until the end or until killed."""
+    teller = Teller(pipe, orders)
+    folder = Path(orders.folder)
+    with patch.object(storage, "Store", partial(TellingStore, teller)):
+        deciding = training.deciding(folder, background=orders.background)
+        trainer = h.Trainer([*deciding, *training.reporting(folder)], device="cpu")
+        trainer.bus.on(h.EpochStart, partial(_tell_beginning, teller), when=h.Once())
+        result = training.train(trainer, training.task(), orders.epochs, workers=orders.workers)
+    assert result.resume is not None
+    teller.tell("ended", status=result.status, guarantee=str(result.resume))
+
+
+def _tell_beginning(teller: Teller, run: h.Run, event: h.EpochStart) -> None:
+    path, notes = cast(TrainRun, run).resumed_from, cast(TrainRun, run).notes
+    entry = None if path is None else storage.read_manifest(path)
+    teller.tell(
+        "began",
+        sequence=0 if entry is None else entry.sequence,
+        step=run.progress.steps,
+        passed_over=[note for note in notes if note.startswith("passed over")],
+    )
+
+
+def _kind(path: Path) -> str:
+    """Return what a file is, whatever its name: `data`, `manifest`, `pointer`, or the end of a hidden name."""
+    if path.name.startswith("."):
+        return path.name.removeprefix(f".{training.NAME}.")
+    return {".pth": "data", ".json": "manifest"}.get(path.suffix, "pointer")
+
+
+def command(orders: Orders, pipe: int) -> list[str]:
+    """Return the command line of a leg in an interpreter of its own."""
+    return [sys.executable, "-m", __name__, json.dumps(asdict(orders)), str(pipe)]
+
+
+if __name__ == "__main__":
+    run_leg(Orders(**json.loads(sys.argv[1])), int(sys.argv[2]))
