@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from heliograph.tests.benchmarks import dispatch, imports, lean, usual
+from heliograph.tests.benchmarks import dispatch, imports, lean, resuming, saving, usual
 from heliograph.tests.benchmarks.harness import STEPS, Seconds, differences, per_step
 
 PROCESSES = 5
@@ -28,6 +28,10 @@ WORKERS = {
     "handlers": lean.race_handlers,
     "usual": usual.race_usual,
     "dispatch": dispatch.time_dispatch,
+    "resumable": resuming.per_step,
+    "loading": resuming.per_batch,
+    "far": resuming.far_resume,
+    "saving": saving.stalls,
 }
 
 
@@ -129,10 +133,49 @@ def show_dispatch() -> None:
     row("a further handler", (median(differences(each, lean.MANY, lean.ONE)) / 20 for each in results), 0.1, 3)
 
 
+def show_resuming() -> None:
+    """Print what exact resume costs."""
+    title(
+        "4. Resuming: RNGCapture, Checkpoint, SaveSchedule; a list of batches",
+        "us per step beyond 1 handler of BatchEnd",
+    )
+    results = gather("resumable")
+    for name, bar in {resuming.AGAIN: None, resuming.RESUMABLE: 1.0}.items():
+        row(name, (beyond(each, name, resuming.LISTENED) for each in results), bar)
+    title("   Keyed loading: batches of 8 tensors", "us per batch beyond torch's DataLoader(shuffle=True)")
+    results = gather("loading")
+    for workers in (0, 2):
+        plain, keyed = (f"{name}, {workers} workers" for name in (resuming.PLAIN, resuming.KEYED))
+        print(f"  {plain:<44}{median(median(each[plain]) for each in results):>9.2f}")
+        row(keyed, (beyond(each, keyed, plain) for each in results), 25.0)
+    title("   An epoch of 1,000,000,000 samples", "ms from fit to the end of the first batch")
+    results = gather("far")
+    print(f"  {resuming.FRESH:<44}{median(median(each[resuming.FRESH]) for each in results):>9.2f}")
+    row(resuming.AMID + ", beyond it", (beyond(each, resuming.AMID, resuming.FRESH) for each in results), 50.0)
+
+
+def show_saving() -> None:
+    """Print how long the loop stands still for a background save."""
+    title(
+        "5. A background save of 400 MB",
+        "ms that the loop stands still; then as a multiple of the copy in the same run",
+    )
+    results = gather("saving")
+    for name in (saving.COPY, saving.SAVE, saving.FIRST, saving.LATER):
+        row(name, (median(each[name]) for each in results), digits=1)
+    for name in (saving.FIRST, saving.LATER):
+        row(f"{name}, of the copy", (median(each[name]) / median(each[saving.COPY]) for each in results), 1.3)
+
+
+def beyond(spent: Seconds, name: str, base: str) -> float:
+    """Return the median of the differences, round by round."""
+    return median(mine - other for mine, other in zip(spent[name], spent[base], strict=True))
+
+
 def show_imports() -> None:
     """Print what the import costs."""
     title(
-        "4. Import",
+        "6. Import",
         f"ms of processor time beyond `import torch`; medians and quartiles of {imports.ROUNDS} interpreters",
     )
     beyond, inside = imports.time_imports()
@@ -156,7 +199,7 @@ def main() -> None:
     begin = perf_counter()
     print(f"Python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores, 1 thread; ", end="")
     print(f"load {os.getloadavg()[0]:.1f}; medians over {PROCESSES} processes, (least .. most)")
-    for show in (show_lean, show_usual, show_dispatch, show_imports):
+    for show in (show_lean, show_usual, show_dispatch, show_resuming, show_saving, show_imports):
         show()
     print(f"\n{perf_counter() - begin:.0f} s, load {os.getloadavg()[0]:.1f}")
 
