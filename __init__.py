@@ -20,12 +20,21 @@ if _TYPE_CHECKING:
     from .builtin_callbacks.jsonl_log import JsonlLog as JsonlLog
     from .builtin_callbacks.learning_rate import LearningRate as LearningRate
     from .builtin_callbacks.nan_guard import NaNGuard as NaNGuard
+    from .builtin_callbacks.preemption import Preemption as Preemption
     from .builtin_callbacks.progress_bar import ProgressBar as ProgressBar
     from .builtin_callbacks.rng_capture import RNGCapture as RNGCapture
+    from .builtin_callbacks.roll_back import RollBack as RollBack
     from .builtin_callbacks.schedules import LogSchedule as LogSchedule
     from .builtin_callbacks.schedules import SaveSchedule as SaveSchedule
     from .builtin_callbacks.schedules import ValidationSchedule as ValidationSchedule
     from .builtin_callbacks.tensorboard import TensorBoard as TensorBoard
+    from .core.data.loaders import LoaderParams as LoaderParams
+    from .core.data.loaders import Phases as Phases
+    from .core.data.module import DataModule as DataModule
+    from .core.data.samplers import DistributedSampler as DistributedSampler
+    from .core.data.samplers import RandomSampler as RandomSampler
+    from .core.data.samplers import SeekableSampler as SeekableSampler
+    from .core.data.samplers import SequentialSampler as SequentialSampler
     from .core.engine import DeviceEngine as DeviceEngine
     from .core.errors import TrainingError as TrainingError
     from .core.filters import At as At
@@ -34,6 +43,7 @@ if _TYPE_CHECKING:
     from .core.filters import Filter as Filter
     from .core.filters import Once as Once
     from .core.metrics import accuracy as accuracy
+    from .core.result import ResumeReport as ResumeReport
     from .core.result import RunResult as RunResult
     from .core.run import TrainRun as TrainRun
     from .core.storage import load_weights as load_weights
@@ -57,16 +67,21 @@ _HOMES = {
     "builtin_callbacks.jsonl_log": "JsonlLog",
     "builtin_callbacks.learning_rate": "LearningRate",
     "builtin_callbacks.nan_guard": "NaNGuard",
+    "builtin_callbacks.preemption": "Preemption",
     "builtin_callbacks.progress_bar": "ProgressBar",
     "builtin_callbacks.rng_capture": "RNGCapture",
+    "builtin_callbacks.roll_back": "RollBack",
     "builtin_callbacks.schedules": "LogSchedule SaveSchedule ValidationSchedule",
     "builtin_callbacks.tensorboard": "TensorBoard",
+    "core.data.loaders": "LoaderParams Phases",
+    "core.data.module": "DataModule",
     "core.engine": "DeviceEngine",
     "core.errors": "TrainingError",
     "core.filters": "At Between Every Filter Once",
     "core.metrics": "accuracy",
-    "core.result": "RunResult",
+    "core.result": "ResumeReport RunResult",
     "core.run": "TrainRun",
+    "core.data.samplers": "DistributedSampler RandomSampler SeekableSampler SequentialSampler",
     "core.storage": "load_weights",
     "core.task": "Supervised Task",
     "core.trainer": "Trainer",

@@ -1,4 +1,4 @@
-"""The command line: `python -m heliograph demo | plugins | events`."""
+"""The command line: `python -m heliograph demo | plugins | events | checkpoint | verify-resume`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from textwrap import fill
 from heliograph.events import CATALOGUE
 from heliograph.plugins.discovery import Discovered, discover
 from heliograph.plugins.marks import marked_methods
+from heliograph.testing import command as verify_resume
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -22,11 +23,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     demo.add_argument("--epochs", type=int, default=60, help="at most so many (%(default)s)")
     commands.add_parser("plugins", help="list the installed plugins")
     commands.add_parser("events", help="list the events in the order in which the loop emits them")
+    verify_resume.add_command(commands)
+    commands.add_parser("checkpoint", help="inspect, verify, migrate or prune checkpoints", add_help=False)
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["checkpoint"]:
+        from heliograph.core.storage import commands as checkpoint  # torch is a second of waiting, for others as well
+
+        return checkpoint.main(arguments[1:])
     options = parser.parse_args(arguments)
     if options.command == "plugins":
         print(plugin_table())
     elif options.command == "events":
         print(event_list())
+    elif options.command == verify_resume.NAME:
+        return verify_resume.run(options)
     else:
         return _demo(options.folder, options.epochs)
     return 0
@@ -65,11 +75,10 @@ def _demo(folder: Path, epochs: int) -> int:
     from heliograph.demo.digits import run_demo
 
     try:
-        run_demo(folder, epochs)
+        return 0 if run_demo(folder, epochs) else 1
     except (ImportError, ValueError) as error:  # a missing package or a bad argument: the sentence says what to do
         print(f"heliograph demo: {error}", file=sys.stderr)
         return 1
-    return 0
 
 
 if __name__ == "__main__":

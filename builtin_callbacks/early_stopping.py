@@ -46,6 +46,7 @@ class EarlyStopping(Plugin):
         if nan not in ("worse", "stop", "raise"):
             raise ValueError(f"nan is 'worse', 'stop' or 'raise', got {nan!r}.")
         self.monitor = Monitor(monitor, mode, min_delta)
+        self.ignores = self.monitor.ignores
         self.needs = ("validation" if self.monitor.split == "validation" else "log",)
         self.patience = patience
         self.nan = nan

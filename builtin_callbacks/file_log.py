@@ -42,6 +42,7 @@ class FileLog(Plugin):
     """
 
     policy = "observer"
+    draws = False
 
     def __init__(self, folder: str | Path, *, level: int = logging.INFO, capture_warnings: bool = False) -> None:
         self.folder = Path(folder)

@@ -48,10 +48,9 @@ class GradientAccumulation(Plugin):
         if number == 1:
             return
         place = run.progress.batch % number
-        if place == 0:
-            self._size = number
-            if run.batches_per_epoch is not None:
-                self._size = min(number, max(1, run.batches_per_epoch - run.progress.batch))
+        self._size = number
+        if run.batches_per_epoch is not None:
+            self._size = min(number, max(1, run.batches_per_epoch - run.progress.batch + place))
         run.control.scale_loss(1 / self._size, f"one of {self._size} micro-batches")
         if place + 1 < number:
             run.control.hold_step(f"windows of {number} micro-batches")

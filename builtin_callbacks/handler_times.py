@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 
-from ..events import Bus, EpochStart, Event, Lane, Run, TrainStart
+from ..events import EpochStart, Event, Lane, Run, TrainStart
 from ..events.bus import Receiver
 from ..plugins import Plugin, on
 
@@ -16,17 +17,18 @@ class HandlerTimes(Plugin):
     """
 
     policy = "observer"
+    draws = False
     exclusive = ("handler_times",)
 
     def __init__(self) -> None:
-        self._bus: Bus | None = None
+        self._take_off: Callable[[], None] | None = None
 
     @on(TrainStart, EpochStart, lane=Lane.TRANSFORM)
     def begin(self, run: Run, event: TrainStart | EpochStart) -> None:
         """Start the clocks, unless they go."""
-        if self._bus is not None:
+        if self._take_off is not None:
             return
-        self._bus, seconds = run.bus, run.plugin_seconds
+        seconds = run.plugin_seconds
 
         def clocked(handler: Receiver, owner: str) -> Receiver:
             seconds.setdefault(owner, 0.0)
@@ -40,10 +42,10 @@ class HandlerTimes(Plugin):
 
             return timed
 
-        run.bus.wrap_all(clocked)
+        self._take_off = run.bus.wrap_all(clocked)
 
     def close(self) -> None:
         """Take the clocks off."""
-        if self._bus is not None:
-            self._bus.wrap_all(None)
-            self._bus = None
+        if self._take_off is not None:
+            self._take_off()
+            self._take_off = None

@@ -5,39 +5,64 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Final, TextIO
 from uuid import uuid4
 
-from ..events import CheckpointSaved, Lane, Log, Run, RunClosed, RunFailed, TestEnd, TrainStart, ValidationEnd
+from ..events import (
+    CheckpointLoaded,
+    CheckpointSaved,
+    Lane,
+    Log,
+    Run,
+    RunClosed,
+    RunFailed,
+    TestEnd,
+    TrainStart,
+    ValidationEnd,
+)
 from ..plugins import Plugin, on
+
+NOTHING: Final = "0:"
 
 
 class JsonlLog(Plugin):
     """Write every log, validation, test, checkpoint and ending to a file of JSON lines.
 
     Each line has `event`, `time` (UTC), `attempt` (a random name of the fit that wrote it), `run`, `epoch`, `step` and
-    the event's data. A fresh fit begins the file anew. A resumed one goes on in it, and first cuts off the lines beyond
-    the step that it resumes at, so no step occurs twice; tests and validations on their own append.
+    the event's data. A fresh fit begins the file anew. A resumed one goes on in it, and first cuts off the lines that
+    were written behind its checkpoint, so nothing is told twice; tests and validations on their own append.
 
     Args:
         path: the file; its folder is made where it is missing.
     """
 
     policy = "observer"
+    draws = False
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._file: TextIO | None = None
         self._began = False
         self._attempt = uuid4().hex[:8]
+        self._lines = 0
+        self._position = NOTHING
+        self._resumes = self._loaded = False
 
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Begin a new run."""
-        self._began = False
+        self._began = self._resumes = self._loaded = False
         self._attempt = uuid4().hex[:8]
+        self._position = NOTHING
+
+    @on(CheckpointLoaded)
+    def go_on(self, run: Run, event: CheckpointLoaded) -> None:
+        """Cut off what was written behind the checkpoint when the next line comes."""
+        self._began, self._resumes = False, True
+        self.close()
 
     @on(Log, ValidationEnd, TestEnd, lane=Lane.REPORT)
     def write_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd) -> None:
@@ -56,6 +81,14 @@ class JsonlLog(Plugin):
         text = event.status if isinstance(event, RunClosed) else f"{type(event.error).__name__}: {event.error}"
         self._write(run, event.name, {"status" if isinstance(event, RunClosed) else "error": text})
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return how many lines there are, and the attempt that wrote the last of them."""
+        return {"position": self._position}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on behind them."""
+        self._position, self._loaded = state["position"], True
+
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
@@ -70,30 +103,51 @@ class JsonlLog(Plugin):
         head = {"event": event, "time": datetime.now(UTC).isoformat(), "attempt": self._attempt, "run": run.name}
         self._file.write(json.dumps(head | place | data) + "\n")
         self._file.flush()
+        self._lines += 1
+        self._position = f"{self._lines}:{self._attempt}"
 
     def _open(self, run: Run, *, fresh: bool) -> None:
         """Open the file; a run that ends before it has anything to tell does not touch what a former one wrote."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists() and not self._began and run.optimizer is not None and fresh:
-            self._keep_up_to(run.origin.epoch, run.origin.steps)
+            self._cut(run.origin.epoch, run.origin.steps)
         self._began = self._began or fresh
         self._file = self.path.open("a", encoding="utf-8")
         if not _ends_well(self.path):
             self._file.write("\n")  # behind a line that a kill cut short
+            self._file.flush()
+        with self.path.open("rb") as file:
+            self._lines = sum(1 for _ in file)
 
-    def _keep_up_to(self, epoch: int, step: int) -> None:
-        """Cut off what a former attempt wrote beyond the position that this one begins at."""
-        kept = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
-            try:
-                record = json.loads(line)
-                if step and (record["epoch"], record["step"]) <= (epoch, step):
-                    kept.append(line)
-            except (ValueError, KeyError, TypeError):  # a line that a kill cut short
-                continue
+    def _cut(self, epoch: int, step: int) -> None:
+        """Cut off what a former attempt wrote behind the position that this one begins at.
+
+        The lines that the checkpoint counted stay; of others, those of earlier steps, and where it is of another file,
+        those of its own step too.
+        """
+        lines = [(line, _record(line)) for line in self.path.read_text(encoding="utf-8").splitlines()]
+        kept: list[tuple[str, dict[str, Any]]] = []
+        if self._resumes:
+            number, _, attempt = self._position.partition(":")
+            count = int(number)
+            last = lines[count - 1][1] if 0 < count <= len(lines) else {"attempt": ""}
+            known = self._loaded and last.get("attempt") == attempt
+            limit = (epoch, step) if known else (epoch, step + 1)
+            kept = lines[: count if known else 0]
+            rest = lines[len(kept) :]
+            kept += [(line, record) for line, record in rest if record and (record["epoch"], record["step"]) < limit]
         aside = self.path.with_name(self.path.name + ".tmp")
-        aside.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+        aside.write_text("".join(f"{line}\n" for line, _ in kept), encoding="utf-8")
         aside.replace(self.path)
+
+
+def _record(line: str) -> dict[str, Any]:
+    """Return what a line says of its place; nothing, where a kill cut it short."""
+    try:
+        record = json.loads(line)
+        return {name: record[name] for name in ("epoch", "step", "attempt")}
+    except (ValueError, KeyError, TypeError):
+        return {}
 
 
 def _ends_well(path: Path) -> bool:

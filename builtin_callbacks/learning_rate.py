@@ -88,12 +88,6 @@ class LearningRate(Plugin):
         """Go on from there."""
         self._steps_before = state["steps_before"]
 
-    def _judge(self, monitor: Monitor, run: Run, metrics: Mapping[str, float]) -> None:
-        value = monitor.read(metrics)  # a NaN is handed on: it compares as no improvement
-        if run.progress.steps > self._steps_before:
-            run.scheduler.step(value)
-            self._steps_before = run.progress.steps
-
     @on(Log, lane=Lane.MEASURE)
     def report(self, run: Run, event: Log) -> None:
         """Add the learning rate of the first parameter group to the log."""

@@ -16,6 +16,7 @@ from ..events import (
     EpochStart,
     Lane,
     Log,
+    Replay,
     Run,
     RunClosed,
     TestBatchEnd,
@@ -23,6 +24,7 @@ from ..events import (
     TestStart,
     TrainStart,
     ValidationBatchEnd,
+    ValidationCut,
     ValidationEnd,
     ValidationStart,
 )
@@ -50,6 +52,7 @@ class ProgressBar(Plugin):
 
     name = "progress"
     policy = "observer"
+    draws = False
     exclusive = ("progress",)
 
     def __init__(
@@ -71,7 +74,7 @@ class ProgressBar(Plugin):
         self._tqdm = require("tqdm.auto", "ProgressBar").tqdm
         self._epochs: Any = None
         self._batches: Any = None
-        self._evaluation: Any = None
+        self._passing: Any = None
         self._due = 0.0
         self._before_epoch = 0
         self._metrics: dict[str, float] = {}
@@ -89,6 +92,19 @@ class ProgressBar(Plugin):
         self._before_epoch = run.progress.batches - run.progress.batch
         if not self.plain:
             self._draw(run)
+
+    @on(Replay, lane=Lane.REPORT)
+    def show_replay(self, run: Run, event: Replay) -> None:
+        """Show how far the loader is read again, which may take as long as training on it did."""
+        if self.plain:
+            if event.done == 0:
+                self._print(f"{run.name}  reads {event.batches} batches of epoch {run.progress.epoch} again")
+        else:
+            if self._passing is None:
+                self._passing = self._bar(total=event.batches, desc="read again", leave=False, unit="batch")
+            self._passing.update(event.done - self._passing.n)
+        if event.done == event.batches:
+            self._close_passing()
 
     @on(BatchEnd, lane=Lane.REPORT)
     def advance(self, run: Run, event: BatchEnd) -> None:
@@ -108,9 +124,14 @@ class ProgressBar(Plugin):
         """Show the newest numbers."""
         self._metrics.update(event.metrics)
         if not isinstance(event, Log):
-            self._close_evaluation()
+            self._close_passing()
             if self.plain:
                 self._say(run)
+
+    @on(ValidationCut, lane=Lane.REPORT)
+    def cut_evaluation(self, run: Run, event: ValidationCut) -> None:
+        """Take the bar that goes away off: there are no numbers."""
+        self._close_passing()
 
     @on(EpochEnd, lane=Lane.REPORT)
     def end_epoch(self, run: Run, event: EpochEnd) -> None:
@@ -126,13 +147,13 @@ class ProgressBar(Plugin):
         """Begin a bar that goes away."""
         if not self.plain:
             name = event.name.split("_")[0]
-            self._evaluation = self._bar(total=run.evaluation_batches, desc=name, leave=False, unit="batch")
+            self._passing = self._bar(total=run.evaluation_batches, desc=name, leave=False, unit="batch")
 
     @on(ValidationBatchEnd, TestBatchEnd, lane=Lane.REPORT)
     def advance_evaluation(self, run: Run, event: ValidationBatchEnd | TestBatchEnd) -> None:
         """Move the bar that goes away."""
-        if self._evaluation is not None:
-            self._evaluation.update(run.progress.evaluated - self._evaluation.n)
+        if self._passing is not None:
+            self._passing.update(run.progress.evaluated - self._passing.n)
 
     @on(RunClosed, lane=Lane.REPORT)
     def finish(self, run: Run, event: RunClosed) -> None:
@@ -145,16 +166,16 @@ class ProgressBar(Plugin):
     def close(self) -> None:
         """Close every bar."""
         self._metrics = {}
-        self._close_evaluation()
+        self._close_passing()
         for bar in (self._batches, self._epochs):
             if bar is not None:
                 bar.close()
         self._epochs = self._batches = None
 
-    def _close_evaluation(self) -> None:
-        if self._evaluation is not None:
-            self._evaluation.close()
-            self._evaluation = None
+    def _close_passing(self) -> None:
+        if self._passing is not None:
+            self._passing.close()
+            self._passing = None
 
     def _bar(self, **options: Any) -> Any:
         return self._tqdm(file=self._file, mininterval=self.interval, dynamic_ncols=True, **options)
@@ -202,6 +223,9 @@ class ProgressBar(Plugin):
         line = "  ".join(
             part for part in (run.name, epochs, steps, f"{progress.seconds:.0f} s", metrics, status) if part
         )
+        self._print(line)
+
+    def _print(self, line: str) -> None:
         print(line, file=self._file or sys.stderr, flush=True)  # its very purpose
 
 

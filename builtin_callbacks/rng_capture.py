@@ -1,21 +1,24 @@
-"""Seed every random generator, save and restore them, and keep validation away from the training stream."""
+"""Seed every random generator, save and restore them, and let nothing but the training draw from its stream."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 
 from ..core import rng
+from ..core.data.draws import isolated
 from ..events import (
+    CheckpointLoaded,
     EpochStart,
     Lane,
     Run,
     TestEnd,
     TestStart,
     TrainStart,
+    ValidationCut,
     ValidationEnd,
     ValidationStart,
 )
@@ -25,11 +28,13 @@ State = dict[str, Any]
 
 
 class RNGCapture(Plugin):
-    """Make a run's random draws repeatable.
+    """Make a run's random draws repeatable, and a resumed run's draws those of the run that was never interrupted.
 
     Seeds python, NumPy's legacy generator, a private `numpy.random.Generator` (see `generator`), torch on the CPU and
-    on every CUDA device, and the generators that the training loader holds. Their states are saved with every
-    checkpoint and restored when the loader stands where it was. What a validation or test draws is taken back.
+    on every CUDA device. Their states are saved with every checkpoint, and restored when the loader stands where it
+    was. The order of samples, and what is drawn while a batch is loaded, become a function of (seed, epoch, position),
+    and so touch none of these generators. What a validation or test draws is taken back, and so is what observers draw
+    on the CPU (plugins with `policy = "observer"`), unless such a plugin says `draws = False`.
 
     Args:
         seed: for all of them.
@@ -44,8 +49,6 @@ class RNGCapture(Plugin):
         self.seed = seed
         self.isolate_validation = isolate_validation
         self._generator: np.random.Generator | None = None
-        self._loader_generators: list[torch.Generator] = []
-        self._epoch: State = {}
         self._saved: Mapping[str, Any] | None = None
         self._before_validation: State | None = None
 
@@ -66,28 +69,20 @@ class RNGCapture(Plugin):
         self._saved = None
         self._generator = np.random.default_rng(self.seed)
         rng.seed_all(self.seed)
-        self._loader_generators = list(_generators_of(run.train_loader))
-        for generator in self._loader_generators:
-            generator.manual_seed(self.seed)
+        run.key_draws(self.seed)
+        run.isolate_observers(partial(isolated, one_thread=False))
 
-    @on(EpochStart, lane=Lane.REPORT)
-    def start_epoch(self, run: Run, event: EpochStart) -> None:
-        """Remember where an epoch begins; put a resumed run where it stood, once its loader stands there."""
-        saved = self._saved
-        if saved is None:
-            self._epoch = self._capture()
-        elif run.progress.batch:
-            self._epoch = saved["epoch"]
-            self._restore(saved["epoch"])
+    @on(CheckpointLoaded, lane=Lane.REPORT)
+    def go_on(self, run: Run, event: CheckpointLoaded) -> None:
+        """Restore the states: what was due where the run was left is served with them."""
+        self._arrive()
+
+    @on(EpochStart, lane=Lane.TRANSFORM)
+    def begin_again(self, run: Run, event: EpochStart) -> None:
+        """Amid an epoch, take back what is drawn until its loader stands where it was: that was drawn once before."""
+        if run.progress.batch:
+            self._saved = self._capture()
             run.when_positioned(self._arrive)
-        else:
-            self._arrive()
-            self._epoch = self._capture()
-
-    def _arrive(self) -> None:
-        if self._saved is not None:
-            self._restore(self._saved["now"])
-            self._saved = None
 
     @on(ValidationStart, TestStart, lane=Lane.TRANSFORM)
     def isolate(self, run: Run, event: ValidationStart | TestStart) -> None:
@@ -95,46 +90,37 @@ class RNGCapture(Plugin):
         if self.isolate_validation:
             self._before_validation = self._capture()
 
-    @on(ValidationEnd, TestEnd, lane=Lane.REPORT)
-    def put_back(self, run: Run, event: ValidationEnd | TestEnd) -> None:
+    @on(ValidationEnd, ValidationCut, TestEnd, lane=Lane.REPORT)
+    def put_back(self, run: Run, event: ValidationEnd | ValidationCut | TestEnd) -> None:
         """Go on with the training stream."""
         if self._before_validation is not None:
             self._restore(self._before_validation)
             self._before_validation = None
 
     def state_dict(self) -> State:
-        """Return the state of every generator, now and at the epoch's start."""
+        """Return the state of every generator."""
         if self._generator is None:
             return {}
-        return dict(self._saved or {"now": self._capture(), "epoch": self._epoch})
+        return dict(self._saved or self._capture())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep the state until the epoch begins."""
+        """Keep the state until everybody has taken his."""
         self._saved = state or None
 
     def close(self) -> None:
         """Let go of a validation that never ended."""
         self._before_validation = None
 
+    def _arrive(self) -> None:
+        if self._saved is not None:
+            self._restore(self._saved)
+            self._saved = None
+
     def _capture(self) -> State:
-        loaders = [generator.get_state() for generator in self._loader_generators]
         own = {} if self._generator is None else rng.generator_state(self._generator)
-        return {"globals": rng.capture(), "generator": own, "loaders": loaders}
+        return {"globals": rng.capture(), "generator": own}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         rng.restore(state["globals"])
         if self._generator is not None and state["generator"]:
             rng.set_generator_state(self._generator, state["generator"])
-        for generator, saved in zip(self._loader_generators, state["loaders"], strict=False):
-            generator.set_state(saved)
-
-
-def _generators_of(loader: Any) -> Iterator[torch.Generator]:
-    """Yield the torch generators that a loader or its sampler holds, each once."""
-    seen: list[torch.Generator] = []
-    sampler = getattr(loader, "sampler", None)
-    for holder in (loader, sampler, getattr(loader, "batch_sampler", None)):
-        generator = getattr(holder, "generator", None)
-        if isinstance(generator, torch.Generator) and not any(generator is each for each in seen):
-            seen.append(generator)
-            yield generator

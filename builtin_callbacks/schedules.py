@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from copy import deepcopy
+from typing import Any
 
 from ..core.filters import Filter
-from ..events import BatchEnd, EpochEnd, EpochStart, Lane, Log, Run, SavePoint, TrainEnd, TrainStart, ValidationEnd
+from ..events import (
+    BatchEnd,
+    CheckpointLoaded,
+    EpochEnd,
+    EpochStart,
+    Lane,
+    Log,
+    Progress,
+    Run,
+    SavePoint,
+    TrainEnd,
+    TrainStart,
+    ValidationEnd,
+)
 from ..plugins import Plugin, on
 
 
@@ -27,16 +42,26 @@ class Schedule(Plugin):
             raise TypeError(f"{type(self).__name__}(when) takes a filter such as Every(steps=100), got {when!r}.")
         self.when, self.at_start, self.at_end = deepcopy(when), at_start, at_end
         self._last = -1
+        self._origin: Progress | None = None
+        self._saved: Mapping[str, Any] | None = None
 
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Forget the former run."""
-        self._last = -1
+        self._last, self._origin, self._saved = -1, run.origin, None
+
+    @on(CheckpointLoaded)
+    def go_on(self, run: Run, event: CheckpointLoaded) -> None:
+        """Go on from what was saved."""
+        self._origin = run.origin
+        self._last = run.origin.batches if self._saved is None else self._saved["last"]
+        self.when.load_state_dict(run.origin, {} if self._saved is None else self._saved["filter"])
+        self._saved = None
 
     @on(EpochStart)
     def start(self, run: Run, event: EpochStart) -> None:
-        """Ask at the start."""
-        if self.at_start and run.progress.epoch == run.progress.batches == 0:
+        """Ask at the start, unless it is done."""
+        if self.at_start and run.progress.epoch == run.progress.batches == 0 and self._last < 0:
             self.ask(run, "at the start")
 
     @on(BatchEnd)
@@ -54,8 +79,18 @@ class Schedule(Plugin):
     @on(TrainEnd)
     def finish(self, run: Run, event: TrainEnd) -> None:
         """Ask at the end."""
-        if self.at_end and run.progress.batches not in (self._last, run.origin.batches):
+        if self.at_end and run.progress.batches not in (self._last, 0):
             self.ask(run, "at the end")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return when it was last done, and what is due next."""
+        if self._saved is not None:  # not taken over yet
+            return dict(self._saved)
+        return {} if self._origin is None else {"last": self._last, "filter": self.when.state_dict(self._origin)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Keep the state until the run has its new origin."""
+        self._saved = state or None
 
     @abstractmethod
     def ask(self, run: Run, reason: str) -> None:

@@ -24,6 +24,7 @@ class TensorBoard(Plugin):
 
     name = "tensorboard"
     policy = "observer"
+    draws = False
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
@@ -48,7 +47,8 @@ def check_loader(loader: Any, split: str) -> None:
         raise TypeError(f"The {split} loader must be an iterable of batches, got {type(loader).__name__}.")
     if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
         raise TypeError(
-            f"The {split} loader is a dataset of samples: give DataLoader(dataset, batch_size=...) instead."
+            f"The {split} loader is a dataset of samples: say how to batch it, loader_params={{'batch_size': 32}}, or "
+            f"give a DataLoader."
         )
     if length_of(loader) == 0:
         raise ValueError(f"The {split} loader is empty: it has no batch. Check its dataset, batch_size and drop_last.")
@@ -61,17 +61,10 @@ def set_epoch(loader: Any, epoch: int) -> None:
             tell(epoch)
 
 
-def rest_of_epoch(run: RunContext) -> Iterator[Any]:
-    """Return the batches of the epoch that are not consumed yet; a resumed epoch is read up to there again."""
-    done = run.progress.batch
-    assert run.train_loader is not None
-    set_epoch(run.train_loader, run.progress.epoch)
-    batches = iter(run.train_loader)
-    if done:
-        next(islice(batches, done, done), None)
-        run.note(f"read {done} batches of epoch {run.progress.epoch} again to reach the position of the checkpoint")
-    while run.actions:
-        run.actions.pop(0)()
+def rest_of_epoch(run: RunContext, tell: Callable[[int, int], None]) -> Iterator[Any]:
+    """Return the batches of the epoch that are not consumed yet, and do what waits for the loader to stand there."""
+    batches = run.data.open(run.progress, tell)
+    run.arrive()
     return batches if run.batches_per_epoch is not None else _telling_the_last(run, batches)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 from . import loop
 from .batches import abandon
-from .result import RunResult
+from .result import ResumeReport, RunResult
 
 if TYPE_CHECKING:
     from ..events.catalogue import Status
@@ -20,14 +21,14 @@ def close_run(run: TrainRun, error: BaseException | None) -> None:
     error = _unwrapped(error)
     if error is None and run.phase == "train" and not run.finished:
         error = _finish_early(run)
+    run.finished = True
     run.status = _status(run, error)
     place = _place(run, error)
-    secondary = loop.end(run, error)
-    secondary += [(owner, "close", failure) for owner, failure in run.plugins.close()]
+    secondary = _close_all(run, error)
     if error is None and secondary:
         owner, event, error = secondary.pop(0)
         place += f"; in {owner} on {event}"
-        run.status = "failed"
+        run.status = _status(run, error)
     run.bus.blamed = None  # keeps no traceback, and so no batch, alive
     run.result = _result(run, error)
     if error is None:
@@ -39,6 +40,27 @@ def close_run(run: TrainRun, error: BaseException | None) -> None:
         raise run.replacement from error
     if error is not passing:
         raise error
+
+
+def _close_all(run: TrainRun, error: BaseException | None) -> list[tuple[str, str, BaseException]]:
+    """Close whatever was opened, even if some of it fails; return (owner, event, error), a Ctrl-C first.
+
+    Raises:
+        KeyboardInterrupt: the second one; the rest is not closed.
+    """
+    run.bus.interrupted = isinstance(error, KeyboardInterrupt)
+    try:
+        failures = loop.end(run, error)
+        failures += [(owner, "close", failure) for owner, failure in run.plugins.close()]
+        try:
+            run.after.close()
+        except BaseException as failure:  # joins the others
+            if run.bus.is_second_interrupt(failure):
+                raise
+            failures.append(("the run", "close", failure))
+    finally:
+        run.plugins.free()
+    return sorted(failures, key=lambda each: not isinstance(each[2], KeyboardInterrupt))
 
 
 def _unwrapped(error: BaseException | None) -> BaseException | None:
@@ -53,6 +75,8 @@ def _finish_early(run: TrainRun) -> BaseException | None:
     """Finish a run whose own loop was left before its end."""
     try:
         abandon(run)
+        if run.control.turns_back:
+            run.control.turn_back()
         run.control.stop("the loop over the epochs was left", by="the caller")
         run.control.decide()
         if run.started:
@@ -70,6 +94,11 @@ def _status(run: TrainRun, error: BaseException | None) -> Status:
     return "stopped" if run.control.stopped else "completed"
 
 
+def _exit_status(run: TrainRun) -> int:
+    statuses = {"interrupted": 130, "failed": 1}  # what a shell calls an interrupt, and Python an exception
+    return statuses.get(run.status, run.exit_status or 0)
+
+
 def _place(run: TrainRun, error: BaseException | None) -> str:
     progress = run.progress
     place = f"in {run.phase}, epoch {progress.epoch}, batch {progress.batch}, step {progress.steps}"
@@ -82,7 +111,7 @@ def _reason(run: TrainRun, error: BaseException | None) -> str:
         return f"{type(error).__name__}: {error}".removesuffix(": ")
     if run.status == "stopped" and run.control.stop_request is not None:
         return run.control.stop_request.reason
-    if run.settings.train is None:
+    if not run.settings.train:
         return f"{run.progress.evaluated} batches evaluated"
     progress = run.progress
     if run.resumed_from is not None and progress.batches == run.origin.batches:
@@ -90,6 +119,15 @@ def _reason(run: TrainRun, error: BaseException | None) -> str:
     if run.max_epochs is not None and progress.epoch >= run.max_epochs:
         return f"{progress.epoch} epochs done"
     return f"{progress.steps} steps done"
+
+
+def _resume(run: TrainRun) -> ResumeReport:
+    guarantee, reasons = run.data.guarantee()
+    report = ResumeReport(guarantee, reasons, fresh_plugins=run.fresh_plugins, unclaimed_states=run.unclaimed_states)
+    place = run.resumed_at
+    if place is None:
+        return report
+    return replace(report, path=run.resumed_from, epoch=place.epoch, batch=place.batch, step=place.steps)
 
 
 def _result(run: TrainRun, error: BaseException | None) -> RunResult:
@@ -104,6 +142,8 @@ def _result(run: TrainRun, error: BaseException | None) -> RunResult:
         last_checkpoint=run.last_checkpoint,
         history=run.control.history,
         seconds=perf_counter() - run.began,
+        exit_status=_exit_status(run),
+        resume=_resume(run) if run.settings.train else None,
         notes=tuple(run.notes),
         plugin_errors=run.plugins.errors(),
         plugin_seconds=dict(run.plugin_seconds),

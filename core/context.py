@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -21,13 +21,16 @@ from ..events import (
     Log,
     OrderedSignal,
     Progress,
+    Run,
     ShouldStop,
     StepEnd,
 )
+from ..events.bus import Receiver
 from ..events.catalogue import Phase, Status
 from ..plugins import Plugins
 from . import batches as data
 from . import state
+from .data.training_data import TrainingData
 from .engine import LoopEngine
 from .metrics import Means
 from .settings import Settings
@@ -59,8 +62,7 @@ class RunContext:
         self.optimizer, self.scheduler = settings.optimizer, settings.scheduler
         self.max_epochs, self.max_steps = settings.epochs, settings.steps
         self.last_step = math.inf if settings.steps is None else settings.steps
-        self.train_loader = settings.train
-        self.batches_per_epoch = data.length_of(settings.train)
+        self.data = TrainingData(settings.train, engine.rank, engine.world_size, per_sample=settings.per_sample)
         self.modules: Mapping[str, Any] = modules_of(settings.task)
         self.forward: Callable[..., Any] = engine.bind(getattr(settings.task, "training_step", check_loss))
         self.backward: Callable[[Tensor], object] = engine.backward
@@ -79,23 +81,47 @@ class RunContext:
         self.window = 0
         self.started = self.in_hand = self.unstepped = self.exhausted = self.finished = self.last_seen = False
         self.open_contexts = ExitStack()
+        self.after = ExitStack()
+        self.after.callback(self.data.close)
         self.open_batches: Iterator[Any] = iter(())
         self.status: Status = "completed"
         self.best_checkpoint: Path | None = None
         self.last_checkpoint: Path | None = None
         self.resumed_from: Path | None = None
+        self.resumed_at: Progress | None = None
         self.evaluation_batches: int | None = None
         self.plugin_seconds: dict[str, float] = {}
         self.notes: list[str] = []
         self.replacement: BaseException | None = None
+        self.exit_status: int | None = None
         self.began = perf_counter()
         self.saved: Mapping[str, Any] | None = None
+        self.fresh_plugins: tuple[str, ...] = ()
+        self.unclaimed_states: tuple[str, ...] = ()
         self.actions: list[Callable[[], None]] = []
+        self.apart: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    @property
+    def train_loader(self) -> Any:
+        """The iterable of training batches, or None."""
+        return None if self.data.source is None else self.data.source.loader
+
+    @property
+    def batches_per_epoch(self) -> int | None:
+        """Its length, None where nobody knows."""
+        return None if self.data.source is None else self.data.source.length
 
     @property
     def is_complete(self) -> bool:
         """Whether the asked-for length is reached."""
         return self.progress.steps >= self.last_step or self.progress.epoch >= (self.max_epochs or math.inf)
+
+    @property
+    def epoch_is_over(self) -> bool:
+        """Whether a resumed run stands behind an epoch's last batch: the end of the epoch is still to be told."""
+        control = self.control
+        ended = self.is_last_batch or control.should_end_epoch
+        return ended and self.progress.batch > 0 and not control.keeps_epoch_open
 
     @property
     def is_last_batch(self) -> bool:
@@ -128,9 +154,57 @@ class RunContext:
         self._only_in("TrainStart", "resume")
         self.saved, self.resumed_from = saved, path
 
+    def roll_back(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
+        """Give the epoch up at the next boundary, and go on from a saved state."""
+        if not self.started or self.finished or self.control.stage == "TrainStart":
+            raise RuntimeError("run.roll_back is for a training that goes on. At TrainStart, call run.resume(saved).")
+        self.control.roll_back(f"to {path or 'a saved state'}")
+        self.saved, self.resumed_from = saved, path
+
+    def exit_with(self, status: int) -> None:
+        """Say with which status the process is to exit, where the run ends without an exception."""
+        if not isinstance(status, int) or not 0 <= status <= 255:
+            raise ValueError(f"An exit status is a whole number from 0 to 255, got {status!r}.")
+        self.exit_status = status
+
     def when_positioned(self, action: Callable[[], None]) -> None:
         """Call `action` once, when the loader stands where it was and before it is read."""
         self.actions.append(action)
+
+    def isolate_observers(self, apart: Callable[[], AbstractContextManager[Any]]) -> None:
+        """Run the handlers of observers within `apart()`, until the run is closed."""
+        self._only_in("TrainStart", "isolate_observers")
+        self.apart = apart
+
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Have the handlers of observers wrapped, in case that somebody isolates them: those of `TrainStart` too."""
+
+        def wrapper(receiver: Receiver, owner: str) -> Receiver:
+            if not self.plugins.runs_apart(owner):
+                return receiver
+
+            def guarded(run: Run, *, event: Event) -> None:
+                with self.apart():
+                    receiver(run, event=event)
+
+            return guarded
+
+        take_off = self.bus.wrap_all(wrapper)
+        self.after.callback(take_off)
+        yield
+        if self.apart is nullcontext:
+            take_off()
+
+    def arrive(self) -> None:
+        """Do what waits for the loader to stand where it was."""
+        while self.actions:
+            self.actions.pop(0)()
+
+    def key_draws(self, seed: int) -> None:
+        """Make the order of samples and the draws of loading a function of (seed, epoch, position)."""
+        self._only_in("TrainStart", "key_draws")
+        self.data.key(seed)
 
     def replace_error(self, error: BaseException) -> None:
         """Let this error leave instead of the one that failed the run."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -44,6 +44,12 @@ class LoopEngine(Engine, Protocol):
 
     def settle(self, control: Control) -> None:
         """Make the standing requests the same on all ranks."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs of the engine (the scale of a gradient scaler, say), as plain types."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved state; an empty one is of an engine that has none."""
 
 
 class DeviceEngine:
@@ -115,6 +121,13 @@ class DeviceEngine:
 
     def settle(self, control: Control) -> None:
         """Leave the requests as they are: one process agrees with itself."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: full precision scales nothing."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take nothing over."""
 
 
 def move(batch: Any, device: torch.device) -> Any:

@@ -36,16 +36,22 @@ class Evaluation:
         run.evaluation_batches = None if None in lengths else sum(length or 0 for length in lengths)
         run.progress.evaluated = 0
 
-    def feed(self, dataset: str, loader: Iterable[Any]) -> Iterator[Any]:
-        """Yield the batches of a set, on the device."""
-        before = self._run.progress.evaluated
-        self._run.means = self._means[dataset]
-        yield from self._run.engine.feed(iter(loader))
-        if self._run.progress.evaluated == before:
-            name = f"{self._phase} set {dataset!r}" if dataset else f"{self._phase} loader"
-            raise ValueError(
-                f"The {name} yielded no batch. A generator can be read only once: give a list or a loader."
-            )
+    def feed(self) -> Iterator[tuple[str, Any]]:
+        """Yield (name of the set, batch on the device), until the last one or until the evaluation is cut short."""
+        run = self._run
+        for number, (dataset, loader) in enumerate(self.loaders.items()):
+            if run.control.cut_request:
+                return
+            before, run.means = run.progress.evaluated, self._means[dataset]
+            for batch in run.engine.feed(run.data.evaluate(loader, number, run.progress.validations)):
+                yield dataset, batch
+                if run.control.cut_request:
+                    return
+            if run.progress.evaluated == before:
+                name = f"{self._phase} set {dataset!r}" if dataset else f"{self._phase} loader"
+                raise ValueError(
+                    f"The {name} yielded no batch. A generator can be read only once: give a list or a loader."
+                )
 
     def step(self, batch: Any) -> None:
         """Run the task's step on a batch and add what it returns to the means."""
@@ -56,7 +62,7 @@ class Evaluation:
             named = values if isinstance(values, Mapping) else {"loss": values}
             for name, value in named.items():
                 run.means.add(name, value, weight)
-        run.progress.samples += weight * (run.settings.train is None)
+        run.progress.samples += weight * (not run.settings.train)
         run.progress.evaluated += 1
 
     def metrics(self) -> dict[str, float]:

@@ -1,16 +1,18 @@
 """Filters for any event, on any counter: `bus.on(StepEnd, f, when=Every(steps=10))`, `@on(StepEnd, when=Once())`.
 
 All are evaluated on absolute counters, from where the run began: a resumed run neither drifts nor fires twice. One that
-could not be asked in time (its plugin was off) catches up once.
+could not be asked in time (its plugin was off) catches up once. What is due, and how often a filter was asked, is kept
+in checkpoints for the handlers of plugins; a bare function has no name to keep it under.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from operator import attrgetter
+from typing import Any
 
 from ..events import Progress, Run
 from ..events.checks import known_names
@@ -57,7 +59,7 @@ class Filter(ABC):
     def __call__(self, run: Run) -> bool:
         """Return whether the event passes."""
         if run.origin is not self._origin:
-            self._begin(run.origin)
+            self.load_state_dict(run.origin, {})
         count = self._count(run.progress)
         if count < self._due:
             return False
@@ -71,11 +73,30 @@ class Filter(ABC):
     def __str__(self) -> str:
         return f"{type(self).__name__.lower()} {', '.join(map(str, self.values))} {self.unit}"
 
-    def _begin(self, origin: Progress) -> None:
+    def state_dict(self, origin: Progress) -> dict[str, Any]:
+        """Return what `load_state_dict` goes on from.
+
+        Args:
+            origin: the `run.origin` of the run that the state is of.
+        """
+        if origin is not self._origin:  # not asked in this run yet
+            self.load_state_dict(origin, {})
+        return {"rule": str(self), "due": self._due, "emissions": self._emissions}
+
+    def load_state_dict(self, origin: Progress, state: Mapping[str, Any]) -> None:
+        """Go on in a resumed run; without a state, begin where the run began.
+
+        A filter that was changed since goes by its new rule at once.
+
+        Args:
+            origin: the `run.origin` of the resumed run.
+            state: what `state_dict` returned.
+        """
         self._origin = origin
-        self._emissions = 0
-        counts = {"emissions": 0.0, "seconds": origin.earlier_seconds}  # the origin's own clock goes on
-        self._due = self.due_after(counts[self.unit] if self.unit in counts else self._count(origin))
+        self._emissions = state.get("emissions", 0)
+        counts = {"emissions": self._emissions, "seconds": origin.earlier_seconds}  # the origin's own clock goes on
+        count = counts[self.unit] if self.unit in counts else self._count(origin)
+        self._due = state["due"] if state.get("rule") == str(self) else self.due_after(count)
 
     def _next_emission(self, progress: Progress) -> float:
         self._emissions += 1
@@ -118,7 +139,7 @@ class Between(Filter):
     def __call__(self, run: Run) -> bool:
         """Return whether the event passes."""
         if run.origin is not self._origin:
-            self._begin(run.origin)
+            self.load_state_dict(run.origin, {})
         return self.values[0] <= self._count(run.progress) <= self.values[1]
 
     def due_after(self, count: float) -> float:

@@ -5,17 +5,23 @@ step, StepEnd, BatchEnd, and at a step boundary what was asked for, in this orde
 ShouldStop. EpochEnd is followed by such a boundary too, and so is TrainEnd, but for ShouldStop. RunFailed after any
 exception; RunClosed always.
 
+A validation that is cut short ends with ValidationCut. An epoch that is rolled back ends without EpochEnd, and
+CheckpointLoaded follows as in a resume.
+
 `fit` is made of the same public pieces (`epochs`, `batches`, `step`) that a loop of one's own is made of.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ..events import Request
 from ..events import catalogue as ev
+from ..events.control import EVALUATION
 from .batches import abandon, check_exhausted, refuse_unread
 from .evaluation import evaluating
 from .metrics import plain
@@ -25,6 +31,7 @@ from .task import check_loss
 if TYPE_CHECKING:
     from .run import TrainRun
 
+logger = logging.getLogger("heliograph")
 BATCH_START, GRADIENTS_READY, STEP_END = ev.BatchStart(), ev.GradientsReady(), ev.StepEnd()
 BATCH_END, SHOULD_STOP = ev.BatchEnd(), ev.ShouldStop()
 EVALUATIONS: dict[ev.Phase, tuple[Any, Any, Any, Any]] = {
@@ -44,20 +51,54 @@ def epochs(run: TrainRun) -> Iterator[int]:
     """Yield the index of each epoch, amid the events of the run and of the epochs."""
     control, run.started = run.control, True
     control.stage = "TrainStart"
-    run.emit(ev.TrainStart())
+    with run.starting():
+        run.emit(ev.TrainStart())
     control.stage = ""
-    if restore(run):
-        run.emit(ev.CheckpointLoaded(run.resumed_from))
-    if control.pending:
-        boundary(run)
-    while not control.stopped and not run.is_complete:
+    take_up(run)
+    while run.epoch_is_over or not (control.stopped or run.is_complete):
         run.emit(ev.EpochStart(run.progress.epoch))
         if control.pending:
             boundary(run)
         if not control.leaving:
             yield run.progress.epoch
+        run.arrive()  # in case nobody read the loader
         close_epoch(run)
+        if control.turns_back:
+            take_up(run)
     finish(run)
+
+
+def take_up(run: TrainRun) -> None:
+    """Go on from the state that a plugin resumes or rolls back to, if one does, and serve what was due there."""
+    control = run.control
+    while True:
+        if control.turns_back:
+            give_up_epoch(run)
+        if restore(run):
+            run.emit(ev.CheckpointLoaded(run.resumed_from))
+        if control.pending:
+            boundary(run)
+        if not control.turns_back:  # nobody rolled back at once
+            return
+
+
+def give_up_epoch(run: TrainRun) -> None:
+    """Drop what an epoch has begun that is rolled back: its requests, its window, its numbers."""
+    run.control.turn_back()
+    run.window, run.loss, run.batch, run.outputs = 0, None, None, None
+    run.exhausted = run.last_seen = False
+    run.metrics.clear()
+    run.optimizer.zero_grad()
+
+
+def tell_replay(run: TrainRun, done: int, batches: int) -> None:
+    """Tell how far the loader is read again; what may take hours does not go on in silence."""
+    what = f"{batches} batches of epoch {run.progress.epoch} again to reach the position of the checkpoint"
+    if done == 0 and not run.bus.signal(ev.Replay).chain:
+        logger.warning("run %r reads %s", run.name, what)
+    run.emit(ev.Replay(done, batches))
+    if done == batches:
+        run.note(f"read {what}")
 
 
 def batches(run: TrainRun) -> Iterator[Any]:
@@ -91,7 +132,7 @@ def close_batch(run: TrainRun) -> None:
     run.outputs = None
     if control.touched:
         control.close_batch()
-    if (control.pending or hot.should_stop.chain) and not run.window:
+    if (control.pending or hot.should_stop.chain) and (not run.window or control.turns_back):
         boundary(run)
 
 
@@ -178,11 +219,16 @@ def boundary(run: TrainRun) -> None:
 def serve(run: TrainRun) -> None:
     """Log, validate and save, in this order, each where it is asked for."""
     run.engine.settle(run.control)
+    if run.control.take("next_phase") and not run.data.is_last_phase:
+        run.data.advances = True
+        if run.progress.batch:
+            run.control.end_epoch("the next phase was asked for", by="the loop")
+        else:  # between epochs, where none has to end for it
+            run.data.advance()
     if run.control.take("log"):
         log(run)
     if run.control.take("validation"):
-        evaluate(run, "validation")
-        run.progress.validations += 1
+        run.progress.validations += evaluate(run, "validation")
     if run.control.take("save"):
         run.emit(ev.SavePoint())
 
@@ -194,31 +240,49 @@ def log(run: TrainRun) -> None:
     run.metrics.update(plain(event.metrics))
 
 
-def evaluate(run: TrainRun, phase: ev.Phase) -> None:
-    """Run every validation or test set in eval mode, without gradients, and tell the means."""
+def evaluate(run: TrainRun, phase: ev.Phase) -> bool:
+    """Run every validation or test set in eval mode, without gradients, and tell the means, unless it is cut short."""
     start, batch_start, batch_end, end = EVALUATIONS[phase]
-    before, after = run.bus.signal(batch_start), run.bus.signal(batch_end)
+    before, after, control = run.bus.signal(batch_start), run.bus.signal(batch_end), run.control
     with evaluating(run, phase) as evaluation:
+        control.stage = EVALUATION
         run.emit(start())
-        for dataset, loader in evaluation.loaders.items():
-            for run.batch in evaluation.feed(dataset, loader):
-                if before.chain:
-                    before.emit(run, batch_start(dataset))
-                evaluation.step(run.batch)
-                if after.chain:
-                    after.emit(run, batch_end(dataset))
-        event = end(evaluation.metrics())
-        run.emit(event)
-        run.metrics.update(plain(event.metrics))
+        for dataset, run.batch in evaluation.feed():
+            if before.chain:
+                before.emit(run, batch_start(dataset))
+            evaluation.step(run.batch)
+            if after.chain:
+                after.emit(run, batch_end(dataset))
+        control.stage = ""
+        if cut := control.close_validation():
+            cut_short(run, cut)
+        else:
+            event = end(evaluation.metrics())
+            run.emit(event)
+            run.metrics.update(plain(event.metrics))
+    return cut is None
+
+
+def cut_short(run: TrainRun, cut: Request) -> None:
+    """Tell that a validation or test was left before its end; one that no training follows stops the run."""
+    run.emit(ev.ValidationCut(cut.reason))
+    if run.finished or not run.started:
+        if not run.control.should_stop:
+            run.control.stop(cut.reason, by=cut.by)
+        run.control.decide()
 
 
 def close_epoch(run: TrainRun) -> None:
-    """End the epoch; one that a stop cut short stays open, for a resumed run to finish."""
+    """End the epoch; one that a stop cut short, or its validation, stays open, for a resumed run to finish."""
     control, progress = run.control, run.progress
     abandon(run)
+    if control.turns_back:
+        return
     if run.window:
         close_window(run)
     run.loss = run.batch = None
+    if control.keeps_epoch_open:
+        return
     if not (run.exhausted or run.is_last_batch or control.should_end_epoch):
         refuse_unread(run)
         return
@@ -226,6 +290,7 @@ def close_epoch(run: TrainRun) -> None:
     run.exhausted = run.last_seen = False
     progress.earlier_batches += progress.batch
     progress.epoch, progress.batch = progress.epoch + 1, 0
+    run.data.advance()
     run.emit(ev.EpochEnd(progress.epoch - 1))
     boundary(run)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Literal
 
-from ..events import Log, Run, ValidationEnd
+from ..events import Event, Log, Run, ValidationEnd
 from ..events.checks import known_names
 
 
@@ -39,6 +39,11 @@ class Monitor:
         """Raise ValueError where no validation will ever measure the metric."""
         if self.split == "validation" and not run.validation_sets:
             raise ValueError(f"{self.name!r} is monitored, but there is no validation data: pass validation= to fit.")
+
+    @property
+    def ignores(self) -> tuple[type[Event], ...]:
+        """The event that never measures this metric; where nobody hears `Log`, nothing is averaged for it."""
+        return (Log,) if self.split == "validation" else (ValidationEnd,)
 
     def is_for(self, event: Log | ValidationEnd) -> bool:
         """Return whether an event measured this metric's split.

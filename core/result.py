@@ -7,6 +7,37 @@ from pathlib import Path
 
 from ..events import History, Progress
 from ..events.catalogue import Status
+from .data.guarantee import Guarantee
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeReport:
+    """Whether a run that is resumed equals one that was never interrupted, and what this one was resumed from.
+
+    Attributes:
+        guarantee: `exact` (bit for bit, and nothing is loaded twice), `order-exact` (the same samples in the
+            same order, but random draws may differ), `replayed` (as exact as the loader repeats itself: it is read
+            again up to the position) or `not exact`.
+        reasons: why it is not `exact`.
+        path: the file that this run was resumed from, None where it began afresh or was given a state.
+        epoch: where it was resumed, None where it began afresh.
+        batch: where in the epoch.
+        step: after which optimizer step.
+        fresh_plugins: plugins that found no state in the checkpoint.
+        unclaimed_states: states in the checkpoint that no plugin claimed.
+    """
+
+    guarantee: Guarantee
+    reasons: tuple[str, ...] = ()
+    path: Path | None = None
+    epoch: int | None = None
+    batch: int | None = None
+    step: int | None = None
+    fresh_plugins: tuple[str, ...] = ()
+    unclaimed_states: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.guarantee + "".join(f"; {reason}" for reason in self.reasons)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +54,9 @@ class RunResult:
         last_checkpoint: where the newest state lies, if one was written.
         history: every request to the control, with who asked and why.
         seconds: wall time of this call.
+        exit_status: what the process should exit with: 0, 130 if interrupted, 1 if failed, or what a plugin asked for.
         notes: what plugins had to say: resumed from where, skipped what and why.
+        resume: what a resume of this run is worth, and what this one was resumed from; None without training.
         plugin_errors: the forgiven errors of observer plugins.
         plugin_seconds: time in each plugin's handlers, where `HandlerTimes` measured it.
     """
@@ -37,6 +70,8 @@ class RunResult:
     last_checkpoint: Path | None
     history: History
     seconds: float
+    exit_status: int = 0
+    resume: ResumeReport | None = None
     notes: tuple[str, ...] = ()
     plugin_errors: dict[str, tuple[str, ...]] = field(default_factory=dict)
     plugin_seconds: dict[str, float] = field(default_factory=dict)
@@ -50,6 +85,7 @@ class RunResult:
         ]
         lines += [f"{name} {value:.6g}" for name, value in sorted(self.metrics.items())]
         lines += [f"{label} checkpoint {path}" for label, path in self._checkpoints() if path]
+        lines += [f"resume {self.resume}"] if self.resume else []
         lines += self.notes
         lines += [f"plugin {name} failed: {error}" for name, errors in self.plugin_errors.items() for error in errors]
         return "\n".join(lines)

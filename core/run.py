@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -40,12 +41,11 @@ class TrainRun(RunContext):
     def __enter__(self) -> Self:
         if self._entered:
             raise RuntimeError("A run is used once: ask trainer.run(...) for another.")
-        self.engine.place(self.modules.values())
-        if self.phase == "train":
-            for module in self.modules.values():
-                module.train()
-            self.optimizer.zero_grad()
-        self.plugins.open()  # last: what fails before leaves the trainer free
+        try:
+            self._prepare()
+        except BaseException as error:  # a run that does not begin has no other end
+            self.after.__exit__(type(error), error, error.__traceback__)
+            raise
         self._gradients.__enter__()
         self._entered = True
         return self
@@ -85,9 +85,17 @@ class TrainRun(RunContext):
         self.unstepped = False
         loop.step(self, loss)
 
+    def _prepare(self) -> None:
+        self.engine.place(self.modules.values())
+        if self.phase == "train":
+            for module in self.modules.values():
+                module.train()
+            self.optimizer.zero_grad()
+        self.plugins.open()  # last: what fails before leaves the trainer free
+
     # The loop's side.
 
     def feed(self) -> Iterator[Any]:
         """Return the rest of the epoch's batches, on the device."""
         self.take_step = self.engine.bind_step(self.optimizer)
-        return self.engine.feed(data.rest_of_epoch(self))
+        return self.engine.feed(data.rest_of_epoch(self, partial(loop.tell_replay, self)))

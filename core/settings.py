@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import Parameter, signature
 from numbers import Integral
@@ -13,7 +13,7 @@ import torch
 from ..events.catalogue import Phase
 from ..events.checks import known_names
 from ..plugins import Plugins
-from .batches import check_loader
+from .data.loaders import LoaderParams, evaluation_loader, training_loaders
 from .task import check_parts, check_task, modules_of
 
 Loader = Iterable[Any]
@@ -31,6 +31,7 @@ NEEDS = {
 class FitOptions(TypedDict, total=False):
     """The keywords of `Trainer.fit` and `Trainer.run`; see there."""
 
+    loader_params: LoaderParams | None
     validation: Loaders | None
     optimizer: Optimizer
     scheduler: Any
@@ -46,7 +47,8 @@ class Settings:
 
     name: str
     task: Any
-    train: Loader | None = None
+    train: Sequence[Loader] = ()
+    per_sample: bool = False
     evaluations: Mapping[Phase, Mapping[str, Loader]] = field(default_factory=dict)
     optimizer: torch.optim.Optimizer | None = None
     scheduler: Any = None
@@ -55,8 +57,8 @@ class Settings:
     hyper_parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
-def training(task: Any, train: Loader, options: FitOptions) -> Settings:
-    """Return the settings of a training.
+def training(task: Any, train: Any, options: FitOptions, rank: int, world_size: int) -> Settings:
+    """Return the settings of a training on one of several processes.
 
     Raises:
         TypeError: an argument is not of its kind.
@@ -65,7 +67,8 @@ def training(task: Any, train: Loader, options: FitOptions) -> Settings:
     for unknown in options.keys() - FitOptions.__annotations__.keys():
         raise TypeError(f"fit has no argument {unknown!r}.{known_names(unknown, FitOptions.__annotations__)}")
     check_task(task, "training_step")
-    check_loader(train, "train")
+    params = options.get("loader_params")
+    loaders = training_loaders(train, params, rank, world_size)
     for unit in ("epochs", "steps"):
         limit = options.get(unit)
         if limit is not None and (not isinstance(limit, Integral) or isinstance(limit, bool) or limit < 1):
@@ -73,11 +76,12 @@ def training(task: Any, train: Loader, options: FitOptions) -> Settings:
     check_parts(task)
     optimizer = _made_optimizer(options.get("optimizer"), task)
     validation = options.get("validation")
-    evaluations = {} if validation is None else evaluation(task, validation, "validation", "run").evaluations
+    evaluations = {} if validation is None else evaluation(task, validation, "validation", "run", params).evaluations
     return Settings(
         name=_checked_name(options.get("name", "run")),
         task=task,
-        train=train,
+        train=loaders,
+        per_sample=(params or {}).get("draws_per") == "sample",
         evaluations=evaluations,
         optimizer=optimizer,
         scheduler=_made_scheduler(options.get("scheduler"), optimizer),
@@ -87,14 +91,14 @@ def training(task: Any, train: Loader, options: FitOptions) -> Settings:
     )
 
 
-def evaluation(task: Any, loaders: Loaders, phase: Phase, name: str) -> Settings:
+def evaluation(task: Any, loaders: Loaders, phase: Phase, name: str, params: LoaderParams | None = None) -> Settings:
     """Return the settings of a validation or test; a single set has the empty name."""
     check_task(task, f"{phase}_step")
     named = dict(loaders) if isinstance(loaders, Mapping) else {"": loaders}
     for dataset, loader in named.items():
         if not isinstance(dataset, str) or "/" in dataset:
             raise ValueError(f"The name of a {phase} set becomes part of metric names: no '/' in {dataset!r}.")
-        check_loader(loader, f"{phase} {dataset}".strip())
+        named[dataset] = evaluation_loader(loader, params, f"{phase} {dataset}".strip())
     return Settings(name=_checked_name(name), task=task, evaluations={phase: named})
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from typing import Any, Literal, Unpack
 
 import torch
@@ -11,6 +12,8 @@ from ..events import Bus
 from ..events.catalogue import Phase
 from ..plugins import Plugins
 from . import loop, settings
+from .data.loaders import LoaderParams, check_params
+from .data.module import DataModule, complete, evaluated, opened
 from .engine import DeviceEngine, LoopEngine
 from .plan import plan
 from .result import RunResult
@@ -48,7 +51,7 @@ class Trainer:
     def fit(
         self,
         task: Any,
-        train: Iterable[Any],
+        train: Any,
         *,
         on_interrupt: Literal["raise", "return"] = "raise",
         **options: Unpack[settings.FitOptions],
@@ -57,10 +60,15 @@ class Trainer:
 
         Args:
             task: an object with `training_step(run, batch)`, such as `Supervised(model, loss_fn)`.
-            train: an iterable of batches, sized or not; read anew in every epoch.
-            on_interrupt: whether Ctrl-C raises KeyboardInterrupt or returns a result with status `interrupted`.
+            train: an iterable of batches, sized or not, read anew in every epoch; a dataset, with `loader_params`;
+                `Phases(...)` of such; or a `DataModule`.
+            on_interrupt: whether Ctrl-C raises KeyboardInterrupt, or returns a result with status `interrupted`; also
+                whether an exit status that a plugin asked for raises SystemExit, or is only in the result. The first
+                Ctrl-C closes the run properly, a second one leaves at once and raises in any case.
             **options: as follows.
-            validation: an iterable of batches, or several by name.
+            loader_params: how to batch a dataset, such as `{"batch_size": 32, "shuffle": True, "num_workers": 4}`;
+                see `LoaderParams`.
+            validation: an iterable of batches or a dataset, or several by name.
             optimizer: an optimizer, or a function that makes one from the list of the task's parameters.
             scheduler: a learning-rate scheduler, or a function that makes one from the optimizer; stepped by the plugin
                 `LearningRate`.
@@ -74,6 +82,7 @@ class Trainer:
             How the run ended. A failure raises.
 
         Raises:
+            SystemExit: a plugin such as `Preemption` asked for an exit status.
             TypeError: the task has no `training_step`, a loader cannot be iterated, the optimizer is none.
             ValueError: a loader is empty, a length is not positive, or nothing would ever do what was asked for.
         """
@@ -84,35 +93,71 @@ class Trainer:
             with run:
                 loop.fit(run)
         except KeyboardInterrupt:
-            if on_interrupt == "raise":
+            if on_interrupt == "raise" or not hasattr(run, "result"):  # without one, it was a second Ctrl-C
                 raise
-        return run.result
+        return run.result if on_interrupt == "return" else _checked_out(run)
 
-    def run(self, task: Any, train: Iterable[Any], **options: Unpack[settings.FitOptions]) -> TrainRun:
+    def run(self, task: Any, train: Any, **options: Unpack[settings.FitOptions]) -> TrainRun:
         """Return a run for a loop of your own, with the arguments of `fit`.
 
         Within `with trainer.run(...) as run:`, loop over `run.epochs()`, in it over `run.batches()`, and call
         `run.step(loss)` for each batch.
         """
-        checked = settings.training(task, train, options)
-        settings.check_needs(checked, self.plugins)
-        return TrainRun(checked, self.bus, self.plugins, self.engine)
+        engine = self.engine
+        with ExitStack() as life:
+            if isinstance(train, DataModule):
+                module = opened(train, life, prepares=engine.is_main)
+                train = module.train()
+                complete(module, options)
+            checked = settings.training(task, train, options, engine.rank, engine.world_size)
+            settings.check_needs(checked, self.plugins)
+            run = TrainRun(checked, self.bus, self.plugins, engine)
+            run.after.push(life.pop_all())
+        return run
 
-    def validate(self, task: Any, validation: settings.Loaders, *, name: str = "run") -> RunResult:
-        """Run the task's `validation_step` over one or several sets; the means are in `result.metrics`."""
-        return self._evaluate(task, validation, "validation", name)
+    def validate(
+        self, task: Any, validation: Any, *, loader_params: LoaderParams | None = None, name: str = "run"
+    ) -> RunResult:
+        """Run the task's `validation_step` over one or several sets; the means are in `result.metrics`.
 
-    def test(self, task: Any, test: settings.Loaders, *, name: str = "run") -> RunResult:
-        """Run the task's `test_step` over one or several sets; the means are in `result.metrics`."""
-        return self._evaluate(task, test, "test", name)
+        Args:
+            task: an object with `validation_step(run, batch)`.
+            validation: an iterable of batches, a dataset, several of them by name, or a `DataModule`.
+            loader_params: how to batch a dataset.
+            name: the run's name.
+        """
+        return self._evaluate(task, validation, "validation", loader_params, name)
+
+    def test(self, task: Any, test: Any, *, loader_params: LoaderParams | None = None, name: str = "run") -> RunResult:
+        """Run the task's `test_step` over one or several sets; the means are in `result.metrics`.
+
+        Args:
+            task: an object with `test_step(run, batch)`.
+            test: an iterable of batches, a dataset, several of them by name, or a `DataModule`.
+            loader_params: how to batch a dataset.
+            name: the run's name.
+        """
+        return self._evaluate(task, test, "test", loader_params, name)
 
     def plan(self) -> str:
         """Return what hears each event, in the order in which it runs."""
         return plan(self.bus)
 
-    def _evaluate(self, task: Any, loaders: settings.Loaders, phase: Phase, name: str) -> RunResult:
-        with TrainRun(
-            settings.evaluation(task, loaders, phase, name), self.bus, self.plugins, self.engine, phase
-        ) as run:
+    def _evaluate(self, task: Any, data: Any, phase: Phase, params: LoaderParams | None, name: str) -> RunResult:
+        with ExitStack() as life:
+            loaders = evaluated(data, phase, life, prepares=self.engine.is_main)
+            params = data.loader_params if params is None and isinstance(data, DataModule) else params
+            check_params(params, loaders.values() if isinstance(loaders, Mapping) else [loaders])
+            checked = settings.evaluation(task, loaders, phase, name, params)
+            run = TrainRun(checked, self.bus, self.plugins, self.engine, phase)
+            run.after.push(life.pop_all())
+        with run:
             loop.evaluate(run, phase)
-        return run.result
+        return _checked_out(run)
+
+
+def _checked_out(run: TrainRun) -> RunResult:
+    """Return the result; raise SystemExit where a plugin asked for an exit status."""
+    if run.exit_status is not None:
+        raise SystemExit(run.exit_status)
+    return run.result

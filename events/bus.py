@@ -24,6 +24,7 @@ from .run import Run
 E = TypeVar("E", bound=Event)
 Receiver = Callable[..., Any]
 When = Callable[[Run], bool]
+Wrapper = Callable[[Receiver, str], Receiver]
 Lane = IntEnum("Lane", ["TRANSFORM", "MEASURE", "DECIDE", "PERSIST", "REPORT"])
 Lane.__doc__ = "The order in which the handlers of one event run."
 
@@ -89,13 +90,15 @@ class OrderedSignal(Signal, Generic[E]):
             self._bus.settle(sys._getframe(1))
 
     def emit_each(self, run: Run, event: E) -> list[tuple[str, BaseException]]:
-        """Call every receiver even if some fail; return the errors with their owners."""
+        """Call every receiver even if some fail; return the errors with their owners. A second Ctrl-C leaves."""
         errors: list[tuple[str, BaseException]] = []
         owners = self._owners
         for receiver in () if self.is_muted else self.chain:
             try:
                 receiver(run, event=event)
-            except BaseException as error:  # noqa: BLE001  # handed to the caller, which attaches or raises it
+            except BaseException as error:  # handed to the caller, which attaches or raises it
+                if self._bus.is_second_interrupt(error):
+                    raise
                 if not self._bus.forgive(owners[id(receiver)], run, event, error):
                     errors.append((owners[id(receiver)], error))
         return errors
@@ -177,11 +180,12 @@ class Bus:
 
     def __init__(self) -> None:
         self._signals: dict[type[Event], OrderedSignal[Any]] = {}
-        self._wrapper: Callable[[Receiver, str], Receiver] | None = None
+        self._wrappers: list[Wrapper] = []
         self.links = 0  # how many receivers listen to anything: without any, much can be spared
         self.deferred: list[tuple[str, Callable[[], None]]] = []
         self.forgiver: Callable[[str, Run, Event, BaseException], bool] | None = None
         self.blamed: tuple[BaseException, str, str] | None = None
+        self.interrupted = False  # a run closes because of a Ctrl-C, or in spite of one
 
     def signal(self, event: type[E]) -> OrderedSignal[E]:
         """Return the signal of an event type; any blinker code can connect to it, the sender is the run.
@@ -228,6 +232,12 @@ class Bus:
         self.blamed = error, owner, event.name
         return False
 
+    def is_second_interrupt(self, error: BaseException) -> bool:
+        """Return whether this is a Ctrl-C while a run closes upon an earlier one."""
+        again, is_interrupt = self.interrupted, isinstance(error, KeyboardInterrupt)
+        self.interrupted = again or is_interrupt
+        return again and is_interrupt
+
     def settle(self, caller: FrameType | None = None) -> None:
         """Do what was put off, unless the caller is within a dispatch: then that dispatch does it at its end."""
         while self.deferred and current_owner(caller) is None:
@@ -235,11 +245,23 @@ class Bus:
 
     def wrap(self, receiver: Receiver, owner: str) -> Receiver:
         """Return a link of a chain as `wrap_all` wants it."""
-        return receiver if self._wrapper is None else self._wrapper(receiver, owner)
+        for wrapper in self._wrappers:
+            receiver = wrapper(receiver, owner)
+        return receiver
 
-    def wrap_all(self, wrapper: Callable[[Receiver, str], Receiver] | None) -> None:
-        """Put every handler, given with its owner's name, into a wrapper (a clock, say); None takes it off."""
-        self._wrapper = wrapper
+    def wrap_all(self, wrapper: Wrapper) -> Callable[[], None]:
+        """Put every handler, given with its owner's name, into a wrapper (a clock, say); return what takes it off."""
+        self._wrappers.append(wrapper)
+        self._rebuild()
+
+        def unwrap() -> None:
+            if wrapper in self._wrappers:
+                self._wrappers.remove(wrapper)
+                self._rebuild()
+
+        return unwrap
+
+    def _rebuild(self) -> None:
         for signal in self._signals.values():
             signal.rebuild()
 

@@ -47,6 +47,13 @@ class EpochStart(Event):
     epoch: int
 
 
+class Replay(Event):
+    """A resumed epoch's loader cannot be put where it stood: `done` of `batches` were read again, to be dropped."""
+
+    done: int
+    batches: int
+
+
 class BatchStart(Event):
     """`run.batch` was loaded and moved. Handlers may replace it, skip it, hold the step or scale the loss."""
 
@@ -89,6 +96,12 @@ class ValidationEnd(Event):
     """All validation sets are done; modules are still in eval mode. `MEASURE` handlers may add to `metrics`."""
 
     metrics: dict[str, float]
+
+
+class ValidationCut(Event):
+    """Instead of `ValidationEnd` or `TestEnd`, where `control.cut_validation` cut it short; still in eval mode."""
+
+    reason: str
 
 
 class SavePoint(Event):

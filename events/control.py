@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Literal
+from typing import Any, Literal
 
 from .bus import current_owner
 from .progress import Progress
 
-Verb = Literal["stop", "veto_stop", "end_epoch", "skip_batch", "skip_step", "hold_step", "scale_loss", "log", "validation", "save"]  # fmt: skip  # noqa: E501
+Verb = Literal["stop", "veto_stop", "end_epoch", "skip_batch", "skip_step", "hold_step", "scale_loss", "log", "validation", "save", "next_phase", "cut_validation", "roll_back"]  # fmt: skip  # noqa: E501
 _COUNTED = ("hold_step", "scale_loss", "veto_stop")  # asked for again and again: counted, not listed
+EVALUATION = "a running validation or test"
 
 
 @dataclass(slots=True)
@@ -55,7 +56,8 @@ class Control:
     """The one mutable object that all plugins share. Fresh for every run; see `run.control`.
 
     Two dirty bits spare the loop the questions: `touched` (something about this batch) and `pending` (something for the
-    next boundary). All resets are in `close_batch`, `close_epoch`, `decide` and `take`.
+    next boundary). All resets are in `close_batch`, `close_epoch`, `decide`, `take`, `close_validation` and
+    `turn_back`.
 
     Attributes:
         history: every request.
@@ -64,20 +66,24 @@ class Control:
         drops_step: whether the gradients in hand are dropped.
         loss_scale: the factor on its loss.
         stop_request: the first request to stop, None without.
+        cut_request: the request that cuts the running validation or test short, None without.
     """
 
     __slots__ = (
-        "_due", "_ends_epoch", "_progress", "_vetoed", "drops_step", "history", "holds_step", "leaving", "loss_scale",
-        "pending", "skips_batch", "stage", "stop_request", "stopped", "touched",
+        "_due", "_ends_epoch", "_postponed", "_progress", "_vetoed", "cut_request", "drops_step", "history",
+        "holds_step", "leaving", "loss_scale", "pending", "skips_batch", "stage", "stop_request", "stopped", "touched",
+        "turns_back",
     )  # fmt: skip
 
     def __init__(self, progress: Progress) -> None:
         self.history = History()
         self.stop_request: Request | None = None
-        self.pending = self.leaving = self.stopped = self._ends_epoch = self._vetoed = False
+        self.cut_request: Request | None = None
+        self.pending = self.leaving = self.stopped = self._ends_epoch = self._vetoed = self.turns_back = False
         self.stage = ""
         self._progress = progress
         self._due: set[Verb] = set()
+        self._postponed: set[Verb] = set()
         self.close_batch()
 
     # Verbs for any event.
@@ -110,6 +116,10 @@ class Control:
         """Ask for a `SavePoint` at the next boundary, behind its validation."""
         self._request("save", reason, by)
 
+    def next_phase(self, reason: str, *, by: str | None = None) -> None:
+        """End the epoch at the next boundary, and read the next phase's data from then on; the last phase goes on."""
+        self._request("next_phase", reason, by)
+
     # Verbs for one event.
 
     def skip_batch(self, reason: str, *, by: str | None = None) -> None:
@@ -141,6 +151,15 @@ class Control:
         self._record("veto_stop", reason, by, "ShouldStop")
         self._vetoed = True
 
+    def cut_validation(self, reason: str, *, by: str | None = None) -> None:
+        """From an event of a validation or test before its end: leave it at once, without metrics.
+
+        In a training it is put off, and with it a save that was to carry its metrics: not made up for in this run, but
+        a run that resumes from here does so first of all. A test, or a validation that is no part of a training, ends
+        its run as stopped.
+        """
+        self.cut_request = self._record("cut_validation", reason, by, EVALUATION)
+
     # Reading.
 
     @property
@@ -164,6 +183,11 @@ class Control:
         return "validation" in self._due
 
     @property
+    def keeps_epoch_open(self) -> bool:
+        """Whether the run leaves without a validation that was due: a resumed run makes up for it in the same place."""
+        return self.stopped and bool(self._postponed)
+
+    @property
     def should_save(self) -> bool:
         """Whether a save is asked for and not yet served."""
         return "save" in self._due
@@ -171,16 +195,28 @@ class Control:
     # The loop's side.
 
     def take(self, verb: Verb) -> bool:
-        """Return whether a boundary request stands, and count it as served."""
-        asked = verb in self._due
+        """Return whether a boundary request stands, and count it as served; nothing is, before the run turns back."""
+        asked = verb in self._due and not self.turns_back
         self._due.discard(verb)
         return asked
 
+    def close_validation(self) -> Request | None:
+        """Return the request that cut a validation short; put that one off, and the save due behind it.
+
+        The save is served now as well. A whole validation makes up for what was put off.
+        """
+        cut, self.cut_request = self.cut_request, None
+        if cut is None:
+            self._postponed.clear()
+        else:
+            self._postponed |= {"validation", *(self._due & {"save"})}
+        return cut
+
     def decide(self) -> None:
         """Settle, at the end of a boundary, whether the loop leaves; a veto lasts for this boundary."""
-        self.stopped = self.should_stop and not self._vetoed
-        self.leaving = self.stopped or self._ends_epoch
-        self.pending = bool(self._due) or self.should_stop or self._ends_epoch
+        self.stopped = self.should_stop and not self._vetoed and not self.turns_back
+        self.leaving = self.stopped or self._ends_epoch or self.turns_back
+        self.pending = bool(self._due) or self.should_stop or self.leaving
         self._vetoed = False
 
     def close_batch(self) -> None:
@@ -191,6 +227,30 @@ class Control:
     def close_epoch(self) -> None:
         """Forget what was asked for one epoch."""
         self._ends_epoch = False
+
+    def roll_back(self, reason: str) -> None:
+        """Leave the epoch at the next boundary, to go on from another state."""
+        self._record("roll_back", reason, None)
+        self.turns_back = self.pending = True
+
+    def turn_back(self) -> None:
+        """Forget what was asked for on the way that is given up, all but a stop."""
+        self.close_batch()
+        self.close_epoch()
+        self._due.clear()
+        self._postponed.clear()
+        self.turns_back = self.leaving = self._vetoed = False
+        self.pending = self.should_stop
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is due. No stop: who asked for it has a state too, and decides by it again."""
+        return {"due": sorted(self._due | self._postponed), "end_epoch": self._ends_epoch}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Let the requests stand again, beside those of the new run."""
+        self._due.update(state["due"])
+        self._ends_epoch = self._ends_epoch or state["end_epoch"]
+        self.pending = self.pending or bool(self._due) or self._ends_epoch
 
     def _request(self, verb: Verb, reason: str, by: str | None) -> None:
         self._record(verb, reason, by)

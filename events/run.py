@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,6 +13,24 @@ if TYPE_CHECKING:
     from .control import Control
     from .engine import Engine
     from .progress import Progress
+
+
+class Data(Protocol):
+    """The training data, as plugins see it.
+
+    Attributes:
+        seed: what the order of samples and the draws of loading are keyed by; None until that is settled.
+        phase: which of several training phases is read, from 0.
+    """
+
+    seed: int | None
+    phase: int
+
+    def guarantee(self) -> tuple[str, tuple[str, ...]]:
+        """Return what a resume of this run is worth, and the reasons why it is not exact."""
+
+    def probe(self) -> list[str]:
+        """Load a batch twice under one key, on a copy; return what hidden state that shows, and lower the guarantee."""
 
 
 class Run(Protocol):
@@ -31,8 +50,6 @@ class Run(Protocol):
         scheduler: the learning-rate scheduler that `fit` was given, or None.
         engine: the hardware.
         bus: the signals, to connect to.
-        train_loader: the iterable of training batches, or None.
-        batches_per_epoch: its length, None where nobody knows.
         max_epochs: the run's length in epochs, None where it has no such limit.
         max_steps: the run's length in optimizer steps, None where it has no such limit.
         evaluation_batches: batches of the running validation or test, all sets together; None where nobody knows.
@@ -57,8 +74,6 @@ class Run(Protocol):
     optimizer: Any
     scheduler: Any
     bus: Bus
-    train_loader: Any
-    batches_per_epoch: int | None
     max_epochs: int | None
     max_steps: int | None
     evaluation_batches: int | None
@@ -69,6 +84,18 @@ class Run(Protocol):
     best_checkpoint: Path | None
     last_checkpoint: Path | None
     plugin_seconds: dict[str, float]
+
+    @property
+    def data(self) -> Data:
+        """The training data."""
+
+    @property
+    def train_loader(self) -> Any:
+        """The iterable of training batches that is read now, or None."""
+
+    @property
+    def batches_per_epoch(self) -> int | None:
+        """Its length, None where nobody knows."""
 
     @property
     def engine(self) -> Engine:
@@ -94,6 +121,27 @@ class Run(Protocol):
 
     def resume(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
         """From `TrainStart` only: continue from a saved state, applied when every `TrainStart` handler has run."""
+
+    def key_draws(self, seed: int) -> None:
+        """From `TrainStart` only: let loading draw by (seed, epoch, position), apart from the training's stream."""
+
+    def isolate_observers(self, apart: Callable[[], AbstractContextManager[Any]]) -> None:
+        """From `TrainStart` only: run the handlers of observers, but those that never draw, within `apart()`."""
+
+    def roll_back(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
+        """Give the epoch up at the next step boundary, without its end event, and go on from a saved state.
+
+        A window of accumulated gradients is not waited for, but dropped, and so are requests that were not served yet,
+        all but a stop. What follows is as in a resume: the state is applied, `CheckpointLoaded` is emitted, and
+        `origin` is a new object. The state is of this run, as `state_dict()` returned it.
+        """
+
+    def exit_with(self, status: int) -> None:
+        """Let the process exit with this status (0 to 255), unless the run fails.
+
+        `fit`, `validate` and `test` raise SystemExit with it when the run is closed; with `fit(on_interrupt="return")`,
+        and in a loop of one's own, it is in `result.exit_status` only.
+        """
 
     def when_positioned(self, action: Callable[[], None]) -> None:
         """Call `action` once, when the loader of the resumed epoch stands where it was and before it is read."""

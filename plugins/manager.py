@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar, overload
 
-from ..events import Bus, Event, Run
+from ..events import Bus, Event, Progress, Run
 from ..events.bus import Seat
 from ..events.checks import check_receiver, known_names
 from .discovery import KILL_SWITCH, Discovered, discover, find, switched_off
@@ -37,6 +37,7 @@ class Entry:
     name: str
     plugin: Any
     handlers: list[tuple[type[Event], Handler]]
+    filters: list[Any]
     enabled: bool = True
     given_up: bool = False
     errors: list[str] = field(default_factory=list)
@@ -47,6 +48,14 @@ class Entry:
         if isinstance(words, str):
             raise TypeError(f"Plugin {self.name!r} declares {attribute} = {words!r}: give a tuple, ({words!r},).")
         return tuple(words)
+
+    def stateful_filters(self) -> dict[str, Any]:
+        """Return the filters of its handlers that count, by `<method>/<event>`; any function of the run is a filter."""
+        return {
+            f"{handler.method.__name__}/{event.name}": when
+            for (event, handler), when in zip(self.handlers, self.filters, strict=True)
+            if hasattr(when, "state_dict")
+        }
 
 
 class Plugins:
@@ -74,12 +83,13 @@ class Plugins:
         """
         own = getattr(plugin, "name", None)
         name = name or (own if isinstance(own, str) else snake_case(type(plugin).__name__))
-        entry = Entry(name, plugin, list(_handlers_of(plugin, name)), enabled=not switched_off(name))
+        handlers = list(_handlers_of(plugin, name))
+        filters = [deepcopy(handler.mark.when) for _, handler in handlers]
+        entry = Entry(name, plugin, handlers, filters, enabled=not switched_off(name))
         self._check(entry)
         order = _resolved([*self._entries.values(), entry])
         if not entry.enabled:
             warnings.warn(f"Plugin {name!r} is switched off by {KILL_SWITCH}.", RuntimeWarning, stacklevel=2)
-        filters = [deepcopy(handler.mark.when) for _, handler in entry.handlers]
         self._entries[name] = entry
         for (event, handler), when in zip(entry.handlers, filters, strict=True):
             seat = Seat((handler.mark.lane,), PluginName(name), when, paused=not entry.enabled)
@@ -174,6 +184,13 @@ class Plugins:
         enabled = [entry for entry in self._entries.values() if entry.enabled]
         return {word: entry.name for entry in enabled for word in entry.declared(attribute)}
 
+    def runs_apart(self, owner: str) -> bool:
+        """Return whether the handlers of this owner must not disturb the training's random stream."""
+        entry = self._entries.get(owner) if isinstance(owner, PluginName) else None
+        if entry is None or getattr(entry.plugin, "policy", "critical") != "observer":
+            return False
+        return bool(getattr(entry.plugin, "draws", True))
+
     def errors(self) -> dict[str, tuple[str, ...]]:
         """Return the forgiven errors of the observers."""
         return {entry.name: tuple(entry.errors) for entry in self._entries.values() if entry.errors}
@@ -183,17 +200,31 @@ class Plugins:
         return {name: deepcopy(plugin.state_dict()) for name, plugin in self._stateful().items()}
 
     def load_state_dict(self, states: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-        """Give every plugin its saved state.
+        """Give every plugin its saved state; an empty one is of a version of it that had none.
 
         Returns:
             The names of plugins that have state but found none, and the names of states that nobody claimed.
         """
         mine = self._stateful()
-        missing = [name for name, plugin in mine.items() if name not in states and plugin.state_dict()]
+        missing = [name for name, plugin in mine.items() if not states.get(name) and plugin.state_dict()]
         for name, plugin in mine.items():
-            if name in states:
+            if states.get(name):
                 plugin.load_state_dict(deepcopy(states[name]))
         return missing, [name for name, state in states.items() if state and name not in mine]
+
+    def filter_states(self, origin: Progress) -> dict[str, Any]:
+        """Return the state of every handler's filter, by the plugin's name and `<method>/<event>`."""
+        names = [entry.name for entry in self._entries.values() if entry.stateful_filters()]
+        return {
+            name: {key: when.state_dict(origin) for key, when in self._entries[name].stateful_filters().items()}
+            for name in names
+        }
+
+    def load_filter_states(self, origin: Progress, states: Mapping[str, Any]) -> None:
+        """Give every handler's filter its saved state; one without begins where the run began."""
+        for entry in self._entries.values():
+            for key, when in entry.stateful_filters().items():
+                when.load_state_dict(origin, states.get(entry.name, {}).get(key, {}))
 
     def open(self) -> None:
         """At a run's start: observers that errors had switched off begin with a clean slate.
@@ -213,7 +244,7 @@ class Plugins:
 
     def close(self) -> list[tuple[str, BaseException]]:
         """At a run's end: close every plugin, those too that left while it went on; return the errors by name."""
-        self._running = False
+        self.free()
         closing: list[tuple[str, Callable[[], None]]] = list(self._bus.deferred)
         closing += [(entry.name, partial(_close, entry)) for entry in self._entries.values()]
         self._bus.deferred.clear()
@@ -221,9 +252,15 @@ class Plugins:
         for name, close in closing:
             try:
                 close()
-            except BaseException as error:  # noqa: BLE001  # the others must be closed too; the caller raises it
+            except BaseException as error:  # the others must be closed too; the caller raises it
+                if self._bus.is_second_interrupt(error):
+                    raise
                 errors.append((name, error))
         return errors
+
+    def free(self) -> None:
+        """Let another run begin."""
+        self._running = False
 
     def _stateful(self) -> dict[str, Any]:
         return {name: entry.plugin for name, entry in self._entries.items() if hasattr(entry.plugin, "state_dict")}
@@ -320,7 +357,8 @@ def _handlers_of(plugin: object, name: str) -> Iterator[tuple[type[Event], Handl
         method: Callable[..., Any] = getattr(plugin, method_name)
         for event in mark.events:
             check_receiver(method, event)
-            yield event, Handler(name, method, mark)
+            if event not in getattr(plugin, "ignores", ()):
+                yield event, Handler(name, method, mark)
 
 
 def _resolved(entries: Iterable[Entry]) -> dict[type[Event], list[Handler]]:

@@ -68,7 +68,7 @@ def test_make_targets_exist() -> None:
     assert set(named) <= targets
 
 
-@pytest.mark.parametrize("command", mentioned(r"python -m heliograph ([a-z]+)"))
+@pytest.mark.parametrize("command", mentioned(r"python -m heliograph ([a-z-]+)"))
 def test_subcommands_exist(command: str) -> None:
     line = [sys.executable, "-m", "heliograph", command, "--help"]
     done = subprocess.run(line, capture_output=True, text=True, timeout=60)
@@ -76,7 +76,7 @@ def test_subcommands_exist(command: str) -> None:
 
 
 def test_the_subcommands_are_documented() -> None:
-    assert {"demo", "events", "plugins"} <= set(mentioned(r"python -m heliograph ([a-z]+)"))
+    assert {"demo", "events", "plugins", "verify-resume"} <= set(mentioned(r"python -m heliograph ([a-z-]+)"))
 
 
 def test_scripts_and_modules_in_commands_exist() -> None:

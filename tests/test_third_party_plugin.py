@@ -31,6 +31,7 @@ from heliograph import (
     ValidationSchedule,
     ValidationStart,
 )
+from heliograph.core import storage
 from torch import Tensor, nn
 
 EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "heliograph-weight-averaging"
@@ -570,7 +571,10 @@ def test_saved_average_of_other_modules_is_refused(plugin_class: Any, tmp_path: 
     [file] = tmp_path.glob("*.pth")
     saved = torch.load(file, weights_only=True)
     saved["plugins"][NAME]["average"]["model.w"] = torch.ones(3)
-    torch.save(saved, file)
+    store = storage.Store(tmp_path, "run")
+    store.open()
+    store.save(file.name, saved)
+    store.close()
     trainer = Trainer(
         [plugin_class(0.5), SaveSchedule(Every(steps=2)), Checkpoint(tmp_path, resume=file)], device="cpu"
     )

@@ -117,7 +117,7 @@ def test_17_a_second_fit_and_a_test_on_one_trainer_find_what_the_first_left(tmp_
         for epochs in (1, 2)
     ]
     assert [result.progress.epoch for result in results] == [1, 2]
-    assert [path.name for path in tmp_path.iterdir()] == ["run_epoch_2_iter_8.pth"]
+    assert [path.name for path in tmp_path.glob("*.pth")] == ["run_epoch_2_iter_8.pth"]
     assert trainer.test(task, batches()).status == "completed"
 
 

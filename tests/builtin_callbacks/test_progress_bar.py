@@ -161,6 +161,14 @@ def test_validation_and_test_have_transient_bars(task: Make, batches: Make, sgd:
     assert all(not each.leave for each in BARS if each.options["desc"] in ("validation", "test"))
 
 
+def test_a_validation_that_is_cut_short_takes_its_bar_along(task: Make, batches: Make, sgd: Any) -> None:
+    trainer = Trainer([bar(), ValidationSchedule(Every(epochs=1))], device="cpu")
+    trainer.bus.on(ValidationBatchEnd, lambda run, event: run.control.cut_validation("test"))
+    trainer.fit(task(), batches(3), validation=batches(4), optimizer=sgd, epochs=2)
+
+    assert [each for each in made() if each[0] == "validation"] == [("validation", 0, 4, 1)] * 2
+
+
 def test_a_completed_run_makes_no_bar_at_its_close(task: Make, batches: Make, sgd: Any) -> None:
     Trainer([bar()], device="cpu").fit(task(), batches(3), optimizer=sgd, epochs=1)
 

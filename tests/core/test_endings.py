@@ -374,3 +374,147 @@ def test_no_error_keeps_a_batch_alive_through_the_bus() -> None:
     with pytest.raises(ZeroDivisionError):
         fit(trainer)
     assert trainer.bus.blamed is None
+
+
+# Ctrl-C upon Ctrl-C.
+
+
+class Slow(Plugin):
+    """Notes where it is called at the end, and is interrupted there."""
+
+    def __init__(self, *interrupts: str) -> None:
+        self._interrupts = interrupts
+        self.heard: list[str] = []
+
+    def _hear(self, place: str) -> None:
+        self.heard.append(place)
+        if place in self._interrupts:
+            raise KeyboardInterrupt(place)
+
+    @on(RunFailed, RunClosed)
+    def hear(self, run: Run, event: RunFailed | RunClosed) -> None:
+        self._hear(event.name)
+
+    def close(self) -> None:
+        self._hear("close")
+
+
+@pytest.mark.parametrize("on_interrupt", ["raise", "return"])
+@pytest.mark.parametrize("place", ["run_failed", "run_closed", "close"])
+def test_a_second_ctrl_c_while_an_interrupted_run_closes_leaves_at_once(place: str, on_interrupt: Any) -> None:
+    first, second = Slow(place), Slow()
+    fail = Fail("batch_end", KeyboardInterrupt("first"))
+    trainer = Trainer([fail, first.named("a"), second.named("b")], device="cpu")
+    with pytest.raises(KeyboardInterrupt, match=place):
+        fit(trainer, on_interrupt=on_interrupt)
+    order = ["run_failed", "run_closed", "close"]
+    assert first.heard == order[: order.index(place) + 1]
+    assert second.heard == order[: order.index(place)]
+
+
+def test_after_a_second_ctrl_c_the_trainer_is_free() -> None:
+    trainer = Trainer([Fail("batch_end", KeyboardInterrupt()), Slow("run_failed")], device="cpu")
+    with pytest.raises(KeyboardInterrupt, match="run_failed"):
+        fit(trainer)
+    assert trainer.test(make_task(), data(1)).status == "completed"
+
+
+@pytest.mark.parametrize("place", ["run_closed", "close"])
+def test_a_first_ctrl_c_while_a_completed_run_closes_closes_the_rest_then_raises(place: str) -> None:
+    first, second = Slow(place), Slow()
+    trainer = Trainer([Fail("nothing"), first.named("a"), second.named("b")], device="cpu")
+    with pytest.raises(KeyboardInterrupt, match=place) as caught:
+        fit(trainer)
+    assert first.heard == second.heard == ["run_closed", "close"]
+    assert caught.value.__notes__ == [f"heliograph: in train, epoch 1, batch 0, step 2; in a on {place}"]
+
+
+def test_a_first_ctrl_c_in_the_closing_is_what_leaves_and_can_be_a_result() -> None:
+    plugins = [Fail("run_closed", OSError("disk")), Slow("close")]
+    with pytest.raises(KeyboardInterrupt, match="close") as caught:
+        fit(Trainer(plugins, device="cpu"))
+    assert caught.value.__notes__[1:] == ["heliograph: then fail failed on run_closed: OSError: disk"]
+    result = fit(Trainer([Fail("nothing"), Slow("close")], device="cpu"), on_interrupt="return")
+    assert (result.status, result.exit_status) == ("interrupted", 130)
+
+
+def test_a_second_one_in_the_closing_of_a_completed_run_leaves_at_once() -> None:
+    first, second = Slow("run_closed", "close"), Slow()
+    with pytest.raises(KeyboardInterrupt, match="close"):
+        fit(Trainer([Fail("nothing"), first.named("a"), second.named("b")], device="cpu"))
+    assert second.heard == ["run_closed"]
+
+
+def test_a_ctrl_c_in_the_closing_of_a_failed_run_is_a_note() -> None:
+    first, second = Slow("run_closed"), Slow()
+    with pytest.raises(ZeroDivisionError) as caught:
+        fit(Trainer([Fail("batch_end"), first.named("a"), second.named("b")], device="cpu"))
+    assert second.heard == ["run_failed", "run_closed", "close"]
+    assert "heliograph: then a failed on run_closed: KeyboardInterrupt: run_closed" in caught.value.__notes__
+
+
+# Exit statuses.
+
+
+class Exit(Plugin):
+    """Asks for an exit status."""
+
+    def __init__(self, status: Any) -> None:
+        self.status = status
+
+    @on(TrainStart, TestBatchEnd)
+    def ask(self, run: Run, event: TrainStart | TestBatchEnd) -> None:
+        run.exit_with(self.status)
+
+
+def test_the_exit_status_of_each_ending() -> None:
+    def result_of(*plugins: Any, **options: Any) -> int:
+        status: int = fit(Trainer([Fail("nothing"), *plugins], device="cpu"), **options).exit_status
+        return status
+
+    assert result_of() == 0
+    assert result_of(Exit(75), on_interrupt="return") == 75
+    interrupt = Fail("batch_end", KeyboardInterrupt()).named("interrupt")
+    assert result_of(Exit(75), interrupt, on_interrupt="return") == 130
+    task = make_task()
+    optimizer = torch.optim.SGD(task.model.parameters(), 0.1)
+    run = Trainer([Exit(75), Fail("batch_end")], device="cpu").run(task, data(), optimizer=optimizer, epochs=1)
+    with pytest.raises(ZeroDivisionError), run:
+        for _ in run.epochs():
+            for batch in run.batches():
+                run.step(task.training_step(run, batch))
+    assert run.result.exit_status == 1
+
+
+@pytest.mark.parametrize("status", [0, 143])
+def test_an_exit_status_leaves_as_system_exit_when_all_is_closed(status: int) -> None:
+    slow = Slow()
+    trainer = Trainer([Fail("nothing"), Exit(status), slow], device="cpu")
+    with pytest.raises(SystemExit) as caught:
+        fit(trainer)
+    assert caught.value.code == status
+    assert slow.heard == ["run_closed", "close"]
+    with pytest.raises(SystemExit) as caught:
+        trainer.test(make_task(), data())
+    assert caught.value.code == status
+
+
+def test_a_failure_goes_before_an_exit_status() -> None:
+    with pytest.raises(ZeroDivisionError):
+        fit(Trainer([Exit(3), Fail("batch_end")], device="cpu"))
+
+
+def test_a_loop_of_ones_own_finds_the_exit_status_in_the_result() -> None:
+    task = make_task()
+    optimizer = torch.optim.SGD(task.model.parameters(), 0.1)
+    with Trainer([Exit(3)], device="cpu").run(task, data(), optimizer=optimizer, epochs=1) as run:
+        for _ in run.epochs():
+            for batch in run.batches():
+                run.step(task.training_step(run, batch))
+    assert (run.result.status, run.result.exit_status) == ("completed", 3)
+
+
+@pytest.mark.parametrize("status", [-1, 256, "75", None])
+def test_an_exit_status_is_a_small_number(status: Any) -> None:
+    with pytest.raises(ValueError, match="from 0 to 255"):
+        fit(Trainer([Fail("nothing"), Exit(status)], device="cpu"))

@@ -219,6 +219,70 @@ def test_once_is_the_first_time_in_a_run() -> None:
         assert [run.ask(condition) for _ in range(3)] == [True, False, False]
 
 
+# States.
+
+
+def gone_on(condition: Filter, before: FakeRun, **counters: int) -> FakeRun:
+    """Return a run that is resumed where another one stands, with the filter's state."""
+    state = condition.state_dict(before.origin)
+    run = FakeRun(**counters)
+    condition.load_state_dict(run.origin, state)
+    return run
+
+
+@pytest.mark.parametrize("cut", range(8))
+@pytest.mark.parametrize(
+    "make", [lambda: Every(emissions=3), lambda: At(emissions=[2, 5]), Once], ids=["every", "at", "once"]
+)
+def test_emissions_are_counted_across_a_resume(make: Any, cut: int) -> None:
+    condition, run = make(), FakeRun()
+    whole = [run.ask(condition) for _ in range(8)]
+    first, second = make(), make()
+    run = FakeRun()
+    answers = [run.ask(first) for _ in range(cut)]
+    state = first.state_dict(run.origin)
+    run = FakeRun(steps=cut)
+    second.load_state_dict(run.origin, state)
+
+    assert answers + [run.ask(second) for _ in range(8 - cut)] == whole
+
+
+def test_what_was_due_and_not_yet_asked_is_due_after_a_resume() -> None:
+    condition, run = Every(steps=100), FakeRun()
+    assert not run.ask(condition, steps=40)
+    resumed = gone_on(condition, run, steps=103)  # asked at the ends of epochs only, say
+    assert resumed.ask(condition, steps=120)
+    assert not resumed.ask(condition, steps=199)
+
+
+def test_a_filter_that_was_never_asked_has_a_state_all_the_same() -> None:
+    condition, run = Every(steps=100), FakeRun()
+    assert condition.state_dict(run.origin) == {"rule": "every 100 steps", "due": 100, "emissions": 0}
+    assert gone_on(condition, run, steps=103).ask(condition)
+
+
+def test_the_state_is_of_the_run_that_is_asked_for() -> None:
+    condition, former = Once(), FakeRun()
+    assert former.ask(condition)
+    assert condition.state_dict(FakeRun().origin)["emissions"] == 0
+
+
+def test_a_changed_filter_goes_by_its_new_rule() -> None:
+    run, former, changed = FakeRun(), Every(steps=100), Every(steps=30)
+    assert not run.ask(former, steps=50)
+    resumed = FakeRun(steps=50)
+    changed.load_state_dict(resumed.origin, former.state_dict(run.origin))
+    assert [step for step in range(50, 125) if resumed.ask(changed, steps=step)] == [60, 90, 120]
+
+
+def test_a_changed_filter_goes_on_counting_emissions() -> None:
+    run, former, changed = FakeRun(), Every(emissions=4), Every(emissions=3)
+    assert not run.ask(former)
+    resumed = FakeRun()
+    changed.load_state_dict(resumed.origin, former.state_dict(run.origin))
+    assert [resumed.ask(changed) for _ in range(5)] == [False, True, False, False, True]
+
+
 # Bad arguments.
 
 

@@ -95,9 +95,9 @@ def test_a_counter_is_refused_or_loads(tmp_path: Path) -> None:
     torch.load(tmp_path / "value.pth", weights_only=True)
 
 
-@pytest.mark.parametrize("lacking", ["schema", "run_name", "progress", "modules", "optimizer", "plugins", "metrics"])
+@pytest.mark.parametrize("lacking", state.REQUIRED)
 def test_an_incomplete_cut(lacking: str) -> None:
-    whole: dict[str, Any] = dict.fromkeys(state.REQUIRED, 0)
+    whole: dict[str, Any] = dict.fromkeys(state.REQUIRED, 0) | {"schema": state.SCHEMA}
     state.check_schema(whole)
     del whole[lacking]
     with pytest.raises(ValueError, match=rf"no checkpoint of heliograph: it lacks {lacking}\."):
@@ -107,8 +107,13 @@ def test_an_incomplete_cut(lacking: str) -> None:
 def test_a_cut_that_is_no_mapping_or_too_new() -> None:
     with pytest.raises(ValueError, match="it lacks schema, run_name"):
         state.check_schema([])  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"has schema 2.*update heliograph"):
-        state.check_schema(dict.fromkeys(state.REQUIRED, 0) | {"schema": 2})
+    with pytest.raises(ValueError, match=r"has schema 3, this version reads 2: update heliograph"):
+        state.check_schema(dict.fromkeys(state.REQUIRED, 0) | {"schema": 3})
+
+
+def test_a_cut_of_an_older_schema() -> None:
+    with pytest.raises(ValueError, match=r"has schema 1, this version reads 2: run `python -m heliograph checkpoint"):
+        state.check_schema({"schema": 1})
 
 
 # In a run.
@@ -144,14 +149,18 @@ def test_the_cut_holds_everything() -> None:
     task = supervised()
     _, cut = fit(task, name="digits")
 
-    assert set(cut) >= {*state.REQUIRED, "scheduler", "library", "task"}
+    assert set(cut) >= {*state.REQUIRED, "scheduler", "versions", "task", "means"}
     assert cut["schema"] == state.SCHEMA
     assert cut["run_name"] == "digits"
     assert (cut["progress"]["epoch"], cut["progress"]["steps"]) == (2, 6)
     assert torch.equal(cut["modules"]["model"]["weight"], task.model.weight)  # type: ignore[arg-type]
     assert cut["optimizer"]["state"][0]["step"] == 6
     assert cut["scheduler"] is None
-    assert cut["library"]["torch"] == str(torch.__version__)
+    assert cut["versions"].keys() == {"heliograph", "python", "torch", "numpy"}
+    assert cut["versions"]["torch"] == str(torch.__version__)
+    assert cut["world"] == {"size": 1}
+    assert cut["control"] == {"due": [], "end_epoch": False}
+    assert cut["data"]["source"] == {"source": "sequence", "batches": 3}
 
 
 def test_the_cut_is_of_the_live_tensors() -> None:
@@ -204,7 +213,7 @@ def test_other_modules_are_refused() -> None:
 
 def test_a_broken_state_is_refused() -> None:
     with pytest.raises(ValueError, match="no checkpoint of heliograph"):
-        fit(supervised(), {"schema": 1})
+        fit(supervised(), {"schema": state.SCHEMA})
 
 
 class Counting(Task):

@@ -129,7 +129,7 @@ def test_parts_of_a_task_that_nobody_would_see() -> None:
 
 def test_a_dataset_is_no_loader() -> None:
     dataset = torch.utils.data.TensorDataset(torch.zeros(2, 4), torch.zeros(2, dtype=torch.int64))
-    with pytest.raises(TypeError, match=r"is a dataset of samples: give DataLoader\(dataset, batch_size=\.\.\.\)"):
+    with pytest.raises(TypeError, match=r"is a dataset of samples: say how to batch it, loader_params="):
         fit(train=dataset)
 
 

@@ -1016,13 +1016,39 @@ def test_wrap_all_wraps_what_is_there_and_what_comes(run: TrainRun) -> None:
         heard.append("later")
 
     run.bus.on(BatchEnd, named)
-    run.bus.wrap_all(wrapper)
+    unwrap = run.bus.wrap_all(wrapper)
     run.bus.on(EpochEnd, later, when=lambda run: True)
     assert emitted(run.bus.signal(BatchEnd), run, heard) == [f"before {named.__qualname__}", "named"]
     assert emitted(run.bus.signal(EpochEnd), run, heard, EpochEnd(0)) == [f"before {later.__qualname__}", "later"]
-    run.bus.wrap_all(None)
+    unwrap()
     assert emitted(run.bus.signal(BatchEnd), run, heard) == ["named"]
     assert emitted(run.bus.signal(EpochEnd), run, heard, EpochEnd(0)) == ["later"]
+    assert run.bus.signal(BatchEnd).chain == (named,)
+
+
+def test_several_wrappers_go_around_one_another_and_are_taken_off_in_any_order(run: TrainRun) -> None:
+    heard: list[str] = []
+
+    def saying(word: str) -> Callable[[Receiver, str], Receiver]:
+        def wrapper(receiver: Receiver, owner: str) -> Receiver:
+            def wrapped(run: Run, *, event: Event) -> None:
+                heard.append(word)
+                receiver(run, event=event)
+
+            return wrapped
+
+        return wrapper
+
+    def named(run: Run, event: Event) -> None:
+        heard.append("named")
+
+    run.bus.on(BatchEnd, named)
+    take_off = [run.bus.wrap_all(saying(word)) for word in ("inner", "outer")]
+    assert emitted(run.bus.signal(BatchEnd), run, heard) == ["outer", "inner", "named"]
+    take_off[0]()
+    take_off[0]()
+    assert emitted(run.bus.signal(BatchEnd), run, heard) == ["outer", "named"]
+    take_off[1]()
     assert run.bus.signal(BatchEnd).chain == (named,)
 
 

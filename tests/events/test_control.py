@@ -26,6 +26,7 @@ from heliograph.events import (
     TrainStart,
     ValidationEnd,
 )
+from heliograph.events.control import EVALUATION
 from torch import nn
 
 
@@ -197,7 +198,7 @@ def test_a_veto_without_a_stop_does_not_hinder_a_later_one(control: Control) -> 
     assert control.stopped
 
 
-def test_only_four_methods_reset_anything(control: Control) -> None:
+def test_no_other_method_resets_anything(control: Control) -> None:
     control.stop("stop")
     control.end_epoch("end")
     control.request_log("log")
@@ -511,3 +512,87 @@ def test_the_boundary_serves_in_order_and_a_request_from_any_event_is_not_lost()
     assert heard == ["log 1", "validation_end 1", "save_point 1", "log 2"]
     assert (run.control.should_log, run.control.should_save, run.control.should_validate) == (False, False, False)
     assert [each.verb for each in run.control.history] == ["save", "validation", "log", "log"]
+
+
+# A validation that is cut short, the state, and turning back.
+
+CUT_BELONGS = r"^control\.cut_validation is for handlers of a running validation or test: elsewhere it comes too late"
+
+
+@pytest.mark.parametrize("stage", ["", "BatchStart", "ShouldStop", "RunClosed"])
+def test_only_a_running_validation_can_be_cut_short(control: Control, stage: str) -> None:
+    control.stage = stage
+    with pytest.raises(RuntimeError, match=CUT_BELONGS):
+        control.cut_validation("now")
+    assert (control.cut_request, list(control.history)) == (None, [])
+    control.stage = EVALUATION
+    control.cut_validation("now", by="me")
+    assert control.cut_request == control.history[0] == Request("cut_validation", "me", "now", 0, 0, 0)
+    assert (control.pending, control.should_validate) == (False, False)
+
+
+def test_a_validation_that_was_cut_short_is_put_off_with_the_save_behind_it(control: Control) -> None:
+    control.stage = EVALUATION
+    control.request_save("behind it")
+    control.cut_validation("no time")
+    assert control.close_validation() is control.history[-1]
+    assert (control.cut_request, control.should_validate, control.should_save) == (None, False, True)
+    assert control.take("save") is True
+    assert control.state_dict() == {"due": ["save", "validation"], "end_epoch": False}
+    control.decide()
+    assert control.pending is False
+
+
+def test_a_whole_validation_makes_up_for_one_that_was_put_off(control: Control) -> None:
+    control.stage = EVALUATION
+    control.cut_validation("no time")
+    control.close_validation()
+    assert control.state_dict()["due"] == ["validation"]
+    assert control.close_validation() is None
+    assert control.state_dict() == {"due": [], "end_epoch": False}
+
+
+def test_what_is_due_stands_again_in_another_run_but_no_stop(control: Control) -> None:
+    for ask in (control.request_log, control.request_validation, control.request_save, control.stop, control.end_epoch):
+        ask("before")
+    control.take("save")
+    state = control.state_dict()
+    assert state == {"due": ["log", "validation"], "end_epoch": True}
+    other = Control(Progress())
+    other.request_save("of its own")
+    other.load_state_dict(state)
+    assert (other.should_log, other.should_validate, other.should_save, other.should_end_epoch) == (True,) * 4
+    assert (other.should_stop, other.pending, [each.verb for each in other.history]) == (False, True, ["save"])
+
+
+def test_an_empty_state_asks_for_nothing(control: Control) -> None:
+    state = control.state_dict()
+    control.load_state_dict(state)
+    assert (control.pending, state) == (False, {"due": [], "end_epoch": False})
+
+
+def test_before_the_run_turns_back_nothing_is_served_and_nothing_decided(control: Control) -> None:
+    control.request_log("due")
+    control.stop("enough")
+    control.roll_back("to a.pth")
+    assert (control.turns_back, control.pending, control.take("log")) == (True, True, False)
+    control.decide()
+    assert (control.leaving, control.stopped, control.pending) == (True, False, True)
+    assert [(each.verb, each.reason) for each in control.history][-1] == ("roll_back", "to a.pth")
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_turning_back_forgets_all_but_a_stop(control: Control, stops: bool) -> None:
+    control.request_validation("due")
+    control.end_epoch("over")
+    control.stage = "BatchStart"
+    control.skip_batch("bad")
+    if stops:
+        control.stop("enough")
+    control.roll_back("to a.pth")
+    control.decide()
+    control.turn_back()
+    assert (control.should_validate, control.should_end_epoch, control.skips_batch, control.touched) == (False,) * 4
+    assert (control.turns_back, control.leaving) == (False, False)
+    assert (control.should_stop, control.pending) == (stops, stops)
+    assert control.state_dict() == {"due": [], "end_epoch": False}

@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from copy import deepcopy
+from math import inf
 from typing import Any, Literal
 
 import pytest
 import torch
-from heliograph import EarlyStopping, Plugin, Supervised, Trainer, TrainRun, on
+from heliograph import EarlyStopping, Every, Once, Plugin, Supervised, Trainer, TrainRun, on
 from heliograph.events import (
     BatchEnd,
     BatchStart,
@@ -900,3 +902,71 @@ def test_handlers_of_one_plugin_for_several_events(trainer: Trainer, plugins: Pl
     plugins.disable("several")
     fit(trainer)
     assert len(heard) == 8
+
+
+# The states of filters.
+
+
+class Counting(Plugin):
+    """Hears every third batch, the first step, and whatever a function says."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, int]] = []
+
+    @on(BatchEnd, when=Every(emissions=3))
+    def third(self, run: Run, event: BatchEnd) -> None:
+        self.heard.append(("third", run.progress.batches))
+
+    @on(StepEnd, EpochEnd, when=Once())
+    def first(self, run: Run, event: StepEnd | EpochEnd) -> None:
+        self.heard.append((event.name, run.progress.batches))
+
+    @on(BatchEnd, when=lambda run: run.progress.batches == 4)
+    def fourth(self, run: Run, event: BatchEnd) -> None:
+        self.heard.append(("fourth", run.progress.batches))
+
+
+def counted(plugin: Any, saved: dict[str, Any], *, at: int = 0) -> list[tuple[str, int]]:
+    """Train four batches twice with a plugin, from a state if there is one, or store the state after so many batches."""
+    trainer = Trainer([plugin], device="cpu")
+    model = nn.Linear(1, 1)
+    if saved:
+        trainer.bus.on(TrainStart, lambda run, event: run.resume(dict(saved)))
+
+    def save(run: Run, event: BatchEnd) -> None:
+        if run.progress.batches == at:
+            saved.update(deepcopy(run.state_dict()))
+
+    trainer.bus.on(BatchEnd, save, lane=Lane.REPORT)
+    trainer.fit(
+        Supervised(model, nn.functional.mse_loss),
+        [(torch.ones(2, 1), torch.zeros(2, 1))] * 4,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
+        epochs=2,
+    )
+    heard: list[tuple[str, int]] = plugin.heard
+    return heard
+
+
+def test_filters_of_handlers_go_on_after_a_resume() -> None:
+    saved: dict[str, Any] = {}
+    whole = counted(Counting(), saved, at=5)
+
+    assert whole == [("step_end", 0), ("third", 3), ("fourth", 4), ("epoch_end", 4), ("third", 6)]
+    assert saved["filters"] == {
+        "counting": {
+            "third/batch_end": {"rule": "every 3 emissions", "due": 6, "emissions": 5},
+            "first/step_end": {"rule": "once 1 emissions", "due": inf, "emissions": 5},
+            "first/epoch_end": {"rule": "once 1 emissions", "due": inf, "emissions": 1},
+        }
+    }
+    assert "counting" not in {name for name, state in saved["plugins"].items() if state}
+    assert counted(Counting(), saved) == [each for each in whole if each[1] > 5]
+
+
+def test_filters_without_a_saved_state_begin_where_the_run_was_resumed() -> None:
+    saved: dict[str, Any] = {}
+    counted(Counting(), saved, at=5)
+    del saved["filters"]
+
+    assert counted(Counting(), saved) == [("step_end", 5), ("third", 8), ("epoch_end", 8)]
