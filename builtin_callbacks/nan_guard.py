@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from ..core.losses import WindowLosses
-from ..events import BatchStart, GradientsReady, Lane, Run, TrainStart
+from ..events import BatchStart, CheckpointLoaded, GradientsReady, Lane, Run, TrainStart
 from ..plugins import Plugin, on
 
 
@@ -18,7 +18,7 @@ class NaNGuard(Plugin):
 
     Args:
         action: `raise` a FloatingPointError, `skip` the step (its gradients are dropped), or `stop` the run (the step
-            is dropped too).
+            is dropped too; a run that is resumed from there is stopped again, unless the action is another one then).
         max_skips: with `skip`, how many steps in a row may be dropped before it raises.
 
     Raises:
@@ -35,12 +35,13 @@ class NaNGuard(Plugin):
         self.action, self.max_skips = action, max_skips
         self.asks = ("stop",) if action == "stop" else ()
         self._skips = 0
+        self._stop_reason = ""
         self._losses = WindowLosses()
 
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Forget the former run."""
-        self._skips = 0
+        self._skips, self._stop_reason = 0, ""
         self._losses = WindowLosses()
 
     @on(BatchStart)
@@ -64,12 +65,19 @@ class NaNGuard(Plugin):
             )
         run.control.skip_step(what)
         if self.action == "stop":
-            run.control.stop(f"{what} at step {run.progress.steps}")
+            self._stop_reason = f"{what} at step {run.progress.steps}"
+            run.control.stop(self._stop_reason)
+
+    @on(CheckpointLoaded)
+    def stand_by_the_decision(self, run: Run, event: CheckpointLoaded) -> None:
+        """Stop a resumed run that had been stopped, unless the action was changed since."""
+        if self._stop_reason and self.action == "stop":
+            run.control.stop(self._stop_reason)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how many steps in a row were dropped."""
-        return {"skips": self._skips}
+        """Return how many steps in a row were dropped, and why the run was stopped, if it was."""
+        return {"skips": self._skips, "stop_reason": self._stop_reason}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on counting."""
-        self._skips = state["skips"]
+        self._skips, self._stop_reason = state["skips"], state["stop_reason"]

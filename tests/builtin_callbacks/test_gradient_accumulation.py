@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from heliograph import (
     Run,
     StepEnd,
     Trainer,
+    TrainStart,
 )
 from torch import Tensor, nn
 
@@ -256,3 +258,26 @@ def test_a_schedule_begins_at_epoch_0(n: dict[int, int]) -> None:
 def test_two_of_them_are_refused() -> None:
     with pytest.raises(ValueError, match="both claim accumulation"):
         Trainer([GradientAccumulation(2), GradientAccumulation(3).named("other")], device="cpu")
+
+
+@pytest.mark.parametrize("sized", [True, False])
+def test_resumed_behind_a_window_s_first_batch_that_was_skipped(
+    task: Make, batches: Make, sgd: Any, weights: Any, sized: bool
+) -> None:
+    saved: dict[str, Any] = {}
+    tasks = [task(), task()]
+    for mine in tasks:
+        trainer = Trainer([GradientAccumulation(3)], device="cpu")
+        skip(trainer, 3)
+        if saved:
+            trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))
+
+        def save(run: Run, event: BatchEnd) -> None:
+            if run.progress.batch == 4 and not saved:
+                saved.update(deepcopy(run.state_dict()))
+
+        trainer.bus.on(BatchEnd, save)
+        trainer.fit(mine, batches(8) if sized else Unsized(batches(8)), optimizer=sgd, epochs=1)
+
+    assert saved["progress"]["batch"] == 4
+    assert all(map(torch.equal, weights(tasks[0]), weights(tasks[1])))

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
-from heliograph import BatchEnd, BatchStart, GradientAccumulation, Lane, NaNGuard, Run, StepEnd, Trainer
+from heliograph import (
+    BatchEnd,
+    BatchStart,
+    EpochEnd,
+    GradientAccumulation,
+    Lane,
+    NaNGuard,
+    Run,
+    StepEnd,
+    Trainer,
+    TrainStart,
+)
 
 Make = Callable[..., Any]
 
@@ -122,6 +134,21 @@ def test_max_skips_in_a_row(task: Make, batches: Make, sgd: Any) -> None:
         trainer.fit(task(), batches(), optimizer=sgd, epochs=1)
 
 
+def test_skips_in_a_row_are_counted_across_a_resume(task: Make, batches: Make, sgd: Any) -> None:
+    saved: dict[str, Any] = {}
+    trainer = Trainer([NaNGuard("skip", max_skips=3)], device="cpu")
+    spoil(trainer, 1, 2)
+    trainer.bus.on(EpochEnd, lambda run, event: saved.update(deepcopy(run.state_dict())))
+    trainer.fit(task(), batches(3), optimizer=sgd, epochs=1)
+    assert saved["plugins"]["nan_guard"] == {"skips": 2, "stop_reason": ""}
+
+    trainer = Trainer([NaNGuard("skip", max_skips=3)], device="cpu")
+    spoil(trainer, 3, 4)
+    trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))
+    with pytest.raises(FloatingPointError, match="4 windows in a row"):
+        trainer.fit(task(), batches(3), optimizer=sgd, epochs=2)
+
+
 def test_a_second_fit_counts_anew(task: Make, batches: Make, sgd: Any) -> None:
     trainer = Trainer([NaNGuard("skip", max_skips=2)], device="cpu")
     spoil(trainer, 3, 4)
@@ -151,3 +178,20 @@ def test_stop_can_end_an_endless_run(task: Make, batches: Make, sgd: Any) -> Non
     spoil(trainer, 7)
 
     assert trainer.fit(task(), batches(), optimizer=sgd).progress.steps == 7
+
+
+@pytest.mark.parametrize(("action", "status", "steps"), [("stop", "stopped", 1), ("skip", "completed", 4)])
+def test_a_run_that_was_stopped_is_stopped_again_unless_the_action_was_changed(
+    task: Make, batches: Make, sgd: Any, action: Any, status: str, steps: int
+) -> None:
+    saved: dict[str, Any] = {}
+    trainer = Trainer([NaNGuard("stop")], device="cpu")
+    spoil(trainer, 1)
+    trainer.bus.on(BatchEnd, lambda run, event: saved.update(deepcopy(run.state_dict())), lane=Lane.REPORT)
+    trainer.fit(task(), batches(), optimizer=sgd, epochs=1)
+
+    trainer = Trainer([NaNGuard(action)], device="cpu")
+    trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))
+    result = trainer.fit(task(), batches(), optimizer=sgd, epochs=1)
+
+    assert (result.status, result.progress.steps) == (status, steps)

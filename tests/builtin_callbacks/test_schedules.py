@@ -23,6 +23,7 @@ from heliograph import (
     Run,
     SavePoint,
     SaveSchedule,
+    ShouldStop,
     TrainEnd,
     Trainer,
     TrainStart,
@@ -229,6 +230,56 @@ def test_a_finished_run_resumed_asks_nothing(served: Make, task: Make, batches: 
     trainer.fit(task(), batches(5), optimizer=sgd, epochs=2)
 
     assert served(LogSchedule(Every(steps=1), at_end=True), saved=saved) == []
+
+
+def states(task: Make, batches: Make, sgd: Any, event: Any, schedule: LogSchedule) -> list[dict[str, Any]]:
+    """Return the state of a run of two epochs at every emission of an event."""
+    trainer = Trainer([schedule], device="cpu")
+    found: list[dict[str, Any]] = []
+    trainer.bus.on(event, lambda run, event: found.append(deepcopy(run.state_dict())))
+    trainer.fit(task(), batches(5), optimizer=sgd, epochs=2)
+    return found
+
+
+def test_what_was_done_at_the_start_is_not_done_again(served: Make, task: Make, batches: Make, sgd: Any) -> None:
+    at_start = states(task, batches, sgd, ShouldStop, LogSchedule(Every(steps=4), at_start=True))[0]
+
+    assert at_start["progress"]["batch"] == 0
+    assert served(LogSchedule(Every(steps=4), at_start=True), saved=at_start) == [4, 8]
+
+
+def test_what_is_due_at_the_end_is_done_after_a_resume_behind_the_last_batch(
+    served: Make, task: Make, batches: Make, sgd: Any
+) -> None:
+    last = states(task, batches, sgd, EpochEnd, LogSchedule(Every(steps=4), at_end=True))[1]
+
+    assert served(LogSchedule(Every(steps=4), at_end=True), saved=last) == [10]
+
+
+def test_what_became_due_before_the_cut_and_was_not_asked_since_is_done_after_it(
+    served: Make, task: Make, batches: Make, sgd: Any
+) -> None:
+    """The tenth sample comes in the third batch, whose end the schedule slept through, as it was switched off."""
+    schedule = LogSchedule(Every(samples=10))
+    trainer = Trainer([schedule], device="cpu")
+    saved: dict[str, Any] = {}
+
+    def sleep(run: Run, event: BatchEnd) -> None:
+        if run.progress.batches == 1:
+            trainer.plugins.disable("log_schedule")
+        if run.progress.batches == 3:
+            saved.update(deepcopy(run.state_dict()))
+
+    trainer.bus.on(BatchEnd, sleep)
+    trainer.fit(task(), batches(5), optimizer=sgd, epochs=1)
+
+    assert served(LogSchedule(Every(samples=10)), saved=saved, epochs=1) == [4, 5]
+
+
+def test_a_changed_interval_takes_effect(served: Make, task: Make, batches: Make, sgd: Any) -> None:
+    saved = states(task, batches, sgd, BatchEnd, LogSchedule(Every(steps=9)))[3]
+
+    assert served(LogSchedule(Every(steps=3)), saved=saved) == [6, 9]
 
 
 def test_two_fits_on_one_trainer_and_a_test(task: Make, batches: Make, sgd: Any) -> None:

@@ -183,6 +183,26 @@ def test_the_run_that_resumes_makes_up_for_it_first_and_then_equals_one_without_
     assert [each["metrics"] for each in resumed.states] == [each["metrics"] for each in whole.states]
 
 
+def test_one_at_an_epoch_s_last_batch_keeps_the_epoch_open_for_the_run_that_resumes() -> None:
+    class Stop(Cut):
+        @on(ValidationCut, lane=Lane.REPORT)
+        def stop(self, run: Run, event: ValidationCut) -> None:
+            run.control.stop("no time")
+
+    keep, save = Keep(), SaveSchedule(Every(steps=4))
+    whole, _ = fit(keep, save, schedule=ValidationSchedule(Every(steps=4)))
+    first, result = fit(keep, save, Stop(ValidationBatchEnd), schedule=ValidationSchedule(Every(steps=4)))
+    assert (result.status, result.progress.epoch, result.progress.batch) == ("stopped", 0, 4)
+    assert "epoch_end" not in first
+
+    resumed, result = fit(Keep(keep.states[-1]), save, schedule=ValidationSchedule(Every(steps=4)))
+    assert (result.status, result.progress.epoch, result.progress.batch) == ("completed", 1, 0)
+    behind = [
+        name for name in resumed[resumed.index("validation_start") :] if name not in ("epoch_start", "should_stop")
+    ]
+    assert behind == [name for name in whole[whole.index("validation_start") :] if name != "should_stop"]
+
+
 def test_one_that_comes_at_the_very_end_stops_the_run_and_is_made_up_for_by_the_next() -> None:
     class SaveToo(Cut):
         @on(ValidationCut, lane=Lane.REPORT)

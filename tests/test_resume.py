@@ -1,0 +1,715 @@
+"""Resumed equals uninterrupted, bit for bit: runs killed anywhere, again and again, against runs left alone."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import ceil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, get_args
+
+import heliograph as h
+import numpy as np
+import pytest
+import torch
+from heliograph.core.storage import Files
+from hypothesis import HealthCheck, Phase, given, note, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+
+Kind = Literal[
+    "map", "torch", "phases", "iterable", "unsized iterable",
+    "foreign", "unsized foreign", "stateful", "unsized stateful", "list",
+]  # fmt: skip
+KINDS: tuple[Kind, ...] = get_args(Kind)
+IN_WORKERS = KINDS[:5]
+
+
+# What is run, and where it is killed.
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Ends a leg: at the n-th emission of an event within it, or at its end where that never comes.
+
+    `how` is `raise`, a BaseException as an out-of-memory killer's closest relative, or `stop`, as a preemption does it.
+    """
+
+    event: type[h.Event]
+    nth: int = 1
+    lane: h.Lane = h.Lane.REPORT
+    first: bool = False
+    how: Literal["raise", "stop"] = "raise"
+
+    def __repr__(self) -> str:
+        place = f"{'before' if self.first else 'behind'} all of {self.lane.name}"
+        return f"Kill({self.how} at {self.event.__name__} number {self.nth}, {place})"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A run and how it is interrupted. `workers` has a number for each leg, in turn; the rest says itself."""
+
+    kind: Kind = "map"
+    shuffled: bool = True
+    samples: int = 16
+    batch_size: int = 4
+    epochs: int | None = 2
+    steps: int | None = None
+    accumulation: int = 1
+    scheduler: Literal["step", "epoch", "plateau"] | None = None
+    save: Mapping[str, int] = field(default_factory=lambda: {"batches": 2})
+    validate: Mapping[str, int] | None = None
+    log: Mapping[str, int] = field(default_factory=lambda: {"steps": 2})
+    ends: bool = False
+    patience: int | None = None
+    poison: Literal["skip", "roll back"] | None = None
+    nudges: bool = False
+    meddles: bool = False
+    background: bool = False
+    workers: tuple[int, ...] = (0,)
+    kills: tuple[Kill, ...] = ()
+
+    def __str__(self) -> str:
+        """Return the settings that are not the usual ones, a line each."""
+        usual = Scenario()
+        return "\n".join(f"{name}={value!r}" for name, value in vars(self).items() if value != getattr(usual, name))
+
+    @property
+    def legs(self) -> list[tuple[int, Kill | None]]:
+        """The workers and the kill of each leg, the one that ends well last."""
+        kills = [*self.kills, None]
+        return [(self.workers[leg % len(self.workers)], kill) for leg, kill in enumerate(kills)]
+
+
+# The training, which draws from every generator wherever user code runs.
+
+
+def draw() -> float:
+    """Draw from every global generator, from two of them in a way that leaves a normal number cached."""
+    return float(random.gauss(0, 1) + np.random.randn() + torch.rand(()).item())
+
+
+def draw_unseeded() -> float:
+    """The same, and from a generator that nobody gave a seed."""
+    return draw() + float(np.random.default_rng().random())
+
+
+def sample(index: int, *, poisoned: bool = False) -> Tensor:
+    return torch.full((3,), float("nan") if poisoned else index / 10) + torch.rand(3) / 10 + draw_unseeded() / 10
+
+
+def collate(samples: list[Tensor]) -> Tensor:
+    return torch.stack(samples) + draw_unseeded() / 10
+
+
+class Samples(Dataset[Tensor]):
+    """Map-style, with augmentation."""
+
+    def __init__(self, size: int, poisoned: int | None = None) -> None:
+        self.size, self.poisoned = size, poisoned
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Tensor:
+        return sample(index, poisoned=index == self.poisoned)
+
+
+class Stream(IterableDataset[Tensor]):
+    """Iterable, with augmentation and an order that is drawn; workers share it."""
+
+    def __init__(self, size: int, poisoned: int | None, *, shuffled: bool) -> None:
+        self.size, self.poisoned, self.shuffled = size, poisoned, shuffled
+
+    def __iter__(self) -> Iterator[Tensor]:
+        worker = get_worker_info()
+        own = list(range(self.size) if worker is None else range(worker.id, self.size, worker.num_workers))
+        if self.shuffled:
+            random.shuffle(own)
+        return (sample(index, poisoned=index == self.poisoned) for index in own)
+
+
+class Unseen(Samples):
+    """For validation, whose loading is not keyed."""
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.full((3,), index / 10) + draw() / 10
+
+
+class SizedStream(Stream):
+    """The same with a length."""
+
+    def __len__(self) -> int:
+        return self.size
+
+
+class Reader:
+    """No loader of torch's: yields batches."""
+
+    def __init__(self, stream: Stream, batch_size: int) -> None:
+        self.stream, self.batch_size = stream, batch_size
+
+    def __iter__(self) -> Iterator[Tensor]:
+        samples = list(self.stream)
+        for start in range(0, len(samples), self.batch_size):
+            yield collate(samples[start : start + self.batch_size])
+
+
+class SizedReader(Reader):
+    """The same with a length."""
+
+    def __len__(self) -> int:
+        return ceil(self.stream.size / self.batch_size)
+
+
+class Cursor:
+    """A loader that keeps its own position, as torchdata's does."""
+
+    def __init__(self, stream: Stream, batch_size: int) -> None:
+        self.stream, self.batch_size, self.position, self.following = stream, batch_size, 0, 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.position, self.following = self.following, 0
+        while self.position < self.stream.size:
+            indices = range(self.position, min(self.position + self.batch_size, self.stream.size))
+            self.position += self.batch_size
+            yield collate([sample(index, poisoned=index == self.stream.poisoned) for index in indices])
+        self.position = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self.following = state["position"]
+
+
+class SizedCursor(Cursor):
+    """The same with a length."""
+
+    def __len__(self) -> int:
+        return ceil(self.stream.size / self.batch_size)
+
+
+def data_of(scenario: Scenario, workers: int) -> dict[str, Any]:
+    """Return the training data, with how to read it."""
+    kind, size, batch_size, shuffled = scenario.kind, scenario.samples, scenario.batch_size, scenario.shuffled
+    poisoned = size // 2 if scenario.poison else None
+    if kind in ("map", "phases"):
+        params = {"batch_size": batch_size, "shuffle": shuffled, "num_workers": workers, "collate_fn": collate}
+        data = Samples(size, poisoned)
+        return {"train": data if kind == "map" else h.Phases(data, Samples(size + 3)), "loader_params": params}
+    if kind == "torch":
+        return {
+            "train": DataLoader(
+                Samples(size, poisoned), batch_size, shuffle=shuffled, num_workers=workers, collate_fn=collate
+            )
+        }
+    if kind == "list":
+        numbers = torch.arange(size * 3.0).reshape(size, 3) / size
+        return {"train": list(torch.split(numbers, batch_size))}
+    stream = (Stream if "unsized" in kind else SizedStream)(size, poisoned, shuffled=shuffled)
+    if "stateful" in kind:
+        return {"train": (Cursor if "unsized" in kind else SizedCursor)(stream, batch_size)}
+    if "foreign" in kind:
+        return {"train": (Reader if "unsized" in kind else SizedReader)(stream, batch_size)}
+    return {"train": DataLoader(stream, batch_size, num_workers=workers, collate_fn=collate)}
+
+
+class Net(nn.Module):
+    """Dropout, and a buffer that counts."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.3), nn.Linear(4, 1))
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.seen += self.training
+        outputs: Tensor = self.layers(inputs)
+        return outputs
+
+
+class Drawing(h.Task):
+    """A task whose steps draw, too."""
+
+    def __init__(self) -> None:
+        self.model = Net()
+
+    def training_step(self, run: h.Run, batch: Tensor) -> Tensor:
+        run.track("mean", batch.mean(), len(batch))
+        outputs: Tensor = self.model(batch + draw() / 10)
+        return (outputs - batch.sum(1, keepdim=True)).square().mean()
+
+    def validation_step(self, run: h.Run, batch: Tensor) -> dict[str, Tensor | float]:
+        outputs = self.model(batch)
+        return {"loss": (outputs - batch.sum(1, keepdim=True)).square().mean(), "draw": draw()}
+
+
+class Nudge(h.Plugin):
+    """Changes weights now and then, at moments that filters count."""
+
+    @h.on(h.StepEnd, when=h.Every(emissions=3))
+    def often(self, run: h.Run, event: h.StepEnd) -> None:
+        self.nudge(run, 1.01)
+
+    @h.on(h.EpochEnd, when=h.Every(steps=3))
+    def late(self, run: h.Run, event: h.EpochEnd) -> None:
+        self.nudge(run, 1.02)
+
+    @h.on(h.StepEnd, when=h.Once())
+    def once(self, run: h.Run, event: h.StepEnd) -> None:
+        self.nudge(run, 1.05 + draw() / 100)
+
+    def nudge(self, run: h.Run, factor: float) -> None:
+        for parameter in run.modules["model"].parameters():
+            parameter.data.mul_(factor)
+
+
+class Meddle(h.Plugin):
+    """Asks the loop for whatever may be asked for, at places that depend on the progress alone."""
+
+    @h.on(h.BatchStart)
+    def leave_out(self, run: h.Run, event: h.BatchStart) -> None:
+        if run.progress.batches % 6 == 3:
+            run.control.skip_batch("every sixth")
+
+    @h.on(h.GradientsReady)
+    def drop(self, run: h.Run, event: h.GradientsReady) -> None:
+        if run.progress.batches % 5 == 2:
+            run.control.skip_step("some batches")
+
+    @h.on(h.BatchEnd)
+    def end(self, run: h.Run, event: h.BatchEnd) -> None:
+        if run.progress.batches % 9 == 8:
+            run.control.end_epoch("every ninth")
+        if run.progress.batches == 5:
+            run.control.next_phase("the fifth batch")
+
+
+def scheduler_of(scenario: Scenario) -> Callable[[torch.optim.Optimizer], Any] | None:
+    kinds: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+        "step": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 5),
+        "epoch": lambda optimizer: lr_scheduler.StepLR(optimizer, 1, 0.7),
+        "plateau": lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5),
+    }
+    return None if scenario.scheduler is None else kinds[scenario.scheduler]
+
+
+def plugins_of(scenario: Scenario, folder: Path) -> list[Any]:
+    """Return the plugins of a run, all but those that watch and kill."""
+    monitor = "train/loss" if scenario.validate is None else "validation/loss"
+    ends = scenario.ends
+    plugins: list[Any] = [h.RNGCapture(), h.GradientAccumulation(scenario.accumulation)]
+    plugins.append(h.RollBack(9) if scenario.poison == "roll back" else h.NaNGuard("skip"))
+    if scenario.scheduler is not None:
+        plateau = scenario.scheduler == "plateau"
+        plugins.append(h.LearningRate(scenario.scheduler, monitor=monitor if plateau else None))
+    if scenario.validate is not None:
+        plugins.append(h.ValidationSchedule(h.Every(**scenario.validate), at_start=ends, at_end=ends))
+    if scenario.patience is not None:
+        plugins.append(h.EarlyStopping(monitor, patience=scenario.patience))
+    plugins += [Nudge()] * scenario.nudges + [Meddle()] * scenario.meddles
+    return [
+        *plugins,
+        h.LogSchedule(h.Every(**scenario.log), at_start=ends, at_end=ends),
+        h.SaveSchedule(h.Every(**scenario.save), at_start=ends, at_end=ends),
+        h.Checkpoint(folder, resume="auto", background=scenario.background),
+        h.JsonlLog(folder / "log.jsonl"),
+    ]
+
+
+# Watching and killing.
+
+
+class Killed(BaseException):
+    """As abrupt an end as there is within a process."""
+
+
+class Watch(h.Plugin):
+    """Notes what is to be compared, by what it is and where: `("loss", epoch, batch)`."""
+
+    def __init__(self) -> None:
+        self.facts: dict[tuple[Any, ...], set[Any]] = defaultdict(set)
+        self.final: dict[str, Any] = {}
+        self.hits: set[type[h.Event]] = set()
+
+    @h.on(*[h.BatchStart, h.BatchEnd, h.Log, h.ValidationEnd, h.RunClosed], lane=h.Lane.REPORT)
+    def hear(self, run: h.Run, event: h.Event) -> None:
+        place = run.progress
+        if isinstance(event, h.BatchStart):
+            self.note(run, "batch", run.batch)
+        elif isinstance(event, h.BatchEnd):
+            generators = random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state()
+            if not run.control.skips_batch:
+                self.facts["loss", place.epoch, place.batch - 1].add(frozen(run.loss))
+            self.facts["generators", place.epoch, place.batch - 1].add(hash(frozen(generators)))
+        elif isinstance(event, h.Log | h.ValidationEnd):
+            self.note(run, event.name, event.metrics)
+        elif isinstance(event, h.RunClosed):
+            self.final = final_state(run, event.status)
+
+    def note(self, run: h.Run, what: str, value: Any) -> None:
+        self.facts[what, run.progress.epoch, run.progress.batch].add(frozen(value))
+
+
+def final_state(run: h.Run, status: str) -> dict[str, Any]:
+    """Return what must be equal in the end, by path."""
+    state = run.state_dict()
+    of_the_process = ("saved_at", "versions", "checkpoint", "jsonl_log", "earlier_seconds")
+    leaves = {path: leaf for path, leaf in walk(state) if not set(of_the_process) & set(path.split("."))}
+    return {**leaves, "status": status, "learning rate": run.optimizer.param_groups[0]["lr"]}
+
+
+def told(folder: Path) -> list[Any]:
+    """Return what a log tells of metrics."""
+    records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    return [(each["event"], each["epoch"], each["step"], each["metrics"]) for each in records if "metrics" in each]
+
+
+def walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every value in a state with its path."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for key, item in items:
+        yield from walk(item, f"{path}.{key}".lstrip("."))
+    if not isinstance(value, dict | list | tuple):
+        yield path, frozen(value)
+
+
+def frozen(value: Any) -> Any:
+    """Return a value so that equal means equal to the last bit, NaN and the sign of zero included."""
+    if isinstance(value, Tensor):
+        return str(value.dtype), tuple(value.shape), value.detach().numpy().tobytes()
+    if isinstance(value, np.ndarray):
+        return str(value.dtype), value.shape, value.tobytes()
+    if isinstance(value, dict):
+        return tuple(sorted((key, frozen(item)) for key, item in value.items()))
+    if isinstance(value, list | tuple):
+        return tuple(map(frozen, value))
+    return repr(value)
+
+
+class Killer(h.Plugin):
+    """Ends a leg."""
+
+    asks = ("stop", "save")
+
+    def __init__(self, kill: Kill) -> None:
+        self.kill, self.count = kill, 0
+        self.counted = h.BatchEnd if kill.event is h.RunFailed else kill.event  # it comes behind another death only
+        self.hits: set[type[h.Event]] = set()
+
+    def count_down(self, run: h.Run, event: h.Event) -> None:
+        self.count += isinstance(event, self.counted)
+        if self.count >= self.kill.nth or isinstance(event, h.TrainEnd):
+            self.hits.add(type(event))
+            self.strike(run, event)
+
+    def strike(self, run: h.Run, event: h.Event) -> None:
+        if self.kill.how == "raise":
+            raise Killed
+        if not run.control.should_stop:
+            run.control.stop("the cluster says so")
+            run.control.request_save("the cluster says so")
+            if run.phase == "validation" and not isinstance(event, h.ValidationEnd):
+                run.control.cut_validation("the cluster says so")
+
+
+def killer(kill: Kill | None) -> list[Killer]:
+    """Return the plugin that kills, if any; it hears what it waits for, in its lane, and the end of the training."""
+    if kill is None:
+        return []
+
+    def hear(self: Killer, run: h.Run, event: h.Event) -> None:
+        self.count_down(run, event)
+
+    events = {kill.event, h.TrainEnd} | ({h.BatchEnd} if kill.event is h.RunFailed else set())
+    return [type("Killer", (Killer,), {"hear": h.on(*events, lane=kill.lane)(hear)})(kill)]
+
+
+# One leg, all legs, and the comparison.
+
+
+def run_leg(
+    scenario: Scenario, folder: Path, workers: int = 0, kill: Kill | None = None, others: Iterable[Any] = ()
+) -> Watch:
+    """Train until the end or until killed, in a process that drew all sorts of numbers before."""
+    watch, killers = Watch(), killer(kill)
+    plugins = [*plugins_of(scenario, folder), *others, watch]
+    plugins = [*killers, *plugins] if kill is not None and kill.first else [*plugins, *killers]
+    torch.manual_seed(1)
+    task = Drawing()
+    for generator in (random.seed, np.random.seed, torch.manual_seed):
+        generator(hash(kill) % 2**32)
+    validation = DataLoader(Unseen(5), 2) if scenario.validate else None
+    try:
+        h.Trainer(plugins, device="cpu").fit(
+            task,
+            **data_of(scenario, workers),
+            validation=validation,
+            optimizer=lambda each: torch.optim.Adam(each, 0.05),
+            scheduler=scheduler_of(scenario),
+            epochs=scenario.epochs,
+            steps=scenario.steps,
+        )
+    except Killed:
+        watch.final = {}
+    watch.hits = killers[0].hits if killers else set()
+    if workers:
+        gc.collect()  # a killed run lies in cycles, and with it its workers
+    return watch
+
+
+def check(scenario: Scenario) -> set[type[h.Event]]:
+    """Interrupt a run as the scenario says, compare it with one left alone, and return the events at which it was."""
+    with TemporaryDirectory() as folder:
+        whole = run_leg(scenario, Path(folder, "whole"), scenario.workers[0])
+        facts: dict[tuple[Any, ...], set[Any]] = defaultdict(set)
+        hits = set()
+        for number, (workers, kill) in enumerate(scenario.legs):
+            if "iterable" in scenario.kind and not any(Path(folder).glob("killed/*.json")):
+                workers = scenario.workers[0]  # which its order depends on, and nothing yet says so
+            leg = run_leg(scenario, Path(folder, "killed"), workers, kill)
+            compare(f"leg {number}, {kill or 'left alone'}", leg.facts, whole.facts)
+            hits |= leg.hits
+            for key, values in leg.facts.items():
+                facts[key] |= values
+        assert told(Path(folder, "killed")) == told(Path(folder, "whole"))
+        missing = [key for key in whole.facts if key not in facts]
+        assert not missing, f"never happened in any leg: {missing[0]}"
+        of_the_kills = {"plugins.save_schedule.last"} if any(kill.how == "stop" for kill in scenario.kills) else set()
+        paths = [path for path in differing(whole, leg) if path not in of_the_kills]
+        assert not paths, "\n".join(
+            f"{path}: {whole.final[path]} uninterrupted, {leg.final[path]} in the end" for path in paths[:5]
+        )
+    return hits
+
+
+def differing(whole: Watch, leg: Watch) -> list[str]:
+    """Return the paths in the final state of a run that was left alone at which another one has something else."""
+    assert whole.final
+    assert leg.final.keys() >= whole.final.keys()
+    return [path for path, value in whole.final.items() if leg.final[path] != value]
+
+
+def compare(
+    where: str, facts: Mapping[tuple[Any, ...], set[Any]], expected: Mapping[tuple[Any, ...], set[Any]]
+) -> None:
+    """Name the first thing in a leg that the uninterrupted run had otherwise."""
+    for (what, epoch, batch), values in facts.items():
+        known = expected.get((what, epoch, batch), set())
+        assert values <= known, (
+            f"{where}: the first difference is {what} of epoch {epoch}, batch {batch}: {values - known} "
+            f"instead of {known or 'nothing at all'}"
+        )
+
+
+# The matrix.
+
+EVENTS = [each for each in h.events.CATALOGUE if not each.__name__.startswith("Test") and each is not h.ValidationCut]
+
+
+def kills(how: Literal["raise", "stop"]) -> st.SearchStrategy[tuple[Kill, ...]]:
+    one = st.builds(
+        Kill, st.sampled_from(EVENTS), st.integers(1, 6), st.sampled_from(list(h.Lane)), st.booleans(), st.just(how)
+    )
+    return st.lists(one, min_size=3, max_size=5).map(tuple)
+
+
+@st.composite
+def scenarios(draw: st.DrawFn, kinds: tuple[Kind, ...] = KINDS, *, parallel: bool = False) -> Scenario:
+    """Draw any run that makes sense."""
+    kind, batch_size = draw(st.sampled_from(kinds)), draw(st.integers(2, 5))
+    samples = draw(st.integers(10, 20))
+    if "iterable" in kind and parallel:
+        samples -= samples % (2 * batch_size)  # the same length for any number of workers
+    accumulation = draw(st.sampled_from((1, 3)))
+    how: Literal["raise", "stop"] = "raise" if draw(st.booleans()) else "stop"
+    steps = draw(st.one_of(st.none(), st.integers(2, 8)))
+    windows = ceil(ceil(samples / batch_size) / accumulation)
+    batches = st.integers(1, 5).map(lambda each: {"batches": each})
+    each_epoch = st.just({"epochs": 1})
+    validate = draw(st.one_of(st.none(), batches, each_epoch))
+    ends = how == "raise" and draw(st.booleans())  # a stop is an end: what is done there is done once more
+    background = draw(st.booleans())
+    # Where to roll back to is certain only with a save at the start, and with none under way.
+    poisons = (None, "skip", "roll back") if ends and not background else (None, "skip")
+    return Scenario(
+        kind=kind,
+        shuffled=draw(st.booleans()),
+        samples=samples,
+        batch_size=batch_size,
+        epochs=draw(st.integers(2, 3)) if steps is None else None,
+        steps=steps,
+        accumulation=accumulation,
+        scheduler=draw(st.sampled_from((None, "step", "epoch", "plateau"))),
+        save=draw(st.one_of(batches, each_epoch)),
+        validate=validate,
+        log={"steps": draw(st.integers(1, 3))},
+        ends=ends,
+        patience=draw(st.sampled_from((None, 2, 4))),
+        poison=draw(st.sampled_from(poisons)) if windows > 1 else None,
+        nudges=draw(st.booleans()),
+        meddles=windows > 2 and draw(st.booleans()),
+        background=background,
+        workers=tuple(draw(st.lists(st.sampled_from((0, 2)), min_size=2, max_size=4))) if parallel else (0,),
+        kills=draw(kills(how)),
+    )
+
+
+HARD = settings(
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate, Phase.shrink],
+    print_blob=False,
+)
+
+
+@pytest.fixture(autouse=True)
+def _undisturbed(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Leave the generators as they were, and keep hundreds of runs from filling the report of a failure."""
+    python, numpy = random.getstate(), np.random.get_state()
+    caplog.set_level(logging.CRITICAL, "heliograph")
+    with torch.random.fork_rng(devices=[]):
+        yield
+    random.setstate(python)
+    np.random.set_state(numpy)
+
+
+@settings(HARD, max_examples=200)
+@given(scenarios())
+def test_a_run_that_is_killed_anywhere_ends_where_an_uninterrupted_one_ends(scenario: Scenario) -> None:
+    note(f"{scenario}")
+    check(scenario)
+
+
+@settings(HARD, max_examples=30)
+@given(scenarios(IN_WORKERS, parallel=True))
+def test_so_it_does_with_another_number_of_workers_after_each_resume(scenario: Scenario) -> None:
+    note(f"{scenario}")
+    check(scenario)
+
+
+CUT_SHORT = Kill(h.ValidationStart, how="stop")
+FOUND = {
+    "a validation that was put off ran on other draws": Scenario(validate={"batches": 3}, kills=(CUT_SHORT,) * 3),
+    "and behind the end of its epoch": Scenario(save={"epochs": 1}, validate={"batches": 4}, kills=(CUT_SHORT,) * 3),
+    "the epoch of the last step was not ended": Scenario(
+        "unsized foreign", epochs=None, steps=8, scheduler="epoch", kills=(Kill(h.EpochEnd, 2),) * 3
+    ),
+    "what was done at the start was done again": Scenario(
+        validate={"batches": 3}, ends=True, kills=(Kill(h.BatchStart),) * 3
+    ),
+    "what is due at the end was not done": Scenario(
+        validate={"batches": 3}, epochs=None, steps=5, save={"batches": 1}, ends=True, kills=(Kill(h.TrainEnd),) * 3
+    ),
+    "filters of handlers began anew": Scenario(save={"batches": 1}, nudges=True, kills=(Kill(h.BatchEnd, 2),) * 3),
+    "an epoch that was ended early went on": Scenario(
+        "stateful", True, 40, 4, save={"batches": 1}, meddles=True, kills=(Kill(h.EpochEnd),) * 3
+    ),
+    "a window whose first batch was skipped had no size": Scenario(
+        samples=20, batch_size=2, accumulation=3, save={"batches": 1}, meddles=True, kills=(Kill(h.BatchStart, 5),) * 3
+    ),
+}
+
+
+@pytest.mark.parametrize("scenario", FOUND.values(), ids=FOUND)
+def test_what_went_wrong_once(scenario: Scenario) -> None:
+    check(scenario)
+
+
+RICH = Scenario(
+    kind="unsized foreign",
+    accumulation=2,
+    samples=20,
+    batch_size=2,
+    scheduler="epoch",
+    validate={"batches": 4},
+    log={"steps": 1},
+    ends=True,
+    patience=4,
+    poison="skip",
+    nudges=True,
+    meddles=True,
+)
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda each: each.name)
+def test_every_event_is_a_point_to_be_killed_at(event: type[h.Event]) -> None:
+    first, last = Kill(event, 2, h.Lane.TRANSFORM, first=True), Kill(event, 1)
+    assert event in check(replace(RICH, kills=(Kill(h.BatchEnd, 6), first, last, first)))
+
+
+@pytest.mark.parametrize("event", [each for each in EVENTS if each is not h.RunFailed], ids=lambda each: each.name)
+def test_every_event_is_a_point_to_be_stopped_at(event: type[h.Event]) -> None:
+    at = Kill(event, how="stop")
+    assert event in check(
+        replace(RICH, ends=False, kills=(Kill(h.BatchEnd, 6, how="stop"), at, replace(at, nth=2), at))
+    )
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("operation", ["create", "sync", "rename", "sync_folder"])
+def test_a_run_that_is_killed_amid_its_saves(operation: str, background: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At each step of writing a checkpoint in turn; the legs before were killed at others."""
+    original = getattr(Files, operation)
+    calls = {"now": 0, "last": 0}
+
+    def dying(self: Files, *arguments: Any) -> Any:
+        calls["now"] += 1
+        if calls["now"] == calls["last"]:
+            raise Killed
+        return original(self, *arguments)
+
+    monkeypatch.setattr(Files, operation, dying)
+    scenario = Scenario(background=background, validate={"epochs": 1})
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        whole = run_leg(scenario, folder / "whole")
+        for last in (1, 2, 3, 4, 5, 7, 0):
+            calls.update(now=0, last=last)
+            leg = run_leg(scenario, folder / "killed")
+            compare(f"killed at {operation} number {last}", leg.facts, whole.facts)
+        assert differing(whole, leg) == []
+
+
+# Two laws.
+
+
+@pytest.mark.parametrize("kind", ["map", "torch", "phases"])
+def test_the_number_of_workers_changes_nothing_at_all(kind: Kind, tmp_path: Path) -> None:
+    scenario = replace(RICH, kind=kind)
+    none, *some = (run_leg(scenario, tmp_path / str(workers), workers) for workers in (0, 1, 2))
+    for leg in some:
+        assert leg.facts == none.facts
+        assert differing(none, leg) == []
+
+
+def test_observers_change_nothing_at_all(tmp_path: Path) -> None:
+    class Curious(h.Plugin):
+        policy = "observer"
+
+        @h.on(*h.events.CATALOGUE)
+        def look(self, run: h.Run, event: h.Event) -> None:
+            for _ in range(3):
+                draw_unseeded()
+            run.state_dict()
+
+    others = [Curious(), h.FileLog(tmp_path), h.ProgressBar(plain=True), h.HandlerTimes()]
+    alone, watched = run_leg(RICH, tmp_path / "alone"), run_leg(RICH, tmp_path / "watched", others=others)
+
+    assert watched.facts == alone.facts
+    assert differing(alone, watched) == []
+    assert told(tmp_path / "watched") == told(tmp_path / "alone")
