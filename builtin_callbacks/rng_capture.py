@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..core import rng
-from ..core.data.draws import isolated
+from ..core.data.draws import Generator, find_generators, isolated
 from ..events import (
     CheckpointLoaded,
     EpochStart,
@@ -31,10 +31,11 @@ class RNGCapture(Plugin):
     """Make a run's random draws repeatable, and a resumed run's draws those of the run that was never interrupted.
 
     Seeds python, NumPy's legacy generator, a private `numpy.random.Generator` (see `generator`), torch on the CPU and
-    on every CUDA device. Their states are saved with every checkpoint, and restored when the loader stands where it
-    was. The order of samples, and what is drawn while a batch is loaded, become a function of (seed, epoch, position),
-    and so touch none of these generators. What a validation or test draws is taken back, and so is what observers draw
-    on the CPU (plugins with `policy = "observer"`), unless such a plugin says `draws = False`.
+    on every CUDA device. Their states are saved with every checkpoint, with those of the generators that the task
+    holds (these are not seeded), and restored when the loader stands where it was. The order of samples, and what is
+    drawn while a batch is loaded, become a function of (seed, epoch, position), and so touch none of these generators.
+    What a validation or test draws is taken back, and so is what observers draw on the CPU (plugins with
+    `policy = "observer"`), unless such a plugin says `draws = False`. A resumed run keeps the seed that it began with.
 
     Args:
         seed: for all of them.
@@ -49,6 +50,7 @@ class RNGCapture(Plugin):
         self.seed = seed
         self.isolate_validation = isolate_validation
         self._generator: np.random.Generator | None = None
+        self._held: list[Generator] = []
         self._saved: Mapping[str, Any] | None = None
         self._before_validation: State | None = None
 
@@ -68,6 +70,7 @@ class RNGCapture(Plugin):
         """Seed everything."""
         self._saved = None
         self._generator = np.random.default_rng(self.seed)
+        self._held = find_generators((run.task,))
         rng.seed_all(self.seed)
         run.key_draws(self.seed)
         run.isolate_observers(partial(isolated, one_thread=False))
@@ -118,9 +121,12 @@ class RNGCapture(Plugin):
 
     def _capture(self) -> State:
         own = {} if self._generator is None else rng.generator_state(self._generator)
-        return {"globals": rng.capture(), "generator": own}
+        held = [rng.generator_state(generator) for generator in self._held]
+        return {"globals": rng.capture(), "generator": own, "held": held}
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         rng.restore(state["globals"])
         if self._generator is not None and state["generator"]:
             rng.set_generator_state(self._generator, state["generator"])
+        for generator, held in zip(self._held, state["held"], strict=False):  # the task may be another one now
+            rng.set_generator_state(generator, held)

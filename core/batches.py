@@ -45,10 +45,16 @@ def check_loader(loader: Any, split: str) -> None:
     """Raise TypeError unless a loader can be iterated, ValueError where it says that it is empty."""
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise TypeError(f"The {split} loader must be an iterable of batches, got {type(loader).__name__}.")
-    if isinstance(loader, Dataset) and not isinstance(loader, IterableDataset):
+    samples = hasattr(loader, "__len__") and not hasattr(loader, "__iter__")  # as other libraries' datasets
+    if samples or (isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)):
         raise TypeError(
             f"The {split} loader is a dataset of samples: say how to batch it, loader_params={{'batch_size': 32}}, or "
             f"give a DataLoader."
+        )
+    if isinstance(loader, Tensor):
+        raise TypeError(
+            f"The {split} loader is a tensor, which holds no batches: give TensorDataset(inputs, targets) with "
+            f"loader_params={{'batch_size': 32}}."
         )
     if length_of(loader) == 0:
         raise ValueError(f"The {split} loader is empty: it has no batch. Check its dataset, batch_size and drop_last.")

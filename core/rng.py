@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from .data.draws import Generator
+
 
 def seed_all(seed: int) -> None:
     """Seed python, NumPy's legacy generator, torch on the CPU and on every CUDA device."""
@@ -38,14 +40,29 @@ def restore(state: Mapping[str, Any]) -> None:
         torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
 
 
-def generator_state(generator: np.random.Generator) -> dict[str, Any]:
-    """Return the state of a NumPy generator as plain types."""
-    return dict(_plain(generator.bit_generator.state))
+def generator_state(generator: Generator) -> Any:
+    """Return the state of one generator, of any kind, as plain types and tensors."""
+    if isinstance(generator, np.random.Generator):
+        return _plain(generator.bit_generator.state)
+    if isinstance(generator, np.random.RandomState):
+        return _plain(generator.get_state(legacy=False))
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    version, internal, gauss = generator.getstate()
+    return [version, list(internal), gauss]
 
 
-def set_generator_state(generator: np.random.Generator, state: Mapping[str, Any]) -> None:
-    """Set a NumPy generator to a captured state."""
-    generator.bit_generator.state = _from_plain(state)
+def set_generator_state(generator: Generator, state: Any) -> None:
+    """Set a generator to a captured state of one of its kind."""
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = _from_plain(state)
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(_from_plain(state))
+    elif isinstance(generator, torch.Generator):
+        generator.set_state(state)
+    else:
+        version, internal, gauss = state
+        generator.setstate((version, tuple(internal), gauss))
 
 
 def _plain(value: Any) -> Any:

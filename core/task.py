@@ -111,6 +111,26 @@ def check_parts(task: Any) -> None:
             )
 
 
+def check_fits(modules: Mapping[str, nn.Module], saved: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Raise ValueError unless saved weights are of these modules; nothing is loaded then."""
+    if saved.keys() != modules.keys():
+        raise ValueError(
+            f"The checkpoint holds the modules {sorted(saved)}, the task has {sorted(modules)}: use the task that "
+            f"wrote it."
+        )
+    for name, module in modules.items():
+        now, then = module.state_dict(), saved[name]
+        if now.keys() != then.keys():
+            names = ", ".join(sorted(now.keys() ^ then.keys())[:5])
+            raise ValueError(f"The checkpoint's {name!r} is another network than the task's: they differ in {names}.")
+        for part, value in now.items():
+            if isinstance(value, Tensor) and value.shape != then[part].shape:
+                raise ValueError(
+                    f"The checkpoint's {name}.{part} has the shape {list(then[part].shape)}, the task's "
+                    f"{list(value.shape)}: use the task that wrote it."
+                )
+
+
 def check_loss(loss: Any) -> None:
     """Raise unless a loss is a scalar tensor."""
     if not isinstance(loss, Tensor):

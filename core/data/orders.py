@@ -12,7 +12,7 @@ from torch.utils.data import SequentialSampler as TorchSequentialSampler
 
 from ..batches import length_of
 from .keyed import BEGIN, Held, KeyedBatch, KeyedIndex, Place, keyed_batch
-from .samplers import RandomSampler, SeekableSampler, SequentialSampler, algorithm_of, is_seekable
+from .samplers import RandomSampler, SeekableSampler, SequentialSampler, algorithm_of, is_seekable, seed_of
 
 AHEAD = -2  # a sampler that draws does so under keys of its own, below those of the batches
 
@@ -23,10 +23,12 @@ class Order(Protocol):
 
     Attributes:
         draws: whether its iteration runs code that may draw random numbers.
+        unknown: the sampler of which nobody knows whether it repeats itself, None where that is known.
         kind: plain facts that a checkpoint keeps: with others, a position amid an epoch would mean other samples.
     """
 
     draws: bool
+    unknown: Any
     kind: dict[str, Any]
 
     def begin(self, seed: int, epoch: int, batch: int) -> None:
@@ -56,7 +58,7 @@ class Begun:
 class SeekableOrder(Begun):
     """Batches of a seekable sampler: going to any position costs the same."""
 
-    draws = False
+    draws, unknown = False, None
 
     def __init__(
         self, sampler: SeekableSampler, batch_size: int, *, drop_last: bool, rank: int = 0, world_size: int = 1
@@ -65,6 +67,7 @@ class SeekableOrder(Begun):
         self.sampler, self.batch_size, self.drop_last = sampler, batch_size, drop_last
         self.kind = {
             "order": algorithm_of(sampler),
+            "seed": seed_of(sampler),
             "samples": len(sampler),
             "batch_size": batch_size,
             "drop_last": drop_last,
@@ -84,12 +87,13 @@ class SeekableOrder(Begun):
 class SingleOrder(Begun):
     """Indices of a seekable sampler, for a loader without automatic batching."""
 
-    draws = False
+    draws, unknown = False, None
 
     def __init__(self, sampler: SeekableSampler, rank: int = 0, world_size: int = 1) -> None:
         super().__init__(rank, world_size)
         self.sampler = sampler
-        self.kind = {"order": algorithm_of(sampler), "samples": len(sampler), "batch_size": None}
+        order = {"order": algorithm_of(sampler), "seed": seed_of(sampler)}
+        self.kind = {**order, "samples": len(sampler), "batch_size": None}
 
     def __iter__(self) -> Iterator[KeyedIndex]:
         for batch, index in enumerate(self.sampler.indices(self.seed, self.epoch, self.batch), self.batch):
@@ -107,6 +111,7 @@ class ForeignOrder(Begun):
     def __init__(self, inner: Iterable[Any], *, batched: bool, rank: int = 0, world_size: int = 1) -> None:
         super().__init__(rank, world_size)
         self.inner, self.batched = inner, batched
+        self.unknown = _unknown(inner)
         self.held = Held(inner)
         self.kind = _facts(inner)
 
@@ -129,10 +134,16 @@ class ForeignOrder(Begun):
 
 def _facts(sampler: Iterable[Any]) -> dict[str, Any]:
     """Return what is known of a foreign sampler or batch sampler."""
-    facts: dict[str, Any] = {"order": type(sampler).__name__, "length": length_of(sampler)}
+    facts: dict[str, Any] = {"order": type(sampler).__name__, "length": length_of(sampler), "seed": seed_of(sampler)}
     if type(sampler) is BatchSampler:
         facts |= {"batch_size": sampler.batch_size, "drop_last": sampler.drop_last, "of": _facts(sampler.sampler)}
     return facts
+
+
+def _unknown(sampler: Any) -> Any:
+    """Return a sampler, or the one in it, that may have a state which no key reaches: any that is not torch's own."""
+    inner = sampler.sampler if type(sampler) is BatchSampler else sampler
+    return None if type(inner).__module__.startswith("torch.utils.data") or is_seekable(inner) else inner
 
 
 def order_of(loader: DataLoader[Any], rank: int, world_size: int) -> Order:

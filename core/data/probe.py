@@ -1,43 +1,73 @@
-"""Finding state that a dataset hides from the keys of its draws."""
+"""Finding state that a dataset or a sampler hides from the keys of its draws."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import BatchSampler
 
 from .draws import isolated
-from .keyed import KeyedDataset
+from .keyed import KeyedBatch, KeyedDataset, KeyedIndex
 from .orders import Order
 from .sources import MapSource
 
+BATCHES = 100  # of an order that are compared: their indices cost little, but an order may have no end
+
 
 def hidden_state(source: MapSource, seed: int) -> list[str]:
-    """Load the first batch of the first epoch twice, on a copy of the dataset; return a sentence where they differ."""
+    """Load the first batch of the first epoch twice, and draw its order twice; return a sentence for what differs.
+
+    All of that on a copy, and with the same indices: a sampler's state does not look like the dataset's.
+    """
     name = type(source.dataset.keyed_inner).__name__
     try:
-        copy = deepcopy((source.dataset, source.order, source.loader.collate_fn))  # at once: they may share generators
+        dataset, order, collate = deepcopy(  # at once: they may share generators
+            (source.dataset, source.order, source.loader.collate_fn)
+        )
     except Exception as error:  # noqa: BLE001  # what cannot be copied is not probed, and that is said
         return [f"{name} cannot be copied ({type(error).__name__}: {error}), so hidden state in it was not looked for"]
-    one, other = (_first_batch(*copy, seed) for _ in range(2))
-    if same(one, other):
-        return []
-    return [
-        f"{name} loads the same batch differently each time: it holds state that no key reaches (a counter, a hidden "
-        f"generator, the clock, os.urandom)"
-    ]
-
-
-def _first_batch(dataset: KeyedDataset, order: Order, collate: Callable[[Any], Any], seed: int) -> Any:
     with isolated():
-        order.begin(seed, 0, 0)
-        chosen = next(iter(order))
-        samples = dataset.__getitems__(chosen) if isinstance(chosen, list) else dataset[chosen]
-        return collate(samples)
+        drawn, again = (_beginning(order, seed) for _ in range(2))
+        loads = [_load(dataset, chosen, collate) for chosen in drawn[:1] * 2]
+    sentences = []
+    if not same(*(list(map(_indices, each)) for each in (drawn, again))):
+        sentences.append(
+            f"{_sampler_of(source)} gives another order each time it is asked: it holds state that no key reaches (a "
+            f"counter, a hidden generator), so a resumed run reads other samples: let it go by its epoch (set_epoch), "
+            f"or give it indices(seed, epoch, start)"
+        )
+    if loads and not same(*loads):
+        sentences.append(
+            f"{name} loads the same batch differently each time: it holds state that no key reaches (a counter, a "
+            f"hidden generator, the clock, os.urandom)"
+        )
+    return sentences
+
+
+def _beginning(order: Order, seed: int) -> list[KeyedBatch | KeyedIndex]:
+    order.begin(seed, 0, 0)
+    return list(islice(order, BATCHES))
+
+
+def _indices(chosen: KeyedBatch | KeyedIndex) -> Any:
+    return chosen.index if isinstance(chosen, KeyedIndex) else list(chosen)
+
+
+def _load(dataset: KeyedDataset, chosen: KeyedBatch | KeyedIndex, collate: Callable[[Any], Any]) -> Any:
+    return collate(dataset.__getitems__(chosen) if isinstance(chosen, KeyedBatch) else dataset[chosen])
+
+
+def _sampler_of(source: MapSource) -> str:
+    """Return the class of what decides the order: a batch sampler of the user's own, or the sampler in torch's."""
+    batch_sampler = source.loader.batch_sampler
+    own = source.loader.sampler if type(batch_sampler) in (BatchSampler, type(None)) else batch_sampler
+    return type(own).__name__
 
 
 def same(one: Any, other: Any) -> bool:

@@ -58,6 +58,16 @@ def algorithm_of(sampler: SeekableSampler) -> str:
     return str(getattr(sampler, "algorithm", type(sampler).__qualname__))
 
 
+def seed_of(sampler: object) -> int | None:
+    """Return the seed that a sampler has of its own, or the one that it goes by has; None where the run's counts."""
+    while sampler is not None:
+        seed = getattr(sampler, "seed", None)
+        if isinstance(seed, int):
+            return seed
+        sampler = getattr(sampler, "sampler", None)
+    return None
+
+
 class _Seekable(Sampler[int], ABC):
     """A seekable sampler that can be given to a plain DataLoader too; tell it the epoch with `set_epoch` then."""
 

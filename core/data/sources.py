@@ -43,9 +43,12 @@ class MapSource(Stateless):
         return apart(batches) if self._here else batches
 
     def worth(self) -> Worth:
-        """Say that it is exact, unless it has its own way, or workers may deliver in any order."""
+        """Say that it is exact, unless it goes its own way, or the sampler may, or workers deliver in any order."""
         if self._its_own_way:
             return "replayed", (f"a {type(self.loader).__name__} iterates in its own way, so it is read again",)
+        if self.order.unknown is not None:
+            name = type(self.order.unknown).__name__
+            return "not exact", (f"a {name} may keep a state that no key reaches: give it indices(seed, epoch, start)",)
         if self.loader.num_workers and not getattr(self.loader, "in_order", True):
             return "not exact", ("in_order=False lets workers deliver batches in any order",)
         return EXACT

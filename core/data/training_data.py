@@ -123,7 +123,8 @@ class TrainingData:
 
     def state_dict(self, progress: Progress) -> dict[str, Any]:
         """Return the position, as plain types."""
-        place = {"seed": self.seed, "phase": self.phase, "advances": self.advances}
+        doubts = [[level, reason] for level, reason in self._doubts]
+        place = {"seed": self.seed, "phase": self.phase, "advances": self.advances, "doubts": doubts}
         if self.source is None:
             return {**place, "source": None, "state": {}}
         own = self.source.state_dict(between_epochs=progress.batch == 0)
@@ -142,7 +143,8 @@ class TrainingData:
             )
         self.phase, self.advances, before = state["phase"], state["advances"], state["source"]
         self.seed = self.seed if state["seed"] is None else state["seed"]
-        self._doubts.clear()
+        for level, reason in state["doubts"]:  # what came in once stays in
+            self.doubt(level, reason)
         if self.source is None:
             return
         if before is None:

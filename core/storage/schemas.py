@@ -67,7 +67,7 @@ def _to_2(state: State) -> list[str]:
     state["versions"] = state.pop("library", {})
     state["world"] = {"size": 1}
     state["control"] = {"due": [], "end_epoch": False}
-    state["data"] = {"seed": None, "phase": phase, "advances": False, "source": None, "state": {}}
+    state["data"] = {"seed": None, "phase": phase, "advances": False, "doubts": [], "source": None, "state": {}}
     changes = ["added 'data', 'control' and 'world'; 'library' is called 'versions'", ORDER_FROM_1]
     batch = state["progress"]["batch"]
     if batch:
@@ -78,7 +78,7 @@ def _to_2(state: State) -> list[str]:
     plugins = state["plugins"] = dict(state["plugins"])
     for name, own in plugins.items():  # known by their shape: a plugin may have been registered by any name
         if isinstance(own, Mapping) and own.keys() == {"now", "epoch"}:
-            plugins[name] = {part: own["now"][part] for part in ("globals", "generator")}
+            plugins[name] = {**{part: own["now"][part] for part in ("globals", "generator")}, "held": []}
             changes.append(f"plugin {name!r}: kept the random generators, left out those of the loader")
         elif isinstance(own, Mapping) and own.keys() == KEPT:
             plugins[name] = {"since": BEFORE_ALL, "value": None, "value_at": -1}

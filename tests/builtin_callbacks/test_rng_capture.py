@@ -227,7 +227,7 @@ def test_the_state_is_of_the_generators_alone(task: Make, batches: Make, sgd: An
     Trainer([capture], device="cpu").fit(task(), batches(1), optimizer=sgd, epochs=1)
 
     state = capture.state_dict()
-    assert state.keys() == {"globals", "generator"}
+    assert state.keys() == {"globals", "generator", "held"}
     assert state["globals"].keys() == {"python", "numpy", "torch", "cuda"}
 
 
@@ -292,3 +292,28 @@ def test_a_state_of_a_run_that_never_began_is_no_state(task: Make, batches: Make
 
     assert trainer.fit(task(), batches(1), optimizer=sgd, epochs=1).status == "completed"
     assert starts == [0]
+
+
+def test_generators_that_the_task_holds_are_kept(batches: Make, sgd: Any, task: Make, weights: Any) -> None:
+    class Noisy(Supervised):
+        def __init__(self) -> None:
+            super().__init__(task().model, nn.functional.mse_loss)
+            self.noise = torch.Generator().manual_seed(1)
+            self.more = np.random.default_rng(2), random.Random(3), np.random.RandomState(4)
+
+        def training_step(self, run: Run, batch: Any) -> Tensor:
+            own, other, legacy = self.more
+            scale = torch.rand((), generator=self.noise) + own.random() + other.random() + legacy.rand()
+            return super().training_step(run, batch) * scale
+
+    saved: dict[str, Any] = {}
+    whole, resumed = Noisy(), Noisy()
+    for noisy in (whole, resumed):
+        trainer = Trainer([RNGCapture(), SaveSchedule(At(steps=3))], device="cpu")
+        if noisy is resumed:
+            trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))
+        else:
+            trainer.bus.on(SavePoint, lambda run, event: saved.update(deepcopy(run.state_dict())))
+        trainer.fit(noisy, batches(5), optimizer=sgd, epochs=2)
+
+    assert all(map(torch.equal, weights(whole), weights(resumed)))

@@ -12,7 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph import CheckpointLoaded, Run, RunResult, Supervised, Task, TrainEnd, Trainer, TrainStart
+from heliograph import (
+    BatchEnd,
+    CheckpointLoaded,
+    EpochEnd,
+    EpochStart,
+    LearningRate,
+    Plugin,
+    Run,
+    RunResult,
+    Supervised,
+    Task,
+    TrainEnd,
+    Trainer,
+    TrainStart,
+    on,
+)
 from heliograph.core import state
 from torch import Tensor, nn
 
@@ -205,9 +220,7 @@ def test_the_note_names_the_path() -> None:
 def test_other_modules_are_refused() -> None:
     _, cut = fit(supervised())
     cut["modules"] = {"net": {}}
-    with pytest.raises(
-        ValueError, match=r"holds the modules \['net'\], the task has \['model'\]: resume with the task"
-    ):
+    with pytest.raises(ValueError, match=r"holds the modules \['net'\], the task has \['model'\]: use the task"):
         fit(supervised(), cut)
 
 
@@ -318,3 +331,109 @@ def test_fit_twice_from_one_state() -> None:
         results.append(task.model.weight)
 
     assert torch.equal(*results)
+
+
+# What of the program is other than it was.
+
+
+class Remembers(Plugin):
+    """Has a state."""
+
+    @on(BatchEnd)
+    def listen(self, run: Run, event: BatchEnd) -> None:
+        """Listen."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": 1}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take nothing over."""
+
+
+def doubts(result: RunResult) -> list[str]:
+    """Return the reasons, but for those that an uninterrupted run without RNGCapture has too."""
+    assert result.resume is not None
+    return [reason for reason in result.resume.reasons if "RNGCapture" not in reason]
+
+
+def test_an_unchanged_program_leaves_no_doubt() -> None:
+    _, cut = fit(supervised(), plugins=[Remembers()], epochs=1)
+    result, _ = fit(supervised(), cut, plugins=[Remembers()])
+
+    assert doubts(result) == []
+
+
+def test_a_plugin_that_found_no_state_is_a_doubt_unless_it_observes() -> None:
+    _, cut = fit(supervised(), epochs=1)
+    observer = Remembers().named("observer")
+    observer.policy = "observer"
+    result, _ = fit(supervised(), cut, plugins=[Remembers(), observer])
+
+    assert doubts(result) == ["plugin 'remembers' found no state in the checkpoint"]
+    assert result.resume is not None
+    assert result.resume.guarantee == "not exact"
+    assert result.resume.fresh_plugins == ("remembers", "observer")
+
+
+def step_lr(optimizer: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 2)
+
+
+def exponential(optimizer: torch.optim.Optimizer) -> Any:
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "reason"),
+    [
+        (None, step_lr, "the scheduler was none and is StepLR"),
+        (step_lr, None, "the scheduler was StepLR and is none"),
+        (step_lr, exponential, "the scheduler was StepLR and is ExponentialLR"),
+    ],
+)
+def test_another_scheduler_is_a_doubt_and_begins_anew(before: Any, now: Any, reason: str) -> None:
+    def options(make: Any) -> dict[str, Any]:
+        return {} if make is None else {"scheduler": make, "plugins": [LearningRate("step")]}
+
+    _, cut = fit(supervised(), epochs=1, **options(before))
+    result, _ = fit(supervised(), cut, **options(now))
+
+    assert reason in doubts(result)
+
+
+def test_other_software_is_a_doubt() -> None:
+    _, cut = fit(supervised(), epochs=1)
+    cut["versions"]["numpy"] = "1.0"
+    result, _ = fit(supervised(), cut)
+
+    assert doubts(result) == [f"the checkpoint was written with numpy 1.0, this is {np.__version__}"]
+
+
+def test_the_learning_rate_of_the_checkpoint_goes_on_and_that_is_said() -> None:
+    _, cut = fit(supervised(), epochs=1)
+    result, _ = fit(supervised(), cut, optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.5))
+
+    assert "the learning rate that the run began with goes on, [0.1], not the program's [0.5]" in result.notes
+
+
+@pytest.mark.parametrize("resumed_at", [(1, 0), (0, 2)])
+def test_an_epoch_that_goes_on_says_so(resumed_at: tuple[int, int]) -> None:
+    starts: list[tuple[int, bool]] = []
+    cuts: dict[tuple[int, int], dict[str, Any]] = {}
+
+    class Watch(Plugin):
+        @on(BatchEnd, EpochEnd)
+        def keep(self, run: Run, event: BatchEnd | EpochEnd) -> None:
+            cuts[run.progress.epoch, run.progress.batch] = deepcopy(run.state_dict())
+
+        @on(EpochStart)
+        def note(self, run: Run, event: EpochStart) -> None:
+            starts.append((event.epoch, event.resumed))
+
+    fit(supervised(), plugins=[Watch()])
+    assert starts == [(0, False), (1, False)]
+
+    starts.clear()
+    fit(supervised(), cuts[resumed_at], plugins=[Watch()])
+    epoch, batch = resumed_at
+    assert starts[0] == (epoch, batch > 0)

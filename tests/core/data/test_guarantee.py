@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from heliograph.core.data.guarantee import LEVELS, weaker
 from heliograph.core.data.training_data import TrainingData
 from heliograph.core.state import check_plain
 from heliograph.events import Progress
-from torch.utils.data import DataLoader, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import BatchSampler, DataLoader, Sampler, SubsetRandomSampler, WeightedRandomSampler
 
 Make = Callable[..., Any]
 
@@ -230,10 +230,12 @@ def test_the_state_is_plain_and_comes_back(drawing: Make) -> None:
         "seed": 2**64 + 3,
         "phase": 0,
         "advances": False,
+        "doubts": [],
         "source": {
             "source": "map",
             "draws_per": "batch",
             "order": "shuffle-1",
+            "seed": None,
             "samples": 22,
             "batch_size": 4,
             "drop_last": False,
@@ -273,4 +275,51 @@ def test_what_a_finished_run_says(drawing: Make, fit: Make) -> None:
     saved = fit(DataLoader(drawing(), 4), cut_everywhere=True).places[2, 0]
     resumed = fit(DataLoader(drawing(), 4), saved=saved)
     assert (resumed.batches, resumed.result.resume.epoch) == ([], 2)
-    assert resumed.result.reason == "2 epochs done"
+    assert resumed.result.reason == "nothing left to do: resumed at epoch 2, step 12"
+
+
+class CountsEpochs(Sampler[int]):
+    """Keeps a state that no key reaches."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return 22
+
+    def __iter__(self) -> Iterator[int]:
+        self.epoch += 1
+        return iter(torch.randperm(22, generator=torch.Generator().manual_seed(self.epoch)).tolist())
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_sampler_of_which_nobody_knows_whether_it_repeats_itself_is_not_called_exact(
+    batched: bool, drawing: Make, fit: Make
+) -> None:
+    sampler = CountsEpochs()
+    how = {"batch_sampler": BatchSampler(sampler, 4, False)} if batched else {"sampler": sampler, "batch_size": 4}
+    resume = fit(DataLoader(drawing(), **how)).result.resume
+
+    assert resume.guarantee == "not exact"
+    assert resume.reasons == (
+        "a CountsEpochs may keep a state that no key reaches: give it indices(seed, epoch, start)",
+    )
+
+
+def test_another_seed_of_the_sampler_amid_an_epoch_is_refused(drawing: Make, fit: Make) -> None:
+    def made(seed: int) -> DataLoader[Any]:
+        return DataLoader(drawing(), 4, shuffle=True, generator=torch.Generator().manual_seed(seed))
+
+    saved = fit(made(1), cut_at=[2]).cuts[2]
+
+    with pytest.raises(ValueError, match="seed was 1 and is 2"):
+        fit(made(2), saved=saved)
+
+
+def test_what_lowered_the_guarantee_once_is_kept(drawing: Make, fit: Make) -> None:
+    border = fit(DataLoader(drawing(), 4), cut_everywhere=True).places[1, 0]
+    second = fit(DataLoader(drawing(), 2), saved=border, cut_everywhere=True)
+    third = fit(DataLoader(drawing(), 2), saved=second.places[1, 3])
+
+    assert second.result.resume.guarantee == third.result.resume.guarantee == "not exact"
+    assert third.result.resume.reasons == ("the data changed at the resume: batch_size was 4 and is 2",)

@@ -289,39 +289,44 @@ def test_which_order_stands_in(drawing: Make) -> None:
         (
             DataLoader(data, 4),
             SeekableOrder,
-            {"order": "sequential", "samples": 22, "batch_size": 4, "drop_last": False},
+            {"order": "sequential", "seed": None, "samples": 22, "batch_size": 4, "drop_last": False},
         ),
         (
             DataLoader(data, 4, shuffle=True, drop_last=True),
             SeekableOrder,
-            {"order": "shuffle-1", "samples": 22, "batch_size": 4, "drop_last": True},
+            {"order": "shuffle-1", "seed": None, "samples": 22, "batch_size": 4, "drop_last": True},
         ),
         (
             DataLoader(data, 4, sampler=Backwards(9)),
             SeekableOrder,
-            {"order": "Backwards", "samples": 9, "batch_size": 4, "drop_last": False},
+            {"order": "Backwards", "seed": None, "samples": 9, "batch_size": 4, "drop_last": False},
         ),
-        (DataLoader(data, batch_size=None), SingleOrder, {"order": "sequential", "samples": 22, "batch_size": None}),
+        (
+            DataLoader(data, batch_size=None),
+            SingleOrder,
+            {"order": "sequential", "seed": None, "samples": 22, "batch_size": None},
+        ),
         (
             DataLoader(data, 4, sampler=WeightedRandomSampler([1.0], 9)),
             ForeignOrder,
             {
                 "order": "BatchSampler",
+                "seed": None,
                 "length": 3,
                 "batch_size": 4,
                 "drop_last": False,
-                "of": {"order": "WeightedRandomSampler", "length": 9},
+                "of": {"order": "WeightedRandomSampler", "seed": None, "length": 9},
             },
         ),
         (
             DataLoader(data, batch_sampler=Own(SequentialSampler(8), 4, drop_last=False)),
             ForeignOrder,
-            {"order": "Own", "length": 2},
+            {"order": "Own", "seed": None, "length": 2},
         ),
         (
             DataLoader(data, batch_size=None, sampler=SubsetRandomSampler(range(5))),
             ForeignOrder,
-            {"order": "SubsetRandomSampler", "length": 5},
+            {"order": "SubsetRandomSampler", "seed": None, "length": 5},
         ),
     ]
     for loader, kind, facts in orders:

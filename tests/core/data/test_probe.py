@@ -221,3 +221,70 @@ def test_every_phase_is_probed() -> None:
 def test_a_dataset_of_whole_batches_is_probed() -> None:
     assert len(TrainingData([DataLoader(By(count), batch_size=None)]).probe()) == 1
     assert TrainingData([DataLoader(By(PURE["index"]), batch_size=None)]).probe() == []
+
+
+class Counting(Sampler[int]):
+    """Gives another order whenever it is asked."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __iter__(self) -> Any:
+        self.times += 1
+        return iter(torch.randperm(8, generator=torch.Generator().manual_seed(self.times)).tolist())
+
+    def __len__(self) -> int:
+        return 8
+
+
+class CountingBatches:
+    """The same, of whole batches; the first one never differs."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __iter__(self) -> Any:
+        self.times += 1
+        return iter([[0, 1], [self.times, self.times + 1]])
+
+    def __len__(self) -> int:
+        return 2
+
+
+class Unseekable:
+    """Promises an order by (seed, epoch), and does not keep that."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __len__(self) -> int:
+        return 8
+
+    def indices(self, seed: int, epoch: int, start: int) -> Any:
+        self.times += 1
+        return iter([(each + self.times) % 8 for each in range(start, 8)])
+
+
+@pytest.mark.parametrize(
+    ("how", "name"),
+    [
+        ({"batch_size": 4, "sampler": Counting()}, "Counting"),
+        ({"batch_size": None, "sampler": Counting()}, "Counting"),
+        ({"batch_sampler": CountingBatches()}, "CountingBatches"),
+        ({"batch_size": 4, "sampler": Unseekable()}, "Unseekable"),
+    ],
+)
+def test_a_sampler_with_a_state_is_accused_and_not_the_dataset(how: dict[str, Any], name: str) -> None:
+    (sentence,) = TrainingData([DataLoader(By(PURE["index"]), **how)]).probe()
+
+    assert sentence.startswith(f"{name} gives another order each time it is asked: it holds state that no key reaches")
+
+
+def test_a_sampler_and_a_dataset_with_a_state_are_both_accused() -> None:
+    sentences = TrainingData([DataLoader(By(count), 4, sampler=Counting())]).probe()
+
+    assert [sentence.split(" ", 1)[0] for sentence in sentences] == ["Counting", "By"]
+
+
+def test_an_epoch_without_batches_shows_nothing() -> None:
+    assert TrainingData([DataLoader(By(count), 9, drop_last=True)]).probe() == []

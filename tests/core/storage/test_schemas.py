@@ -47,7 +47,7 @@ def test_schema_1_becomes_the_present_one() -> None:
     assert state["versions"] == {"torch": "2.6.0"}
     assert state["world"] == {"size": 1}
     assert state["control"] == {"due": [], "end_epoch": False}
-    assert state["data"] == {"seed": None, "phase": 0, "advances": False, "source": None, "state": {}}
+    assert state["data"] == {"seed": None, "phase": 0, "advances": False, "doubts": [], "source": None, "state": {}}
     assert "library" not in state
     assert changes[0] == "schema 1 to 2: added 'data', 'control' and 'world'; 'library' is called 'versions'"
     assert changes[1].startswith("schema 1 to 2: not exact: epochs are shuffled by the seed and the epoch now")
@@ -65,7 +65,7 @@ def test_a_position_amid_an_epoch_is_told_to_be_inexact() -> None:
 def test_random_generators_are_known_by_their_shape() -> None:
     of_plugin = {"now": {**GENERATORS, "loaders": [torch.zeros(3)]}, "epoch": {**GENERATORS, "loaders": []}}
     state, changes = migrate_state(schema_1(plugins={"my_seed": of_plugin, "other": {"now": 1}}))
-    assert state["plugins"] == {"my_seed": GENERATORS, "other": {"now": 1}}
+    assert state["plugins"] == {"my_seed": {**GENERATORS, "held": []}, "other": {"now": 1}}
     assert changes[2].endswith("plugin 'my_seed': kept the random generators, left out those of the loader")
 
 
