@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import signal
 from collections.abc import Sequence
-from signal import SIGTERM, SIGUSR1, Signals
+from signal import Signals
 
 from ..core.signals import Deadline, SignalHook
 from ..events import (
@@ -24,23 +26,31 @@ from ..events import (
 )
 from ..plugins import Plugin, on
 
+DEFAULT = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))  # Windows has one
+
+
+logger = logging.getLogger("heliograph")
+
 
 class Preemption(Plugin):
     """Upon a signal, save and stop: at the next step boundary of a training, at the next batch of a validation or test.
 
     A validation that is cut short is put off: the run that resumes begins with it. The result says `stopped`, by whom
     and by which signal; when the run is closed, `fit`, `validate` and `test` raise SystemExit, so that the exit status
-    tells the truth (but see `fit(on_interrupt=...)`). A second signal while the run stops changes nothing. A veto of
-    the stop holds this one too, but not the save.
+    tells the truth (but see `fit(on_interrupt=...)`). Where the training was over when the signal came, the result says
+    `completed`, and the exit status tells of the signal all the same. A second signal while the run stops changes
+    nothing. A veto of the stop holds this one too, but not the save.
 
     The handlers are installed when a run begins and given back when it is closed; a handler in Python that was there
     before is called as well. Put the plugin last: plugins are closed in their order, and a signal during the closing
     of one behind it would end the process at once. Needs a `Checkpoint`, or nothing is saved.
 
     Args:
-        signals: what to listen to.
+        signals: what to listen to; by default SIGTERM, and SIGUSR1 where there is one.
         deadline: seconds from the signal until the process must be leaving. If it is not, TimeoutError is raised
-            wherever the run stands, even where it is blocked. None waits as long as it takes.
+            wherever the run stands, even where it is blocked in a call that signals interrupt, as they do a sleep or a
+            read; not in one that does not return to Python, such as a kernel or a collective that hangs. None waits as
+            long as it takes.
         requeue: the exit status that tells your cluster to run the job again; by default 128 + the signal's number.
 
     Raises:
@@ -54,7 +64,7 @@ class Preemption(Plugin):
 
     def __init__(
         self,
-        signals: Sequence[int] = (SIGTERM, SIGUSR1),
+        signals: Sequence[int] = DEFAULT,
         *,
         deadline: float | None = None,
         requeue: int | None = None,
@@ -142,6 +152,7 @@ class Preemption(Plugin):
 
     def _ask(self, run: Run, heard: Signals) -> None:
         self._asked = True
+        logger.warning("%s was received: run %r saves and stops", heard.name, run.name)
         run.control.stop(f"{heard.name} was received")
         if run.optimizer is not None:
             run.control.request_save(f"{heard.name} was received")

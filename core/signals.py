@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from multiprocessing import parent_process
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any
@@ -25,7 +27,7 @@ class SignalHook:
     """
 
     def __init__(self, signals: Sequence[int], hear: Callable[[int], None]) -> None:
-        deaf = {signal.SIGKILL, signal.SIGSTOP}
+        deaf = {getattr(signal, name, None) for name in ("SIGKILL", "SIGSTOP")}  # Windows has neither
         if not signals or not set(signals) <= signal.valid_signals() - deaf:
             raise ValueError(f"signals are some such as signal.SIGTERM, but not SIGKILL or SIGSTOP; got {signals!r}.")
         self._signals, self._hear = tuple(signals), hear
@@ -106,28 +108,43 @@ class Deadline:
                 self._messages.get(timeout=delay)
             except Empty:
                 self.is_over, delay = True, AGAIN
-                signal.pthread_kill(main, signum)
+                _send(main, signum)
             else:
                 return
+
+
+def _send(thread: int, signum: int) -> None:
+    """Send a signal to the main thread; on Windows, it is seen there when the call that it is in returns."""
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(thread, signum)
+    else:
+        _thread.interrupt_main(signal.Signals(signum))
 
 
 def ignore_signals(worker_id: int, then: Callable[[int], None] | None = None) -> None:
     """In a worker process of a loader: leave it to the main process to act upon a signal that went to all of them.
 
     A `worker_init_fn`. Else the workers of torch's `DataLoader` die of the SIGTERM that a cluster sends to the whole
-    process group, and the main process of their death, before it has saved. Only the first SIGTERM is ignored: the
-    second is from a loader that gets rid of a worker which hangs.
+    process group, and the main process of their death, before it has saved. A SIGTERM from the main process itself is
+    obeyed, as that is how it gets rid of its workers. Where the system does not tell who sent a signal (macOS,
+    Windows), workers heed SIGTERM as torch has them do.
 
     Args:
         worker_id: the worker's number, from 0.
         then: another `worker_init_fn` to go on with.
     """
-    signal.signal(signal.SIGTERM, _ignore_once)
+    main = parent_process()
+    if hasattr(signal, "sigwaitinfo") and main is not None and main.pid is not None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the thread inherits the mask
+        threading.Thread(target=_obey, args=(main.pid,), name="heliograph-signals", daemon=True).start()
     if hasattr(signal, "SIGUSR1"):  # Windows has none
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if then is not None:
         then(worker_id)
 
 
-def _ignore_once(signum: int, _: FrameType | None) -> None:
-    signal.signal(signum, signal.SIG_DFL)
+def _obey(main: int) -> None:
+    """Take every SIGTERM that comes; leave upon one of the main process."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != main:
+        pass
+    os._exit(0)

@@ -443,5 +443,6 @@ def test_a_signal_to_a_whole_process_group_saves_and_ends_it_with_a_true_status(
         assert child.stdout.readline() == "ready\n"
         os.killpg(child.pid, signum)
         output, errors = child.communicate()
-    assert (child.returncode, output, errors) == (status, "", "")
+    said = f"{signal.Signals(signum).name} was received: run 'run' saves and stops\n"
+    assert (child.returncode, output, errors) == (status, "", said)
     assert (tmp_path / "saved" / "run_epoch_0_iter_2.pth").exists()

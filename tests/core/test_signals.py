@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from queue import SimpleQueue
@@ -164,15 +166,59 @@ def test_a_deadline_that_is_closed_in_time_sends_nothing(started: bool) -> None:
     assert (deadline.is_over, threading.active_count()) == (False, before)
 
 
+ELSEWHERE = """
+import os, signal, threading
+for name in ("SIGKILL", "SIGSTOP", "SIGUSR1", "pthread_kill"):
+    delattr(signal, name)
+from heliograph import Preemption
+from heliograph.core.signals import Deadline, ignore_signals
+
+heard = []
+def hear(signum):
+    heard.append(signum)
+    if deadline.is_over:
+        raise TimeoutError
+    deadline.start(signum)
+
+hook, deadline = Preemption(deadline=60.0)._hook, Deadline(0.01)
+hook._hear = hear
+hook.install()
+os.kill(os.getpid(), signal.SIGTERM)
+try:
+    while deadline._thread.is_alive():
+        threading.Event().wait(0.01)
+except TimeoutError:
+    deadline.close()
+hook.restore()
+ignore_signals(0)
+print(*heard)
+"""
+
+
+def test_where_some_signals_and_calls_are_missing_it_works_with_the_others() -> None:
+    done = subprocess.run([sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("15 15\n", 0), done.stderr
+
+
 # Workers.
 
 
-def test_a_worker_ignores_one_sigterm_and_any_sigusr1() -> None:
+def work(answers: Any, go_on: Any) -> None:
     begun: list[int] = []
     ignore_signals(3, then=begun.append)
     for _ in range(3):
         me(signal.SIGUSR1)
-    me(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    assert begun == [3]
-    ignore_signals(4)
+        me(signal.SIGTERM)
+    answers.put(begun)
+    go_on.wait(60)
+
+
+def test_a_worker_obeys_the_main_process_and_nobody_else() -> None:
+    context = multiprocessing.get_context("fork")
+    answers, go_on = context.SimpleQueue(), context.Event()
+    worker = context.Process(target=work, args=(answers, go_on), daemon=True)
+    worker.start()
+    assert answers.get() == [3]  # it has outlived signals that were not of this process
+    worker.terminate()
+    worker.join(30)
+    assert worker.exitcode == 0
