@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 
 from ..core import storage
 from ..core.losses import WindowLosses
-from ..events import BatchStart, GradientsReady, Lane, Run, TrainStart
+from ..events import BatchStart, CheckpointLoaded, CheckpointSaved, GradientsReady, Lane, Run, TrainStart
 from ..plugins import Plugin, on
 
 
@@ -18,9 +18,10 @@ class RollBack(Plugin):
     """When a loss is NaN or infinite, go back to the last good checkpoint, and leave the offending batches out.
 
     Looks at the losses before every optimizer step, at the cost of one wait for the device. A good checkpoint is whole,
-    and all parameters in it are finite numbers; one that is not is passed over for an older one of the run. Batches are
-    known by epoch and place in it, so their order must be the same after the return: it is with `RNGCapture`, or
-    without shuffling. `NaNGuard` is another answer to the same question, so only one of the two may be registered.
+    and all parameters in it are finite numbers; one that is not is passed over for an older one that this run wrote, or
+    was resumed from. Saves in flight are waited for. Batches are known by epoch and place in it, so their order must be
+    the same after the return: it is with `RNGCapture`, or without shuffling. `NaNGuard` is another answer to the same
+    question, so only one of the two may be registered.
 
     Args:
         max_times: how often a run may go back, resumes included.
@@ -39,12 +40,26 @@ class RollBack(Plugin):
         self.max_times = max_times
         self.times = 0
         self.skipped: set[tuple[int, int]] = set()
+        self._paths: list[Path] = []
         self._losses = WindowLosses()
 
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Forget the former run."""
-        self.times, self.skipped, self._losses = 0, set(), WindowLosses()
+        self.times, self.skipped, self._paths, self._losses = 0, set(), [], WindowLosses()
+
+    @on(CheckpointSaved)
+    def remember(self, run: Run, event: CheckpointSaved) -> None:
+        """Remember where there is something to go back to; a folder may hold checkpoints of another training, too."""
+        self._paths = [*(path for path in self._paths if path != event.path), event.path]
+
+    @on(CheckpointLoaded)
+    def go_on(self, run: Run, event: CheckpointLoaded) -> None:
+        """Forget the checkpoints that were written behind this one; of a state without a file nobody knows which."""
+        if event.path in self._paths:
+            del self._paths[self._paths.index(event.path) + 1 :]
+        else:
+            self._paths = [] if event.path is None else [event.path]
 
     @on(BatchStart)
     def leave_out(self, run: Run, event: BatchStart) -> None:
@@ -60,6 +75,7 @@ class RollBack(Plugin):
             place = run.progress
             what = f"the loss of epoch {place.epoch}, batch {min(bad)} is {bad[min(bad)]}"
             self._check_times(what)
+            run.settle()
             state, path = self._last_good(run, what)
             self.times += 1
             self.skipped |= {(place.epoch, batch) for batch in bad}
@@ -85,7 +101,7 @@ class RollBack(Plugin):
 
     def _last_good(self, run: Run, what: str) -> tuple[dict[str, Any], Path]:
         passed_over = []
-        for path in _candidates(run):
+        for path in [path for path in reversed(self._paths) if path.exists()]:
             try:
                 state = storage.load(path)
                 _check_finite(run, state, path)
@@ -97,17 +113,6 @@ class RollBack(Plugin):
         if passed_over:
             why = f"none that can be used. {' '.join(passed_over)}"
         raise FloatingPointError(f"{what}, and of the checkpoints to go back to there is {why}")
-
-
-def _candidates(run: Run) -> Iterator[Path]:
-    """Yield the last checkpoint, then what else there is of this run up to where it stands, newest first."""
-    last = run.last_checkpoint
-    if last is None:
-        return
-    yield last
-    for entry in storage.entries(last.parent, run.name)[0]:
-        if entry.path != last and entry.progress["steps"] <= run.progress.steps:
-            yield entry.path
 
 
 def _check_finite(run: Run, state: Mapping[str, Any], path: Path) -> None:

@@ -114,7 +114,7 @@ def _reason(run: TrainRun, error: BaseException | None) -> str:
     if not run.settings.train:
         return f"{run.progress.evaluated} batches evaluated"
     progress = run.progress
-    if run.resumed_from is not None and progress.batches == run.origin.batches:
+    if run.resumed_at is not None and progress.batches == run.resumed_at.batches:
         return f"nothing left to do: resumed at epoch {progress.epoch}, step {progress.steps}"
     if run.max_epochs is not None and progress.epoch >= run.max_epochs:
         return f"{progress.epoch} epochs done"

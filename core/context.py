@@ -96,9 +96,12 @@ class RunContext:
         self.exit_status: int | None = None
         self.began = perf_counter()
         self.saved: Mapping[str, Any] | None = None
+        self.saved_path: Path | None = None
+        self.resumes = False  # what is saved there is for a resume, not for a return
         self.fresh_plugins: tuple[str, ...] = ()
         self.unclaimed_states: tuple[str, ...] = ()
         self.actions: list[Callable[[], None]] = []
+        self.unsettled: list[Callable[[], None]] = []
         self.apart: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     @property
@@ -152,14 +155,14 @@ class RunContext:
     def resume(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
         """Continue from a saved state, applied when every `TrainStart` handler has run."""
         self._only_in("TrainStart", "resume")
-        self.saved, self.resumed_from = saved, path
+        self.saved, self.saved_path, self.resumes = saved, path, True
 
     def roll_back(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
         """Give the epoch up at the next boundary, and go on from a saved state."""
         if not self.started or self.finished or self.control.stage == "TrainStart":
             raise RuntimeError("run.roll_back is for a training that goes on. At TrainStart, call run.resume(saved).")
         self.control.roll_back(f"to {path or 'a saved state'}")
-        self.saved, self.resumed_from = saved, path
+        self.saved, self.saved_path = saved, path
 
     def exit_with(self, status: int) -> None:
         """Say with which status the process is to exit, where the run ends without an exception."""
@@ -170,6 +173,16 @@ class RunContext:
     def when_positioned(self, action: Callable[[], None]) -> None:
         """Call `action` once, when the loader stands where it was and before it is read."""
         self.actions.append(action)
+
+    def when_settling(self, action: Callable[[], None]) -> None:
+        """Call `action` whenever somebody needs what is under way beside the loop to be done."""
+        if action not in self.unsettled:
+            self.unsettled.append(action)
+
+    def settle(self) -> None:
+        """Wait until nothing is under way beside the loop, and all of it is told."""
+        for action in tuple(self.unsettled):
+            action()
 
     def isolate_observers(self, apart: Callable[[], AbstractContextManager[Any]]) -> None:
         """Run the handlers of observers within `apart()`, until the run is closed."""

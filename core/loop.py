@@ -56,7 +56,7 @@ def epochs(run: TrainRun) -> Iterator[int]:
     control.stage = ""
     take_up(run)
     while run.epoch_is_over or not (control.stopped or run.is_complete):
-        run.emit(ev.EpochStart(run.progress.epoch))
+        run.emit(ev.EpochStart(run.progress.epoch, resumed=run.progress.batch > 0))
         if control.pending:
             boundary(run)
         if not control.leaving:
@@ -75,7 +75,7 @@ def take_up(run: TrainRun) -> None:
         if control.turns_back:
             give_up_epoch(run)
         if restore(run):
-            run.emit(ev.CheckpointLoaded(run.resumed_from))
+            run.emit(ev.CheckpointLoaded(run.saved_path))
         if control.pending:
             boundary(run)
         if not control.turns_back:  # nobody rolled back at once
@@ -84,6 +84,7 @@ def take_up(run: TrainRun) -> None:
 
 def give_up_epoch(run: TrainRun) -> None:
     """Drop what an epoch has begun that is rolled back: its requests, its window, its numbers."""
+    run.settle()  # nothing of it is told of behind the return
     run.control.turn_back()
     run.window, run.loss, run.batch, run.outputs = 0, None, None, None
     run.exhausted = run.last_seen = False
@@ -276,10 +277,11 @@ def close_epoch(run: TrainRun) -> None:
     """End the epoch; one that a stop cut short, or its validation, stays open, for a resumed run to finish."""
     control, progress = run.control, run.progress
     abandon(run)
+    if run.window and not control.turns_back:
+        close_window(run)
+        control.close_batch()
     if control.turns_back:
         return
-    if run.window:
-        close_window(run)
     run.loss = run.batch = None
     if control.keeps_epoch_open:
         return

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from math import inf, isnan
 from pathlib import Path
 
 from ..monitor import Monitor
 from ..storage import Entry
+from ..storage.ranking import best_first
 
 
 class Retention:
@@ -71,14 +71,8 @@ class Retention:
         return doomed
 
     def _ranked(self) -> list[Entry]:
-        scored = [(score, entry) for entry in self._entries if (score := self._score(entry)) is not None]
-        return [entry for _, entry in sorted(scored, key=lambda each: each[0])]  # stable: the earlier stays ahead
-
-    def _score(self, entry: Entry) -> float | None:
-        """Return a number that is smaller for the better, None for who does not compete."""
-        if self._monitor is None or entry.judged_by is None:
-            return None
-        metric, mode, value = entry.judged_by
-        if (metric, mode) != (self._monitor.name, self._monitor.mode) or value is None:
-            return None
-        return inf if isnan(value) else value * self._monitor.sign()
+        if self._monitor is None:
+            return []
+        judge = (self._monitor.name, self._monitor.mode)
+        judged = {each: each.judged_by[2] for each in self._entries if each.judged_by and each.judged_by[:2] == judge}
+        return best_first(judged, self._monitor.mode)

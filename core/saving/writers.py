@@ -12,6 +12,7 @@ from .background import BackgroundWorker, nothing
 from .buffers import Buffers, sizes_of
 
 T = TypeVar("T")
+WORTH_TELLING = 0.1  # seconds that the loop was held up
 logger = logging.getLogger("heliograph")
 
 
@@ -126,7 +127,7 @@ class BackgroundWriter:
         before, waits_for_save = self._worker.waited, not self._reserving
         self._worker.drain()
         seconds = self._worker.waited - before
-        if seconds and waits_for_save:
+        if seconds > WORTH_TELLING and waits_for_save:
             self._held_up += 1
             if self._held_up == 1:
                 logger.warning("a save waited %.2f s for the former one, which was still being written", seconds)
@@ -139,6 +140,7 @@ class BackgroundWriter:
         self._reserving = False
 
     def _listen(self, run: Run) -> None:
+        run.when_settling(self.drain)
         if self._handle is None:
             self._handle = run.bus.on(BatchEnd, self._look, lane=Lane.PERSIST)
 

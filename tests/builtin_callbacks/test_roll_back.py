@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 from heliograph import (
+    BatchEnd,
     BatchStart,
     Checkpoint,
+    CheckpointLoaded,
     CheckpointSaved,
     Every,
     GradientAccumulation,
@@ -27,6 +29,8 @@ from heliograph import (
     on,
 )
 from heliograph.core import storage
+from heliograph.core.saving import writers
+from heliograph.core.saving.background import BackgroundWorker, nothing
 
 Make = Callable[..., Any]
 
@@ -63,12 +67,19 @@ def fit(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> Make:
     """Return a function that trains two epochs of six batches, with a save every two steps."""
 
     def make(
-        *plugins: Any, folder: str = "a", every: int = 2, resume: Any = None, keep: int = 9, **options: Any
+        *plugins: Any,
+        folder: str = "a",
+        every: int = 2,
+        resume: Any = None,
+        keep: int = 9,
+        slow: bool = False,
+        **options: Any,
     ) -> tuple[RunResult, Any]:
         mine = task(dropout=0.5)
-        saving = [SaveSchedule(Every(steps=every)), Checkpoint(tmp_path / folder, keep_last=keep, resume=resume)]
+        kept = Checkpoint(tmp_path / folder, keep_last=keep, resume=resume, background=slow)
+        saving = [SaveSchedule(Every(steps=every)), kept]
         trainer = Trainer([*saving, RNGCapture(), *plugins], device="cpu")
-        return trainer.fit(mine, batches(6), optimizer=sgd, epochs=2, **options), mine
+        return trainer.fit(mine, batches(6), optimizer=sgd, **{"epochs": 2, **options}), mine
 
     return make
 
@@ -187,6 +198,102 @@ def test_a_checkpoint_that_is_no_good_is_passed_over_for_an_older_one(damage: bo
 def test_where_none_is_good_the_error_names_them(fit: Make) -> None:
     with pytest.raises(FloatingPointError, match=r"none that can be used\. .*1\.weight in it is no finite number\."):
         fit(Spoil((0, 3)), SpoilWeights(2), RollBack())
+
+
+def test_a_checkpoint_of_another_training_is_no_candidate(fit: Make) -> None:
+    fit(every=3)
+    with pytest.raises(FloatingPointError, match=r"none that can be used\."):
+        fit(Spoil((0, 4)), SpoilWeights(4, damage=True), RollBack(), every=4)
+
+
+def test_what_the_run_was_resumed_from_is_a_candidate(fit: Make, tmp_path: Path) -> None:
+    fit(RollBack(), steps=4)
+    result, _ = fit(Spoil((0, 4)), RollBack(), resume="auto")
+    path = tmp_path / "a" / "run_epoch_0_iter_4.pth"
+    assert result.resume is not None
+    assert (result.resume.path, result.resume.step) == (path, 4)
+    notes = [each for each in result.notes if "step 4 " in each]
+    assert notes[0] == f"resumed at epoch 0, batch 4, step 4 from {path}"
+    assert notes[-1] == f"went back to epoch 0, batch 4, step 4 from {path}"
+
+
+def test_a_return_is_no_resume(fit: Make, tmp_path: Path) -> None:
+    result, _ = fit(Spoil((0, 3)), RollBack())
+    report, path = result.resume, tmp_path / "a" / "run_epoch_0_iter_2.pth"
+    assert report is not None
+    assert (report.path, report.epoch, report.batch, report.step) == (None, None, None, None)
+    assert f"went back to epoch 0, batch 2, step 2 from {path}" in result.notes
+    assert not any("resumed" in note for note in result.notes)
+
+
+class SlowWorker(BackgroundWorker):
+    """Its disk is so slow that work is done only when somebody waits for it."""
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._work
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._work: list[tuple[Callable[[], Any], Callable[[Any], object]]] = []
+
+    def submit(self, work: Callable[[], Any], then: Callable[[Any], object] = nothing) -> None:
+        self.drain()
+        self._work.append((work, then))
+
+    def poll(self) -> None:
+        """Nothing is done yet."""
+
+    def drain(self) -> None:
+        while self._work:
+            work, then = self._work.pop()
+            then(work())
+
+
+@pytest.mark.parametrize("batch", [2, 4])
+def test_a_save_in_flight_is_waited_for_and_gone_back_to(
+    batch: int, fit: Make, weights: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writers, "BackgroundWorker", SlowWorker)
+    result, mine = fit(Spoil((0, batch)), RollBack(), slow=True)
+    _, theirs = fit(Spoil((0, batch)), LeaveOut((0, batch)), folder="b")
+    (note,) = [each for each in result.notes if each.startswith("rolled back")]
+    assert f"_iter_{batch}.pth (1 of 3)" in note
+    assert all(map(torch.equal, weights(mine), weights(theirs)))
+
+
+class GoBack(Plugin):
+    """Goes back to the first checkpoint behind the fifth batch, once; the next batch is then no number."""
+
+    def __init__(self, spoil: Spoil) -> None:
+        self.spoil = spoil
+        self.heard: list[tuple[str, str]] = []
+
+    @on(CheckpointSaved, CheckpointLoaded)
+    def hear(self, run: Run, event: CheckpointSaved | CheckpointLoaded) -> None:
+        assert event.path is not None
+        self.heard.append((event.name, event.path.stem))
+
+    @on(BatchEnd)
+    def go_back(self, run: Run, event: BatchEnd) -> None:
+        if run.progress.batches == 5 and not self.spoil.places:
+            self.spoil.places = ((0, 2),)
+            assert run.last_checkpoint is not None
+            path = run.last_checkpoint.with_name("run_epoch_0_iter_2.pth")
+            run.roll_back(storage.load(path), path)
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_what_was_given_up_is_told_before_the_return_and_is_no_candidate(
+    slow: bool, fit: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writers, "BackgroundWorker", SlowWorker)
+    spoil = Spoil()
+    back = GoBack(spoil)
+    fit(spoil, back, RollBack(), slow=slow, epochs=1)
+    first, second = "run_epoch_0_iter_2", "run_epoch_0_iter_4"
+    loaded = ("checkpoint_loaded", first)
+    assert back.heard[:4] == [("checkpoint_saved", first), ("checkpoint_saved", second), loaded, loaded]
 
 
 def test_it_and_nan_guard_exclude_each_other() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from typing import Any
 
@@ -103,7 +103,13 @@ class Back(Plugin):
 
 
 def fit(*plugins: Any, epochs: int = 3, own_loop: bool = False) -> tuple[list[str], RunResult, list[Tensor]]:
-    trainer, task = Trainer([Asker(), RNGCapture(), *plugins], device="cpu"), make_task()
+    return fit_on(data(3), [Asker(), RNGCapture(), *plugins], epochs=epochs, own_loop=own_loop)
+
+
+def fit_on(
+    loader: Any, plugins: list[Any], *, epochs: int, own_loop: bool = False
+) -> tuple[list[str], RunResult, list[Tensor]]:
+    trainer, task = Trainer(plugins, device="cpu"), make_task()
     recorder = Recorder(trainer.bus)
     options: Any = {
         "validation": data(2),
@@ -111,13 +117,13 @@ def fit(*plugins: Any, epochs: int = 3, own_loop: bool = False) -> tuple[list[st
         "epochs": epochs,
     }
     if own_loop:
-        with trainer.run(task, data(3), **options) as run:
+        with trainer.run(task, loader, **options) as run:
             for _ in run.epochs():
                 for batch in run.batches():
                     run.step(task.training_step(run, batch))
         result = run.result
     else:
-        result = trainer.fit(task, data(3), **options)
+        result = trainer.fit(task, loader, **options)
     return recorder.trace, result, [each.detach().clone() for each in task.model.state_dict().values()]
 
 
@@ -167,6 +173,54 @@ def test_within_a_window_its_gradients_are_dropped() -> None:
     assert counters(result) == counters(plain)
     assert (result.progress.steps, result.progress.skipped_steps) == (3, 0)
     assert all(map(torch.equal, rolled, weights))
+
+
+class Short:
+    """Yields three batches and promises four, so the last window is closed with its epoch."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(data(3))
+
+
+def test_a_return_from_the_window_that_the_epoch_closes_tells_of_no_end() -> None:
+    def train(back: Back) -> tuple[list[str], RunResult, list[Tensor]]:
+        plugins = [Asker(), RNGCapture(), GradientAccumulation(2), back]
+        with pytest.warns(RuntimeWarning, match="ended after 3 batches"):
+            return fit_on(Short(), plugins, epochs=2)
+
+    back = Back(GradientsReady, saved_at=2, at=2)
+    names, result, rolled = train(back)
+    _, plain, weights = train(Back(None))
+    assert back.went
+    assert names.count("epoch_end") == 2
+    assert names.index("checkpoint_loaded") < names.index("epoch_end")
+    assert counters(result) == counters(plain)
+    assert all(map(torch.equal, rolled, weights))
+
+
+def test_what_is_under_way_is_settled_before_the_return() -> None:
+    class Works(Plugin):
+        def __init__(self) -> None:
+            self.heard: list[str] = []
+
+        @on(TrainStart)
+        def begin(self, run: Run, event: TrainStart) -> None:
+            for _ in range(2):  # the second time does nothing
+                run.when_settling(self.finish)
+
+        @on(CheckpointLoaded)
+        def loaded(self, run: Run, event: CheckpointLoaded) -> None:
+            self.heard.append("loaded")
+
+        def finish(self) -> None:
+            self.heard.append("settled")
+
+    works = Works()
+    fit(Back(BatchEnd), works)
+    assert works.heard == ["settled", "loaded"]
 
 
 def test_the_origin_is_renewed_and_filters_go_by_it() -> None:
