@@ -89,6 +89,8 @@ class Checkpoint(Plugin):
             )
         if not isinstance(folder, str | Path) or not isinstance(resume, str | Path | None):
             raise TypeError(f"Checkpoint takes paths: folder={folder!r}, resume={resume!r} ('auto', a path, or None).")
+        if isinstance(resume, str) and resume != "auto" and not Path(resume).suffix and not Path(resume).exists():
+            raise ValueError(f"resume is None, 'auto', or the path of a checkpoint's .pth file, got {resume!r}.")
         if isinstance(metadata, str):
             naming.fields(metadata)
         self.folder, self.metadata, self.resume, self.load_best = Path(folder), metadata, resume, load_best
@@ -207,12 +209,17 @@ class Checkpoint(Plugin):
         return self._store
 
     def _resume_newest(self, run: Run) -> None:
-        entry, state, passed_over = self._opened(run).newest()
+        store = self._opened(run)
+        entry, state, passed_over = store.newest()
         for line in passed_over:
             run.note(f"passed over: {line}")
             logging.getLogger("heliograph").warning("resume passed over: %s", line)
         if entry is not None and state is not None:
             run.resume(state, entry.path)
+        elif unusable := store.count():
+            note = f"begins afresh: none of the {unusable} checkpoints of {run.name!r} in {self.folder} can be used"
+            run.note(note)
+            logging.getLogger("heliograph").warning(note)
         else:
             run.note(f"begins afresh: no checkpoint of {run.name!r} in {self.folder}")
 

@@ -14,6 +14,7 @@ from uuid import uuid4
 from ..events import (
     CheckpointLoaded,
     CheckpointSaved,
+    EpochStart,
     Lane,
     Log,
     Run,
@@ -49,12 +50,13 @@ class JsonlLog(Plugin):
         self._attempt = uuid4().hex[:8]
         self._lines = 0
         self._position = NOTHING
-        self._resumes = self._loaded = False
+        self._resumes = self._loaded = self._underway = False
+        self._resumed_from = ""
 
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Begin a new run."""
-        self._began = self._resumes = self._loaded = False
+        self._began = self._resumes = self._loaded = self._underway = False
         self._attempt = uuid4().hex[:8]
         self._position = NOTHING
 
@@ -62,7 +64,13 @@ class JsonlLog(Plugin):
     def go_on(self, run: Run, event: CheckpointLoaded) -> None:
         """Cut off what was written behind the checkpoint when the next line comes."""
         self._began, self._resumes = False, True
+        self._resumed_from = str(event.path)
         self.close()
+
+    @on(EpochStart)
+    def note_beginning(self, run: Run, event: EpochStart) -> None:
+        """Note that training begins: the end of a run that was refused before is not told of amid another's lines."""
+        self._underway = True
 
     @on(Log, ValidationEnd, TestEnd, lane=Lane.REPORT)
     def write_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd) -> None:
@@ -78,6 +86,8 @@ class JsonlLog(Plugin):
     @on(RunFailed, RunClosed)
     def write_ending(self, run: Run, event: RunFailed | RunClosed) -> None:
         """Write how the run ended, and close with it."""
+        if run.optimizer is not None and not (self._underway or self._resumes):
+            return
         text = event.status if isinstance(event, RunClosed) else f"{type(event.error).__name__}: {event.error}"
         self._write(run, event.name, {"status" if isinstance(event, RunClosed) else "error": text})
 
@@ -135,7 +145,10 @@ class JsonlLog(Plugin):
             limit = (epoch, step) if known else (epoch, step + 1)
             kept = lines[: count if known else 0]
             rest = lines[len(kept) :]
-            kept += [(line, record) for line, record in rest if record and (record["epoch"], record["step"]) < limit]
+            own = {"event": "checkpoint_saved", "path": self._resumed_from}  # told behind the cut that it is of
+            for line, record in rest:
+                if record and ((record["epoch"], record["step"]) < limit or own.items() <= record.items()):
+                    kept.append((line, record))
         aside = self.path.with_name(self.path.name + ".tmp")
         aside.write_text("".join(f"{line}\n" for line, _ in kept), encoding="utf-8")
         aside.replace(self.path)
@@ -145,7 +158,7 @@ def _record(line: str) -> dict[str, Any]:
     """Return what a line says of its place; nothing, where a kill cut it short."""
     try:
         record = json.loads(line)
-        return {name: record[name] for name in ("epoch", "step", "attempt")}
+        return {name: record[name] for name in ("event", "epoch", "step", "attempt")} | {"path": record.get("path")}
     except (ValueError, KeyError, TypeError):
         return {}
 

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Any
 
 from ..core.extras import require
-from ..events import Lane, Log, Run, RunClosed, TestEnd, TrainStart, ValidationEnd
+from ..events import CheckpointLoaded, Lane, Log, Run, RunClosed, TestEnd, TrainStart, ValidationEnd
 from ..plugins import Plugin, on
 
 
@@ -15,8 +15,8 @@ class TensorBoard(Plugin):
     """Write every logged metric, the learning rate, the throughput and the hyper-parameters for TensorBoard.
 
     The throughput, `train/samples_per_second`, is measured over the time since the last log, validation included. The
-    gradient norm is there when `GradientClipping` is. A resumed run goes on in the same folder; steps that a former
-    attempt wrote beyond the checkpoint are purged, and a fresh run purges them all.
+    gradient norm is there when `GradientClipping` is. A run that is resumed or goes back writes on in the same folder;
+    steps beyond the checkpoint are purged, and a fresh run purges them all.
 
     Args:
         folder: where the event files go; made where it is missing.
@@ -31,13 +31,20 @@ class TensorBoard(Plugin):
         self._summary_writer = _summary_writer()
         self._writer: Any = None
         self._since: tuple[float, int] | None = None
-        self._opened = False
+        self._purge: int | None = None
 
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
-        """Start the clock of the throughput."""
+        """Start the clock of the throughput, and hide what a former fit has drawn."""
         self._since = None
-        self._opened = False
+        self._purge = 0
+
+    @on(CheckpointLoaded)
+    def go_on(self, run: Run, event: CheckpointLoaded) -> None:
+        """Hide only what was drawn beyond the checkpoint; measure the throughput anew."""
+        self.close()
+        self._since = None
+        self._purge = run.origin.steps + 1
 
     @on(Log, lane=Lane.MEASURE)
     def measure(self, run: Run, event: Log) -> None:
@@ -73,10 +80,7 @@ class TensorBoard(Plugin):
 
     def _open(self, run: Run) -> Any:
         if self._writer is None:
-            # A fit hides what a former one has drawn beyond its own first step.
-            first = run.origin.steps + 1 if run.origin.steps else 0
-            purge = None if self._opened or run.optimizer is None else first
-            self._opened = True
+            purge, self._purge = None if run.optimizer is None else self._purge, None
             self._writer = self._summary_writer(str(self.folder), purge_step=purge)
         return self._writer
 

@@ -71,7 +71,3 @@ class Monitor:
         if best is None:
             return True
         return value < best - self.min_delta if self.mode == "min" else value > best + self.min_delta
-
-    def sign(self) -> float:
-        """Return the factor that makes smaller better."""
-        return 1.0 if self.mode == "min" else -1.0

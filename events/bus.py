@@ -204,7 +204,7 @@ class Bus:
         return [self._signals[event] for event in events if event in self._signals]
 
     def on(self, event: type[E], receiver: Receiver, *, lane: Lane = Lane.DECIDE, when: When | None = None) -> Handle:
-        """Subscribe a function `(run, event)`, behind the plugins of its lane.
+        """Subscribe a function `(run, event)`, behind the plugins of its lane; within a handler, in its plugin's name.
 
         Args:
             event: the event type.
@@ -220,7 +220,8 @@ class Bus:
         if make_id(receiver) in signal.seats:
             raise ValueError(f"{describe(receiver)} hears {event.__name__} already: remove its handle first.")
         own = when if ismethod(when) else deepcopy(when)  # a filter has state, a method's state is its object's
-        signal.connect(receiver, weak=False, seat=Seat((lane, sys.maxsize), describe(receiver), own))
+        owner = current_owner() or describe(receiver)
+        signal.connect(receiver, weak=False, seat=Seat((lane, sys.maxsize), owner, own))
         return Handle(signal, receiver)
 
     def forgive(self, owner: str, run: Run, event: Event, error: BaseException) -> bool:

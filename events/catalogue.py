@@ -42,9 +42,10 @@ class CheckpointLoaded(Event):
 
 
 class EpochStart(Event):
-    """An epoch begins, or goes on after a resume; `epoch` counts from 0."""
+    """An epoch begins; `epoch` counts from 0. `resumed`: it goes on amid, and had begun before: count nothing twice."""
 
     epoch: int
+    resumed: bool
 
 
 class Replay(Event):

@@ -146,6 +146,19 @@ class Run(Protocol):
     def when_positioned(self, action: Callable[[], None]) -> None:
         """Call `action` once, when the loader of the resumed epoch stands where it was and before it is read."""
 
+    def when_settling(self, action: Callable[[], None]) -> None:
+        """Call `action` at every `settle()`: it waits for what its plugin does beside the loop, and tells of it.
+
+        It is called before the run goes back to a saved state, too. To give the same action again does nothing.
+        """
+
+    def settle(self) -> None:
+        """Wait until what plugins do beside the loop is done and told: a save in flight, and its `CheckpointSaved`.
+
+        Raises:
+            BaseException: some of it failed.
+        """
+
     def replace_error(self, error: BaseException) -> None:
         """From `RunFailed` only: let this error leave instead, raised from the original."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import traceback
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -67,6 +68,11 @@ def run(options: argparse.Namespace) -> int:
         )
     except UsageError as error:
         print(f"heliograph {NAME}: {error}", file=sys.stderr)
+        return 2
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # the user's own code; told in full, and 1 means a verdict
+        traceback.print_exc()
+        said = f"{type(error).__name__}: {error}".removesuffix(": ")
+        print(f"heliograph {NAME}: could not check: {options.function} failed with {said}", file=sys.stderr)
         return 2
     print(check)
     return 0 if check.is_exact else 1

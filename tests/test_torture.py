@@ -16,17 +16,25 @@ from heliograph.core.state import SCHEMA
 from heliograph.core.storage import Store
 from heliograph.demo.training import NAME
 from heliograph.tests.torture.checks import first_difference, newest_whole
+from heliograph.tests.torture.torture import MISSING
 
 SCRIPT = Path(__file__).parent / "torture/torture.py"
 CHECKPOINT = f"{NAME}_epoch_1_iter_12.pth"
 
 
+@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 def test_killed_fifteen_times_and_equal_bit_for_bit() -> None:
     command = [sys.executable, str(SCRIPT), "--kills", "15", "--seed", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert sum(line.startswith("kill ") for line in done.stdout.splitlines()) >= 15
     assert done.stdout.endswith("every end equal to the bit\n")
+
+
+def test_it_is_skipped_where_processes_cannot_be_waited_for() -> None:
+    code = f"import os, runpy; del os.pidfd_open; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "skipped: os.pidfd_open is missing: this needs Linux\n"), done.stderr
 
 
 @pytest.fixture

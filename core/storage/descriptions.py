@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor
 
 from . import reading
 from .manifest import Entry, manifest_path
 from .migrations import files_in, read_any
-from .names import PINNED, clean
+from .names import PINNED, Label, pointer_path
 
 HEAD = ("FILE", "RUN", "EPOCH", "BATCH", "STEP", "SAVED", "SIZE", "MARKS", "METRICS")
 
@@ -109,7 +109,7 @@ def _keys(state: Any) -> str:
 
 def _marks(path: Path, run_name: str) -> list[str]:
     """Return whether people and tools are pointed to a file, and whether it is pinned."""
-    pointers = {label: path.with_name(f"{clean(run_name)}.{label}") for label in ("last", "best")}
+    pointers = {label: pointer_path(path.parent, run_name, label) for label in get_args(Label)}
     marks = [label for label, each in pointers.items() if each.is_file() and each.read_text().strip() == path.name]
     return [*marks, "pinned"] if path.with_suffix(PINNED).exists() else marks
 

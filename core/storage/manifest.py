@@ -49,6 +49,11 @@ class Entry:
     world: Mapping[str, int] = field(default_factory=dict, hash=False)
     judged_by: JudgedBy | None = None
 
+    @property
+    def order(self) -> tuple[int, float, str]:
+        """What the order of writing goes by: the clock decides among equal sequences only."""
+        return self.sequence, self.saved_at, self.path.name
+
 
 def manifest_path(path: Path) -> Path:
     """Return where the manifest of a data file lies."""

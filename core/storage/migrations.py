@@ -32,6 +32,7 @@ class Upgraded:
         changes: what is not as it was, in sentences.
         place: its place in the order of writing; None where the clock decides.
         judged_by: metric, mode and value by which it competes for the best, if it does.
+        is_current: it is of the present schema already, and only lacks its manifest.
     """
 
     origin: str
@@ -39,6 +40,7 @@ class Upgraded:
     changes: list[str]
     place: int | None
     judged_by: JudgedBy | None = None
+    is_current: bool = False
 
 
 def migrate(
@@ -47,7 +49,8 @@ def migrate(
     """Bring a checkpoint, or all in a folder, into the present schema, and write its manifest.
 
     The former file stays as `<name>.pth.backup`. The new one takes its place in one step, as every save does, so a kill
-    at any instant loses nothing: run it again. What is up to date is left alone. Reads the checkpoints of Helios too.
+    at any instant loses nothing: run it again. What is up to date is left alone; where only its manifest was lost, that
+    is written anew. Reads the checkpoints of Helios too.
 
     Args:
         path: a data file or a folder.
@@ -89,16 +92,20 @@ def migrate_file(
         return [f"{path}: up to date (schema {SCHEMA})"]
     found = read_any(backup_of(path) if _was_interrupted(path) else path, as_data)
     if dry_run:
-        return [f"{path}: would be migrated to schema {SCHEMA}", *_indented(found.changes)]
+        would = "its manifest would be written anew" if found.is_current else f"would be migrated to schema {SCHEMA}"
+        return [f"{path}: {would}", *_indented(found.changes)]
     store = Store(path.parent, found.state["run_name"])
     notes = store.open()
     try:
         if is_current(path):  # a migration that was killed is finished by opening
             return [f"{path}: up to date (schema {SCHEMA})", *_indented(notes)]
+        place = _among(store.entries()[0], found.state["saved_at"]) if found.place is None else found.place
+        if found.is_current and path.exists():
+            store.adopt(path.name, found.state, place)
+            return [f"{path}: wrote its manifest anew", *_indented([*notes, *found.changes])]
         if store.is_pinned(path):
             raise ValueError(f"{path} is pinned, and so is not replaced: remove the pin, migrate, and pin it again.")
         backup = back_up(path)
-        place = _among(store.entries()[0], found.state["saved_at"]) if found.place is None else found.place
         store.save(path.name, found.state, judged_by=found.judged_by, sequence=place, replace_unknown=True)
     finally:
         store.close()
@@ -153,8 +160,8 @@ def _upgrade(saved: Any, path: Path) -> Upgraded:
     check_schema(state)
     origin = f"schema {saved['schema']}"
     if not changes:
-        held = "wrote the manifest that was missing; the checksums in the file held"
-        return Upgraded(origin, state, [held], place=None)
+        held = "the checksums in the file hold; by which metric it was judged is not known any more"
+        return Upgraded(origin, state, [held], place=None, is_current=True)
     name = path.name.partition(SUFFIX)[0] + SUFFIX
     return Upgraded(origin, state, changes, place_of(saved), judged(saved, name))
 

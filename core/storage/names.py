@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 SUFFIX = ".pth"
 MANIFEST = ".json"
 PINNED = ".pinned"
+Label = Literal["last", "best"]
 LONGEST_PART = 90  # bytes: file systems allow 255 for the whole name
 
 
@@ -23,6 +24,11 @@ def clean(part: str) -> str:
     """Return a file-name part without separators, spaces and other marks that a shell or file system minds."""
     kept = re.sub(r"[^\w.+=-]+", "-", part).encode()[:LONGEST_PART].decode(errors="ignore")
     return kept.strip("-.") or "unnamed"
+
+
+def pointer_path(folder: Path, run_name: str, label: Label) -> Path:
+    """Return the file that tells people and tools which checkpoint is a run's last or its best."""
+    return folder / f"{clean(run_name)}.{label}"
 
 
 def check_name(name: str) -> str:

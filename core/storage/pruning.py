@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import inf, isnan
 from pathlib import Path
-from typing import Literal
 
 from . import reading
 from .manifest import Entry
-from .names import clean
-
-Mode = Literal["min", "max"]
+from .names import pointer_path
+from .ranking import Mode, best_first
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +53,8 @@ def ranked(entries: Sequence[Entry], monitor: str, mode: Mode) -> list[Entry]:
 
     A run that watches this metric knows which checkpoints were saved where it was measured: then only they count.
     """
-    first = entries[::-1]
-    values = {each: each.judged_by[2] for each in first if each.judged_by and each.judged_by[0] == monitor}
-    values = values or {each: each.metrics[monitor] for each in first if monitor in each.metrics}
-    return sorted(values, key=lambda each: _score(values[each], mode))
-
-
-def _score(value: float | None, mode: Mode) -> float:
-    if value is None or isnan(value):
-        return inf
-    return value if mode == "min" else -value
+    judged = {each: each.judged_by[2] for each in entries if each.judged_by and each.judged_by[0] == monitor}
+    return best_first(judged or {each: each.metrics.get(monitor) for each in entries}, mode)
 
 
 def _keep(entries: Sequence[Entry], number: int, reason: str, reasons: dict[Path, str]) -> None:
@@ -85,7 +74,7 @@ def _keep(entries: Sequence[Entry], number: int, reason: str, reasons: dict[Path
 def _pointed(entries: Sequence[Entry]) -> list[Path]:
     """Return the checkpoint that the run calls its best."""
     for each in entries[:1]:
-        pointer = each.path.with_name(f"{clean(each.run_name)}.best")
+        pointer = pointer_path(each.path.parent, each.run_name, "best")
         if pointer.is_file():
             return [each.path.with_name(pointer.read_text().strip())]
     return []

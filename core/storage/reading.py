@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...events.checks import known_names
 from ..state import check_schema
-from ..task import modules_of
+from ..task import check_fits, modules_of
 from .manifest import Entry, claimed_sequence, decode, manifest_path
-from .names import MANIFEST, SUFFIX
+from .names import MANIFEST, SUFFIX, clean
 
 State = dict[str, Any]
 
@@ -134,7 +132,19 @@ def entries(folder: Path, run_name: str) -> tuple[list[Entry], list[str]]:
     if others and not own:
         names = ", ".join(map(repr, sorted(others)))
         passed_over.append(f"{folder} has no checkpoint of run {run_name!r}; those in it are of {names}.")
-    return sorted(own, key=lambda each: (each.sequence, each.saved_at, each.path.name), reverse=True), passed_over
+    return sorted(own, key=lambda each: each.order, reverse=True), passed_over
+
+
+def count(folder: Path, run_name: str) -> int:
+    """Return how many checkpoints of a run there are, with those that only their names still tell of."""
+    named = {path for path in folder.glob(f"*{SUFFIX}") if path.name.startswith(f"{clean(run_name)}_epoch_")}
+    others = set()
+    for path in named:
+        try:
+            read_manifest(path)
+        except (OSError, ValueError):
+            others.add(path)
+    return len(others | {entry.path for entry in entries(folder, run_name)[0]})
 
 
 def highest_sequence(folder: Path, run_name: str) -> int:
@@ -170,13 +180,12 @@ def load_weights(task: Any, path: Path | str) -> dict[str, float]:
     """
     state = load(Path(path))
     modules = modules_of(task)
-    if state["modules"].keys() != modules.keys():
-        raise ValueError(
-            f"The checkpoint holds the modules {sorted(state['modules'])}, the task has {sorted(modules)}."
-        )
+    try:
+        check_fits(modules, state["modules"])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
     for name, module in modules.items():
-        weights: Mapping[str, Tensor] = state["modules"][name]
-        module.load_state_dict(weights)
+        module.load_state_dict(state["modules"][name])
     return dict(state["metrics"])
 
 
@@ -187,6 +196,8 @@ def _candidates(folder: Path) -> list[Path]:
 
 
 def _check_is_file(path: Path) -> None:
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: Checkpoint({str(path)!r}, resume='auto') finds the newest in it.")
     if path.suffix != SUFFIX:
         raise ValueError(f"{path} is no checkpoint: the data of one lies in a file that ends in {SUFFIX}.")
     _check_is_there(path)

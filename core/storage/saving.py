@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -46,6 +47,24 @@ def write(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str, Any]) 
     with suppress(OSError):  # the save has happened; what is left is swept, or complained about, by the next
         files.unlink(hidden.former_data)
         files.unlink(hidden.former_manifest)
+    return entry
+
+
+def write_manifest(files: Files, hidden: Hidden, entry: Entry) -> Entry:
+    """Write a manifest for data that is in its place already, after what the data holds now.
+
+    Returns:
+        The entry, with the size and the digest of the data.
+
+    Raises:
+        OSError: a step was refused.
+    """
+    with entry.path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        entry = replace(entry, size=file.tell(), sha256=digest)
+    write_small(files, hidden.manifest, encode(entry))
+    files.rename(hidden.manifest, manifest_path(entry.path))
+    files.sync_folder(entry.path.parent)
     return entry
 
 
@@ -106,10 +125,13 @@ def _undo(files: Files, hidden: Hidden, moves: Moves, error: BaseException) -> N
 
 
 def _failure(files: Files, path: Path, error: Exception) -> OSError:
-    free = files.free(path.parent) if path.parent.exists() else 0
+    try:
+        free = files.free(path.parent) if path.parent.exists() else 0
+        room = f"{free / 1e6:.1f} MB are free in its folder"
+    except OSError as second:
+        room = f"how much is free in its folder cannot be told: {second}"
     failure = OSError(
-        f"The checkpoint {path} could not be written ({free / 1e6:.1f} MB are free in its folder): {error}. "
-        f"Former checkpoints are untouched."
+        f"The checkpoint {path} could not be written ({room}): {error}. Former checkpoints are untouched."
     )
     failure.errno = getattr(error, "errno", None)
     return failure

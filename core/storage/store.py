@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from time import time
-from typing import Any, Literal
+from typing import Any
 
 from ..state import SCHEMA
 from . import reading
 from .files import Files, prepare_folder
 from .lock import Lock
 from .manifest import Entry, JudgedBy, manifest_path
-from .names import PINNED, SUFFIX, Hidden, check_name, clean
+from .names import PINNED, SUFFIX, Hidden, Label, check_name, pointer_path
 from .recovery import finish_removal, sweep
-from .saving import write, write_small
+from .saving import write, write_manifest, write_small
 
 
 class Store:
@@ -90,32 +90,38 @@ class Store:
                 checkpoints are as they were.
             ValueError: the name is none, or the state is another run's.
         """
-        if self._sequence is None:
-            raise ValueError(f"The store of {self.folder} is not open: call open() before save().")
-        if state["run_name"] != self.run_name:
-            raise ValueError(f"A state of run {state['run_name']!r} was given to the store of {self.run_name!r}.")
+        newest = self._highest(state)
         path = self._free_path(self.folder / check_name(name), replace_unknown)
-        entry = Entry(
-            path=path,
-            run_name=self.run_name,
-            sequence=self._sequence + 1 if sequence is None else sequence,
-            saved_at=state.get("saved_at", time()),
-            size=0,
-            sha256="",
-            schema=SCHEMA,
-            progress=state["progress"],
-            metrics=state["metrics"],
-            versions=state.get("versions", {}),
-            world=state.get("world", {"size": 1}),
-            judged_by=judged_by,
-        )
+        entry = self._entry(path, state, newest + 1 if sequence is None else sequence, judged_by)
         entry = write(self._files, self._hidden, entry, state)
-        self._sequence = max(self._sequence, entry.sequence)
+        self._sequence = max(newest, entry.sequence)
+        return entry
+
+    def adopt(self, name: str, state: Mapping[str, Any], sequence: int) -> Entry:
+        """Write a manifest for a file that has lost its own, and return when it is durable; the file stays as it is.
+
+        Args:
+            name: of the file.
+            state: what was read from it.
+            sequence: its place in the order of writing.
+
+        Raises:
+            OSError: the file could not be read, or the manifest not be written.
+            ValueError: the name is none, or the state is another run's.
+        """
+        newest = self._highest(state)
+        entry = self._entry(self.folder / check_name(name), state, sequence, None)
+        entry = write_manifest(self._files, self._hidden, entry)
+        self._sequence = max(newest, sequence)
         return entry
 
     def entries(self) -> tuple[list[Entry], list[str]]:
         """Return this run's checkpoints, newest first, and a sentence for each file that was passed over."""
         return reading.entries(self.folder, self.run_name)
+
+    def count(self) -> int:
+        """Return how many checkpoints of this run there are, with those that only their names still tell of."""
+        return reading.count(self.folder, self.run_name)
 
     def newest(self) -> tuple[Entry | None, reading.State | None, list[str]]:
         """Return the newest whole checkpoint, what is in it, and a sentence for each one that was passed over."""
@@ -149,13 +155,13 @@ class Store:
         """Return whether a checkpoint is kept whatever happens."""
         return path.with_suffix(PINNED).exists()
 
-    def point(self, label: Literal["last", "best"], path: Path | None) -> None:
+    def point(self, label: Label, path: Path | None) -> None:
         """Write down, for people and tools, which checkpoint is the last or the best; None removes the pointer.
 
         Raises:
             OSError: it could not be written.
         """
-        pointer = self.folder / f"{clean(self.run_name)}.{label}"
+        pointer = pointer_path(self.folder, self.run_name, label)
         if path is None:
             self._files.unlink(pointer)
             return
@@ -164,6 +170,31 @@ class Store:
             return
         write_small(self._files, self._hidden.pointer, text)
         self._files.rename(self._hidden.pointer, pointer)
+
+    def _highest(self, state: Mapping[str, Any]) -> int:
+        """Return the highest place in the order of writing, where the store is open and the state is its run's."""
+        if self._sequence is None:
+            raise ValueError(f"The store of {self.folder} is not open: call open() before save().")
+        if state["run_name"] != self.run_name:
+            raise ValueError(f"A state of run {state['run_name']!r} was given to the store of {self.run_name!r}.")
+        return self._sequence
+
+    def _entry(self, path: Path, state: Mapping[str, Any], sequence: int, judged_by: JudgedBy | None) -> Entry:
+        """Return what there is to tell of a state; size and digest are not known yet."""
+        return Entry(
+            path=path,
+            run_name=self.run_name,
+            sequence=sequence,
+            saved_at=state.get("saved_at", time()),
+            size=0,
+            sha256="",
+            schema=SCHEMA,
+            progress=state["progress"],
+            metrics=state["metrics"],
+            versions=state.get("versions", {}),
+            world=state.get("world", {"size": 1}),
+            judged_by=judged_by,
+        )
 
     def _free_path(self, wanted: Path, replace_unknown: bool) -> Path:
         """Return the wanted path, or the first numbered one that may be written."""

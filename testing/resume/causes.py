@@ -36,7 +36,12 @@ def without_a_kill(found: Difference) -> str:
 
 
 def after_a_resume(
-    comparison: Comparison, *, keeps_draws: bool, not_kept: Sequence[str], probed: Sequence[str]
+    comparison: Comparison,
+    *,
+    keeps_draws: bool,
+    not_kept: Sequence[str],
+    probed: Sequence[str],
+    hear_again: Sequence[str],
 ) -> tuple[str, ...]:
     """Return what makes a resumed run differ from an uninterrupted one, the likeliest first.
 
@@ -44,7 +49,8 @@ def after_a_resume(
         comparison: of the two.
         keeps_draws: whether a plugin keeps the random state.
         not_kept: attributes that the resumed run did not have again.
-        probed: what loading a batch twice showed.
+        probed: what makes the loading doubtful.
+        hear_again: who of the user's own heard `EpochStart` again, since the run was resumed amid an epoch.
     """
     found = comparison.first
     assert found is not None
@@ -53,6 +59,11 @@ def after_a_resume(
         causes.append("no plugin keeps the random state: add RNGCapture()")
     if not_kept:
         causes.append(f"no checkpoint holds {', '.join(not_kept)}: save what matters in state_dict, or in a buffer")
+    if hear_again:
+        causes.append(
+            f"{', '.join(hear_again)} heard EpochStart twice in one epoch, since the run was resumed amid it: do what "
+            f"belongs to an epoch's beginning only where event.resumed is False"
+        )
     if found.what.startswith("plugin ") and not causes:
         causes.append(f"{found.what} does not go on from what load_state_dict gives it")
     return tuple(causes or [AFTER_A_RESUME.get(found.what, OTHERWISE_AFTER_A_RESUME)])

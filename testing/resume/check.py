@@ -116,7 +116,14 @@ class _Pattern:
     def causes(self, leg: Leg, found: Comparison) -> tuple[str, ...]:
         """Return what is likely behind a difference."""
         not_kept = changed(self.whole.hidden.get(leg.begun.facts, {}), leg.began_with) if leg.begun else []
-        return causes.after_a_resume(found, keeps_draws=leg.keeps_draws, not_kept=not_kept, probed=self.probed)
+        amid = leg.begun is not None and leg.begun.place[1] > 0
+        return causes.after_a_resume(
+            found,
+            keeps_draws=leg.keeps_draws,
+            not_kept=not_kept,
+            probed=self.probed,
+            hear_again=leg.hear_epoch_start if amid else (),
+        )
 
 
 class _Check:
@@ -139,7 +146,8 @@ class _Check:
         check = ResumeCheck(*_worth(twin))
         if found.first is not None:
             cause = causes.without_a_kill(found.first)
-            return replace(check, is_deterministic=False, difference=found.first, draws=found.draws, causes=(cause,))
+            check = replace(check, is_deterministic=False, difference=found.first, draws=found.draws, causes=(cause,))
+            return _lowered(check)
         check = replace(check, set_aside=tuple(sorted({_name(*each) for each in varies})))
         return self._interrupted(check, _Pattern(whole, ignored | varies, twin.probed), kills)
 
@@ -157,7 +165,7 @@ class _Check:
                 difference=found.first,
             )
             if found.first is not None:
-                return replace(check, causes=pattern.causes(leg, found))
+                return _lowered(replace(check, causes=pattern.causes(leg, found)))
             if kill is not None and not leg.killed:
                 raise UsageError(
                     f"Leg {len(check.legs)} ({place}) never came to {kill}: where a run is killed next must lie "
@@ -206,6 +214,13 @@ def _ignored(names: Collection[str], whole: Leg) -> Aside:
 
 def _name(what: str, path: str) -> str:
     return path if what == "metrics" else f"{what}{path and f' ({path})'}"
+
+
+def _lowered(check: ResumeCheck) -> ResumeCheck:
+    """Return a check whose difference outweighs what the runs say of themselves."""
+    though = "" if check.guarantee == "not exact" else f", though the run calls itself {check.guarantee!r}"
+    reason = f"the check found a difference{though}"
+    return replace(check, guarantee="not exact", reasons=(reason, *check.reasons))
 
 
 def _worth(leg: Leg) -> tuple[Guarantee, tuple[str, ...]]:

@@ -13,6 +13,7 @@ import torch
 from heliograph.events import Run
 from heliograph.plugins import Plugins
 from heliograph.testing.resume.facts import Leaves, leaves
+from heliograph.testing.resume.suspects import is_own
 from torch import Tensor, nn
 
 SIMPLE = (bool, int, float, complex, str, NoneType, np.generic)
@@ -23,7 +24,7 @@ OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 def attributes(run: Run, plugins: Plugins) -> Leaves:
-    """Return the simple attributes of the task, its modules, the plugins and the dataset, by where they are."""
+    """Return the simple attributes of the task, its modules, the plugins, dataset and sampler, by where they are."""
     return {
         f"{owner}.{name}{path and '.' * path[0].isalpha() + path}": leaf
         for owner, thing in _owners(run, plugins)
@@ -50,7 +51,10 @@ def _owners(run: Run, plugins: Plugins) -> Iterator[tuple[str, Any]]:
     for name in plugins.names():
         if not type(plugins[name]).__module__.startswith("heliograph."):  # the conformance suite looks after those
             yield f"plugin {name}", plugins[name]
-    yield "dataset", getattr(run.train_loader, "dataset", None)
+    for name in ("dataset", "sampler", "batch_sampler"):
+        thing = getattr(run.train_loader, name, None)
+        if name == "dataset" or is_own(thing):
+            yield name.replace("_", " "), thing
 
 
 def _is_simple(value: Any) -> bool:

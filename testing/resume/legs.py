@@ -15,6 +15,7 @@ import torch
 from heliograph.core.result import RunResult
 from heliograph.core.trainer import Trainer
 from heliograph.events import CATALOGUE, Event, Lane, Log, Run, SavePoint, ValidationEnd
+from heliograph.testing.resume import suspects
 from heliograph.testing.resume.facts import Fact, Leaves, leaves
 from heliograph.testing.resume.hidden import attributes
 from heliograph.testing.resume.moments import AFTER_THE_END, Clock, Moment
@@ -59,7 +60,8 @@ class Leg:
         began_with: the same when a resumed leg had taken its state.
         metrics: the names of the metrics that were told.
         keeps_draws: whether a plugin keeps the random state.
-        probed: what loading a batch twice showed.
+        hear_epoch_start: who of the user's own hears `EpochStart`, in words.
+        probed: what makes the loading doubtful.
         result: how the run ended; None where it was killed.
     """
 
@@ -73,6 +75,7 @@ class Leg:
     began_with: Leaves = field(default_factory=dict)
     metrics: set[str] = field(default_factory=set)
     keeps_draws: bool = False
+    hear_epoch_start: tuple[str, ...] = ()
     probed: tuple[str, ...] = ()
     result: RunResult | None = None
 
@@ -101,7 +104,8 @@ def run_leg(
         kill: when to be killed.
         probe: whether to load a batch twice at the end, to look for state that a dataset hides.
     """
-    leg = Leg(begun, keeps_draws="rng" in trainer.plugins.declared("exclusive"))
+    keeps_draws = "rng" in trainer.plugins.declared("exclusive")
+    leg = Leg(begun, keeps_draws=keeps_draws, hear_epoch_start=suspects.hearing_epoch_start(trainer))
     Watcher(leg, trainer, save_every, kill, probe=probe).listen()
     try:
         leg.result = trainer.fit(**{**options, "on_interrupt": "raise"})
@@ -192,7 +196,7 @@ class Watcher:
             return
         self._add_state(run, "at the end of the run")
         if self._probe:
-            self._leg.probed = tuple(run.data.probe())
+            self._leg.probed = (*run.data.probe(), *suspects.of_workers(run.train_loader))
 
     def _add_metrics(self, run: Run, metrics: Mapping[str, float], where: str) -> None:
         self._leg.metrics |= metrics.keys()

@@ -34,8 +34,9 @@ class ResumeCheck:
     """What a check found; `str` gives a report for people.
 
     Attributes:
-        guarantee: what the runs themselves say of a resume, as in `result.resume`.
-        reasons: why they do not say `exact`.
+        guarantee: what a resume is worth: what the runs themselves say, as in `result.resume`, but `not exact` where a
+            difference was found.
+        reasons: why it is not `exact`.
         difference: the first one; None where the runs are equal, bit for bit.
         causes: what is likely behind it.
         is_deterministic: whether two uninterrupted runs are equal; if not, nothing was killed.
@@ -83,6 +84,6 @@ class ResumeCheck:
         if self.difference is not None:
             yield f"{'then' if self.draws else 'first'} {self.difference}"
         yield from (f"likely cause: {cause}" for cause in self.causes)
-        yield f"guarantee of the run: {self.guarantee}" + "".join(f"; {reason}" for reason in self.reasons)
+        yield f"guarantee: {self.guarantee}" + "".join(f"; {reason}" for reason in self.reasons)
         if self.set_aside:
             yield f"not compared, differs even without a kill: {', '.join(self.set_aside)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -585,8 +586,12 @@ def test_a_missing_path_is_fatal_and_lists_the_others(fit: Make, tmp_path: Path)
         fit(Checkpoint(tmp_path, resume=tmp_path / "run_epoch_2_iter_7.pth"))
     with pytest.raises(FileNotFoundError, match=r"Known: none"):
         fit(Checkpoint(tmp_path, resume=tmp_path / "nowhere" / "x.pth"))
-    with pytest.raises(ValueError, match=r"is no checkpoint: the data of one lies in a file that ends in .pth"):
+    with pytest.raises(ValueError, match=r"is a folder: Checkpoint\(.*, resume='auto'\) finds the newest in it"):
         fit(Checkpoint(tmp_path, resume=tmp_path))
+    with pytest.raises(
+        ValueError, match=r"resume is None, 'auto', or the path of a checkpoint's .pth file, got 'Auto'"
+    ):
+        Checkpoint(tmp_path, resume="Auto")
 
 
 def truncate(path: Path) -> None:
@@ -607,6 +612,23 @@ def test_auto_says_that_it_begins_afresh(fit: Make, tmp_path: Path) -> None:
 
     assert result.notes == (f"begins afresh: no checkpoint of 'run' in {tmp_path}",)
     assert result.progress.steps == 6
+
+
+def test_auto_says_that_none_of_this_run_s_can_be_used(
+    fit: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fit(Checkpoint(tmp_path, keep_last=None), epochs=3)
+    truncate(tmp_path / "run_epoch_1_iter_3.pth")
+    (tmp_path / "run_epoch_2_iter_6.json").unlink()
+    (tmp_path / "run_epoch_3_iter_9.json").write_text("torn")
+    fit(Checkpoint(tmp_path), epochs=1, name="other")
+    with caplog.at_level(logging.WARNING, "heliograph"):
+        result = fit(Checkpoint(tmp_path, resume="auto"))
+
+    said = f"begins afresh: none of the 3 checkpoints of 'run' in {tmp_path} can be used"
+    assert said in result.notes
+    assert not any("no checkpoint of 'run'" in note for note in result.notes)
+    assert ("heliograph", logging.WARNING, said) in caplog.record_tuples
 
 
 def test_auto_goes_on_from_the_newest_valid_and_says_what_it_passed_over(fit: Make, tmp_path: Path) -> None:

@@ -12,12 +12,14 @@ import heliograph.builtin_callbacks.tensorboard as module
 import pytest
 from heliograph import (
     At,
+    BatchEnd,
     BatchStart,
     Every,
     GradientClipping,
     LearningRate,
     Log,
     LogSchedule,
+    Run,
     SavePoint,
     SaveSchedule,
     TensorBoard,
@@ -168,6 +170,24 @@ def test_toggling_in_a_resumed_run_purges_nothing_of_its_own(
     fit(at=99, resumed=True, then=toggle)
 
     assert steps(tmp_path, "train/loss") == [1, 2, 3, 4, 5, 7, 8]
+
+
+def test_a_run_that_goes_back_has_no_step_twice(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    saved: list[dict[str, Any]] = []
+
+    def go_back(run: Run, event: BatchEnd) -> None:
+        if run.progress.steps == 6 and saved:
+            run.roll_back(saved.pop())
+
+    plugins = [LogSchedule(Every(steps=1)), ValidationSchedule(Every(epochs=1)), TensorBoard(tmp_path)]
+    trainer = Trainer([*plugins, SaveSchedule(At(steps=3))], device="cpu")
+    trainer.bus.on(SavePoint, lambda run, event: saved.append(deepcopy(run.state_dict())))
+    trainer.bus.on(BatchEnd, go_back)
+    result = trainer.fit(task(), batches(4), validation=batches(1), optimizer=sgd, epochs=2)
+
+    assert [each.verb for each in result.history].count("roll_back") == 1
+    assert steps(tmp_path, "train/loss") == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert steps(tmp_path, "validation/loss") == [4, 8]
 
 
 def test_hyper_parameters(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:

@@ -45,11 +45,6 @@ def test_read() -> None:
         monitor.read({})
 
 
-def test_sign() -> None:
-    assert Monitor("train/b", "min").sign() == 1.0
-    assert Monitor("train/b", "max").sign() == -1.0
-
-
 def test_the_name_of_a_named_set() -> None:
     assert Monitor("validation/night/loss", "min").split == "validation"
 

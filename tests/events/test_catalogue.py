@@ -49,7 +49,7 @@ def test_the_fields_are_a_frozen_surface() -> None:
     fields = {kind.name: [field.name for field in dataclasses.fields(kind)] for kind in CATALOGUE}  # type: ignore[arg-type]
     assert {name: names for name, names in fields.items() if names} == {
         "checkpoint_loaded": ["path"],
-        "epoch_start": ["epoch"],
+        "epoch_start": ["epoch", "resumed"],
         "replay": ["done", "batches"],
         "log": ["metrics"],
         "validation_batch_start": ["dataset"],

@@ -927,7 +927,7 @@ class Counting(Plugin):
 
 
 def counted(plugin: Any, saved: dict[str, Any], *, at: int = 0) -> list[tuple[str, int]]:
-    """Train four batches twice with a plugin, from a state if there is one, or store the state after so many batches."""
+    """Train four batches twice with a plugin, from a state if there is one, or store the state after some batches."""
     trainer = Trainer([plugin], device="cpu")
     model = nn.Linear(1, 1)
     if saved:

@@ -15,7 +15,7 @@ import torch
 from heliograph.testing import assert_resume_exact, check_resume
 from heliograph.testing.resume import UsageError
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset, get_worker_info
 
 Made = tuple[h.Trainer, dict[str, Any]]
 
@@ -246,10 +246,110 @@ def test_finds_a_dataset_that_counts(workers: int) -> None:
     assert check.difference is not None
     assert (check.difference.what, check.difference.path, check.difference.epoch) == ("batch", "[0]", 0)
     assert check.difference.batch == 4
-    assert check.guarantee == "order-exact"
+    assert check.guarantee == "not exact"
     assert check.causes[0].startswith("Counting loads the same batch differently each time")
     if not workers:
         assert check.causes[1].startswith("no checkpoint holds dataset.calls (was 12, is 0)")
+
+
+class Reshuffling(Sampler[int]):
+    """Counts its epochs, and tells nobody."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.times += 1
+        return iter(torch.randperm(26, generator=torch.Generator().manual_seed(self.times)).tolist())
+
+    def __len__(self) -> int:
+        return 26
+
+
+def test_finds_a_sampler_that_counts() -> None:
+    check = check_resume(
+        lambda: training(h.RNGCapture(), train=DataLoader(samples(), batch_size=4, sampler=Reshuffling())), kill_at=11
+    )
+    assert check.difference is not None
+    assert check.difference.what == "batch"
+    assert check.causes[0].startswith("Reshuffling gives another order each time it is asked")
+    assert check.causes[1].startswith("no checkpoint holds sampler.times (was 2, is 0)")
+
+
+class Shifted(TensorDataset):
+    """Is told by each worker's start what to add."""
+
+    shift = 0
+
+    def __getitem__(self, index: int) -> Any:
+        image, label = super().__getitem__(index)  # type: ignore[no-untyped-call]  # torch has no annotation here
+        return image + self.shift, label
+
+
+def shift_by_worker(number: int) -> None:
+    get_worker_info().dataset.shift = number  # type: ignore[union-attr]  # only called in a worker
+
+
+def test_finds_workers_that_are_not_alike() -> None:
+    def make_trainer() -> Made:
+        data = Shifted(*samples().tensors)
+        loader = DataLoader(data, batch_size=4, num_workers=2, worker_init_fn=shift_by_worker)
+        return training(h.RNGCapture(), train=loader)
+
+    check = check_resume(make_trainer, kill_at=5)
+    assert check.difference is not None
+    assert check.difference.what == "batch"
+    assert check.causes == (
+        "worker_init_fn=shift_by_worker may make workers differ, and after a resume amid an epoch another worker loads "
+        "a batch: let it do the same in each, whatever the worker's number",
+    )
+
+
+class Growing(h.Plugin):
+    """Changes the weights whenever an epoch begins, or only where it begins for the first time."""
+
+    def __init__(self, *, again: bool) -> None:
+        self.again = again
+
+    @h.on(h.EpochStart)
+    def grow(self, run: h.Run, event: h.EpochStart) -> None:
+        if self.again or not event.resumed:
+            with torch.no_grad():
+                run.modules["model"][0].weight.mul_(1.1)
+
+
+def test_finds_a_plugin_that_takes_a_resume_for_an_epoch_s_beginning() -> None:
+    check = check_resume(lambda: training(h.RNGCapture(), Growing(again=True)), kill_at=5)
+    assert check.difference is not None
+    assert (check.difference.what, check.difference.batch) == ("loss", 4)
+    assert check.causes == (
+        "plugin 'growing' heard EpochStart twice in one epoch, since the run was resumed amid it: do what belongs to "
+        "an epoch's beginning only where event.resumed is False",
+    )
+    assert_resume_exact(lambda: training(h.RNGCapture(), Growing(again=False)), kill_at=5)
+
+
+def test_finds_a_function_that_takes_a_resume_for_an_epoch_s_beginning() -> None:
+    def grow(run: h.Run, event: h.EpochStart) -> None:
+        Growing(again=True).grow(run, event)
+
+    def make_trainer() -> Made:
+        trainer, options = training(h.RNGCapture())
+        trainer.bus.on(h.EpochStart, grow)
+        return trainer, options
+
+    (cause,) = check_resume(make_trainer, kill_at=5).causes
+    assert "<locals>.grow heard EpochStart twice in one epoch" in cause
+
+
+def test_a_difference_outweighs_what_the_run_says_of_itself() -> None:
+    check = check_resume(lambda: training(h.RNGCapture(), Burst()))
+    assert check.guarantee == "not exact"
+    reason = "the check found a difference, though the run calls itself 'exact'"
+    assert check.reasons == (reason,)
+    assert f"guarantee: not exact; {reason}" in str(check)
+    unsteady = check_resume(lambda: training(h.RNGCapture(), kind=Noisy))
+    assert (unsteady.guarantee, unsteady.reasons) == ("not exact", (reason,))
 
 
 def test_finds_data_that_was_made_of_unseeded_draws() -> None:

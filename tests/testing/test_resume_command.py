@@ -31,6 +31,14 @@ def bad():
     return training()
 
 
+def failing():
+    raise RuntimeError("the disk is gone")
+
+
+def leaving():
+    raise SystemExit(0)
+
+
 def endless():
     trainer, options = training()
     return trainer, options | {"epochs": None}
@@ -110,9 +118,22 @@ def test_a_misspelt_module_gets_the_nearest(program: Path, capsys: pytest.Captur
     assert "Did you mean 'program_to_verify'? Known: broken_program, program_to_verify." in capsys.readouterr().err
 
 
-def test_an_error_in_the_module_is_its_own(program: Path) -> None:
-    with pytest.raises(ModuleNotFoundError, match="no_such_package_at_all"):
-        verify("broken_program:good")
+@pytest.mark.parametrize(
+    ("function", "error"),
+    [
+        ("broken_program:good", "ModuleNotFoundError: No module named 'no_such_package_at_all'"),
+        ("program_to_verify:failing", "RuntimeError: the disk is gone"),
+        ("program_to_verify:leaving", "SystemExit: 0"),
+    ],
+)
+def test_the_status_is_2_where_the_program_fails(
+    function: str, error: str, program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verify(function) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("Traceback (most recent call last):\n")
+    assert said.err.endswith(f"\nheliograph verify-resume: could not check: {function} failed with {error}\n")
 
 
 def test_it_runs_as_a_module_of_python(program: Path) -> None:

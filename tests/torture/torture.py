@@ -3,11 +3,13 @@
 Run as a script: `python tests/torture/torture.py --kills 100 --seed 0 --seconds 900`. A story is one training, killed
 and resumed until it ends; stories are told until there were enough kills. The seed decides the plan of each leg; where
 a kill falls depends on the machine, too. Exit status 1, with the first difference, where anything is not as it must be.
+Skipped where there is no `os.pidfd_open`.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -24,6 +26,7 @@ from heliograph.demo.data import digits
 from heliograph.tests.torture.plans import Planner
 from heliograph.tests.torture.story import Story
 
+MISSING = None if hasattr(os, "pidfd_open") else "os.pidfd_open is missing: this needs Linux"
 WORKERS_LEAVE = 30.0  # seconds; a loader's workers look every 5 whether their process lives
 
 
@@ -110,6 +113,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of all choices (%(default)s)")
     parser.add_argument("--seconds", type=float, default=900, help="at most so many (%(default)s)")
     options = parser.parse_args()
+    if MISSING:
+        print(f"skipped: {MISSING}")
+        return 0
     began, folder = monotonic(), Path(mkdtemp(prefix="torture-"))
     warm_up(folder)
     try:

@@ -302,6 +302,26 @@ def test_space_is_looked_at_first(opened: Make, state: Make, names: Make, monkey
     store.save("a.pth", state(small=torch.zeros(700_000)))
 
 
+def test_not_knowing_the_free_space_does_not_hide_the_fault(
+    opened: Make, state: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = Faulty(0, FULL, kinds=["sync"])
+    store = opened(files=files)
+    asked = iter([10**9])
+
+    def free(folder: Path) -> int:
+        for size in asked:
+            return size
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(files, "free", free)
+    with pytest.raises(OSError, match=r"a\.pth could not be written \(how much .* cannot be told: .*Stale") as info:
+        store.save("a.pth", state())
+
+    assert info.value.__cause__ is FULL
+    assert info.value.errno == errno.ENOSPC
+
+
 def test_a_folder_that_is_gone(tmp_path: Path, opened: Make, state: Make) -> None:
     store = opened(folder=tmp_path / "gone")
     for path in (tmp_path / "gone").iterdir():

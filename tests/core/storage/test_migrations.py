@@ -90,11 +90,54 @@ def test_a_checkpoint_whose_manifest_was_lost_gets_its_place_again(tmp_path: Pat
     store.close()
     (tmp_path / "2.json").unlink()
     lines = migrate(tmp_path / "2.pth")
-    assert lines[1] == "    wrote the manifest that was missing; the checksums in the file held"
+    assert lines[0] == f"{tmp_path / '2.pth'}: wrote its manifest anew"
+    assert lines[1] == "    the checksums in the file hold; by which metric it was judged is not known any more"
     assert [each.path.name for each in storage.entries(tmp_path, "run")[0]] == ["3.pth", "2.pth", "1.pth"]
     (tmp_path / "3.json").unlink()
     migrate(tmp_path / "3.pth")
     assert [each.path.name for each in storage.entries(tmp_path, "run")[0]] == ["3.pth", "2.pth", "1.pth"]
+
+
+def test_a_file_that_only_lost_its_manifest_stays_as_it_is(
+    tmp_path: Path, state: Make, opened: Make, names: Names
+) -> None:
+    store = opened()
+    former = store.save("1.pth", state(1))
+    store.pin(former.path)  # which is no reason to refuse: the file is not replaced
+    store.close()
+    before, inode = former.path.read_bytes(), former.path.stat().st_ino
+    (tmp_path / "1.json").unlink()
+    assert migrate(former.path, dry_run=True)[0] == f"{former.path}: its manifest would be written anew"
+    assert names() == ["1.pinned", "1.pth"]
+    migrate(former.path)
+    assert names() == ["1.json", "1.pinned", "1.pth"]
+    assert (former.path.read_bytes(), former.path.stat().st_ino) == (before, inode)
+    entry = storage.verify(former.path)
+    assert (entry.sequence, entry.size, entry.sha256) == (1, former.size, former.sha256)
+    assert entry.progress == {"steps": 1}
+
+
+@pytest.mark.parametrize("operation", ["create", "sync", "rename", "sync_folder"])
+def test_a_kill_while_a_manifest_is_written_anew_loses_nothing(
+    tmp_path: Path, state: Make, opened: Make, names: Names, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    store = opened()
+    store.save("1.pth", state(1))
+    store.close()
+    before = (tmp_path / "1.pth").read_bytes()
+    (tmp_path / "1.json").unlink()
+
+    def refuse(*arguments: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Files, operation, refuse)
+        with pytest.raises(OSError, match="Input/output error"):
+            migrate(tmp_path / "1.pth")
+    migrate(tmp_path / "1.pth")
+    assert names() == ["1.json", "1.pth"]
+    assert (tmp_path / "1.pth").read_bytes() == before
+    assert storage.load(tmp_path / "1.pth")["progress"] == {"steps": 1}
 
 
 def test_a_flipped_bit_in_an_old_file_is_noticed(old: Path, names: Names) -> None:
