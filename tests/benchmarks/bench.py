@@ -140,7 +140,7 @@ def show_resuming() -> None:
         "us per step beyond 1 handler of BatchEnd",
     )
     results = gather("resumable")
-    for name, bar in {resuming.AGAIN: None, resuming.RESUMABLE: 1.0}.items():
+    for name, bar in {resuming.AGAIN: None, resuming.KEPT: 1.0, resuming.RESUMABLE: 1.0}.items():
         row(name, (beyond(each, name, resuming.LISTENED) for each in results), bar)
     title("   Keyed loading: batches of 8 tensors", "us per batch beyond torch's DataLoader(shuffle=True)")
     results = gather("loading")

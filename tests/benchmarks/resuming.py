@@ -23,7 +23,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 STEPS = 1_000  # in an epoch
 EPOCHS = 6
 ROUNDS = 20
-LISTENED, RESUMABLE, AGAIN = "1 handler of BatchEnd", "that, and resumable", "1 handler, once more (control)"
+LISTENED, AGAIN = "1 handler of BatchEnd", "1 handler, once more (control)"
+KEPT, RESUMABLE = "that, RNGCapture and Checkpoint", "and a SaveSchedule"
 PLAIN, KEYED = "DataLoader(shuffle=True)", "the same, keyed"
 MANY = 10**9
 FRESH, AMID = "a fresh start", "a resume amid the epoch"
@@ -55,22 +56,35 @@ def per_step(seed: int) -> dict[str, list[float]]:
     """Return the microseconds a step of each round; a list of batches needs no loading."""
     torch.set_num_threads(1)
     batches, shuffle = batches_of(STEPS), random.Random(seed).shuffle
-    spent: dict[str, list[float]] = {LISTENED: [], RESUMABLE: [], AGAIN: []}
+    spent: dict[str, list[float]] = {LISTENED: [], KEPT: [], RESUMABLE: [], AGAIN: []}
     names = list(spent)
     with TemporaryDirectory() as folder:
         for _ in range(ROUNDS):
             shuffle(names)
             for name in names:
-                watch, extra = Stopwatch(), resumable(Path(folder)) if name == RESUMABLE else []
-                trainer = h.Trainer([watch, *extra], device="cpu")
+                watch = Stopwatch()
+                trainer = h.Trainer([watch, *resumable(name, Path(folder))], device="cpu")
                 trainer.fit(h.Supervised(tiny_model(), mse_loss), batches, optimizer=sgd, epochs=EPOCHS)
                 spent[name].append(median(watch.epochs[1:]))
     return spent
 
 
-def resumable(folder: Path) -> list[h.Plugin]:
+class Asks(h.Plugin):
+    """Would ask for a save, but at no batch."""
+
+    asks = ("save",)
+
+    @h.on(h.TrainEnd)
+    def listen(self, run: h.Run, event: h.TrainEnd) -> None:
+        """Do nothing."""
+
+
+def resumable(name: str, folder: Path) -> list[h.Plugin]:
     """Return what makes a run resumable, with a save that is never due."""
-    return [h.RNGCapture(), h.SaveSchedule(h.Every(steps=10**9)), h.Checkpoint(folder)]
+    if name not in (KEPT, RESUMABLE):
+        return []
+    schedule = h.SaveSchedule(h.Every(steps=10**9)) if name == RESUMABLE else Asks()
+    return [h.RNGCapture(), schedule, h.Checkpoint(folder)]
 
 
 class Data(Dataset[tuple[Tensor, Tensor]]):
