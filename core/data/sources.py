@@ -16,7 +16,17 @@ from .source import EXACT, Source, Stateless, Worth
 from .stateful import StatefulSource
 
 
-class MapSource(Stateless):
+class Rewired(Stateless):
+    """What is read through a copy of a `DataLoader`."""
+
+    _own: DataLoader[Any]
+
+    def close(self) -> None:
+        """Let persistent workers go."""
+        self._own._iterator = None  # the loader's own way to end them is to forget it
+
+
+class MapSource(Rewired):
     """A `DataLoader` of a map-style dataset: order and draws are keyed, and no data is loaded to reach a position.
 
     Unless a subclass iterates in a way of its own, which may leave batches out: then it is read again.
@@ -53,12 +63,8 @@ class MapSource(Stateless):
             return "not exact", ("in_order=False lets workers deliver batches in any order",)
         return EXACT
 
-    def close(self) -> None:
-        """Let persistent workers go."""
-        self._own._iterator = None  # the loader's own way to end them is to forget it
 
-
-class IterableSource(Stateless):
+class IterableSource(Rewired):
     """A `DataLoader` of an iterable dataset: draws are keyed; a position is reached by reading again."""
 
     def __init__(self, loader: DataLoader[Any], rank: int) -> None:
@@ -95,10 +101,6 @@ class IterableSource(Stateless):
             keep = self.loader.persistent_workers and before > 0
             workers = {"num_workers": before, "prefetch_factor": ahead, "persistent_workers": keep}
             self._own = rewired(self._own, **workers, timeout=self.loader.timeout if before else 0)
-
-    def close(self) -> None:
-        """Let persistent workers go."""
-        self._own._iterator = None  # the loader's own way to end them is to forget it
 
 
 class SequenceSource(Stateless):
