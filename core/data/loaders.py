@@ -138,6 +138,8 @@ def made(data: Any, params: Any, split: str, rank: int, world_size: int) -> Any:
     if isinstance(data, IterableDataset):
         if params.get("shuffle") or params.get("sampler") is not None:
             raise ValueError(f"The {split} dataset is iterable, so its order is its own: no shuffle and no sampler.")
+        if params.get("draws_per") == "sample":
+            raise ValueError(f"The {split} dataset is iterable: what it draws is keyed by batch, not by sample.")
         return DataLoader(data, **options)
     try:
         size = len(data)

@@ -24,7 +24,7 @@ from heliograph import (
     on,
 )
 from heliograph.core.data.loaders import evaluation_loader, made, training_loaders
-from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
 
 Make = Callable[..., Any]
 
@@ -350,3 +350,12 @@ def test_another_librarys_dataset_is_told_by_its_methods() -> None:
     loader = made(Table(), {"batch_size": 2}, "train", 0, 1)
 
     assert [batch.flatten().tolist() for batch in loader] == [[0.0, 1.0], [2.0, 3.0], [4.0]]
+
+
+def test_an_iterable_dataset_is_not_keyed_by_sample() -> None:
+    class Flow(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(3))
+
+    with pytest.raises(ValueError, match="keyed by batch, not by sample"):
+        made(Flow(), {"draws_per": "sample"}, "train", 0, 1)
