@@ -14,7 +14,7 @@ from ..batches import check_loader
 from ..signals import ignore_signals
 from .samplers import DistributedSampler, RandomSampler, SequentialSampler
 
-ONLY_TRAINING = ("shuffle", "sampler", "drop_last")
+ONLY_TRAINING = ("shuffle", "sampler", "drop_last", "draws_per")
 
 
 class LoaderParams(TypedDict, total=False):

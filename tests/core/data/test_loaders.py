@@ -359,3 +359,4 @@ def test_an_iterable_dataset_is_not_keyed_by_sample() -> None:
 
     with pytest.raises(ValueError, match="keyed by batch, not by sample"):
         made(Flow(), {"draws_per": "sample"}, "train", 0, 1)
+    assert list(evaluation_loader(Flow(), {"draws_per": "sample", "batch_size": None}, "validation")) == [0, 1, 2]
