@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from torch import Tensor
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
+from torch.nn.utils import clip_grad_value_
 
 from ..events import GradientsReady, Lane, Run
 from ..plugins import Plugin, on
@@ -12,8 +11,8 @@ from ..plugins import Plugin, on
 class GradientClipping(Plugin):
     """Clip the gradients of a complete window before the optimizer step, and log their norm from before the clipping.
 
-    Sees true gradients: accumulated, rescaled and unscaled. The norm is tracked as `train/gradient_norm` without a wait
-    for the device.
+    Sees true gradients: accumulated, rescaled, unscaled and averaged over ranks. Their norm is that of the whole
+    gradients, also where the engine shards them; it is tracked as `train/gradient_norm`, without a wait for the device.
 
     Args:
         norm: the largest total norm; None does not clip by norm.
@@ -24,7 +23,7 @@ class GradientClipping(Plugin):
         ValueError: neither bound is given, or one is not positive.
     """
 
-    exclusive = ("clipping",)
+    exclusive = ("clipping", "gradient_norm")
 
     def __init__(self, norm: float | None = None, *, value: float | None = None, norm_type: float = 2.0) -> None:
         if norm is None and value is None:
@@ -38,11 +37,7 @@ class GradientClipping(Plugin):
     def clip(self, run: Run, event: GradientsReady) -> None:
         """Clip, and track the norm."""
         parameters = [each for group in run.optimizer.param_groups for each in group["params"]]
-        if self.norm is not None:
-            total = clip_grad_norm_(parameters, self.norm, self.norm_type)
-        else:
-            gradients: list[Tensor] = [each.grad for each in parameters if each.grad is not None]
-            total = get_total_norm(gradients, self.norm_type)
+        total = run.engine.clip_gradients(parameters, self.norm, self.norm_type)
         if self.value is not None:
             clip_grad_value_(parameters, self.value)
-        run.track("gradient_norm", total)
+        run.track(run.label("gradient_norm"), total)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
@@ -69,8 +70,11 @@ def set_epoch(loader: Any, epoch: int) -> None:
 
 def rest_of_epoch(run: RunContext, tell: Callable[[int, int], None]) -> Iterator[Any]:
     """Return the batches of the epoch that are not consumed yet, and do what waits for the loader to stand there."""
-    batches = run.data.open(run.progress, tell)
+    is_over = run.shared and run.progress.batch > 0 and run.is_last_batch
+    batches = run.data.open(run.progress, tell, is_over=is_over)
     run.arrive()
+    if run.shared:
+        return _together(run, batches)
     return batches if run.batches_per_epoch is not None else _telling_the_last(run, batches)
 
 
@@ -78,12 +82,15 @@ def check_exhausted(run: RunContext) -> None:
     """Note that the loader ended; raise or warn where that was before it had begun, or before it said it would."""
     batch, expected = run.progress.batch, run.batches_per_epoch
     if batch == 0:
+        where = " on one of the ranks" if run.shared else ""
         raise ValueError(
-            f"The train loader yielded no batch in epoch {run.progress.epoch}. A generator can be read only once: "
-            f"give a list, a DataLoader, or an object whose __iter__ begins anew."
+            f"The train loader yielded no batch in epoch {run.progress.epoch}{where}. A generator can be read only "
+            f"once: give a list, a DataLoader, or an object whose __iter__ begins anew."
         )
     if expected is not None and batch != expected:
         text = f"The train loader ended after {batch} batches, but its length says {expected}."
+        if run.shared:
+            raise ValueError(f"{text} On several ranks that is an error, since the others count on them.")
         warnings.warn(text, RuntimeWarning, stacklevel=2)
     run.exhausted = True
 
@@ -123,6 +130,38 @@ def abandon(run: RunContext) -> None:
     control.leaving = True
     for _ in run.open_batches:
         raise AssertionError("leaving was asked for")
+
+
+def _together(run: RunContext, batches: Iterator[Any]) -> Iterator[Any]:
+    """Return the batches as far as every rank has one; what a rank has beyond the shortest one's end is not read."""
+    length, source = run.batches_per_epoch, run.data.source
+    run.data.together = None
+    if length is not None:
+        rest = islice(batches, max(0, length - run.progress.batch))
+        even = source is not None and source.even and run.size_of is batch_size
+        return rest if even else _voted(run, ((batch, False) for batch in rest))
+    return iter(()) if run.last_seen else _voted(run, with_last(batches))
+
+
+def _voted(run: RunContext, batches: Iterator[tuple[Any, bool]]) -> Iterator[Any]:
+    """Yield batches until a rank has none, or had its last; each vote tells all how many samples they have in hand."""
+    engine, sized = run.engine, run.batches_per_epoch is not None
+    while True:
+        found = next(batches, None)
+        batch, is_last = (None, True) if found is None else found
+        sizes = [0.0] * engine.world_size
+        sizes[engine.rank] = 0.0 if found is None else float(run.size_of(batch))
+        misses, ends, goes_on, *sizes = engine.vote([found is None, is_last, not is_last, *sizes])
+        if misses:
+            return
+        run.data.together = int(sum(sizes))
+        if not sized:
+            run.last_seen = bool(ends)
+        if ends and goes_on:
+            run.data.tell("the ranks had unequally many batches: each epoch ended when the first of them had no more")
+        yield batch
+        if ends:
+            return
 
 
 def _telling_the_last(run: RunContext, batches: Iterable[Any]) -> Iterator[Any]:

@@ -6,15 +6,14 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any, Literal, Unpack
 
-import torch
-
 from ..events import Bus
 from ..events.catalogue import Phase
 from ..plugins import Plugins
 from . import loop, settings
-from .data.loaders import LoaderParams, check_params
+from .data.loaders import LoaderParams, check_params, of_one_process
 from .data.module import DataModule, complete, evaluated, opened
-from .engine import DeviceEngine, LoopEngine
+from .engines.choosing import EngineOptions, made_engine
+from .engines.contract import LoopEngine
 from .plan import plan
 from .result import RunResult
 from .run import TrainRun
@@ -25,22 +24,33 @@ class Trainer:
 
     Args:
         plugins: plugin objects, in the order in which they run within a lane.
-        device: `cpu`, `cuda`, `cuda:1`; by default a GPU where there is one.
-        engine: an engine of your own, instead of `device`.
+        engine: an engine of your own, or the name of an installed one, such as `ddp`; by default one is chosen by how
+            the process was started.
+        **options: as follows; without an engine object, which was told when it was made.
+        device: `cpu`, `cuda`, `cuda:1`, `mps`; by default a GPU where there is one.
+        gpus: instead of `device`, the numbers of the GPUs to use, one for each process on this machine.
+        use_cpu: instead of `device`, True for the CPU, False for a GPU or an error.
+        precision: `fp32` (the default), `tf32`, `bf16` or `fp16`.
+        deterministic: use deterministic algorithms only; an operation that has none raises.
+        cudnn_benchmark: let cuDNN time its algorithms and take the fastest; not in a validation or test.
 
     Raises:
-        TypeError: a plugin has a handler that does not fit its event.
-        ValueError: plugins contradict each other; both `device` and `engine` are given; the device is not there.
+        LookupError: no engine of that name is installed.
+        RuntimeError: a GPU is wanted, and there is none.
+        TypeError: a plugin has a handler that does not fit its event; there is no such option.
+        ValueError: plugins contradict each other, or options; the device is not there.
     """
 
     def __init__(
-        self, plugins: Iterable[Any] = (), *, device: str | torch.device | None = None, engine: LoopEngine | None = None
+        self,
+        plugins: Iterable[Any] = (),
+        *,
+        engine: LoopEngine | str | None = None,
+        **options: Unpack[EngineOptions],
     ) -> None:
-        if device is not None and engine is not None:
-            raise ValueError("Give device= or engine=, not both: an engine knows its device.")
         self.bus = Bus()
         self.plugins = Plugins(self.bus)
-        self.engine: LoopEngine = engine or DeviceEngine(device)
+        self.engine = made_engine(engine, options)
         if not isinstance(plugins, Iterable):
             raise TypeError(
                 f"Trainer(plugins) takes a list of plugin objects: Trainer([{type(plugins).__name__}(...)])."
@@ -69,9 +79,11 @@ class Trainer:
             loader_params: how to batch a dataset, such as `{"batch_size": 32, "shuffle": True, "num_workers": 4}`;
                 see `LoaderParams`.
             validation: an iterable of batches or a dataset, or several by name.
-            optimizer: an optimizer, or a function that makes one from the list of the task's parameters.
+            optimizer: an optimizer, or a function that makes one from the list of the task's parameters. Or several by
+                name, for a `training_step` that yields `(name, loss)` for each; a function gets the parameters of the
+                task's module of that name.
             scheduler: a learning-rate scheduler, or a function that makes one from the optimizer; stepped by the plugin
-                `LearningRate`.
+                `LearningRate`. By the names of their optimizers, where these have names.
             epochs: how many epochs; with `steps`, whichever comes first. Counted from the run's first beginning: a
                 resumed run does the rest.
             steps: how many optimizer steps.
@@ -105,11 +117,12 @@ class Trainer:
         """
         engine = self.engine
         with ExitStack() as life:
+            life.enter_context(engine.process())
             if isinstance(train, DataModule):
-                module = opened(train, life, prepares=engine.is_main)
+                module = opened(train, life, engine)
                 train = module.train()
                 complete(module, options)
-            checked = settings.training(task, train, options, engine.rank, engine.world_size)
+            checked = settings.training(task, train, options, engine.world_size)
             settings.check_needs(checked, self.plugins)
             run = TrainRun(checked, self.bus, self.plugins, engine)
             run.after.push(life.pop_all())
@@ -145,9 +158,11 @@ class Trainer:
 
     def _evaluate(self, task: Any, data: Any, phase: Phase, params: LoaderParams | None, name: str) -> RunResult:
         with ExitStack() as life:
-            loaders = evaluated(data, phase, life, prepares=self.engine.is_main)
+            life.enter_context(self.engine.process())
+            loaders = evaluated(data, phase, life, self.engine)
             params = data.loader_params if params is None and isinstance(data, DataModule) else params
             check_params(params, loaders.values() if isinstance(loaders, Mapping) else [loaders])
+            params = of_one_process(params, self.engine.world_size)
             checked = settings.evaluation(task, loaders, phase, name, params)
             run = TrainRun(checked, self.bus, self.plugins, self.engine, phase)
             run.after.push(life.pop_all())

@@ -1,6 +1,7 @@
 """Plugins of installed packages, found through the entry-point group `heliograph.plugins`.
 
-Finding reads metadata only; a plugin is imported when it is asked for. Installed is never enabled.
+Finding reads metadata only; a plugin is imported when it is asked for. Installed is never enabled. Other groups, such
+as `heliograph.engines`, are read alike.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ KILL_SWITCH = "HELIOGRAPH_DISABLE_PLUGINS"
 
 @dataclass(frozen=True, slots=True)
 class Discovered:
-    """An entry point: a plugin that could be loaded."""
+    """An entry point: a plugin, or what its group holds, that could be loaded."""
 
     name: str
     package: str
@@ -31,7 +32,7 @@ class Discovered:
     entry_point: EntryPoint = field(repr=False)
 
     def load(self) -> Callable[..., Any]:
-        """Import the plugin class.
+        """Import the class.
 
         Raises:
             ImportError: it cannot be imported; says which package is broken and why.
@@ -39,11 +40,15 @@ class Discovered:
         try:
             loaded: Callable[..., Any] = self.entry_point.load()
         except (Exception, SystemExit) as error:  # a broken third-party plugin harms nobody but who asks for it
-            what = f"Plugin {self.name!r} of package {self.package} {self.version} ({self.target})"
+            what = f"{self._called} {self.version} ({self.target})"
             raise ImportError(f"{what} cannot be imported: {type(error).__name__}: {error}") from error
         if not callable(loaded):
-            raise ImportError(f"Plugin {self.name!r} of package {self.package} is no class or factory: {loaded!r}.")
+            raise ImportError(f"{self._called} is no class or factory: {loaded!r}.")
         return loaded
+
+    @property
+    def _called(self) -> str:
+        return f"{_kind(self.entry_point.group).capitalize()} {self.name!r} of package {self.package}"
 
 
 def switched_off(name: str, package: str | None = None) -> bool:
@@ -52,38 +57,46 @@ def switched_off(name: str, package: str | None = None) -> bool:
     return name in words or (bool(words & {"all", "1"}) and package not in (None, "heliograph"))
 
 
-def discover() -> list[Discovered]:
-    """Return every installed plugin, sorted by name; nothing is imported."""
+def discover(group: str = GROUP) -> list[Discovered]:
+    """Return every installed plugin, or what another group holds, sorted by name; nothing is imported."""
     found: dict[tuple[str, str], Discovered] = {}
     for distribution in distributions():
         package = re.sub(r"[-_.]+", "-", distribution.metadata["Name"] or "unknown").lower()
         try:
-            points = distribution.entry_points.select(group=GROUP)
+            points = distribution.entry_points.select(group=group)
         except Exception as error:  # noqa: BLE001  # one package's broken metadata harms no other
             warnings.warn(
                 f"The entry points of package {package} cannot be read: {error}", RuntimeWarning, stacklevel=2
             )
             continue
         for point in points:
-            off = switched_off(point.name, package)
+            off = group == GROUP and switched_off(point.name, package)
             each = Discovered(point.name, package, distribution.version or "unknown", point.value, off, point)
             found.setdefault((point.name, package), each)
     return [found[key] for key in sorted(found)]
 
 
-def find(name: str) -> Discovered:
-    """Return the installed plugin of that name; `package:name` chooses where two packages use one.
+def find(name: str, group: str = GROUP) -> Discovered:
+    """Return the installed plugin, or what another group holds, of that name.
+
+    `package:name` chooses where two packages use one name.
 
     Raises:
         LookupError: none has this name, or several have.
     """
     package, _, short = name.rpartition(":")
-    package, installed = re.sub(r"[-_.]+", "-", package).lower(), discover()
+    package, installed = re.sub(r"[-_.]+", "-", package).lower(), discover(group)
     matches = [each for each in installed if each.name == short and package in ("", each.package)]
     if not matches:
         known = known_names(name, {f"{each.package}:{each.name}" if package else each.name for each in installed})
-        raise LookupError(f"No installed plugin is named {name!r}.{known}")
+        raise LookupError(f"No installed {_kind(group)} is named {name!r}.{known}")
     if len(matches) > 1:
         packages = ", ".join(f"{each.package}:{short}" for each in matches)
-        raise LookupError(f"Several packages have a plugin {short!r}: say which, one of {packages}.")
+        article = "an" if _kind(group)[0] in "aeiou" else "a"
+        raise LookupError(f"Several packages have {article} {_kind(group)} {short!r}: say which, one of {packages}.")
     return matches[0]
+
+
+def _kind(group: str) -> str:
+    """Return what a group holds, in the singular: `plugin` for `heliograph.plugins`."""
+    return group.rpartition(".")[2].removesuffix("s")

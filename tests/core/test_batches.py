@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from heliograph.core.batches import batch_size, length_of, set_epoch, with_last
-from heliograph.core.engine import DeviceEngine, move
+from heliograph.core.engines.device import DeviceEngine
+from heliograph.core.engines.moving import move
 from torch import Tensor
 
 

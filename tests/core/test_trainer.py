@@ -13,8 +13,8 @@ from heliograph import (
     DeviceEngine,
     EarlyStopping,
     EpochEnd,
-    EpochStart,
     Every,
+    GradientsReady,
     LearningRate,
     LogSchedule,
     Plugin,
@@ -444,8 +444,8 @@ def test_an_engine_of_ones_own_sees_every_call() -> None:
     calls: list[str] = []
 
     class Watching(DeviceEngine):
-        def place(self, modules: Any) -> None:
-            calls.append("place")
+        def set_up(self, task: Any, modules: Any, optimizers: Any) -> None:
+            calls.append(f"set up {list(modules)} {list(optimizers)}")
 
         def bind(self, forward: Any) -> Any:
             calls.append("bind")
@@ -454,16 +454,16 @@ def test_an_engine_of_ones_own_sees_every_call() -> None:
         def unscale(self, optimizer: Any) -> None:
             calls.append("unscale")
 
-        def settle(self, control: Any) -> None:
-            calls.append("settle")
+        def tear_down(self) -> None:
+            calls.append("tear down")
 
     class Listen(Plugin):
-        @on(EpochStart, BatchEnd)
-        def ask(self, run: Run, event: EpochStart | BatchEnd) -> None:
-            run.control.request_save("now")
+        @on(GradientsReady)
+        def look(self, run: Run, event: GradientsReady) -> None:
+            calls.append("gradients")
 
     fit(Trainer([Listen()], engine=Watching("cpu")), train=data(1))
-    assert calls == ["bind", "place", "settle", "settle", "settle", "settle"]
+    assert calls == ["set up ['model'] ['optimizer']", "bind", "unscale", "gradients", "tear down"]
 
 
 def test_an_engine_that_skips_a_step_is_counted() -> None:

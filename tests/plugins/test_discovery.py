@@ -14,11 +14,14 @@ from heliograph.plugins.discovery import find
 
 BUILT_IN = {
     "checkpoint": "checkpoint:Checkpoint",
+    "compile": "compile:Compile",
     "early_stopping": "early_stopping:EarlyStopping",
+    "ema": "ema:EMA",
     "exception_pass_through": "exception_pass_through:ExceptionPassThrough",
     "file_log": "file_log:FileLog",
     "gradient_accumulation": "gradient_accumulation:GradientAccumulation",
     "gradient_clipping": "gradient_clipping:GradientClipping",
+    "gradient_norm": "gradient_norm:GradientNorm",
     "handler_times": "handler_times:HandlerTimes",
     "jsonl_log": "jsonl_log:JsonlLog",
     "learning_rate": "learning_rate:LearningRate",

@@ -1,0 +1,219 @@
+"""The engine of one process on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_, get_total_norm
+
+from ...events.engine import Reduction
+from ..ranks.watch import Watch
+from .determinism import Determinism
+from .moving import move
+from .precision import Precision, PrecisionName
+
+
+class DeviceEngine:
+    """One process, one device.
+
+    Args:
+        device: `cpu`, `cuda`, `cuda:1`, `mps` and the like; by default a GPU where there is one.
+        precision: `fp32`, `tf32`, `bf16` or `fp16`; see `Precision`.
+        deterministic: use deterministic algorithms only; an operation that has none raises.
+        cudnn_benchmark: let cuDNN time its algorithms and take the fastest; not in a validation or test.
+
+    Raises:
+        ValueError: the device is unknown, or not to be had on this machine; it does not compute in this precision; the
+            options contradict each other, or what cuBLAS was told.
+    """
+
+    rank = local_rank = 0
+    world_size = 1
+    is_main = is_local_main = True
+    watch: Watch | None = None
+
+    def __init__(
+        self,
+        device: str | torch.device | None = None,
+        *,
+        precision: PrecisionName = "fp32",
+        deterministic: bool = False,
+        cudnn_benchmark: bool = False,
+    ) -> None:
+        self.precision = Precision(precision)
+        self.determinism = Determinism(deterministic=deterministic, cudnn_benchmark=cudnn_benchmark)
+        self.device = checked_device(default_device() if device is None else device)
+        self.determinism.prepare(self.device)
+        self.precision.check(self.device)
+
+    def process(self) -> AbstractContextManager[None]:
+        """Return a context with torch's settings for a run: one process belongs to no group."""
+        return self.settings()
+
+    @contextmanager
+    def settings(self) -> Iterator[None]:
+        """Hold torch's settings for precision and determinism, and give back behind what there was."""
+        with self.determinism.running(), self.precision.running():
+            yield
+
+    def set_up(
+        self, task: Any, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
+    ) -> None:
+        """Move modules to the device."""
+        for module in modules.values():
+            module.to(self.device)
+        self.precision.begin(self.device, optimizers)
+
+    def tear_down(self) -> None:
+        """Do nothing: nothing is wrapped."""
+
+    def abandon(self) -> None:
+        """Do nothing: nobody waits."""
+
+    def move(self, batch: Any) -> Any:
+        """Return a batch on the device."""
+        return move(batch, self.device)
+
+    def feed(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield the batches, moved to the device."""
+        if self.device.type == "cpu":
+            return batches
+        return (move(batch, self.device) for batch in batches)
+
+    def bind(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the training step, under autocast where the precision needs that."""
+        return self.precision.bind(forward, self.device)
+
+    def bind_evaluation(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a validation or test step, under autocast where the precision needs that."""
+        return self.precision.bind(forward, self.device)
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Return a context in which cuDNN times nothing."""
+        return self.determinism.evaluating()
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return the context of a forward pass."""
+        return self.precision.autocast(self.device)
+
+    def no_sync(self) -> AbstractContextManager[Any]:
+        """Return a context that does nothing: one process exchanges no gradients."""
+        return nullcontext()
+
+    @property
+    def backward(self) -> Callable[[Tensor], None]:
+        """What adds the gradients of a loss: in full precision torch's own function, without a frame in between."""
+        return self.precision.backward
+
+    def backward_scaled(self, loss: Tensor, scale: float) -> None:
+        """Add the gradients of `scale * loss`, without a multiplication in the graph."""
+        self.precision.backward_scaled(loss, scale)
+
+    def backward_for(self, loss: Tensor, scale: float, parameters: Sequence[Tensor]) -> None:
+        """Add the gradients of `scale * loss` to these parameters only."""
+        self.precision.backward_for(loss, scale, parameters)
+
+    def exchange_gradients(self, parameters: Sequence[Tensor]) -> None:
+        """Do nothing: there is nobody to exchange with."""
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Make the gradients true ones, where the precision scales them."""
+        self.precision.unscale(optimizer)
+
+    def bind_step(self, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
+        """Return the optimizer's own step, unless the precision may make it skip."""
+        return self.precision.bind_step(optimizer)
+
+    def bind_zero_grad(self, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
+        """Return the optimizer's own `zero_grad`, unless the precision's scale moves with it."""
+        return self.precision.bind_zero_grad(optimizer)
+
+    def clip_gradients(self, parameters: Iterable[Tensor], norm: float | None, norm_type: float = 2.0) -> Tensor:
+        """Clip gradients by their total norm; return the norm before."""
+        chosen = list(parameters)
+        if norm is not None:
+            return clip_grad_norm_(chosen, norm, norm_type)
+        return get_total_norm([each.grad for each in chosen if each.grad is not None], norm_type)
+
+    def reduce(self, value: Any, how: Reduction = "mean") -> Any:
+        """Return the value: there is one rank."""
+        return value
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return the tensor of the one rank."""
+        return [tensor]
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return the object of the one rank."""
+        return [value]
+
+    def broadcast(self, value: Any, source: int = 0) -> Any:
+        """Return the value: there is one rank."""
+        return value
+
+    def barrier(self) -> None:
+        """Do nothing: everybody is here."""
+
+    def vote(self, values: Sequence[float]) -> list[float]:
+        """Return the values: one process agrees with itself."""
+        return list(values)
+
+    def refusing(self, plugin: str, event: str) -> AbstractContextManager[None]:
+        """Return a context that does nothing: one process waits for nobody."""
+        return nullcontext()
+
+    def pack(
+        self, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the states by name."""
+        weights = {name: dict(module.state_dict()) for name, module in modules.items()}
+        return weights, {name: optimizer.state_dict() for name, optimizer in optimizers.items()}
+
+    def unpack(
+        self,
+        modules: Mapping[str, nn.Module],
+        optimizers: Mapping[str, torch.optim.Optimizer],
+        states: tuple[Mapping[str, Any], Mapping[str, Any]],
+    ) -> None:
+        """Load the states by name."""
+        for name, module in modules.items():
+            module.load_state_dict(states[0][name])
+        for name, optimizer in optimizers.items():
+            optimizer.load_state_dict(deepcopy(states[1][name]))  # torch would go on with the very tensors
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scale of the losses, where the precision scales them."""
+        return self.precision.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with a saved scale."""
+        self.precision.load_state_dict(state)
+
+
+def default_device() -> str:
+    """Return a GPU where there is one: `cuda`, else `mps`; else `cpu`."""
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else "cpu"
+
+
+def checked_device(device: str | torch.device) -> torch.device:
+    """Return a device that is there.
+
+    Raises:
+        ValueError: it is unknown, or not to be had on this machine.
+    """
+    try:
+        found = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"Unknown device {device!r}: {error}") from None
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"Device {device!r} is not there: torch sees {torch.cuda.device_count()} CUDA devices.")
+    if found.type == "mps" and not torch.backends.mps.is_available():
+        raise ValueError(f"Device {device!r} is not there: torch sees no Apple GPU on this machine.")
+    return found
