@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from . import loop
 from .batches import abandon
+from .ranks.leaving import Failures, Leaving
+from .ranks.standing import place_of
 from .result import ResumeReport, RunResult
 
 if TYPE_CHECKING:
@@ -16,15 +18,20 @@ if TYPE_CHECKING:
 
 
 def close_run(run: TrainRun, error: BaseException | None) -> None:
-    """Emit the closing events, set `run.result`, and raise where that is not what already passes."""
-    passing = error
+    """Emit the closing events, set `run.result`, and raise where that is not what already passes.
+
+    On several ranks, an error is first told to the others, and the group is left: there are no collectives behind it.
+    """
+    passing, leaving = error, Leaving(run)
     error = _unwrapped(error)
     if error is None and run.phase == "train" and not run.finished:
         error = _finish_early(run)
     run.finished = True
-    run.status = _status(run, error)
     place = _place(run, error)
-    secondary = _close_all(run, error)
+    if error is not None:
+        error = leaving.fail(error, place)
+    run.status = _status(run, error)
+    secondary = _close_all(run, error, leaving)
     if error is None and secondary:
         owner, event, error = secondary.pop(0)
         place += f"; in {owner} on {event}"
@@ -42,25 +49,36 @@ def close_run(run: TrainRun, error: BaseException | None) -> None:
         raise error
 
 
-def _close_all(run: TrainRun, error: BaseException | None) -> list[tuple[str, str, BaseException]]:
+def _close_all(run: TrainRun, error: BaseException | None, leaving: Leaving) -> Failures:
     """Close whatever was opened, even if some of it fails; return (owner, event, error), a Ctrl-C first.
 
     Raises:
         KeyboardInterrupt: the second one; the rest is not closed.
     """
     run.bus.interrupted = isinstance(error, KeyboardInterrupt)
+    failures: Failures = []
+
+    def add(owner: str, event: str, failure: BaseException) -> None:
+        failures.append((owner, event, leaving.fail(failure, f"{place_of(run)}; in {owner} on {event}")))
+
     try:
-        failures = loop.end(run, error)
-        failures += [(owner, "close", failure) for owner, failure in run.plugins.close()]
-        try:
-            run.after.close()
-        except BaseException as failure:  # joins the others
-            if run.bus.is_second_interrupt(failure):
-                raise
-            failures.append(("the run", "close", failure))
+        for owner, event, failure in loop.end(run, error):
+            add(owner, event, failure)
+        for owner, failure in run.plugins.close():
+            add(owner, "close", failure)
+        for close in (leaving.finish, run.after.close):
+            try:
+                close()
+            except BaseException as failure:  # joins the others
+                if run.bus.is_second_interrupt(failure):
+                    raise
+                add("the run", "close", failure)
+    except BaseException as interrupt:
+        leaving.fail(interrupt, place_of(run))
+        raise
     finally:
         run.plugins.free()
-    return sorted(failures, key=lambda each: not isinstance(each[2], KeyboardInterrupt))
+    return sorted(failures + leaving.failures, key=lambda each: not isinstance(each[2], KeyboardInterrupt))
 
 
 def _unwrapped(error: BaseException | None) -> BaseException | None:
@@ -100,8 +118,7 @@ def _exit_status(run: TrainRun) -> int:
 
 
 def _place(run: TrainRun, error: BaseException | None) -> str:
-    progress = run.progress
-    place = f"in {run.phase}, epoch {progress.epoch}, batch {progress.batch}, step {progress.steps}"
+    place = place_of(run)
     owner, event = (None, None) if error is None else run.blame(error)
     return place if owner is None else f"{place}; in {owner} on {event}"
 
@@ -136,6 +153,7 @@ def _result(run: TrainRun, error: BaseException | None) -> RunResult:
         status=run.status,
         reason=_reason(run, error),
         stopped_by=asked.by if run.status == "stopped" and asked is not None else None,
+        stopped_on_rank=asked.rank if run.status == "stopped" and asked is not None else None,
         progress=run.progress.copy(),
         metrics=dict(run.metrics),
         best_checkpoint=run.best_checkpoint,

@@ -31,10 +31,15 @@ from ..plugins import Plugins
 from . import batches as data
 from . import state
 from .data.training_data import TrainingData
-from .engine import LoopEngine
+from .engines.contract import LoopEngine
+from .global_batch import BatchChange
+from .launching import RankQueue, child_queue
 from .metrics import Means
+from .ranks.agreement import Agreement, Alone
+from .rounds import Round
 from .settings import Settings
-from .task import check_loss, modules_of
+from .shared_means import SharedMeans
+from .task import modules_of
 
 
 class HotSignals:
@@ -59,22 +64,33 @@ class RunContext:
         self.bus, self.plugins, self.engine, self.settings = bus, plugins, engine, settings
         self.phase: Phase = phase
         self.name, self.task, self.hyper_parameters = settings.name, settings.task, settings.hyper_parameters
-        self.optimizer, self.scheduler = settings.optimizer, settings.scheduler
+        self.optimizers: Mapping[str, Any] = settings.optimizers
+        self.schedulers: Mapping[str, Any] = settings.schedulers
+        self.optimizer_name = next(iter(self.optimizers), "")
+        self.optimizer = self.optimizers.get(self.optimizer_name)
+        self.scheduler = self.schedulers.get(self.optimizer_name)
+        self.round = Round(self.optimizers, self.schedulers) if settings.several else None
         self.max_epochs, self.max_steps = settings.epochs, settings.steps
         self.last_step = math.inf if settings.steps is None else settings.steps
-        self.data = TrainingData(settings.train, engine.rank, engine.world_size, per_sample=settings.per_sample)
+        self.notes: list[str] = []
+        self.data = TrainingData(
+            settings.train, engine, self.note, per_sample=settings.per_sample, as_ranks=settings.as_ranks
+        )
         self.modules: Mapping[str, Any] = modules_of(settings.task)
-        self.forward: Callable[..., Any] = engine.bind(getattr(settings.task, "training_step", check_loss))
+        self.forward: Callable[..., Any]  # bound when the engine is set up
         self.backward: Callable[[Tensor], object] = engine.backward
         self.take_step: Callable[[], object]  # bound anew in every epoch: plugins may have patched the optimizer
+        self.zero_grad: Callable[[], object]
         self.size_of: Callable[[Any], int] = getattr(settings.task, "batch_size", data.batch_size)
         self.progress = Progress()
         self.origin = self.progress.copy()
         self.control = Control(self.progress)
+        self.shared = engine.world_size > 1
+        self.agreement: Agreement | Alone = Agreement(self) if self.shared else Alone()
         self.log = bus.signal(Log)
         self.hot = HotSignals(bus)
         self.metrics: dict[str, float] = {}
-        self.means = Means()
+        self.means = SharedMeans(engine) if self.shared else Means()
         self.batch: Any = None
         self.outputs: Any = None
         self.loss: Tensor | None = None
@@ -91,18 +107,25 @@ class RunContext:
         self.resumed_at: Progress | None = None
         self.evaluation_batches: int | None = None
         self.plugin_seconds: dict[str, float] = {}
-        self.notes: list[str] = []
         self.replacement: BaseException | None = None
         self.exit_status: int | None = None
         self.began = perf_counter()
         self.saved: Mapping[str, Any] | None = None
         self.saved_path: Path | None = None
+        self.batch_change: BatchChange = "refuse"
         self.resumes = False  # what is saved there is for a resume, not for a return
         self.fresh_plugins: tuple[str, ...] = ()
         self.unclaimed_states: tuple[str, ...] = ()
         self.actions: list[Callable[[], None]] = []
         self.unsettled: list[Callable[[], None]] = []
+        self.before_leaving: list[Callable[[], None]] = []
+        self.has_left = False  # whether this rank has left the others, for an error that not all of them share
         self.apart: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    @property
+    def queue(self) -> RankQueue | None:
+        """Where to put what the process that called `launch` is to get at once."""
+        return child_queue()
 
     @property
     def train_loader(self) -> Any:
@@ -134,6 +157,20 @@ class RunContext:
         return self.progress.batch + self.in_hand >= self.batches_per_epoch
 
     @property
+    def losses(self) -> Mapping[str, Tensor | None]:
+        """The last training loss of each optimizer, by its name."""
+        return {self.optimizer_name: self.loss} if self.round is None else self.round.losses
+
+    @property
+    def windows(self) -> Mapping[str, int]:
+        """How many micro-batches have left their gradients since the last step of each optimizer."""
+        return {self.optimizer_name: self.window} if self.round is None else self.round.windows
+
+    def label(self, name: str, optimizer: str | None = None) -> str:
+        """Return the name to track a value by: `loss`, or `generator_loss` where several optimizers have names."""
+        return name if self.round is None else f"{optimizer or self.optimizer_name}_{name}"
+
+    @property
     def validation_sets(self) -> tuple[str, ...]:
         """The names of the validation sets."""
         return tuple(self.settings.evaluations.get("validation", ()))
@@ -141,7 +178,7 @@ class RunContext:
     @property
     def tracks(self) -> bool:
         """Whether somebody will read what is tracked now."""
-        return self.phase != "train" or bool(self.log.chain)
+        return self.phase != "train" or bool(self.log.chain) or self.shared  # some other rank may be the one that logs
 
     def track(self, name: str, value: Any, weight: float = 1.0) -> None:
         """Add a value to the running mean of `<phase>/<name>`."""
@@ -178,6 +215,11 @@ class RunContext:
         """Call `action` whenever somebody needs what is under way beside the loop to be done."""
         if action not in self.unsettled:
             self.unsettled.append(action)
+
+    def when_leaving(self, action: Callable[[], None]) -> None:
+        """Call `action` before this rank leaves its group for an error: to wait for what uses the group in a thread."""
+        if action not in self.before_leaving:
+            self.before_leaving.append(action)
 
     def settle(self) -> None:
         """Wait until nothing is under way beside the loop, and all of it is told."""

@@ -2,6 +2,29 @@
 
 from __future__ import annotations
 
+SEEN = {"died": "died", "hung": "hung", "left": "left the group"}  # what the others saw, where a rank told nothing
+
 
 class TrainingError(RuntimeError):
     """A run failed with an exception that is on no pass-through list; the original is its `__cause__`."""
+
+
+class RankFailed(RuntimeError):  # noqa: N818  # an error of another rank, told here
+    """Another rank failed, so that this one cannot go on; the collective that broke here is its `__cause__`.
+
+    Attributes:
+        rank: the one that failed first.
+        kind: the qualified name of its exception's type; `died`, `hung` or `left` where it did not tell itself.
+        text: its exception's text, or what the others saw of it.
+        place: where in the run it was.
+    """
+
+    def __init__(self, rank: int, kind: str, text: str, place: str) -> None:
+        super().__init__(rank, kind, text, place)  # as given, so that it can be pickled
+        self.rank, self.kind, self.text, self.place = rank, kind, text, place
+
+    def __str__(self) -> str:
+        happened = SEEN.get(self.kind, f"failed with {self.kind}")
+        return (
+            f"rank {self.rank} {happened}" + f": {self.text}" * bool(self.text) + f" ({self.place})" * bool(self.place)
+        )

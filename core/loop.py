@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -25,10 +26,12 @@ from ..events.control import EVALUATION
 from .batches import abandon, check_exhausted, refuse_unread
 from .evaluation import evaluating
 from .metrics import plain
+from .rounds import checked_losses, next_loss
 from .state import restore
 from .task import check_loss
 
 if TYPE_CHECKING:
+    from .rounds import Round, Turn
     from .run import TrainRun
 
 logger = logging.getLogger("heliograph")
@@ -42,9 +45,10 @@ EVALUATIONS: dict[ev.Phase, tuple[Any, Any, Any, Any]] = {
 
 def fit(run: TrainRun) -> None:
     """Train."""
+    take = step if run.round is None else step_each
     for _ in epochs(run):
         for batch in batches(run):
-            step(run, run.forward(run, batch))
+            take(run, run.forward(run, batch))
 
 
 def epochs(run: TrainRun) -> Iterator[int]:
@@ -57,7 +61,7 @@ def epochs(run: TrainRun) -> Iterator[int]:
     take_up(run)
     while run.epoch_is_over or not (control.stopped or run.is_complete):
         run.emit(ev.EpochStart(run.progress.epoch, resumed=run.progress.batch > 0))
-        if control.pending:
+        if control.pending or run.shared:
             boundary(run)
         if not control.leaving:
             yield run.progress.epoch
@@ -76,7 +80,7 @@ def take_up(run: TrainRun) -> None:
             give_up_epoch(run)
         if restore(run):
             run.emit(ev.CheckpointLoaded(run.saved_path))
-        if control.pending:
+        if control.pending or run.shared:
             boundary(run)
         if not control.turns_back:  # nobody rolled back at once
             return
@@ -89,7 +93,10 @@ def give_up_epoch(run: TrainRun) -> None:
     run.window, run.loss, run.batch, run.outputs = 0, None, None, None
     run.exhausted = run.last_seen = False
     run.metrics.clear()
-    run.optimizer.zero_grad()
+    if run.round is not None:
+        run.round.clear()
+    for optimizer in run.optimizers.values():
+        run.engine.bind_zero_grad(optimizer)()
 
 
 def tell_replay(run: TrainRun, done: int, batches: int) -> None:
@@ -105,9 +112,10 @@ def tell_replay(run: TrainRun, done: int, batches: int) -> None:
 def batches(run: TrainRun) -> Iterator[Any]:
     """Yield each batch of the epoch that is not skipped, amid its events and the boundary behind it."""
     control, progress, hot, bus = run.control, run.progress, run.hot, run.bus
+    is_voted = run.agreement.on_batches
     for run.batch in run.feed():
         run.in_hand = True
-        if bus.links and hot.batch_start.chain:
+        if (bus.links and hot.batch_start.chain) or is_voted:
             open_batch(run)
         if not control.touched or not control.skips_batch:
             yield run.batch
@@ -115,9 +123,8 @@ def batches(run: TrainRun) -> Iterator[Any]:
             settle_batch(run)
         progress.batch += 1
         run.in_hand = False
-        if (
-            bus.links or control.pending or control.touched
-        ):  # where nothing listens, six looks at cold memory are spared
+        # Where nothing listens, six looks at cold memory are spared.
+        if bus.links or control.pending or control.touched or run.shared:
             close_batch(run)
         if control.leaving or progress.steps >= run.last_step:
             break
@@ -133,7 +140,10 @@ def close_batch(run: TrainRun) -> None:
     run.outputs = None
     if control.touched:
         control.close_batch()
-    if (control.pending or hot.should_stop.chain) and (not run.window or control.turns_back):
+    if run.shared:
+        if run.agreement.is_due():
+            boundary(run)
+    elif (control.pending or hot.should_stop.chain) and (not run.window or control.turns_back):
         boundary(run)
 
 
@@ -143,11 +153,12 @@ def step(run: TrainRun, loss: Tensor) -> None:
     if run.loss is None:  # the first of every epoch
         check_loss(loss)
     run.loss = loss
-    progress.samples += (size := run.size_of(run.batch))
-    if links or run.window:  # somebody listens, and may want the loss or the gradients for himself
-        if run.log.chain:
+    size = run.size_of(run.batch)
+    progress.samples += size if not run.shared else run.data.of_all_ranks(size)
+    if links or run.window or run.shared:  # somebody may want the loss or the gradients for himself
+        if run.log.chain or run.shared:  # of several ranks, some other may be the one that logs
             run.means.add("loss", loss, size)
-        if run.control.touched or run.window or run.hot.gradients_ready.chain:
+        if run.control.touched or run.window or run.hot.gradients_ready.chain or run.agreement.on_steps:
             accumulate(run, loss)
             return
     run.backward(loss)
@@ -157,7 +168,7 @@ def step(run: TrainRun, loss: Tensor) -> None:
             run.hot.step_end.emit(run, STEP_END)
     else:
         progress.skipped_steps += 1
-    run.optimizer.zero_grad()
+    run.zero_grad()
 
 
 def accumulate(run: TrainRun, loss: Tensor) -> None:
@@ -170,19 +181,81 @@ def accumulate(run: TrainRun, loss: Tensor) -> None:
 
 
 def close_window(run: TrainRun) -> None:
-    """Let handlers see, clip or drop the gradients of a complete window, then step with them."""
-    control, hot = run.control, run.hot
-    run.engine.unscale(run.optimizer)
-    control.stage = "GradientsReady"
-    hot.gradients_ready.emit(run, GRADIENTS_READY)
-    control.stage = ""
-    if not control.drops_step and run.take_step() is not False:
+    """Step with the gradients of a complete window, unless they are dropped."""
+    if stepped(run):
         run.progress.steps += 1
-        hot.step_end.emit(run, STEP_END)
+        run.hot.step_end.emit(run, STEP_END)
     else:
         run.progress.skipped_steps += 1
     run.window = 0
-    run.optimizer.zero_grad()
+    run.zero_grad()
+
+
+def stepped(run: TrainRun) -> bool:
+    """Let handlers see, clip or drop complete gradients, then step with them; return whether that was done."""
+    control = run.control
+    run.engine.unscale(run.optimizer)
+    control.stage = "GradientsReady"
+    run.hot.gradients_ready.emit(run, GRADIENTS_READY)
+    control.stage = ""
+    run.agreement.settle_step()
+    return not control.drops_step and run.take_step() is not False
+
+
+def step_each(run: TrainRun, losses: Any) -> None:
+    """Take each loss that a training step yields backward and step its optimizer, before the next is computed."""
+    with closing(checked_losses(losses)) as several:
+        while (pair := next_loss(run, several)) is not None:
+            step_named(run, *pair)
+
+
+def step_named(run: TrainRun, name: str | None, loss: Tensor) -> None:
+    """Take one of several losses backward and, where its window ends, step its optimizer."""
+    control, several = run.control, run.round
+    assert several is not None
+    turn = several.begin(name, loss)
+    control.touched = True  # so that the round is closed behind the batch
+    run.loss, size = loss, run.size_of(run.batch)
+    if len(several.taken) == 1:  # the first of the batch
+        run.progress.samples += size if not run.shared else run.data.of_all_ranks(size)
+    if run.log.chain or run.shared:
+        run.means.add(run.label("loss", turn.name), loss, size)
+    run.engine.backward_for(loss, control.loss_scale, turn.parameters)
+    turn.window += 1
+    if not control.holds_step or run.is_last_batch:
+        close_turn(run, several, turn)
+    several.put_down(run)
+
+
+def close_turn(run: TrainRun, several: Round, turn: Turn) -> None:
+    """Step one of several optimizers with its window; the first step of a round counts for all of them."""
+    several.pick_up(run, turn)
+    run.agreement.note_turn(turn.name)
+    run.engine.exchange_gradients(turn.parameters)
+    several.has_closed = True
+    if stepped(run):
+        run.progress.steps += not several.has_stepped
+        several.has_stepped = True
+        run.hot.step_end.emit(run, STEP_END)
+    run.control.drops_step = False
+    turn.window = 0
+    run.zero_grad()
+
+
+def close_windows(run: TrainRun) -> None:
+    """Step with all gradients that are left."""
+    if run.round is None:
+        close_window(run)
+    else:
+        close_round(run, run.round)
+
+
+def close_round(run: TrainRun, several: Round) -> None:
+    """Step the optimizers that gradients are left for, none of the last batch's losses being theirs; end the round."""
+    for turn in several.unfinished():
+        close_turn(run, several, turn)
+    several.put_down(run)
+    run.progress.skipped_steps += several.close()
 
 
 def open_batch(run: TrainRun) -> None:
@@ -191,35 +264,39 @@ def open_batch(run: TrainRun) -> None:
     control.stage = "BatchStart"
     run.hot.batch_start.emit(run, BATCH_START)
     control.stage = ""
+    run.agreement.settle_batch()
     if control.holds_step and not run.is_last_batch:
         run.open_contexts.enter_context(run.engine.no_sync())
 
 
 def settle_batch(run: TrainRun) -> None:
     """Finish a batch about which something was asked; a skipped one still ends the window that it should have ended."""
-    control = run.control
+    control, several = run.control, run.round
     run.open_contexts.close()
     if control.skips_batch:
         run.progress.skipped_batches += 1
-        if run.window and (not control.holds_step or run.is_last_batch):
-            close_window(run)
+    if several is not None:
+        several.taken.clear()
+    if (several is not None or (control.skips_batch and run.window)) and (not control.holds_step or run.is_last_batch):
+        close_windows(run)
 
 
 def boundary(run: TrainRun) -> None:
     """Serve what was asked for, give the last word to `ShouldStop`, then decide whether to leave."""
     control, should_stop = run.control, run.hot.should_stop
-    if control.pending:
+    run.agreement.settle()
+    if pending := control.pending:
         serve(run)
     if should_stop.chain:
         control.stage = "ShouldStop"
         should_stop.emit(run, SHOULD_STOP)
         control.stage = ""
+    run.agreement.conclude(served=pending)
     control.decide()
 
 
 def serve(run: TrainRun) -> None:
-    """Log, validate and save, in this order, each where it is asked for."""
-    run.engine.settle(run.control)
+    """Log, validate and save, in this order, each where it is asked for; what comes up meanwhile is served too."""
     if run.control.take("next_phase") and not run.data.is_last_phase:
         run.data.advances = True
         if run.progress.batch:
@@ -228,8 +305,10 @@ def serve(run: TrainRun) -> None:
             run.data.advance()
     if run.control.take("log"):
         log(run)
+        run.agreement.settle()
     if run.control.take("validation"):
         run.progress.validations += evaluate(run, "validation")
+        run.agreement.settle()
     if run.control.take("save"):
         run.emit(ev.SavePoint())
 
@@ -255,6 +334,7 @@ def evaluate(run: TrainRun, phase: ev.Phase) -> bool:
             if after.chain:
                 after.emit(run, batch_end(dataset))
         control.stage = ""
+        run.agreement.settle_validation()
         if cut := control.close_validation():
             cut_short(run, cut)
         else:
@@ -278,11 +358,13 @@ def close_epoch(run: TrainRun) -> None:
     control, progress = run.control, run.progress
     abandon(run)
     if run.window and not control.turns_back:
-        close_window(run)
+        close_windows(run)
         control.close_batch()
     if control.turns_back:
         return
     run.loss = run.batch = None
+    if run.round is not None:
+        run.round.clear()
     if control.keeps_epoch_open:
         return
     if not (run.exhausted or run.is_last_batch or control.should_end_epoch):
@@ -301,15 +383,16 @@ def finish(run: TrainRun) -> None:
     """Tell that the training is over, and serve what that brings up."""
     run.finished = True
     run.emit(ev.TrainEnd())
+    run.agreement.settle()
     serve(run)
+    run.agreement.settle()
     serve(run)  # what the validation asked for too late
 
 
-def end(run: TrainRun, error: BaseException | None) -> list[tuple[str, str, BaseException]]:
-    """Tell of a failure, then close; every handler runs. Return (plugin, event, error) of those that failed."""
-    errors: list[tuple[str, str, BaseException]] = []
+def end(run: TrainRun, error: BaseException | None) -> Iterator[tuple[str, str, BaseException]]:
+    """Tell of a failure, then close; every handler runs. Yield (plugin, event, error) of each that fails, at once."""
     failure = [] if error is None else [ev.RunFailed(error, run.phase, *run.blame(error))]
     for event in (*failure, ev.RunClosed(run.status)):
         run.control.stage = type(event).__name__
-        errors += [(owner, event.name, other) for owner, other in run.bus.signal(type(event)).emit_each(run, event)]
-    return errors
+        for owner, other in run.bus.signal(type(event)).emit_each(run, event):
+            yield owner, event.name, other

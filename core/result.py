@@ -48,6 +48,7 @@ class RunResult:
         status: `completed`, `stopped` on purpose, `interrupted`, or `failed` (seen by plugins only: a failure raises).
         reason: why it ended.
         stopped_by: who asked for the stop, None unless stopped.
+        stopped_on_rank: which of several processes that was, None where all of them did.
         progress: the counters at the end.
         metrics: the latest value of every metric.
         best_checkpoint: where the best state lies, if one was kept.
@@ -71,6 +72,7 @@ class RunResult:
     history: History
     seconds: float
     exit_status: int = 0
+    stopped_on_rank: int | None = None
     resume: ResumeReport | None = None
     notes: tuple[str, ...] = ()
     plugin_errors: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -78,6 +80,7 @@ class RunResult:
 
     def __str__(self) -> str:
         asker = f" by {self.stopped_by}" if self.stopped_by else ""
+        asker += f" on rank {self.stopped_on_rank}" if self.stopped_on_rank is not None else ""
         place = self.progress
         lines = [
             f"{self.status}{asker}: {self.reason}",

@@ -17,9 +17,11 @@ from . import batches as data
 from . import loop
 from .closing import close_run
 from .context import RunContext
-from .engine import LoopEngine
+from .engines.contract import LoopEngine
 from .result import RunResult
 from .settings import Settings
+
+_ENGINES: set[int] = set()  # the ids of those that are in a run
 
 
 class TrainRun(RunContext):
@@ -41,10 +43,21 @@ class TrainRun(RunContext):
     def __enter__(self) -> Self:
         if self._entered:
             raise RuntimeError("A run is used once: ask trainer.run(...) for another.")
+        if id(self.engine) in _ENGINES:
+            self.after.close()  # as if all went well: the engine stays in its group, for the run that goes on
+            raise RuntimeError(
+                f"This {type(self.engine).__name__} is in a run, whose modules and optimizers it holds until that "
+                f"ends: use another Trainer with an engine of its own."
+            )
+        _ENGINES.add(id(self.engine))
         try:
             self._prepare()
         except BaseException as error:  # a run that does not begin has no other end
-            self.after.__exit__(type(error), error, error.__traceback__)
+            try:
+                self.after.__exit__(type(error), error, error.__traceback__)
+                self.engine.abandon()
+            finally:
+                _ENGINES.remove(id(self.engine))
             raise
         self._gradients.__enter__()
         self._entered = True
@@ -53,9 +66,12 @@ class TrainRun(RunContext):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.open_contexts.close()
-        self._gradients.__exit__(kind, error, trace)
-        close_run(self, error)
+        try:
+            self.open_contexts.close()
+            self._gradients.__exit__(kind, error, trace)
+            close_run(self, error)
+        finally:
+            _ENGINES.remove(id(self.engine))
 
     def epochs(self) -> Iterator[int]:
         """Yield the index of each epoch; the run's and the epochs' events are emitted around them."""
@@ -70,32 +86,48 @@ class TrainRun(RunContext):
         self.open_batches = data.checked(self, loop.batches(self))
         return self.open_batches
 
-    def step(self, loss: Tensor) -> None:
+    def step(self, loss: Tensor, optimizer: str | None = None) -> None:
         """Take the loss of the batch in hand backward and step the optimizer, unless the step is held.
 
         Args:
             loss: a scalar tensor, averaged over the samples of the batch.
+            optimizer: the name of the one that this loss is for, where several were given by name. Its parameters are
+                the only ones that the loss leaves gradients in; call this once for each, and compute each loss behind
+                the step of the one before.
 
         Raises:
             TypeError: the loss is not a tensor.
-            ValueError: the loss is not a scalar.
+            ValueError: the loss is not a scalar; there is no optimizer of that name, or the batch had a loss for it.
         """
         if not self.in_hand:
             raise RuntimeError("run.step(loss) is for a batch of run.batches(): loop over them.")
         self.unstepped = False
-        loop.step(self, loss)
+        if self.round is not None:
+            loop.step_named(self, optimizer, loss)
+        elif optimizer is None:
+            loop.step(self, loss)
+        else:
+            raise ValueError(f"run.step(loss, {optimizer!r}) is for optimizers that trainer.run was given by name.")
 
     def _prepare(self) -> None:
-        self.engine.place(self.modules.values())
+        engine = self.engine
+        engine.set_up(self.task, self.modules, self.optimizers)
         if self.phase == "train":
+            self.forward = engine.bind(self.task.training_step)
             for module in self.modules.values():
                 module.train()
-            self.optimizer.zero_grad()
-        self.plugins.open()  # last: what fails before leaves the trainer free
+            for optimizer in self.optimizers.values():
+                optimizer.zero_grad()
+        self.plugins.open(engine)  # last: what fails before leaves the trainer free
+        self.agreement.open()
 
     # The loop's side.
 
     def feed(self) -> Iterator[Any]:
         """Return the rest of the epoch's batches, on the device."""
-        self.take_step = self.engine.bind_step(self.optimizer)
+        if self.round is None:
+            self.take_step = self.engine.bind_step(self.optimizer)
+            self.zero_grad = self.engine.bind_zero_grad(self.optimizer)
+        else:
+            self.round.bind(self.engine)
         return self.engine.feed(data.rest_of_epoch(self, partial(loop.tell_replay, self)))

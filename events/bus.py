@@ -89,9 +89,8 @@ class OrderedSignal(Signal, Generic[E]):
         if self._bus.deferred:
             self._bus.settle(sys._getframe(1))
 
-    def emit_each(self, run: Run, event: E) -> list[tuple[str, BaseException]]:
-        """Call every receiver even if some fail; return the errors with their owners. A second Ctrl-C leaves."""
-        errors: list[tuple[str, BaseException]] = []
+    def emit_each(self, run: Run, event: E) -> Iterator[tuple[str, BaseException]]:
+        """Call every receiver even if some fail; yield each error with its owner, at once. A second Ctrl-C leaves."""
         owners = self._owners
         for receiver in () if self.is_muted else self.chain:
             try:
@@ -100,8 +99,7 @@ class OrderedSignal(Signal, Generic[E]):
                 if self._bus.is_second_interrupt(error):
                     raise
                 if not self._bus.forgive(owners[id(receiver)], run, event, error):
-                    errors.append((owners[id(receiver)], error))
-        return errors
+                    yield owners[id(receiver)], error
 
     def receivers_for(self, sender: Any) -> Iterator[Receiver]:  # type: ignore[override]  # any iterator does
         """Yield the receivers in order, so that blinker's own `send` keeps it too."""

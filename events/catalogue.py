@@ -60,11 +60,11 @@ class BatchStart(Event):
 
 
 class GradientsReady(Event):
-    """A window's gradients are complete and the optimizer step is next. Handlers may clip or drop them."""
+    """A window's gradients, those of `run.optimizer`, are whole; its step is next. Handlers may clip or drop them."""
 
 
 class StepEnd(Event):
-    """The optimizer was stepped, and `progress.steps` counts it. Not emitted for a skipped step."""
+    """`run.optimizer` was stepped, and `progress.steps` counts it, or its round. Not emitted for a skipped step."""
 
 
 class BatchEnd(Event):

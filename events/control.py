@@ -18,7 +18,10 @@ EVALUATION = "a running validation or test"
 
 @dataclass(slots=True)
 class Request:
-    """One entry of the history: who asked for what, why, and where the run was."""
+    """One entry of the history: who asked for what, why, and where the run was.
+
+    `rank` is the process that asked where the ranks agreed upon it, None where this process alone did.
+    """
 
     verb: Verb
     by: str
@@ -27,10 +30,12 @@ class Request:
     batch: int
     step: int
     times: int = 1
+    rank: int | None = None
 
     def __str__(self) -> str:
         times = f" (x{self.times})" if self.times > 1 else ""
-        return f"epoch {self.epoch} batch {self.batch} step {self.step}  {self.by}: {self.verb}{times} - {self.reason}"
+        asker = self.by if self.rank is None else f"{self.by} on rank {self.rank}"
+        return f"epoch {self.epoch} batch {self.batch} step {self.step}  {asker}: {self.verb}{times} - {self.reason}"
 
 
 class History(deque[Request]):
@@ -70,19 +75,21 @@ class Control:
     """
 
     __slots__ = (
-        "_due", "_ends_epoch", "_postponed", "_progress", "_vetoed", "cut_request", "drops_step", "history",
-        "holds_step", "leaving", "loss_scale", "pending", "skips_batch", "stage", "stop_request", "stopped", "touched",
-        "turns_back",
+        "_back_request", "_due", "_end_request", "_postponed", "_progress", "_vetoed", "cut_request", "drops_step",
+        "history", "holds_step", "leaving", "loss_scale", "pending", "skips_batch", "stage", "stop_request",
+        "stopped", "touched",
     )  # fmt: skip
 
     def __init__(self, progress: Progress) -> None:
         self.history = History()
         self.stop_request: Request | None = None
         self.cut_request: Request | None = None
-        self.pending = self.leaving = self.stopped = self._ends_epoch = self._vetoed = self.turns_back = False
+        self._end_request: Request | None = None
+        self._back_request: Request | None = None
+        self.pending = self.leaving = self.stopped = self._vetoed = False
         self.stage = ""
         self._progress = progress
-        self._due: set[Verb] = set()
+        self._due: dict[Verb, Request] = {}
         self._postponed: set[Verb] = set()
         self.close_batch()
 
@@ -101,8 +108,9 @@ class Control:
 
     def end_epoch(self, reason: str, *, by: str | None = None) -> None:
         """End the epoch at the next boundary, as if the loader had ended."""
-        self._record("end_epoch", reason, by)
-        self._ends_epoch = self.pending = True
+        request = self._record("end_epoch", reason, by)
+        self._end_request = self._end_request or request
+        self.pending = True
 
     def request_log(self, reason: str, *, by: str | None = None) -> None:
         """Ask for a `Log` at the next boundary."""
@@ -170,7 +178,12 @@ class Control:
     @property
     def should_end_epoch(self) -> bool:
         """Whether an end of this epoch is asked for."""
-        return self._ends_epoch
+        return self._end_request is not None
+
+    @property
+    def turns_back(self) -> bool:
+        """Whether the run is to go back to a saved state."""
+        return self._back_request is not None
 
     @property
     def should_log(self) -> bool:
@@ -196,9 +209,7 @@ class Control:
 
     def take(self, verb: Verb) -> bool:
         """Return whether a boundary request stands, and count it as served; nothing is, before the run turns back."""
-        asked = verb in self._due and not self.turns_back
-        self._due.discard(verb)
-        return asked
+        return self._due.pop(verb, None) is not None and not self.turns_back
 
     def close_validation(self) -> Request | None:
         """Return the request that cut a validation short; put that one off, and the save due behind it.
@@ -209,13 +220,13 @@ class Control:
         if cut is None:
             self._postponed.clear()
         else:
-            self._postponed |= {"validation", *(self._due & {"save"})}
+            self._postponed |= {"validation", *(self._due.keys() & {"save"})}
         return cut
 
     def decide(self) -> None:
         """Settle, at the end of a boundary, whether the loop leaves; a veto lasts for this boundary."""
         self.stopped = self.should_stop and not self._vetoed and not self.turns_back
-        self.leaving = self.stopped or self._ends_epoch or self.turns_back
+        self.leaving = self.stopped or self.should_end_epoch or self.turns_back
         self.pending = bool(self._due) or self.should_stop or self.leaving
         self._vetoed = False
 
@@ -226,12 +237,12 @@ class Control:
 
     def close_epoch(self) -> None:
         """Forget what was asked for one epoch."""
-        self._ends_epoch = False
+        self._end_request = None
 
     def roll_back(self, reason: str) -> None:
         """Leave the epoch at the next boundary, to go on from another state."""
-        self._record("roll_back", reason, None)
-        self.turns_back = self.pending = True
+        self._back_request = self._record("roll_back", reason, None)
+        self.pending = True
 
     def turn_back(self) -> None:
         """Forget what was asked for on the way that is given up, all but a stop."""
@@ -239,23 +250,48 @@ class Control:
         self.close_epoch()
         self._due.clear()
         self._postponed.clear()
-        self.turns_back = self.leaving = self._vetoed = False
+        self._back_request, self.leaving, self._vetoed = None, False, False
         self.pending = self.should_stop
+
+    @property
+    def vetoed(self) -> bool:
+        """Whether a stop is put off at this boundary."""
+        return self._vetoed
+
+    def standing(self) -> dict[Verb, Request]:
+        """Return every request that the next boundary is to act upon: what this rank asks of all."""
+        single = (self.stop_request, self._end_request, self._back_request)
+        return {**self._due, **{request.verb: request for request in single if request is not None}}
+
+    def adopt(self, agreed: Mapping[Verb, Request], *, vetoed: bool) -> None:
+        """Let what all ranks agreed upon stand instead of what this one asked."""
+        mine, due = self.standing(), dict(agreed)
+        for verb in due.keys() - mine.keys():
+            self.history.add(due[verb])
+        self.stop_request, self._vetoed = due.pop("stop", None), vetoed
+        self._end_request, self._back_request = due.pop("end_epoch", None), due.pop("roll_back", None)
+        self._due, self.pending = due, bool(agreed)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is due. No stop: who asked for it has a state too, and decides by it again."""
-        return {"due": sorted(self._due | self._postponed), "end_epoch": self._ends_epoch}
+        return {"due": sorted(self._due.keys() | self._postponed), "end_epoch": self.should_end_epoch}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Let the requests stand again, beside those of the new run."""
-        self._due.update(state["due"])
-        self._ends_epoch = self._ends_epoch or state["end_epoch"]
-        self.pending = self.pending or bool(self._due) or self._ends_epoch
+        for verb in state["due"]:
+            self._due.setdefault(verb, self._restored(verb))
+        if state["end_epoch"] and self._end_request is None:
+            self._end_request = self._restored("end_epoch")
+        self.pending = self.pending or bool(self._due) or self.should_end_epoch
 
     def _request(self, verb: Verb, reason: str, by: str | None) -> None:
-        self._record(verb, reason, by)
-        self._due.add(verb)
+        request = self._record(verb, reason, by)
+        self._due.setdefault(verb, request)
         self.pending = True
+
+    def _restored(self, verb: Verb) -> Request:
+        place = self._progress
+        return Request(verb, "the checkpoint", "it was due there", place.epoch, place.batch, place.steps)
 
     def _record(self, verb: Verb, reason: str, by: str | None, stage: str = "") -> Request:
         if stage and self.stage != stage:

@@ -18,9 +18,9 @@ class Progress:
         steps: optimizer steps that really happened.
         skipped_steps: windows whose step was dropped, by a plugin or by the engine.
         skipped_batches: micro-batches that were left out.
-        samples: samples trained on.
+        samples: samples trained on, by all ranks together.
         validations: finished validations.
-        evaluated: batches done in the running or last validation or test.
+        evaluated: batches done in the running or last validation or test; on several ranks, when it has ended, by all.
         earlier_seconds: training time of the runs that this one resumes.
     """
 
@@ -35,11 +35,21 @@ class Progress:
     evaluated: int = 0
     earlier_seconds: float = 0.0
     _since: float = field(default_factory=monotonic, repr=False, compare=False)
+    _agreed: float | None = field(default=None, repr=False, compare=False)
 
     @property
     def seconds(self) -> float:
-        """Training time so far, resumed runs included, in seconds."""
+        """Training time so far, resumed runs included, in seconds; on several ranks the main rank's, as last agreed."""
+        return self.own_seconds if self._agreed is None else self._agreed
+
+    @property
+    def own_seconds(self) -> float:
+        """The same by this process's clock."""
         return self.earlier_seconds + monotonic() - self._since
+
+    def set_seconds(self, seconds: float) -> None:
+        """Go by another clock from now on: it stands until it is set again."""
+        self._agreed = seconds
 
     @property
     def batches(self) -> int:
@@ -52,7 +62,7 @@ class Progress:
 
     def state_dict(self) -> dict[str, int | float]:
         """Return the counters, with the seconds until now."""
-        counters = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "_since"}
+        counters = {each.name: getattr(self, each.name) for each in fields(self) if each.name[0] != "_"}
         return counters | {"earlier_seconds": self.seconds}
 
     def load_state_dict(self, state: dict[str, int | float]) -> None:
@@ -66,4 +76,4 @@ class Progress:
             raise ValueError(f"Progress needs counters of at least 0 for {sorted(expected)}, got {state}.")
         for name, value in state.items():
             setattr(self, name, value)
-        self._since = monotonic()
+        self._since, self._agreed = monotonic(), None

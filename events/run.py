@@ -29,6 +29,9 @@ class Data(Protocol):
     def guarantee(self) -> tuple[str, tuple[str, ...]]:
         """Return what a resume of this run is worth, and the reasons why it is not exact."""
 
+    def reads_as(self, ranks: int) -> bool:
+        """Return whether batches come as so many ranks would read them; of loaders that are read as they are, yes."""
+
     def probe(self) -> list[str]:
         """Load a batch twice under one key, on a copy; return what hidden state that shows, and lower the guarantee."""
 
@@ -46,8 +49,12 @@ class Run(Protocol):
         hyper_parameters: what the user said of this run, for loggers.
         task: the user's model code.
         modules: the modules of the task by name.
-        optimizer: the optimizer; None while no training goes on.
-        scheduler: the learning-rate scheduler that `fit` was given, or None.
+        optimizers: the optimizers by name; a single one is called `optimizer`. None while no training goes on.
+        schedulers: the learning-rate schedulers that `fit` was given, by the names of their optimizers.
+        optimizer: the optimizer; of several, the one in hand in `GradientsReady` and `StepEnd`, else the first; None
+            while no training goes on.
+        scheduler: its scheduler, or None.
+        optimizer_name: its name; empty while no training goes on.
         engine: the hardware.
         bus: the signals, to connect to.
         max_epochs: the run's length in epochs, None where it has no such limit.
@@ -56,7 +63,8 @@ class Run(Protocol):
         batch: the batch in hand; a `TRANSFORM` handler of `BatchStart` may replace it.
         loss: the last training loss, unscaled; it lives until the next forward or the end of the epoch.
         outputs: what the task's step left here for handlers; dropped when the batch ends.
-        window: how many micro-batches have left their gradients since the last step.
+        window: how many micro-batches have left their gradients since the last step; of several optimizers that of the
+            one in hand, elsewhere the longest.
         best_checkpoint: where the best state lies; written by who stores it.
         last_checkpoint: where the newest state lies; written by who stores it.
         plugin_seconds: seconds in each plugin's handlers; written by who measures them.
@@ -71,8 +79,11 @@ class Run(Protocol):
     hyper_parameters: Mapping[str, Any]
     task: Any
     modules: Mapping[str, Any]
+    optimizers: Mapping[str, Any]
+    schedulers: Mapping[str, Any]
     optimizer: Any
     scheduler: Any
+    optimizer_name: str
     bus: Bus
     max_epochs: int | None
     max_steps: int | None
@@ -84,6 +95,10 @@ class Run(Protocol):
     best_checkpoint: Path | None
     last_checkpoint: Path | None
     plugin_seconds: dict[str, float]
+
+    @property
+    def queue(self) -> Any:
+        """Where to `put` what the process that called `heliograph.launch` is to get at once; None without it."""
 
     @property
     def data(self) -> Data:
@@ -106,6 +121,22 @@ class Run(Protocol):
         """Whether the batch in hand is the last of its epoch."""
 
     @property
+    def losses(self) -> Mapping[str, Any]:
+        """The last training loss of each optimizer by its name, None where there is none yet in this epoch."""
+
+    @property
+    def windows(self) -> Mapping[str, int]:
+        """How many micro-batches have left their gradients since the last step of each optimizer, by its name."""
+
+    def label(self, name: str, optimizer: str | None = None) -> str:
+        """Return the name to track a value of an optimizer by: as it is, or `generator_<name>` where they have names.
+
+        Args:
+            name: what is tracked, such as `gradient_norm`.
+            optimizer: whose it is; the one in hand by default.
+        """
+
+    @property
     def validation_sets(self) -> tuple[str, ...]:
         """The names of the validation sets; one empty name for a single set, none without."""
 
@@ -117,7 +148,10 @@ class Run(Protocol):
         """Add a value to the running mean of `<phase>/<name>`; a tensor stays on its device until it is logged."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return one consistent cut of everything that a resumed run needs, as plain types and tensors."""
+        """Return one consistent cut of everything that a resumed run needs, as plain types and tensors.
+
+        On several ranks a collective: every rank must call it. The main rank gets the whole, the others their own.
+        """
 
     def resume(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
         """From `TrainStart` only: continue from a saved state, applied when every `TrainStart` handler has run."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar, overload
 
-from ..events import Bus, Event, Progress, Run
+from ..events import Bus, Engine, Event, Progress, Run
 from ..events.bus import Seat
 from ..events.checks import check_receiver, known_names
 from .discovery import KILL_SWITCH, Discovered, discover, find, switched_off
@@ -39,8 +39,14 @@ class Entry:
     handlers: list[tuple[type[Event], Handler]]
     filters: list[Any]
     enabled: bool = True
+    here: bool = True
     given_up: bool = False
     errors: list[str] = field(default_factory=list)
+
+    @property
+    def ranks(self) -> str:
+        """On which ranks its handlers run."""
+        return str(getattr(self.plugin, "ranks", "all"))
 
     def declared(self, attribute: str) -> tuple[str, ...]:
         """Return a declaration such as `exclusive`; any object may leave it out."""
@@ -65,6 +71,7 @@ class Plugins:
         self._bus = bus
         self._entries: dict[str, Entry] = {}
         self._running = False
+        self._engine: Engine | None = None
         bus.forgiver = self._forgive
 
     def register(self, plugin: T, *, name: str | None = None) -> T:
@@ -87,12 +94,13 @@ class Plugins:
         filters = [deepcopy(handler.mark.when) for _, handler in handlers]
         entry = Entry(name, plugin, handlers, filters, enabled=not switched_off(name))
         self._check(entry)
+        entry.here = self._is_here(entry)
         order = _resolved([*self._entries.values(), entry])
         if not entry.enabled:
             warnings.warn(f"Plugin {name!r} is switched off by {KILL_SWITCH}.", RuntimeWarning, stacklevel=2)
         self._entries[name] = entry
         for (event, handler), when in zip(entry.handlers, filters, strict=True):
-            seat = Seat((handler.mark.lane,), PluginName(name), when, paused=not entry.enabled)
+            seat = Seat((handler.mark.lane,), PluginName(name), when, paused=not (entry.enabled and entry.here))
             self._bus.signal(event).connect(handler.method, weak=False, seat=seat)
         self._place(order)
         return plugin
@@ -226,41 +234,52 @@ class Plugins:
             for key, when in entry.stateful_filters().items():
                 when.load_state_dict(origin, states.get(entry.name, {}).get(key, {}))
 
-    def open(self) -> None:
-        """At a run's start: observers that errors had switched off begin with a clean slate.
+    def ranks_of(self, owner: str) -> str:
+        """Return on which ranks the handlers of this owner run."""
+        entry = self._entries.get(owner) if isinstance(owner, PluginName) else None
+        return "all" if entry is None else entry.ranks
+
+    def open(self, engine: Engine) -> None:
+        """At a run's start: silence what belongs to other ranks; what errors had switched off has a clean slate.
 
         Raises:
             RuntimeError: a run of this trainer goes on already.
         """
         if self._running:
-            text = "This trainer is in a run, to which its plugins belong until it ends: use another Trainer."
-            raise RuntimeError(text)
-        self._running = True
+            raise RuntimeError(
+                "This trainer is in a run, to which its plugins belong until it ends: use another Trainer with an "
+                "engine of its own."
+            )
+        self._running, self._engine = True, engine
         for entry in self._entries.values():
-            if entry.given_up:
-                self._toggle(entry, enabled=True)
+            before, entry.here = entry.here, self._is_here(entry)
+            if entry.given_up or entry.here != before:
+                self._toggle(entry, enabled=entry.enabled or entry.given_up)
             entry.given_up = False
             entry.errors.clear()
 
-    def close(self) -> list[tuple[str, BaseException]]:
-        """At a run's end: close every plugin, those too that left while it went on; return the errors by name."""
+    def close(self) -> Iterator[tuple[str, BaseException]]:
+        """At a run's end: close every plugin, those too that left while it went on; yield each error with its name."""
         self.free()
         closing: list[tuple[str, Callable[[], None]]] = list(self._bus.deferred)
         closing += [(entry.name, partial(_close, entry)) for entry in self._entries.values()]
         self._bus.deferred.clear()
-        errors: list[tuple[str, BaseException]] = []
         for name, close in closing:
             try:
                 close()
             except BaseException as error:  # the others must be closed too; the caller raises it
                 if self._bus.is_second_interrupt(error):
                     raise
-                errors.append((name, error))
-        return errors
+                yield name, error
 
     def free(self) -> None:
         """Let another run begin."""
         self._running = False
+
+    def _is_here(self, entry: Entry) -> bool:
+        engine = self._engine
+        is_main, is_local_main = (True, True) if engine is None else (engine.is_main, engine.is_local_main)
+        return {"all": True, "main": is_main, "local_main": is_local_main}[entry.ranks]
 
     def _stateful(self) -> dict[str, Any]:
         return {name: entry.plugin for name, entry in self._entries.items() if hasattr(entry.plugin, "state_dict")}
@@ -278,6 +297,10 @@ class Plugins:
                 raise ValueError(f"Plugins {names}, which only one may: unregister one of them.")
         if (policy := getattr(entry.plugin, "policy", "critical")) not in ("critical", "observer"):
             raise ValueError(f"Plugin {entry.name!r} has policy {policy!r}: it is 'critical' or 'observer'.")
+        if entry.ranks not in ("all", "main", "local_main"):
+            raise ValueError(
+                f"Plugin {entry.name!r} has ranks {entry.ranks!r}: they are 'all', 'main' or 'local_main'."
+            )
         if _overrides(entry.plugin, "state_dict") != _overrides(entry.plugin, "load_state_dict"):
             raise TypeError(f"{kind} has one of state_dict and load_state_dict: a plugin needs both or neither.")
 
@@ -289,7 +312,7 @@ class Plugins:
     def _toggle(self, entry: Entry, *, enabled: bool) -> None:
         entry.enabled = enabled
         for event, handler in entry.handlers:
-            self._bus.signal(event).change(handler.method, paused=not enabled)
+            self._bus.signal(event).change(handler.method, paused=not (enabled and entry.here))
 
     def _retire(self, entry: Entry) -> None:
         """Close a plugin, as soon as no dispatch goes on that may still call it."""

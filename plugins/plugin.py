@@ -9,6 +9,7 @@ from typing import Any, Literal, Self
 from ..events import Event
 
 Policy = Literal["critical", "observer"]
+Ranks = Literal["all", "main", "local_main"]
 
 
 class Plugin:
@@ -21,8 +22,11 @@ class Plugin:
         ignores: events that this object, with its options, has no use for: their handlers are not connected.
         draws: whether handlers of an observer may draw random numbers: they then run apart from the training's random
             stream where `RNGCapture` keeps one. False spares them the 15 microseconds that this takes.
+        ranks: on which of several processes its handlers run: `all`, the `main` one, or the `local_main` one of every
+            machine. Where they run on one only, they must not call collectives such as `run.engine.reduce`.
         exclusive: capabilities that only one plugin at a time may claim.
-        asks: what the plugin asks the loop for: `stop`, `validation`, `save`, `log`.
+        asks: what the plugin asks the loop for: `stop`, `validation`, `save`, `log`; on several ranks also
+            `skip_batch` and `skip_step`, for which they vote at every batch or step.
         needs: what some plugin must ask for, or this one would wait for ever.
     """
 
@@ -31,6 +35,7 @@ class Plugin:
     max_errors: int = 3
     ignores: tuple[type[Event], ...] = ()
     draws: bool = True
+    ranks: Ranks = "all"
     exclusive: tuple[str, ...] = ()
     asks: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()

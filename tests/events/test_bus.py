@@ -251,7 +251,7 @@ def test_muted(run: TrainRun) -> None:
     signal.connect(recorder("a", heard), weak=False)
     with signal.muted():
         assert emitted(signal, run, heard) == []
-        assert signal.emit_each(run, BATCH_END) == []
+        assert list(signal.emit_each(run, BATCH_END)) == []
         assert signal.send(run, event=BATCH_END) == []
         assert heard == []
     assert emitted(signal, run, heard) == ["a"]
@@ -979,7 +979,7 @@ def test_emit_each_calls_all_and_returns_the_errors(run: TrainRun) -> None:
     run.bus.on(BatchEnd, recorder("between", heard))
     run.bus.on(BatchEnd, second)
     run.bus.on(BatchEnd, recorder("last", heard))
-    errors = run.bus.signal(BatchEnd).emit_each(run, BATCH_END)
+    errors = list(run.bus.signal(BatchEnd).emit_each(run, BATCH_END))
     assert errors == [(first.__qualname__, one), (second.__qualname__, two)]
     assert heard == ["between", "last"]
 

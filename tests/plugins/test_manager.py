@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from heliograph import EarlyStopping, Every, Once, Plugin, Supervised, Trainer, TrainRun, on
+from heliograph import DeviceEngine, EarlyStopping, Every, Once, Plugin, Supervised, Trainer, TrainRun, on
 from heliograph.events import (
     BatchEnd,
     BatchStart,
@@ -131,7 +131,9 @@ def test_the_trainer_registers_in_the_order_of_its_list() -> None:
     assert (trainer.plugins.names(), heard) == (["b", "a"], ["b", "a"])
 
 
-@pytest.mark.parametrize("thing", [3, "early_stopping", object(), Plugin(), None], ids=repr)
+@pytest.mark.parametrize(
+    "thing", [3, "early_stopping", object(), Plugin(), None], ids=lambda thing: type(thing).__name__
+)
 def test_what_is_no_plugin_is_refused_with_the_form(plugins: Plugins, thing: object) -> None:
     with pytest.raises(TypeError, match=r"is no plugin: register an object with methods marked @on, as in\n +@on\("):
         plugins.register(thing)
@@ -580,10 +582,11 @@ def test_a_plugin_that_left_before_a_failing_handler_is_closed_at_the_end(traine
 
 def test_a_trainer_runs_one_run_at_a_time(trainer: Trainer, plugins: Plugins) -> None:
     def again(run: Run, event: BatchEnd) -> None:
+        trainer.engine = DeviceEngine("cpu")
         fit(trainer)
 
     handle = trainer.bus.on(BatchEnd, again)
-    with pytest.raises(RuntimeError, match=r"^This trainer is in a run, .* use another Trainer\."):
+    with pytest.raises(RuntimeError, match=r"^This trainer is in a run, .* use another Trainer with an engine"):
         fit(trainer)
     handle.remove()
     assert fit(trainer).result.status == "completed"

@@ -1,0 +1,1 @@
+"""Ranks: how several processes find each other, agree, and end together."""

@@ -1,0 +1,128 @@
+"""Which process this is among those that train together, as its launcher says in the environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch.distributed as dist
+
+# What torchrun sets, all of it; other launchers set some of it.
+TORCHRUN = (
+    "RANK",
+    "LOCAL_RANK",
+    "GROUP_RANK",
+    "ROLE_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RESTART_COUNT",
+    "TORCHELASTIC_RUN_ID",
+)
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+_LARGEST_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class Membership:
+    """This process among those that train together.
+
+    Attributes:
+        rank: among all, from 0.
+        local_rank: among those on this machine, from 0.
+        world_size: how many there are.
+        local_world_size: how many there are on this machine; None where nobody says.
+        address: where the store is by which they find each other; empty where none is needed.
+        port: its port.
+        agent_store: whether torchrun's agent hosts the store; otherwise rank 0 does.
+    """
+
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    local_world_size: int | None = 1
+    address: str = ""
+    port: int = 0
+    agent_store: bool = False
+
+
+def membership(environment: Mapping[str, str] | None = None) -> Membership:
+    """Return this process's place: what torchrun, `launch` or the user set in the environment; without that, alone.
+
+    Where the default process group of `torch.distributed` is initialised already, rank and world size are its.
+
+    Args:
+        environment: `os.environ` by default.
+
+    Raises:
+        ValueError: the variables are set by halves, are no numbers, or contradict each other.
+    """
+    variables = os.environ if environment is None else environment
+    if environment is None and dist.is_initialized():
+        member = _within(dist.get_rank(), dist.get_world_size(), variables)
+        return replace(member, agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True")
+    if not any(name in variables for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")):
+        return Membership()
+    member = _within(_number(variables, "RANK"), _number(variables, "WORLD_SIZE", least=1), variables)
+    if member.world_size == 1:
+        return member
+    port = _number(variables, "MASTER_PORT", least=1)
+    if port > _LARGEST_PORT:
+        raise ValueError(f"MASTER_PORT={port} in the environment is no port: those end at {_LARGEST_PORT}.")
+    address = _text(variables, "MASTER_ADDR")
+    agent_store = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    return replace(member, address=address, port=port, agent_store=agent_store)
+
+
+def _within(rank: int, world_size: int, variables: Mapping[str, str]) -> Membership:
+    """Return the place of a rank, its place on its machine included."""
+    if rank >= world_size:
+        raise ValueError(
+            f"RANK={rank} and WORLD_SIZE={world_size} in the environment contradict each other: ranks count from 0 to "
+            f"WORLD_SIZE - 1."
+        )
+    if world_size == 1:
+        return Membership()
+    if "LOCAL_RANK" not in variables:
+        return Membership(rank, _guessed_local_rank(rank, world_size, variables), world_size, world_size)
+    local_rank = _number(variables, "LOCAL_RANK")
+    local_world_size = _number(variables, "LOCAL_WORLD_SIZE", least=1) if "LOCAL_WORLD_SIZE" in variables else None
+    if local_world_size is not None and not local_rank < local_world_size <= world_size:
+        raise ValueError(
+            f"LOCAL_RANK={local_rank}, LOCAL_WORLD_SIZE={local_world_size} and WORLD_SIZE={world_size} in the "
+            f"environment contradict each other: local ranks count from 0 to LOCAL_WORLD_SIZE - 1, and a machine runs "
+            f"no more processes than there are."
+        )
+    return Membership(rank, local_rank, world_size, local_world_size)
+
+
+def _guessed_local_rank(rank: int, world_size: int, variables: Mapping[str, str]) -> int:
+    """Return the rank itself where all processes must be on this machine."""
+    if variables.get("MASTER_ADDR") in _LOOPBACK:
+        return rank
+    raise ValueError(
+        f"This process is rank {rank} of {world_size}, but LOCAL_RANK is not set, and the processes may be on several "
+        f"machines: set it to this process's number on its own machine, from 0 (0 where each machine runs one)."
+    )
+
+
+def _number(variables: Mapping[str, str], name: str, least: int = 0) -> int:
+    text = _text(variables, name)
+    if not text.isascii() or not text.isdigit() or int(text) < least:
+        raise ValueError(f"{name}={text!r} in the environment is no whole number from {least} on.")
+    return int(text)
+
+
+def _text(variables: Mapping[str, str], name: str) -> str:
+    text = variables.get(name, "")
+    if text:
+        return text
+    given = [f"{each}={variables[each]}" for each in TORCHRUN if each in variables]
+    raise ValueError(
+        f"The environment says that this process trains with others ({', '.join(given)}), but {name} is not set. Start "
+        f"it by torchrun or heliograph.launch; or set RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_RANK, all "
+        f"of them; or none, to train alone."
+    )

@@ -1,0 +1,406 @@
+"""What one rank asks, all ranks do, at the same step."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import heliograph as h
+import pytest
+import torch
+from torch import Tensor, nn
+
+STEPS = 6
+SEEN: tuple[Any, ...] = (h.SavePoint, h.ValidationEnd, h.Log, h.EpochEnd, h.TrainEnd)
+EVENTS: dict[str, Any] = {
+    name: getattr(h, name)
+    for name in ("EpochStart", "BatchStart", "GradientsReady", "StepEnd", "BatchEnd", "EpochEnd", "Log", "ShouldStop")
+}
+EVENTS |= {name: getattr(h, name) for name in ("ValidationStart", "ValidationBatchEnd", "ValidationEnd", "SavePoint")}
+
+
+def made_task() -> h.Supervised:
+    torch.manual_seed(0)
+    return h.Supervised(nn.Linear(4, 2), nn.functional.mse_loss)
+
+
+def batches(count: int = STEPS, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [(torch.randn(4, 4, generator=generator), torch.randn(4, 2, generator=generator)) for _ in range(count)]
+
+
+def trainer_of(*plugins: Any, **options: Any) -> h.Trainer:
+    return h.Trainer(plugins, engine=h.DDPEngine(device="cpu", timeout=20, **options))
+
+
+def fit(trainer: h.Trainer, **options: Any) -> h.RunResult:
+    task = made_task()
+    optimizer = torch.optim.SGD(task.model.parameters(), lr=0.1)
+    settings = {"epochs": 2, "validation": batches(4, seed=1), "optimizer": optimizer, **options}
+    return trainer.fit(task, batches(2 * STEPS), **settings)  # every rank reads every second one
+
+
+class Asker(h.Plugin):
+    """On one rank, the second time that it hears an event, asks for something."""
+
+    asks = ("validation", "save", "log", "stop")
+
+    def __init__(self, event: str, verb: str, rank: int) -> None:
+        self.event, self.verb, self.rank, self.heard = EVENTS[event], verb, rank, 0
+
+    @h.on(*EVENTS.values())
+    def ask(self, run: h.Run, event: h.Event) -> None:
+        if isinstance(event, self.event) and run.engine.rank == self.rank:
+            self.heard += 1
+            if self.heard == 2:
+                getattr(run.control, self.verb)("because")
+
+
+class Seen(h.Plugin):
+    """Notes where some events came."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, int, int]] = []
+
+    @h.on(*SEEN)
+    def note(self, run: h.Run, event: h.Event) -> None:
+        self.events.append((type(event).name, run.progress.epoch, run.progress.steps))
+
+
+def schedules() -> list[h.Plugin]:
+    every = h.Every(steps=2)
+    return [h.ValidationSchedule(every), h.SaveSchedule(every), h.LogSchedule(every)]
+
+
+def ask_on_one_rank(event: str, verb: str, rank: int) -> Any:
+    seen = Seen()
+    result = fit(trainer_of(Asker(event, verb, rank), *schedules(), seen))
+    asked = [str(each) for each in result.history if each.verb == verb.removeprefix("request_") and each.by == "asker"]
+    return result.status, result.stopped_by, result.progress.state_dict() | {"earlier_seconds": 0}, seen.events, asked
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("event", EVENTS)
+def test_a_stop_of_one_rank_stops_all_at_the_same_step(ranks: Any, event: str, rank: int) -> None:
+    first, second = ranks(2).run(ask_on_one_rank, event, "stop", rank)
+    assert first[:4] == second[:4]
+    assert first[0] == "stopped"
+    assert first[1] == "asker"
+    own, other = (first, second) if rank == 0 else (second, first)
+    assert len(own[4]) == len(other[4]) == 1
+    assert f"asker on rank {rank}: stop - because" in other[4][0]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("verb", ["request_save", "request_validation", "request_log", "end_epoch"])
+def test_any_request_of_one_rank_is_served_on_all(ranks: Any, verb: str, rank: int) -> None:
+    first, second = ranks(2).run(ask_on_one_rank, "BatchEnd", verb, rank)
+    assert first[:4] == second[:4]
+    assert first[0] == "completed"
+    expected = {"request_save": "save_point", "request_validation": "validation_end", "request_log": "log"}
+    if verb != "end_epoch":
+        assert (expected[verb], 0, 2) in first[3]
+    else:
+        assert ("epoch_end", 1, 2) in first[3]
+
+
+def veto_on_one_rank() -> Any:
+    class Stopping(h.Plugin):
+        asks = ("stop",)
+
+        @h.on(h.StepEnd, when=h.At(steps=2))
+        def ask(self, run: h.Run, event: h.StepEnd) -> None:
+            run.control.stop("enough")
+
+    class Vetoing(h.Plugin):
+        @h.on(h.ShouldStop)
+        def veto(self, run: h.Run, event: h.ShouldStop) -> None:
+            if run.engine.rank == 1 and run.progress.steps < 5:
+                run.control.veto_stop("too early")
+
+    return fit(trainer_of(Stopping(), Vetoing()), validation=None).progress.steps
+
+
+def test_a_veto_of_one_rank_holds_for_all(ranks: Any) -> None:
+    assert ranks(2).run(veto_on_one_rank) == [5, 5]
+
+
+def agree_seldom(rank: int) -> Any:
+    return ask_seldom(rank).progress.steps
+
+
+def ask_seldom(rank: int) -> h.RunResult:
+    return fit(trainer_of(Asker("BatchEnd", "stop", rank), agree_every=4), validation=None)
+
+
+def test_with_agree_every_a_request_waits_for_the_next_vote(ranks: Any) -> None:
+    assert ranks(2).run(agree_seldom, 1) == [4, 4]
+
+
+def skip_on_one_rank(declared: bool, verb: str) -> Any:
+    class Skipping(h.Plugin):
+        asks = (verb,) if declared else ()
+
+        @h.on(h.BatchStart, h.GradientsReady)
+        def skip(self, run: h.Run, event: h.Event) -> None:
+            stage = {"skip_batch": h.BatchStart, "skip_step": h.GradientsReady}[verb]
+            if isinstance(event, stage) and run.engine.rank == 1 and run.progress.batch == 2:
+                getattr(run.control, verb)("bad")
+
+    task = made_task()
+    optimizer = torch.optim.SGD(task.model.parameters(), lr=0.1)
+    result = trainer_of(Skipping()).fit(task, batches(2 * STEPS), optimizer=optimizer, epochs=1)
+    progress = result.progress
+    return progress.skipped_batches, progress.skipped_steps, progress.steps, task.model.state_dict()["weight"].tolist()
+
+
+def test_a_batch_that_one_rank_skips_is_skipped_by_all(ranks: Any) -> None:
+    first, second = ranks(2).run(skip_on_one_rank, True, "skip_batch")
+    assert first == second
+    assert first[:3] == (1, 0, STEPS - 1)
+
+
+def test_gradients_that_one_rank_drops_are_dropped_by_all(ranks: Any) -> None:
+    first, second = ranks(2).run(skip_on_one_rank, True, "skip_step")
+    assert first == second
+    assert first[:3] == (0, 1, STEPS - 1)
+
+
+@pytest.mark.parametrize("verb", ["skip_batch", "skip_step"])
+def test_skipping_that_nobody_declared_is_refused(ranks: Any, verb: str) -> None:
+    with pytest.raises(RuntimeError, match=rf"control\.{verb} was called on one of several ranks"):
+        ranks(2).run(skip_on_one_rank, False, verb)
+
+
+def clocks() -> Any:
+    seconds: list[float] = []
+    trainer = trainer_of()
+    trainer.bus.on(h.BatchEnd, lambda run, event: seconds.append(run.progress.seconds))
+    result = fit(trainer, validation=None)
+    return seconds, result.progress.seconds
+
+
+def test_all_ranks_go_by_the_main_ranks_clock(ranks: Any) -> None:
+    first, second = ranks(2).run(clocks)
+    assert first == second
+    assert len(set(first[0])) == 2 * STEPS
+    assert first[0] == sorted(first[0])
+
+
+def signal_on_one_rank(stage: str, signum: int, rank: int, folder: Path) -> Any:
+    class Sender(h.Plugin):
+        heard = 0
+
+        @h.on(*EVENTS.values())
+        def send(self, run: h.Run, event: h.Event) -> None:
+            if isinstance(event, EVENTS[stage]) and run.engine.rank == rank:
+                self.heard += 1
+                if self.heard == 2:
+                    os.kill(os.getpid(), signum)
+
+    class Last(h.Plugin):
+        @h.on(h.RunClosed)
+        def note(self, run: h.Run, event: h.RunClosed) -> None:
+            left.append((event.status, run.progress.steps, run.progress.batch))
+
+    left: list[Any] = []
+    former = signal.getsignal(signum)
+    saves = [h.RNGCapture(), h.Checkpoint(folder)]
+    error: BaseException | None = None
+    try:
+        fit(trainer_of(Sender(), *schedules(), h.Preemption([signal.SIGTERM]), *saves, Last()))
+    except (KeyboardInterrupt, SystemExit) as ended:
+        error = ended
+    assert signal.getsignal(signum) is former
+    return type(error).__name__, getattr(error, "code", None), left, sorted(path.name for path in folder.glob("*.pth"))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("event", ["BatchEnd", "BatchStart", "ValidationBatchEnd", "ValidationStart", "SavePoint"])
+def test_a_ctrl_c_on_one_rank_ends_all_at_the_same_step(ranks: Any, event: str, rank: int, tmp_path: Path) -> None:
+    first, second = ranks(2).run(signal_on_one_rank, event, signal.SIGINT, rank, tmp_path)
+    assert first == second
+    assert first[0] == "KeyboardInterrupt"
+    assert first[2][0][0] == "interrupted"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("event", ["BatchEnd", "BatchStart", "ValidationBatchEnd", "ValidationStart", "SavePoint"])
+def test_a_sigterm_on_one_rank_saves_and_stops_all(ranks: Any, event: str, rank: int, tmp_path: Path) -> None:
+    first, second = ranks(2).run(signal_on_one_rank, event, signal.SIGTERM, rank, tmp_path)
+    assert first == second
+    assert first[:2] == ("SystemExit", 143)
+    status, steps, _ = first[2][0]
+    assert status == "stopped"
+    assert [name for name in first[3] if name.endswith(f"iter_{steps}.pth")]
+
+
+def roll_back_on_one_rank(rank: int) -> Any:
+    class Returning(h.Plugin):
+        saved: Any = None
+        asked = False
+
+        @h.on(h.BatchEnd)
+        def look(self, run: h.Run, event: h.BatchEnd) -> None:
+            if run.progress.steps == 5 and run.engine.rank == rank and not self.asked:
+                self.asked = True
+                run.roll_back(self.saved)
+
+        @h.on(h.SavePoint)
+        def keep(self, run: h.Run, event: h.SavePoint) -> None:
+            state = run.state_dict()
+            if self.saved is None:
+                self.saved = run.engine.broadcast(state)
+
+    seen: list[tuple[int, int]] = []
+    trainer = trainer_of(Returning(), h.RNGCapture(), h.SaveSchedule(h.At(steps=2)))
+    trainer.bus.on(h.CheckpointLoaded, lambda run, event: seen.append((run.progress.steps, run.progress.batch)))
+    task = made_task()
+    optimizer = torch.optim.SGD(task.model.parameters(), lr=0.1)
+    result = trainer.fit(task, batches(2 * STEPS), optimizer=optimizer, epochs=1)
+    return seen, result.progress.steps, task.model.state_dict()["weight"].tolist()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_return_that_one_rank_asks_for_is_made_by_all(ranks: Any, rank: int) -> None:
+    first, second = ranks(2).run(roll_back_on_one_rank, rank)
+    assert first == second
+    assert first[:2] == ([(2, 2)], STEPS)
+
+
+def where_plugins_run(scope: str, collective: bool) -> Any:
+    class Scoped(h.Plugin):
+        ranks: Any = scope
+
+        def __init__(self) -> None:
+            self.heard = 0
+
+        @h.on(h.EpochEnd)
+        def count(self, run: h.Run, event: h.EpochEnd) -> None:
+            self.heard += 1
+            if collective:
+                run.engine.barrier()
+
+    plugin = Scoped()
+    trainer = trainer_of(plugin)
+    fit(trainer, validation=None)
+    return plugin.heard
+
+
+@pytest.mark.parametrize(("scope", "expected"), [("all", [2, 2]), ("main", [2, 0]), ("local_main", [2, 0])])
+def test_plugins_run_on_the_ranks_that_they_declare(ranks: Any, scope: str, expected: list[int]) -> None:
+    assert ranks(2).run(where_plugins_run, scope, scope == "all") == expected
+
+
+def test_a_collective_in_a_handler_of_one_rank_is_refused(ranks: Any) -> None:
+    with pytest.raises(
+        RuntimeError, match=r"scoped calls barrier on epoch_end, but its handlers run on some ranks only"
+    ):
+        ranks(2).run(where_plugins_run, "main", True)
+
+
+def hold_differently() -> Any:
+    class Holding(h.Plugin):
+        asks = ("skip_batch",)
+
+        @h.on(h.BatchStart)
+        def hold(self, run: h.Run, event: h.BatchStart) -> None:
+            if run.engine.rank == 1:
+                run.control.hold_step("not yet")
+
+    return fit(trainer_of(Holding()), validation=None)
+
+
+def test_holding_a_step_on_one_rank_only_is_refused(ranks: Any) -> None:
+    with pytest.raises(RuntimeError, match="Some ranks hold the step of this batch"):
+        ranks(2).run(hold_differently)
+
+
+def skip_from_one_place(kind: str, verb: str) -> Any:
+    """Ask on rank 0 only: a plugin of the main rank, or one that is switched off on the other."""
+    stage = {"skip_batch": h.BatchStart, "skip_step": h.GradientsReady}[verb]
+
+    class Skipping(h.Plugin):
+        asks = (verb,)
+        ranks = "main" if kind == "main" else "all"
+
+        @h.on(stage)
+        def skip(self, run: h.Run, event: h.Event) -> None:
+            if run.progress.batch == 2 and run.engine.is_main:
+                getattr(run.control, verb)("bad")
+
+    trainer = trainer_of(Skipping())
+    if kind == "toggled" and trainer.engine.rank == 1:
+        trainer.plugins.disable("skipping")
+    task = made_task()
+    progress = trainer.fit(task, batches(2 * STEPS), optimizer=torch.optim.SGD, epochs=1).progress
+    return progress.skipped_batches, progress.skipped_steps, progress.steps, task.model.state_dict()["weight"].tolist()
+
+
+@pytest.mark.parametrize("kind", ["main", "toggled"])
+@pytest.mark.parametrize("verb", ["skip_batch", "skip_step"])
+def test_what_one_rank_alone_can_ask_is_voted_on_by_all(ranks: Any, verb: str, kind: str) -> None:
+    first, second = ranks(2).run(skip_from_one_place, kind, verb)
+    assert first == second
+    assert first[:3] == ((1, 0, STEPS - 1) if verb == "skip_batch" else (0, 1, STEPS - 1))
+
+
+def observe_and_exchange() -> Any:
+    class Exchanging(h.Plugin):
+        policy = "observer"
+
+        @h.on(h.BatchEnd)
+        def exchange(self, run: h.Run, event: h.BatchEnd) -> None:
+            if run.engine.rank == 1 and run.progress.batch == 2:
+                raise KeyError("forgiven, but missing in the exchange")
+            run.engine.reduce(1.0)
+
+    return fit(trainer_of(Exchanging()), validation=None)
+
+
+def test_ranks_that_are_in_different_collectives_are_told_which(ranks: Any) -> None:
+    with pytest.raises(RuntimeError, match="rank 0 in reduce; rank 1 in vote"):
+        ranks(2).run(observe_and_exchange)
+
+
+def yield_other_names() -> Any:
+    class Two(h.Task):
+        def __init__(self) -> None:
+            torch.manual_seed(0)
+            self.a, self.b = nn.Linear(4, 1), nn.Linear(4, 1)
+
+        def training_step(self, run: h.Run, batch: Any) -> Any:
+            names = ["a", "b"] if run.engine.rank == 0 or run.progress.batch != 2 else ["b", "a"]
+            for name in names:
+                yield name, getattr(self, name)(batch[0]).square().mean()
+
+    optimizers = {"a": torch.optim.SGD, "b": torch.optim.SGD}
+    return trainer_of().fit(Two(), batches(2 * STEPS), optimizer=optimizers, epochs=1)
+
+
+def test_ranks_that_step_other_optimizers_are_stopped(ranks: Any) -> None:
+    with pytest.raises(RuntimeError, match="The ranks stepped different optimizers"):
+        ranks(2).run(yield_other_names)
+
+
+def validate_twice(rank: int) -> Any:
+    class Cutting(h.Plugin):
+        done = False
+
+        @h.on(h.ValidationBatchEnd)
+        def cut(self, run: h.Run, event: h.ValidationBatchEnd) -> None:
+            if run.engine.rank == rank and not self.done:
+                self.done = True
+                run.control.cut_validation("enough")
+
+    trainer = trainer_of(Cutting())
+    with trainer.engine.process():
+        cut, whole = (trainer.validate(made_task(), batches(8)) for _ in range(2))
+    return cut.status, whole.status, whole.progress.evaluated
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_validation_that_was_cut_short_leaves_the_next_one_alone(ranks: Any, rank: int) -> None:
+    assert ranks(2).run(validate_twice, rank) == [("stopped", "completed", 8)] * 2

@@ -1,0 +1,47 @@
+"""Ranks that cannot say that they failed: killed, or hanging. Some of these processes die: they are not the pool's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from heliograph import RankFailed, launch
+from heliograph.tests.losing import train
+
+
+def lose(folder: Path, rank: int, how: str) -> tuple[RankFailed, dict[str, Any], str]:
+    """Lose one of two ranks; return what launch raised, what the other saw, and what it logged."""
+    with pytest.raises(RankFailed) as caught:
+        launch(train, folder, rank, how, nprocs=2, grace=60.0)
+    seen = json.loads((folder / f"{1 - rank}.json").read_text())
+    assert (seen["cause"], seen["status"], seen["ended"]) == ("RuntimeError", "failed", ["run_failed", "run_closed"])
+    return caught.value, seen, (folder / f"{1 - rank}.log").read_text()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed_is_named_by_the_other(tmp_path: Path, rank: int) -> None:
+    error, seen, _ = lose(tmp_path, rank, "die")
+    assert (error.rank, error.kind) == (rank, "died")
+    assert (seen["rank"], seen["kind"], seen["text"]) == (rank, "died", "no sign of life for 2 s")
+
+
+def test_a_rank_that_hangs_is_reported_named_and_ended(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    error, seen, log = lose(tmp_path, 1, "hang")
+    assert (error.rank, error.kind) == (1, "died")
+    assert not any("was killed" in note for note in error.__notes__)
+    assert (
+        "heliograph: rank 1 is ended: its run goes on 1 s after another's end (rank 1 hung: " in capfd.readouterr().err
+    )
+    assert (seen["rank"], seen["kind"]) == (1, "hung")
+    assert seen["text"].startswith(
+        "it is in no collective; in train, epoch 0, batch 2, step 2, last event batch_end; at "
+    )
+    assert " < hang_for_ever (losing.py:" in seen["text"]
+    first, waits, hangs = log.splitlines()[:3]
+    assert first == "rank 0 waits in a collective. Where each rank stands:"
+    assert waits.startswith(
+        "  rank 0 waits in vote for 1 s; in train, epoch 0, batch 2, step 2, last event batch_end; at "
+    )
+    assert " < hang_for_ever (losing.py:" in hangs
