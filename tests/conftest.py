@@ -1,0 +1,23 @@
+"""What tests of every room share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from heliograph.tests.ranks_pool import Pool
+
+# A store looks up the name of its own address; where nobody answers that, the default lets a test wait for seconds.
+os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Pool]:
+    """Return living processes: `ranks(2).run(function, *args)` runs a module-level function on 2 ranks.
+
+    They are made when first needed and kept for the session.
+    """
+    pool = Pool()
+    yield pool
+    pool.close()
