@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..events.catalogue import Phase
-from .batches import length_of
 from .metrics import Means
+from .shared_means import Terms, merged
 from .task import eval_mode
 
 if TYPE_CHECKING:
@@ -30,9 +30,12 @@ class Evaluation:
         self.loaders = loaders
         self._run = run
         self._phase = phase
-        self._forward = run.engine.bind(getattr(run.task, f"{phase}_step"))
-        self._means = {dataset: Means() for dataset in loaders}
-        lengths = [length_of(loader) for loader in loaders.values()]
+        self._forward = run.engine.bind_evaluation(getattr(run.task, f"{phase}_step"))
+        self._means: dict[str, Means] = {dataset: Terms() if run.shared else Means() for dataset in loaders}
+        self._counts = dict.fromkeys(loaders, 0)
+        if run.shared:
+            run.data.agree_on_seed()
+        lengths = [run.data.evaluation_length(loader) for loader in loaders.values()]
         run.evaluation_batches = None if None in lengths else sum(length or 0 for length in lengths)
         run.progress.evaluated = 0
 
@@ -40,18 +43,18 @@ class Evaluation:
         """Yield (name of the set, batch on the device), until the last one or until the evaluation is cut short."""
         run = self._run
         for number, (dataset, loader) in enumerate(self.loaders.items()):
-            if run.control.cut_request:
+            if run.agreement.hears_of_cut() or run.control.cut_request:
                 return
-            before, run.means = run.progress.evaluated, self._means[dataset]
+            run.means = means = self._means[dataset]
             for batch in run.engine.feed(run.data.evaluate(loader, number, run.progress.validations)):
+                if isinstance(means, Terms):
+                    means.batch = self._counts[dataset]
+                self._counts[dataset] += 1
                 yield dataset, batch
-                if run.control.cut_request:
+                if run.agreement.hears_of_cut() or run.control.cut_request:
                     return
-            if run.progress.evaluated == before:
-                name = f"{self._phase} set {dataset!r}" if dataset else f"{self._phase} loader"
-                raise ValueError(
-                    f"The {name} yielded no batch. A generator can be read only once: give a list or a loader."
-                )
+            if not run.shared:
+                self._check(dataset, self._counts[dataset])
 
     def step(self, batch: Any) -> None:
         """Run the task's step on a batch and add what it returns to the means."""
@@ -66,11 +69,35 @@ class Evaluation:
         run.progress.evaluated += 1
 
     def metrics(self) -> dict[str, float]:
-        """Return the means as `<phase>/<name>`, or `<phase>/<dataset>/<name>` for a named set."""
+        """Return the means as `<phase>/<name>`, or `<phase>/<dataset>/<name>` for a named set. A collective.
+
+        On several ranks all read the same, and `progress` then counts the batches and samples of all of them.
+        """
+        if self._run.shared:
+            self._exchange()
         metrics: dict[str, float] = {}
         for dataset, means in self._means.items():
             metrics |= means.read(f"{self._phase}/{dataset}" if dataset else self._phase)
         return metrics
+
+    def _exchange(self) -> None:
+        """Replace each set's means by those over all ranks."""
+        run, progress = self._run, self._run.progress
+        own = {dataset: means.take() for dataset, means in self._means.items() if isinstance(means, Terms)}
+        of_ranks = run.engine.gather_objects((own, self._counts, progress.evaluated, progress.samples))
+        for dataset in self._means:
+            self._check(dataset, sum(counts[dataset] for _, counts, _, _ in of_ranks))
+            self._means[dataset] = merged([terms[dataset] for terms, _, _, _ in of_ranks], run.engine)
+        progress.evaluated = sum(evaluated for _, _, evaluated, _ in of_ranks)
+        if not run.settings.train:
+            progress.samples = sum(samples for _, _, _, samples in of_ranks)
+
+    def _check(self, dataset: str, batches: int) -> None:
+        if not batches:
+            name = f"{self._phase} set {dataset!r}" if dataset else f"{self._phase} loader"
+            raise ValueError(
+                f"The {name} yielded no batch. A generator can be read only once: give a list or a loader."
+            )
 
 
 @contextmanager
@@ -78,7 +105,7 @@ def evaluating(run: RunContext, phase: Phase) -> Iterator[Evaluation]:
     """Let a run be in another phase for a while: eval mode, no gradients, means of its own."""
     former, means = run.phase, run.means
     run.phase = phase
-    with eval_mode(run.modules), torch.no_grad():
+    with eval_mode(run.modules), torch.no_grad(), run.engine.evaluating():
         yield Evaluation(run, phase, run.settings.evaluations.get(phase, {}))
     # Not reached after an error, which so tells the phase that it came from.
     run.phase, run.means, run.batch, run.outputs = former, means, None, None

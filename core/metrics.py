@@ -50,10 +50,7 @@ class Sum:
         return [self.host + self.total.item(), self.weight, self.part.item(), self.pending]
 
     def _begin(self, name: str, value: Tensor) -> Tensor:
-        if value.numel() != 1:
-            raise ValueError(
-                f"Metric {name!r} must be a scalar to be averaged, got a tensor of shape {list(value.shape)}."
-            )
+        check_scalar(name, value)
         long = torch.float32 if value.device.type == "mps" else torch.float64  # Apple's GPUs have no float64
         short = long if value.dtype == torch.float64 else torch.float32
         self.total = torch.zeros((), dtype=long, device=value.device).add_(self.host)
@@ -93,8 +90,8 @@ class Means:
             name: Sum(host, weight, start, int(pending)) for name, (host, weight, start, pending) in state.items()
         }
 
-    def read(self, scope: str) -> dict[str, float]:
-        """Return the means as `<scope>/<name>` and begin anew."""
+    def sums(self) -> dict[str, tuple[float, float]]:
+        """Return the sum and its weight by name; waits for the device once."""
         sums = {name: entry.host + entry.start for name, entry in self._sums.items()}
         by_device: dict[torch.device, list[str]] = {}
         for name, entry in self._sums.items():
@@ -104,9 +101,19 @@ class Means:
             values = torch.stack([self._sums[name].on_device() for name in names]).tolist()
             for name, value in zip(names, values, strict=True):
                 sums[name] += value
-        means = {f"{scope}/{name}": sums[name] / entry.weight for name, entry in self._sums.items() if entry.weight}
+        return {name: (value, self._sums[name].weight) for name, value in sums.items()}
+
+    def read(self, scope: str) -> dict[str, float]:
+        """Return the means as `<scope>/<name>` and begin anew."""
+        sums = self.sums()
         self._sums = {}
-        return means
+        return {f"{scope}/{name}": value / weight for name, (value, weight) in sums.items() if weight}
+
+
+def check_scalar(name: str, value: Tensor) -> None:
+    """Raise ValueError unless a tensor has one element."""
+    if value.numel() != 1:
+        raise ValueError(f"Metric {name!r} must be a scalar to be averaged, got a tensor of shape {list(value.shape)}.")
 
 
 def plain(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -12,20 +12,24 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from ...events.checks import known_names
 from ..batches import check_loader
 from ..signals import ignore_signals
-from .samplers import DistributedSampler, RandomSampler, SequentialSampler
+from .samplers import RandomSampler, SequentialSampler
 
-ONLY_TRAINING = ("shuffle", "sampler", "drop_last", "draws_per")
+ONLY_TRAINING = ("shuffle", "sampler", "drop_last", "draws_per", "as_ranks")
+OURS = ("shuffle", "draws_per", "as_ranks")  # what torch's own loader does not take, or not so
 
 
 class LoaderParams(TypedDict, total=False):
-    """How to make a `DataLoader` from a dataset: torch's own parameters, and two that mean more here.
+    """How to make a `DataLoader` from a dataset: torch's own parameters, and some that mean more here.
 
     Attributes:
         batch_size: samples in a batch, per process; 1 by default, None for a dataset that yields whole batches.
+        global_batch_size: instead of it, the samples in the batches of all ranks together, of equal parts.
         shuffle: a new order in every epoch, a pure function of the run's seed and the epoch.
         sampler: any torch sampler; one with `indices(seed, epoch, start)` is gone to any position at once.
         draws_per: what random draws in the dataset are keyed by: `batch` (the default, cheapest) or `sample`, which
             makes them independent of the batch size and of the number of processes too.
+        as_ranks: read what so many ranks would, one batch of each in turn: a multiple of the number of processes. With
+            `GradientAccumulation(n, as_ranks=...)` fewer processes go on with what more of them began.
         num_workers: processes that load; their number changes no batch and no draw of a map-style dataset.
         drop_last: whether a last, smaller batch is left out.
         collate_fn: as in torch.
@@ -38,9 +42,11 @@ class LoaderParams(TypedDict, total=False):
     """
 
     batch_size: int | None
+    global_batch_size: int
     shuffle: bool
     sampler: Sampler[Any] | Iterable[Any]
     draws_per: Literal["batch", "sample"]
+    as_ranks: int
     num_workers: int
     drop_last: bool
     collate_fn: Callable[[list[Any]], Any]
@@ -83,6 +89,12 @@ def check_params(params: Any, given: Iterable[Any]) -> None:
         raise ValueError(f"loader_params['draws_per'] is 'batch' or 'sample', got {params['draws_per']!r}.")
     if params.get("sampler") is not None and params.get("shuffle"):
         raise ValueError("loader_params= takes a sampler or shuffle=True, not both: the sampler is the order.")
+    for name in ("global_batch_size", "as_ranks"):
+        number = params.get(name, 1)
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise ValueError(f"loader_params[{name!r}] is a positive whole number, got {number!r}.")
+    if "global_batch_size" in params and "batch_size" in params:
+        raise ValueError("loader_params= takes batch_size, of one process, or global_batch_size, of all; not both.")
     if not any(map(is_dataset, given)):
         kinds = ", ".join(type(each).__name__ for each in given)
         raise ValueError(
@@ -90,8 +102,34 @@ def check_params(params: Any, given: Iterable[Any]) -> None:
         )
 
 
-def training_loaders(train: Any, params: LoaderParams | None, rank: int, world_size: int) -> list[Any]:
-    """Return the loader of each phase, made from its dataset where that was given.
+def of_one_process(params: LoaderParams | None, world_size: int) -> LoaderParams | None:
+    """Return checked parameters as one of so many processes goes by them, its part of a global batch as `batch_size`.
+
+    Raises:
+        ValueError: the ranks cannot have equal parts of the global batch, or processes of the ranks.
+    """
+    if params is None:
+        return None
+    ranks = params.get("as_ranks", world_size)
+    if ranks % world_size:
+        raise ValueError(
+            f"loader_params['as_ranks'] is a multiple of the number of processes, got {ranks} for {world_size} of them."
+        )
+    own = params.copy()
+    if "global_batch_size" in own:
+        whole = own.pop("global_batch_size")
+        if whole % ranks:
+            nearest = max(1, round(whole / ranks)) * ranks
+            raise ValueError(
+                f"loader_params['global_batch_size'] = {whole} cannot be shared equally by {ranks} ranks: give a "
+                f"multiple such as {nearest}, or another number of ranks."
+            )
+        own["batch_size"] = whole // ranks
+    return own
+
+
+def training_loaders(train: Any, params: LoaderParams | None, world_size: int = 1) -> list[Any]:
+    """Return the loader of each phase, made from its dataset where that was given; it reads for all ranks.
 
     Raises:
         TypeError: something is neither a loader nor a dataset, or is a dataset and nothing says how to batch it.
@@ -99,7 +137,8 @@ def training_loaders(train: Any, params: LoaderParams | None, rank: int, world_s
     """
     given = list(train.loaders) if isinstance(train, Phases) else [train]
     check_params(params, given)
-    loaders = [made(each, params, "train", rank, world_size) for each in given]
+    own = of_one_process(params, world_size)
+    loaders = [made(each, own, "train") for each in given]
     for loader in loaders:
         check_loader(loader, "train")
     return loaders
@@ -108,7 +147,7 @@ def training_loaders(train: Any, params: LoaderParams | None, rank: int, world_s
 def evaluation_loader(data: Any, params: LoaderParams | None, split: str) -> Any:
     """Return a loader of a validation or test set: every sample once, in order."""
     rest = None if params is None else {name: each for name, each in params.items() if name not in ONLY_TRAINING}
-    loader = made(data, rest, split, 0, 1)
+    loader = made(data, rest, split)
     check_loader(loader, split)
     return shielded(loader) if type(loader) is DataLoader and loader.num_workers else loader
 
@@ -130,11 +169,11 @@ def is_dataset(data: Any) -> bool:
     return not is_batches and hasattr(data, "__getitem__") and hasattr(data, "__len__")
 
 
-def made(data: Any, params: Any, split: str, rank: int, world_size: int) -> Any:
+def made(data: Any, params: Any, split: str) -> Any:
     """Return a loader as it is, or one that is made from a dataset."""
     if params is None or not is_dataset(data):
         return data
-    options = {name: value for name, value in params.items() if name not in ("shuffle", "draws_per")}
+    options = {name: value for name, value in params.items() if name not in OURS}
     if isinstance(data, IterableDataset):
         if params.get("shuffle") or params.get("sampler") is not None:
             raise ValueError(f"The {split} dataset is iterable, so its order is its own: no shuffle and no sampler.")
@@ -149,7 +188,5 @@ def made(data: Any, params: Any, split: str, rank: int, world_size: int) -> Any:
         raise ValueError(f"The {split} dataset is empty.")
     sampler = params.get("sampler")
     if sampler is None:
-        drops = params.get("drop_last", False)
-        own = RandomSampler(size) if params.get("shuffle") else SequentialSampler(size)
-        sampler = own if world_size == 1 else DistributedSampler(own, rank, world_size, drop_last=drops)
+        sampler = RandomSampler(size) if params.get("shuffle") else SequentialSampler(size)
     return DataLoader(data, **{**options, "sampler": sampler})

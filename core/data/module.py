@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
+from ...events import Engine
+from ..errors import RankFailed
 from .loaders import LoaderParams
 
 
 class DataModule:
     """Base of data modules: write `train`, and what else there is. Give one to `fit`, `validate` or `test`.
 
-    A run calls `prepare` (once per object, and on one process per node), then `set_up`, then `train` and `validation`
-    or `test`; and, however it ends, `tear_down`.
+    A run calls `prepare` (once per object, and on one process per machine, for which the others wait), then `set_up`,
+    then `train` and `validation` or `test`; and, however it ends, `tear_down`.
 
     Attributes:
         loader_params: how to batch the datasets that the methods return; see `LoaderParams`. What `fit` is given wins.
@@ -44,14 +46,34 @@ class DataModule:
         """Close what `set_up` opened; also called after a `set_up` that failed."""
 
 
-def opened(module: DataModule, life: ExitStack, *, prepares: bool) -> DataModule:
-    """Prepare a module where that is this process's part, and set it up; leaving `life` tears it down."""
-    if prepares and not module._prepared:  # ours: a subclass need not call a constructor
-        module.prepare()
-        module._prepared = True
+def opened(module: DataModule, life: ExitStack, engine: Engine) -> DataModule:
+    """Prepare a module, on one process per machine, and set it up; leaving `life` tears it down. A collective."""
+    _prepare(module, engine)
     life.enter_context(_torn_down(module))
     module.set_up()
     return module
+
+
+def _prepare(module: DataModule, engine: Engine) -> None:
+    """Prepare a module where that is this process's part, and wait until it is done everywhere.
+
+    Raises:
+        RankFailed: it failed on another rank; the exception itself leaves there.
+    """
+    failure: Exception | None = None
+    if engine.is_local_main and not module._prepared:  # ours: a subclass need not call a constructor
+        try:
+            module.prepare()
+        except Exception as error:  # noqa: BLE001  # raised when the others know
+            failure = error
+    told = None if failure is None else (type(failure).__qualname__, str(failure))
+    of_ranks: list[tuple[str, str] | None] = engine.gather_objects(told)
+    if failure is not None:
+        raise failure
+    for rank, other in enumerate(of_ranks):
+        if other is not None:
+            raise RankFailed(rank, *other, f"in {type(module).__name__}.prepare")
+    module._prepared = True
 
 
 @contextmanager
@@ -76,9 +98,9 @@ def complete(module: DataModule, options: Any) -> None:
         options.setdefault("loader_params", module.loader_params)
 
 
-def evaluated(data: Any, phase: Literal["train", "validation", "test"], life: ExitStack, *, prepares: bool) -> Any:
+def evaluated(data: Any, phase: Literal["train", "validation", "test"], life: ExitStack, engine: Engine) -> Any:
     """Return the data that an evaluation reads, a module's own for its phase."""
     if not isinstance(data, DataModule):
         return data
-    module = opened(data, life, prepares=prepares)
+    module = opened(data, life, engine)
     return module.validation() if phase == "validation" else module.test()

@@ -27,6 +27,7 @@ class Reading:
         batch: the position to begin at, in consumed batches.
         apart: whether any code of the loader is kept away from the training's random stream.
         tell: called with (done, all) while batches are read again to reach the position.
+        is_over: whether another rank had no more there, so that this one's rest is not read either.
     """
 
     seed: int
@@ -34,6 +35,7 @@ class Reading:
     batch: int
     apart: bool
     tell: Callable[[int, int], None]
+    is_over: bool = False
 
 
 def rewired(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:

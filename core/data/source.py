@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from ..batches import length_of
 from .guarantee import Guarantee
 from .reading import Reading
+from .shares import ALONE, Layout, Share
 
 Worth = tuple[Guarantee, tuple[str, ...]]
 EXACT: Worth = ("exact", ())
@@ -18,13 +19,23 @@ class Source(Protocol):
 
     Attributes:
         loader: what the user gave.
-        length: its batches, None where nobody knows.
-        kind: plain facts that must be the same for a position amid an epoch to mean the same.
+        length: its batches, None where nobody knows. On several ranks the smallest, once they have agreed.
+        kind: plain facts that must be the same for a position amid an epoch to mean the same, on every rank.
+        even: whether the batches of all ranks are as large as this one's.
+        as_it_is: whether every rank reads all of it, whatever the others read.
+        batch_size: what a batch takes of the order; see `Layout`. None where nobody knows, or it differs on the ranks.
     """
 
     loader: Any
     length: int | None
     kind: dict[str, Any]
+    even: bool
+    as_it_is: bool
+    batch_size: int | None
+
+    @property
+    def layout(self) -> Layout:
+        """How its epochs lie in the batches of all processes."""
 
     def open(self, reading: Reading) -> Iterator[Any]:
         """Return the batches from a position on."""
@@ -45,9 +56,20 @@ class Source(Protocol):
 class Stateless:
     """What most sources have in common: their position is the number of batches, and nothing needs closing."""
 
-    def __init__(self, loader: Any, kind: dict[str, Any]) -> None:
-        self.loader, self.kind = loader, kind
+    even = False
+    as_it_is = True
+    common = False
+    batch_size: int | None = None
+
+    def __init__(self, loader: Any, kind: dict[str, Any], share: Share = ALONE) -> None:
+        self.loader, self.kind, self.share = loader, kind, share
         self.length = length_of(loader)
+
+    @property
+    def layout(self) -> Layout:
+        """How its epochs lie in the batches of all processes."""
+        share = self.share
+        return Layout(share.world_size, share.ranks, self.batch_size, self.length, self.common)
 
     def worth(self) -> Worth:
         """Say that it is exact."""

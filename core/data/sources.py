@@ -6,14 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
-from ..batches import set_epoch
+from ..batches import batch_size, set_epoch
+from .choosing import order_of
 from .keyed import Held, KeyedDataset, KeyedIterable
-from .orders import order_of
+from .orders import Order, full_batches
 from .reading import Reading, apart, begun, read_again, rewired
+from .shares import ALONE, Share
 from .source import EXACT, Source, Stateless, Worth
-from .stateful import StatefulSource
+from .stateful import StatefulSource, is_stateful
 
 
 class Rewired(Stateless):
@@ -32,16 +34,22 @@ class MapSource(Rewired):
     Unless a subclass iterates in a way of its own, which may leave batches out: then it is read again.
     """
 
-    def __init__(self, loader: DataLoader[Any], rank: int, world_size: int, *, per_sample: bool = False) -> None:
-        self.order = order_of(loader, rank, world_size)
-        kind = {"source": "map", "draws_per": "sample" if per_sample else "batch", **self.order.kind}
-        super().__init__(loader, kind)
+    as_it_is = False
+
+    def __init__(self, loader: DataLoader[Any], order: Order, share: Share, *, per_sample: bool = False) -> None:
+        kind = {"source": "map", "draws_per": "sample" if per_sample else "batch", **order.kind}
+        super().__init__(loader, kind, share)
+        self.order, self.even, self.common, self.batch_size = order, order.even, order.common, order.batch_size
         self.dataset = KeyedDataset(loader.dataset, loader.collate_fn, per_sample=per_sample)
         sampler = {"sampler" if loader.batch_sampler is None else "batch_sampler": self.order}
         self._own = rewired(loader, dataset=self.dataset, **sampler)
         self._here = not loader.num_workers or self.order.draws
-        self._rank = rank
         self._its_own_way = type(loader).__iter__ is not DataLoader.__iter__
+        if share.ranks > 1:
+            self.length = None if self._its_own_way else order.length
+            self.common = order.common and not self._its_own_way
+            plain = loader.collate_fn in (default_collate, default_convert)  # another may leave samples out
+            self.even = order.even and plain and not self._its_own_way
 
     def open(self, reading: Reading) -> Iterator[Any]:
         """Go to the position and read."""
@@ -49,7 +57,7 @@ class MapSource(Rewired):
         self.order.begin(reading.seed, reading.epoch, 0 if self._its_own_way else reading.batch)
         batches = begun(self._own, reading)
         if self._its_own_way:
-            return read_again(apart(batches, reading, Held(), self._rank), reading)
+            return read_again(apart(batches, reading, Held(), self.share.rank), reading)
         return apart(batches) if self._here else batches
 
     def worth(self) -> Worth:
@@ -67,9 +75,10 @@ class MapSource(Rewired):
 class IterableSource(Rewired):
     """A `DataLoader` of an iterable dataset: draws are keyed; a position is reached by reading again."""
 
-    def __init__(self, loader: DataLoader[Any], rank: int) -> None:
-        super().__init__(loader, {"source": "iterable", "batch_size": loader.batch_size})
-        self.dataset = KeyedIterable(loader.dataset, loader.collate_fn, loader.batch_size or 1, rank)
+    def __init__(self, loader: DataLoader[Any], share: Share = ALONE) -> None:
+        super().__init__(loader, {"source": "iterable"}, share)
+        self.batch_size = loader.batch_size
+        self.dataset = KeyedIterable(loader.dataset, loader.collate_fn, loader.batch_size or 1, share.rank)
         self._own = rewired(loader, dataset=self.dataset)
         self._changed_workers: str | None = None
 
@@ -104,42 +113,83 @@ class IterableSource(Rewired):
 
 
 class SequenceSource(Stateless):
-    """A list or tuple of batches."""
+    """A list or tuple of batches, dealt out in turn to the ranks.
 
-    def __init__(self, loader: Sequence[Any]) -> None:
-        super().__init__(loader, {"source": "sequence", "batches": len(loader)})
+    Args:
+        loader: the batches.
+        share: the part of this process.
+        fills_up: whether all ranks read equally many, some of the first ones again; else each batch is read once.
+    """
+
+    as_it_is, common = False, True
+    batch_size: int | None = 1
+
+    def __init__(self, loader: Sequence[Any], share: Share = ALONE, *, fills_up: bool = True) -> None:
+        super().__init__(loader, {"source": "sequence", "batches": len(loader)}, share)
+        if share.ranks > 1:
+            rounds = full_batches(len(loader), share.ranks, drop_last=False)
+            self._end = rounds * share.ranks if fills_up else len(loader)
+            self.length = len(range(share.rank, self._end, share.world_size))
+            self.even = self._end == len(loader) and len(set(map(batch_size, loader))) == 1
 
     def open(self, reading: Reading) -> Iterator[Any]:
         """Begin at the position."""
-        return islice(self.loader, reading.batch, None) if reading.batch else iter(self.loader)
+        if self.share.ranks == 1:
+            return islice(self.loader, reading.batch, None) if reading.batch else iter(self.loader)
+        first, apart_by = reading.batch * self.share.world_size + self.share.rank, self.share.world_size
+        return (self.loader[number % len(self.loader)] for number in range(first, self._end, apart_by))
 
 
 class ForeignSource(Stateless):
     """Any other iterable of batches: a position is reached by reading again."""
 
-    def __init__(self, loader: Iterable[Any], rank: int) -> None:
-        super().__init__(loader, {"source": "iterator", "loader": type(loader).__name__})
-        self._rank = rank
+    def __init__(self, loader: Iterable[Any], share: Share = ALONE) -> None:
+        super().__init__(loader, {"source": "iterator", "loader": type(loader).__name__}, share)
 
     def open(self, reading: Reading) -> Iterator[Any]:
         """Read from the epoch's start, and drop what was consumed."""
         set_epoch(self.loader, reading.epoch)
         if not reading.apart:
             return read_again(iter(self.loader), reading)
-        held = Held(self.loader)
-        return read_again(apart(begun(self.loader, reading, held, self._rank), reading, held, self._rank), reading)
+        held, rank = Held(self.loader), self.share.rank
+        return read_again(apart(begun(self.loader, reading, held, rank), reading, held, rank), reading)
 
     def worth(self) -> Worth:
         """Say that it is read again."""
         return "replayed", (f"a {type(self.loader).__name__} is read again up to the position",)
 
 
-def source_of(loader: Any, rank: int, world_size: int, *, per_sample: bool = False) -> Source:
-    """Return the source that reads a loader."""
-    if callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None)):
-        return StatefulSource(loader, rank)
-    if isinstance(loader, DataLoader):
-        if isinstance(loader.dataset, IterableDataset):
-            return IterableSource(loader, rank)
-        return MapSource(loader, rank, world_size, per_sample=per_sample)
-    return SequenceSource(loader) if type(loader) in (list, tuple) else ForeignSource(loader, rank)
+def source_of(loader: Any, share: Share = ALONE, *, per_sample: bool = False) -> Source:
+    """Return the source that reads a process's share of a loader, or all of it where nobody can deal it out.
+
+    Raises:
+        ValueError: nothing is left for a rank, or one process is to read in the stead of several what cannot be dealt
+            out.
+    """
+    source: Source
+    if isinstance(loader, DataLoader) and _is_dealt_out(loader):
+        source = MapSource(loader, order_of(loader, share), share, per_sample=per_sample)
+    elif type(loader) in (list, tuple):
+        source = SequenceSource(loader, share)
+    elif is_stateful(loader):
+        source = StatefulSource(loader, share)
+    elif isinstance(loader, DataLoader):
+        source = IterableSource(loader, share)
+    else:
+        source = ForeignSource(loader, share)
+    if source.as_it_is and share.turns > 1:
+        raise ValueError(
+            f"loader_params['as_ranks'] deals one order out to {share.ranks} ranks, but a {type(loader).__name__} is "
+            f"read as it is: give a map-style dataset."
+        )
+    if source.length == 0 and share.ranks > 1:
+        raise ValueError(
+            f"The train loader has no batch for each of {share.ranks} ranks: give more samples, a smaller batch_size "
+            f"or drop_last=False."
+        )
+    return source
+
+
+def _is_dealt_out(loader: DataLoader[Any]) -> bool:
+    """Return whether a loader is read in an order that we know; it may keep a position of its own, which goes first."""
+    return not is_stateful(loader) and not isinstance(loader.dataset, IterableDataset)

@@ -13,15 +13,15 @@ from ..batches import set_epoch
 from .draws import isolated
 from .keyed import Held
 from .reading import Reading, apart, begun
+from .shares import ALONE, Share
 from .source import EXACT, Stateless, Worth
 
 
 class StatefulSource(Stateless):
     """A loader that keeps its own position, through `state_dict` and `load_state_dict`."""
 
-    def __init__(self, loader: Any, rank: int) -> None:
-        super().__init__(loader, {"source": "stateful", "loader": type(loader).__name__})
-        self._rank = rank
+    def __init__(self, loader: Any, share: Share = ALONE) -> None:
+        super().__init__(loader, {"source": "stateful", "loader": type(loader).__name__}, share)
         # Generators that a loader saves the state of must not be keyed anew amid an epoch, or its state is wrong.
         known = isinstance(loader, DataLoader)
         self._at_begin = Held(loader) if known else Held()
@@ -34,8 +34,8 @@ class StatefulSource(Stateless):
         """Go on where the loader stands."""
         given, self._given = self._kept(between_epochs=not reading.batch), None
         assert given is not None or not reading.batch, "a position amid an epoch came without the loader's state"
-        if given is not None and given["ended"]:  # it stands behind its end, before the next epoch
-            self._given = {**given, "ended": False, "amid": False}
+        if given is not None and (given["ended"] or reading.is_over):  # it stands before the next epoch
+            self._given = {**given, "ended": False, "amid": False} if given["ended"] else None
             return iter(())
         if given is not None:
             self.loader.load_state_dict(deepcopy(given["loader"]))
@@ -46,8 +46,8 @@ class StatefulSource(Stateless):
             with isolated():
                 self.loader.state_dict()  # torchdata's puts a loaded state in place only now, over the keys
         held = Held() if reading.batch else self._at_begin
-        batches = begun(self.loader, reading, held, self._rank)
-        batches = apart(batches, reading, self._at_batch, self._rank, first=reading.batch)
+        batches = begun(self.loader, reading, held, self.share.rank)
+        batches = apart(batches, reading, self._at_batch, self.share.rank, first=reading.batch)
         return self._followed(batches, reading.batch)
 
     def worth(self) -> Worth:
@@ -99,6 +99,11 @@ class StatefulSource(Stateless):
             yield from (batch, *following)
             if self._exhausted:
                 return
+
+
+def is_stateful(loader: Any) -> bool:
+    """Return whether a loader keeps its own position."""
+    return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
 
 
 def _forgetful(loader: Any) -> Any:

@@ -2,49 +2,67 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
-from ...events import Progress
-from .draws import digest
+from ...events import Engine, Progress
+from .agreed import agree
+from .evaluation_data import EvaluationData
 from .guarantee import Guarantee, weaker
 from .probe import hidden_state
 from .reading import Reading
+from .shares import Layout, Share, converted
 from .source import Source
-from .sources import IterableSource, MapSource, source_of
+from .sources import MapSource, source_of
 
+logger = logging.getLogger("heliograph")
 UNCAPTURED = "no plugin keeps the state of the random generators: add RNGCapture()"
-
-
-def _nobody(done: int, batches: int) -> None:
-    """Hear nothing: a validation begins at its first batch."""
 
 
 class TrainingData:
     """See `run.data`. The order of samples is a pure function of (seed, epoch), the draws of loading of the position.
 
+    With an engine that connects several ranks, each reads its share. Making it is a collective then.
+
     Args:
         loaders: one for each phase.
-        rank: this process among `world_size`, from 0.
-        world_size: how many processes train together.
+        engine: connects the ranks; None for a process of its own.
+        note: takes a line that the result shows.
         per_sample: whether draws are keyed by sample instead of by batch.
+        as_ranks: how many ranks to read as; as many as there are by default.
 
     Attributes:
         seed: of the order and of the draws; None until the first epoch begins.
         phase: which of the loaders is read, from 0.
         advances: whether the next epoch reads the next phase's loader.
+        together: samples of the batches that all ranks have in hand, where these may differ in size; else None.
     """
 
-    def __init__(self, loaders: Sequence[Any], rank: int = 0, world_size: int = 1, *, per_sample: bool = False) -> None:
-        self._sources = [source_of(each, rank, world_size, per_sample=per_sample) for each in loaders]
-        self._evaluated: dict[int, Source] = {}
+    def __init__(
+        self,
+        loaders: Sequence[Any],
+        engine: Engine | None = None,
+        note: Callable[[str], None] = logger.info,
+        *,
+        per_sample: bool = False,
+        as_ranks: int | None = None,
+    ) -> None:
+        self._note, self._noted = note, set[str]()
+        self._engine = engine if engine is not None and engine.world_size > 1 else None
+        rank, world_size = (0, 1) if self._engine is None else (self._engine.rank, self._engine.world_size)
+        self._evaluations = EvaluationData(Share(rank, world_size, world_size), self.tell)
+        self._share = Share(rank, world_size, as_ranks or world_size)
+        self._sources = [source_of(each, self._share, per_sample=per_sample) for each in loaders]
+        if self._engine is not None and self._sources:
+            agree(self._sources, self._engine, self.tell)
         self.phase = 0
         self.advances = False
         self.seed: int | None = None
-        self._captured = False
+        self.together: int | None = None
+        self._captured = self._seed_is_agreed = False
         self._hidden: list[str] = []
         self._doubts: list[tuple[Guarantee, str]] = []
 
@@ -67,18 +85,26 @@ class TrainingData:
         if self.advances:
             self.phase, self.advances = self.phase + 1, False
 
-    def open(self, progress: Progress, tell: Callable[[int, int], None]) -> Iterator[Any]:
+    def open(self, progress: Progress, tell: Callable[[int, int], None], *, is_over: bool = False) -> Iterator[Any]:
         """Return the batches of the epoch that are not consumed yet.
 
         Args:
             progress: where the run is.
             tell: called with (done, all) while batches are read again to reach the position.
+            is_over: whether the ranks had ended the epoch there.
         """
         assert self.source is not None
+        self.agree_on_seed()
+        assert self.seed is not None
+        seed = self.seed % 2**63
+        return self.source.open(Reading(seed, progress.epoch, progress.batch, self._captured, tell, is_over))
+
+    def agree_on_seed(self) -> None:
+        """Settle the seed where nobody did; on several ranks it is the main rank's, and this a collective."""
         if self.seed is None:
             self.seed = torch.initial_seed()
-        seed = self.seed % 2**63
-        return self.source.open(Reading(seed, progress.epoch, progress.batch, self._captured, tell))
+        if self._engine is not None and not self._seed_is_agreed:
+            self.seed, self._seed_is_agreed = self._engine.broadcast(self.seed), True
 
     def evaluate(self, loader: Any, number: int, validations: int) -> Iterator[Any]:
         """Return the batches of a validation set; what a `DataLoader` draws is keyed as in the training.
@@ -88,13 +114,28 @@ class TrainingData:
             number: of the set, among those of the validation.
             validations: how many there were before.
         """
-        if self.seed is None or not self._captured or not isinstance(loader, DataLoader):
-            return iter(loader)
-        source = self._evaluated.setdefault(id(loader), source_of(loader, 0, 1))
-        if not isinstance(source, MapSource | IterableSource):
-            return iter(loader)
-        seed = int.from_bytes(digest(self.seed, number, size=7, purpose=b"validation"), "little")
-        return source.open(Reading(seed, validations, 0, True, _nobody))
+        seed = self.seed if self._captured or self._engine is not None else None
+        return self._evaluations.open(loader, number, validations, seed)
+
+    def evaluation_length(self, loader: Any) -> int | None:
+        """Return how many batches of a validation set this process reads, None where nobody knows."""
+        return self._evaluations.length(loader)
+
+    def of_all_ranks(self, size: int) -> int:
+        """Return the samples of the batches that all ranks have in hand.
+
+        Args:
+            size: of this rank's.
+        """
+        return size * self._share.world_size if self.together is None else self.together
+
+    def tell(self, text: str) -> None:
+        """Note something once, in the log and in the result."""
+        if text not in self._noted:
+            self._noted.add(text)
+            self._note(text)
+            if self._engine is None or self._engine.is_main:
+                logger.warning("%s", text)
 
     def doubt(self, level: Guarantee, reason: str) -> None:
         """Lower the guarantee."""
@@ -111,6 +152,13 @@ class TrainingData:
             level, reasons = weaker(level, doubt), (*reasons, reason)
         return level, reasons
 
+    def reads_as(self, ranks: int) -> bool:
+        """Return whether batches come in the order in which so many ranks would read them.
+
+        Whole batches do, whatever `as_ranks` is; of loaders that are read as they are it is the user's to see to.
+        """
+        return all(each.as_it_is or each.batch_size == 1 or each.layout.ranks == ranks for each in self._sources)
+
     def probe(self) -> list[str]:
         """Load a batch twice under one key, on a copy of the dataset; return what differs, and remember it.
 
@@ -126,15 +174,15 @@ class TrainingData:
         doubts = [[level, reason] for level, reason in self._doubts]
         place = {"seed": self.seed, "phase": self.phase, "advances": self.advances, "doubts": doubts}
         if self.source is None:
-            return {**place, "source": None, "state": {}}
+            return {**place, "source": None, "layout": None, "state": {}}
         own = self.source.state_dict(between_epochs=progress.batch == 0)
-        return {**place, "source": dict(self.source.kind), "state": own}
+        return {**place, "source": dict(self.source.kind), "layout": self.source.layout.state_dict(), "state": own}
 
-    def load_state_dict(self, state: Mapping[str, Any], progress: Mapping[str, Any]) -> None:
-        """Go on from a saved position.
+    def load_state_dict(self, state: Mapping[str, Any], progress: Mapping[str, Any]) -> dict[str, Any]:
+        """Go on from a saved position; return the saved progress in batches of this run.
 
         Raises:
-            ValueError: the phase does not exist, or the position lies amid an epoch of other data.
+            ValueError: the phase does not exist, or the position lies amid an epoch of other data, or amid a batch.
         """
         if not 0 <= state["phase"] < max(1, len(self._sources)):
             raise ValueError(
@@ -146,18 +194,37 @@ class TrainingData:
         for level, reason in state["doubts"]:  # what came in once stays in
             self.doubt(level, reason)
         if self.source is None:
-            return
+            return dict(progress)
+        counters = dict(progress)
         if before is None:
             self.doubt("not exact", "the checkpoint says nothing of the order of its samples: it was migrated")
-        elif before != self.source.kind:
-            self._check_change(before, self.source.kind, amid=progress["batch"] > 0)
+        else:
+            counters = self._moved(before, Layout(**state["layout"]), progress)
         if before is not None and before["source"] == self.source.kind["source"]:
             self.source.load_state_dict(state["state"])
+        return counters
 
     def close(self) -> None:
         """Let worker processes go."""
-        for source in (*self._sources, *self._evaluated.values()):
+        for source in self._sources:
             source.close()
+        self._evaluations.close()
+
+    def _moved(self, before: Mapping[str, Any], layout: Layout, progress: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the saved progress in batches of this run, after comparing the data."""
+        assert self.source is not None
+        now, kind = self.source.layout, self.source.kind
+        if layout.is_read_alike(now):
+            before, kind = {**before, "batch_size": layout.batch_size}, {**kind, "batch_size": now.batch_size}
+        if before != kind:
+            self._check_change(before, kind, amid=progress["batch"] > 0)
+        elif not layout.deals_alike(now) and kind.get("draws_per") == "batch":
+            self.doubt(
+                "order-exact",
+                f"what loading draws is keyed by batch and rank: {layout.ranks} ranks with batches of "
+                f"{layout.batch_size} drew otherwise; draws_per='sample' keeps it",
+            )
+        return converted(progress, layout, now)
 
     def _check_change(self, before: Mapping[str, Any], now: Mapping[str, Any], *, amid: bool) -> None:
         names = [name for name in {**before, **now} if before.get(name) != now.get(name)]

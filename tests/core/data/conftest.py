@@ -180,7 +180,7 @@ def opened(source: Source, epoch: int = 0, batch: int = 0, *, seed: int = 5, apa
 
 def everything(loader: Any, epochs: Iterable[int] = (0, 1), **options: Any) -> list[Any]:
     """Read epochs of a loader as a run would; return all batches as lists."""
-    source = source_of(loader, 0, 1, per_sample=options.pop("per_sample", False))
+    source = source_of(loader, per_sample=options.pop("per_sample", False))
     try:
         return [listed(batch) for epoch in epochs for batch in opened(source, epoch, **options)]
     finally:

@@ -12,8 +12,16 @@ from heliograph import BatchEnd, Plugin, ResumeReport, Run, Trainer, TrainStart,
 from heliograph.core.data.guarantee import LEVELS, weaker
 from heliograph.core.data.training_data import TrainingData
 from heliograph.core.state import check_plain
+from heliograph.core.storage.schemas import migrate_state
 from heliograph.events import Progress
-from torch.utils.data import BatchSampler, DataLoader, Sampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    Sampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 Make = Callable[..., Any]
 
@@ -197,6 +205,7 @@ def test_between_epochs_a_change_is_said(drawing: Make, flowing: Make, fit: Make
     assert resumed.result.resume.guarantee == "not exact"
     assert resumed.result.resume.reasons == (
         "the data changed at the resume: samples was 22 and is 30, batch_size was 4 and is 5",
+        "the global batch was 1 rank x batch_size 4 x accumulation 1, and is 1 rank x batch_size 5 x accumulation 1",
     )
     assert other.result.resume.guarantee == "not exact"
     assert "source was 'map' and is 'iterable'" in other.result.resume.reasons[1]
@@ -204,7 +213,7 @@ def test_between_epochs_a_change_is_said(drawing: Make, flowing: Make, fit: Make
 
 def test_a_migrated_state_knows_nothing_of_the_order(drawing: Make, fit: Make) -> None:
     saved = fit(DataLoader(drawing(), 4), cut_at=[3]).cuts[3]
-    saved["data"] |= {"source": None, "state": {}, "seed": None}
+    saved["data"] |= {"source": None, "layout": None, "state": {}, "seed": None}
     resumed = fit(DataLoader(drawing(), 4), saved=saved)
 
     assert len(resumed.batches) == 9
@@ -212,6 +221,44 @@ def test_a_migrated_state_knows_nothing_of_the_order(drawing: Make, fit: Make) -
     assert resumed.result.resume.reasons == (
         "the checkpoint says nothing of the order of its samples: it was migrated",
     )
+
+
+SCHEMA_2: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
+    "shuffled": (
+        lambda data: DataLoader(data, 4, shuffle=True),
+        {"source": "map", "draws_per": "batch", "order": "shuffle-1", "seed": None, "samples": 22, "batch_size": 4}
+        | {"drop_last": False},
+    ),
+    "weighted": (
+        lambda data: DataLoader(data, 4, sampler=WeightedRandomSampler([1.0] * 22, 22)),
+        {"source": "map", "draws_per": "batch", "order": "BatchSampler", "seed": None, "length": 6, "batch_size": 4}
+        | {"drop_last": False, "of": {"order": "WeightedRandomSampler", "seed": None, "length": 22}},
+    ),
+    "no batches": (
+        lambda data: DataLoader(data, batch_size=None),
+        {"source": "map", "draws_per": "batch", "order": "sequential", "seed": None, "samples": 22, "batch_size": None},
+    ),
+    "a list": (lambda data: [torch.zeros(1)] * 9, {"source": "sequence", "batches": 9}),
+    "replacing": (
+        lambda data: DataLoader(data, 4, sampler=RandomSampler(data, replacement=True)),
+        {"source": "map", "draws_per": "batch", "order": "BatchSampler", "seed": None, "length": 6, "batch_size": 4}
+        | {"drop_last": False, "of": {"order": "RandomSampler", "seed": None, "length": 22}},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SCHEMA_2)
+def test_a_position_of_schema_2_is_one_of_a_single_process(kind: str, drawing: Make) -> None:
+    make, source = SCHEMA_2[kind]
+    place = {"seed": 5, "phase": 0, "advances": False, "doubts": [], "source": source, "state": {}}
+    parts: dict[str, Any] = {name: {} for name in ("modules", "optimizer", "plugins", "metrics")}
+    state, _ = migrate_state({"schema": 2, "run_name": "run", "progress": {}, "data": place, **parts})
+    data = TrainingData([make(drawing())])
+    progress = Progress(batch=3).state_dict()
+
+    assert data.load_state_dict(state["data"], progress) == progress
+    reasons = data.guarantee()[1]
+    assert reasons[0].startswith("the checkpoint says nothing of the order" if kind == "replacing" else UNCAPTURED)
 
 
 # The state.
@@ -237,9 +284,9 @@ def test_the_state_is_plain_and_comes_back(drawing: Make) -> None:
             "order": "shuffle-1",
             "seed": None,
             "samples": 22,
-            "batch_size": 4,
             "drop_last": False,
         },
+        "layout": {"world_size": 1, "ranks": 1, "batch_size": 4, "batches": 6, "common": True},
         "state": {},
     }
     assert other.state_dict(Progress()) == state
@@ -322,4 +369,7 @@ def test_what_lowered_the_guarantee_once_is_kept(drawing: Make, fit: Make) -> No
     third = fit(DataLoader(drawing(), 2), saved=second.places[1, 3])
 
     assert second.result.resume.guarantee == third.result.resume.guarantee == "not exact"
-    assert third.result.resume.reasons == ("the data changed at the resume: batch_size was 4 and is 2",)
+    assert third.result.resume.reasons == (
+        "the data changed at the resume: batch_size was 4 and is 2",
+        "the global batch was 1 rank x batch_size 4 x accumulation 1, and is 1 rank x batch_size 2 x accumulation 1",
+    )

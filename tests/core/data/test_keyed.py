@@ -273,7 +273,7 @@ KINDS = ["map", "map, 2 workers", "sampler", "sampler, 2 workers", "iterable", "
 def test_loading_leaves_the_stream_alone(
     kind: str, drawing: Make, flowing: Make, collate: Any, reading: Any, training_stream: Any
 ) -> None:
-    source = source_of(kinds(drawing, flowing, collate)[kind], 0, 1)
+    source = source_of(kinds(drawing, flowing, collate)[kind])
     np.random.randn()  # the second normal number of a pair is in hand
     before = training_stream()
     batches, seen = reading(source, 0, 2), []
@@ -304,7 +304,7 @@ class Failing(Dataset[float]):
 
 
 def test_a_dataset_that_raises_leaves_the_stream_alone(reading: Any, training_stream: Any) -> None:
-    source = source_of(DataLoader(Failing(ArithmeticError("broken"))), 0, 1)
+    source = source_of(DataLoader(Failing(ArithmeticError("broken"))))
     before, threads = training_stream(), torch.get_num_threads()
     batches = reading(source)
     with pytest.raises(ArithmeticError, match="broken"):

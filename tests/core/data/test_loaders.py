@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import chain
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ from heliograph import (
     ValidationSchedule,
     on,
 )
-from heliograph.core.data.loaders import evaluation_loader, made, training_loaders
+from heliograph.core.data.loaders import evaluation_loader, made, of_one_process, training_loaders
 from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
 
 Make = Callable[..., Any]
@@ -84,7 +83,7 @@ def test_every_parameter_reaches_the_loader(drawing: Make) -> None:
         "draws_per": "batch",
         "shuffle": True,
     }
-    (loader,) = training_loaders(drawing(), params, 0, 1)
+    (loader,) = training_loaders(drawing(), params)
 
     assert type(loader) is DataLoader
     assert (loader.batch_size, loader.num_workers, loader.drop_last, loader.collate_fn) == (3, 1, True, list)
@@ -114,19 +113,12 @@ def test_an_iterable_dataset(flowing: Make, fit: Make) -> None:
     assert trial.result.resume.guarantee == "replayed"
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_ranks_share_a_dataset(shuffle: bool, drawing: Make) -> None:
-    def share(rank: int, **more: Any) -> list[int]:
-        params: Any = {"batch_size": 4, "shuffle": shuffle, **more}
-        (loader,) = training_loaders(drawing(), params, rank, 3)
-        return [int(row[0]) for batch in loader for row in batch]
-
-    shares = [share(rank) for rank in range(3)]
-    assert set(map(len, shares)) == {8}
-    assert set(chain(*shares)) == set(range(22))
-    assert [len(share(rank, drop_last=True)) for rank in range(3)] == [4, 4, 4]
-    if not shuffle:
-        assert share(1, sampler=[4, 5]) == [4, 5]
+def test_a_rank_s_part_of_a_global_batch(drawing: Make) -> None:
+    (loader,) = training_loaders(drawing(), {"global_batch_size": 12, "draws_per": "sample"}, 3)
+    assert (loader.batch_size, len(loader)) == (4, 6)  # of all ranks: the run deals it out
+    assert of_one_process({"global_batch_size": 12, "as_ranks": 4}, 2) == {"batch_size": 3, "as_ranks": 4}
+    assert of_one_process({"batch_size": 5}, 3) == {"batch_size": 5}
+    assert of_one_process(None, 3) is None
 
 
 def test_a_validation_set_is_read_in_order_and_whole(drawing: Make, fit: Make) -> None:
@@ -158,7 +150,7 @@ class Endless(Dataset[int]):
 
 def refused(train: Any, params: Any) -> str:
     with pytest.raises((TypeError, ValueError)) as info:
-        training_loaders(train, params, 0, 1)
+        training_loaders(train, params)
     return f"{type(info.value).__name__}: {info.value}"
 
 
@@ -168,6 +160,10 @@ def test_parameters_are_checked(drawing: Make, flowing: Make) -> None:
     assert "batch_size" in refused(data, {"batchsize": 4})
     assert refused(data, 32).startswith("TypeError: loader_params= takes a dict such as {'batch_size': 32")
     assert refused(data, {"draws_per": "epoch"}).endswith("['draws_per'] is 'batch' or 'sample', got 'epoch'.")
+    for name in ("global_batch_size", "as_ranks"):
+        for number in (0, 2.0, True, None):
+            assert refused(data, {name: number}).endswith(f"[{name!r}] is a positive whole number, got {number!r}.")
+    assert refused(data, {"batch_size": 4, "global_batch_size": 8}).endswith("of all; not both.")
     assert refused(data, {"sampler": [1], "shuffle": True}).endswith("not both: the sampler is the order.")
     assert refused(loader, {"batch_size": 4}) == (
         "ValueError: loader_params= says how to read a dataset, but DataLoader is a loader, made already: give its "
@@ -188,6 +184,15 @@ def test_a_dataset_without_parameters(drawing: Make, noisy: Make) -> None:
         Trainer(device="cpu").fit(noisy(), drawing(), epochs=1, optimizer=torch.optim.SGD)
     with pytest.raises(TypeError, match=f"test loader {mend}"):
         Trainer(device="cpu").test(noisy(), drawing())
+
+
+def test_unequal_parts_are_refused(drawing: Make) -> None:
+    with pytest.raises(ValueError, match=r"= 10 cannot be shared equally by 4 ranks: give a multiple such as 8, or"):
+        training_loaders(drawing(), {"global_batch_size": 10}, 4)
+    with pytest.raises(ValueError, match=r"= 1 cannot be shared equally by 4 ranks: give a multiple such as 4, or"):
+        training_loaders(drawing(), {"global_batch_size": 1}, 4)
+    with pytest.raises(ValueError, match=r"as_ranks'\] is a multiple of the number of processes, got 3 for 2 of them"):
+        training_loaders(drawing(), {"as_ranks": 3}, 2)
 
 
 def test_parameters_for_an_evaluation_are_checked(drawing: Make, noisy: Make) -> None:
@@ -347,7 +352,7 @@ def test_another_librarys_dataset_is_told_by_its_methods() -> None:
         def __getitem__(self, index: int) -> torch.Tensor:
             return torch.tensor([float(index)])
 
-    loader = made(Table(), {"batch_size": 2}, "train", 0, 1)
+    loader = made(Table(), {"batch_size": 2}, "train")
 
     assert [batch.flatten().tolist() for batch in loader] == [[0.0, 1.0], [2.0, 3.0], [4.0]]
 
@@ -358,5 +363,5 @@ def test_an_iterable_dataset_is_not_keyed_by_sample() -> None:
             return iter(range(3))
 
     with pytest.raises(ValueError, match="keyed by batch, not by sample"):
-        made(Flow(), {"draws_per": "sample"}, "train", 0, 1)
+        made(Flow(), {"draws_per": "sample"}, "train")
     assert list(evaluation_loader(Flow(), {"draws_per": "sample", "batch_size": None}, "validation")) == [0, 1, 2]

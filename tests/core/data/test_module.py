@@ -20,7 +20,7 @@ from heliograph import (
     ValidationSchedule,
     on,
 )
-from heliograph.core.engine import DeviceEngine
+from heliograph.core.engines.device import DeviceEngine
 from torch.utils.data import DataLoader
 
 Make = Callable[..., Any]
@@ -118,7 +118,7 @@ def test_it_is_prepared_once_and_set_up_for_every_run(drawing: Make, noisy: Make
 
 def test_a_second_process_of_a_node_does_not_prepare(drawing: Make, noisy: Make) -> None:
     engine = DeviceEngine("cpu")
-    engine.is_main = False
+    engine.is_local_main = False
     module = Telling(drawing)
     trainer = Trainer([ValidationSchedule(Every(epochs=1))], engine=engine)
     trainer.fit(noisy(), module, epochs=1, optimizer=torch.optim.SGD)

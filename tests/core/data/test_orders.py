@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 import torch
 from heliograph import SequentialSampler
-from heliograph.core.data.orders import ForeignOrder, SeekableOrder, SingleOrder, order_of
+from heliograph.core.data.choosing import order_of
+from heliograph.core.data.dealing import DealtBatches, DealtSamples
+from heliograph.core.data.foreign import ForeignOrder
+from heliograph.core.data.orders import SeekableOrder, SingleOrder
+from heliograph.core.data.shares import Share
 from heliograph.core.data.sources import MapSource, source_of
 from torch.utils.data import (
     BatchSampler,
@@ -192,7 +196,7 @@ def test_skipping_loads_no_data(drawing: Make, read: Read) -> None:
 
 def test_a_sampler_with_the_protocol_is_not_read_up_to_the_position(drawing: Make, reading: Any) -> None:
     sampler = Backwards(10_000)
-    source = source_of(DataLoader(drawing(10_000), 4, sampler=sampler), 0, 1)
+    source = source_of(DataLoader(drawing(10_000), 4, sampler=sampler))
     batch = next(reading(source, 0, 2400))
 
     assert [int(row[0]) for row in batch] == [399, 398, 397, 396]
@@ -245,7 +249,7 @@ class Halving(DataLoader[Any]):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_subclass_that_iterates_in_its_own_way_is_read_again(drawing: Make, reading: Any, workers: int) -> None:
     def source() -> MapSource:
-        made = source_of(Halving(drawing(), 4, shuffle=True, num_workers=workers), 0, 1)
+        made = source_of(Halving(drawing(), 4, shuffle=True, num_workers=workers))
         assert isinstance(made, MapSource)
         return made
 
@@ -258,7 +262,7 @@ def test_a_subclass_that_iterates_in_its_own_way_is_read_again(drawing: Make, re
 
 
 def test_batches_of_a_batch_sampler_draw_by_their_samples_positions(drawing: Make) -> None:
-    order = ForeignOrder(Growing(), batched=True, rank=1, world_size=2)
+    order = ForeignOrder(Growing(), Share(1, 2, 2), batched=True)
     order.begin(5, 0, 2)
     places = [chosen.place for chosen in order]
 
@@ -285,52 +289,61 @@ class Own(BatchSampler):
 
 def test_which_order_stands_in(drawing: Make) -> None:
     data = drawing()
-    orders: list[tuple[DataLoader[Any], type, dict[str, Any]]] = [
+    distributed: DistributedSampler[Any] = DistributedSampler(data, 2, 1)
+    orders: list[tuple[DataLoader[Any], type, int, dict[str, Any]]] = [
         (
             DataLoader(data, 4),
             SeekableOrder,
-            {"order": "sequential", "seed": None, "samples": 22, "batch_size": 4, "drop_last": False},
+            4,
+            {"order": "sequential", "seed": None, "samples": 22, "drop_last": False},
         ),
         (
             DataLoader(data, 4, shuffle=True, drop_last=True),
             SeekableOrder,
-            {"order": "shuffle-1", "seed": None, "samples": 22, "batch_size": 4, "drop_last": True},
+            4,
+            {"order": "shuffle-1", "seed": None, "samples": 22, "drop_last": True},
         ),
         (
             DataLoader(data, 4, sampler=Backwards(9)),
             SeekableOrder,
-            {"order": "Backwards", "seed": None, "samples": 9, "batch_size": 4, "drop_last": False},
+            4,
+            {"order": "Backwards", "seed": None, "samples": 9, "drop_last": False},
         ),
         (
             DataLoader(data, batch_size=None),
             SingleOrder,
-            {"order": "sequential", "seed": None, "samples": 22, "batch_size": None},
+            1,
+            {"order": "sequential", "seed": None, "samples": 22},
         ),
         (
             DataLoader(data, 4, sampler=WeightedRandomSampler([1.0], 9)),
-            ForeignOrder,
-            {
-                "order": "BatchSampler",
-                "seed": None,
-                "length": 3,
-                "batch_size": 4,
-                "drop_last": False,
-                "of": {"order": "WeightedRandomSampler", "seed": None, "length": 9},
-            },
+            DealtSamples,
+            4,
+            {"order": "WeightedRandomSampler", "seed": None, "length": 9, "drop_last": False},
         ),
         (
             DataLoader(data, batch_sampler=Own(SequentialSampler(8), 4, drop_last=False)),
-            ForeignOrder,
+            DealtBatches,
+            1,
             {"order": "Own", "seed": None, "length": 2},
         ),
         (
             DataLoader(data, batch_size=None, sampler=SubsetRandomSampler(range(5))),
-            ForeignOrder,
+            DealtBatches,
+            1,
             {"order": "SubsetRandomSampler", "seed": None, "length": 5},
         ),
+        (
+            DataLoader(data, 4, sampler=distributed),
+            ForeignOrder,
+            4,
+            {"order": "DistributedSampler", "seed": 0, "samples": 22, "drop_last": False},
+        ),
     ]
-    for loader, kind, facts in orders:
-        order = order_of(loader, 0, 1)
+    for loader, kind, batch_size, facts in orders:
+        order = order_of(loader)
         assert type(order) is kind
         assert order.kind == facts
-        assert order.draws is (kind is ForeignOrder)
+        assert order.batch_size == batch_size
+        assert order.length == len(loader)
+        assert order.draws is (kind not in (SeekableOrder, SingleOrder))

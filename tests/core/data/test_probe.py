@@ -193,7 +193,7 @@ def test_nothing_is_changed(training_stream: Any) -> None:
 
 
 def test_amid_an_epoch_it_does_no_harm(drawing: Make, reading: Any) -> None:
-    whole = [batch.tolist() for batch in reading(source_of(DataLoader(drawing(), 4, shuffle=True), 0, 1), 3)]
+    whole = [batch.tolist() for batch in reading(source_of(DataLoader(drawing(), 4, shuffle=True)), 3)]
     probed = TrainingData([DataLoader(drawing(), 4, shuffle=True)])
     assert isinstance(probed.source, MapSource)
     batches = []

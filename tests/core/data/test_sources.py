@@ -247,7 +247,7 @@ def test_without_rng_capture_an_iterable_draws_from_the_training_s_stream(readin
     torch.manual_seed(3)
     random.seed(1)
     np.random.seed(1)
-    source = source_of(Drawing(), 0, 1)
+    source = source_of(Drawing())
     before = random.getstate()
     ours = list(reading(source, apart=False))
 
@@ -258,16 +258,16 @@ def test_without_rng_capture_an_iterable_draws_from_the_training_s_stream(readin
 def test_which_source_reads_what(drawing: Make, flowing: Make) -> None:
     sources: dict[Any, tuple[Any, dict[str, Any]]] = {
         MapSource: (DataLoader(drawing(), 4), {"source": "map", "draws_per": "batch"}),
-        IterableSource: (DataLoader(flowing(), 4), {"source": "iterable", "batch_size": 4}),
+        IterableSource: (DataLoader(flowing(), 4), {"source": "iterable"}),
         SequenceSource: ([1, 2], {"source": "sequence", "batches": 2}),
         ForeignSource: (Drawing(), {"source": "iterator", "loader": "Drawing"}),
     }
     for kind, (loader, facts) in sources.items():
-        source = source_of(loader, 0, 1)
+        source = source_of(loader)
         assert type(source) is kind
         assert source.loader is loader
         assert source.kind.items() >= facts.items()
-        assert source.kind is not source_of(loader, 0, 1).kind
+        assert source.kind is not source_of(loader).kind
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -227,7 +227,7 @@ def test_a_sampler_in_it_that_keeps_no_state_is_not_believed(drawing: Make, fit:
     data = drawing()
     batched = BatchSampler(SubsetRandomSampler(range(9)), 4, drop_last=False)
     worths = [
-        source_of(loader, 0, 1).worth()
+        source_of(loader).worth()
         for loader in (
             stateful(data, sampler=SubsetRandomSampler(range(9))),
             StatefulDataLoader(data, batch_sampler=batched),
@@ -271,7 +271,7 @@ def test_torchdata_s_loader_of_an_iterable_dataset(sized: bool, flowing: Make, s
 
 
 def test_it_leaves_the_training_s_stream_alone(drawing: Make, reading: Any, training_stream: Any) -> None:
-    source = source_of(stateful(drawing(), shuffle=True), 0, 1)
+    source = source_of(stateful(drawing(), shuffle=True))
     assert isinstance(source, StatefulSource)
     before = training_stream()
     batches = reading(source)
@@ -281,7 +281,7 @@ def test_it_leaves_the_training_s_stream_alone(drawing: Make, reading: Any, trai
 
 
 def test_without_rng_capture_its_epochs_differ_all_the_same(drawing: Make, reading: Any) -> None:
-    source = source_of(stateful(drawing(), shuffle=True, num_workers=1), 0, 1)
+    source = source_of(stateful(drawing(), shuffle=True, num_workers=1))
     epochs = [[batch.tolist() for batch in reading(source, epoch, apart=False)] for epoch in (0, 1)]
 
     assert epochs[0] != epochs[1]
@@ -295,4 +295,4 @@ def test_a_plain_loader_with_these_methods_is_believed(drawing: Make) -> None:
 
         def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
-    assert isinstance(source_of(Loader(drawing(), 4), 0, 1), StatefulSource)
+    assert isinstance(source_of(Loader(drawing(), 4)), StatefulSource)

@@ -1,0 +1,90 @@
+"""The data of validations and tests: read in order and whole, every batch by one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from ..batches import length_of
+from .choosing import order_of
+from .dealing import EveryNth
+from .draws import digest
+from .foreign import knows_ranks
+from .reading import Reading
+from .shares import Share
+from .source import Source
+from .sources import IterableSource, MapSource, SequenceSource
+from .stateful import is_stateful
+
+
+class EvaluationData:
+    """Reads evaluation loaders, each as one process would, or on several ranks every so many of its batches.
+
+    Of W ranks, rank r reads the batches r, r + W, r + 2W, ... in which one process would read the set: none is read
+    twice and none left out, so ranks may have unequally many, or none.
+
+    Args:
+        share: the part of this process.
+        note: tells of a loader that every rank reads whole.
+    """
+
+    def __init__(self, share: Share, note: Callable[[str], None]) -> None:
+        self._share, self._note = share, note
+        self._sources: dict[int, Source | None] = {}
+
+    def length(self, loader: Any) -> int | None:
+        """Return how many batches of a loader this process reads, None where nobody knows."""
+        source = self._source(loader) if self._share.world_size > 1 else None
+        return length_of(loader) if source is None else source.length
+
+    def open(self, loader: Any, number: int, validations: int, seed: int | None) -> Iterator[Any]:
+        """Return the batches that this process reads.
+
+        Args:
+            loader: as the user gave it.
+            number: of the set, among those of the evaluation.
+            validations: how many there were before.
+            seed: what a `DataLoader` draws by; None where a process of its own goes on with its random stream.
+        """
+        source = self._source(loader) if seed is not None else None
+        if source is None or seed is None:
+            return iter(loader)
+        key = int.from_bytes(digest(seed, number, size=7, purpose=b"validation"), "little")
+        return source.open(Reading(key, validations, 0, True, _nobody))
+
+    def close(self) -> None:
+        """Let worker processes go."""
+        for source in filter(None, self._sources.values()):
+            source.close()
+
+    def _source(self, loader: Any) -> Source | None:
+        if id(loader) not in self._sources:
+            self._sources[id(loader)] = self._made(loader)
+        return self._sources[id(loader)]
+
+    def _made(self, loader: Any) -> Source | None:
+        share = self._share
+        if type(loader) in (list, tuple):
+            return SequenceSource(loader, share, fills_up=False) if share.world_size > 1 else None
+        if not isinstance(loader, DataLoader) or is_stateful(loader):
+            return self._whole(loader, None)
+        if isinstance(loader.dataset, IterableDataset):
+            return self._whole(loader, IterableSource(loader))
+        order = order_of(loader)
+        if share.world_size > 1 and not knows_ranks(loader.batch_sampler) and not knows_ranks(loader.sampler):
+            order = EveryNth(order, share.rank, share.world_size)
+        return MapSource(loader, order, share)
+
+    def _whole(self, loader: Any, source: Source | None) -> Source | None:
+        if self._share.world_size > 1:
+            self._note(
+                f"a {type(loader).__name__} of an evaluation is read as it is on each of {self._share.world_size} "
+                f"ranks: share its data out by run.engine.rank, or every rank does all of the work"
+            )
+        return source
+
+
+def _nobody(done: int, batches: int) -> None:
+    """Hear nothing: a validation begins at its first batch."""

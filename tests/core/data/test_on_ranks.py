@@ -1,0 +1,503 @@
+"""Data and metrics of a run on several ranks."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from heliograph import (
+    At,
+    BatchEnd,
+    DataModule,
+    DDPEngine,
+    DeviceEngine,
+    Every,
+    GradientAccumulation,
+    Lane,
+    Log,
+    LogSchedule,
+    Plugin,
+    RankFailed,
+    RNGCapture,
+    Run,
+    SavePoint,
+    SaveSchedule,
+    Supervised,
+    Trainer,
+    TrainStart,
+    ValidationSchedule,
+    on,
+)
+from heliograph.tests.ranks_pool import Pool
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler, default_collate
+
+Told = dict[str, Any]
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+class Drawing(Dataset[tuple[Tensor, Tensor]]):
+    """Samples of an index and three draws."""
+
+    def __init__(self, size: int = 22) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        draws = random.random(), float(np.random.rand()), float(torch.rand(()))
+        return torch.tensor([index, *draws]) / 10, torch.tensor([index / 10])
+
+
+class Flowing(IterableDataset[tuple[Tensor, Tensor]]):
+    """A stream of its own on every rank, with so many samples more on every next one."""
+
+    def __init__(self, size: int, more: int = 0) -> None:
+        self.size = size + more * rank()
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for index in range(self.size):
+            yield torch.full((4,), index / 10), torch.tensor([index / 10])
+
+
+class Sized(Flowing):
+    """The same with a length, which may be a lie."""
+
+    def __init__(self, size: int, more: int = 0, says: int | None = None) -> None:
+        super().__init__(size, more)
+        self.says = self.size if says is None else says
+
+    def __len__(self) -> int:
+        return self.says
+
+
+class Own(Supervised):
+    """Counts as samples what its batches say."""
+
+    def batch_size(self, batch: Any) -> int:
+        return int(batch[0][:, 0].sum() * 10)
+
+
+def a_trainer(*plugins: Any) -> Trainer:
+    return Trainer(plugins, engine=DDPEngine(device="cpu") if "RANK" in os.environ else DeviceEngine("cpu"))
+
+
+def a_task(kind: type[Supervised] = Supervised) -> Supervised:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 1))
+    return kind(
+        model, nn.functional.mse_loss, metrics={"worst": lambda outputs, targets: (outputs - targets).abs().max()}
+    )
+
+
+def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def trained(data: Any, *plugins: Any, saved: bytes | None = None, cut_at: int | None = None, **options: Any) -> Told:
+    """Train for two epochs, and tell what of it can be compared."""
+    told: Told = {"batches": [], "samples": [], "places": [], "steps": [], "cut": None}
+    trainer, task = a_trainer(*plugins), options.pop("task", None) or a_task()
+
+    def tell(run: Run, event: BatchEnd) -> None:
+        progress = run.progress
+        told["batches"].append([round(row[0] * 10) for row in run.batch[0].tolist()])
+        told["samples"].append(progress.samples)
+        told["steps"].append(progress.steps)
+        told["places"].append((progress.epoch, progress.batch, run.batches_per_epoch, run.is_last_batch))
+
+    def keep(run: Run, event: SavePoint) -> None:
+        file = BytesIO()
+        torch.save(run.state_dict(), file)
+        told["cut"] = file.getvalue()
+
+    trainer.bus.on(BatchEnd, tell)
+    if cut_at is not None:
+        trainer.plugins.register(SaveSchedule(At(steps=cut_at)))
+        trainer.bus.on(SavePoint, keep, lane=Lane.PERSIST)
+    if saved is not None:
+        state = torch.load(BytesIO(saved), weights_only=True)
+        trainer.bus.on(TrainStart, lambda run, event: run.resume(state))
+    with_defaults: Any = {"optimizer": sgd, "epochs": 2} | options
+    result = trainer.fit(task, data, **with_defaults)
+    told |= {"weights": [each.tolist() for each in task.model.state_dict().values()], "metrics": result.metrics}
+    return {**told, "notes": result.notes, "resume": result.resume, "progress": result.progress.state_dict()}
+
+
+def rounds(of_ranks: list[Told]) -> list[list[int]]:
+    """Return the samples of each round of batches, in the order of the sampler."""
+    rows = zip(*(told["batches"] for told in of_ranks), strict=True)
+    return [[sample for samples in zip(*row, strict=True) for sample in samples] for row in rows]
+
+
+# Shares of one order.
+
+
+def shuffled(batch_size: int, **options: Any) -> Told:
+    return trained(DataLoader(Drawing(), batch_size, shuffle=True), RNGCapture(5), **options)
+
+
+def test_a_loader_is_dealt_out(ranks: Pool) -> None:
+    of_ranks, alone = ranks(2).run(shuffled, 4), shuffled(8)
+
+    assert [each[:6] for each in rounds(of_ranks)] == [each[:6] for each in alone["batches"]]
+    assert of_ranks[0]["places"] == of_ranks[1]["places"] == alone["places"]
+    assert of_ranks[0]["samples"] == of_ranks[1]["samples"] == alone["samples"] == [8, 16, 22, 30, 38, 44]
+    assert of_ranks[0]["weights"] == of_ranks[1]["weights"]
+    assert not of_ranks[0]["notes"]
+
+
+def by_params(**params: Any) -> Told:
+    return trained(Drawing(), RNGCapture(5), loader_params=params)
+
+
+def test_a_dataset_is_dealt_out_with_the_global_batch_that_was_asked_for(ranks: Pool) -> None:
+    params: Any = {"global_batch_size": 8, "sampler": WeightedRandomSampler([1.0] * 22, 22)}
+    of_ranks, alone = ranks(2).run(by_params, **params), by_params(**params)
+    assert rounds(of_ranks) == alone["batches"]
+    with pytest.raises(
+        ValueError, match=r"global_batch_size'\] = 9 cannot be shared equally by 2 ranks: give a multiple"
+    ):
+        ranks(2).run(by_params, global_batch_size=9)
+    with pytest.raises(ValueError, match=r"as_ranks'\] is a multiple of the number of processes, got 3 for 2"):
+        ranks(2).run(by_params, as_ranks=3)
+
+
+def unseeded() -> tuple[Told, int | None]:
+    torch.manual_seed(7 + rank())
+    seeds: list[int | None] = []
+    plugin = LogSchedule(Every(steps=1))
+    trainer_seed = lambda run, event: seeds.append(run.data.seed)  # noqa: E731
+    trainer = a_trainer(plugin)
+    trainer.bus.on(BatchEnd, trainer_seed)
+    trainer.fit(a_task(), DataLoader(Drawing(), 4, shuffle=True), optimizer=sgd, epochs=1)
+    return trained(DataLoader(Drawing(), 4, shuffle=True), epochs=1), seeds[0]
+
+
+def test_without_a_seed_all_ranks_take_the_main_one_s(ranks: Pool) -> None:
+    (first, seed), (second, other) = ranks(2).run(unseeded)
+    assert seed == other == 7
+    assert sorted(chain(*rounds([first, second]))) == list(range(22))
+
+
+def unlike() -> None:
+    trained(DataLoader(Drawing(20 + rank()), 4))
+
+
+def test_data_that_differ_are_refused_everywhere(ranks: Pool) -> None:
+    told = r"train loaders of rank 0 and rank 1 differ: samples is 20 and 21\. A run deals the data out itself"
+    with pytest.raises(ValueError, match=told):
+        ranks(2).run(unlike)
+
+
+def unlike_batches() -> None:
+    trained(DataLoader(Drawing(20), 4 + rank()))
+
+
+def test_so_are_batch_sizes(ranks: Pool) -> None:
+    with pytest.raises(ValueError, match="rank 0 and rank 1 differ: batch_size is 4 and 5"):
+        ranks(2).run(unlike_batches)
+
+
+def streams_of_other_batches() -> Told:
+    def fit(**options: Any) -> Told:
+        return trained(DataLoader(Flowing(12), 2 + rank()), GradientAccumulation(2), **options)
+
+    return {**fit(saved=fit(cut_at=1)["cut"], epochs=1), "whole": fit(epochs=1)}
+
+
+def test_loaders_that_are_read_as_they_are_may_have_other_batches(ranks: Pool) -> None:
+    first, second = ranks(2).run(streams_of_other_batches)
+    assert first["samples"] == second["samples"] == first["whole"]["samples"][2:] == [15, 20]
+    assert first["weights"] == second["weights"] == first["whole"]["weights"]
+    assert not any("global batch" in note for note in (*first["notes"], *second["notes"]))
+
+
+class BrokenError(Exception):
+    """What a loader of one rank raises."""
+
+
+class Breaking(Flowing):
+    """Breaks on one rank: when its length is asked for, or at a sample."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(12)
+        self.where = where
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for number, sample in enumerate(super().__iter__()):
+            if rank() == 1 and self.where == "sample" and number == 5:
+                raise BrokenError("no such file")
+            yield sample
+
+    def __len__(self) -> int:
+        if rank() == 1 and self.where == "length":
+            raise BrokenError("no such file")
+        raise TypeError
+
+
+def breaking(where: str) -> tuple[type, str]:
+    with pytest.raises((BrokenError, RankFailed)) as info:
+        trained(DataLoader(Breaking(where), 2))
+    return type(info.value), str(info.value)
+
+
+@pytest.mark.parametrize("where", ["length", "sample"])
+def test_a_loader_that_fails_on_one_rank_fails_all(ranks: Pool, where: str) -> None:
+    """Before the ranks agree on their data, or while the others vote on the next batch."""
+    (other, told), own = ranks(2).run(breaking, where)
+    assert own == (BrokenError, "no such file")
+    assert other is RankFailed
+    assert told.startswith("rank 1 failed with ")
+    assert "BrokenError: no such file (" in told
+
+
+def batches_of(sizes: list[int]) -> list[tuple[Tensor, Tensor]]:
+    return [(torch.full((size, 4), number / 10), torch.zeros(size, 1)) for number, size in enumerate(sizes)]
+
+
+def dropping(samples: list[Any]) -> Any:
+    """Leave samples out, as of broken files."""
+    return default_collate([each for each in samples if round(float(each[0][0]) * 10) % 5])
+
+
+def collated() -> Told:
+    return trained(DataLoader(Drawing(), 4, collate_fn=dropping))
+
+
+def listed(kind: type[Supervised]) -> Told:
+    at = []
+
+    class Note(Plugin):
+        @on(BatchEnd, when=Every(samples=5))
+        def note(self, run: Run, event: BatchEnd) -> None:
+            at.append(run.progress.batches)
+
+    return {**trained(batches_of([4, 4, 2, 3, 4]), Note(), task=a_task(kind)), "at": at}
+
+
+def test_samples_are_those_of_all_ranks(ranks: Pool) -> None:
+    """Also where these hold batches of different sizes, or count them in their own way."""
+    first, second = ranks(2).run(listed, Supervised)
+    assert first["samples"] == second["samples"] == [8, 13, 21, 29, 34, 42]
+    assert first["at"] == second["at"] == [1, 2, 3, 4, 5, 6]
+    first, second = ranks(2).run(listed, Own)
+    assert first["samples"] == second["samples"] == [4, 17, 33, 37, 50, 66]
+    first, second = ranks(2).run(collated)
+    assert first["samples"] == second["samples"] == [6, 12, 17, 23, 29, 34]
+    assert [len(batch) for batch in first["batches"]] != [len(batch) for batch in second["batches"]]
+
+
+# No more data.
+
+
+def streamed(kind: Callable[..., Any], *sizes: int) -> Told:
+    return trained(DataLoader(kind(*sizes), 2), GradientAccumulation(2))
+
+
+def test_the_shortest_rank_ends_the_epoch_for_all(ranks: Pool) -> None:
+    for kind, length in ((Flowing, None), (Sized, 5)):
+        first, second = ranks(2).run(streamed, kind, 10, 4)
+        assert first["places"] == second["places"]
+        assert first["places"][:5] == [(0, batch, length, batch == 5) for batch in range(1, 6)]
+        assert len(first["places"]) == 10
+        assert first["steps"] == second["steps"] == [0, 1, 1, 2, 3, 3, 4, 4, 5, 6]
+        assert first["samples"] == second["samples"]
+        assert first["weights"] == second["weights"]
+        assert [len(told["notes"]) for told in (first, second)] == [2, 2]
+        assert all(
+            told["notes"][0].startswith("a DataLoader is read as it is on each of 2 ranks") for told in (first, second)
+        )
+    assert first["notes"][1] == (
+        "the train loaders of the ranks have 5, 7 batches: an epoch ends when the first of them does"
+    )
+
+
+def test_a_rank_without_a_batch_is_an_error_on_all(ranks: Pool) -> None:
+    with pytest.raises(ValueError, match=r"yielded no batch in epoch 0 on one of the ranks") as info:
+        ranks(2).run(streamed, Flowing, 0, 4)
+    assert sum("yielded no batch" in note for note in info.value.__notes__) == 2
+
+
+def lied() -> Told:
+    return trained(DataLoader(Sized(6, 4, says=10), 2))
+
+
+def test_so_is_one_that_ends_before_its_length(ranks: Pool) -> None:
+    told = "ended after 3 batches, but its length says 5. On several ranks that is an error"
+    with pytest.raises(ValueError, match=told) as info:
+        ranks(2).run(lied)
+    assert sum(told in note for note in info.value.__notes__) == 2
+
+
+# Evaluations.
+
+
+def evaluated(size: int, workers: int = 0) -> tuple[Any, ...]:
+    sets = {
+        "map": DataLoader(Drawing(size), 3, num_workers=workers),
+        "list": batches_of([4, 1, 3]),
+        "one": DataLoader(Drawing(2), 2),
+    }
+    result = a_trainer().validate(a_task(), sets)
+    return result.metrics, result.progress.evaluated, result.progress.samples, result.notes
+
+
+def validated() -> Told:
+    """Train without any data in common, so that the weights are the same, and validate on sets that draw."""
+    sets = {"map": DataLoader(Drawing(17), 3), "list": batches_of([4, 1, 3]), "stream": DataLoader(Flowing(5), 2)}
+    same = [batch for batch in batches_of([4, 4]) for _ in range(int(os.environ.get("WORLD_SIZE", "1")))]
+    return trained(same, RNGCapture(5), ValidationSchedule(Every(epochs=1)), validation=sets)
+
+
+def test_an_evaluation_equals_that_of_one_process(ranks: Pool) -> None:
+    """To the last bit: the batches are the same, what they draw, and the order in which the values are added."""
+    alone = validated()
+    for count in (2, 4):
+        for told in ranks(count).run(validated):
+            assert told["metrics"] == alone["metrics"]
+            assert told["weights"] == alone["weights"]
+            assert told["notes"] == (
+                f"a DataLoader of an evaluation is read as it is on each of {count} ranks: share its data out by "
+                f"run.engine.rank, or every rank does all of the work",
+            )
+    assert len(alone["metrics"]) == 6
+
+
+def test_each_batch_is_read_by_one_rank(ranks: Pool) -> None:
+    first, second = ranks(2).run(evaluated, 10)
+    assert first == second
+    assert first[1:] == (4 + 3 + 1, 10 + 8 + 2, ())
+
+
+def nothing() -> None:
+    a_trainer().validate(a_task(), iter(()))
+
+
+def test_an_evaluation_without_a_batch_on_any_rank(ranks: Pool) -> None:
+    with pytest.raises(ValueError, match="The validation loader yielded no batch"):
+        ranks(2).run(nothing)
+
+
+class Tracking(Plugin):
+    """Tracks something of its own; a plugin of the main rank only."""
+
+    ranks = "main"
+
+    @on(BatchEnd)
+    def track(self, run: Run, event: BatchEnd) -> None:
+        run.track("mine", 7.0 + run.engine.rank)
+
+
+def logged() -> list[dict[str, float]]:
+    logs: list[dict[str, float]] = []
+    batches = [(torch.full((1 + number, 4), number / 10), torch.zeros(1 + number, 1)) for number in range(4)]
+    trainer = a_trainer(Tracking(), LogSchedule(Every(steps=2)))
+    trainer.bus.on(Log, lambda run, event: logs.append(dict(event.metrics)))
+    task = a_task()
+    task.loss_fn = lambda outputs, targets: outputs.sum() * 0 + len(targets)
+    trainer.fit(task, batches, optimizer=sgd, epochs=1)
+    return logs
+
+
+def test_means_of_the_training_are_those_of_all_ranks(ranks: Pool) -> None:
+    first, second = ranks(2).run(logged)
+    assert first == second
+    assert first[0]["train/loss"] == (1 * 1 + 2 * 2 + 3 * 3 + 4 * 4) / 10
+    assert first[0]["train/mine"] == 7.0
+
+
+# A data module.
+
+
+class Telling(DataModule):
+    """Keeps a diary."""
+
+    def __init__(self, fails: int | None = None) -> None:
+        self.fails = fails
+        self.diary: list[str] = []
+
+    def prepare(self) -> None:
+        self.diary.append("prepare")
+        if self.fails == rank():
+            raise ArithmeticError("no space left")
+
+    def set_up(self) -> None:
+        self.diary.append("set_up")
+
+    def train(self) -> Any:
+        return DataLoader(Drawing(), 4)
+
+
+def prepared() -> list[str]:
+    module = Telling()
+    for _ in range(2):
+        trained(module)
+    return module.diary
+
+
+def failed() -> tuple[type, str, list[str]]:
+    module = Telling(fails=0)
+    with pytest.raises((ArithmeticError, RankFailed)) as info:
+        trained(module)
+    return type(info.value), str(info.value), module.diary
+
+
+def test_one_process_of_a_machine_prepares(ranks: Pool) -> None:
+    assert ranks(2).run(prepared) == [["prepare", "set_up", "set_up"], ["set_up", "set_up"]]
+
+
+def test_where_that_fails_no_rank_waits(ranks: Pool) -> None:
+    assert ranks(2).run(failed) == [
+        (ArithmeticError, "no space left", ["prepare"]),
+        (RankFailed, "rank 0 failed with ArithmeticError: no space left (in Telling.prepare)", []),
+    ]
+
+
+# Other numbers of ranks.
+
+
+def accumulated(n: int, **options: Any) -> Told:
+    params = {"batch_size": 2, "shuffle": True, "as_ranks": 2}
+    return trained(Drawing(), RNGCapture(5), GradientAccumulation(n, as_ranks=2), loader_params=params, **options)
+
+
+@pytest.mark.parametrize("n", [2, 4])
+def test_from_two_ranks_to_one_and_back_is_exact(n: int, ranks: Pool) -> None:
+    whole = ranks(2).run(accumulated, n)
+    first = ranks(2).run(accumulated, n, cut_at=2)[0]["cut"]
+    alone = accumulated(n, saved=first, cut_at=4)
+    rest = ranks(2).run(accumulated, n, saved=alone["cut"])
+    before = whole[0]["steps"].count(4) and whole[0]["steps"].index(4) + 1
+
+    assert rest[0]["weights"] == rest[1]["weights"] == alone["weights"] == whole[0]["weights"]
+    assert [told["batches"] for told in rest] == [told["batches"][before:] for told in whole]
+    assert rest[0]["progress"]["samples"] == alone["progress"]["samples"] == whole[0]["progress"]["samples"]
+    assert rest[0]["places"] == whole[0]["places"][before:]
+    assert rest[0]["resume"].guarantee == "order-exact"
+
+
+def test_a_smaller_number_of_ranks_reads_on_in_the_same_order(ranks: Pool) -> None:
+    whole = shuffled(8)
+    cut = ranks(2).run(shuffled, 4, cut_at=2)[0]["cut"]
+    rest = shuffled(8, saved=cut)
+    assert rest["batches"] == whole["batches"][2:]
+    assert "what loading draws is keyed by batch and rank: 2 ranks with batches of 4 drew otherwise" in str(
+        rest["resume"]
+    )
+    with pytest.raises(
+        ValueError, match=r"stands 16 samples into the epoch, amid a batch of now: 1 process x batch_size 7"
+    ):
+        shuffled(7, saved=cut)
