@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from ..core import storage
+from ..core.engines.sharded_states import ShardingEngine
+from ..core.global_batch import CHANGES, BatchChange
 from ..core.monitor import Monitor
-from ..core.saving import naming
+from ..core.saving import naming, sharding
 from ..core.saving.best import Extent, load_best
+from ..core.saving.resuming import Found, find, shared
 from ..core.saving.retention import Retention
+from ..core.saving.together import on_main
 from ..core.saving.writers import BackgroundWriter, LoopWriter, Writer
 from ..events import (
     CheckpointLoaded,
@@ -39,7 +42,8 @@ class Checkpoint(Plugin):
     Args:
         folder: where to write; made where it is missing.
         metadata: the end of the name: a template of metric names such as `"accuracy_{validation/accuracy:.4f}"`, or a
-            function of the run; by default what the task's `checkpoint_metadata(run)` returns, if it has one.
+            function of the run; by default what the task's `checkpoint_metadata(run)` returns, if it has one. On
+            several ranks the main one is asked.
         keep_last: how many of the newest to keep, pinned ones not counted; None keeps all.
         keep_best: how many of the best by `monitor` to keep besides. Only a save at the very step at which the metric
             was measured competes: a value never stands for other weights.
@@ -52,7 +56,16 @@ class Checkpoint(Plugin):
             waits, and the result notes for how long. `CheckpointSaved` is emitted when the file is durable, at the end
             of a later batch; an error of the writing is raised there, too. Takes as much memory again as the state.
         load_best: at the end of a run that completed or was stopped, load the best checkpoint back: only the `weights`,
-            or `everything`, the optimizer and the scheduler too.
+            or `everything`, the optimizers and the schedulers too.
+        batch_change: what to do where a resumed run has another global batch (ranks x batch size x accumulation):
+            `refuse` it, but if it is one process that goes on from one, the result notes it; `keep` the learning rates
+            as they were saved; scale them in proportion (`linear`) or with the square root (`sqrt`) of the ratio. The
+            resume is not exact then. Where nobody knows the batch size, nothing is refused or scaled.
+        sharded: let every rank write what it holds, into a folder `<name>.shards`, instead of gathering all on the main
+            rank; for an engine that holds shards, `FSDPEngine`. By default as that engine says.
+
+    On several ranks the main rank (0) holds the folder and writes, one file for all; every rank hears of it at the same
+    step, and a save that fails raises on all of them. A file that not every rank can see is sent by the main rank.
 
     Raises:
         ValueError: an argument is out of its range; at the run's start, the folder cannot be written, another process
@@ -76,6 +89,8 @@ class Checkpoint(Plugin):
         resume: str | Path | None = None,
         background: bool = False,
         load_best: Extent | None = None,
+        batch_change: BatchChange = "refuse",
+        sharded: bool | None = None,
     ) -> None:
         if keep_last is not None and keep_last < 1:
             raise ValueError(f"keep_last must be at least 1 (the newest is always kept), or None; got {keep_last!r}.")
@@ -87,6 +102,8 @@ class Checkpoint(Plugin):
             raise ValueError(
                 f"load_best={load_best!r} needs keep_best=1 and monitor='validation/loss': the best of what?"
             )
+        if batch_change not in CHANGES:
+            raise ValueError(f"batch_change is one of {', '.join(CHANGES)}; got {batch_change!r}.")
         if not isinstance(folder, str | Path) or not isinstance(resume, str | Path | None):
             raise TypeError(f"Checkpoint takes paths: folder={folder!r}, resume={resume!r} ('auto', a path, or None).")
         if isinstance(resume, str) and resume != "auto" and not Path(resume).suffix and not Path(resume).exists():
@@ -94,43 +111,65 @@ class Checkpoint(Plugin):
         if isinstance(metadata, str):
             naming.fields(metadata)
         self.folder, self.metadata, self.resume, self.load_best = Path(folder), metadata, resume, load_best
+        self.batch_change, self.sharded, self.background = batch_change, sharded, background
         self.monitor = None if monitor is None else Monitor(monitor, mode)
         self.ignores = (Log, ValidationEnd) if self.monitor is None else self.monitor.ignores
-        self._kept = Retention(keep_last, keep_best, self.monitor)
+        self._kept = Retention(keep_last, keep_best, self.monitor)  # used on the main rank only, as is the store
         self._writer: Writer = BackgroundWriter() if background else LoopWriter()
         self._store: storage.Store | None = None
+        self._is_open = False
         self._last: Path | None = None
         self._value: float | None = None
         self._value_at = -1
+        self._world_size = 1
 
     @on(TrainStart, lane=Lane.PERSIST)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Take the folder, forget the former run, and find what to resume from."""
         self.close()  # a second interrupt may have left the former run's writing as it was
         self._last, self._value, self._value_at = None, None, -1
+        self._world_size = run.engine.world_size
         if self.monitor is not None:
             self.monitor.check_measured(run)
-        self._kept.begin(self._opened(run).entries()[0])
+        if self.sharded and not isinstance(run.engine, ShardingEngine):
+            raise ValueError(
+                f"sharded=True is for an engine that holds shards, as FSDPEngine does; a {type(run.engine).__name__} "
+                f"holds everything on every rank: leave it out."
+            )
+        found = Found()
+
+        def look() -> tuple[int, Path | None, list[str]]:
+            nonlocal found
+            store = self._opened(run)
+            self._kept.begin(store.entries()[0])
+            found = find(store, self.resume)
+            return self._kept.since, found.path, found.notes
+
+        self._is_open = True
+        self._kept.since, path, notes = on_main(run.engine, look)
         self._writer.begin(run)
-        if self.resume == "auto":
-            self._resume_newest(run)
-        elif self.resume is not None:
-            path = Path(self.resume)
-            run.resume(storage.load(path), path)
+        for note in notes:
+            run.note(note)
+        if path is not None:
+            state = shared(run.engine, path, found.state)
+            run.resume({**state, "batch_change": self.batch_change}, path)
 
     @on(CheckpointLoaded, lane=Lane.PERSIST)
     def tell_kept(self, run: Run, event: CheckpointLoaded) -> None:
         """See what of this run is on disk, and tell it."""
-        store = self._opened(run)
-        entries, _ = store.entries()
-        self._kept.resume(entries, event.path)
+
+        def look() -> tuple[Path | None, bool]:
+            entries, _ = self._opened(run).entries()
+            self._kept.resume(entries, event.path)
+            newest = entries[0].path.resolve() if entries else None
+            return self._best(), event.path is not None and event.path.resolve() == newest
+
+        best, is_newest = on_main(run.engine, look)
+        run.best_checkpoint = best
         if event.path is not None:
             self._last = run.last_checkpoint = event.path
-        run.best_checkpoint = None if self._kept.best is None else self._kept.best.path
-        if event.path is not None and entries and entries[0].path.resolve() == event.path.resolve():
-            # A kill may have come between the last save and its tidying, and nothing may be left to save.
-            best, doomed = run.best_checkpoint, self._kept.drop(store.is_pinned)
-            self._writer.do(partial(_tidy, store, entries[0].path, best, doomed))
+            if is_newest:  # a kill may have come between the last save and its tidying, and nothing may be left to save
+                self._writer.do(run, partial(self._tidy, event.path, best))
 
     @on(ValidationEnd, Log)
     def read(self, run: Run, event: ValidationEnd | Log) -> None:
@@ -141,12 +180,21 @@ class Checkpoint(Plugin):
     @on(SavePoint, lane=Lane.PERSIST)
     def save(self, run: Run, event: SavePoint) -> None:
         """Write; then, or when it is written, tell and remove what is no longer kept."""
-        store, name = self._opened(run), naming.file_name(run, self.metadata)
+
+        def prepare() -> str:
+            self._opened(run)
+            return naming.file_name(run, self.metadata)
+
+        self._is_open = True
+        name = on_main(run.engine, prepare)
         judged_by: storage.JudgedBy | None = None
         if self.monitor is not None and self._value_at == run.progress.batches:
             judged_by = self.monitor.name, self.monitor.mode, self._value
-        state = self._writer.hold(run)
-        self._writer.do(partial(store.save, name, state, judged_by=judged_by), partial(self._saved, run, store))
+        if isinstance(run.engine, ShardingEngine) and self._is_sharded(run.engine):
+            self._save_shards(run, run.engine, name, judged_by)
+        else:
+            state = self._writer.hold(run)
+            self._writer.do(run, partial(self._write, name, state, judged_by), partial(self._saved, run))
 
     @on(TrainEnd, lane=Lane.PERSIST)
     def wait(self, run: Run, event: TrainEnd) -> None:
@@ -156,7 +204,7 @@ class Checkpoint(Plugin):
     @on(RunClosed, lane=Lane.PERSIST)
     def end(self, run: Run, event: RunClosed) -> None:
         """Finish the writing however the run ended, then load the best back if the run ended well."""
-        if self._store is None:
+        if not self._is_open:
             return
         self._writer.end(run)
         if self.load_best and self.monitor and event.status in ("completed", "stopped"):
@@ -183,18 +231,26 @@ class Checkpoint(Plugin):
 
     def state_dict(self) -> dict[str, Any]:
         """Return which checkpoints are this run's, and the value by which its present state competes."""
-        return {"since": self._kept.since, "value": self._value, "value_at": self._value_at}
+        return {
+            "since": self._kept.since,
+            "value": self._value,
+            "value_at": self._value_at,
+            "world_size": self._world_size,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue; which checkpoints there are is read from the folder."""
         self._kept.since = state.get("since", 0)
         self._value, self._value_at = state.get("value"), state.get("value_at", -1)
+        if state.get("world_size", 1) != self._world_size:  # which counts batches otherwise
+            self._value_at = -1
 
     def close(self) -> None:
         """Finish the writing, and let others write to the folder; not while something is still being written."""
         try:
             self._writer.close()
         finally:
+            self._is_open = False
             if self._store is not None and self._writer.is_idle:
                 self._store.close()
                 self._store = None
@@ -208,33 +264,49 @@ class Checkpoint(Plugin):
             self._store = store
         return self._store
 
-    def _resume_newest(self, run: Run) -> None:
-        store = self._opened(run)
-        entry, state, passed_over = store.newest()
-        for line in passed_over:
-            run.note(f"passed over: {line}")
-            logging.getLogger("heliograph").warning("resume passed over: %s", line)
-        if entry is not None and state is not None:
-            run.resume(state, entry.path)
-        elif unusable := store.count():
-            note = f"begins afresh: none of the {unusable} checkpoints of {run.name!r} in {self.folder} can be used"
-            run.note(note)
-            logging.getLogger("heliograph").warning(note)
-        else:
-            run.note(f"begins afresh: no checkpoint of {run.name!r} in {self.folder}")
+    def _is_sharded(self, engine: ShardingEngine) -> bool:
+        return engine.state == "sharded" if self.sharded is None else self.sharded
 
-    def _saved(self, run: Run, store: storage.Store, entry: storage.Entry) -> None:
-        """Tell of a durable checkpoint, then point to it and remove what is no longer kept."""
+    def _save_shards(self, run: Run, engine: ShardingEngine, name: str, judged_by: storage.JudgedBy | None) -> None:
+        """Let every rank write its shards, then the main rank the rest; it is a checkpoint only then."""
+        tensors, rest = engine.shard_state(run.modules, run.optimizers)
+        state = self._writer.hold(run, rest)
+        needed = sum(run.engine.gather_objects(sharding.room_for(tensors, is_main=run.engine.is_main)))
+        folder = on_main(run.engine, lambda: self._opened(run).begin_shards(needed))
+        write = sharding.begin(engine, tensors, folder, run.engine.rank, beside=self.background)
+
+        def commit(of_ranks: list[sharding.Shards]) -> None:
+            shards = sharding.merged(of_ranks)
+            self._writer.do(run, partial(self._write, name, state, judged_by, shards), partial(self._saved, run))
+
+        self._writer.do_on_each(run, write, commit)
+
+    def _best(self) -> Path | None:
+        return None if self._kept.best is None else self._kept.best.path
+
+    def _write(
+        self,
+        name: str,
+        state: storage.State,
+        judged_by: storage.JudgedBy | None,
+        shards: sharding.Shards | None = None,
+    ) -> tuple[Path, Path | None]:
+        """Make a checkpoint durable; return where it lies, and which is the best now."""
+        assert self._store is not None
+        entry = self._store.save(name, state, judged_by=judged_by, shards=shards)
         self._kept.add(entry)
-        best = None if self._kept.best is None else self._kept.best.path
-        self._last = run.last_checkpoint = entry.path
-        run.best_checkpoint = best
-        run.emit(CheckpointSaved(entry.path, is_best=best == entry.path))
-        self._writer.do(partial(_tidy, store, entry.path, best, self._kept.drop(store.is_pinned)))
+        return entry.path, self._best()
 
+    def _saved(self, run: Run, where: tuple[Path, Path | None]) -> None:
+        """Tell of a durable checkpoint, then point to it and remove what is no longer kept."""
+        path, best = where
+        self._last, run.last_checkpoint, run.best_checkpoint = path, path, best
+        run.emit(CheckpointSaved(path, is_best=best == path))
+        self._writer.do(run, partial(self._tidy, path, best))
 
-def _tidy(store: storage.Store, last: Path, best: Path | None, doomed: list[Path]) -> None:
-    store.point("last", last)
-    store.point("best", best)
-    for path in doomed:
-        store.remove(path)
+    def _tidy(self, last: Path, best: Path | None) -> None:
+        assert self._store is not None
+        self._store.point("last", last)
+        self._store.point("best", best)
+        for path in self._kept.drop(self._store.is_pinned):
+            self._store.remove(path)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..core import rng
-from ..core.data.draws import Generator, find_generators, isolated
+from ..core.data.draws import Generator, digest, find_generators, isolated
 from ..events import (
     CheckpointLoaded,
     EpochStart,
@@ -37,6 +37,9 @@ class RNGCapture(Plugin):
     What a validation or test draws is taken back, and so is what observers draw on the CPU (plugins with
     `policy = "observer"`), unless such a plugin says `draws = False`. A resumed run keeps the seed that it began with.
 
+    On several ranks each has a stream of its own, seeded from (seed, rank) and restored to that rank; the order of
+    samples and what loading draws go by the one seed. A rank that no checkpoint knows begins a stream of its own.
+
     Args:
         seed: for all of them.
         isolate_validation: put the generators back as they were when a validation began.
@@ -51,6 +54,8 @@ class RNGCapture(Plugin):
         self.isolate_validation = isolate_validation
         self._generator: np.random.Generator | None = None
         self._held: list[Generator] = []
+        self._rank = 0
+        self._is_new = False  # no state is of this rank: it was not there when the checkpoint was written
         self._saved: Mapping[str, Any] | None = None
         self._before_validation: State | None = None
 
@@ -68,16 +73,18 @@ class RNGCapture(Plugin):
     @on(TrainStart, lane=Lane.TRANSFORM)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Seed everything."""
-        self._saved = None
-        self._generator = np.random.default_rng(self.seed)
+        self._saved, self._rank = None, run.engine.rank
         self._held = find_generators((run.task,))
-        rng.seed_all(self.seed)
+        self._seed(self.seed, 0)
         run.key_draws(self.seed)
         run.isolate_observers(partial(isolated, one_thread=False))
 
     @on(CheckpointLoaded, lane=Lane.REPORT)
     def go_on(self, run: Run, event: CheckpointLoaded) -> None:
         """Restore the states: what was due where the run was left is served with them."""
+        if self._is_new:
+            self._is_new = False
+            self._seed(self.seed, run.progress.steps)
         self._arrive()
 
     @on(EpochStart, lane=Lane.TRANSFORM)
@@ -104,15 +111,23 @@ class RNGCapture(Plugin):
         """Return the state of every generator."""
         if self._generator is None:
             return {}
-        return dict(self._saved or self._capture())
+        return {**(self._saved or self._capture()), "rank": self._rank}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep the state until everybody has taken his."""
-        self._saved = state or None
+        """Keep the state until everybody has taken his; that of another rank is none for this one."""
+        self._is_new = state.get("rank", 0) != self._rank
+        self._saved = None if self._is_new else state or None
 
     def close(self) -> None:
         """Let go of a validation that never ended."""
         self._before_validation = None
+
+    def _seed(self, seed: int, step: int) -> None:
+        """Begin every stream: on the main rank by the seed itself, on others by what no other rank or step has."""
+        if self._rank:
+            seed = int.from_bytes(digest(seed, self._rank, step, size=8, purpose=b"rank"), "little")
+        self._generator = np.random.default_rng(seed)
+        rng.seed_all(seed)
 
     def _arrive(self) -> None:
         if self._saved is not None:

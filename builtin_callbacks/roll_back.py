@@ -10,6 +10,7 @@ import torch
 
 from ..core import storage
 from ..core.losses import WindowLosses
+from ..core.sharded import weights
 from ..events import BatchStart, CheckpointLoaded, CheckpointSaved, GradientsReady, Lane, Run, TrainStart
 from ..plugins import Plugin, on
 
@@ -19,9 +20,10 @@ class RollBack(Plugin):
 
     Looks at the losses before every optimizer step, at the cost of one wait for the device. A good checkpoint is whole,
     and all parameters in it are finite numbers; one that is not is passed over for an older one that this run wrote, or
-    was resumed from. Saves in flight are waited for. Batches are known by epoch and place in it, so their order must be
-    the same after the return: it is with `RNGCapture`, or without shuffling. `NaNGuard` is another answer to the same
-    question, so only one of the two may be registered.
+    was resumed from. Of one in shards, the rank that goes back reads all weights into host memory. Saves in flight are
+    waited for. Batches are known by epoch and place in it, so their order must be the same after the return: it is with
+    `RNGCapture`, or without shuffling. `NaNGuard` is another answer to the same question, so only one of the two may be
+    registered.
 
     Args:
         max_times: how often a run may go back, resumes included.
@@ -33,6 +35,7 @@ class RollBack(Plugin):
 
     exclusive = ("non-finite losses",)
     needs = ("save",)
+    asks = ("skip_batch", "skip_step")
 
     def __init__(self, max_times: int = 3) -> None:
         if not isinstance(max_times, int) or max_times < 1:
@@ -73,15 +76,11 @@ class RollBack(Plugin):
         """Go back where a loss of the window is no number."""
         if bad := self._losses.take_bad(run):
             place = run.progress
-            what = f"the loss of epoch {place.epoch}, batch {min(bad)} is {bad[min(bad)]}"
-            self._check_times(what)
-            run.settle()
-            state, path = self._last_good(run, what)
-            self.times += 1
-            self.skipped |= {(place.epoch, batch) for batch in bad}
+            what = f"the {run.label('loss')} of epoch {place.epoch}, batch {min(bad)} is {bad[min(bad)]}"
             run.control.skip_step(what)
-            run.note(f"rolled back at step {place.steps} to {path} ({self.times} of {self.max_times}): {what}")
-            run.roll_back(state, path)
+            if not run.control.turns_back:  # as it does already for the loss of another optimizer
+                self._go_back(run, what)
+            self.skipped |= {(place.epoch, batch) for batch in bad}
 
     def state_dict(self) -> dict[str, Any]:
         """Return how often the run went back, and what it leaves out."""
@@ -91,6 +90,15 @@ class RollBack(Plugin):
         """Add what was saved; the state that the run goes back to does not know yet why."""
         self.times = max(self.times, state["times"])
         self.skipped |= {(epoch, batch) for epoch, batch in state["skipped"]}
+
+    def _go_back(self, run: Run, what: str) -> None:
+        self._check_times(what)
+        if run.engine.world_size == 1:  # else this rank may be alone here, and a save in flight is told of by all
+            run.settle()
+        state, path = self._last_good(run, what)
+        self.times += 1
+        run.note(f"rolled back at step {run.progress.steps} to {path} ({self.times} of {self.max_times}): {what}")
+        run.roll_back(state, path)
 
     def _check_times(self, what: str) -> None:
         if self.times >= self.max_times:
@@ -117,8 +125,9 @@ class RollBack(Plugin):
 
 def _check_finite(run: Run, state: Mapping[str, Any], path: Path) -> None:
     """Raise ValueError unless all parameters are finite; a buffer may well hold an infinity, as a mask does."""
+    modules = weights(state, path)  # of shards, too, each rank reads all: it may be the only one to ask
     for module_name, module in run.modules.items():
-        saved = state["modules"].get(module_name, {})
+        saved = modules.get(module_name, {})
         for name, _ in module.named_parameters():
             if name in saved and not bool(torch.isfinite(saved[name]).all()):
                 raise ValueError(f"The checkpoint {path} is no good: {module_name}.{name} in it is no finite number.")

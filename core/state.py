@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from importlib.metadata import version
 from time import time
@@ -14,120 +14,115 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .by_rank import gathered, own_part
+from .comparing import changes, check_optimizers, kinds, scheduler_kinds
+from .global_batch import layout, settle_change
+from .sharded import fitted, load_parts
 from .task import check_fits
 
 if TYPE_CHECKING:
     from .context import RunContext
 
-SCHEMA = 2
-REQUIRED = ("schema", "run_name", "progress", "modules", "optimizer", "plugins", "metrics", "data", "control", "world")
+SCHEMA = 3
+REQUIRED = (
+    "schema", "run_name", "progress", "modules", "optimizers", "plugins", "metrics", "data", "control", "world",
+    "ranks",
+)  # fmt: skip
 PLAIN = (bool, int, float, str, bytes, type(None))
 
 
-def capture(run: RunContext) -> dict[str, Any]:
-    """Return the cut. Tensors are the live ones: store them before the next step.
+def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the cut. Tensors are the live ones: store them before the next step. On several ranks a collective.
+
+    The main rank's is the whole, with what differs on the others. Another rank's is its own, good for itself to go back
+    to; where weights are sharded it holds none.
+
+    Args:
+        run: the run.
+        shards: what there is to tell of shards that are saved apart from the cut; it holds no weights then.
 
     Raises:
         TypeError: some state is neither a plain type nor a tensor, and so could not be read back safely.
     """
     stateful = {"task": run.task} if not isinstance(run.task, nn.Module) else {}
+    weights, optimizers = run.engine.pack(run.modules, run.optimizers) if shards is None else ({}, {})
     cut = {
         "schema": SCHEMA,
         "saved_at": time(),
         "versions": versions(),
-        "world": {"size": run.engine.world_size},
+        "world": layout(run),
         "run_name": run.name,
         "progress": run.progress.state_dict(),
         "control": run.control.state_dict(),
         "data": run.data.state_dict(run.progress),
         "last_seen": run.last_seen,
-        "modules": {name: dict(module.state_dict()) for name, module in run.modules.items()},
-        "optimizer": run.optimizer.state_dict(),
-        "optimizer_kind": type(run.optimizer).__name__,
+        "modules": weights,
+        "optimizers": optimizers,
+        "optimizer_kinds": kinds(run.optimizers),
         "engine": run.engine.state_dict(),
-        "scheduler_kind": None if run.scheduler is None else type(run.scheduler).__name__,
-        "scheduler": None if run.scheduler is None else run.scheduler.state_dict(),
+        "schedulers": {name: each.state_dict() for name, each in run.schedulers.items()},
+        "scheduler_kinds": kinds(run.schedulers),
         "task": {name: each.state_dict() for name, each in stateful.items() if hasattr(each, "state_dict")},
         "metrics": dict(run.metrics),
         "means": run.means.state_dict(),
         "plugins": run.plugins.state_dict(),
         "filters": run.plugins.filter_states(run.origin),
+        **({} if shards is None else {"shards": dict(shards)}),
     }
     check_plain(cut, "state")
-    return cut
+    parts = gathered(run.engine, cut)
+    return {**cut, "ranks": parts if run.engine.is_main else []}
 
 
-def apply(run: RunContext, saved: Mapping[str, Any]) -> None:
-    """Continue a run from a cut.
+def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Continue a run from a cut; return this rank's part of it.
 
     Raises:
         ValueError: the cut is of a newer schema, incomplete, of other modules or, amid an epoch, of other data.
     """
     check_schema(saved)
-    check_fits(run.modules, saved["modules"])
-    kind = type(run.optimizer).__name__
-    if saved.get("optimizer_kind", kind) != kind:
-        raise ValueError(
-            f"The checkpoint was written with {saved['optimizer_kind']}, the optimizer now is {kind}: resume with the "
-            f"former, or load only the weights, with load_weights."
-        )
-    run.data.load_state_dict(saved["data"], saved["progress"])  # first: it refuses what cannot be gone on with
-    for name, module in run.modules.items():
-        module.load_state_dict(saved["modules"][name])
-    run.engine.load_state_dict(saved.get("engine", {}))
-    _load_optimizer(run, saved)
+    saved = fitted(run, own_part(saved, run.engine.rank, run.engine.world_size))
+    if "shards" not in saved:
+        check_fits(run.modules, saved["modules"])
+    check_optimizers(run, saved)
+    progress = run.data.load_state_dict(saved["data"], saved["progress"])  # it refuses what does not fit
+    load_training(run, saved)
     if "task" in saved.get("task", {}):
         run.task.load_state_dict(deepcopy(saved["task"]["task"]))
-    run.progress.load_state_dict(saved["progress"])
+    run.progress.load_state_dict(progress)
     run.last_seen = saved.get("last_seen", False)
     run.control.load_state_dict(saved["control"])
     run.metrics.update(saved["metrics"])
     run.means.load_state_dict(saved.get("means", {}))
+    run.batch_change = saved.get("batch_change", run.batch_change)  # a return may be to what the run was resumed from
+    settle_change(run, saved["world"], run.batch_change)
     run.fresh_plugins, run.unclaimed_states = map(tuple, run.plugins.load_state_dict(saved["plugins"]))
     run.note(_where(run))
     if run.fresh_plugins:
         run.note(f"plugins that start fresh, the checkpoint has no state of them: {', '.join(run.fresh_plugins)}")
     if run.unclaimed_states:
         run.note(f"states in the checkpoint that no plugin claims, left out: {', '.join(run.unclaimed_states)}")
-    for change in _changes(run, saved):
-        run.data.doubt("not exact", change)
+    for level, change in changes(run, saved, versions()):
+        run.data.doubt(level, change)
+    return saved
 
 
-def _load_optimizer(run: RunContext, saved: Mapping[str, Any]) -> None:
-    """Load the optimizer, whose learning rate is state, and the scheduler, if it is one of the same kind."""
-    given = [_base_rate(group) for group in run.optimizer.param_groups]
-    run.optimizer.load_state_dict(deepcopy(saved["optimizer"]))  # torch would go on with the very tensors
-    loaded = [_base_rate(group) for group in run.optimizer.param_groups]
-    if given != loaded:
+def load_training(run: RunContext, saved: Mapping[str, Any]) -> None:
+    """Load the modules, the optimizers, whose learning rates are state, and the schedulers of the same kinds."""
+    given = _base_rates(run)
+    load_parts(run, saved, run.optimizers, run.saved_path)
+    run.engine.load_state_dict(saved.get("engine", {}))
+    if given != (loaded := _base_rates(run)):
         run.note(f"the learning rate that the run began with goes on, {loaded}, not the program's {given}")
-    if run.scheduler is not None and _scheduler_kind(run, saved) == type(run.scheduler).__name__:
-        run.scheduler.load_state_dict(deepcopy(saved["scheduler"]))
+    before, now = scheduler_kinds(run, saved), kinds(run.schedulers)
+    for name, scheduler in run.schedulers.items():
+        if before.get(name) == now[name]:
+            scheduler.load_state_dict(deepcopy(saved["schedulers"][name]))
 
 
-def _base_rate(group: Mapping[str, Any]) -> Any:
-    return group.get("initial_lr", group.get("lr"))
-
-
-def _scheduler_kind(run: RunContext, saved: Mapping[str, Any]) -> str | None:
-    """Return the kind of a saved scheduler; schema 1 did not tell, so it is taken for what it is given to."""
-    if saved["scheduler"] is None:
-        return None
-    return saved.get("scheduler_kind") or type(run.scheduler).__name__
-
-
-def _changes(run: RunContext, saved: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what of the program is other than it was, so that the run will not equal the uninterrupted one."""
-    for name in run.fresh_plugins:
-        if getattr(run.plugins[name], "policy", "critical") != "observer":
-            yield f"plugin {name!r} found no state in the checkpoint"
-    before, now = _scheduler_kind(run, saved), None if run.scheduler is None else type(run.scheduler).__name__
-    if before != now:
-        yield f"the scheduler was {before or 'none'} and is {now or 'none'}"
-    if saved["world"]["size"] != run.engine.world_size:
-        yield f"{saved['world']['size']} processes wrote the checkpoint, {run.engine.world_size} resumed it"
-    for software, version_now in versions().items():
-        if (version_then := saved["versions"].get(software, version_now)) != version_now:
-            yield f"the checkpoint was written with {software} {version_then}, this is {version_now}"
+def _base_rates(run: RunContext) -> list[Any]:
+    groups = [group for optimizer in run.optimizers.values() for group in optimizer.param_groups]
+    return [group.get("initial_lr", group.get("lr")) for group in groups]
 
 
 def restore(run: RunContext) -> bool:
@@ -136,12 +131,12 @@ def restore(run: RunContext) -> bool:
         return False
     saved, run.saved = run.saved, None
     try:
-        apply(run, saved)
+        own = apply(run, saved)
     except Exception as error:
         error.add_note(f"heliograph: while going on from {run.saved_path or 'a state'}")
         raise
     run.origin = run.progress.copy()
-    run.plugins.load_filter_states(run.origin, saved.get("filters", {}))
+    run.plugins.load_filter_states(run.origin, own.get("filters", {}))
     if run.resumes:
         run.resumes, run.resumed_from, run.resumed_at = False, run.saved_path, run.origin
     return True

@@ -29,8 +29,8 @@ def _parts(checkpoint: Path) -> dict[str, Any]:
     state = storage.load(checkpoint)
     return {
         "weights": state["modules"],
-        "optimizer": state["optimizer"],
-        "scheduler": state["scheduler"],
+        "optimizer": state["optimizers"],
+        "scheduler": state["schedulers"],
         "random generators": state["plugins"]["rng_capture"],
     }
 

@@ -44,7 +44,7 @@ class BackgroundWorker:
     """Does one job at a time beside the loop. Whoever gave the jobs asks after them; then errors are raised.
 
     Attributes:
-        waited: seconds that `submit` and `drain` have waited in all.
+        waited: seconds that `submit`, `drain` and `wait` have waited in all.
     """
 
     def __init__(self) -> None:
@@ -55,6 +55,11 @@ class BackgroundWorker:
     def is_idle(self) -> bool:
         """Whether nothing is under way, nor done and not yet told of."""
         return self._job is None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether a job is done and not yet told of."""
+        return self._job is not None and self._job.done.is_set()
 
     def submit(self, work: Callable[[], T], then: Callable[[T], object] = nothing) -> None:
         """Begin a job, as soon as the former one is done.
@@ -69,13 +74,17 @@ class BackgroundWorker:
         self.drain()
         self._job = _Job(work, then)
 
+    def forget(self) -> None:
+        """Let what is under way end as it will; nobody is told."""
+        self._job = None
+
     def poll(self) -> None:
         """Tell of the job if it is done.
 
         Raises:
             BaseException: it failed. An error is raised once.
         """
-        if self._job is not None and self._job.done.is_set():
+        if self._job is not None and self.is_done:
             self._tell(self._job)
 
     def drain(self) -> None:
@@ -85,14 +94,19 @@ class BackgroundWorker:
             BaseException: the job failed. An error is raised once.
         """
         while (job := self._job) is not None:
-            if not job.done.is_set():
-                since = perf_counter()
-                try:
-                    while not job.done.wait(LONGEST_WAIT):
-                        pass
-                finally:
-                    self.waited += perf_counter() - since
+            self.wait()
             self._tell(job)
+
+    def wait(self) -> None:
+        """Wait until the job is done, and tell nobody of it. Ctrl-C interrupts the waiting, not the job."""
+        if self._job is None or self.is_done:
+            return
+        since = perf_counter()
+        try:
+            while not self._job.done.wait(LONGEST_WAIT):
+                pass
+        finally:
+            self.waited += perf_counter() - since
 
     def _tell(self, job: _Job) -> None:
         job.thread.join()  # it has nothing left to do; no thread is to be seen after its job

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from string import Formatter
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from ...events import Run
+from ...events import Run, SavePoint
 from ...events.checks import known_names
 from ..storage import checkpoint_name
+
+if TYPE_CHECKING:
+    from ..context import RunContext
 
 Metadata = str | Callable[[Run], str]
 
@@ -25,7 +28,11 @@ def file_name(run: Run, metadata: Metadata | None) -> str:
         ValueError: the template asks for a metric that does not exist.
         TypeError: the function returned no string.
     """
-    return checkpoint_name(run.name, run.progress.epoch, run.progress.steps, _text(run, metadata))
+    with cast("RunContext", run).engine.refusing(
+        "the metadata of a checkpoint", SavePoint.name
+    ):  # only one rank is here
+        text = _text(run, metadata)
+    return checkpoint_name(run.name, run.progress.epoch, run.progress.steps, text)
 
 
 def fields(template: str) -> list[str]:

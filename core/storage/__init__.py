@@ -1,5 +1,6 @@
 """Checkpoints on disk: written so that none is ever lost, verified before they are believed, safely read."""
 
+from .consolidating import consolidate
 from .files import Files, prepare_folder
 from .manifest import Entry, JudgedBy
 from .names import checkpoint_name, clean
@@ -15,6 +16,7 @@ __all__ = [
     "Store",
     "checkpoint_name",
     "clean",
+    "consolidate",
     "entries",
     "load",
     "load_weights",

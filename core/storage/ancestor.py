@@ -56,8 +56,7 @@ def convert(saved: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], list[
         "run_name": run_name,
         "progress": progress,
         "modules": parts["modules"],
-        "optimizer": parts["optimizer"],
-        "scheduler": parts["scheduler"],
+        **parts["parts"],
         "task": {},
         "metrics": {},
         "means": {},
@@ -122,23 +121,22 @@ def _parts(user: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     }
     optimizers = [name for name, state in states.items() if state.keys() >= {"state", "param_groups"}]
     schedulers = [name for name, state in states.items() if "last_epoch" in state]
-    taken = [*modules]
-    taken += optimizers if len(optimizers) == 1 else []
-    taken += schedulers if len(schedulers) == 1 else []
     notes = [f"modules {', '.join(modules) or '(none)'}: the task's attributes must be called the same"]
-    if len(optimizers) != 1:
-        notes.append(
-            f"{len(optimizers)} optimizers ({', '.join(optimizers)}), where a run has one: the file serves "
-            f"load_weights only, it cannot be resumed"
-        )
-    if len(schedulers) > 1:
-        notes.append(f"{len(schedulers)} schedulers ({', '.join(schedulers)}), where a run has one: it begins anew")
-    return {
-        "taken": taken,
-        "modules": modules,
-        "optimizer": states[optimizers[0]] if len(optimizers) == 1 else {"state": {}, "param_groups": []},
-        "scheduler": states[schedulers[0]] if len(schedulers) == 1 else None,
-    }, notes
+    parts: dict[str, Any] = {"optimizer": {"state": {}, "param_groups": []}, "scheduler": None}
+    taken = [*modules, *optimizers]
+    if len(optimizers) == 1:
+        parts["optimizer"] = states[optimizers[0]]
+    elif optimizers:
+        parts["optimizers"] = {name: states[name] for name in optimizers}
+        notes.append(f"optimizers {', '.join(optimizers)}: they must be called the same, fit(optimizer={{...}})")
+    else:
+        notes.append("0 optimizers: the file serves load_weights only, it cannot be resumed")
+    if len(optimizers) == len(schedulers) == 1:
+        parts["scheduler"] = states[schedulers[0]]
+        taken += schedulers
+    elif schedulers:
+        notes.append(f"schedulers {', '.join(schedulers)}: whose each is, is not known, so they begin anew")
+    return {"taken": taken, "modules": modules, "parts": parts}, notes
 
 
 def _plugins(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -1,4 +1,4 @@
-"""The command line on checkpoints: `python -m heliograph checkpoint inspect | verify | migrate | prune`."""
+"""The command line on checkpoints: `python -m heliograph checkpoint inspect | verify | migrate | ...`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TypeVar
 from ...events.checks import known_names
 from ..monitor import Monitor
 from . import reading
+from .consolidating import consolidate
 from .descriptions import describe, table
 from .manifest import Entry
 from .migrations import files_in, migrate_file
@@ -44,6 +45,10 @@ def _parser() -> ArgumentParser:
     migrate.add_argument(
         "--as-data", metavar="CLASS", action="append", default=[], help="read objects of this class as plain records"
     )
+    consolidate = commands.add_parser("consolidate", help="make an ordinary checkpoint of one with shards")
+    consolidate.add_argument("path", metavar="FILE", type=Path)
+    consolidate.add_argument("--out", metavar="FILE", type=Path, help="write there, and leave the former as it is")
+    consolidate.set_defaults(run=_consolidate)
     _add_prune(commands.add_parser("prune", help="remove checkpoints of a run; never the newest or a pinned one"))
     return parser
 
@@ -79,6 +84,14 @@ def _migrate(options: Namespace) -> int:
         return migrate_file(path, keep_backup=keep, dry_run=options.dry_run, as_data=options.as_data)
 
     return _each([each for path in options.paths for each in _files(path)], act)
+
+
+def _consolidate(options: Namespace) -> int:
+    def act(path: Path) -> list[str]:
+        entry = consolidate(path, options.out)
+        return [f"{path}: written as one file, {entry.path} ({entry.size / 1e6:,.3f} MB)"]
+
+    return _each([options.path], act)
 
 
 def _each(things: Iterable[T], act: Callable[[T], list[str]]) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
+from math import prod
 from pathlib import Path
 from typing import Any, get_args
 
 from torch import Tensor
 
 from . import reading
-from .manifest import Entry, manifest_path
+from .manifest import Entry, manifest_path, shards_path
 from .migrations import files_in, read_any
 from .names import PINNED, Label, pointer_path
 
@@ -31,7 +32,7 @@ def describe(path: Path) -> str:
     else:
         state, layout = reading.read(path, map_tensors=True), f"schema {entry.schema}"
     lines = [("layout", layout), *_facts(path, state), *_judged(entry), *_contents(state)]
-    return "\n".join([str(path), *(f"    {label:<11}{text}".rstrip() for label, text in lines)])
+    return "\n".join([str(path), *(f"    {label:<12}{text}".rstrip() for label, text in lines)])
 
 
 def table(folder: Path) -> str:
@@ -84,10 +85,16 @@ def _judged(entry: Entry | None) -> Iterator[tuple[str, str]]:
 
 
 def _contents(state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    groups = state["optimizer"]["param_groups"]
+    shards = state.get("shards", {"modules": {}, "tensors": {}, "optimizers": {}})
+    sharded = (f"{name}: {_sharded(name, shards['tensors'])}, in shards" for name in shards["modules"])
+    kinds, scheduler_kinds = state.get("optimizer_kinds", {}), state.get("scheduler_kinds", {})
+    groups = {name: len(each["param_groups"]) for name, each in (state["optimizers"] or shards["optimizers"]).items()}
+    optimizers = [f"{name}: {kinds.get(name, 'unknown')}, {groups[name]} groups" for name in groups]
+    schedulers = [f"{name}: {scheduler_kinds.get(name, 'unknown')}" for name in state["schedulers"]]
     yield from _several("modules", (f"{name}: {_weights(each)}" for name, each in state["modules"].items()))
-    yield "optimizer", f"{state.get('optimizer_kind', 'unknown')}, {len(groups)} groups"
-    yield "scheduler", "none" if state.get("scheduler") is None else "yes"
+    yield from _several("modules", sharded)
+    yield from _several("optimizers", optimizers or ["none"])
+    yield from _several("schedulers", schedulers or ["none"])
     yield from _several("plugins", (f"{name}: {_keys(each)}" for name, each in sorted(state["plugins"].items())))
 
 
@@ -101,6 +108,11 @@ def _several(label: str, texts: Iterable[str]) -> Iterator[tuple[str, str]]:
 def _weights(module: Mapping[str, Any]) -> str:
     tensors = [each for each in module.values() if isinstance(each, Tensor)]
     return f"{sum(each.numel() for each in tensors):,} values in {len(tensors)} tensors"
+
+
+def _sharded(name: str, tensors: Mapping[str, Any]) -> str:
+    sizes = [prod(shape) for key, (shape, _) in tensors.items() if key.startswith(f"modules/{name}/")]
+    return f"{sum(sizes):,} values in {len(sizes)} tensors"
 
 
 def _keys(state: Any) -> str:
@@ -119,4 +131,6 @@ def _time(seconds: float) -> str:
 
 
 def _size(path: Path) -> str:
-    return f"{path.stat().st_size / 1e6:,.3f} MB"
+    shards = shards_path(path)
+    files = [path, *(shards.iterdir() if shards.exists() else ())]
+    return f"{sum(each.stat().st_size for each in files) / 1e6:,.3f} MB"

@@ -36,6 +36,11 @@ class Files:
         """Remove a file, if it is there."""
         path.unlink(missing_ok=True)
 
+    def remove_folder(self, path: Path) -> None:
+        """Remove a folder with the files in it, if it is there."""
+        if path.exists():
+            shutil.rmtree(path)
+
     def sync_folder(self, folder: Path) -> None:
         """Make names in a folder durable, where that can be asked for: not of Windows, nor of some network's files."""
         if not hasattr(os, "O_DIRECTORY"):
@@ -52,6 +57,13 @@ class Files:
     def free(self, folder: Path) -> int:
         """Return the bytes that this user may still write there."""
         return shutil.disk_usage(folder).free
+
+
+def digest_of(path: Path) -> tuple[int, str]:
+    """Return the size of a file, and its SHA-256 in hexadecimal."""
+    with path.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        return file.tell(), sha256
 
 
 class HashingWriter:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..state import SCHEMA
-from .names import MANIFEST, check_name
+from .names import MANIFEST, SHARDS, check_name
 
 FORMAT = "heliograph checkpoint"
 JudgedBy = tuple[str, str, float | None]
@@ -32,8 +32,9 @@ class Entry:
         progress: the counters of the run.
         metrics: the latest value of every metric.
         versions: the software that wrote it.
-        world: its layout, `{"size": 1}` for one process.
+        world: how many ranks wrote it, and what else its global batch is made of.
         judged_by: metric, mode and value by which it competes for the best; None where it does not.
+        shards: bytes and digest of each file in its folder of shards, by name; none where it has no such folder.
     """
 
     path: Path
@@ -46,8 +47,9 @@ class Entry:
     progress: Mapping[str, int | float] = field(default_factory=dict, hash=False)
     metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
     versions: Mapping[str, str] = field(default_factory=dict, hash=False)
-    world: Mapping[str, int] = field(default_factory=dict, hash=False)
+    world: Mapping[str, int | None] = field(default_factory=dict, hash=False)
     judged_by: JudgedBy | None = None
+    shards: Mapping[str, tuple[int, str]] = field(default_factory=dict, hash=False)
 
     @property
     def order(self) -> tuple[int, float, str]:
@@ -60,9 +62,15 @@ def manifest_path(path: Path) -> Path:
     return path.with_suffix(MANIFEST)
 
 
+def shards_path(path: Path) -> Path:
+    """Return the folder in which the shards of a checkpoint lie, where it has some."""
+    return path.with_suffix(SHARDS)
+
+
 def encode(entry: Entry) -> bytes:
     """Return the manifest of an entry: canonical JSON that ends in its own digest."""
     judged_by = entry.judged_by and [*entry.judged_by[:2], _to_json(entry.judged_by[2])]
+    shards = {name: {"bytes": size, "sha256": sha256} for name, (size, sha256) in entry.shards.items()}
     return _sealed(
         {
             "format": FORMAT,
@@ -76,6 +84,7 @@ def encode(entry: Entry) -> bytes:
             "versions": dict(entry.versions),
             "world": dict(entry.world),
             "judged_by": judged_by,
+            **({"shards": shards} if shards else {}),
         }
     )
 
@@ -136,7 +145,14 @@ def _entry(facts: Mapping[str, Any], place: Path) -> Entry:
         versions=facts["versions"],
         world=facts["world"],
         judged_by=judged_by and (judged_by[0], judged_by[1], _from_json(judged_by[2])),
+        shards={_bare(name): (each["bytes"], each["sha256"]) for name, each in facts.get("shards", {}).items()},
     )
+
+
+def _bare(name: str) -> str:
+    if Path(name).name != name:
+        raise ValueError(f"the name of a shard is a bare file name, not {name!r}")
+    return name
 
 
 def _sealed(facts: Mapping[str, Any]) -> bytes:

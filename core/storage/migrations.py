@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +99,11 @@ def migrate_file(
     try:
         if is_current(path):  # a migration that was killed is finished by opening
             return [f"{path}: up to date (schema {SCHEMA})", *_indented(notes)]
-        place = _among(store.entries()[0], found.state["saved_at"]) if found.place is None else found.place
+        entries = store.entries()[0]
+        former = next((each for each in entries if each.path == path), None)
+        if former is not None:  # of a schema that had manifests
+            found = replace(found, place=former.sequence, judged_by=former.judged_by)
+        place = _among(entries, found.state["saved_at"]) if found.place is None else found.place
         if found.is_current and path.exists():
             store.adopt(path.name, found.state, place)
             return [f"{path}: wrote its manifest anew", *_indented([*notes, *found.changes])]
@@ -162,6 +166,8 @@ def _upgrade(saved: Any, path: Path) -> Upgraded:
     if not changes:
         held = "the checksums in the file hold; by which metric it was judged is not known any more"
         return Upgraded(origin, state, [held], place=None, is_current=True)
+    if saved["schema"] > 1:
+        return Upgraded(origin, state, changes, place=None)
     name = path.name.partition(SUFFIX)[0] + SUFFIX
     return Upgraded(origin, state, changes, place_of(saved), judged(saved, name))
 

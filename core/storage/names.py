@@ -10,6 +10,7 @@ from typing import Literal, Self
 SUFFIX = ".pth"
 MANIFEST = ".json"
 PINNED = ".pinned"
+SHARDS = ".shards"
 Label = Literal["last", "best"]
 LONGEST_PART = 90  # bytes: file systems allow 255 for the whole name
 
@@ -44,8 +45,10 @@ class Hidden:
 
     Attributes:
         data: a checkpoint's data while it is written.
-        manifest: its manifest, until both are in place.
+        shards: the folder of its shards, where ranks write them.
+        manifest: its manifest, until all are in place.
         former_data: what is about to be replaced under the same name; comes back if the replacing fails.
+        former_shards: its shards.
         former_manifest: its manifest.
         pointer: a pointer while it is written.
         doomed: the manifest of a checkpoint that is being removed.
@@ -53,8 +56,10 @@ class Hidden:
     """
 
     data: Path
+    shards: Path
     manifest: Path
     former_data: Path
+    former_shards: Path
     former_manifest: Path
     pointer: Path
     doomed: Path
@@ -63,5 +68,6 @@ class Hidden:
     @classmethod
     def of(cls, folder: Path, run_name: str) -> Self:
         """Return the names for a run."""
-        ends = ("data.tmp", "manifest.tmp", "former-data.tmp", "former-manifest.tmp", "pointer.tmp", "doomed", "lock")
+        parts = ("data", "shards", "manifest", "former-data", "former-shards", "former-manifest", "pointer")
+        ends = [*(f"{part}.tmp" for part in parts), "doomed", "lock"]
         return cls(*(folder / f".{clean(run_name)}.{end}" for end in ends))

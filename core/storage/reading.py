@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from pathlib import Path
 from pickle import UnpicklingError
@@ -11,20 +10,23 @@ from typing import Any
 import torch
 
 from ...events.checks import known_names
+from ..sharded import whole
 from ..state import check_schema
 from ..task import check_fits, modules_of
-from .manifest import Entry, claimed_sequence, decode, manifest_path
+from .files import digest_of
+from .manifest import Entry, claimed_sequence, decode, manifest_path, shards_path
 from .names import MANIFEST, SUFFIX, clean
 
 State = dict[str, Any]
 
 
-def load(path: Path, *, verify: bool = True) -> State:
-    """Return the state in a checkpoint.
+def load(path: Path, *, verify: bool = True, with_shards: bool = True) -> State:
+    """Return the state in a checkpoint; of one with shards, without these.
 
     Args:
         path: the data file.
         verify: hold the data against the manifest before a byte of it is unpickled.
+        with_shards: hold the shards against it, too.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -32,7 +34,7 @@ def load(path: Path, *, verify: bool = True) -> State:
             schema; names what to do.
     """
     if verify:
-        check(path)
+        check(path, with_shards=with_shards)
     state = read(path)
     try:
         check_schema(state)
@@ -91,8 +93,8 @@ def read_manifest(path: Path) -> Entry:
     return replace(entry, path=path)  # a pair may have been renamed
 
 
-def check(path: Path) -> Entry:
-    """Hold the data of a checkpoint against its manifest: the size, then every byte.
+def check(path: Path, *, with_shards: bool = True) -> Entry:
+    """Hold the data of a checkpoint, and its shards, against its manifest: the sizes, then every byte.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -100,14 +102,21 @@ def check(path: Path) -> Entry:
     """
     _check_is_file(path)
     entry = read_manifest(path)
-    size = path.stat().st_size
-    if size != entry.size:
-        raise ValueError(f"The checkpoint {path} is damaged: it has {size} bytes, its manifest tells {entry.size}.")
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != entry.sha256:
-        raise ValueError(f"The checkpoint {path} is damaged: its SHA-256 is not the one in its manifest.")
+    _check_bytes(path, entry.size, entry.sha256, f"The checkpoint {path}")
+    for name, (size, sha256) in entry.shards.items() if with_shards else ():
+        shard = shards_path(path) / name
+        if not shard.is_file():
+            raise ValueError(f"The checkpoint {path} is damaged: its shard {shard} is not there.")
+        _check_bytes(shard, size, sha256, f"The shard {shard} of the checkpoint {path}")
     return entry
+
+
+def _check_bytes(path: Path, size: int, sha256: str, what: str) -> None:
+    found = path.stat().st_size
+    if found != size:
+        raise ValueError(f"{what} is damaged: it has {found} bytes, its manifest tells {size}.")
+    if digest_of(path)[1] != sha256:
+        raise ValueError(f"{what} is damaged: its SHA-256 is not the one in its manifest.")
 
 
 def entries(folder: Path, run_name: str) -> tuple[list[Entry], list[str]]:
@@ -178,7 +187,7 @@ def load_weights(task: Any, path: Path | str) -> dict[str, float]:
         FileNotFoundError: there is no such file.
         ValueError: it is damaged, or of other modules.
     """
-    state = load(Path(path))
+    state = whole(load(Path(path)), Path(path))
     modules = modules_of(task)
     try:
         check_fits(modules, state["modules"])

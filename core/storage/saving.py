@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -12,8 +11,8 @@ from typing import IO, Any, cast
 
 import torch
 
-from .files import Files, HashingWriter
-from .manifest import Entry, encode, manifest_path
+from .files import Files, HashingWriter, digest_of
+from .manifest import Entry, encode, manifest_path, shards_path
 from .names import Hidden
 from .recovery import sweep
 from .space import estimate
@@ -32,12 +31,13 @@ def write(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str, Any]) 
     """
     path = entry.path
     try:
-        sweep(files, path.parent, entry.run_name)  # a failed save that could not be undone may have left something
+        if not entry.shards:  # these lie where the sweeping was done before they were written
+            sweep(files, path.parent, entry.run_name)  # a failed save that could not be undone may have left something
         _check_space(files, path.parent, state)
         moves: Moves = []
         try:
             entry = _write_aside(files, hidden, entry, state)
-            moves += _moves(hidden, path)
+            moves += _moves(hidden, entry)
             _put_in_place(files, path.parent, moves)
         except BaseException as error:
             _undo(files, hidden, moves, error)
@@ -46,6 +46,7 @@ def write(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str, Any]) 
         raise _failure(files, path, error) from error
     with suppress(OSError):  # the save has happened; what is left is swept, or complained about, by the next
         files.unlink(hidden.former_data)
+        files.remove_folder(hidden.former_shards)
         files.unlink(hidden.former_manifest)
     return entry
 
@@ -59,9 +60,8 @@ def write_manifest(files: Files, hidden: Hidden, entry: Entry) -> Entry:
     Raises:
         OSError: a step was refused.
     """
-    with entry.path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        entry = replace(entry, size=file.tell(), sha256=digest)
+    size, sha256 = digest_of(entry.path)
+    entry = replace(entry, size=size, sha256=sha256)
     write_small(files, hidden.manifest, encode(entry))
     files.rename(hidden.manifest, manifest_path(entry.path))
     files.sync_folder(entry.path.parent)
@@ -97,11 +97,12 @@ def _write_aside(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str,
     return entry
 
 
-def _moves(hidden: Hidden, path: Path) -> Moves:
+def _moves(hidden: Hidden, entry: Entry) -> Moves:
     """Return what is to be renamed, the manifest last; what has the names now goes aside first, to be had back."""
-    manifest = manifest_path(path)
-    former = [(manifest, hidden.former_manifest), (path, hidden.former_data)]
-    return [*(each for each in former if each[0].exists()), (hidden.data, path), (hidden.manifest, manifest)]
+    path, manifest, shards = entry.path, manifest_path(entry.path), shards_path(entry.path)
+    former = [(manifest, hidden.former_manifest), (path, hidden.former_data), (shards, hidden.former_shards)]
+    new = [(hidden.shards, shards), (hidden.data, path), (hidden.manifest, manifest)]
+    return [*(each for each in former if each[0].exists()), *(new if entry.shards else new[1:])]
 
 
 def _put_in_place(files: Files, folder: Path, moves: Moves) -> None:
@@ -119,6 +120,7 @@ def _undo(files: Files, hidden: Hidden, moves: Moves, error: BaseException) -> N
             if not old.exists():
                 files.rename(new, old)
         files.unlink(hidden.data)
+        files.remove_folder(hidden.shards)
         files.unlink(hidden.manifest)
     except OSError as second:
         error.add_note(f"Undoing the save failed too, the next save or start will see to it: {second}")

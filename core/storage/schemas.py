@@ -16,7 +16,7 @@ ORDER_FROM_1 = (
     "not exact: epochs are shuffled by the seed and the epoch now, so they come in another order than they would have"
 )
 KEPT = {"saved", "best", "judged_by"}  # the state of Checkpoint in schema 1
-FIRST = ("schema", "run_name", "progress", "modules", "optimizer", "plugins", "metrics")  # what schema 1 required
+FIRST = ("schema", "run_name", "progress", "modules", "plugins", "metrics")  # what every schema required
 
 
 def migrate_state(state: Mapping[str, Any]) -> tuple[State, list[str]]:
@@ -34,7 +34,7 @@ def migrate_state(state: Mapping[str, Any]) -> tuple[State, list[str]]:
             f"The state has schema {schema!r}, this version migrates 1 to {SCHEMA}: update heliograph, or check where "
             f"the file comes from."
         )
-    lacking = [key for key in FIRST if key not in state]
+    lacking = [key for key in (*FIRST, "optimizer" if schema < 3 else "optimizers") if key not in state]
     if lacking:
         raise ValueError(f"The state says schema {schema}, but lacks {', '.join(lacking)}.")
     migrated, changes = dict(state), []
@@ -88,4 +88,27 @@ def _to_2(state: State) -> list[str]:
     return changes
 
 
-STEPS: dict[int, Callable[[State], list[str]]] = {1: _to_2}
+def _to_3(state: State) -> list[str]:
+    """Change schema 2, which had one optimizer and one scheduler, and was written by one process."""
+    parts = {"optimizers": state.pop("optimizer"), "schedulers": state.pop("scheduler", None)}
+    kinds = {"optimizer_kinds": state.pop("optimizer_kind", None), "scheduler_kinds": state.pop("scheduler_kind", None)}
+    for key, value in {**parts, **kinds}.items():
+        state.setdefault(key, {} if value is None else {"optimizer": value})  # Helios had several, by name
+    state["ranks"] = [{}]
+    state["data"] = _laid_out(state["data"])
+    return ["optimizer and scheduler are kept by name, as 'optimizer'; added 'ranks', what differs between processes"]
+
+
+def _laid_out(data: Mapping[str, Any]) -> State:
+    """Return a position of schema 2 with its layout, of which the facts of its source held a part."""
+    facts = dict(data.get("source") or {})
+    facts |= facts.pop("of", {})
+    if not facts or facts.get("order") == "RandomSampler":  # one that draws bit by bit, and by other keys now
+        return {**data, "source": None}
+    batch_size, common = facts.pop("batch_size", None), facts["source"] in ("map", "sequence")
+    batch_size = 1 if common and batch_size is None else batch_size
+    layout = {"world_size": 1, "ranks": 1, "batch_size": batch_size, "batches": None, "common": common}
+    return {**data, "source": facts, "layout": layout}
+
+
+STEPS: dict[int, Callable[[State], list[str]]] = {1: _to_2, 2: _to_3}

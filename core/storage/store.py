@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from time import time
 from typing import Any
 
 from ..state import SCHEMA
 from . import reading
-from .files import Files, prepare_folder
+from .files import Files, digest_of, prepare_folder
 from .lock import Lock
-from .manifest import Entry, JudgedBy, manifest_path
+from .manifest import Entry, JudgedBy, manifest_path, shards_path
 from .names import PINNED, SUFFIX, Hidden, Label, check_name, pointer_path
 from .recovery import finish_removal, sweep
 from .saving import write, write_manifest, write_small
@@ -25,7 +27,8 @@ class Store:
 
     A checkpoint is `<name>.pth` with its manifest `<name>.json`. Both are written aside and made durable, then renamed,
     the manifest last; a save has happened when `save` returns. `<name>.pinned` beside it, which `touch` makes too,
-    keeps it from being removed. `<run>.last` and `<run>.best` hold a file name each, for people and tools.
+    keeps it from being removed. The shards of several ranks lie in the folder `<name>.shards`. `<run>.last` and
+    `<run>.best` hold a file name each, for people and tools.
 
     Args:
         folder: where the checkpoints lie; made where it is missing.
@@ -71,6 +74,7 @@ class Store:
         *,
         judged_by: JudgedBy | None = None,
         sequence: int | None = None,
+        shards: Mapping[str, tuple[int, str]] | None = None,
         replace_unknown: bool = False,
     ) -> Entry:
         """Write a checkpoint, and return when it is durable.
@@ -83,6 +87,7 @@ class Store:
             state: plain types and tensors.
             judged_by: metric, mode and value by which it competes for the best.
             sequence: its place in the order of writing; by default the next. For who brings in older checkpoints.
+            shards: bytes and digest, by name, of the files that lie in the folder that `begin_shards` returned.
             replace_unknown: replace a file without a valid manifest, too.
 
         Raises:
@@ -93,9 +98,29 @@ class Store:
         newest = self._highest(state)
         path = self._free_path(self.folder / check_name(name), replace_unknown)
         entry = self._entry(path, state, newest + 1 if sequence is None else sequence, judged_by)
+        entry = replace(entry, shards=dict(shards or {}))
         entry = write(self._files, self._hidden, entry, state)
         self._sequence = max(newest, entry.sequence)
         return entry
+
+    def begin_shards(self, needed: int) -> Path:
+        """Return an empty folder for the shards of the next save, which puts it in its place.
+
+        Args:
+            needed: bytes of all shards.
+
+        Raises:
+            OSError: there is no room for them, or the folder could not be made.
+        """
+        sweep(self._files, self.folder, self.run_name)
+        if needed > (free := self._files.free(self.folder)):
+            raise OSError(
+                errno.ENOSPC,
+                f"The shards of a checkpoint in {self.folder} need {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are "
+                f"free: keep fewer or free some space",
+            )
+        self._hidden.shards.mkdir()
+        return self._hidden.shards
 
     def adopt(self, name: str, state: Mapping[str, Any], sequence: int) -> Entry:
         """Write a manifest for a file that has lost its own, and return when it is durable; the file stays as it is.
@@ -111,6 +136,8 @@ class Store:
         """
         newest = self._highest(state)
         entry = self._entry(self.folder / check_name(name), state, sequence, None)
+        if "shards" in state:
+            entry = replace(entry, shards={each.name: digest_of(each) for each in shards_path(entry.path).iterdir()})
         entry = write_manifest(self._files, self._hidden, entry)
         self._sequence = max(newest, sequence)
         return entry
@@ -140,6 +167,7 @@ class Store:
             return not path.exists()
         self._files.rename(manifest, self._hidden.doomed)  # from here on it is no checkpoint any more
         self._files.unlink(path)
+        self._files.remove_folder(shards_path(path))
         self._files.unlink(self._hidden.doomed)
         return True
 
@@ -207,7 +235,7 @@ class Store:
     def _may_write(self, path: Path, replace_unknown: bool) -> bool:
         if self.is_pinned(path):
             return False
-        if not path.exists() and not manifest_path(path).exists():
+        if not any(each.exists() for each in (path, manifest_path(path), shards_path(path))):
             return True
         try:
             return reading.read_manifest(path).run_name == self.run_name

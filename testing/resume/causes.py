@@ -21,8 +21,8 @@ AFTER_A_RESUME = {
     "order": "a plugin that asks for things forgets its state: give it state_dict and load_state_dict",
     "modules": "a plugin or the task changes gradients or weights by state that no checkpoint holds, or a kernel is "
     "not deterministic: see torch.use_deterministic_algorithms",
-    "optimizer": "something changes the optimizer by state that no checkpoint holds",
-    "scheduler": "the scheduler is stepped by state that no checkpoint holds, or its state_dict is not complete",
+    "optimizers": "something changes the optimizer by state that no checkpoint holds",
+    "schedulers": "the scheduler is stepped by state that no checkpoint holds, or its state_dict is not complete",
     "data": "the loader's state_dict does not give back its position",
 }
 OTHERWISE_AFTER_A_RESUME = (

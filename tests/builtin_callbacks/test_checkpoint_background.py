@@ -198,8 +198,8 @@ def test_the_file_holds_the_cut_whatever_happens_meanwhile(make: Make, disk: Dis
     saved = storage.load(tmp_path / "run_epoch_0_iter_4.pth")
 
     assert torch.equal(saved["modules"]["model"]["weight"], cut["weight"])
-    assert torch.equal(saved["optimizer"]["state"][0]["momentum_buffer"], cut["moment"])
-    assert saved["optimizer"]["param_groups"][0]["lr"] == 0.1
+    assert torch.equal(saved["optimizers"]["optimizer"]["state"][0]["momentum_buffer"], cut["moment"])
+    assert saved["optimizers"]["optimizer"]["param_groups"][0]["lr"] == 0.1
     assert saved["plugins"]["growing"] == {"seen": [1, 2, 3, 4]}
     assert saved["progress"]["steps"] == 4
     assert bool((mine.model.weight == 9.0).all())
@@ -238,7 +238,7 @@ def test_what_is_written_is_what_the_loop_would_have_written(make: Make, task: M
     for name in names(tmp_path / "True"):
         one, other = (storage.load(tmp_path / str(each) / name) for each in (False, True))
         assert torch.equal(one["modules"]["model"]["1.weight"], other["modules"]["model"]["1.weight"])
-        assert one["optimizer"]["param_groups"] == other["optimizer"]["param_groups"]
+        assert one["optimizers"]["optimizer"]["param_groups"] == other["optimizers"]["optimizer"]["param_groups"]
 
 
 def test_buffers_are_reserved_at_the_start_and_used_by_every_save(make: Make, disk: Disk, tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_buffers_are_reserved_at_the_start_and_used_by_every_save(make: Make, di
 
     assert len(others) == 3
     assert {first["/modules/model/weight"], first["/modules/model/bias"]} <= reserved[1]
-    assert first["/optimizer/state/0/momentum_buffer"] in reserved[1]
+    assert first["/optimizers/optimizer/state/0/momentum_buffer"] in reserved[1]
     assert len(reserved[0]) == 2
     assert all(each == first for each in others)
 

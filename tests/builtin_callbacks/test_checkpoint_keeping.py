@@ -295,7 +295,8 @@ def test_the_best_is_loaded_back_after_the_last_save(
     assert not torch.equal(task.model.weight, watch.at_train_end)
     everything = extent == "everything"
     assert torch.equal(
-        moment(kept[0]), storage.load(tmp_path / (BEST if everything else LAST))["optimizer"]["state"][0]["exp_avg"]
+        moment(kept[0]),
+        storage.load(tmp_path / (BEST if everything else LAST))["optimizers"]["optimizer"]["state"][0]["exp_avg"],
     )
     assert kept[0].param_groups[0]["lr"] == 0.1 * 0.5 ** (2 if everything else 4)
     assert (

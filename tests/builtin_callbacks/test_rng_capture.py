@@ -13,6 +13,7 @@ import torch
 from heliograph import (
     At,
     BatchEnd,
+    DeviceEngine,
     EpochStart,
     Every,
     RNGCapture,
@@ -72,6 +73,44 @@ def test_the_default_seed(task: Make, batches: Make, sgd: Any) -> None:
 
     assert draws[0] == draws[1]
     assert all(one != other for one, other in zip(draws[0][0], draws[2][0], strict=True))
+
+
+def draws_of(rank: int, task: Any, batches: Any, saved: dict[str, Any] | None = None) -> tuple[list[Draw], RNGCapture]:
+    """Return what a rank draws in two batches; where a state is given, in the two behind it."""
+    capture, engine = RNGCapture(42), DeviceEngine("cpu")
+    engine.rank = rank
+    trainer = Trainer([capture], engine=engine)
+    if saved is not None:
+        trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))
+    draws = drawing(trainer, capture)
+    optimizer = torch.optim.SGD(task.model.parameters(), lr=0.1)
+    trainer.fit(task, batches(2), optimizer=optimizer, epochs=1 if saved is None else 2)
+    return draws, capture
+
+
+def test_every_rank_draws_by_a_seed_of_its_own(task: Make, batches: Make) -> None:
+    first, second, third = (draws_of(rank, task(), batches)[0] for rank in (0, 1, 2))
+    torch.manual_seed(42)
+    assert first[0][3] == torch.rand(1).item()
+    assert draws_of(1, task(), batches)[0] == second
+    numbers = [number for draws in (first, second, third) for draw in draws for number in draw]
+    assert len(set(numbers)) == len(numbers)
+
+
+def test_a_rank_takes_no_state_of_another(task: Make, batches: Make, sgd: Any) -> None:
+    """One that was not there when the state was saved begins anew, and not where it began once."""
+    cuts: list[dict[str, Any]] = []
+    trainer = Trainer([RNGCapture(42)], device="cpu")
+    trainer.bus.on(TrainEnd, lambda run, event: cuts.append(deepcopy(run.state_dict())))
+    trainer.fit(task(), batches(2), optimizer=sgd, epochs=1)
+    own, _ = draws_of(0, task(), batches, cuts[0])
+    new, capture = draws_of(1, task(), batches, cuts[0])
+    again, _ = draws_of(1, task(), batches, cuts[0])
+    begun, _ = draws_of(1, task(), batches)
+
+    assert new == again
+    assert len({number for draws in (own, new, begun) for draw in draws for number in draw}) == 3 * 2 * 4
+    assert capture.state_dict()["rank"] == 1
 
 
 @pytest.mark.parametrize("seed", [-1, 1.5, "7", None])
@@ -227,7 +266,7 @@ def test_the_state_is_of_the_generators_alone(task: Make, batches: Make, sgd: An
     Trainer([capture], device="cpu").fit(task(), batches(1), optimizer=sgd, epochs=1)
 
     state = capture.state_dict()
-    assert state.keys() == {"globals", "generator", "held"}
+    assert state.keys() == {"globals", "generator", "held", "rank"}
     assert state["globals"].keys() == {"python", "numpy", "torch", "cuda"}
 
 

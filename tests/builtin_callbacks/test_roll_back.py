@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from heliograph import (
     Checkpoint,
     CheckpointLoaded,
     CheckpointSaved,
+    DDPEngine,
     Every,
+    FSDPEngine,
     GradientAccumulation,
     Lane,
     NaNGuard,
@@ -25,6 +28,8 @@ from heliograph import (
     Run,
     RunResult,
     SaveSchedule,
+    StepEnd,
+    Supervised,
     Trainer,
     on,
 )
@@ -317,3 +322,54 @@ def test_a_good_run_is_not_touched(fit: Make, weights: Make) -> None:
     _, theirs = fit(folder="b")
     assert all(map(torch.equal, weights(mine), weights(theirs)))
     assert [each.verb for each in result.history if each.by == "roll_back"] == []
+
+
+def go_back_on_ranks(folder: Path, place: tuple[int, int] | None) -> tuple[int, int, list[torch.Tensor]]:
+    """Train on several ranks, the last of which meets what is no number; return steps, returns and weights."""
+    engine = DDPEngine(device="cpu")
+    torch.manual_seed(0)
+    task = Supervised(torch.nn.Linear(4, 2), torch.nn.functional.mse_loss)
+    data = [(torch.randn(2, 4), torch.randn(2, 2)) for _ in range(12)]
+    spoil = [] if place is None or engine.is_main else [Spoil(place)]
+    back = RollBack()
+    saving = [SaveSchedule(Every(steps=2)), Checkpoint(folder, keep_last=9)]
+    trainer = Trainer([*saving, RNGCapture(), *spoil, back], engine=engine)
+    result = trainer.fit(task, data, optimizer=partial(torch.optim.SGD, lr=0.1), epochs=2)
+    return result.progress.steps, back.times, [each.detach() for each in task.model.parameters()]
+
+
+def test_what_one_rank_meets_all_ranks_go_back_from(ranks: Any, tmp_path: Path) -> None:
+    (steps, times, weights), (other_steps, other_times, others) = ranks(2).run(go_back_on_ranks, tmp_path, (1, 3))
+    assert steps == other_steps == 11
+    assert (times, other_times) == (0, 1)
+    assert all(map(torch.equal, weights, others))
+
+
+def go_back_from_shards(folder: Path) -> tuple[int, list[str], list[str]]:
+    """Spoil the weights of the second step's checkpoint, shards of all ranks; return steps, what was loaded, notes."""
+    loaded: list[str] = []
+
+    class SpoilWeights(Plugin):
+        done = False
+
+        @on(StepEnd)
+        def spoil(self, run: Run, event: StepEnd) -> None:
+            if run.progress.steps == 2 and not self.done:
+                self.done = True
+                with torch.no_grad():
+                    run.modules["model"].weight.mul_(math.nan)
+
+    torch.manual_seed(0)
+    task = Supervised(torch.nn.Linear(4, 2), torch.nn.functional.mse_loss)
+    data = [(torch.randn(2, 4), torch.randn(2, 2)) for _ in range(12)]
+    saving = [SaveSchedule(Every(steps=1)), Checkpoint(folder, keep_last=9, sharded=True)]
+    trainer = Trainer([*saving, RNGCapture(), SpoilWeights(), RollBack()], engine=FSDPEngine(device="cpu"))
+    trainer.bus.on(CheckpointLoaded, lambda run, event: loaded.append(event.path.stem if event.path else ""))
+    result = trainer.fit(task, data, optimizer=partial(torch.optim.SGD, lr=0.1), epochs=1)
+    return result.progress.steps, loaded, [note for note in result.notes if "rolled back" in note]
+
+
+def test_a_checkpoint_whose_shards_are_no_numbers_is_passed_over(ranks: Any, tmp_path: Path) -> None:
+    first = tmp_path / "run_epoch_0_iter_1.pth"
+    note = f"rolled back at step 2 to {first} (1 of 3): the loss of epoch 0, batch 2 is nan"
+    assert ranks(2).run(go_back_from_shards, tmp_path) == [(5, ["run_epoch_0_iter_1"], [note])] * 2

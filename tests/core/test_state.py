@@ -122,12 +122,12 @@ def test_an_incomplete_cut(lacking: str) -> None:
 def test_a_cut_that_is_no_mapping_or_too_new() -> None:
     with pytest.raises(ValueError, match="it lacks schema, run_name"):
         state.check_schema([])  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"has schema 3, this version reads 2: update heliograph"):
-        state.check_schema(dict.fromkeys(state.REQUIRED, 0) | {"schema": 3})
+    with pytest.raises(ValueError, match=r"has schema 4, this version reads 3: update heliograph"):
+        state.check_schema(dict.fromkeys(state.REQUIRED, 0) | {"schema": 4})
 
 
 def test_a_cut_of_an_older_schema() -> None:
-    with pytest.raises(ValueError, match=r"has schema 1, this version reads 2: run `python -m heliograph checkpoint"):
+    with pytest.raises(ValueError, match=r"has schema 1, this version reads 3: run `python -m heliograph checkpoint"):
         state.check_schema({"schema": 1})
 
 
@@ -164,16 +164,18 @@ def test_the_cut_holds_everything() -> None:
     task = supervised()
     _, cut = fit(task, name="digits")
 
-    assert set(cut) >= {*state.REQUIRED, "scheduler", "versions", "task", "means"}
+    assert set(cut) >= {*state.REQUIRED, "schedulers", "versions", "task", "means"}
     assert cut["schema"] == state.SCHEMA
     assert cut["run_name"] == "digits"
     assert (cut["progress"]["epoch"], cut["progress"]["steps"]) == (2, 6)
     assert torch.equal(cut["modules"]["model"]["weight"], task.model.weight)  # type: ignore[arg-type]
-    assert cut["optimizer"]["state"][0]["step"] == 6
-    assert cut["scheduler"] is None
+    assert cut["optimizers"]["optimizer"]["state"][0]["step"] == 6
+    assert cut["optimizer_kinds"] == {"optimizer": "Adam"}
+    assert cut["schedulers"] == cut["scheduler_kinds"] == {}
     assert cut["versions"].keys() == {"heliograph", "python", "torch", "numpy"}
     assert cut["versions"]["torch"] == str(torch.__version__)
-    assert cut["world"] == {"size": 1}
+    assert cut["world"] == {"size": 1, "batch_size": 1, "accumulation": 1}
+    assert cut["ranks"] == [{}]
     assert cut["control"] == {"due": [], "end_epoch": False}
     assert cut["data"]["source"] == {"source": "sequence", "batches": 3}
 
@@ -221,6 +223,13 @@ def test_other_modules_are_refused() -> None:
     _, cut = fit(supervised())
     cut["modules"] = {"net": {}}
     with pytest.raises(ValueError, match=r"holds the modules \['net'\], the task has \['model'\]: use the task"):
+        fit(supervised(), cut)
+
+
+def test_optimizers_of_other_names_are_refused() -> None:
+    _, cut = fit(supervised())
+    cut["optimizers"] = {"generator": cut["optimizers"]["optimizer"]}
+    with pytest.raises(ValueError, match=r"the optimizers \['generator'\], the run has \['optimizer'\]: call them the"):
         fit(supervised(), cut)
 
 
@@ -294,7 +303,7 @@ def test_a_scheduler_is_restored_where_there_is_one(scheduled: bool) -> None:
         return made
 
     _, cut = fit(**options(2, scheduled=True))
-    assert cut["scheduler"]["last_epoch"] == 2
+    assert cut["schedulers"]["optimizer"]["last_epoch"] == 2
     resumed = options(3, scheduled=scheduled)
     fit(saved=cut, **resumed)
     if scheduled:

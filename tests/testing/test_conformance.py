@@ -14,11 +14,14 @@ from heliograph.testing import check_plugin
 
 BUILT_INS: dict[str, Callable[[Path], h.Plugin]] = {
     "checkpoint": lambda folder: h.Checkpoint(folder, keep_best=1, monitor="validation/loss"),
+    "compile": lambda folder: h.Compile(backend="eager"),
     "early_stopping": lambda folder: h.EarlyStopping(patience=1, min_delta=0.5),
+    "ema": lambda folder: h.EMA(0.9),
     "exception_pass_through": lambda folder: h.ExceptionPassThrough(),
     "file_log": lambda folder: h.FileLog(folder),
     "gradient_accumulation": lambda folder: h.GradientAccumulation(2),
     "gradient_clipping": lambda folder: h.GradientClipping(1.0, value=0.5),
+    "gradient_norm": lambda folder: h.GradientNorm(per_module=True),
     "handler_times": lambda folder: h.HandlerTimes(),
     "jsonl_log": lambda folder: h.JsonlLog(folder / "log.jsonl"),
     "learning_rate": lambda folder: h.LearningRate("plateau", monitor="validation/loss"),

@@ -242,12 +242,23 @@ def test_what_could_not_be_read_safely_again_is_left_out_with_its_name(tmp_path:
     assert "left out, mine['size'] is a torch.Size" in notes
 
 
-def test_two_optimizers_are_told_to_be_no_resume(tmp_path: Path) -> None:
+def test_two_optimizers_keep_their_names(tmp_path: Path) -> None:
     user = user_part()
     state, notes = read(write(tmp_path / "n_epoch_2_iter_6.pth", version_1(model=user | {"other": user["optimizer"]})))
-    assert state["optimizer"] == {"state": {}, "param_groups": []}
-    assert state["helios"]["model"].keys() == {"best", "optimizer", "other"}
-    assert any(note.startswith("2 optimizers (optimizer, other), where a run has one") for note in notes)
+    assert state["optimizers"] == {"optimizer": user["optimizer"], "other": user["optimizer"]}
+    assert state["helios"]["model"].keys() == {"best", "scheduler"}
+    assert "optimizers optimizer, other: they must be called the same, fit(optimizer={...})" in notes
+    assert "schedulers scheduler: whose each is, is not known, so they begin anew" in notes
+    migrated, _ = migrate_state(state)
+    assert migrated["optimizers"] == state["optimizers"]
+    assert migrated["schedulers"] == {}
+
+
+def test_without_an_optimizer_only_the_weights_serve(tmp_path: Path) -> None:
+    user = user_part()
+    del user["optimizer"]
+    _, notes = read(write(tmp_path / "n_epoch_2_iter_6.pth", version_1(model=user)))
+    assert "0 optimizers: the file serves load_weights only, it cannot be resumed" in notes
 
 
 def test_counters_that_are_missing_are_an_error(tmp_path: Path) -> None:
@@ -357,7 +368,7 @@ def test_two_schedulers_begin_anew(tmp_path: Path) -> None:
     user = user_part()
     state, notes = read(write(tmp_path / "n_epoch_2_iter_6.pth", version_1(model=user | {"other": user["scheduler"]})))
     assert state["scheduler"] is None
-    assert "2 schedulers (scheduler, other), where a run has one: it begins anew" in notes
+    assert "schedulers scheduler, other: whose each is, is not known, so they begin anew" in notes
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"text"])

@@ -17,6 +17,7 @@ import pytest
 import torch
 from heliograph.__main__ import main
 from heliograph.core import storage
+from heliograph.core.state import SCHEMA
 from heliograph.core.storage import Store
 from heliograph.core.storage.manifest import encode
 
@@ -55,8 +56,8 @@ def write(state: Make, tmp_path: Path) -> Callable[..., Path]:
             name=name,
             progress=progress | {"earlier_batches": 0, "earlier_seconds": 1.5},
             metrics={"validation/loss": loss, "validation/accuracy": 1 - loss},
-            optimizer={"state": {}, "param_groups": [{}, {}]},
-            optimizer_kind="SGD",
+            optimizers={"optimizer": {"state": {}, "param_groups": [{}, {}]}},
+            optimizer_kinds={"optimizer": "SGD"},
             plugins={"early_stopping": {"best": 0.5, "count": 1}, "bar": {}},
         )
         store = Store(tmp_path, name)
@@ -85,7 +86,7 @@ def test_inspect_tells_what_a_checkpoint_holds(command: Said, write: Make) -> No
     assert lines[0] == str(path)
     facts = [re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in lines[1:]]
     told = dict(fact for fact in facts if len(fact) == 2)
-    assert told["layout"] == "schema 2"
+    assert told["layout"] == f"schema {SCHEMA}"
     assert told["run"] == "run"
     assert told["position"] == "epoch 1, batch 2, step 12"
     assert told["so far"] == "48 samples, 1 validations, 1.5 s"
@@ -93,15 +94,15 @@ def test_inspect_tells_what_a_checkpoint_holds(command: Said, write: Make) -> No
     assert told["versions"] == "heliograph 0"
     assert told["judged by"] == "validation/loss (min) 0.25"
     assert told["modules"] == "model: 50 values in 1 tensors"
-    assert told["optimizer"] == "SGD, 2 groups"
+    assert told["optimizers"] == "optimizer: SGD, 2 groups"
     assert told["plugins"] == "bar: no state"
     assert lines[-1].strip() == "early_stopping: best, count"
 
 
 def test_inspect_tells_of_old_checkpoints_too(command: Said) -> None:
     assert command("inspect", GOLDEN / OLD) == 0
-    assert "layout     schema 1, without a manifest: run `checkpoint migrate` on it" in command.out
-    assert "position   epoch 1, batch 2, step 6" in command.out
+    assert "layout      schema 1, without a manifest: run `checkpoint migrate` on it" in command.out
+    assert "position    epoch 1, batch 2, step 6" in command.out
 
 
 def test_inspect_lists_a_folder_by_run_the_newest_first(command: Said, write: Make, tmp_path: Path) -> None:
@@ -158,13 +159,14 @@ def test_verify_refuses_what_is_not_safe_to_load(command: Said, write: Make) -> 
 def test_migrate_prints_what_it_changed(command: Said, tmp_path: Path) -> None:
     shutil.copy(GOLDEN / OLD, tmp_path)
     assert command("migrate", "--dry-run", tmp_path) == 0
-    assert f"{tmp_path / OLD}: would be migrated to schema 2" in command.out
+    assert f"{tmp_path / OLD}: would be migrated to schema {SCHEMA}" in command.out
     assert command("migrate", tmp_path) == 0
     assert (
-        f"{tmp_path / OLD}: migrated to schema 2, the former file is {OLD}.backup\n    schema 1 to 2: " in command.out
+        f"{tmp_path / OLD}: migrated to schema {SCHEMA}, the former file is {OLD}.backup\n    schema 1 to 2: "
+        in command.out
     )
     assert command("migrate", tmp_path / OLD) == 0
-    assert command.out == f"{tmp_path / OLD}: up to date (schema 2)\n"
+    assert command.out == f"{tmp_path / OLD}: up to date (schema {SCHEMA})\n"
 
 
 def test_migrate_goes_on_behind_a_bad_one(command: Said, tmp_path: Path) -> None:
@@ -172,7 +174,7 @@ def test_migrate_goes_on_behind_a_bad_one(command: Said, tmp_path: Path) -> None
     shutil.copy(GOLDEN / OLD, tmp_path)
     assert command("migrate", "--no-backup", tmp_path) == 1
     assert command.error.startswith(f"heliograph checkpoint: {tmp_path / 'a.pth'} is damaged")
-    assert storage.load(tmp_path / OLD)["schema"] == 2
+    assert storage.load(tmp_path / OLD)["schema"] == SCHEMA
     assert not list(tmp_path.glob("*.backup"))
 
 
@@ -301,5 +303,5 @@ def test_usage_errors(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
 def test_it_runs_as_a_module(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "heliograph", "checkpoint", "inspect", str(GOLDEN / OLD)]
     done = call(words, capture_output=True, text=True, cwd=tmp_path, check=True)
-    assert "run        golden" in done.stdout
+    assert "run         golden" in done.stdout
     assert done.stderr == ""

@@ -17,7 +17,8 @@ from heliograph.core.state import SCHEMA
 from heliograph.core.storage import Files, Store, schemas
 from heliograph.core.storage.migrations import migrate
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "schema_1"
+ALL_GOLDEN = Path(__file__).parents[2] / "golden"
+GOLDEN = ALL_GOLDEN / "schema_1"
 BORDER, MIDDLE = "golden_epoch_1_iter_4.pth", "golden_epoch_1_iter_6.pth"
 Make = Callable[..., Any]
 Names = Callable[[], list[str]]
@@ -264,19 +265,22 @@ def killed_at(operation: int, path: Path) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_a_kill_at_any_instant_loses_nothing(tmp_path: Path) -> None:
-    operation = 0
+@pytest.mark.parametrize("schema", [1, 2])
+def test_a_kill_at_any_instant_loses_nothing(tmp_path: Path, schema: int) -> None:
+    """What schema 1 wrote has no manifests; those of a later one tell the order of writing, and who is the best."""
+    golden, operation = ALL_GOLDEN / f"schema_{schema}", 0
     while True:
         operation += 1
         folder = tmp_path / str(operation)
-        shutil.copytree(GOLDEN, folder)
+        shutil.copytree(golden, folder)
         status = killed_at(operation, folder / BORDER)
         migrate(folder)
         entries, passed_over = storage.entries(folder, "golden")
         assert [each.path.name for each in entries] == [MIDDLE, BORDER]
         assert passed_over == []
         assert all(storage.load(each.path)["schema"] == SCHEMA for each in entries)
-        assert (folder / f"{BORDER}.backup").read_bytes() == (GOLDEN / BORDER).read_bytes()
+        assert entries[1].judged_by == ("validation/loss", "min", entries[1].metrics["validation/loss"])
+        assert (folder / f"{BORDER}.backup").read_bytes() == (golden / BORDER).read_bytes()
         assert not [each.name for each in folder.iterdir() if each.name.startswith(".")]
         if status == 0:
             break

@@ -51,7 +51,12 @@ def test_schema_1_becomes_the_present_one() -> None:
     assert "library" not in state
     assert changes[0] == "schema 1 to 2: added 'data', 'control' and 'world'; 'library' is called 'versions'"
     assert changes[1].startswith("schema 1 to 2: not exact: epochs are shuffled by the seed and the epoch now")
-    assert len(changes) == 2
+    assert state["optimizers"] == {"optimizer": old["optimizer"]}
+    assert state["schedulers"] == {}
+    assert state["ranks"] == [{}]
+    assert not state.keys() & {"optimizer", "scheduler", "optimizer_kind", "scheduler_kind"}
+    assert changes[2].startswith("schema 2 to 3: optimizer and scheduler are kept by name")
+    assert len(changes) == 3
     assert repr(old) == repr(before)
 
 
@@ -85,6 +90,16 @@ def test_the_list_of_checkpoints_goes_into_the_manifests() -> None:
     assert isnan(worst[2])
     assert judged(old, "b.pth") is None
     assert judged(schema_1(), "a.pth") is None
+
+
+def test_schema_2_told_of_what_kind_its_parts_were() -> None:
+    kinds = {"optimizer_kind": "SGD", "scheduler_kind": "StepLR", "scheduler": {"last_epoch": 3}}
+    old = schema_1(schema=2, versions={}, world={"size": 1}, control={}, data={}, **kinds)
+    state, changes = migrate_state(old)
+    check_schema(state)
+    assert (state["optimizer_kinds"], state["scheduler_kinds"]) == ({"optimizer": "SGD"}, {"optimizer": "StepLR"})
+    assert state["schedulers"] == {"optimizer": {"last_epoch": 3}}
+    assert len(changes) == 1
 
 
 def test_the_order_of_writing_is_kept() -> None:
