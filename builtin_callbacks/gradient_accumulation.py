@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from ..events import BatchStart, GradientsReady, Lane, Run
+from ..events import BatchStart, GradientsReady, Lane, Run, TrainStart
 from ..plugins import Plugin, on
 
 
@@ -16,16 +17,26 @@ class GradientAccumulation(Plugin):
     skipped, the gradients are rescaled before the step. Micro-batches count equally, whatever their sizes. Windows
     never cross an epoch. Toggled amid a window, that window keeps the weights that its batches were given.
 
+    Of several optimizers each has a window of its own. In the last micro-batch of a window a loss sees the step of the
+    optimizer before it, in the others none: with n micro-batches adversarial training is not what it is with one large
+    batch.
+
+    With `as_ranks`, and the same among `loader_params`, n counts the micro-batches of all processes together. A single
+    process then goes on with what several began: it adds up the gradients of each rank apart, divides each sum by the
+    number of ranks and adds these in the order of the ranks, as they would have: of two ranks, equal to the last bit.
+    Any number of processes in between accumulates as ever, equal but for rounding. Do not toggle it amid a window then.
+
     Args:
         n: micro-batches per optimizer step, or a schedule `{first epoch: n}` such as `{0: 1, 5: 4}`.
+        as_ranks: how many ranks to add up as; each n is a multiple of it.
 
     Raises:
-        ValueError: n is not positive, or the schedule does not begin at epoch 0.
+        ValueError: n is not positive, no multiple of `as_ranks`, or the schedule does not begin at epoch 0.
     """
 
     exclusive = ("accumulation",)
 
-    def __init__(self, n: int | Mapping[int, int]) -> None:
+    def __init__(self, n: int | Mapping[int, int], *, as_ranks: int | None = None) -> None:
         schedule = dict(sorted(n.items())) if isinstance(n, Mapping) else {0: n}
         if 0 not in schedule:
             raise ValueError(f"A schedule of accumulation begins at epoch 0, as in {{0: 1, 5: 4}}; got {schedule}.")
@@ -34,34 +45,116 @@ class GradientAccumulation(Plugin):
                 raise ValueError(
                     f"Accumulation takes whole numbers of at least 1, got {number!r} from epoch {epoch!r}."
                 )
-        self.schedule = schedule
+        if as_ranks is not None and (not isinstance(as_ranks, int) or as_ranks < 1):
+            raise ValueError(f"as_ranks= is a number of ranks of at least 1, got {as_ranks!r}.")
+        for number in schedule.values():
+            if number % (as_ranks or 1):
+                raise ValueError(
+                    f"With as_ranks={as_ranks}, n counts the micro-batches of all ranks: a multiple, got {number}."
+                )
+        self.schedule, self.as_ranks = schedule, as_ranks
         self._size = 0  # of the window under way, 0 where there is none of ours
+        self._processes = 1  # that share the micro-batches of a step
+        self._sums: RankSums | None = None
 
     def number(self, epoch: int) -> int:
-        """Return the micro-batches per step in an epoch."""
-        return next(number for first, number in reversed(self.schedule.items()) if first <= epoch)
+        """Return the micro-batches of this process per step in an epoch."""
+        whole = next(number for first, number in reversed(self.schedule.items()) if first <= epoch)
+        return whole // self._processes
+
+    @on(TrainStart)
+    def begin(self, run: Run, event: TrainStart) -> None:
+        """See how many processes there are.
+
+        Raises:
+            ValueError: they cannot share the ranks, the data are not read as these would, or what is to be added up
+                apart is not of one optimizer, or scaled.
+        """
+        self._sums, world_size = None, run.engine.world_size
+        if self.as_ranks is None:
+            return
+        if self.as_ranks % world_size:
+            raise ValueError(f"as_ranks={self.as_ranks} is no multiple of the {world_size} processes.")
+        if not run.data.reads_as(self.as_ranks):
+            raise ValueError(
+                f"GradientAccumulation(as_ranks={self.as_ranks}) is for data that are read as by so many ranks: give "
+                f"fit a dataset, and the same in loader_params={{'batch_size': ..., 'as_ranks': {self.as_ranks}}}."
+            )
+        self._processes = world_size
+        if world_size == 1 and self.as_ranks > 1:
+            if len(run.optimizers) > 1:
+                raise ValueError("as_ranks= is for one optimizer: several step one after the other on each rank.")
+            if getattr(getattr(run.engine, "precision", None), "scaling", None) is not None:
+                raise ValueError("as_ranks= is not for precision='fp16', whose gradients are unscaled all at once.")
+            self._sums = RankSums(self.as_ranks)
 
     @on(BatchStart)
     def weigh(self, run: Run, event: BatchStart) -> None:
         """Scale the loss, and hold the step until the window is full."""
         number = self.number(run.progress.epoch)
         if number == 1:
+            self._size = 0
             return
         place = run.progress.batch % number
+        if self._sums is not None:
+            self._sums.turn(run, place)
         self._size = number
         if run.batches_per_epoch is not None:
             self._size = min(number, max(1, run.batches_per_epoch - run.progress.batch + place))
-        run.control.scale_loss(1 / self._size, f"one of {self._size} micro-batches")
+        parts = 1 if self._sums is None else self._sums.ranks  # each rank's sum is divided once more
+        run.control.scale_loss(parts / self._size, f"one of {self._size} micro-batches")
         if place + 1 < number:
             run.control.hold_step(f"windows of {number} micro-batches")
 
     @on(GradientsReady, lane=Lane.TRANSFORM)
     def rescale(self, run: Run, event: GradientsReady) -> None:
-        """Give a window that came out smaller than foreseen its true weight."""
-        size, self._size = self._size, 0
-        if size and run.window != size:
-            factor = size / run.window
-            for group in run.optimizer.param_groups:
-                for parameter in group["params"]:
-                    if parameter.grad is not None:
-                        parameter.grad.mul_(factor)
+        """Give a window that came out smaller than foreseen its true weight; each optimizer has its own."""
+        if self._sums is not None:
+            self._sums.add_up(run)
+        if self._size and run.window != self._size:
+            factor = self._size / run.window
+            for parameter in _parameters(run):
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+
+
+class RankSums:
+    """The gradients of a window, added up apart for each of several ranks.
+
+    Args:
+        ranks: whose micro-batches come in turn.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self.ranks = ranks
+        self._kept: dict[int, list[Any]] = {}
+        self._rank = 0
+
+    def turn(self, run: Run, place: int) -> None:
+        """Let the next backward pass add to the gradients of the rank whose turn it is."""
+        if run.window:
+            self._keep(run)
+        else:
+            self._kept.clear()
+        self._rank = place % self.ranks
+        kept = self._kept.get(self._rank)
+        for number, parameter in enumerate(_parameters(run)):
+            parameter.grad = None if kept is None else kept[number]
+
+    def add_up(self, run: Run) -> None:
+        """Leave the mean over the ranks in the parameters."""
+        self._keep(run)
+        of_ranks = [self._kept[rank] for rank in sorted(self._kept)]
+        for number, parameter in enumerate(_parameters(run)):
+            parts = [kept[number].mul_(1 / self.ranks) for kept in of_ranks if kept[number] is not None]
+            parameter.grad = parts[0] if parts else None
+            for part in parts[1:]:
+                parameter.grad.add_(part)
+        self._kept.clear()
+
+    def _keep(self, run: Run) -> None:
+        self._kept[self._rank] = [parameter.grad for parameter in _parameters(run)]
+
+
+def _parameters(run: Run) -> Iterator[Any]:
+    return (parameter for group in run.optimizer.param_groups for parameter in group["params"])

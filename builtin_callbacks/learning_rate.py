@@ -15,7 +15,8 @@ from ..plugins import Plugin, on
 class LearningRate(Plugin):
     """Step `fit(scheduler=...)` after every optimizer step, after every epoch, or on a plateau of a metric.
 
-    Never stepped where the optimizer was not. Logs `train/learning_rate`, the one that the next step will use.
+    Never stepped where the optimizer was not. Logs `train/learning_rate`, the one that the next step will use. Of
+    several optimizers by name each has its own scheduler, or none, and is logged as `train/<name>_learning_rate`.
 
     Args:
         per: `step`, `epoch` or `plateau`.
@@ -36,6 +37,7 @@ class LearningRate(Plugin):
             raise ValueError("monitor= goes with LearningRate('plateau', monitor='validation/loss'), and only with it.")
         self.per = per
         self._steps_before = 0
+        self._stepped: set[str] = set()
         self.monitor = None if monitor is None else Monitor(monitor, "min")
         if self.monitor is not None:
             self.needs = ("validation" if self.monitor.split == "validation" else "log",)
@@ -43,32 +45,35 @@ class LearningRate(Plugin):
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Check that there is something to step."""
-        self._steps_before = 0
-        if run.scheduler is None:
+        self._steps_before, self._stepped = 0, set()
+        if not run.schedulers:
             raise ValueError("LearningRate steps a scheduler, but fit was given none: pass scheduler= to fit.")
-        if ("metrics" in signature(run.scheduler.step).parameters) != (self.per == "plateau"):
-            kind = type(run.scheduler).__name__
-            raise ValueError(
-                f"LearningRate({self.per!r}) does not fit {kind}: only a plateau scheduler takes a metric."
-            )
+        for scheduler in run.schedulers.values():
+            if ("metrics" in signature(scheduler.step).parameters) != (self.per == "plateau"):
+                kind = type(scheduler).__name__
+                raise ValueError(
+                    f"LearningRate({self.per!r}) does not fit {kind}: only a plateau scheduler takes a metric."
+                )
         if self.monitor is not None:
             self.monitor.check_measured(run)
 
     @on(StepEnd)
     def after_step(self, run: Run, event: StepEnd) -> None:
-        """Step per optimizer step."""
-        if self.per == "step":
+        """Step per optimizer step; else remember which optimizer was stepped."""
+        if self.per != "step":
+            self._stepped.add(run.optimizer_name)
+        elif run.scheduler is not None:
             run.scheduler.step()
 
     @on(EpochEnd)
     def after_epoch(self, run: Run, event: EpochEnd) -> None:
         """Step per epoch, if the optimizer was stepped in it."""
-        if self.per == "epoch" and run.progress.steps > self._steps_before:
-            self._steps_before = run.progress.steps
+        if self.per == "epoch":
             with warnings.catch_warnings():
-                if run.progress.steps == run.origin.steps:  # the steps were taken before the resume: torch cannot know
+                if run.origin.steps:  # the optimizer's steps may have been taken before the resume: torch cannot know
                     warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
-                run.scheduler.step()
+                for scheduler in self._due(run):
+                    scheduler.step()
 
     @on(ValidationEnd, Log)
     def after_measuring(self, run: Run, event: ValidationEnd | Log) -> None:
@@ -76,19 +81,28 @@ class LearningRate(Plugin):
         if self.monitor is None or not self.monitor.is_for(event) or run.optimizer is None:
             return
         value = self.monitor.read(event.metrics)  # a NaN is handed on: it compares as no improvement
-        if run.progress.steps > self._steps_before:
-            run.scheduler.step(value)
-            self._steps_before = run.progress.steps
+        for scheduler in self._due(run):
+            scheduler.step(value)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how many optimizer steps there were when the scheduler was last stepped."""
-        return {"steps_before": self._steps_before}
+        """Return how many steps there were when schedulers were last stepped, and which optimizers had some since."""
+        return {"steps_before": self._steps_before, "stepped": sorted(self._stepped)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
-        self._steps_before = state["steps_before"]
+        self._steps_before, self._stepped = state["steps_before"], set(state.get("stepped", ()))
 
     @on(Log, lane=Lane.MEASURE)
     def report(self, run: Run, event: Log) -> None:
-        """Add the learning rate of the first parameter group to the log."""
-        event.metrics["train/learning_rate"] = float(run.optimizer.param_groups[0]["lr"])
+        """Add the learning rate of each optimizer's first parameter group to the log."""
+        for name, optimizer in run.optimizers.items():
+            event.metrics[f"train/{run.label('learning_rate', name)}"] = float(optimizer.param_groups[0]["lr"])
+
+    def _due(self, run: Run) -> list[Any]:
+        """Return the schedulers whose optimizers were stepped since they were; begin to watch for steps anew."""
+        if run.progress.steps == self._steps_before:
+            return []
+        alone = len(run.optimizers) == 1  # stepped whenever there was a step, heard of or not
+        due = [each for name, each in run.schedulers.items() if alone or name in self._stepped]
+        self._steps_before, self._stepped = run.progress.steps, set()
+        return due

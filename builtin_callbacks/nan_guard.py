@@ -14,12 +14,13 @@ class NaNGuard(Plugin):
     """Look at the loss before every optimizer step, and act when it is NaN or infinite.
 
     Costs one wait for the device per optimizer step: nobody can skip a step without knowing. `RollBack` is another
-    answer to the same question, so only one of the two may be registered.
+    answer to the same question, so only one of the two may be registered. Of several optimizers each is judged by its
+    own loss.
 
     Args:
         action: `raise` a FloatingPointError, `skip` the step (its gradients are dropped), or `stop` the run (the step
             is dropped too; a run that is resumed from there is stopped again, unless the action is another one then).
-        max_skips: with `skip`, how many steps in a row may be dropped before it raises.
+        max_skips: with `skip`, how many steps in a row of one optimizer may be dropped before it raises.
 
     Raises:
         ValueError: the action is unknown, or `max_skips` not positive.
@@ -33,15 +34,15 @@ class NaNGuard(Plugin):
         if max_skips < 1:
             raise ValueError(f"max_skips must be at least 1, got {max_skips!r}.")
         self.action, self.max_skips = action, max_skips
-        self.asks = ("stop",) if action == "stop" else ()
-        self._skips = 0
+        self.asks = {"raise": (), "skip": ("skip_step",), "stop": ("skip_step", "stop")}[action]
+        self._skips: dict[str, int] = {}
         self._stop_reason = ""
         self._losses = WindowLosses()
 
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Forget the former run."""
-        self._skips, self._stop_reason = 0, ""
+        self._skips, self._stop_reason = {}, ""
         self._losses = WindowLosses()
 
     @on(BatchStart)
@@ -52,14 +53,14 @@ class NaNGuard(Plugin):
     @on(GradientsReady, lane=Lane.TRANSFORM)
     def judge(self, run: Run, event: GradientsReady) -> None:
         """Act on the window's losses."""
-        bad = self._losses.take_bad(run)
+        bad, name = self._losses.take_bad(run), run.optimizer_name
         if not bad:
-            self._skips = 0
+            self._skips.pop(name, None)
             return
-        self._skips += 1
-        what = f"the loss is {next(iter(bad.values()))}"
-        if self.action == "raise" or self._skips > self.max_skips:
-            times = f", {self._skips} windows in a row" if self._skips > 1 else ""
+        skips = self._skips[name] = self._skips.get(name, 0) + 1
+        what = f"the {run.label('loss')} is {next(iter(bad.values()))}"
+        if self.action == "raise" or skips > self.max_skips:
+            times = f", {skips} windows in a row" if skips > 1 else ""
             raise FloatingPointError(
                 f"{what} at step {run.progress.steps}{times}: lower the learning rate, clip gradients, check the data."
             )
@@ -75,9 +76,11 @@ class NaNGuard(Plugin):
             run.control.stop(self._stop_reason)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how many steps in a row were dropped, and why the run was stopped, if it was."""
-        return {"skips": self._skips, "stop_reason": self._stop_reason}
+        """Return how many steps in a row were dropped, by optimizer, and why the run was stopped, if it was."""
+        return {"skips": dict(self._skips), "stop_reason": self._stop_reason}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on counting."""
-        self._skips, self._stop_reason = state["skips"], state["stop_reason"]
+        skips = state["skips"]  # a number, before there were several optimizers
+        self._skips = dict(skips) if isinstance(skips, Mapping) else {"optimizer": skips}
+        self._stop_reason = state["stop_reason"]

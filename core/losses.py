@@ -11,16 +11,18 @@ from ..events import Run
 
 
 class WindowLosses:
-    """Keeps the loss of each micro-batch of a window, on the device, until the window is complete."""
+    """Keeps the loss of each micro-batch of a window, on the device, until the window is complete; by optimizer."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[int, Tensor]] = []
+        self._kept: dict[str, list[tuple[int, Tensor]]] = {}
         self._batch = 0
 
     def open_batch(self, run: Run) -> None:
-        """At `BatchStart`: keep the loss of the micro-batch before, unless that one was skipped."""
-        if run.window > len(self._kept):
-            self._kept.append((self._batch, run.loss.detach()))
+        """At `BatchStart`: keep the losses of the micro-batch before, unless that one was skipped."""
+        if run.window:
+            windows = run.windows
+            for name, loss in run.losses.items():
+                self._keep(name, loss, windows[name])
         self._batch = run.progress.batch
 
     def take_bad(self, run: Run) -> dict[int, float]:
@@ -28,10 +30,15 @@ class WindowLosses:
 
         Waits for the device once.
         """
-        self.open_batch(run)
-        kept, self._kept = self._kept, []
+        self._keep(run.optimizer_name, run.loss, run.window)
+        kept = self._kept.pop(run.optimizer_name)
         losses = torch.stack([loss for _, loss in kept])
         if bool(torch.isfinite(losses).all()):
             return {}
         pairs = zip(kept, losses.tolist(), strict=True)
         return {batch: loss for (batch, _), loss in pairs if not math.isfinite(loss)}
+
+    def _keep(self, name: str, loss: Tensor, window: int) -> None:
+        kept = self._kept.setdefault(name, [])
+        if window > len(kept):
+            kept.append((self._batch, loss.detach()))

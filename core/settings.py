@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from inspect import Parameter, signature
+from inspect import isgeneratorfunction
 from numbers import Integral
 from typing import Any, TypedDict
 
@@ -13,12 +13,12 @@ import torch
 from ..events.catalogue import Phase
 from ..events.checks import known_names
 from ..plugins import Plugins
-from .data.loaders import LoaderParams, evaluation_loader, training_loaders
-from .task import check_parts, check_task, modules_of
+from .data.loaders import LoaderParams, evaluation_loader, of_one_process, training_loaders
+from .optimizers import Optimizers, made_optimizers, made_schedulers
+from .task import check_parts, check_task
 
 Loader = Iterable[Any]
 Loaders = Loader | Mapping[str, Loader]
-Optimizer = torch.optim.Optimizer | Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 NEEDS = {
     "validation": "no plugin ever asks for a validation: add ValidationSchedule(Every(epochs=1)).",
     "stop": "the run has no end: pass epochs= or steps=, or add a plugin that stops it, such as EarlyStopping.",
@@ -33,7 +33,7 @@ class FitOptions(TypedDict, total=False):
 
     loader_params: LoaderParams | None
     validation: Loaders | None
-    optimizer: Optimizer
+    optimizer: Optimizers
     scheduler: Any
     epochs: int | None
     steps: int | None
@@ -49,16 +49,18 @@ class Settings:
     task: Any
     train: Sequence[Loader] = ()
     per_sample: bool = False
+    as_ranks: int | None = None
     evaluations: Mapping[Phase, Mapping[str, Loader]] = field(default_factory=dict)
-    optimizer: torch.optim.Optimizer | None = None
-    scheduler: Any = None
+    optimizers: Mapping[str, torch.optim.Optimizer] = field(default_factory=dict)
+    schedulers: Mapping[str, Any] = field(default_factory=dict)
+    several: bool = False  # the optimizers were given by name, for a loss of its own each
     epochs: int | None = None
     steps: int | None = None
     hyper_parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
-def training(task: Any, train: Any, options: FitOptions, rank: int, world_size: int) -> Settings:
-    """Return the settings of a training on one of several processes.
+def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Settings:
+    """Return the settings of a training on so many processes.
 
     Raises:
         TypeError: an argument is not of its kind.
@@ -68,13 +70,20 @@ def training(task: Any, train: Any, options: FitOptions, rank: int, world_size: 
         raise TypeError(f"fit has no argument {unknown!r}.{known_names(unknown, FitOptions.__annotations__)}")
     check_task(task, "training_step")
     params = options.get("loader_params")
-    loaders = training_loaders(train, params, rank, world_size)
+    loaders = training_loaders(train, params, world_size)
+    params = of_one_process(params, world_size)
     for unit in ("epochs", "steps"):
         limit = options.get(unit)
         if limit is not None and (not isinstance(limit, Integral) or isinstance(limit, bool) or limit < 1):
             raise ValueError(f"{unit}= must be a positive whole number, got {limit!r}.")
     check_parts(task)
-    optimizer = _made_optimizer(options.get("optimizer"), task)
+    several = isinstance(options.get("optimizer"), Mapping)
+    if isgeneratorfunction(task.training_step) and not several:
+        raise ValueError(
+            f"{type(task).__name__}.training_step yields losses: give the optimizer of each by the name that it is "
+            f'yielded with, optimizer={{"generator": ..., "discriminator": ...}}.'
+        )
+    optimizers = made_optimizers(options.get("optimizer"), task)
     validation = options.get("validation")
     evaluations = {} if validation is None else evaluation(task, validation, "validation", "run", params).evaluations
     return Settings(
@@ -82,9 +91,11 @@ def training(task: Any, train: Any, options: FitOptions, rank: int, world_size: 
         task=task,
         train=loaders,
         per_sample=(params or {}).get("draws_per") == "sample",
+        as_ranks=(params or {}).get("as_ranks"),
         evaluations=evaluations,
-        optimizer=optimizer,
-        scheduler=_made_scheduler(options.get("scheduler"), optimizer),
+        optimizers=optimizers,
+        schedulers=made_schedulers(options.get("scheduler"), optimizers, several=several),
+        several=several,
         epochs=options.get("epochs"),
         steps=options.get("steps"),
         hyper_parameters=dict(options.get("hyper_parameters") or {}),
@@ -108,7 +119,7 @@ def check_needs(settings: Settings, plugins: Plugins) -> None:
     needs = {
         "validation": bool(settings.evaluations),
         "stop": settings.epochs is None and settings.steps is None,
-        "scheduler": settings.scheduler is not None,
+        "scheduler": bool(settings.schedulers),
     }
     for word, needed in needs.items():
         if needed and word not in asked:
@@ -124,34 +135,3 @@ def _checked_name(name: str) -> str:
     if not isinstance(name, str) or not name or "/" in name or "\\" in name or name.startswith("."):
         raise ValueError(f"name= becomes part of file names: letters and digits, no slashes; got {name!r}.")
     return name
-
-
-def _made_optimizer(optimizer: Optimizer | None, task: Any) -> torch.optim.Optimizer:
-    """Return the optimizer, made from the task's parameters where a function was given."""
-    made = optimizer
-    if callable(made) and not isinstance(made, torch.optim.Optimizer):
-        made = made([parameter for module in modules_of(task).values() for parameter in module.parameters()])
-    if not isinstance(made, torch.optim.Optimizer):
-        raise TypeError(
-            f"optimizer= takes a torch optimizer, or a function that makes one from parameters, got {optimizer!r}."
-        )
-    closure = signature(made.step).parameters.get("closure")
-    if closure is not None and closure.default is Parameter.empty:
-        raise ValueError(f"{type(made).__name__} needs a closure for every step, which the loop does not give it.")
-    trained = {id(parameter) for group in made.param_groups for parameter in group["params"]}
-    own = {id(parameter) for module in modules_of(task).values() for parameter in module.parameters()}
-    if own and not own & trained:
-        raise ValueError("The optimizer holds no parameter of the task: make it from the model that is trained here.")
-    return made
-
-
-def _made_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> Any:
-    """Return the scheduler, made from the optimizer where a function was given."""
-    made = scheduler
-    if callable(made) and not isinstance(made, type) and not hasattr(made, "step"):
-        made = made(optimizer)
-    if made is not None and (isinstance(made, type) or not callable(getattr(made, "step", None))):
-        raise TypeError(f"scheduler= takes a scheduler, or a function that makes one from the optimizer, got {made!r}.")
-    if getattr(made, "optimizer", optimizer) is not optimizer:
-        raise ValueError("The scheduler belongs to another optimizer than the one that fit was given.")
-    return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from ..events import Run
 from .batches import batch_size
 
 Metric = Callable[[Any, Any], Tensor | float]
+Losses = Iterator[tuple[str, Tensor]]
 Evaluation = Tensor | Mapping[str, Tensor | float] | None
 
 
@@ -22,8 +23,12 @@ class Task:
     be an `nn.Module` instead of a subclass of this: what counts are the method names.
     """
 
-    def training_step(self, run: Run, batch: Any) -> Tensor:
-        """Return the loss of a batch, a scalar tensor, averaged over its samples."""
+    def training_step(self, run: Run, batch: Any) -> Tensor | Losses:
+        """Return the loss of a batch, a scalar tensor, averaged over its samples.
+
+        Where `fit` is given several optimizers by name, yield `(name, loss)` for each instead. What follows a `yield`
+        runs when that loss was taken backward and, unless the step is held, its optimizer was stepped.
+        """
         raise TypeError(f"{type(self).__name__} needs a method training_step(run, batch) that returns the loss.")
 
     def validation_step(self, run: Run, batch: Any) -> Evaluation:
@@ -133,6 +138,11 @@ def check_fits(modules: Mapping[str, nn.Module], saved: Mapping[str, Mapping[str
 
 def check_loss(loss: Any) -> None:
     """Raise unless a loss is a scalar tensor."""
+    if isinstance(loss, Generator):
+        raise TypeError(
+            "training_step yields several losses: give their optimizers by the names that it yields them with, as in "
+            'optimizer={"generator": ..., "discriminator": ...}.'
+        )
     if not isinstance(loss, Tensor):
         raise TypeError(f"The loss must be a scalar tensor, got {type(loss).__name__}: return the tensor, not .item().")
     if loss.ndim:
