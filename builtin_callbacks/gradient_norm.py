@@ -1,0 +1,69 @@
+"""Measure the norm of the gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from math import inf
+from typing import Any
+
+from torch import Tensor
+
+from ..events import GradientsReady, Lane, Run, TrainStart
+from ..plugins import Plugin, on
+
+
+class GradientNorm(Plugin):
+    """Track the norm of the gradients of complete windows, before anybody clips them, as `train/gradient_norm`.
+
+    Sees true gradients: accumulated, averaged over ranks and unscaled; never waits for the device. Nothing is measured
+    while nobody logs. `GradientClipping` tracks the same norm, so only one of the two can be registered.
+
+    Args:
+        every: steps of an optimizer from one measurement to the next.
+        per_module: track the norm of each module of the task, too, as `train/gradient_norm/<module>`.
+        norm_type: the p of the p-norm, such as 2.0 or `inf`.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+
+    exclusive = ("gradient_norm",)
+
+    def __init__(self, *, every: int = 1, per_module: bool = False, norm_type: float = 2.0) -> None:
+        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
+            raise ValueError(f"every is a whole number of optimizer steps, at least 1; got {every!r}.")
+        if not 0 < norm_type <= inf:
+            raise ValueError(f"norm_type must be positive, got {norm_type!r}.")
+        self.every, self.per_module, self.norm_type = every, per_module, norm_type
+        self._heard: dict[str, int] = {}
+
+    @on(TrainStart)
+    def begin(self, run: Run, event: TrainStart) -> None:
+        """Forget the former run."""
+        self._heard = {}
+
+    @on(GradientsReady, lane=Lane.MEASURE)
+    def measure(self, run: Run, event: GradientsReady) -> None:
+        """Track the norm, where a measurement is due."""
+        heard = self._heard[run.optimizer_name] = self._heard.get(run.optimizer_name, 0) + 1
+        if heard % self.every or not run.tracks:
+            return
+        held = [each for group in run.optimizer.param_groups for each in group["params"]]
+        run.track(run.label("gradient_norm"), run.engine.clip_gradients(held, None, self.norm_type))
+        for name, module in run.modules.items() if self.per_module else ():
+            ours = _among(module.parameters(), held)
+            if any(each.grad is not None for each in ours):
+                run.track(run.label(f"gradient_norm/{name}"), run.engine.clip_gradients(ours, None, self.norm_type))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return how often each optimizer was about to step."""
+        return dict(self._heard) if self.every > 1 else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on counting."""
+        self._heard = dict(state)
+
+
+def _among(parameters: Iterable[Tensor], held: Iterable[Tensor]) -> list[Tensor]:
+    known = {id(each) for each in held}
+    return [each for each in parameters if id(each) in known]

@@ -1,0 +1,141 @@
+"""EMA against torch's own averaged model, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from heliograph import (
+    EMA,
+    Checkpoint,
+    Every,
+    GradientAccumulation,
+    RNGCapture,
+    SaveSchedule,
+    Supervised,
+    Trainer,
+    ValidationEnd,
+    ValidationSchedule,
+    ValidationStart,
+)
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+Make = Callable[..., Any]
+
+
+def norm_task() -> Supervised:
+    torch.manual_seed(0)
+    return Supervised(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Linear(3, 2)), nn.functional.mse_loss)
+
+
+@pytest.mark.parametrize(("every", "n"), [(1, 1), (2, 1), (1, 2)])
+def test_equals_torchs_averaged_model(batches: Make, sgd: Any, every: int, n: int) -> None:
+    data, task = batches(6), norm_task()
+    theirs = norm_task().model
+    ema = EMA(0.9, every=every)
+    Trainer([ema, GradientAccumulation(n)], device="cpu").fit(task, data, optimizer=sgd, epochs=2)
+
+    averaged = AveragedModel(theirs, multi_avg_fn=get_ema_multi_avg_fn(0.9))  # type: ignore[no-untyped-call]
+    optimizer, steps = sgd(list(theirs.parameters())), 0
+    for number, (inputs, targets) in enumerate(data * 2, 1):
+        (nn.functional.mse_loss(theirs(inputs), targets) / n).backward()  # type: ignore[no-untyped-call]
+        if number % n:
+            continue
+        optimizer.step()
+        optimizer.zero_grad()
+        steps += 1
+        if steps % every == 0:
+            averaged.update_parameters(theirs)
+    assert ema.weights["model"].keys() == dict(theirs.named_parameters()).keys()
+    for name, value in averaged.module.named_parameters():
+        assert torch.equal(ema.weights["model"][name], value), name
+
+
+def test_validation_sees_the_average_and_training_never_does(batches: Make, sgd: Any) -> None:
+    data, task, plain = batches(4), norm_task(), norm_task()
+    ema, seen = EMA(0.5), []
+    trainer = Trainer([ema, ValidationSchedule(Every(steps=2))], device="cpu")
+    for event in (ValidationStart, ValidationEnd):
+        trainer.bus.on(event, lambda run, event: seen.append([each.clone() for each in task.model.parameters()]))
+    trainer.fit(task, data, validation=data[:1], optimizer=sgd, steps=2)
+    during, behind = seen
+    assert all(map(torch.equal, during, ema.weights["model"].values()))
+    assert all(map(torch.equal, behind, task.model.parameters()))
+
+    Trainer(device="cpu").fit(plain, data, optimizer=sgd, steps=2)
+    assert all(map(torch.equal, task.model.parameters(), plain.model.parameters()))
+
+
+def test_a_validation_that_fails_gives_the_weights_back(batches: Make, sgd: Any) -> None:
+    data, plain = batches(2), norm_task()
+
+    class Failing(Supervised):
+        def validation_step(self, run: Any, batch: Any) -> Any:
+            raise KeyError("no")
+
+    task = Failing(norm_task().model, nn.functional.mse_loss)
+    with pytest.raises(KeyError):
+        Trainer([EMA(0.5), ValidationSchedule(Every(steps=2))], device="cpu").fit(
+            task, data, validation=data[:1], optimizer=sgd, steps=2
+        )
+    Trainer(device="cpu").fit(plain, data, optimizer=sgd, steps=2)
+    assert all(map(torch.equal, task.model.parameters(), plain.model.parameters()))
+
+
+def test_load_at_end_leaves_the_average_in_the_model(batches: Make, sgd: Any) -> None:
+    task, ema = norm_task(), EMA(0.9, load_at_end=True, validate=False)
+    result = Trainer([ema], device="cpu").fit(task, batches(3), optimizer=sgd, epochs=1)
+    assert all(map(torch.equal, task.model.parameters(), ema.weights["model"].values()))
+    assert "the model has the averaged weights (3 updates)" in result.notes
+
+
+def test_applied_lends_the_average(batches: Make, sgd: Any) -> None:
+    task, ema = norm_task(), EMA(0.9)
+    with pytest.raises(ValueError, match="The average is of nothing yet"), ema.applied({"model": task.model}):
+        pass
+    Trainer([ema], device="cpu").fit(task, batches(3), optimizer=sgd, epochs=1)
+    trained = [each.clone() for each in task.model.parameters()]
+    with ema.applied({"model": task.model}):
+        assert all(map(torch.equal, task.model.parameters(), ema.weights["model"].values()))
+    assert all(map(torch.equal, task.model.parameters(), trained))
+
+
+def test_a_resumed_run_goes_on_with_the_average(batches: Make, sgd: Any, tmp_path: Path) -> None:
+    data = batches(4)
+
+    def plugins(folder: str, resume: str | None = None) -> list[Any]:
+        saves = [Checkpoint(tmp_path / folder, keep_last=None, resume=resume), SaveSchedule(Every(steps=3))]
+        return [EMA(0.9), RNGCapture(), *saves]
+
+    whole, first, second = plugins("whole"), plugins("parts"), plugins("parts", "auto")
+    Trainer(whole, device="cpu").fit(norm_task(), data, optimizer=sgd, epochs=3)
+    Trainer(first, device="cpu").fit(norm_task(), data, optimizer=sgd, steps=7)
+    result = Trainer(second, device="cpu").fit(norm_task(), data, optimizer=sgd, epochs=3)
+    assert result.resume is not None
+    assert result.resume.guarantee == "exact"
+    for name, value in whole[0].weights["model"].items():
+        assert torch.equal(second[0].weights["model"][name], value), name
+
+
+@pytest.mark.parametrize("decay", [0, 1, 1.5, -0.1])
+def test_a_decay_out_of_range_is_refused(decay: float) -> None:
+    with pytest.raises(ValueError, match="decay is a number between 0 and 1"):
+        EMA(decay)
+
+
+@pytest.mark.parametrize("every", [0, -1, 1.5, True])
+def test_an_interval_that_is_none_is_refused(every: Any) -> None:
+    with pytest.raises(ValueError, match="every is a whole number of optimizer steps"):
+        EMA(every=every)
+
+
+def test_two_averages_go_together_where_one_of_them_validates(batches: Make, sgd: Any) -> None:
+    with pytest.raises(ValueError, match="both claim validation_weights"):
+        Trainer([EMA(0.9), EMA(0.5).named("fast")])
+    fast = EMA(0.5, validate=False).named("fast")
+    Trainer([EMA(0.9), fast], device="cpu").fit(norm_task(), batches(2), optimizer=sgd, epochs=1)
+    assert fast.state_dict()["updates"] == {"optimizer": 2}
