@@ -1,7 +1,8 @@
 """Measure heliograph beside a hand-written loop, and print every figure beside its bar.
 
-Run as a script: `python tests/benchmarks/bench.py`, about five minutes. A bar that is not held is printed, not raised:
-on a shared machine a figure is no test. Each figure is the median over five fresh processes of the median in each.
+Run as a script: `python tests/benchmarks/bench.py`, about seven minutes. A bar that is not held is printed, not raised:
+on a shared machine a figure is no test. Each figure is the median over five fresh processes of the median in each; for
+agreement, over three, or over three pairs of them.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable
-from statistics import median
+from collections.abc import Iterable, Mapping
+from statistics import median, quantiles
 from time import perf_counter
 from typing import Any
 
 import torch
-from heliograph.tests.benchmarks import dispatch, imports, lean, resuming, saving, usual
+from heliograph.tests.benchmarks import agreeing, alone, dispatch, gpu, imports, lean, resuming, saving, usual
 from heliograph.tests.benchmarks.harness import STEPS, Seconds, differences, per_step
 
 PROCESSES = 5
+FEWER = 3  # where there is much to start
 ROUNDS_PER_SAVE = 10
 WORKERS = {
     "loops": lean.race_loops,
@@ -32,13 +34,16 @@ WORKERS = {
     "loading": resuming.per_batch,
     "far": resuming.far_resume,
     "saving": saving.stalls,
+    "alone": alone.time_agreement,
+    "ranks": agreeing.time_ranks,
+    "gpu": gpu.race_gpu,
 }
 
 
-def gather(worker: str) -> list[Any]:
+def gather(worker: str, processes: int = PROCESSES) -> list[Any]:
     """Return what each of some fresh processes measured."""
     results = []
-    for seed in range(PROCESSES):
+    for seed in range(processes):
         command = [sys.executable, __file__, "--worker", worker, "--seed", str(seed)]
         done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         results.append(json.loads(done.stdout.splitlines()[-1]))
@@ -61,9 +66,14 @@ def title(text: str, note: str) -> None:
 def show_lean() -> None:
     """Print the loop without plugins."""
     title("1. Lean: MLP 16-16-1, batch 8, SGD, no plugins", "us per step beyond the hand-written loop")
-    results = gather("loops")
+    show_race("loops", {lean.CONTROL: None, lean.SUPERVISED: 3.0, lean.OWN_TASK: 3.0, lean.IGNITE: None})
+
+
+def show_race(worker: str, bars: Mapping[str, float | None]) -> None:
+    """Print the hand-written loop, and what the others take beyond it."""
+    results = gather(worker)
     print(f"  {lean.HAND + ', a step':<44}{median(per_step(each[lean.HAND]) for each in results):>9.2f}")
-    for name, bar in {lean.CONTROL: None, lean.SUPERVISED: 3.0, lean.OWN_TASK: 3.0, lean.IGNITE: None}.items():
+    for name, bar in bars.items():
         row(name, (median(beyond_hand(each, name)) for each in results), bar)
 
 
@@ -187,6 +197,60 @@ def show_imports() -> None:
     print(f"  `import heliograph.events` leaves torch out: {'NO' if imports.events_bring_torch() else 'yes'}")
 
 
+def show_alone() -> None:
+    """Print what agreement costs a single process."""
+    title(
+        "7. Agreement of one process with itself: the loop beside the same code without agreement",
+        "us per step; the model and its optimizer taken out, but for the training loop",
+    )
+    results = gather("alone", FEWER)
+    for place, bar in {alone.NOBODY: 0.1, alone.BATCH_END: 0.1, alone.GRADIENTS: 0.1, alone.TRAINING: None}.items():
+        places = [each[place] for each in results]
+        row(place, (beyond(each, alone.AS_IT_IS, alone.WITHOUT) / 1e3 for each in places), bar, 3)
+        row("    control", (beyond(each, alone.CONTROL, alone.AS_IT_IS) / 1e3 for each in places), digits=3)
+    row(alone.ONE_TEST, (each[alone.ONE_TEST] / 1e3 for each in results), digits=3)
+
+
+def show_ranks() -> None:
+    """Print what agreement costs two ranks."""
+    title(
+        "   Agreement of two gloo ranks: the tiny model, batch 8 on each, in turns",
+        "us per step; the means, and what is beyond DDP by hand, are medians over every ten steps",
+    )
+    results = gather("ranks", FEWER)
+    print(f"  {'':<40}{'median':>8}{'p99':>8}{'mean':>8}{'beyond hand':>14}{'ratio':>7}")
+    hand = [median(agreeing.in_tens(each, agreeing.HAND)) for each in results]
+    for name in agreeing.VARIANTS:
+        steps = [[step for turn in each[name] for step in turn] for each in results]
+        middle, worst = median(map(median, steps)), median(quantiles(each, n=100)[-1] for each in steps)
+        means = [median(agreeing.in_tens(each, name)) for each in results]
+        more = median(rounds_beyond(each, name, agreeing.HAND) for each in results)
+        ratio = median(mine / other for mine, other in zip(means, hand, strict=True))
+        print(f"  {name:<40}{middle:>8.0f}{worst:>8.0f}{median(means):>8.0f}{more:>+14.0f}{ratio:>7.2f}", flush=True)
+    for name, mine, base in (
+        ("heliograph, beyond the blocking vote", agreeing.OURS, agreeing.VOTE),
+        ("the hook that votes, beyond the other hook", agreeing.CARRIED, agreeing.HOOK),
+    ):
+        row(name, (rounds_beyond(each, mine, base) for each in results), digits=0)
+    row(agreeing.COPY, (median(each[agreeing.COPY][0]) for each in results), digits=0)
+
+
+def rounds_beyond(spent: agreeing.Spent, name: str, base: str) -> float:
+    """Return the median of the differences between ten steps of each, round by round."""
+    pairs = zip(agreeing.in_tens(spent, name), agreeing.in_tens(spent, base), strict=True)
+    return median(mine - other for mine, other in pairs)
+
+
+def show_gpu() -> None:
+    """Print the loop without plugins on a GPU."""
+    title("8. A GPU: the loop of 1., batches in pinned memory", "us per step beyond the hand-written loop")
+    if torch.cuda.is_available():
+        print(f"  {torch.cuda.get_device_name()}")
+        show_race("gpu", {lean.CONTROL: None, lean.SUPERVISED: None})
+    else:
+        print("  skipped: torch sees no CUDA device")
+
+
 def main() -> None:
     """Print all tables, or work for the process that does."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -199,10 +263,22 @@ def main() -> None:
     begin = perf_counter()
     print(f"Python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} cores, 1 thread; ", end="")
     print(f"load {os.getloadavg()[0]:.1f}; medians over {PROCESSES} processes, (least .. most)")
-    for show in (show_lean, show_usual, show_dispatch, show_resuming, show_saving, show_imports):
+    for show in SHOWS:
         show()
     print(f"\n{perf_counter() - begin:.0f} s, load {os.getloadavg()[0]:.1f}")
 
+
+SHOWS = (
+    show_lean,
+    show_usual,
+    show_dispatch,
+    show_resuming,
+    show_saving,
+    show_imports,
+    show_alone,
+    show_ranks,
+    show_gpu,
+)
 
 if __name__ == "__main__":
     main()

@@ -106,7 +106,7 @@ class Clock:
 
     def __init__(self, loader: DataLoader[Any], *, keyed: bool) -> None:
         self.loader, self.epoch = loader, 0
-        self.source = source_of(loader, 0, 1) if keyed else None
+        self.source = source_of(loader) if keyed else None
 
     def per_batch(self) -> float:
         """Read an epoch; return the microseconds a batch."""
