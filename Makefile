@@ -11,7 +11,7 @@ demo: $(READY)
 	$(BIN)/python -m heliograph demo
 
 test: check docs
-	$(BIN)/python -m pytest --cov --cov-report=term
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -29,7 +29,7 @@ docs: $(READY)
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
 
 clean:
-	rm -rf .venv build docs/_build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage
+	rm -rf .venv build docs/_build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .coverage .coverage.*
 
 # The link lets the type checker see the repository's root as the package that it is.
 $(READY): pyproject.toml constraints.txt

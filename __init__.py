@@ -11,11 +11,14 @@ if __name__ != "heliograph":
 
 if _TYPE_CHECKING:
     from .builtin_callbacks.checkpoint import Checkpoint as Checkpoint
+    from .builtin_callbacks.compile import Compile as Compile
     from .builtin_callbacks.early_stopping import EarlyStopping as EarlyStopping
+    from .builtin_callbacks.ema import EMA as EMA
     from .builtin_callbacks.exception_pass_through import ExceptionPassThrough as ExceptionPassThrough
     from .builtin_callbacks.file_log import FileLog as FileLog
     from .builtin_callbacks.gradient_accumulation import GradientAccumulation as GradientAccumulation
     from .builtin_callbacks.gradient_clipping import GradientClipping as GradientClipping
+    from .builtin_callbacks.gradient_norm import GradientNorm as GradientNorm
     from .builtin_callbacks.handler_times import HandlerTimes as HandlerTimes
     from .builtin_callbacks.jsonl_log import JsonlLog as JsonlLog
     from .builtin_callbacks.learning_rate import LearningRate as LearningRate
@@ -28,6 +31,7 @@ if _TYPE_CHECKING:
     from .builtin_callbacks.schedules import SaveSchedule as SaveSchedule
     from .builtin_callbacks.schedules import ValidationSchedule as ValidationSchedule
     from .builtin_callbacks.tensorboard import TensorBoard as TensorBoard
+    from .core.batch_size import find_batch_size as find_batch_size
     from .core.data.loaders import LoaderParams as LoaderParams
     from .core.data.loaders import Phases as Phases
     from .core.data.module import DataModule as DataModule
@@ -35,13 +39,22 @@ if _TYPE_CHECKING:
     from .core.data.samplers import RandomSampler as RandomSampler
     from .core.data.samplers import SeekableSampler as SeekableSampler
     from .core.data.samplers import SequentialSampler as SequentialSampler
-    from .core.engine import DeviceEngine as DeviceEngine
+    from .core.engines.accelerate import AccelerateEngine as AccelerateEngine
+    from .core.engines.choosing import choose_engine as choose_engine
+    from .core.engines.contract import LoopEngine as LoopEngine
+    from .core.engines.data_parallel import DataParallelEngine as DataParallelEngine
+    from .core.engines.ddp import DDPEngine as DDPEngine
+    from .core.engines.device import DeviceEngine as DeviceEngine
+    from .core.engines.fsdp import FSDPEngine as FSDPEngine
+    from .core.engines.moving import register_mover as register_mover
+    from .core.errors import RankFailed as RankFailed
     from .core.errors import TrainingError as TrainingError
     from .core.filters import At as At
     from .core.filters import Between as Between
     from .core.filters import Every as Every
     from .core.filters import Filter as Filter
     from .core.filters import Once as Once
+    from .core.launching import launch as launch
     from .core.metrics import accuracy as accuracy
     from .core.result import ResumeReport as ResumeReport
     from .core.result import RunResult as RunResult
@@ -58,11 +71,14 @@ if _TYPE_CHECKING:
 # What needs torch is imported when it is first asked for: `import heliograph.events` must not wait for it.
 _HOMES = {
     "builtin_callbacks.checkpoint": "Checkpoint",
+    "builtin_callbacks.compile": "Compile",
     "builtin_callbacks.early_stopping": "EarlyStopping",
+    "builtin_callbacks.ema": "EMA",
     "builtin_callbacks.exception_pass_through": "ExceptionPassThrough",
     "builtin_callbacks.file_log": "FileLog",
     "builtin_callbacks.gradient_accumulation": "GradientAccumulation",
     "builtin_callbacks.gradient_clipping": "GradientClipping",
+    "builtin_callbacks.gradient_norm": "GradientNorm",
     "builtin_callbacks.handler_times": "HandlerTimes",
     "builtin_callbacks.jsonl_log": "JsonlLog",
     "builtin_callbacks.learning_rate": "LearningRate",
@@ -73,15 +89,24 @@ _HOMES = {
     "builtin_callbacks.roll_back": "RollBack",
     "builtin_callbacks.schedules": "LogSchedule SaveSchedule ValidationSchedule",
     "builtin_callbacks.tensorboard": "TensorBoard",
+    "core.batch_size": "find_batch_size",
     "core.data.loaders": "LoaderParams Phases",
     "core.data.module": "DataModule",
-    "core.engine": "DeviceEngine",
-    "core.errors": "TrainingError",
+    "core.data.samplers": "DistributedSampler RandomSampler SeekableSampler SequentialSampler",
+    "core.engines.accelerate": "AccelerateEngine",
+    "core.engines.choosing": "choose_engine",
+    "core.engines.contract": "LoopEngine",
+    "core.engines.data_parallel": "DataParallelEngine",
+    "core.engines.ddp": "DDPEngine",
+    "core.engines.device": "DeviceEngine",
+    "core.engines.fsdp": "FSDPEngine",
+    "core.engines.moving": "register_mover",
+    "core.errors": "RankFailed TrainingError",
     "core.filters": "At Between Every Filter Once",
+    "core.launching": "launch",
     "core.metrics": "accuracy",
     "core.result": "ResumeReport RunResult",
     "core.run": "TrainRun",
-    "core.data.samplers": "DistributedSampler RandomSampler SeekableSampler SequentialSampler",
     "core.storage": "load_weights",
     "core.task": "Supervised Task",
     "core.trainer": "Trainer",

@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands.add_parser("plugins", help="list the installed plugins")
     commands.add_parser("events", help="list the events in the order in which the loop emits them")
     verify_resume.add_command(commands)
-    commands.add_parser("checkpoint", help="inspect, verify, migrate or prune checkpoints", add_help=False)
+    commands.add_parser("checkpoint", help="inspect, verify, migrate, consolidate or prune checkpoints", add_help=False)
     arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["checkpoint"]:
         from heliograph.core.storage import commands as checkpoint  # torch is a second of waiting, for others as well

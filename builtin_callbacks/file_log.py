@@ -43,6 +43,7 @@ class FileLog(Plugin):
 
     policy = "observer"
     draws = False
+    ranks = "main"
 
     def __init__(self, folder: str | Path, *, level: int = logging.INFO, capture_warnings: bool = False) -> None:
         self.folder = Path(folder)

@@ -42,6 +42,7 @@ class JsonlLog(Plugin):
 
     policy = "observer"
     draws = False
+    ranks = "main"
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)

@@ -53,6 +53,7 @@ class ProgressBar(Plugin):
     name = "progress"
     policy = "observer"
     draws = False
+    ranks = "main"
     exclusive = ("progress",)
 
     def __init__(

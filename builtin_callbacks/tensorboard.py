@@ -25,6 +25,7 @@ class TensorBoard(Plugin):
     name = "tensorboard"
     policy = "observer"
     draws = False
+    ranks = "main"
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -53,7 +54,9 @@ class TensorBoard(Plugin):
         if self._since is not None and now > self._since[0]:
             event.metrics["train/samples_per_second"] = (samples - self._since[1]) / (now - self._since[0])
         self._since = now, samples
-        event.metrics.setdefault("train/learning_rate", float(run.optimizer.param_groups[0]["lr"]))
+        for name, optimizer in run.optimizers.items():
+            rate = float(optimizer.param_groups[0]["lr"])
+            event.metrics.setdefault(f"train/{run.label('learning_rate', name)}", rate)
 
     @on(Log, ValidationEnd, TestEnd, lane=Lane.REPORT)
     def write(self, run: Run, event: Log | ValidationEnd | TestEnd) -> None:

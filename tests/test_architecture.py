@@ -24,15 +24,16 @@ MAY_IMPORT = {
     "demo": {"events", "plugins", "core", "builtin_callbacks"},
 }
 PUBLIC = """
-    At BatchEnd BatchStart Between Bus CATALOGUE Checkpoint CheckpointLoaded CheckpointSaved Control DataModule
-    DeviceEngine DistributedSampler EarlyStopping Engine EpochEnd EpochStart Event Every ExceptionPassThrough
-    FileLog Filter GradientAccumulation GradientClipping GradientsReady Handle HandlerTimes History JsonlLog Lane
-    LearningRate LoaderParams Log LogSchedule NaNGuard Once OrderedSignal Phases Plugin Plugins Preemption Progress
-    ProgressBar RNGCapture RandomSampler Replay Request ResumeReport RollBack Run RunClosed RunFailed RunResult
+    AccelerateEngine At BatchEnd BatchStart Between Bus CATALOGUE Checkpoint CheckpointLoaded CheckpointSaved
+    Compile Control DDPEngine DataModule DataParallelEngine DeviceEngine DistributedSampler EMA EarlyStopping Engine
+    EpochEnd EpochStart Event Every ExceptionPassThrough FSDPEngine FileLog Filter GradientAccumulation
+    GradientClipping GradientNorm GradientsReady Handle HandlerTimes History JsonlLog Lane LearningRate LoaderParams
+    Log LogSchedule LoopEngine NaNGuard Once OrderedSignal Phases Plugin Plugins Preemption Progress ProgressBar
+    RNGCapture RandomSampler RankFailed Replay Request ResumeReport RollBack Run RunClosed RunFailed RunResult
     SavePoint SaveSchedule SeekableSampler SequentialSampler ShouldStop StepEnd Supervised Task TensorBoard
     TestBatchEnd TestBatchStart TestEnd TestStart TrainEnd TrainRun TrainStart Trainer TrainingError
     ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd ValidationSchedule ValidationStart accuracy
-    load_weights on
+    choose_engine find_batch_size launch load_weights on register_mover
 """
 
 
@@ -150,7 +151,7 @@ def test_the_kernel_does_not_grow() -> None:
         *files("plugins"),
         *(ROOT / "core" / name for name in ("loop.py", "run.py", "trainer.py")),
     ]
-    assert sum(map(code_lines, kernel)) <= 1400
+    assert sum(map(code_lines, kernel)) <= 1555
 
 
 def test_the_public_names() -> None:

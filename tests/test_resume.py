@@ -80,7 +80,7 @@ class Scenario:
 
     def __str__(self) -> str:
         """Return the settings that are not the usual ones, a line each."""
-        usual = Scenario()
+        usual = type(self)()
         return "\n".join(f"{name}={value!r}" for name, value in vars(self).items() if value != getattr(usual, name))
 
     @property

@@ -1,0 +1,498 @@
+"""The matrix of resumes on two ranks: killed anywhere, on one of them or on both, against runs left alone."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import heliograph as h
+import numpy as np
+import pytest
+import torch
+from heliograph.core.engines.precision import PrecisionName
+from heliograph.core.global_batch import BatchChange
+from heliograph.tests import test_resume as alone
+from heliograph.tests.ranks_pool import Pool
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
+
+BOTH = (0, 1)
+DEALT = ("map", "torch", "phases", "list")  # each rank reads its share; of the other kinds each reads what it has
+Events = set[type[h.Event]]
+
+
+@dataclass(frozen=True, repr=False)
+class Kill(alone.Kill):
+    """Strikes on some of the ranks only."""
+
+    ranks: tuple[int, ...] = BOTH
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()}, on {self.ranks}"
+
+
+@dataclass(frozen=True)
+class Scenario(alone.Scenario):
+    """A run on two ranks. `several` trains two models, each with an optimizer; rank 1 may read `more` samples.
+
+    `as_ranks` is the option of that name.
+    """
+
+    precision: PrecisionName = "fp32"
+    several: bool = False
+    more: int = 0
+    as_ranks: int | None = None
+
+
+# The training: the weights are the same on both ranks, what is drawn and asked for is not.
+
+
+class Pair(h.Task):
+    """Two models, whose losses come one by one."""
+
+    def __init__(self) -> None:
+        self.first, self.second = alone.Net(), alone.Net()
+
+    def training_step(self, run: h.Run, batch: Tensor) -> Iterator[tuple[str, Tensor]]:
+        for name, model in run.modules.items():
+            outputs: Tensor = model(batch + alone.draw() / 10)
+            loss = (outputs - batch.sum(1, keepdim=True)).square().mean()
+            run.track("loss", loss.detach(), len(batch))
+            yield name, loss
+
+    def validation_step(self, run: h.Run, batch: Tensor) -> dict[str, Tensor | float]:
+        outputs = self.first(batch) + self.second(batch)
+        return {"loss": (outputs - batch.sum(1, keepdim=True)).square().mean(), "draw": alone.draw()}
+
+
+class Nudge(h.Plugin):
+    """Changes weights now and then, at moments that filters count."""
+
+    @h.on(h.StepEnd, when=h.Every(emissions=3))
+    def often(self, run: h.Run, event: h.StepEnd) -> None:
+        self.nudge(run, 1.01)
+
+    @h.on(h.StepEnd, when=h.Once())
+    def once(self, run: h.Run, event: h.StepEnd) -> None:
+        self.nudge(run, 1.05)
+
+    def nudge(self, run: h.Run, factor: float) -> None:
+        for module in run.modules.values():
+            for parameter in module.parameters():
+                parameter.data.mul_(factor)
+
+
+class Meddle(alone.Meddle):
+    """Asks on rank 1 only."""
+
+    asks = ("skip_batch", "skip_step")
+
+    @h.on(h.BatchStart)
+    def leave_out(self, run: h.Run, event: h.BatchStart) -> None:
+        if run.engine.rank:
+            super().leave_out(run, event)
+
+    @h.on(h.GradientsReady)
+    def drop(self, run: h.Run, event: h.GradientsReady) -> None:
+        if run.engine.rank:
+            super().drop(run, event)
+
+    @h.on(h.BatchEnd)
+    def end(self, run: h.Run, event: h.BatchEnd) -> None:
+        if run.engine.rank:
+            super().end(run, event)
+
+
+class Watch(alone.Watch):
+    """Takes the final state, for which all ranks are needed, of runs that did not fail."""
+
+    @h.on(*[h.BatchStart, h.BatchEnd, h.Log, h.ValidationEnd, h.RunClosed], lane=h.Lane.REPORT)
+    def hear(self, run: h.Run, event: h.Event) -> None:
+        if not isinstance(event, h.RunClosed) or event.status != "failed":
+            super().hear(run, event)
+
+
+class Killer(alone.Killer):
+    """Ends a leg on some ranks; the others learn of it."""
+
+    kill: Kill
+
+    def strike(self, run: h.Run, event: h.Event) -> None:
+        if run.engine.rank in self.kill.ranks:
+            super().strike(run, event)
+
+
+def killer(kill: Kill) -> Killer:
+    def hear(self: Killer, run: h.Run, event: h.Event) -> None:
+        self.count_down(run, event)
+
+    events = {kill.event, h.TrainEnd} | ({h.BatchEnd} if kill.event is h.RunFailed else set())
+    made: Killer = type("Killer", (Killer,), {"hear": h.on(*events, lane=kill.lane)(hear)})(kill)
+    return made
+
+
+# One leg, all legs, and the comparison.
+
+
+@dataclass
+class Leg:
+    """What one rank saw of a leg, and how it ended there."""
+
+    watch: Watch
+    hits: Events
+    error: BaseException | None = None
+    report: h.ResumeReport | None = None
+
+
+def rank() -> int:
+    return int(os.environ["RANK"])
+
+
+def optimizers_of(scenario: Scenario) -> dict[str, Any]:
+    optimizer: Any = lambda each: torch.optim.Adam(each, 0.05)  # noqa: E731  # one of several, then
+    scheduler = alone.scheduler_of(scenario)
+    if not scenario.several:
+        return {"optimizer": optimizer, "scheduler": scheduler}
+    several = {"first": optimizer, "second": lambda each: torch.optim.SGD(each, 0.02, momentum=0.9)}
+    return {"optimizer": several, "scheduler": scheduler and dict.fromkeys(several, scheduler)}
+
+
+def plugins_of(scenario: Scenario, folder: Path) -> list[Any]:
+    """Return the plugins of a run, all but those that watch and kill."""
+    plugins = alone.plugins_of(replace(scenario, nudges=False, meddles=False), folder)
+    if scenario.as_ranks is not None:
+        plugins = [each for each in plugins if not isinstance(each, h.GradientAccumulation)]
+        plugins.append(h.GradientAccumulation(scenario.accumulation, as_ranks=scenario.as_ranks))
+    return plugins + [Nudge()] * scenario.nudges + [Meddle()] * scenario.meddles
+
+
+def run_leg(
+    scenario: Scenario, folder: Path, kill: Kill | None = None, *, number: int = 0, task: Any = None, **data: Any
+) -> Leg:
+    """Train until the end or until killed, in processes that drew all sorts of numbers before."""
+    watch, killers = Watch(), [] if kill is None else [killer(kill)]
+    plugins = [*plugins_of(scenario, folder), watch]
+    plugins = [*killers, *plugins] if kill is not None and kill.first else [*plugins, *killers]
+    torch.manual_seed(1)
+    task = task or (Pair() if scenario.several else alone.Drawing())
+    data = data or alone.data_of(replace(scenario, samples=scenario.samples + scenario.more * rank()), 0)
+    for generator in (random.seed, np.random.seed, torch.manual_seed):
+        generator(2 * number + rank())
+    error: BaseException | None = None
+    report = None
+    logger = logging.getLogger("heliograph")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)  # hundreds of runs would fill the report of a failure
+    try:
+        trainer = h.Trainer(plugins, device="cpu", precision=scenario.precision)
+        result = trainer.fit(
+            task,
+            **data,
+            validation=DataLoader(alone.Unseen(5), 2) if scenario.validate else None,
+            **optimizers_of(scenario),
+            epochs=scenario.epochs,
+            steps=scenario.steps,
+        )
+        report = result.resume
+    except (alone.Killed, h.RankFailed) as failure:
+        error = failure
+    finally:
+        logger.setLevel(level)
+    return Leg(watch, {event for each in killers for event in each.hits}, error, report)
+
+
+def check(scenario: Scenario, folder: Path, *series: tuple[Kill, ...]) -> tuple[list[Events], dict[str, Any]]:
+    """Interrupt a run in each of these ways; compare it on this rank with one left alone.
+
+    Returns:
+        The events at which it was interrupted, for each way, and the weights in the end.
+    """
+    whole = run_leg(scenario, folder / "whole").watch
+    hits: list[Events] = []
+    for number, kills in enumerate(series):
+        killed = folder / f"killed {number}"
+        legs = [run_leg(scenario, killed, kill, number=leg) for leg, kill in enumerate((*kills, None))]
+        for kill, leg in zip((*kills, None), legs, strict=True):
+            check_end(kill, leg)
+        check_equal(whole, legs, kills)
+        assert alone.told(killed) == alone.told(folder / "whole")
+        hits.append({event for leg in legs for event in leg.hits})
+    return hits, {path: value for path, value in whole.final.items() if path.startswith("modules.")}
+
+
+def check_end(kill: Kill | None, leg: Leg) -> None:
+    """Assert that a leg ended as it was to: by an error of this rank's own, or by one of the other, which is named."""
+    error = leg.error
+    if kill is None or kill.how == "stop":
+        assert error is None, f"{kill}: {error}"
+    elif kill.ranks == BOTH:
+        assert isinstance(error, alone.Killed | h.RankFailed), f"{kill}: {error!r}"
+    elif rank() in kill.ranks:
+        assert isinstance(error, alone.Killed), f"{kill}: {error!r}"
+    else:
+        assert isinstance(error, h.RankFailed), f"{kill}: {error!r}"
+        assert ((error.rank,), error.kind.rpartition(".")[2]) == (kill.ranks, "Killed"), f"{kill}: {error}"
+
+
+def check_equal(whole: Watch, legs: list[Leg], kills: tuple[Kill, ...]) -> None:
+    """Assert that what one leg or another had is what the uninterrupted run had."""
+    facts: dict[tuple[Any, ...], set[Any]] = defaultdict(set)
+    for number, (kill, leg) in enumerate(zip((*kills, None), legs, strict=True)):
+        alone.compare(f"rank {rank()}, leg {number}, {kill or 'left alone'}", leg.watch.facts, whole.facts)
+        for key, values in leg.watch.facts.items():
+            facts[key] |= values
+    missing = [key for key in whole.facts if key not in facts]
+    assert not missing, f"never happened in any leg: {missing[0]}"
+    of_the_kills = "plugins.save_schedule.last" if any(kill.how == "stop" for kill in kills) else "nothing"
+    last = legs[-1].watch
+    paths = [path for path in alone.differing(whole, last) if not path.endswith(of_the_kills)]
+    assert not paths, "\n".join(
+        f"rank {rank()}, {path}: {whole.final[path]} uninterrupted, {last.final[path]} in the end" for path in paths[:5]
+    )
+
+
+# The matrix.
+
+
+def drawn(seed: int) -> Scenario:
+    """Draw a run that makes sense, with its kills; seeds that follow on one another give runs of all kinds.
+
+    Hypothesis, which draws hundreds of them for one process, would spend the few examples here on much the same.
+    """
+    numbers = random.Random(seed)
+    pick = numbers.choice
+    kind = alone.KINDS[seed % len(alone.KINDS)]
+    is_dealt = kind in DEALT
+    how: Literal["raise", "stop"] = pick(("raise", "stop"))
+    ends = how == "raise" and pick((True, False))  # a stop is an end: what is done there is done once more
+    background = pick((True, False))
+    schedules = {"batches": numbers.randint(1, 5)}, {"batches": numbers.randint(1, 5)}, {"epochs": 1}
+    # Where to roll back to is certain only with a save at the start, and with none under way.
+    going_back: Literal["skip", "roll back"] = "roll back" if ends and not background else "skip"
+    return Scenario(
+        kind=kind,
+        shuffled=pick((True, False)),
+        samples=numbers.randint(10, 20) * (2 if is_dealt else 1),
+        more=0 if is_dealt else pick((0, 3)),
+        batch_size=numbers.randint(2, 3),
+        accumulation=pick((1, 3)),
+        scheduler=pick((None, "step", "epoch", "plateau")),
+        save=pick(schedules),
+        validate=pick((None, *schedules)),
+        log={"steps": numbers.randint(1, 3)},
+        ends=ends,
+        patience=pick((None, 2, 4)),
+        poison=pick((None, "skip", going_back)),
+        nudges=pick((True, False)),
+        meddles=pick((True, False)),
+        background=background,
+        precision=pick(("fp32", "bf16", "fp16")),
+        several=pick((True, False)),
+        kills=tuple(
+            Kill(
+                pick(alone.EVENTS),
+                numbers.randint(1, 6),
+                pick(list(h.Lane)),
+                pick((True, False)),
+                how,
+                pick(((0,), (1,), BOTH)),
+            )
+            for _ in range(3)
+        ),
+    )
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_run_that_is_killed_anywhere_ends_where_an_uninterrupted_one_ends(
+    ranks: Pool, tmp_path: Path, seed: int
+) -> None:
+    scenario = drawn(seed)
+    print(scenario)
+    (_, weights), (_, others) = ranks(2).run(check, scenario, tmp_path, scenario.kills)
+    assert weights == others
+
+
+CUT_SHORT = Scenario("stateful", samples=11, batch_size=2, more=3, kills=(Kill(h.EpochEnd, ranks=(0,)),) * 3)
+FOUND = {
+    "a loader that had more than the other rank's went on with that": CUT_SHORT,
+    "and one without a length": replace(CUT_SHORT, kind="unsized stateful"),
+}
+
+
+@pytest.mark.parametrize("scenario", FOUND.values(), ids=FOUND)
+def test_what_went_wrong_once(ranks: Pool, tmp_path: Path, scenario: Scenario) -> None:
+    ranks(2).run(check, scenario, tmp_path, scenario.kills)
+
+
+RICH = Scenario(
+    kind="unsized foreign",
+    accumulation=2,
+    samples=11,
+    more=2,
+    batch_size=2,
+    scheduler="epoch",
+    save={"batches": 3},
+    validate={"batches": 4},
+    log={"steps": 1},
+    patience=4,
+    nudges=True,
+    meddles=True,
+    several=True,
+)
+ONCE = (h.TrainStart, h.CheckpointLoaded, h.Replay, h.EpochEnd, h.TrainEnd, h.RunFailed, h.RunClosed)
+
+
+def twice(event: type[h.Event], one: int, other: int) -> tuple[Kill, ...]:
+    """Stop at an event on one rank, then kill the other one there; what only a resumed run has, one has to come to."""
+    first = Kill(h.BatchEnd, 3) if event is h.Replay else Kill(event)
+    second = Kill(event, 1 if event in ONCE else 2, h.Lane.TRANSFORM, first=True)
+    return replace(first, how="stop", ranks=(one,)), replace(second, ranks=(other,))
+
+
+def test_every_event_is_a_point_to_be_stopped_and_killed_at(ranks: Pool, tmp_path: Path) -> None:
+    series = [twice(event, number % 2, 1 - number % 2) for number, event in enumerate(alone.EVENTS)]
+    for hits, _ in ranks(2).run(check, RICH, tmp_path, *series, timeout=400):
+        assert [event for event, hit in zip(alone.EVENTS, hits, strict=True) if event not in hit] == []
+
+
+# Two ranks, then one, then two again.
+
+Rows = dict[tuple[int, int], list[bytes]]
+
+
+def rows_of(watch: Watch) -> Rows:
+    """Return the samples of each batch, by its epoch and place in it."""
+    rows = {}
+    for (what, epoch, batch), values in watch.facts.items():
+        if what == "batch":
+            ((_, shape, data),) = values
+            size = len(data) // shape[0]
+            rows[epoch, batch] = [data[start : start + size] for start in range(0, len(data), size)]
+    return rows
+
+
+def together(of_ranks: Sequence[Rows]) -> Rows:
+    """Return the samples of each batch that all ranks had, in the order in which they were dealt out."""
+    places = set.intersection(*(set(rows) for rows in of_ranks))
+    dealt = {place: zip(*(rows[place] for rows in of_ranks), strict=True) for place in places}
+    return {place: [sample for samples in dealt[place] for sample in samples] for place in places}
+
+
+def read_on(scenario: Scenario, folder: Path, kill: Kill | None, number: int) -> tuple[Rows, h.ResumeReport | None]:
+    order: Any = {"shuffle": True}
+    if not scenario.shuffled:
+        order = {"sampler": WeightedRandomSampler([1.0, 2.0] * (scenario.samples // 2), scenario.samples)}
+    params = {"global_batch_size": scenario.batch_size, "draws_per": "sample", **order}
+    data: Any = {"train": alone.Samples(scenario.samples), "loader_params": params}
+    leg = run_leg(scenario, folder, kill, number=number, **data)
+    check_end(kill, leg)
+    return rows_of(leg.watch), leg.report
+
+
+@pytest.mark.parametrize(("shuffled", "accumulation"), [(True, 1), (False, 3)])
+def test_from_two_ranks_to_one_and_back_the_samples_come_in_the_same_order(
+    ranks: Pool, tmp_path: Path, shuffled: bool, accumulation: int
+) -> None:
+    """With `global_batch_size` and `draws_per='sample'` even what is drawn for each of them."""
+    scenario = Scenario(
+        samples=22, batch_size=4, accumulation=accumulation, shuffled=shuffled, save={"batches": 1}, epochs=3
+    )
+    whole = together([rows for rows, _ in ranks(2).run(read_on, scenario, tmp_path / "whole", None, 0)])
+    first = ranks(2).run(read_on, scenario, tmp_path / "legs", Kill(h.BatchEnd, 5, ranks=(1,)), 1)
+    second = ranks(1).run(read_on, scenario, tmp_path / "legs", Kill(h.BatchStart, 7, ranks=(0,)), 2)
+    third = ranks(2).run(read_on, scenario, tmp_path / "legs", None, 3)
+
+    seen: Rows = {}
+    for leg in (first, second, third):
+        rows = together([rows for rows, _ in leg])
+        assert rows == {place: whole[place] for place in rows}
+        assert not rows.keys() <= seen.keys()
+        seen |= rows
+    assert seen == whole
+    for _, report in third:
+        assert report is not None
+        assert report.guarantee == "order-exact"
+        assert [reason.partition(":")[0] for reason in report.reasons] == [
+            "2 processes wrote the checkpoint, 1 resumed it",
+            "the random generators of rank 1 are gone with them",
+            "1 processes wrote the checkpoint, 2 resumed it",
+            "rank 1 had no state of their own",
+        ]
+
+
+class Steady(h.Task):
+    """A task whose steps draw nothing."""
+
+    def __init__(self) -> None:
+        self.model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def training_step(self, run: h.Run, batch: Tensor) -> Tensor:
+        outputs: Tensor = self.model(batch)
+        return (outputs - batch.sum(1, keepdim=True)).square().mean()
+
+    def validation_step(self, run: h.Run, batch: Tensor) -> dict[str, Tensor]:
+        return {"loss": (self.model(batch) - batch.sum(1, keepdim=True)).square().mean()}
+
+
+def add_up(scenario: Scenario, folder: Path, kill: Kill | None, number: int) -> dict[str, Any]:
+    """Return the final state but for what tells of random generators and of positions."""
+    params = {"batch_size": scenario.batch_size, "shuffle": True, "as_ranks": 2, "collate_fn": alone.collate}
+    data: Any = {"train": alone.Samples(scenario.samples), "loader_params": params}
+    leg = run_leg(scenario, folder, kill, number=number, task=Steady(), **data)
+    check_end(kill, leg)
+    parts = ("modules", "optimizers", "schedulers", "metrics.validation", "progress.steps", "progress.samples")
+    return {path: value for path, value in leg.watch.final.items() if path.startswith(parts)}
+
+
+@pytest.mark.parametrize(("samples", "accumulation", "scheduler"), [(22, 2, "step"), (17, 4, "plateau")])
+def test_from_two_ranks_to_one_that_adds_up_as_two_and_back_is_exact(
+    ranks: Pool, tmp_path: Path, samples: int, accumulation: int, scheduler: Literal["step", "plateau"]
+) -> None:
+    scenario = Scenario(
+        samples=samples,
+        batch_size=2,
+        accumulation=accumulation,
+        as_ranks=2,
+        scheduler=scheduler,
+        save={"steps": 1},
+        validate={"steps": 2},
+        nudges=True,
+        epochs=3,
+    )
+    whole = ranks(2).run(add_up, scenario, tmp_path / "whole", None, 0)
+    ranks(2).run(add_up, scenario, tmp_path / "legs", Kill(h.BatchStart, 5, ranks=(0,)), 1)
+    ranks(1).run(add_up, scenario, tmp_path / "legs", Kill(h.BatchEnd, 9, ranks=(0,)), 2)
+    assert ranks(2).run(add_up, scenario, tmp_path / "legs", None, 3) == whole
+    assert len(whole[0]) > 12
+
+
+def change_the_batch(folder: Path, size: int, epochs: int, change: BatchChange = "refuse") -> tuple[str, float]:
+    """Train on with so many samples per step; return why that was refused, and the learning rate."""
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    task = h.Supervised(model, lambda outputs, targets: (outputs - targets).square().mean())
+    checkpoint = h.Checkpoint(folder, resume="auto", batch_change=change)
+    data = TensorDataset(torch.rand(24, 3), torch.rand(24, 1))
+    refused = ""
+    try:
+        h.Trainer([h.RNGCapture(), h.SaveSchedule(h.Every(epochs=1)), checkpoint], device="cpu").fit(
+            task, data, loader_params={"global_batch_size": size}, optimizer=optimizer, epochs=epochs
+        )
+    except ValueError as error:
+        refused = str(error)
+    return refused, optimizer.param_groups[0]["lr"]
+
+
+def test_another_global_batch_is_refused_with_another_number_of_ranks(ranks: Pool, tmp_path: Path) -> None:
+    ranks(2).run(change_the_batch, tmp_path, 4, 1)
+    told = "2 ranks x batch_size 2 x accumulation 1 made one optimizer step when the checkpoint was written, 1 rank x"
+    assert told in ranks(1).run(change_the_batch, tmp_path, 8, 2)[0][0]
+    assert ranks(1).run(change_the_batch, tmp_path, 8, 2, "linear") == [("", 0.2)]
+    assert "1 rank x batch_size 8" in ranks(2).run(change_the_batch, tmp_path, 4, 3)[1][0]
+    assert ranks(2).run(change_the_batch, tmp_path, 4, 3, "linear") == [("", 0.1)] * 2
