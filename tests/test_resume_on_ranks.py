@@ -231,6 +231,8 @@ def check_end(kill: Kill | None, leg: Leg) -> None:
     error = leg.error
     if kill is None or kill.how == "stop":
         assert error is None, f"{kill}: {error}"
+        if leg.hits - {h.TrainEnd, h.RunClosed}:  # in time to be heard
+            assert leg.watch.final["status"] == "stopped", str(kill)
     elif kill.ranks == BOTH:
         assert isinstance(error, alone.Killed | h.RankFailed), f"{kill}: {error!r}"
     elif rank() in kill.ranks:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed.distributed_c10d import Store
 
+from ..errors import SEEN
 from .failure import Failure, is_broken_collective
 from .following import follow
 from .patrol import Limits, Patrol, Waiting
@@ -16,8 +17,6 @@ from .standing import Roll
 
 if TYPE_CHECKING:
     from ..context import RunContext
-
-SEEN = ("died", "hung", "left")  # kinds of failures that other ranks tell of
 
 
 class Watch:
