@@ -393,9 +393,9 @@ def test_a_changed_monitor_judges_anew(batches: Make, sgd: Any, tmp_path: Path) 
 
 
 def test_state_round_trip(tmp_path: Path) -> None:
-    state = {"since": 7, "value": 0.25, "value_at": 30}
+    state = {"since": 7, "value": 0.25, "value_at": 30, "world_size": 1}
     checkpoint = Checkpoint(tmp_path, keep_best=2, monitor="validation/loss")
-    assert checkpoint.state_dict() == {"since": 0, "value": None, "value_at": -1}
+    assert checkpoint.state_dict() == {"since": 0, "value": None, "value_at": -1, "world_size": 1}
     checkpoint.load_state_dict(state)
 
     assert checkpoint.state_dict() == state
