@@ -43,7 +43,7 @@ def made_engine(engine: LoopEngine | str | None, options: EngineOptions) -> Loop
     """Return an engine as it is, by its name, or the one that suits.
 
     Raises:
-        TypeError: there is no such option.
+        TypeError: there is no such option, or the engine is none.
         ValueError: an engine object comes with options; also what the choice refuses.
     """
     if unknown := sorted(options.keys() - EngineOptions.__annotations__.keys()):
@@ -57,6 +57,9 @@ def made_engine(engine: LoopEngine | str | None, options: EngineOptions) -> Loop
         raise ValueError(
             f"Give {names} or engine=, not both: an engine is told when it is made, {type(engine).__name__}(...)."
         )
+    if isinstance(engine, type) or not callable(getattr(engine, "process", None)):
+        given = f"the class {engine.__name__}" if isinstance(engine, type) else repr(engine)
+        raise TypeError(f"engine= takes an engine object or the name of one: DDPEngine() or 'ddp', say; got {given}.")
     return engine
 
 

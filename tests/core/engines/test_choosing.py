@@ -237,3 +237,11 @@ def test_a_broken_engine_harms_only_who_asks_for_it(install: Callable[..., None]
         ImportError, match=r"Engine 'broken' of package broken 1\.0 \(no_such_module:Engine\) cannot be"
     ):
         Trainer(engine="broken")
+
+
+@pytest.mark.parametrize(
+    "engine", [DDPEngine, 3, True, ["ddp"], torch.device("cpu")], ids=lambda each: type(each).__name__
+)
+def test_what_is_no_engine_is_refused_at_once(engine: Any) -> None:
+    with pytest.raises(TypeError, match="engine= takes an engine object or the name of one"):
+        Trainer(engine=engine)
