@@ -228,11 +228,13 @@ def test_errors_of_both_ranks_are_each_their_own(ranks: Pool) -> None:
 
 
 @pytest.mark.parametrize("rank", range(4))
-def test_four_ranks_name_the_one_that_failed(ranks: Pool, rank: int) -> None:
-    seen = ranks(4).run(train, "training_step", fail, rank=rank)
+@pytest.mark.parametrize("where", ["training_step", "save_point"])
+def test_four_ranks_name_the_one_that_failed(ranks: Pool, where: str, rank: int) -> None:
+    """Whether the others wait for gradients or in a vote: the one that failed is not everybody's neighbour."""
+    seen = ranks(4).run(train, where, fail, rank=rank)
     assert isinstance(seen.pop(rank).error, OwnError)
     assert [str(each.error) for each in seen] == [
-        f"rank {rank} failed with tests.test_failures_on_ranks.OwnError: on purpose ({PLACES['training_step']})"
+        f"rank {rank} failed with tests.test_failures_on_ranks.OwnError: on purpose ({PLACES[where]})"
     ] * 3
 
 

@@ -76,12 +76,18 @@ def release_groups(error: BaseException) -> None:
         while trace is not None:
             frame, trace = trace.tb_frame, trace.tb_next
             held = frame.f_locals  # a dict that stays with the frame
-            if any(isinstance(value, ProcessGroup | DistributedDataParallel) for value in held.values()):
+            if any(map(_holds_group, held.values())):
                 try:
                     frame.clear()
                 except RuntimeError:  # it still runs: its variables are its own
                     continue
                 held.clear()
+
+
+def _holds_group(value: object) -> bool:
+    """Return whether a variable refers to a process group: itself, or as arguments that torch's wrappers pass on."""
+    parts = value if type(value) is tuple else value.values() if type(value) is dict else (value,)
+    return any(isinstance(each, ProcessGroup | DistributedDataParallel) for each in parts)
 
 
 def _is_broken(error: BaseException) -> bool:
