@@ -86,6 +86,9 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
     optimizers = made_optimizers(options.get("optimizer"), task)
     validation = options.get("validation")
     evaluations = {} if validation is None else evaluation(task, validation, "validation", "run", params).evaluations
+    hyper_parameters = options.get("hyper_parameters") or {}
+    if not isinstance(hyper_parameters, Mapping):
+        raise TypeError(f"hyper_parameters= takes a dict such as {{'lr': 0.01}}, got {hyper_parameters!r}.")
     return Settings(
         name=_checked_name(options.get("name", "run")),
         task=task,
@@ -98,7 +101,7 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
         several=several,
         epochs=options.get("epochs"),
         steps=options.get("steps"),
-        hyper_parameters=dict(options.get("hyper_parameters") or {}),
+        hyper_parameters=dict(hyper_parameters),
     )
 
 

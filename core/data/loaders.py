@@ -89,6 +89,9 @@ def check_params(params: Any, given: Iterable[Any]) -> None:
         raise ValueError(f"loader_params['draws_per'] is 'batch' or 'sample', got {params['draws_per']!r}.")
     if params.get("sampler") is not None and params.get("shuffle"):
         raise ValueError("loader_params= takes a sampler or shuffle=True, not both: the sampler is the order.")
+    for name in ("shuffle", "drop_last", "pin_memory", "persistent_workers"):
+        if not isinstance(params.get(name, False), bool):
+            raise TypeError(f"loader_params[{name!r}] is True or False, got {params[name]!r}.")
     for name in ("global_batch_size", "as_ranks"):
         number = params.get(name, 1)
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:

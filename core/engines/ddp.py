@@ -77,6 +77,8 @@ class DDPEngine(ProcessEngine):
             report_after=report_after,
             grace=grace,
         )
+        if bucket_cap_mb is not None and (not isinstance(bucket_cap_mb, int | float) or not bucket_cap_mb > 0):
+            raise ValueError(f"bucket_cap_mb= is a positive number of MiB, or None for 25; got {bucket_cap_mb!r}.")
         if sync_batch_norm and self.device.type == "cpu":
             raise ValueError("sync_batch_norm=True needs GPUs: torch's SyncBatchNorm does not compute on the CPU.")
         self.sync_batch_norm = sync_batch_norm

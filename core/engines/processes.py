@@ -70,8 +70,8 @@ class ProcessEngine(DeviceEngine, ABC):
             cudnn_benchmark=cudnn_benchmark,
         )
         for name, value in (("timeout", timeout), ("report_after", report_after), ("grace", grace)):
-            if not value > 0:
-                raise ValueError(f"{name}= is in seconds, and positive; got {value!r}.")
+            if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+                raise ValueError(f"{name}= is a positive number of seconds, got {value!r}.")
         if not isinstance(agree_every, int) or agree_every < 1:
             raise ValueError(f"agree_every= is a whole number of steps, from 1 on; got {agree_every!r}.")
         self.rank, self.local_rank, self.world_size = member.rank, member.local_rank, member.world_size

@@ -289,6 +289,11 @@ def test_the_result_says_how_it_went() -> None:
     assert f"train/loss {result.metrics['train/loss']:.6g}" in text
 
 
+def test_hyper_parameters_are_checked() -> None:
+    with pytest.raises(TypeError, match=r"hyper_parameters= takes a dict such as \{'lr': 0.01\}, got 3\."):
+        fit(hyper_parameters=3)
+
+
 def test_the_printed_history_names_who_asked() -> None:
     trainer = Trainer([ValidationSchedule(Every(epochs=1)), EarlyStopping(patience=1, min_delta=9.0)], device="cpu")
     result = fit(trainer, validation=data(), epochs=9)

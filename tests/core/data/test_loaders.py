@@ -158,6 +158,7 @@ def test_parameters_are_checked(drawing: Make, flowing: Make) -> None:
     data, loader = drawing(), DataLoader(drawing(), 4)
     assert refused(data, {"batchsize": 4}).startswith("ValueError: loader_params= has no 'batchsize'.")
     assert "batch_size" in refused(data, {"batchsize": 4})
+    assert refused(data, {"shuffle": "yes"}) == "TypeError: loader_params['shuffle'] is True or False, got 'yes'."
     assert refused(data, 32).startswith("TypeError: loader_params= takes a dict such as {'batch_size': 32")
     assert refused(data, {"draws_per": "epoch"}).endswith("['draws_per'] is 'batch' or 'sample', got 'epoch'.")
     for name in ("global_batch_size", "as_ranks"):

@@ -3,7 +3,7 @@
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -454,6 +454,11 @@ def test_nothing_of_the_wrapper_is_left_behind_a_run(ranks: Pool) -> None:
 def test_batch_norm_is_shared_on_gpus_only() -> None:
     with pytest.raises(ValueError, match="sync_batch_norm=True needs GPUs: torch's SyncBatchNorm does not compute on"):
         DDPEngine(device="cpu", sync_batch_norm=True)
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(ValueError, match="bucket_cap_mb= is a positive number of MiB, or None for 25; got '8'"):
+        DDPEngine(device="cpu", bucket_cap_mb=cast("Any", "8"))
 
 
 def normalizes_together() -> State:
