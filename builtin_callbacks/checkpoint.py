@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from ..core import storage
 from ..core.engines.sharded_states import ShardingEngine
+from ..core.errors import NotRecorded
 from ..core.global_batch import CHANGES, BatchChange
 from ..core.monitor import Monitor
 from ..core.saving import naming, sharding
@@ -19,6 +20,7 @@ from ..core.saving.together import on_main
 from ..core.saving.writers import BackgroundWriter, LoopWriter, Writer
 from ..events import (
     CheckpointLoaded,
+    CheckpointPruned,
     CheckpointSaved,
     Lane,
     Log,
@@ -54,7 +56,8 @@ class Checkpoint(Plugin):
             from that file.
         background: the loop only copies the state, and goes on while it is written. One save at a time: the next one
             waits, and the result notes for how long. `CheckpointSaved` is emitted when the file is durable, at the end
-            of a later batch; an error of the writing is raised there, too. Takes as much memory again as the state.
+            of a later batch, and `CheckpointPruned` when older ones are gone; an error of the writing is raised there,
+            too. Takes as much memory again as the state.
         load_best: at the end of a run that completed or was stopped, load the best checkpoint back: only the `weights`,
             or `everything`, the optimizers and the schedulers too.
         batch_change: what to do where a resumed run has another global batch (ranks x batch size x accumulation):
@@ -126,6 +129,8 @@ class Checkpoint(Plugin):
     @on(TrainStart, lane=Lane.PERSIST)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Take the folder, forget the former run, and find what to resume from."""
+        if run.is_replay:
+            raise NotRecorded("the state of the run, such as its weights")
         self.close()  # a second interrupt may have left the former run's writing as it was
         self._last, self._value, self._value_at = None, None, -1
         self._world_size = run.engine.world_size
@@ -169,7 +174,7 @@ class Checkpoint(Plugin):
         if event.path is not None:
             self._last = run.last_checkpoint = event.path
             if is_newest:  # a kill may have come between the last save and its tidying, and nothing may be left to save
-                self._writer.do(run, partial(self._tidy, event.path, best))
+                self._tidy(run, event.path, best)
 
     @on(ValidationEnd, Log)
     def read(self, run: Run, event: ValidationEnd | Log) -> None:
@@ -302,11 +307,18 @@ class Checkpoint(Plugin):
         path, best = where
         self._last, run.last_checkpoint, run.best_checkpoint = path, path, best
         run.emit(CheckpointSaved(path, is_best=best == path))
-        self._writer.do(run, partial(self._tidy, path, best))
+        self._tidy(run, path, best)
 
-    def _tidy(self, last: Path, best: Path | None) -> None:
+    def _tidy(self, run: Run, last: Path, best: Path | None) -> None:
+        self._writer.do(run, partial(self._remove, last, best), partial(self._removed, run), is_save=False)
+
+    def _remove(self, last: Path, best: Path | None) -> list[Path]:
+        """Point to the newest and the best and remove what is no longer kept; return where that lay."""
         assert self._store is not None
         self._store.point("last", last)
         self._store.point("best", best)
-        for path in self._kept.drop(self._store.is_pinned):
-            self._store.remove(path)
+        return [path for path in self._kept.drop(self._store.is_pinned) if self._store.remove(path)]
+
+    def _removed(self, run: Run, paths: list[Path]) -> None:
+        for path in paths:
+            run.emit(CheckpointPruned(path, self._kept.rule))

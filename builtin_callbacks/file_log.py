@@ -12,6 +12,7 @@ from typing import Any
 from ..core.storage import clean
 from ..events import (
     CheckpointLoaded,
+    CheckpointPruned,
     CheckpointSaved,
     EpochEnd,
     EpochStart,
@@ -83,6 +84,11 @@ class FileLog(Plugin):
     def tell_checkpoint(self, run: Run, event: CheckpointSaved) -> None:
         """Write where a checkpoint lies."""
         self._write(run, f"saved {event.path}{' (the best so far)' * event.is_best}")
+
+    @on(CheckpointPruned, lane=Lane.REPORT)
+    def tell_pruned(self, run: Run, event: CheckpointPruned) -> None:
+        """Write which checkpoint was removed."""
+        self._write(run, f"removed {event.path}: {event.reason}")
 
     @on(RunFailed)
     def tell_failure(self, run: Run, event: RunFailed) -> None:

@@ -123,19 +123,24 @@ def _place(run: TrainRun, error: BaseException | None) -> str:
     return place if owner is None else f"{place}; in {owner} on {event}"
 
 
-def _reason(run: TrainRun, error: BaseException | None) -> str:
+def reason_of(run: TrainRun, error: BaseException | None) -> str:
+    """Return why a run ended, in words; its status is known by then."""
     if error is not None:
         return f"{type(error).__name__}: {error}".removesuffix(": ")
     if run.status == "stopped" and run.control.stop_request is not None:
         return run.control.stop_request.reason
     if not run.settings.train:
-        return f"{run.progress.evaluated} batches evaluated"
+        return f"{_count(run.progress.evaluated, 'batch', 'batches')} evaluated"
     progress = run.progress
     if run.resumed_at is not None and progress.batches == run.resumed_at.batches:
         return f"nothing left to do: resumed at epoch {progress.epoch}, step {progress.steps}"
     if run.max_epochs is not None and progress.epoch >= run.max_epochs:
-        return f"{progress.epoch} epochs done"
-    return f"{progress.steps} steps done"
+        return f"{_count(progress.epoch, 'epoch', 'epochs')} done"
+    return f"{_count(progress.steps, 'step', 'steps')} done"
+
+
+def _count(number: int, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"
 
 
 def _resume(run: TrainRun) -> ResumeReport:
@@ -151,13 +156,14 @@ def _result(run: TrainRun, error: BaseException | None) -> RunResult:
     asked = run.control.stop_request
     return RunResult(
         status=run.status,
-        reason=_reason(run, error),
+        reason=reason_of(run, error),
         stopped_by=asked.by if run.status == "stopped" and asked is not None else None,
         stopped_on_rank=asked.rank if run.status == "stopped" and asked is not None else None,
         progress=run.progress.copy(),
         metrics=dict(run.metrics),
         best_checkpoint=run.best_checkpoint,
         last_checkpoint=run.last_checkpoint,
+        recording=run.recording,
         history=run.control.history,
         seconds=perf_counter() - run.began,
         exit_status=_exit_status(run),

@@ -57,6 +57,7 @@ class RunContext:
     """One run's facts; the protocol `heliograph.Run` documents them."""
 
     optimizer: Any  # the settings were checked, and the loop is spared the question
+    is_replay = False
 
     def __init__(
         self, settings: Settings, bus: Bus, plugins: Plugins, engine: LoopEngine, phase: Phase = "train"
@@ -103,6 +104,7 @@ class RunContext:
         self.status: Status = "completed"
         self.best_checkpoint: Path | None = None
         self.last_checkpoint: Path | None = None
+        self.recording: Path | None = None
         self.resumed_from: Path | None = None
         self.resumed_at: Progress | None = None
         self.evaluation_batches: int | None = None

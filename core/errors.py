@@ -28,3 +28,16 @@ class RankFailed(RuntimeError):  # noqa: N818  # an error of another rank, told 
         return (
             f"rank {self.rank} {happened}" + f": {self.text}" * bool(self.text) + f" ({self.place})" * bool(self.place)
         )
+
+
+class NotRecorded(RuntimeError):  # noqa: N818  # says what is missing
+    """A replayed plugin asks for what the recording of the run does not hold, such as the model.
+
+    Args:
+        what: what it asked for.
+        mend: what would record it, if anything does.
+    """
+
+    def __init__(self, what: str, mend: str = "") -> None:
+        super().__init__(f"A recording does not hold {what}." + f" {mend}" * bool(mend))
+        self.what, self.mend = what, mend

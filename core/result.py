@@ -53,6 +53,7 @@ class RunResult:
         metrics: the latest value of every metric.
         best_checkpoint: where the best state lies, if one was kept.
         last_checkpoint: where the newest state lies, if one was written.
+        recording: where what happened is recorded, if a plugin recorded it.
         history: every request to the control, with who asked and why.
         seconds: wall time of this call.
         exit_status: what the process should exit with: 0, 130 if interrupted, 1 if failed, or what a plugin asked for.
@@ -73,6 +74,7 @@ class RunResult:
     seconds: float
     exit_status: int = 0
     stopped_on_rank: int | None = None
+    recording: Path | None = None
     resume: ResumeReport | None = None
     notes: tuple[str, ...] = ()
     plugin_errors: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -92,6 +94,15 @@ class RunResult:
         lines += self.notes
         lines += [f"plugin {name} failed: {error}" for name, errors in self.plugin_errors.items() for error in errors]
         return "\n".join(lines)
+
+    def explain(self) -> str:
+        """Return the story of the run, as `python -m heliograph explain` tells it: from its recording, if there is one.
+
+        Without a recording, it is told from this result: how the run ended, who asked for what, the notes.
+        """
+        from .telling.from_result import story_of
+
+        return story_of(self)
 
     def _checkpoints(self) -> list[tuple[str, Path | None]]:
         return [("best", self.best_checkpoint), ("last", self.last_checkpoint)]

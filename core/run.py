@@ -118,7 +118,7 @@ class TrainRun(RunContext):
                 module.train()
             for optimizer in self.optimizers.values():
                 optimizer.zero_grad()
-        self.plugins.open(engine)  # last: what fails before leaves the trainer free
+        self.plugins.open(self)  # last: what fails before leaves the trainer free
         self.agreement.open()
 
     # The loop's side.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -25,6 +25,7 @@ E = TypeVar("E", bound=Event)
 Receiver = Callable[..., Any]
 When = Callable[[Run], bool]
 Wrapper = Callable[[Receiver, str], Receiver]
+Probe = Callable[[Iterator[Receiver], Mapping[int, str]], Iterator[Receiver]]
 Lane = IntEnum("Lane", ["TRANSFORM", "MEASURE", "DECIDE", "PERSIST", "REPORT"])
 Lane.__doc__ = "The order in which the handlers of one event run."
 
@@ -43,12 +44,18 @@ class OrderedSignal(Signal, Generic[E]):
     """A blinker signal whose receivers run in a fixed order, from a tuple that is rebuilt only on a change.
 
     A change during a dispatch takes effect from the next one. Receivers are called as `receiver(run, event=event)`.
+
+    Attributes:
+        chain: the receivers in their order.
+        probe: hands the receivers on, given their owners' names by `id`, and so sees when each begins and ends; None
+            costs nothing.
     """
 
     def __init__(self, bus: Bus, event: type[E]) -> None:
         super().__init__(event.__doc__)
         self.event = event
         self.chain: tuple[Receiver, ...] = ()
+        self.probe: Probe | None = None
         self.seats: dict[Any, Seat] = {}
         self._bus = bus
         self._owners: dict[int, str] = {}
@@ -78,6 +85,8 @@ class OrderedSignal(Signal, Generic[E]):
         if self.is_muted:
             return
         receivers, owners = iter(self.chain), self._owners
+        if self.probe is not None:
+            receivers = self.probe(receivers, owners)
         while True:
             try:
                 for receiver in receivers:
@@ -91,8 +100,10 @@ class OrderedSignal(Signal, Generic[E]):
 
     def emit_each(self, run: Run, event: E) -> Iterator[tuple[str, BaseException]]:
         """Call every receiver even if some fail; yield each error with its owner, at once. A second Ctrl-C leaves."""
-        owners = self._owners
-        for receiver in () if self.is_muted else self.chain:
+        receivers, owners = iter(() if self.is_muted else self.chain), self._owners
+        if self.probe is not None:
+            receivers = self.probe(receivers, owners)
+        for receiver in receivers:
             try:
                 receiver(run, event=event)
             except BaseException as error:  # handed to the caller, which attaches or raises it
@@ -269,11 +280,17 @@ _EMITTERS = frozenset({OrderedSignal.emit.__code__, OrderedSignal.emit_each.__co
 
 
 def current_owner(frame: FrameType | None = None) -> str | None:
-    """Return whose handler is running, read from the stack: a dispatch pays nothing for it, only a question does."""
+    """Return whose handler is running, None outside of any."""
+    return current_handler(frame or sys._getframe(1))[0]
+
+
+def current_handler(frame: FrameType | None = None) -> tuple[str | None, str]:
+    """Return whose handler is running, and the event's name; from the stack, so only a question costs anything."""
     frame = frame or sys._getframe(1)
     while frame is not None:
         if frame.f_code in _EMITTERS:
-            owner: str = frame.f_locals["owners"][id(frame.f_locals["receiver"])]
-            return str(owner)
+            held = frame.f_locals
+            owner: str = held["owners"][id(held["receiver"])]
+            return str(owner), held["event"].name
         frame = frame.f_back
-    return None
+    return None, ""

@@ -116,6 +116,13 @@ class CheckpointSaved(Event):
     is_best: bool
 
 
+class CheckpointPruned(Event):
+    """A checkpoint was removed, since newer or better ones are kept; `reason` says by which rule."""
+
+    path: Path
+    reason: str
+
+
 class ShouldStop(Event):
     """The last word at a boundary: plugins vote with `control.stop` or `control.veto_stop`, then the loop decides."""
 
@@ -150,6 +157,22 @@ class TestEnd(Event):
     """All test sets are done. `MEASURE` handlers may add to `metrics`."""
 
     metrics: dict[str, float]
+
+
+class PluginChanged(Event):
+    """Amid a run, a plugin was registered, unregistered, switched on or off; `by` says who did it."""
+
+    plugin: str
+    change: Literal["registered", "unregistered", "enabled", "disabled"]
+    by: str
+
+
+class PluginFailed(Event):
+    """The handler of an observer plugin failed on `event`, and the run goes on without its help."""
+
+    plugin: str
+    event: str
+    error: Exception
 
 
 class RunFailed(Event):

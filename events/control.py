@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
-from .bus import current_owner
+from .bus import current_handler
 from .progress import Progress
 
 Verb = Literal["stop", "veto_stop", "end_epoch", "skip_batch", "skip_step", "hold_step", "scale_loss", "log", "validation", "save", "next_phase", "cut_validation", "roll_back"]  # fmt: skip  # noqa: E501
@@ -20,7 +20,8 @@ EVALUATION = "a running validation or test"
 class Request:
     """One entry of the history: who asked for what, why, and where the run was.
 
-    `rank` is the process that asked where the ranks agreed upon it, None where this process alone did.
+    `rank` is the process that asked where the ranks agreed upon it, None where this process alone did. `event` is the
+    one whose handler asked, empty where no handler did.
     """
 
     verb: Verb
@@ -31,6 +32,7 @@ class Request:
     step: int
     times: int = 1
     rank: int | None = None
+    event: str = ""
 
     def __str__(self) -> str:
         times = f" (x{self.times})" if self.times > 1 else ""
@@ -43,6 +45,7 @@ class History(deque[Request]):
 
     def __init__(self, requests: Iterable[Request] = (), maxlen: int | None = 10_000) -> None:
         super().__init__(requests, maxlen)
+        self.total = len(self)  # the old ones too, which are dropped by now
 
     def add(self, request: Request) -> Request:
         """Append a request, or count it where its plugin has just made the same one, as it does for every batch."""
@@ -51,6 +54,7 @@ class History(deque[Request]):
                 latest.times += 1
                 return latest
         self.append(request)
+        self.total += 1
         return request
 
     def __str__(self) -> str:
@@ -298,5 +302,6 @@ class Control:
             raise RuntimeError(f"control.{verb} is for handlers of {stage}: elsewhere it comes too late. Ask there.")
         if not isinstance(reason, str):
             raise TypeError(f"control.{verb} takes its reason as a string, got {reason!r}.")
-        asker, place = by or current_owner() or "the caller", self._progress
-        return self.history.add(Request(verb, asker, reason, place.epoch, place.batch, place.steps))
+        owner, event = current_handler()
+        asker, place = by or owner or "the caller", self._progress
+        return self.history.add(Request(verb, asker, reason, place.epoch, place.batch, place.steps, event=event))

@@ -67,7 +67,9 @@ class Run(Protocol):
             one in hand, elsewhere the longest.
         best_checkpoint: where the best state lies; written by who stores it.
         last_checkpoint: where the newest state lies; written by who stores it.
+        recording: where what happens is recorded; written by who records it.
         plugin_seconds: seconds in each plugin's handlers; written by who measures them.
+        is_replay: whether this is no training, but the replay of a recording: `heliograph.replay`.
     """
 
     name: str
@@ -94,7 +96,9 @@ class Run(Protocol):
     window: int
     best_checkpoint: Path | None
     last_checkpoint: Path | None
+    recording: Path | None
     plugin_seconds: dict[str, float]
+    is_replay: bool
 
     @property
     def queue(self) -> Any:

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
-from ..events import Bus, Engine, Event, Progress, Run
-from ..events.bus import Seat
+from ..events import Bus, Engine, Event, PluginChanged, PluginFailed, Progress, Run
+from ..events.bus import Seat, current_owner
 from ..events.checks import check_receiver, known_names
 from .discovery import KILL_SWITCH, Discovered, discover, find, switched_off
 from .marks import marked_methods
@@ -70,7 +70,7 @@ class Plugins:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._entries: dict[str, Entry] = {}
-        self._running = False
+        self._run: Run | None = None  # the one that goes on
         self._engine: Engine | None = None
         bus.forgiver = self._forgive
 
@@ -103,6 +103,7 @@ class Plugins:
             seat = Seat((handler.mark.lane,), PluginName(name), when, paused=not (entry.enabled and entry.here))
             self._bus.signal(event).connect(handler.method, weak=False, seat=seat)
         self._place(order)
+        self._tell(name, "registered")
         return plugin
 
     def unregister(self, key: Key) -> Any:
@@ -113,6 +114,7 @@ class Plugins:
             self._bus.signal(event).disconnect(handler.method)
         self._place(_resolved(self._entries.values()))
         self._retire(entry)
+        self._tell(entry.name, "unregistered")
         return entry.plugin
 
     def load(self, name: str, /, **options: Any) -> Any:
@@ -239,24 +241,25 @@ class Plugins:
         entry = self._entries.get(owner) if isinstance(owner, PluginName) else None
         return "all" if entry is None else entry.ranks
 
-    def open(self, engine: Engine) -> None:
+    def open(self, run: Run) -> None:
         """At a run's start: silence what belongs to other ranks; what errors had switched off has a clean slate.
 
         Raises:
             RuntimeError: a run of this trainer goes on already.
         """
-        if self._running:
+        if self._run is not None:
             raise RuntimeError(
                 "This trainer is in a run, to which its plugins belong until it ends: use another Trainer with an "
                 "engine of its own."
             )
-        self._running, self._engine = True, engine
+        self._engine = run.engine
         for entry in self._entries.values():
             before, entry.here = entry.here, self._is_here(entry)
             if entry.given_up or entry.here != before:
                 self._toggle(entry, enabled=entry.enabled or entry.given_up)
             entry.given_up = False
             entry.errors.clear()
+        self._run = run  # from here on, changes are told
 
     def close(self) -> Iterator[tuple[str, BaseException]]:
         """At a run's end: close every plugin, those too that left while it went on; yield each error with its name."""
@@ -274,7 +277,7 @@ class Plugins:
 
     def free(self) -> None:
         """Let another run begin."""
-        self._running = False
+        self._run = None
 
     def _is_here(self, entry: Entry) -> bool:
         engine = self._engine
@@ -309,10 +312,21 @@ class Plugins:
             for place, handler in enumerate(handlers):
                 self._bus.signal(event).change(handler.method, order=(handler.mark.lane, place))
 
-    def _toggle(self, entry: Entry, *, enabled: bool) -> None:
-        entry.enabled = enabled
+    def _toggle(self, entry: Entry, *, enabled: bool, by: str | None = None) -> None:
+        before, entry.enabled = entry.enabled, enabled
         for event, handler in entry.handlers:
             self._bus.signal(event).change(handler.method, paused=not (enabled and entry.here))
+        if enabled != before:
+            self._tell(entry.name, "enabled" if enabled else "disabled", by)
+
+    def _tell(
+        self,
+        name: str,
+        change: Literal["registered", "unregistered", "enabled", "disabled"],
+        by: str | None = None,
+    ) -> None:
+        if self._run is not None:
+            self._run.emit(PluginChanged(name, change, by or current_owner() or "the caller"))
 
     def _retire(self, entry: Entry) -> None:
         """Close a plugin, as soon as no dispatch goes on that may still call it."""
@@ -326,11 +340,13 @@ class Plugins:
             return False
         entry.errors.append(f"{event.name} at step {run.progress.steps}: {type(error).__name__}: {error}")
         logger.error("plugin %r failed in %s", owner, event.name, exc_info=error)
+        if event.name != PluginFailed.name:  # which would not end
+            run.emit(PluginFailed(entry.name, event.name, error))
         if len(entry.errors) >= getattr(entry.plugin, "max_errors", 3) and entry.enabled:
             run.note(f"plugin {str(owner)!r} was switched off after {len(entry.errors)} errors")
             logger.error("plugin %r is switched off after %d errors", owner, len(entry.errors))
             entry.given_up = True
-            self._toggle(entry, enabled=False)
+            self._toggle(entry, enabled=False, by=f"{len(entry.errors)} errors")
             self._retire(entry)
         return True
 

@@ -297,6 +297,23 @@ class Meddle(h.Plugin):
             run.control.next_phase("the fifth batch")
 
 
+class Quarrel(h.Plugin):
+    """Fails now and then, and is switched off and on, at places that depend on the progress alone."""
+
+    policy, max_errors = "observer", 1_000_000
+
+    @h.on(h.BatchEnd)
+    def fail(self, run: h.Run, event: h.BatchEnd) -> None:
+        raise ArithmeticError("at every batch")
+
+    @h.on(h.StepEnd)
+    def go(self, run: h.Run, event: h.StepEnd) -> None:
+        if run.progress.steps % 3 == 1:
+            assert isinstance(run, h.TrainRun)
+            with run.plugins.disabled(self):
+                pass
+
+
 def scheduler_of(scenario: Scenario) -> Callable[[torch.optim.Optimizer], Any] | None:
     kinds: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
         "step": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 5),
@@ -319,7 +336,7 @@ def plugins_of(scenario: Scenario, folder: Path) -> list[Any]:
         plugins.append(h.ValidationSchedule(h.Every(**scenario.validate), at_start=ends, at_end=ends))
     if scenario.patience is not None:
         plugins.append(h.EarlyStopping(monitor, patience=scenario.patience))
-    plugins += [Nudge()] * scenario.nudges + [Meddle()] * scenario.meddles
+    plugins += [Nudge()] * scenario.nudges + ([Meddle(), Quarrel()] if scenario.meddles else [])
     return [
         *plugins,
         h.LogSchedule(h.Every(**scenario.log), at_start=ends, at_end=ends),

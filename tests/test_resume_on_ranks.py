@@ -169,7 +169,8 @@ def plugins_of(scenario: Scenario, folder: Path) -> list[Any]:
     if scenario.as_ranks is not None:
         plugins = [each for each in plugins if not isinstance(each, h.GradientAccumulation)]
         plugins.append(h.GradientAccumulation(scenario.accumulation, as_ranks=scenario.as_ranks))
-    return plugins + [Nudge()] * scenario.nudges + [Meddle()] * scenario.meddles
+    meddling = [Meddle(), alone.Quarrel()] if scenario.meddles else []
+    return plugins + [Nudge()] * scenario.nudges + meddling
 
 
 def run_leg(

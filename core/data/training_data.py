@@ -219,9 +219,10 @@ class TrainingData:
         if before != kind:
             self._check_change(before, kind, amid=progress["batch"] > 0)
         elif not layout.deals_alike(now) and kind.get("draws_per") == "batch":
+            ranks = "rank" if layout.ranks == 1 else "ranks"
             self.doubt(
                 "order-exact",
-                f"what loading draws is keyed by batch and rank: {layout.ranks} ranks with batches of "
+                f"what loading draws is keyed by batch and rank: {layout.ranks} {ranks} with batches of "
                 f"{layout.batch_size} drew otherwise; draws_per='sample' keeps it",
             )
         return converted(progress, layout, now)

@@ -57,6 +57,14 @@ class Retention:
         """The best: of equals the earlier; NaN is the worst."""
         return next(iter(self._ranked()), None)
 
+    @property
+    def rule(self) -> str:
+        """Why a checkpoint is no longer kept, in words."""
+        best = (
+            "" if self._monitor is None else f", and not among the keep_best={self._keep_best} by {self._monitor.name}"
+        )
+        return f"keep_last={self._keep_last}{best}"
+
     def drop(self, is_pinned: Callable[[Path], bool]) -> list[Path]:
         """Forget the checkpoints that are no longer kept and return where they lie, the oldest first.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from ...events import BatchEnd, Handle, Lane, Run
 from ..state import capture
-from .background import BackgroundWorker, nothing
+from .background import BackgroundWorker
 from .buffers import Buffers, sizes_of
 from .together import Outcome, of_each, of_main, on_main, outcome_of
 
@@ -38,8 +38,11 @@ class Writer(Protocol):
     def hold(self, run: Run, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the run's state, such that it can be written from now on; see `capture` for the shards."""
 
-    def do(self, run: Run, work: Callable[[], T], then: Callable[[T], object] = nothing) -> None:
-        """Do some work on the main rank; call `then` with its result, in the thread of the loop, when it is done."""
+    def do(self, run: Run, work: Callable[[], T], then: Callable[[T], object], *, is_save: bool = True) -> None:
+        """Do some work on the main rank; call `then` with its result, in the thread of the loop, when it is done.
+
+        `is_save`: whether the run is told of it where this rank has to give it up.
+        """
 
     def do_on_each(self, run: Run, work: Callable[[], T], then: Callable[[list[T]], object]) -> None:
         """Do some work on every rank; call `then` with the results, by rank, when it is done everywhere."""
@@ -66,7 +69,7 @@ class LoopWriter:
         """Return the live state: nothing changes it while it is written."""
         return capture(cast("RunContext", run), shards)
 
-    def do(self, run: Run, work: Callable[[], T], then: Callable[[T], object] = nothing) -> None:
+    def do(self, run: Run, work: Callable[[], T], then: Callable[[T], object], *, is_save: bool = True) -> None:
         """Do the work now."""
         then(on_main(run.engine, _watched(run, work)))
 
@@ -98,6 +101,7 @@ class BackgroundWriter:
         self._engine: LoopEngine | None = None
         self._awaited: Callable[[Any], object] | None = None  # what all ranks do when the work is done
         self._of_each = False  # whether the work is every rank's, not the main rank's
+        self._is_save = True
         self._waits_for_step = self._reserving = False
         self._saves = self._held_up = 0
 
@@ -124,9 +128,9 @@ class BackgroundWriter:
         state = capture(cast("RunContext", run), shards)
         return self._buffers.copy(state) if run.engine.is_main else state
 
-    def do(self, run: Run, work: Callable[[], T], then: Callable[[T], object] = nothing) -> None:
+    def do(self, run: Run, work: Callable[[], T], then: Callable[[T], object], *, is_save: bool = True) -> None:
         """Begin the work; `then` is called at the end of a later batch, at the next save, or at the end of the run."""
-        work = self._prepared(run, work, of_each=False)
+        work, self._is_save = self._prepared(run, work, of_each=False), is_save
         if self._engine is None:
             self._worker.submit(work, then)
             return
@@ -136,7 +140,7 @@ class BackgroundWriter:
 
     def do_on_each(self, run: Run, work: Callable[[], T], then: Callable[[list[T]], object]) -> None:
         """Begin the work on every rank; `then` is called as behind `do`."""
-        work = self._prepared(run, work, of_each=True)
+        work, self._is_save = self._prepared(run, work, of_each=True), True
         if self._engine is None:
             self._worker.submit(work, lambda result: then([result]))
             return
@@ -203,7 +207,7 @@ class BackgroundWriter:
             return ""
         self._awaited = None
         self._worker.forget()
-        if then is nothing:
+        if not self._is_save:
             return ""
         what = "is the main rank's to finish, and not told of on this one"
         if self._of_each:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ from ..monitor import Monitor
 from . import reading
 from .consolidating import consolidate
 from .descriptions import describe, table
-from .manifest import Entry
+from .manifest import Entry, manifest_path
 from .migrations import files_in, migrate_file
 from .names import MANIFEST, SUFFIX
 from .pruning import Verdict, judge, ranked
@@ -34,7 +34,9 @@ def _parser() -> ArgumentParser:
         prog="heliograph checkpoint", description="Look into checkpoints, verify, migrate, remove them."
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    inspect = commands.add_parser("inspect", help="tell what a checkpoint holds, or list those in a folder")
+    inspect = commands.add_parser(
+        "inspect", help="tell what a checkpoint holds and whether it is whole, or list a folder"
+    )
     verify = commands.add_parser("verify", help="hold every byte against its digest, and load it")
     migrate = commands.add_parser("migrate", help="bring older checkpoints, and those of Helios, up to date")
     for each, act in ((inspect, _inspect), (verify, _verify), (migrate, _migrate)):
@@ -71,7 +73,7 @@ def _positive(text: str) -> int:
 
 
 def _inspect(options: Namespace) -> int:
-    return _each(options.paths, lambda path: [table(path) if path.is_dir() else describe(path)])
+    return _each(options.paths, _inspected)
 
 
 def _verify(options: Namespace) -> int:
@@ -94,12 +96,13 @@ def _consolidate(options: Namespace) -> int:
     return _each([options.path], act)
 
 
-def _each(things: Iterable[T], act: Callable[[T], list[str]]) -> int:
+def _each(things: Iterable[T], act: Callable[[T], Iterable[str]]) -> int:
     """Do something to each; one that fails gets a sentence, does not keep the others, and makes the status 1."""
     status = 0
     for thing in things:
         try:
-            print("\n".join(act(thing)))
+            for line in act(thing):
+                print(line)
         except (OSError, ValueError) as error:
             print(f"heliograph checkpoint: {error}", file=sys.stderr)
             status = 1
@@ -170,6 +173,13 @@ def _runs_in(folder: Path) -> list[str]:
         except (OSError, ValueError):
             continue  # listed with each run as passed over
     return sorted(names)
+
+
+def _inspected(path: Path) -> Iterator[str]:
+    """Yield what there is to tell of a checkpoint or a folder; ValueError behind that where a checkpoint is damaged."""
+    yield table(path) if path.is_dir() else describe(path)
+    if not path.is_dir() and manifest_path(path).exists():
+        reading.check(path)
 
 
 def _verified(path: Path) -> list[str]:

@@ -38,6 +38,8 @@ def describe(path: Path) -> str:
 def table(folder: Path) -> str:
     """Return the checkpoints in a folder, one line each, by run and the newest first; then what cannot be told of.
 
+    One whose files have other sizes than its manifest tells is marked as damaged; no more of it is verified.
+
     Raises:
         FileNotFoundError: there is none.
     """
@@ -59,7 +61,8 @@ def table(folder: Path) -> str:
 
 def _row(entry: Entry) -> tuple[str, ...]:
     counters = (str(entry.progress[name]) for name in ("epoch", "batch", "steps"))
-    marks = ",".join(_marks(entry.path, entry.run_name)) or "-"
+    damaged = [] if reading.is_complete(entry) else ["damaged"]
+    marks = ",".join([*damaged, *_marks(entry.path, entry.run_name)]) or "-"
     metrics = " ".join(f"{name}={value:.4g}" for name, value in sorted(entry.metrics.items()))
     return entry.path.name, entry.run_name, *counters, _time(entry.saved_at), _size(entry.path), marks, metrics
 

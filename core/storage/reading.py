@@ -111,6 +111,14 @@ def check(path: Path, *, with_shards: bool = True) -> Entry:
     return entry
 
 
+def is_complete(entry: Entry) -> bool:
+    """Return whether the files of a checkpoint have the sizes that its manifest tells; `check` reads every byte."""
+    shards = {shards_path(entry.path) / name: size for name, (size, _) in entry.shards.items()}
+    return all(
+        path.is_file() and path.stat().st_size == size for path, size in {entry.path: entry.size, **shards}.items()
+    )
+
+
 def _check_bytes(path: Path, size: int, sha256: str, what: str) -> None:
     found = path.stat().st_size
     if found != size:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from heliograph import (
     CheckpointSaved,
     EpochEnd,
     Every,
+    Lane,
     Plugin,
     Run,
     RunClosed,
@@ -26,6 +28,7 @@ from heliograph import (
     on,
 )
 from heliograph.core import storage
+from heliograph.events import CheckpointPruned, Event
 from torch import Tensor
 
 Make = Callable[..., Any]
@@ -188,6 +191,90 @@ def test_switched_off_it_lets_go_of_the_folder_and_on_again_it_goes_on(fit: Make
     assert locked == [True, True, False, True]
     assert names(tmp_path) == ["run_epoch_3_iter_3.pth", "run_epoch_4_iter_4.pth"]
     assert not (tmp_path / ".run.lock").exists()
+
+
+# What was removed is told.
+
+
+class Removals(Plugin):
+    """Notes what it hears of checkpoints, and when the run closes."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, ...]] = []
+        self.threads: set[str] = set()
+
+    @on(CheckpointSaved, CheckpointPruned, lane=Lane.REPORT)
+    def note(self, run: Run, event: CheckpointSaved | CheckpointPruned) -> None:
+        reason = (event.reason,) if isinstance(event, CheckpointPruned) else ()
+        self.told.append((event.name.removeprefix("checkpoint_"), event.path.stem.split("_")[2], *reason))
+        self.threads.add(threading.current_thread().name)
+        assert event.path.exists() == isinstance(event, CheckpointSaved)
+
+    @on(RunClosed, lane=Lane.REPORT)
+    def close_up(self, run: Run, event: RunClosed) -> None:
+        self.told.append((event.name,))
+
+    def of(self, kind: type[Event]) -> list[tuple[str, ...]]:
+        return [each for each in self.told if each[0] == kind.name.removeprefix("checkpoint_")]
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_each_removal_is_told_once_with_its_reason_before_the_run_is_closed(
+    fit: Make, tmp_path: Path, background: bool
+) -> None:
+    removals, plain = Removals(), "keep_last=1"
+    fit(Checkpoint(tmp_path, background=background), [1.0] * 3, removals)
+
+    assert removals.of(CheckpointPruned) == [("pruned", "1", plain), ("pruned", "2", plain)]
+    assert removals.told[-1] == ("run_closed",)
+    assert removals.threads == {threading.main_thread().name}
+    if not background:
+        assert [each[:2] for each in removals.told[:-1]] == [
+            ("saved", "1"),
+            ("saved", "2"),
+            ("pruned", "1"),
+            ("saved", "3"),
+            ("pruned", "2"),
+        ]
+
+
+def test_the_reason_names_the_best_that_are_kept_too(fit: Make, tmp_path: Path) -> None:
+    removals, words = Removals(), "keep_last=2, and not among the keep_best=1 by validation/loss"
+    fit(Checkpoint(tmp_path, keep_last=2, **MONITOR), [2.0, 1.0, 3.0, 4.0, 5.0], removals)
+
+    assert removals.of(CheckpointPruned) == [("pruned", "1", words), ("pruned", "3", words)]
+
+
+def test_what_is_kept_or_pinned_is_not_told_of(fit: Make, tmp_path: Path) -> None:
+    removals, checkpoint = Removals(), Checkpoint(tmp_path)
+    fit(Checkpoint(tmp_path / "all", keep_last=None), [1.0] * 3, removals)
+    fit(checkpoint, [1.0] * 2, Pin(checkpoint, 1), removals)
+
+    assert removals.of(CheckpointPruned) == []
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_what_a_resumed_run_tidies_is_told(fit: Make, tmp_path: Path, background: bool) -> None:
+    """A kill may have come between the last save and its tidying: a smaller `keep_last` leaves as much to do."""
+    removals = Removals()
+    fit(Checkpoint(tmp_path, keep_last=None), [1.0] * 3)
+    fit(Checkpoint(tmp_path, resume="auto", background=background), [], removals, epochs=3)
+
+    assert removals.told == [("pruned", "1", "keep_last=1"), ("pruned", "2", "keep_last=1"), ("run_closed",)]
+    assert names(tmp_path) == ["run_epoch_3_iter_3.pth"]
+
+
+def test_a_run_that_fails_tells_what_was_removed_behind_it(fit: Make, tmp_path: Path) -> None:
+    class Fail(Plugin):
+        @on(BatchEnd, when=Every(batches=3))
+        def fail(self, run: Run, event: BatchEnd) -> None:
+            raise RuntimeError("amid the third")
+
+    removals = Removals()
+    with pytest.raises(RuntimeError, match="amid the third"):
+        fit(Checkpoint(tmp_path, background=True), [1.0] * 3, Fail(), removals)
+
+    assert removals.told[-2:] == [("pruned", "1", "keep_last=1"), ("run_closed",)]
 
 
 # Pinning.

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph import (
+    At,
     BatchEnd,
     BatchStart,
     Checkpoint,
@@ -38,6 +39,7 @@ from heliograph import (
 from heliograph.core import storage
 from heliograph.core.saving import resuming
 from heliograph.core.storage import Files
+from heliograph.events import CheckpointPruned
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -434,6 +436,63 @@ def test_the_main_rank_finishes_what_it_writes_when_a_peer_fails(ranks: Pool, tm
         "ranks together"
     ]
     assert storage.load(tmp_path / "run_epoch_0_iter_2.pth")["progress"]["steps"] == 2
+
+
+def hear_of_removals(folder: Path, background: bool) -> list[tuple[int, str, str]]:
+    pruned = list[tuple[int, str, str]]()
+
+    class Removals(Plugin):
+        @on(CheckpointPruned)
+        def note(self, run: Run, event: CheckpointPruned) -> None:
+            pruned.append((run.progress.batches, event.path.name, event.reason))
+
+    train(Checkpoint(folder, background=background), Removals(), batch_size=4, steps=6)
+    return pruned
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_removals_are_told_on_every_rank_at_the_same_step(ranks: Pool, tmp_path: Path, background: bool) -> None:
+    main, other = ranks(2).run(hear_of_removals, tmp_path, background)
+    assert main == other
+    assert [each[1:] for each in main] == [(f"run_epoch_0_iter_{step}.pth", "keep_last=1") for step in (2, 4)]
+    if not background:
+        assert [batches for batches, *_ in main] == [4, 6]
+
+
+def lose_a_peer_amid_a_removal(folder: Path) -> tuple[str, list[str], tuple[str, ...]]:
+    """Rank 1 fails while the main rank removes the first checkpoint, which goes on only when it knows of that."""
+    gate, task, saved = threading.Event(), make_task(), list[str]()
+    pruned, notes = list[str](), list[str]()
+    real = storage.Store.remove
+
+    def remove(*arguments: Any) -> bool:
+        gate.wait()
+        return real(*arguments)
+
+    def fail(run: Run, event: BatchEnd) -> None:
+        if len(saved) == 2 and run.engine.rank == 1:
+            raise ArithmeticError("on purpose")
+
+    plugins = [SaveSchedule(At(steps=[2, 4])), Checkpoint(folder, background=True)]
+    trainer = Trainer(plugins, engine=DDPEngine(device="cpu"))
+    trainer.bus.on(BatchEnd, fail)
+    trainer.bus.on(RunFailed, lambda run, event: gate.set())
+    trainer.bus.on(CheckpointSaved, lambda run, event: saved.append(event.path.name))
+    trainer.bus.on(CheckpointPruned, lambda run, event: pruned.append(event.path.name))
+    trainer.bus.on(RunClosed, lambda run, event: notes.extend(run.notes), lane=Lane.REPORT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(storage.Store, "remove", remove)
+        optimizer = torch.optim.SGD(task.model.parameters(), lr=0.1)
+        kind, _ = caught(
+            lambda: trainer.fit(task, DataLoader(make_data(), batch_size=2), optimizer=optimizer, epochs=10_000)
+        )
+    return kind, pruned, tuple(notes)
+
+
+def test_a_removal_is_no_save_that_a_rank_gives_up(ranks: Pool, tmp_path: Path) -> None:
+    main, other = ranks(2).run(lose_a_peer_amid_a_removal, tmp_path)
+    assert main == ("RankFailed", ["run_epoch_0_iter_2.pth"], ())
+    assert other == ("ArithmeticError", [], ())
 
 
 def try_to_resume(folder: Path, resume: Path | str) -> tuple[str, str]:

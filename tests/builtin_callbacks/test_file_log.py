@@ -79,6 +79,13 @@ def test_the_name_and_what_is_written(task: Make, batches: Make, sgd: Any, tmp_p
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ", line) for line in text.splitlines())
 
 
+def test_a_removed_checkpoint_is_written_with_the_reason(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    fit([FileLog(tmp_path), SaveSchedule(Every(epochs=1)), Checkpoint(tmp_path / "c")], task, batches, sgd)
+
+    path = tmp_path / "c" / "run_epoch_1_iter_2.pth"
+    assert [line for line in lines(tmp_path) if line.endswith(f"removed {path}: keep_last=1")]
+
+
 def test_a_failure_is_written_with_its_traceback(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
     trainer = Trainer([FileLog(tmp_path)], device="cpu")
 

@@ -291,7 +291,7 @@ def test_the_result_says_how_it_went() -> None:
 
 def test_hyper_parameters_are_checked() -> None:
     with pytest.raises(TypeError, match=r"hyper_parameters= takes a dict such as \{'lr': 0.01\}, got 3\."):
-        fit(hyper_parameters=3)
+        fit(Trainer(device="cpu"), hyper_parameters=3)
 
 
 def test_the_printed_history_names_who_asked() -> None:
@@ -306,6 +306,19 @@ def test_the_printed_history_names_who_asked() -> None:
     ]
     assert "early_stopping: stop - validation/loss has not improved" in str(result.history)
     assert str(fit().history) == "nobody asked for anything"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"epochs": 1}, "1 epoch done"), ({"steps": 1}, "1 step done"), ({"steps": 2}, "2 steps done")],
+    ids=lambda value: None if isinstance(value, dict) else value,
+)
+def test_one_of_a_kind_is_told_as_one(options: dict[str, Any], reason: str) -> None:
+    assert fit(**options).reason == reason
+
+
+def test_one_batch_is_told_as_one() -> None:
+    assert Trainer(device="cpu").validate(make_task(), data(1)).reason == "1 batch evaluated"
 
 
 def test_metrics_are_means_over_samples_of_unequal_batches() -> None:

@@ -4,7 +4,7 @@ import asyncio
 import functools
 import gc
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -1060,6 +1060,130 @@ def test_errors_are_attributed_through_a_wrapper(run: TrainRun) -> None:
     with pytest.raises(KeyError):
         run.bus.signal(BatchEnd).emit(run, BATCH_END)
     assert run.bus.blamed == (error, fail.__qualname__, "batch_end")
+
+
+# A probe.
+
+
+class Seen:
+    """A probe that notes when each receiver begins and ends, and whose it is."""
+
+    def __init__(self, heard: list[str]) -> None:
+        self.heard = heard
+
+    def __call__(self, receivers: Iterator[Receiver], owners: Mapping[int, str]) -> Iterator[Receiver]:
+        for receiver in receivers:
+            owner = owners[id(receiver)].rpartition(".")[2]
+            self.heard.append(f"{owner} begins")
+            yield receiver
+            self.heard.append(f"{owner} ends")
+
+
+def test_a_probe_sees_each_receiver_begin_and_end(run: TrainRun) -> None:
+    heard: list[str] = []
+
+    def first(run: Run, event: Event) -> None:
+        heard.append("first")
+
+    def second(run: Run, event: Event) -> None:
+        heard.append("second")
+
+    run.bus.on(BatchEnd, first)
+    run.bus.on(BatchEnd, second, when=lambda run: True)
+    signal = run.bus.signal(BatchEnd)
+    signal.probe = Seen(heard)
+    expected = ["first begins", "first", "first ends", "second begins", "second", "second ends"]
+    assert emitted(signal, run, heard) == expected
+    heard.clear()
+    assert list(signal.emit_each(run, BATCH_END)) == []
+    assert heard == expected
+    signal.probe = None
+    assert emitted(signal, run, heard) == ["first", "second"]
+
+
+def test_a_probe_sees_a_nested_dispatch_within_the_receiver(run: TrainRun) -> None:
+    heard: list[str] = []
+
+    def outer(run: Run, event: Event) -> None:
+        run.emit(Custom())
+
+    def inner(run: Run, event: Event) -> None: ...
+
+    run.bus.on(BatchEnd, outer)
+    run.bus.on(Custom, inner)
+    run.bus.signal(BatchEnd).probe = run.bus.signal(Custom).probe = Seen(heard)
+    run.emit(BATCH_END)
+    assert heard == ["outer begins", "inner begins", "inner ends", "outer ends"]
+
+
+def test_a_probe_sees_no_further_receiver_behind_one_that_fails(run: TrainRun) -> None:
+    heard: list[str] = []
+    error = KeyError("x")
+    fail = failing(error)
+    run.bus.on(BatchEnd, fail)
+    run.bus.on(BatchEnd, recorder("behind", heard))
+    signal = run.bus.signal(BatchEnd)
+    signal.probe = Seen(heard)
+    with pytest.raises(KeyError) as caught:
+        signal.emit(run, BATCH_END)
+    assert caught.value is error
+    assert heard == ["fail begins"]
+    assert run.bus.blamed == (error, fail.__qualname__, "batch_end")
+
+
+def test_a_probe_sees_all_receivers_where_failures_are_collected(run: TrainRun) -> None:
+    heard: list[str] = []
+    fail = failing(KeyError("x"))
+    run.bus.on(BatchEnd, fail)
+    run.bus.on(BatchEnd, recorder("behind", heard))
+    signal = run.bus.signal(BatchEnd)
+    signal.probe = Seen(heard)
+    ((owner, _),) = signal.emit_each(run, BATCH_END)
+    assert owner == fail.__qualname__
+    assert heard == ["fail begins", "fail ends", "hear begins", "behind", "hear ends"]
+
+
+@pytest.mark.parametrize("each", [False, True])
+def test_a_probe_sees_a_forgiven_receiver_end_and_those_behind_it(trainer: Trainer, run: TrainRun, each: bool) -> None:
+    class Breaking(Plugin):
+        policy = "observer"
+
+        @on(BatchEnd)
+        def fail(self, run: Run, event: BatchEnd) -> None:
+            raise KeyError("x")
+
+    heard: list[str] = []
+    trainer.plugins.register(Breaking())
+    run.bus.on(BatchEnd, recorder("behind", heard))
+    signal = run.bus.signal(BatchEnd)
+    signal.probe = Seen(heard)
+    if each:
+        assert list(signal.emit_each(run, BATCH_END)) == []
+    else:
+        signal.emit(run, BATCH_END)
+    assert heard == ["breaking begins", "breaking ends", "hear begins", "behind", "hear ends"]
+
+
+def test_without_a_probe_the_chain_is_walked_as_it_is(run: TrainRun) -> None:
+    heard: list[str] = []
+    receiver = recorder("a", heard)
+    run.bus.on(BatchEnd, receiver)
+    signal = run.bus.signal(BatchEnd)
+    signal.probe = Seen(heard)
+    assert signal.chain == (receiver,)
+    signal.probe = None
+    assert emitted(signal, run, heard) == ["a"]
+
+
+def test_a_muted_signal_asks_no_probe(run: TrainRun) -> None:
+    heard: list[str] = []
+    run.bus.on(BatchEnd, recorder("a", heard))
+    signal = run.bus.signal(BatchEnd)
+    signal.probe = Seen(heard)
+    with signal.muted():
+        signal.emit(run, BATCH_END)
+        assert list(signal.emit_each(run, BATCH_END)) == []
+    assert heard == []
 
 
 def test_events_of_one_bus_are_not_heard_on_another(run: TrainRun) -> None:

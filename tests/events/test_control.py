@@ -356,6 +356,42 @@ def test_outside_any_handler_it_is_the_caller(run: TrainRun, control: Control) -
     assert control.history[0].by == "the caller"
 
 
+def test_the_event_is_noted_whose_handler_asked() -> None:
+    run = fit(Trainer([Stopper()], device="cpu"))
+    assert [(each.verb, each.event) for each in run.control.history] == [("stop", "step_end")]
+
+
+def test_of_nested_events_the_innermost_is_noted() -> None:
+    trainer = Trainer(device="cpu")
+
+    def tell(run: Run, event: EpochEnd) -> None:
+        run.emit(Custom())
+
+    def ask(run: Run, event: Custom) -> None:
+        run.control.request_log("innermost")
+
+    trainer.bus.on(EpochEnd, tell)
+    trainer.bus.on(Custom, ask)
+    run = fit(trainer)
+    assert {(each.verb, each.event) for each in run.control.history} == {("log", "custom")}
+
+
+def test_an_event_is_noted_also_where_the_asker_is_given() -> None:
+    trainer = Trainer(device="cpu")
+
+    def ask(run: Run, event: EpochEnd) -> None:
+        run.control.request_log("in another's name", by="a friend")
+
+    trainer.bus.on(EpochEnd, ask)
+    assert [(each.by, each.event) for each in fit(trainer).control.history] == [("a friend", "epoch_end")] * 2
+
+
+def test_outside_any_handler_no_event_is_noted(run: TrainRun, control: Control) -> None:
+    run.control.stop("by hand")
+    control.request_save("by hand")
+    assert [run.control.history[0].event, control.history[0].event] == ["", ""]
+
+
 def test_an_explicit_asker_is_believed() -> None:
     trainer = Trainer(device="cpu")
 
@@ -455,6 +491,30 @@ def test_the_history_keeps_the_latest_ten_thousand() -> None:
         control.request_log("time", by="a")
     assert len(control.history) == 10_000
     assert (control.history[0].step, control.history[-1].step) == (3, 10_002)
+
+
+def test_the_history_counts_what_it_no_longer_keeps() -> None:
+    control = Control(Progress())
+    for _ in range(10_003):
+        control.request_log("time", by="a")
+    assert (len(control.history), control.history.total) == (10_000, 10_003)
+
+
+def test_the_history_counts_a_repeated_request_once(control: Control) -> None:
+    control.stage = "BatchStart"
+    for _ in range(3):
+        control.hold_step("accumulating", by="a")
+    control.hold_step("another reason", by="a")
+    assert control.history.total == 2
+
+
+def test_the_count_of_a_history_is_copied_and_sent() -> None:
+    request = Request("log", "a", "time", 0, 0, 0)
+    history = History([request], maxlen=2)
+    for step in range(4):
+        history.add(Request("log", "a", "time", 0, 0, step))
+    for copied in (copy.deepcopy(history), pickle.loads(pickle.dumps(history))):
+        assert (list(copied), copied.total) == (list(history), 5)
 
 
 def test_a_counted_request_that_fell_off_the_end_is_listed_anew() -> None:

@@ -16,6 +16,8 @@ from heliograph.events import (
     EpochStart,
     Event,
     Lane,
+    PluginChanged,
+    PluginFailed,
     Run,
     RunClosed,
     RunFailed,
@@ -905,6 +907,187 @@ def test_handlers_of_one_plugin_for_several_events(trainer: Trainer, plugins: Pl
     plugins.disable("several")
     fit(trainer)
     assert len(heard) == 8
+
+
+# What is told of plugins amid a run.
+
+
+Change = tuple[str, str, str]
+
+
+def changes(trainer: Trainer) -> list[Change]:
+    """Begin to note what is told of a trainer's plugins."""
+    told: list[Change] = []
+    trainer.bus.on(PluginChanged, lambda run, event: told.append((event.plugin, event.change, event.by)))
+    return told
+
+
+def failures(trainer: Trainer) -> list[tuple[str, str, str]]:
+    """Begin to note whose failures are told."""
+    told: list[tuple[str, str, str]] = []
+    trainer.bus.on(PluginFailed, lambda run, event: told.append((event.plugin, event.event, str(event.error))))
+    return told
+
+
+def for_a_while(plugins: Plugins) -> None:
+    with plugins.disabled("noting", "silent"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("act", "expected"),
+    [
+        (lambda plugins: plugins.register(Other()), [("other", "registered")]),
+        (lambda plugins: plugins.load("early_stopping"), [("early_stopping", "registered")]),
+        (lambda plugins: plugins.unregister("noting"), [("noting", "unregistered")]),
+        (lambda plugins: plugins.disable("noting"), [("noting", "disabled")]),
+        (lambda plugins: plugins.disable("noting", "acting"), [("noting", "disabled"), ("acting", "disabled")]),
+        (lambda plugins: plugins.enable("silent"), [("silent", "enabled")]),
+        (lambda plugins: plugins.enable("noting"), []),
+        (lambda plugins: plugins.disable("silent"), []),
+        (for_a_while, [("noting", "disabled"), ("noting", "enabled")]),
+    ],
+    ids=["register", "load", "unregister", "disable", "two", "enable", "on already", "off already", "for a while"],
+)
+def test_a_change_amid_a_run_is_told_with_who_did_it(
+    trainer: Trainer, plugins: Plugins, act: Callable[[Plugins], object], expected: list[tuple[str, str]]
+) -> None:
+    plugins.register(Noting())
+    plugins.register(Noting().named("silent"))
+    plugins.disable("silent")
+    plugins.register(Acting(lambda: act(plugins)))
+    told = changes(trainer)
+    fit(trainer)
+    assert told == [(*each, "acting") for each in expected]
+
+
+def test_a_change_outside_of_a_handler_is_the_callers(trainer: Trainer, plugins: Plugins) -> None:
+    told = changes(trainer)
+    with make_run(trainer) as run:
+        plugins.register(Noting())
+        with plugins.disabled("noting"):
+            pass
+        for _ in run.epochs():
+            break
+    by = "the caller"
+    assert told == [("noting", "registered", by), ("noting", "disabled", by), ("noting", "enabled", by)]
+
+
+def test_a_change_outside_of_a_run_is_not_told(trainer: Trainer, plugins: Plugins) -> None:
+    told = changes(trainer)
+    plugins.register(Noting())
+    plugins.disable("noting")
+    fit(trainer)
+    plugins.enable("noting")
+    plugins.unregister("noting")
+    assert told == []
+
+
+def test_a_change_is_told_behind_it(trainer: Trainer, plugins: Plugins) -> None:
+    """Who hears of it sees the plugins as they are now."""
+    seen: list[tuple[str, bool, bool]] = []
+
+    def look(run: Run, event: PluginChanged) -> None:
+        seen.append((event.change, is_there := event.plugin in plugins, is_there and plugins.is_enabled(event.plugin)))
+
+    trainer.bus.on(PluginChanged, look)
+    with make_run(trainer):
+        plugins.register(Noting())
+        plugins.disable("noting")
+        plugins.enable("noting")
+        plugins.unregister("noting")
+    assert seen == [
+        ("registered", True, True),
+        ("disabled", True, False),
+        ("enabled", True, True),
+        ("unregistered", False, False),
+    ]
+
+
+def test_a_plugin_hears_of_its_own_arrival_and_not_of_its_leave(trainer: Trainer, plugins: Plugins) -> None:
+    class Hearing(Plugin):
+        def __init__(self) -> None:
+            self.heard: list[str] = []
+
+        @on(PluginChanged)
+        def hear(self, run: Run, event: PluginChanged) -> None:
+            self.heard.append(event.change)
+
+    hearing = Hearing()
+    with make_run(trainer):
+        plugins.register(hearing)
+        plugins.disable(hearing)
+        plugins.enable(hearing)
+        plugins.unregister(hearing)
+    assert hearing.heard == ["registered", "enabled"]
+
+
+def test_a_forgiven_failure_is_told_and_who_is_switched_off_by_it(trainer: Trainer, plugins: Plugins) -> None:
+    plugins.register(Failing("observer"))
+    changed, failed = changes(trainer), failures(trainer)
+    fit(trainer, batches=5)
+    assert failed == [("failing", "batch_end", f"'call {call}'") for call in (1, 2, 3)]
+    assert changed == [("failing", "disabled", "3 errors")]
+
+
+def test_a_clean_slate_at_the_next_run_is_no_change_amid_it(trainer: Trainer, plugins: Plugins) -> None:
+    plugins.register(Failing("observer"))
+    fit(trainer)
+    changed = changes(trainer)
+    fit(trainer, batches=1)
+    assert changed == []
+
+
+def test_a_failure_that_fails_the_run_is_not_told_as_forgiven(trainer: Trainer, plugins: Plugins) -> None:
+    plugins.register(Failing("critical"))
+    failed = failures(trainer)
+    with pytest.raises(KeyError):
+        fit(trainer)
+    assert failed == []
+
+
+class FailingToHear(Plugin):
+    """Fails at every event of its own, and when it is told of a failure, or of a change."""
+
+    policy = "observer"
+
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    @on(BatchEnd, PluginFailed, PluginChanged)
+    def fail(self, run: Run, event: BatchEnd | PluginFailed | PluginChanged) -> None:
+        self.heard.append(event.name)
+        raise KeyError(event.name)
+
+
+def test_one_that_fails_on_failures_is_not_told_of_its_own(trainer: Trainer, plugins: Plugins) -> None:
+    deaf, failed = plugins.register(FailingToHear()), failures(trainer)
+    run = fit(trainer)
+    assert deaf.heard == ["batch_end", "plugin_failed", "batch_end", "plugin_failed"]
+    assert [event for _, event, _ in failed] == ["batch_end", "batch_end"]
+    assert len(run.result.plugin_errors["failing_to_hear"]) == 4
+    assert run.result.status == "completed"
+
+
+def test_one_that_fails_on_changes_is_told_of_like_any_other(trainer: Trainer, plugins: Plugins) -> None:
+    failed = failures(trainer)
+    plugins.register(FailingToHear())
+    with make_run(trainer):
+        plugins.register(Noting())
+    assert failed == [("failing_to_hear", "plugin_changed", "'plugin_changed'")]
+
+
+def test_a_critical_plugin_that_fails_on_a_failure_fails_the_run(trainer: Trainer, plugins: Plugins) -> None:
+    class Strict(Plugin):
+        @on(PluginFailed)
+        def refuse(self, run: Run, event: PluginFailed) -> None:
+            raise ValueError(f"{event.plugin} failed") from event.error
+
+    plugins.register(Failing("observer"))
+    plugins.register(Strict())
+    with pytest.raises(ValueError, match="failing failed") as caught:
+        fit(trainer)
+    assert caught.value.__notes__ == ["heliograph: in train, epoch 0, batch 1, step 1; in strict on plugin_failed"]
 
 
 # The states of filters.

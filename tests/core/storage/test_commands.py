@@ -119,6 +119,25 @@ def test_inspect_lists_a_folder_by_run_the_newest_first(command: Said, write: Ma
     assert unreadable.startswith(f"The checkpoint {tmp_path / OLD} has no manifest")
 
 
+def test_inspect_tells_what_a_damaged_checkpoint_holds_and_that_it_is_damaged(command: Said, write: Make) -> None:
+    path = write(12, 0.25)
+    shutil.copy(write(13, 0.25), path)
+    assert command("inspect", path) == 1
+    assert "position    epoch 1, batch 3, step 13" in command.out
+    assert command.error.startswith(f"heliograph checkpoint: The checkpoint {path} is damaged: it")
+
+
+def test_inspect_marks_in_a_folder_what_has_another_size(command: Said, write: Make, tmp_path: Path) -> None:
+    write(1, 0.5)
+    cut = write(2, 0.5)
+    cut.write_bytes(cut.read_bytes()[:-1])
+    cut.with_suffix(".pinned").touch()
+    assert command("inspect", tmp_path) == 0
+    _, second, first = command.out.splitlines()
+    assert "  damaged,pinned  " in second
+    assert "damaged" not in first
+
+
 @pytest.mark.parametrize("name", ["inspect", "verify", "migrate"])
 def test_what_is_not_there_is_told(command: Said, tmp_path: Path, name: str) -> None:
     assert command(name, tmp_path / "a.pth", tmp_path) == 1
