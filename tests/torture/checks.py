@@ -15,7 +15,7 @@ from heliograph.testing.resume.facts import leaves
 CLOCKS = ("time", "attempt")
 BY_THE_CLOCK = ("checkpoint_saved", "run_closed")  # when a background save is told of depends on the disk
 SPEED = "train/samples_per_second"
-BESIDE = ("log.jsonl", f"{NAME}_*.log", "tensorboard/**/events.out.tfevents.*", "output.txt")
+BESIDE = ("log.jsonl", f"{NAME}_*.log", f"{NAME}_*.recording*", "tensorboard/**/events.out.tfevents.*", "output.txt")
 
 
 def checkpoints(folder: Path) -> Path:

@@ -1,0 +1,1 @@
+"""Rules: steer a run by a file instead of code."""

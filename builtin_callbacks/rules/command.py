@@ -1,0 +1,135 @@
+"""`python -m heliograph rules check FILE` and `python -m heliograph rules dry-run FILE RUN`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .errors import RuleError
+    from .loading.blueprint import Ready
+
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+NAME = "rules"
+
+
+def add_command(commands: Commands) -> None:
+    """Add the command to those of a parser."""
+    parser = commands.add_parser(NAME, help="check a rule file, or tell when its rules would have acted")
+    actions = parser.add_subparsers(dest="action", required=True)
+    check = actions.add_parser(
+        "check",
+        help="tell everything that is wrong with a rule file",
+        description="Exit status 0: nothing is wrong; 1: something is; 2: the file cannot be read.",
+    )
+    dry = actions.add_parser(
+        "dry-run",
+        help="tell when the rules would have acted in a recorded run",
+        description="Exit status 0: told; 1: something is wrong with the file; 2: it or the recording cannot be read.",
+    )
+    for each, run in ((check, run_check), (dry, run_dry)):
+        each.add_argument("file", metavar="FILE", type=Path, help="the rule file")
+        each.add_argument(
+            "--import",
+            action="append",
+            default=[],
+            dest="modules",
+            metavar="MODULE",
+            help="a module of the current folder, or an installed one, that registers metrics, operations or functions",
+        )
+        each.set_defaults(run=run)
+    dry.add_argument("recording", metavar="RUN", type=Path, help="the file that Recorder wrote, or its folder")
+
+
+def run_check(options: argparse.Namespace) -> int:
+    """Check a file, print what is wrong with it or what it does, and return the exit status.
+
+    Args:
+        options: parsed by what `add_command` added.
+    """
+    try:
+        _import(options.modules)
+        ready, errors = checked(options.file)
+    except (ImportError, OSError) as error:
+        return _refuse(error)
+    if errors:
+        return _tell_errors(errors)
+    for each in ready:
+        print(described(each))
+    return 0
+
+
+def run_dry(options: argparse.Namespace) -> int:
+    """Print when the rules of a file would have acted in a recorded run, and return the exit status.
+
+    Args:
+        options: parsed by what `add_command` added.
+    """
+    from ...core.recording.reading import read
+    from .controller import RuleController
+    from .dry_run import dry_run
+
+    try:
+        _import(options.modules)
+        _, errors = checked(options.file)
+        if errors:
+            return _tell_errors(errors)
+        recording = read(options.recording)
+    except (ImportError, OSError, ValueError) as error:
+        return _refuse(error)
+    print(f"dry run of {options.file} on {recording.path}")
+    print(dry_run(RuleController(options.file), recording))
+    return 0
+
+
+def checked(path: Path) -> tuple[tuple[Ready, ...], list[RuleError]]:
+    """Return the controllers of a rule file, and everything that is wrong with it, in the order of its lines.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ImportError: the extra `rules` is not installed, or a package that the file names is broken.
+    """
+    from .loading.blueprint import Given
+    from .loading.building import build
+    from .loading.config import read_rules
+    from .loading.problems import Problems
+
+    problems = Problems(keeps=True)
+    rules = problems.attempt(read_rules, path, problems)
+    if rules is None or problems.found:
+        return (), problems.found
+    ready = build(rules, Given(), problems).controllers
+    return ready, sorted(problems.found, key=lambda error: error.line or 0)
+
+
+def described(ready: Ready) -> str:
+    """Return what a controller does, as a line: its triggers with their events, and its operations."""
+    triggers = []
+    for trigger in ready.triggers:
+        events = " and ".join(kind.__name__ for kind in trigger.events)
+        triggers.append(trigger.name if trigger.name == events else f"{trigger.name} ({events})")
+    return f"{ready.name}: {', '.join(triggers)} -> {', '.join(ready.spec.operations)}"
+
+
+def _tell_errors(errors: Iterable[RuleError]) -> int:
+    for error in errors:
+        print(error, file=sys.stderr)
+    return 1
+
+
+def _refuse(error: Exception) -> int:
+    print(f"heliograph {NAME}: {error}", file=sys.stderr)
+    return 2
+
+
+def _import(modules: Iterable[str]) -> None:
+    here = str(Path.cwd())
+    if modules and here not in sys.path:
+        sys.path.insert(0, here)
+    for module in modules:
+        import_module(module)

@@ -1,0 +1,140 @@
+"""Steer a run by a file of rules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from ...events import (
+    CATALOGUE,
+    CheckpointLoaded,
+    CheckpointSaved,
+    Event,
+    Lane,
+    Run,
+    SavePoint,
+    TestStart,
+    TrainStart,
+    ValidationStart,
+)
+from ...plugins import Plugin, on
+from .base import RuleMetric, RuleOperation
+from .loading.blueprint import Given
+from .loading.building import build
+from .loading.config import Source, read_rules
+from .loading.specs import ON_ERROR, OnError
+from .operations.functions import Function
+from .session import Session
+from .showing import shown
+
+T = TypeVar("T", RuleMetric, RuleOperation)
+BEGINNINGS = (TrainStart, ValidationStart, TestStart)
+OTHERS = tuple(kind for kind in CATALOGUE if kind is not SavePoint)
+
+
+class RuleController(Plugin):
+    """Ask rules at events, and do what they say where they are true.
+
+    A rule file is the YAML of the fms-hf-tuning trainer controller, unchanged: metrics, operations, and controllers
+    with triggers, a rule and a patience; `docs/rules.md` says all that can stand in it. Rules are asked behind the
+    schedules: one at the end of an epoch that reads what a log or a validation brings, while that is due, is asked when
+    it is done.
+
+    Args:
+        source: the path of a rule file, a mapping of the same form, a `RuleSet`, or a list of `RuleSpec`.
+        metrics: further classes that it may name, besides those that `register_metric` and installed packages know.
+        operations: further classes that it may name, besides those that `register_operation` and packages know.
+        functions: functions that it may call by these names, besides those that `register_function` knows.
+        on_error: what comes of a rule that fails, unless it says so itself: `raise` fails the run; `warn` is logged
+            once, and the rule counts as false; `disable` is logged, and the rule is off for the rest of the run.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ImportError: the extra `rules` is not installed.
+        RuleError: something is wrong with the rules; says the file, the line, the controller and the column.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument is out of its range.
+
+    Attributes:
+        plan: the rules as they were checked.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        metrics: Iterable[type[RuleMetric]] = (),
+        operations: Iterable[type[RuleOperation]] = (),
+        functions: Mapping[str, Function] | None = None,
+        on_error: OnError = "warn",
+    ) -> None:
+        if on_error not in ON_ERROR:
+            raise ValueError(f"on_error is one of {', '.join(ON_ERROR)}, got {on_error!r}.")
+        given = Given(
+            metrics=_checked(metrics, RuleMetric, "metrics"),
+            operations=_checked(operations, RuleOperation, "operations"),
+            functions=_checked_functions({} if functions is None else functions),
+            on_error=on_error,
+        )
+        self.plan = build(read_rules(source), given)
+        self.asks, self.needs = self.plan.asks, self.plan.needs
+        heard = {*BEGINNINGS, CheckpointLoaded, *self.plan.events}
+        self.ignores = tuple(kind for kind in CATALOGUE if kind not in heard)
+        self._session = Session(self.plan)
+        self._news: list[str] = []
+
+    @on(*OTHERS, lane=Lane.PERSIST)
+    def hear(self, run: Run, event: Event) -> None:
+        """Compute what the event brings, and ask the rules that it triggers."""
+        if isinstance(event, TrainStart) or (isinstance(event, BEGINNINGS) and run.optimizer is None):
+            self._session, self._news = Session(self.plan), []
+        if isinstance(event, CheckpointLoaded):
+            self._tell_news(run)
+            self._session.stand_by_the_stop(run)
+        self._session.take(run, event)
+        if isinstance(event, CheckpointLoaded) and event.path is not None:  # told of behind the state that it holds
+            self._session.take(run, CheckpointSaved(event.path, is_best=event.path == run.best_checkpoint))
+
+    @on(SavePoint, lane=Lane.DECIDE)
+    def hear_before_saving(self, run: Run, event: Event) -> None:
+        """Do so before the state is stored."""
+        self._session.take(run, event)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the metrics, the operations, what the rules have counted, and the stop that one of them asked for."""
+        return self._session.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue, with whatever of the rules is as it was."""
+        self._session = Session(self.plan)
+        self._news = self._session.load_state_dict(state)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_session": self._session.state_dict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._session = Session(self.plan)
+        self._session.load_state_dict(state["_session"])
+
+    def _tell_news(self, run: Run) -> None:
+        """Note where the rules are not those of the checkpoint."""
+        if self._news:
+            run.note(f"{self.name}: not as in the checkpoint: {'; '.join(self._news)}")
+            self._news = []
+
+
+def _checked(kinds: Iterable[type[T]], base: type[T], argument: str) -> tuple[type[T], ...]:
+    checked = list(kinds) if isinstance(kinds, Iterable) else None
+    if checked is None or not all(isinstance(each, type) and issubclass(each, base) for each in checked):
+        kind = base.__name__
+        raise TypeError(f"{argument}= of RuleController takes a list of subclasses of {kind}, got {shown(kinds)}.")
+    return tuple(checked)
+
+
+def _checked_functions(functions: Mapping[str, Function]) -> dict[str, Function]:
+    if not isinstance(functions, Mapping) or not all(
+        isinstance(name, str) and callable(each) for name, each in functions.items()
+    ):
+        raise TypeError(f"functions= of RuleController takes a dict of functions by name, got {shown(functions)}.")
+    return dict(functions)

@@ -1,0 +1,180 @@
+"""When rules would have acted in a recorded run: their metrics read the recording, and their operations do nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from ...core.errors import NotRecorded
+from ...core.recording.records import Recording
+from ...core.replaying.replay import replay
+from ...events import Event, Run, RunClosed
+from ...plugins import Plugin, on
+from .base import Action, RuleFiring, RuleMetric, RuleOperation
+from .controller import RuleController
+from .fired import RuleFired
+from .loading.blueprint import Blueprint
+from .session import Session
+from .showing import shown
+
+SHOWN = 20  # acts of one rule, in full
+
+
+@dataclass(frozen=True)
+class Act:
+    """A rule that would have acted.
+
+    Attributes:
+        attempt: in which attempt of the run, from 1.
+        epoch: finished epochs there.
+        batch: micro-batches consumed in the current one.
+        step: optimizer steps done.
+        fired: the rule, its trigger, its operations, and the values that it read.
+        is_behind_end: whether a rule would have stopped the run before.
+    """
+
+    attempt: int
+    epoch: int
+    batch: int
+    step: int
+    fired: RuleFired
+    is_behind_end: bool
+
+    def __str__(self) -> str:
+        fired = self.fired
+        read = ", ".join(f"{name} = {shown(value)}" for name, value in fired.metrics.items()) or "no metric"
+        place = f"attempt {self.attempt}, epoch {self.epoch} batch {self.batch} step {self.step}, {fired.trigger}"
+        end = " (behind a stop)" if self.is_behind_end else ""
+        return f"{place}{end}: {', '.join(fired.operations)}; {read}"
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What a dry run found; `str` tells it to people.
+
+    Attributes:
+        rules: every rule with what it would have done.
+        unheld: by metric, what it needs and the recording does not hold.
+        notes: what else there is to know.
+    """
+
+    rules: Mapping[str, list[Act]]
+    unheld: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = []
+        for name, acts in self.rules.items():
+            lines.append(f"{name}: {f'would have acted {_times(len(acts))}' if acts else 'would never have acted'}")
+            lines += [f"  {act}" for act in acts[:SHOWN]]
+            lines += [f"  and {len(acts) - SHOWN} more"] * (len(acts) > SHOWN)
+        lines += [f"metric {name} was not available: {text}" for name, text in self.unheld.items()]
+        return "\n".join([*lines, *self.notes])
+
+
+def dry_run(rules: RuleController, recording: Recording) -> DryRun:
+    """Return when rules would have acted in a recorded run, which goes on as it did.
+
+    Args:
+        rules: the rules; they are left as they are.
+        recording: the run.
+    """
+    watched = _Watched(rules)
+    replayed = replay(recording, [watched, notebook := _Notebook(rules.plan)])
+    told = [text for texts in (replayed.unheld, replayed.failed) for text in texts.get(watched.name, ())]
+    return DryRun(
+        rules={ready.name: notebook.acts[ready.name] for ready in rules.plan.controllers},
+        unheld=watched.unheld,
+        notes=(*(f"the rules were not asked from there on: {text}" for text in told), *replayed.notes),
+    )
+
+
+class _Watched(RuleController):
+    """Rules whose metrics have no value where the recording holds none, and whose operations do nothing."""
+
+    def __init__(self, rules: RuleController) -> None:
+        self.unheld: dict[str, str] = {}
+        plan = rules.plan
+        self.plan = replace(
+            plan,
+            metrics={name: partial(_LenientMetric, make, self.unheld) for name, make in plan.metrics.items()},
+            operations={name: partial(_IdleOperation, make) for name, make in plan.operations.items()},
+            controllers=tuple(replace(each, rule=copy(each.rule), shared=False) for each in plan.controllers),
+            asks_ranks=False,
+        )
+        self.name, self.ignores = f"dry_run_of_{rules.name}", rules.ignores  # the run's own rules did as they did
+        self._session, self._news = Session(self.plan), []
+
+
+class _LenientMetric(RuleMetric):
+    """A metric that is not available where it needs what is not recorded."""
+
+    def __init__(self, make: Callable[[], RuleMetric], unheld: dict[str, str]) -> None:
+        self._metric, self._unheld = make(), unheld
+        super().__init__(self._metric.name)
+        self.events, self.when_read, self.parts = self._metric.events, self._metric.when_read, self._metric.parts
+
+    def compute(self, run: Run, event: Event) -> Any:
+        """Return the value, or None."""
+        try:
+            return self._metric.compute(run, event)
+        except NotRecorded as missing:
+            self._unheld.setdefault(self.name, str(missing))
+            return None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the metric's."""
+        return self._metric.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with the metric."""
+        self._metric.load_state_dict(state)
+
+
+class _IdleOperation(RuleOperation):
+    """An operation whose actions do nothing."""
+
+    def __init__(self, make: Callable[[], RuleOperation]) -> None:
+        self._operation = make()
+        super().__init__(self._operation.name)
+
+    def actions(self) -> dict[str, Action]:
+        """Return the actions' names, with nothing behind them."""
+        return dict.fromkeys(self._operation.actions(), _do_nothing)
+
+
+def _do_nothing(_run: Run, _firing: RuleFiring) -> None:
+    """Do nothing."""
+
+
+class _Notebook(Plugin):
+    """Writes down which rules act."""
+
+    def __init__(self, plan: Blueprint) -> None:
+        self.acts: dict[str, list[Act]] = {ready.name: [] for ready in plan.controllers}
+        self._stopping = {ready.name for ready in plan.controllers if "stop" in ready.asks}
+        self._attempt = 1
+        self._end: tuple[int, int] | None = None  # the attempt and the batch behind which a rule would have stopped it
+
+    @on(RuleFired)
+    def write_down(self, run: Run, event: RuleFired) -> None:
+        """Write a rule's act down."""
+        place = run.progress
+        here = (self._attempt, place.batches)
+        is_behind_end = self._end is not None and here > self._end
+        act = Act(self._attempt, place.epoch, place.batch, place.steps, event, is_behind_end)
+        self.acts[event.controller].append(act)
+        if self._end is None and event.controller in self._stopping:
+            self._end = here
+
+    @on(RunClosed)
+    def turn_over(self, run: Run, event: RunClosed) -> None:
+        """Begin the next attempt."""
+        self._attempt += 1
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"

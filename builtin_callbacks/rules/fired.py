@@ -1,0 +1,17 @@
+"""The event that tells of a rule that acted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...events import Event
+
+
+class RuleFired(Event):
+    """The rule of `controller` was true on `trigger`, and its `operations` ran; `metrics` are those that it reads."""
+
+    controller: str
+    trigger: str
+    rule: str
+    operations: tuple[str, ...]
+    metrics: dict[str, Any]

@@ -1,0 +1,1 @@
+"""The language of rules: read, checked and evaluated."""

@@ -1,0 +1,131 @@
+"""simpleeval's evaluator, with our values, operators, functions and limits."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from simpleeval import EvalWithCompoundTypes
+
+from ..errors import RuleEvaluationError, RuleTypeError
+from .functions import Functions
+from .limits import NODE, WORK, Budget, check_format, check_length
+from .operators import Operators
+from .reading import Reader
+from .values import INCORRECT, Held, Unavailable, admit
+
+NO_CONVERSION = -1
+CONVERSIONS: dict[int, Callable[[object], str]] = {ord("s"): str, ord("r"): repr, ord("a"): ascii}
+
+
+class Evaluator(EvalWithCompoundTypes):  # type: ignore[misc]  # it has no types
+    """Evaluates one rule's tree again and again.
+
+    Args:
+        draw: gives the next random number, from 0 up to 1.
+    """
+
+    def __init__(self, draw: Callable[[], float]) -> None:
+        self.budget = Budget()
+        self.reader = Reader(self.budget)
+        self.checks = Operators(self.reader)
+        super().__init__(operators=self.checks.table(), names={})
+        self.functions = Functions(self.checks, draw).table()
+        self.nodes[ast.SetComp] = self._eval_comprehension
+        self.node: ast.AST | None = None
+
+    def result(self, tree: ast.expr, values: Mapping[str, Any]) -> Any:
+        """Return the value of a checked rule.
+
+        Args:
+            tree: of the rule.
+            values: the metrics'; None where one has none yet.
+        """
+        self.budget.left = WORK
+        self.names, self.locals, self.node = values, dict[str, Any](), None
+        try:
+            return self.reader.plain(self._eval(tree))
+        finally:
+            self.names = {}  # nothing is kept alive
+
+    def _eval(self, node: ast.AST) -> Any:
+        outer, self.node = self.node, node
+        self.budget.charge(NODE)
+        value = self.nodes[type(node)](node)
+        self.node = outer  # after an error, it stays where that was
+        return value
+
+    def _eval_name(self, node: ast.Name) -> Any:
+        if node.id in self.locals:
+            return self.locals[node.id]
+        value = self.names.get(node.id)
+        return Unavailable(node.id) if value is None else admit(value)
+
+    def _eval_subscript(self, node: ast.Subscript) -> Any:
+        return self.reader.at(self._eval(node.value), self._eval(node.slice))
+
+    def _eval_attribute(self, node: ast.Attribute) -> Any:
+        value = self._eval(node.value)
+        if (
+            type(value) is not Unavailable
+            and not (type(value) is Held and value.base is dict)
+            and type(value) is not dict
+        ):
+            raise RuleTypeError(f"{INCORRECT}: only a dict has keys, such as {node.attr!r}.")
+        return self.reader.at(value, node.attr)
+
+    def _eval_dict(self, node: Any) -> dict[Any, Any]:
+        pairs = zip(node.keys, node.values, strict=True)
+        return {self.reader.key(self._eval(key)): self._eval(value) for key, value in pairs}
+
+    def _eval_set(self, node: ast.Set) -> set[Any]:
+        return {self.reader.key(self._eval(each)) for each in node.elts}
+
+    def _eval_comprehension(self, node: Any) -> Any:
+        rows = self._rows(node.generators)
+        if isinstance(node, ast.DictComp):
+            return {self.reader.key(self._eval(node.key)): self._eval(node.value) for _ in rows}
+        if isinstance(node, ast.SetComp):
+            return {self.reader.key(self._eval(node.elt)) for _ in rows}
+        return [self._eval(node.elt) for _ in rows]
+
+    def _rows(self, parts: list[ast.comprehension]) -> Iterator[None]:
+        """Set the names of a comprehension to every combination that it goes through."""
+        if not parts:
+            yield
+            return
+        outer = self.locals
+        for item in self.reader.items(self._eval(parts[0].iter)):
+            self.locals = outer | dict(self._bound(parts[0].target, item))
+            if all(self._eval(test) for test in parts[0].ifs):
+                yield from self._rows(parts[1:])
+        self.locals = outer
+
+    def _bound(self, target: Any, value: Any) -> Iterator[tuple[str, Any]]:
+        """Return the names of a target with their values."""
+        self.budget.charge(NODE)
+        if isinstance(target, ast.Name):
+            yield target.id, value
+            return
+        if self.reader.size(value) != len(target.elts):
+            raise RuleEvaluationError(f"There are {len(target.elts)} names for {self.reader.size(value)} values.")
+        for each, part in zip(target.elts, self.reader.items(value), strict=True):
+            yield from self._bound(each, part)
+
+    def _eval_joinedstr(self, node: ast.JoinedStr) -> str:
+        text = "".join([str(self._eval(part)) for part in node.values])
+        check_length(len(text))
+        self.budget.charge(len(text) // 8)
+        return text
+
+    def _eval_formattedvalue(self, node: ast.FormattedValue) -> str:
+        value = self.reader.plain(self._eval(node.value))
+        text = str(self.functions["str"](value))  # charges for it, whatever is written
+        if node.conversion in CONVERSIONS:
+            value = CONVERSIONS[node.conversion](value)
+        if node.format_spec is None:
+            return text if node.conversion == NO_CONVERSION else str(value)
+        spec = self._eval(node.format_spec)
+        check_format(spec)
+        return format(value, spec)

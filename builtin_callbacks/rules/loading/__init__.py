@@ -1,0 +1,1 @@
+"""From a rule file, or from Python objects, to checked rules."""

@@ -1,0 +1,129 @@
+"""What rules can ask the loop for, by the ancestors' names and by ours, and functions that they can call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from ....events import (
+    BatchStart,
+    Event,
+    GradientsReady,
+    Run,
+    ShouldStop,
+    TestBatchEnd,
+    TestBatchStart,
+    TestStart,
+    ValidationBatchEnd,
+    ValidationBatchStart,
+    ValidationStart,
+)
+from ....events.checks import describe
+from ..base import RuleFiring, RuleOperation
+from ..errors import RuleTypeError
+from ..showing import shown
+from .functions import Function, function
+
+EVALUATING = (ValidationStart, ValidationBatchStart, ValidationBatchEnd, TestStart, TestBatchStart, TestBatchEnd)
+Verb = Literal["stop", "end_epoch", "request_log", "request_validation", "request_save", "next_phase", "skip_batch", "hold_step", "skip_step", "veto_stop", "cut_validation"]  # fmt: skip  # noqa: E501
+
+
+def asking(verb: Verb) -> Callable[[RuleOperation, Run, RuleFiring], None]:
+    """Return an action that asks the loop for something, with the rule as the reason."""
+
+    def ask(operation: RuleOperation, run: Run, firing: RuleFiring) -> None:  # noqa: ARG001  # a method
+        getattr(run.control, verb)(firing.reason)
+
+    return ask
+
+
+class _Requests(RuleOperation):
+    """The requests that have one name in both vocabularies."""
+
+    only_on: Mapping[str, tuple[type[Event], ...]] = {
+        "should_skip_batch": (BatchStart,),
+        "should_hold_step": (BatchStart,),
+        "should_skip_step": (GradientsReady,),
+        "should_veto_stop": (ShouldStop,),
+        "should_cut_validation": EVALUATING,
+    }
+    asks: Mapping[str, str] = {
+        "should_log": "log",
+        "should_save": "save",
+        "should_skip_batch": "skip_batch",
+        "should_skip_step": "skip_step",
+    }
+
+    should_save = asking("request_save")
+    should_log = asking("request_log")
+    should_next_phase = asking("next_phase")
+    should_skip_batch = asking("skip_batch")
+    should_hold_step = asking("hold_step")
+    should_skip_step = asking("skip_step")
+    should_veto_stop = asking("veto_stop")
+    should_cut_validation = asking("cut_validation")
+
+
+class HFControls(_Requests):
+    """Ask the loop, by the ancestors' names: `should_training_stop`, `should_epoch_stop`, `should_evaluate`, ..."""
+
+    asks: Mapping[str, str] = {**_Requests.asks, "should_training_stop": "stop", "should_evaluate": "validation"}
+
+    should_training_stop = asking("stop")
+    should_epoch_stop = asking("end_epoch")
+    should_evaluate = asking("request_validation")
+
+
+class Controls(_Requests):
+    """Ask the loop, by our names: `should_stop`, `should_end_epoch`, `should_validate`, `should_save`, ..."""
+
+    asks: Mapping[str, str] = {**_Requests.asks, "should_stop": "stop", "should_validate": "validation"}
+
+    should_stop = asking("stop")
+    should_end_epoch = asking("end_epoch")
+    should_validate = asking("request_validation")
+
+
+class CallFunction(RuleOperation):
+    """Call a function that `register_function` knows, or that the controller was given, with the run and the firing.
+
+    Args:
+        name: what controllers call the operation.
+        function: the function's name, or in Python the function itself, called as `f(run, firing, **arguments)`.
+        **arguments: its further arguments.
+
+    Raises:
+        RuleTypeError: it is neither.
+    """
+
+    def __init__(self, name: str, function: str | Function, **arguments: Any) -> None:
+        super().__init__(name)
+        if not isinstance(function, str) and not callable(function):
+            raise RuleTypeError(f"CallFunction takes the name of a function, or a function, got {shown(function)}.")
+        self.arguments = arguments
+        self._function = function
+
+    def bind(self, functions: Mapping[str, Function]) -> None:
+        """Find the function.
+
+        Raises:
+            RuleKeyError: there is none of this name.
+            RuleTypeError: it does not take the arguments.
+        """
+        if isinstance(self._function, str):
+            self._function = function(self._function, functions)
+        try:
+            signature = inspect.signature(self._function)
+        except ValueError:  # one of Python's own that does not tell
+            return
+        try:
+            signature.bind(None, None, **self.arguments)
+        except TypeError as error:
+            form = ", ".join(["run", "firing", *(f"{each}=..." for each in self.arguments)])
+            raise RuleTypeError(f"{describe(self._function)} cannot be called as ({form}): {error}.") from None
+
+    def should_call(self, run: Run, firing: RuleFiring) -> None:
+        """Call it."""
+        assert callable(self._function)  # bound
+        self._function(run, firing, **self.arguments)

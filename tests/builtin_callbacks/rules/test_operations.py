@@ -1,0 +1,216 @@
+"""What rules ask the loop for, and the functions that they call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from heliograph import (
+    BatchStart,
+    Event,
+    GradientsReady,
+    Log,
+    Request,
+    Run,
+    ShouldStop,
+    StepEnd,
+    TestBatchStart,
+    Trainer,
+    ValidationBatchEnd,
+    ValidationEnd,
+)
+from heliograph.builtin_callbacks.rules.base import Ending, RuleFiring, RuleOperation
+from heliograph.builtin_callbacks.rules.errors import RuleError, RuleKeyError, RuleNameError, RuleTypeError
+from heliograph.builtin_callbacks.rules.operations.requests import CallFunction, Controls, HFControls
+from heliograph.events import Control, Progress
+
+Make = Callable[..., Any]
+VERBS = {
+    "should_training_stop": "stop",
+    "should_stop": "stop",
+    "should_epoch_stop": "end_epoch",
+    "should_end_epoch": "end_epoch",
+    "should_evaluate": "validation",
+    "should_validate": "validation",
+    "should_save": "save",
+    "should_log": "log",
+    "should_next_phase": "next_phase",
+    "should_skip_batch": "skip_batch",
+    "should_hold_step": "hold_step",
+    "should_skip_step": "skip_step",
+    "should_veto_stop": "veto_stop",
+    "should_cut_validation": "cut_validation",
+}
+STAGES = {
+    "skip_batch": "BatchStart",
+    "hold_step": "BatchStart",
+    "skip_step": "GradientsReady",
+    "veto_stop": "ShouldStop",
+    "cut_validation": "a running validation or test",
+}
+SHARED = set(VERBS) - {
+    "should_training_stop", "should_stop", "should_epoch_stop", "should_end_epoch", "should_evaluate", "should_validate"
+}  # fmt: skip
+
+
+def firing(rule: str = "loss < 1", event: Event | None = None) -> RuleFiring:
+    return RuleFiring("mine", "on_step_end", StepEnd() if event is None else event, rule)
+
+
+@pytest.mark.parametrize(
+    ("kind", "own"),
+    [
+        (HFControls, {"should_training_stop", "should_epoch_stop", "should_evaluate"}),
+        (Controls, {"should_stop", "should_end_epoch", "should_validate"}),
+    ],
+)
+def test_every_action_makes_its_request(kind: type[RuleOperation], own: set[str]) -> None:
+    operation = kind("control")
+    actions = operation.actions()
+    assert set(actions) == own | SHARED
+    for name, action in actions.items():
+        control = Control(Progress(epoch=1, batch=2, steps=3))
+        control.stage = STAGES.get(VERBS[name], "")
+        run: Any = SimpleNamespace(control=control)
+        action(run, firing())
+        reason = "rule 'mine' on on_step_end: loss < 1"
+        assert list(control.history) == [Request(VERBS[name], "the caller", reason, 1, 2, 3)]  # type: ignore[arg-type]
+    words = {"stop", "validation", "save", "log", "skip_batch", "skip_step"}
+    assert operation.asks == {name: VERBS[name] for name in actions if VERBS[name] in words}
+
+
+def test_a_stop_within_a_training_names_the_rule(task: Make, batches: Make, sgd: Any) -> None:
+    trainer, operation = Trainer(device="cpu"), HFControls("hfcontrols")
+    trainer.bus.on(StepEnd, lambda run, event: operation.actions()["should_training_stop"](run, firing("True")))
+    result = trainer.fit(task(), batches(5), optimizer=sgd, epochs=1)
+    assert (result.status, result.progress.steps) == ("stopped", 1)
+    assert result.reason == "rule 'mine' on on_step_end: True"
+
+
+@pytest.mark.parametrize(
+    ("action", "fitting", "other"),
+    [
+        ("should_skip_batch", BatchStart, StepEnd),
+        ("should_hold_step", BatchStart, GradientsReady),
+        ("should_skip_step", GradientsReady, StepEnd),
+        ("should_veto_stop", ShouldStop, Log),
+        ("should_cut_validation", ValidationBatchEnd, ValidationEnd),
+        ("should_cut_validation", TestBatchStart, BatchStart),
+    ],
+)
+def test_an_action_for_one_event_is_refused_at_another(action: str, fitting: type[Event], other: type[Event]) -> None:
+    operation = Controls("control")
+    operation.check(action, (), "mine", fitting)
+    match = rf"control\.{action} has an effect at .* only, and the trigger 'mine' is {other.__name__}"
+    with pytest.raises(RuleError, match=match):
+        operation.check(action, (), "mine", other)
+    operation.check("should_stop", (), "mine", other)
+
+
+def test_what_an_operation_reads_must_be_there() -> None:
+    class Reads(RuleOperation):
+        reads = frozenset({"loss", "path"})
+
+    Reads("reader").check("should_act", ["loss", "path", "more"], "on_save", StepEnd)
+    with pytest.raises(RuleNameError, match=r"Operation 'reader' reads 'path'\. Did you mean 'paths'\?"):
+        Reads("reader").check("should_act", ["loss", "paths"], "on_save", StepEnd)
+
+
+class Custom(RuleOperation):
+    should_count = 3
+
+    def should_(self, run: Run, firing: RuleFiring) -> None:
+        raise AssertionError
+
+    def should_act(self, run: Run, firing: RuleFiring) -> None:
+        run.control.stop(f"{self.name} on {firing.trigger}")
+
+    def shoulder(self) -> None:
+        raise AssertionError
+
+    @property
+    def should_not(self) -> Any:
+        raise AssertionError
+
+
+def test_actions_are_methods_with_a_name_behind_should() -> None:
+    class More(Custom):
+        def should_do_more(self, run: Run, firing: RuleFiring) -> None:
+            pass
+
+    assert list(Custom("mine").actions()) == ["should_act"]
+    assert list(More("mine").actions()) == ["should_act", "should_do_more"]
+    run: Any = SimpleNamespace(control=Control(Progress()))
+    More("mine").actions()["should_act"](run, firing())
+    assert run.control.stop_request.reason == "mine on on_step_end"
+    assert Custom("mine").state_dict() == {}
+
+
+@pytest.mark.parametrize("length", [10, 163, 164, 165, 5000])
+def test_a_reason_is_bounded(length: int) -> None:
+    reason = firing("x" * length).reason
+    assert reason.startswith("rule 'mine' on on_step_end: xxx")
+    assert len(reason) == min(200, 28 + length)
+    assert reason.endswith("...") == (length > 172)
+
+
+def test_a_reason_is_one_line() -> None:
+    assert firing("loss <\n    1\n").reason == "rule 'mine' on on_step_end: loss < 1"
+
+
+def test_a_function_is_called_with_what_the_file_gives() -> None:
+    calls: list[Any] = []
+
+    def remember(run: Run, firing: RuleFiring, word: str, *, number: int = 1) -> None:
+        calls.append((run, firing, word, number))
+
+    run, fired = SimpleNamespace(), firing()
+    for function in ("remember", remember):
+        operation = CallFunction("call", function=function, word="hello", number=2)
+        operation.bind({"remember": remember})
+        assert list(operation.actions()) == ["should_call"]
+        operation.actions()["should_call"](run, fired)
+    assert calls == [(run, fired, "hello", 2)] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({}, r"remember cannot be called as \(run, firing\): missing a required argument: 'word'"),
+        ({"word": "a", "size": 2}, r"\(run, firing, word=..., size=...\): got an unexpected keyword argument 'size'"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_at_load(arguments: dict[str, Any], problem: str) -> None:
+    def remember(run: Run, firing: RuleFiring, word: str) -> None:
+        raise AssertionError
+
+    operation = CallFunction("call", function="remember", **arguments)
+    with pytest.raises(RuleTypeError, match=problem):
+        operation.bind({"remember": remember})
+
+
+def test_a_function_of_pythons_own_that_does_not_tell_its_arguments() -> None:
+    operation = CallFunction("call", function=min)
+    operation.bind({})
+    run: Any = 1
+    fired: Any = 2
+    operation.actions()["should_call"](run, fired)  # min(1, 2)
+
+
+def test_a_function_that_is_none_is_refused_at_load() -> None:
+    with pytest.raises(RuleTypeError, match="CallFunction takes the name of a function, or a function, got 3"):
+        CallFunction("call", function=3)  # type: ignore[arg-type]
+    with pytest.raises(RuleKeyError, match=r"Undefined function 'remembr'\. Did you mean 'remember'\?"):
+        CallFunction("call", function="remembr").bind({"remember": print})
+
+
+def test_a_save_is_final_where_it_was_asked_for_behind_the_end() -> None:
+    ending = Ending()
+    save, over = (kind() for kind in Ending.EVENTS)
+    heard = []
+    for event in (StepEnd(), save, over, StepEnd(), save):
+        ending.hear(event)
+        heard.append(ending.is_final)
+    assert heard == [False, False, False, False, True]
