@@ -19,7 +19,18 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from heliograph.tests.benchmarks import agreeing, alone, dispatch, gpu, imports, lean, resuming, saving, usual
+from heliograph.tests.benchmarks import (
+    agreeing,
+    alone,
+    dispatch,
+    gpu,
+    imports,
+    lean,
+    recording,
+    resuming,
+    saving,
+    usual,
+)
 from heliograph.tests.benchmarks.harness import STEPS, Seconds, differences, per_step
 
 PROCESSES = 5
@@ -37,6 +48,8 @@ WORKERS = {
     "alone": alone.time_agreement,
     "ranks": agreeing.time_ranks,
     "gpu": gpu.race_gpu,
+    "recording": recording.race_recorder,
+    "recorded": recording.race_usual_recorder,
 }
 
 
@@ -241,6 +254,19 @@ def rounds_beyond(spent: agreeing.Spent, name: str, base: str) -> float:
     return median(mine - other for mine, other in pairs)
 
 
+def show_recording() -> None:
+    """Print what a recorder and a rule cost."""
+    title("9. Recorder and rules", "us per step beyond the same loop without them")
+    results = gather("recording", FEWER)
+    bars = {recording.NOBODY_AGAIN: None, recording.RECORDER: 2.0, recording.LOSSES: None, recording.STEP_RULE: None}
+    for name, bar in bars.items():
+        row(name, (median(differences(each, name, recording.NOBODY)) for each in results), bar)
+    row(recording.LOG_RULE, (median(differences(each, recording.LOG_RULE, recording.LOGGED)) for each in results))
+    results = gather("recorded", FEWER)
+    for name, bar in {recording.PLAIN_AGAIN: None, recording.RECORDED: 2.0}.items():
+        row(name, (median(differences(each, name, recording.PLAIN)) for each in results), bar)
+
+
 def show_gpu() -> None:
     """Print the loop without plugins on a GPU."""
     title("8. A GPU: the loop of 1., batches in pinned memory", "us per step beyond the hand-written loop")
@@ -278,6 +304,7 @@ SHOWS = (
     show_alone,
     show_ranks,
     show_gpu,
+    show_recording,
 )
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""The recording of a run: what is in it, how it is written and read."""

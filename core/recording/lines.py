@@ -1,0 +1,199 @@
+"""The lines of a recording: a JSON array each, whose first item says what it is.
+
+    ["recording", 1]                                            the first line: the format
+    ["attempt", {...}]                                          an attempt begins: the fields of `Attempt`
+    ["happened", event, clock, place, data]
+    ["batches", number, part, place, clock, rows, columns, losses]    a block, numbered so that none counts twice
+    ["behind", number, batch]                                   what follows came behind this batch of a block to come
+    ["asked", number, [...]]                                    the fields of `Request`
+    ["recounted", number, times]
+    ["spent", [[...], ...]]                                     the fields of each `Spending`
+    ["lost", lines]                                             so many that could not be written, here
+
+A place is its numbers in the order of `Place`. JSON is written as Python does it: NaN and Infinity are bare words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import astuple, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...events import Request
+from . import columns
+from .records import Asked, Attempt, Batches, Entry, Happened, Place, Recounted, Spending, Spent
+
+FORMAT = 1
+_ENCODER = json.JSONEncoder(separators=(",", ":")).encode
+ROWS = 1_000_000  # more than any block has: a damaged number must not fill the memory
+COLUMNS = ("centiseconds", "steps", "skipped_steps", "skipped_batches", "samples", "window")
+_ABOUT = tuple(each.name for each in fields(Attempt) if each.name not in ("entries", "damage"))
+_TUPLES = ("validation_sets", "optimizers")
+
+
+def encode(entry: Entry, number: int = 0) -> str:
+    """Return an entry's line, without its end; a block of batches has a number."""
+    match entry:
+        case Happened():
+            return _line("happened", entry.event, round(entry.clock, 6), tuple_of(entry.place), entry.data)
+        case Asked():
+            return _line("asked", entry.number, _values(entry.request))
+        case Recounted():
+            return _line("recounted", entry.number, entry.times)
+        case Spent():
+            return _line("spent", [astuple(row) for row in entry.rows])
+        case Batches():
+            values = [getattr(entry, name) for name in COLUMNS]
+            return encode_rows((number, 0), entry.first, entry.clock, np.array(values, np.int64).T, entry.losses)
+
+
+def encode_rows(
+    number: tuple[int, int], first: Place, clock: float, rows: NDArray[np.int64], losses: Sequence[float] | None
+) -> str:
+    """Return the line of a block of batches.
+
+    Args:
+        number: the block's, within the attempt, and the part's.
+        first: the place before the first batch.
+        clock: seconds since the attempt began, behind the last.
+        rows: (batches, 6), the columns in the order of `COLUMNS`.
+        losses: of each.
+    """
+    steps = rows.copy()
+    steps[0] -= _starts(first)
+    steps[1:] -= rows[:-1]
+    ranges = zip(steps.T, steps.min(0).tolist(), steps.max(0).tolist(), strict=True)
+    packed = [columns.pack(*each) for each in ranges]
+    known = None if losses is None else columns.pack_floats(losses)
+    return _line("batches", *number, tuple_of(first), round(clock, 6), len(rows), packed, known)
+
+
+def tuple_of(place: Place) -> tuple[float, ...]:
+    """Return a place's numbers."""
+    return (
+        place.epoch, place.batch, place.earlier_batches, place.steps, place.skipped_steps, place.skipped_batches,
+        place.samples, place.validations, place.evaluated, place.seconds,
+    )  # fmt: skip
+
+
+def encode_head() -> str:
+    """Return the first line."""
+    return _line("recording", FORMAT)
+
+
+def encode_attempt(attempt: Attempt) -> str:
+    """Return the line that begins an attempt."""
+    return _line("attempt", {name: getattr(attempt, name) for name in _ABOUT})
+
+
+def encode_mark(number: int, batch: int) -> str:
+    """Return the line that tells behind which batch of a block, which is still open, the next lines belong."""
+    return _line("behind", number, batch)
+
+
+def encode_lost(lines: int) -> str:
+    """Return the line that tells of others that could not be written."""
+    return _line("lost", lines)
+
+
+def parse(line: str | bytes) -> list[Any]:
+    """Return a line's array.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        items = json.loads(line)
+    except (ValueError, RecursionError):
+        raise ValueError("no JSON") from None
+    if not isinstance(items, list) or not items or not isinstance(items[0], str):
+        raise ValueError("no array with a name")
+    return items
+
+
+def decode_attempt(items: list[Any]) -> Attempt:
+    """Return an attempt that has no entries yet.
+
+    Raises:
+        ValueError: something is missing or wrong.
+    """
+    about = items[1] if len(items) == 2 else None
+    if not isinstance(about, dict) or not about.keys() >= set(_ABOUT):
+        raise ValueError("an attempt without all that it is told by")
+    values: dict[str, Any] = {name: tuple(about[name]) if name in _TUPLES else about[name] for name in _ABOUT}
+    values["plan"] = {event: tuple(names) for event, names in about["plan"].items()}
+    return Attempt(**values, entries=())
+
+
+def decode(items: list[Any]) -> Entry:
+    """Return the entry of a line's array.
+
+    Raises:
+        ValueError: it is none, or something in it is wrong.
+    """
+    try:
+        match items:
+            case ["happened", str(event), float() | int() as clock, place, dict(data)]:
+                return Happened(event, float(clock), _place(place), data)
+            case ["asked", int(number), [*values]]:
+                return Asked(number, _request(values))
+            case ["recounted", int(number), int(times)]:
+                return Recounted(number, times)
+            case ["spent", [*rows]]:
+                return Spent(tuple(_spending(row) for row in rows))
+            case ["batches", int(), int(), place, float() | int() as clock, int(rows), [*packed], losses] if (
+                0 < rows <= ROWS
+            ):
+                return _batches(_place(place), float(clock), rows, packed, losses)
+    except (TypeError, AttributeError, KeyError, OverflowError) as error:
+        raise ValueError(f"a line {items[0]!r} that cannot be read: {error}") from None
+    raise ValueError(f"a line {items[0]!r} of another form")
+
+
+def _line(*items: Any) -> str:
+    return _ENCODER(items)
+
+
+def _values(request: Request) -> tuple[str | int | None, ...]:
+    where = request.epoch, request.batch, request.step
+    return request.verb, request.by, request.reason, *where, request.times, request.rank, request.event
+
+
+def _starts(first: Place) -> tuple[int, ...]:
+    """Return the value before a block's first row, by column."""
+    begun = round(first.seconds * 100)
+    return begun, first.steps, first.skipped_steps, first.skipped_batches, first.samples, 0
+
+
+def _place(values: Any) -> Place:
+    place = Place(*values)
+    *counters, seconds = values
+    if not all(isinstance(each, int) for each in counters) or not isinstance(seconds, float):
+        raise ValueError("a place of other than numbers")
+    return place
+
+
+def _request(values: list[Any]) -> Request:
+    verb, by, reason, epoch, batch, step, times, rank, event = values
+    texts, numbers = (verb, by, reason, event), (epoch, batch, step, times, rank or 0)
+    if not all(isinstance(each, str) for each in texts) or not all(isinstance(each, int) for each in numbers):
+        raise ValueError("a request of another form")
+    return Request(*values)
+
+
+def _spending(row: list[Any]) -> Spending:
+    plugin, event, timed, emissions, seconds, longest = row
+    return Spending(str(plugin), str(event), int(timed), int(emissions), float(seconds), float(longest))
+
+
+def _batches(first: Place, clock: float, rows: int, packed: list[Any], losses: Any) -> Batches:
+    pairs = zip(packed, _starts(first), strict=True)
+    centiseconds, steps, skipped_steps, skipped_batches, samples, window = (
+        columns.unpack(column, rows, start) for column, start in pairs
+    )
+    known = None if losses is None else columns.unpack_floats(losses, rows)
+    return Batches(first, clock, steps, skipped_steps, skipped_batches, samples, window, centiseconds, known)

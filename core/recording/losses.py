@@ -1,0 +1,22 @@
+"""The losses of a block of batches, which stay on their device until the block is written."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def kept(loss: Tensor | None) -> Tensor | None:
+    """Return a copy of a loss without its graph, not waited for; a graph on a GPU may reuse the loss's own memory."""
+    return None if loss is None else loss.detach().clone().reshape(())
+
+
+def read(losses: Sequence[Tensor | None], skips: Sequence[bool]) -> tuple[float, ...]:
+    """Return the losses of batches as numbers, NaN for one that was left out; waits for their device once."""
+    there = [each for each in losses if each is not None]
+    numbers = iter(torch.stack(there).tolist() if there else ())
+    values = [math.nan if each is None else next(numbers) for each in losses]
+    return tuple(math.nan if skip else value for value, skip in zip(values, skips, strict=True))

@@ -1,0 +1,179 @@
+"""Read a recording, whatever happened to the process that wrote it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from .lines import FORMAT, decode, decode_attempt, parse
+from .records import Attempt, Batches, Entry, Recording
+from .tail import Rows, read_tail
+from .walking import Walked, walk
+from .walking import part as cut
+
+__all__ = ["SUFFIX", "Walked", "found", "leftover", "read", "walk"]
+SUFFIX = ".recording"
+UNKNOWN = Attempt("", "train", "", "", 1, None, None, (), (), {}, {}, losses=False, plan={}, entries=())
+
+
+@dataclass(slots=True)
+class _Mark:
+    """A place among the entries that belongs behind some batches of a block which comes later."""
+
+    place: int
+    number: int
+    batch: int
+
+
+@dataclass(slots=True)
+class _Attempt:
+    """An attempt whose lines are being read."""
+
+    about: Attempt
+    entries: list[Entry] = field(default_factory=list)
+    damage: list[str] = field(default_factory=list)
+    parts: set[tuple[int, int]] = field(default_factory=set)
+    marks: list[_Mark] = field(default_factory=list)
+
+    def take(self, items: list[Any]) -> None:
+        """Take a line in; a block that is there already is not taken twice."""
+        match items:
+            case ["batches", int(number), int(part), *_] if (number, part) in self.parts:
+                return
+            case ["behind", int(number), int(batch)]:
+                self.marks.append(_Mark(len(self.entries), number, batch))
+                return
+            case ["lost", int(lines)]:
+                self.damage.append(f"{lines} lines could not be written")
+                return
+        entry = decode(items)
+        if isinstance(entry, Batches):
+            self.parts.add((items[1], items[2]))
+            self._place(entry, items[1])
+        else:
+            self.entries.append(entry)
+
+    def _place(self, block: Batches, number: int) -> None:
+        """Put the batches of a block where they came about: between the entries that were written before it."""
+        self.marks = [mark for mark in self.marks if mark.number == number]
+        done, end = 0, len(block)
+        for index, mark in enumerate(self.marks):
+            behind = min(max(mark.batch - block.first.batch, done), end)
+            if behind > done:
+                self.entries.insert(mark.place, cut(block, done, behind))
+                for later in self.marks[index:]:
+                    later.place += 1
+                done = behind
+        if done < end:
+            self.entries.append(cut(block, done, end))
+
+    def finish(self) -> Attempt:
+        """Return the attempt."""
+        return replace(self.about, entries=tuple(self.entries), damage=tuple(self.damage))
+
+
+def read(path: str | Path) -> Recording:
+    """Return what a recording holds.
+
+    Args:
+        path: the file; or a folder, of which the newest recording is read.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ValueError: the file is no recording, or one of a newer format.
+    """
+    file = found(Path(path))
+    rows = read_tail(file)  # first: what leaves it meanwhile is in the file by then
+    attempts = _parsed(file)
+    if rows is not None:
+        for line in _missing(attempts, rows):
+            attempts[-1].take(parse(line))
+    return Recording(file, tuple(each.finish() for each in attempts))
+
+
+def found(path: Path) -> Path:
+    """Return the recording that a path means.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    if not path.is_dir():
+        if not path.exists():
+            raise FileNotFoundError(f"There is no recording {path}: give the file that Recorder wrote, or its folder.")
+        return path
+    files = [file for file in path.glob(f"*{SUFFIX}") if file.stat().st_size]
+    if not files:
+        raise FileNotFoundError(
+            f"The folder {path} holds no recording, no file *{SUFFIX}: was a Recorder among the plugins?"
+        )
+    return max(files, key=lambda file: (file.stat().st_mtime_ns, file.name))
+
+
+def leftover(path: Path) -> list[str]:
+    """Return the lines that a killed run left beside its recording and not in it.
+
+    Raises:
+        ValueError: it is no recording, or one of a newer format.
+    """
+    rows = read_tail(path)
+    attempts = _parsed(path)
+    return [] if rows is None else _missing(attempts, rows)
+
+
+def _missing(attempts: list[_Attempt], rows: Rows) -> list[str]:
+    owner = _owner(attempts, rows)
+    if owner is None:
+        return []
+    return [line for part, line in enumerate(rows.lines()) if (rows.number, part) not in owner.parts]
+
+
+def _owner(attempts: list[_Attempt], rows: Rows) -> _Attempt | None:
+    """Return the attempt whose block it is: the last one, or one whose beginning is damaged."""
+    last = attempts[-1] if attempts else None
+    return last if last is not None and last.about.name in (rows.attempt, "") else None
+
+
+def _parsed(path: Path) -> list[_Attempt]:
+    """Read a file's lines, each for itself.
+
+    Raises:
+        ValueError: it is no recording, or one of a newer format.
+    """
+    lines = path.read_bytes().split(b"\n")
+    _check_head(path, lines[0])
+    attempts: list[_Attempt] = []
+    for number, line in enumerate(lines[1:], 2):
+        if not line:
+            continue
+        try:
+            _take(attempts, parse(line))
+        except ValueError as error:
+            if line.startswith(b'["attempt"') or not attempts:
+                attempts.append(_Attempt(UNKNOWN))
+            end = ", the last, was cut short" if number == len(lines) else ""
+            attempts[-1].damage.append(f"line {number}{end}: {error}")
+    return attempts
+
+
+def _take(attempts: list[_Attempt], items: list[Any]) -> None:
+    if items[0] == "attempt":
+        attempts.append(_Attempt(decode_attempt(items)))
+        return
+    if not attempts:
+        attempts.append(_Attempt(UNKNOWN, damage=["its beginning is missing"]))
+    attempts[-1].take(items)
+
+
+def _check_head(path: Path, line: bytes) -> None:
+    try:
+        items = parse(line)
+    except ValueError:
+        items = []
+    match items:
+        case ["recording", int(version)] if version <= FORMAT:
+            return
+        case ["recording", int(version)]:
+            raise ValueError(f"{path} has format {version}, this version reads {FORMAT}: update heliograph.")
+    what = "is empty: the run was killed before it began" if not line else "is no recording of heliograph"
+    raise ValueError(f"{path} {what}. Give the file that Recorder wrote, or its folder.")

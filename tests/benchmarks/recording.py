@@ -1,0 +1,95 @@
+"""What a recorder and a rule cost per step, beside the same loop without them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, TextIO
+
+import heliograph as h
+from heliograph.tests.benchmarks.harness import Seconds, Train, Turns, race, sgd, tiny_model
+from heliograph.tests.benchmarks.usual import INTERVAL, LOG, PATIENCE, SAVE, VALIDATION
+from torch.nn.functional import mse_loss
+
+EPOCHS = 3
+NOBODY, NOBODY_AGAIN = "nobody listens", "nobody listens, once more (control)"
+RECORDER, LOSSES = "Recorder", "Recorder(losses=True)"
+STEP_RULE = "a rule on step_end"
+LOGGED, LOG_RULE = "a log every 50 steps", "a rule on log"
+PLAIN, PLAIN_AGAIN = "the usual set", "the usual set, once more (control)"
+RECORDED = "the usual set, and Recorder"
+METRICS = [{"name": "state", "class": "TrainingState"}]
+NEVER = {"name": "never", "rule": 'state["global_step"] < 0', "operations": ["hfcontrols.should_training_stop"]}
+
+Plugins = Callable[[], Sequence[Any]]
+
+
+def nothing() -> Sequence[Any]:
+    """Return no plugins."""
+    return ()
+
+
+def rule(trigger: str) -> Any:
+    """Return a controller of one rule, which is never true."""
+    return h.RuleController({"controller_metrics": METRICS, "controllers": [{**NEVER, "triggers": [trigger]}]})
+
+
+def with_plugins(plugins: Plugins) -> Train:
+    """Return a fit with these plugins."""
+
+    def fit(loader: Turns, epochs: int) -> None:
+        trainer = h.Trainer(plugins(), device="cpu")
+        trainer.fit(h.Supervised(tiny_model(), mse_loss), loader, optimizer=sgd, epochs=epochs)
+
+    return fit
+
+
+def usual_set(folder: Path, quiet: TextIO) -> list[Any]:
+    """Return the plugins of `usual.fit`."""
+    return [
+        h.ProgressBar(interval=INTERVAL, plain=False, file=quiet),
+        h.LogSchedule(h.Every(steps=LOG)),
+        h.TensorBoard(folder),
+        h.EarlyStopping(patience=PATIENCE),
+        h.ValidationSchedule(h.Every(steps=SAVE)),
+        h.SaveSchedule(h.Every(steps=SAVE)),
+        h.Checkpoint(folder, keep_last=1),
+    ]
+
+
+def fit_usual(folder: Path, quiet: TextIO, loader: Turns, epochs: int, *, records: bool) -> None:
+    """Train with the usual set."""
+    plugins = [*([h.Recorder(folder)] if records else []), *usual_set(folder, quiet)]
+    task = h.Supervised(tiny_model(), mse_loss)
+    h.Trainer(plugins, device="cpu").fit(task, loader, validation=VALIDATION, optimizer=sgd, epochs=epochs)
+
+
+def race_recorder(seed: int) -> Seconds:
+    """Time the loop with and without a recorder or a rule."""
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        log = partial(h.LogSchedule, h.Every(steps=LOG))
+        variants = {
+            NOBODY: with_plugins(nothing),
+            NOBODY_AGAIN: with_plugins(nothing),
+            RECORDER: with_plugins(lambda: [h.Recorder(folder / "plain")]),
+            LOSSES: with_plugins(lambda: [h.Recorder(folder / "losses", losses=True)]),
+            STEP_RULE: with_plugins(lambda: [rule("on_step_end")]),
+            LOGGED: with_plugins(lambda: [log()]),
+            LOG_RULE: with_plugins(lambda: [log(), rule("on_log")]),
+        }
+        return race(variants, EPOCHS, seed)
+
+
+def race_usual_recorder(seed: int) -> Seconds:
+    """Time the usual set with and without a recorder."""
+    with TemporaryDirectory() as place, Path(os.devnull).open("w") as quiet:
+        records = {PLAIN: False, PLAIN_AGAIN: False, RECORDED: True}
+        folders = {name: Path(place) / str(index) for index, name in enumerate(records)}
+        for folder in folders.values():
+            folder.mkdir()
+        variants = {name: partial(fit_usual, folders[name], quiet, records=value) for name, value in records.items()}
+        return race(variants, EPOCHS, seed)

@@ -1,0 +1,115 @@
+"""Trainings with a recorder that kill themselves: `python recorder_kills.py FOLDER POINT...`, a child for each point.
+
+A point is `<name>:<where>:<number>`: killed at the so-many-th `batch`, `validation` batch, or `save`; or within a write
+of the recorder's, `before` it, `amid` or `behind` it; or where it has begun a block in the tail, but for its number
+(`begin`). `none` is not killed. Children of one name share a folder, and so resume.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import heliograph as h
+import torch
+from heliograph.builtin_callbacks.recorder import Recorder
+from heliograph.core.recording import tail, writing
+from heliograph.tests.recordings import fit
+
+
+class Witness(h.Plugin):
+    """Writes down what was told, behind all others, and kills."""
+
+    def __init__(self, path: Path, where: str, number: int) -> None:
+        self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self.where, self.left = where, number
+
+    @h.on(h.BatchEnd, lane=h.Lane.REPORT)
+    def note(self, run: h.Run, event: h.BatchEnd) -> None:
+        place = run.progress
+        line = f"{place.epoch} {place.batch} {place.steps} {place.samples} {place.seconds} {run.window}\n"
+        os.write(self.file, line.encode())
+        self.act("batch")
+
+    @h.on(h.ValidationBatchEnd)
+    def amid_validation(self, run: h.Run, event: h.ValidationBatchEnd) -> None:
+        self.act("validation")
+
+    @h.on(h.SavePoint, lane=h.Lane.PERSIST)
+    def amid_save(self, run: h.Run, event: h.SavePoint) -> None:
+        self.act("save")
+
+    def act(self, where: str) -> None:
+        """Kill where the time has come."""
+        if self.where == where:
+            self.left -= 1
+            if not self.left:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+def injected(witness: Witness) -> None:
+    """Let the recorder's own writes be killed."""
+    write, pack = os.write, tail.HEAD.pack_into
+
+    def killing(file: int, data: bytes) -> int:
+        if not data.startswith(b"0 ") and not data.startswith(b"1 "):  # the witness's own
+            witness.act("before")
+            if witness.where == "amid" and witness.left == 1:
+                write(file, data[: len(data) // 2])
+            witness.act("amid")
+            done = write(file, data)
+            witness.act("behind")
+            return done
+        return write(file, data)
+
+    class Head:
+        unpack_from, size = tail.HEAD.unpack_from, tail.HEAD.size
+
+        @staticmethod
+        def pack_into(buffer: bytearray, at: int, *values: object) -> None:
+            pack(buffer, at, *values)
+            buffer[112:120] = bytes(8)  # as if the last number were not written yet
+            witness.act("begin")
+            pack(buffer, at, *values)
+
+    writing.os.write = killing  # type: ignore[attr-defined]
+    tail.HEAD = Head  # type: ignore[assignment]
+
+
+def train(folder: Path, where: str, number: int) -> None:
+    """Train until the kill comes."""
+    witness = Witness(folder / "witness", where, number)
+    if where in ("before", "amid", "behind", "begin"):
+        injected(witness)
+    plugins = [
+        Recorder(folder),
+        h.GradientAccumulation(2),
+        h.LogSchedule(h.Every(steps=3)),
+        h.ValidationSchedule(h.Every(steps=4)),
+        h.SaveSchedule(h.Every(steps=5)),
+        h.Checkpoint(folder / "checkpoints", resume="auto"),
+        witness,
+    ]
+    fit(plugins, batches=20, epochs=2)
+
+
+def main(folder: Path, points: list[str]) -> None:
+    """Fork a child for each point, and wait for its end."""
+    torch.set_num_threads(1)
+    fit([h.ValidationSchedule(h.Every(epochs=1))], batches=1, epochs=1)  # imports for all children
+    for point in points:
+        name, where, number = point.split(":")
+        (folder / name).mkdir(exist_ok=True)
+        if (child := os.fork()) == 0:
+            train(folder / name, where, int(number))
+            os._exit(0)
+        status = os.waitpid(child, 0)[1]
+        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+        if killed != (where != "none") or (not killed and status):
+            sys.exit(f"{point} ended with status {status}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,69 @@
+"""Recordings for tests: written entry by entry, or by a short training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import heliograph as h
+import torch
+from heliograph.core.recording.lines import encode, encode_attempt, encode_head
+from heliograph.core.recording.records import Attempt, Batches, Entry
+from torch import Tensor, nn
+
+PLAIN = Attempt(
+    name="a1",
+    phase="train",
+    began="2026-01-01T00:00:00+00:00",
+    run="run",
+    world_size=1,
+    max_epochs=1,
+    max_steps=None,
+    validation_sets=("",),
+    optimizers=("optimizer",),
+    hyper_parameters={},
+    versions={"heliograph": "0", "torch": "0", "python": "0"},
+    losses=False,
+    plan={},
+    entries=(),
+)
+
+
+def attempt(*entries: Entry, **about: Any) -> Attempt:
+    """Return an attempt with these entries; `about` names other fields."""
+    return replace(PLAIN, entries=entries, **about)
+
+
+def lines(attempts: Iterable[Attempt]) -> list[str]:
+    """Return the lines of a recording."""
+    written = [encode_head()]
+    for each in attempts:
+        written.append(encode_attempt(each))
+        number = 0
+        for entry in each.entries:
+            number += isinstance(entry, Batches)
+            written.append(encode(entry, number))
+    return written
+
+
+def write(path: Path, *attempts: Attempt) -> Path:
+    """Write a recording, and return its path."""
+    path.write_text("".join(f"{line}\n" for line in lines(attempts)))
+    return path
+
+
+def data(batches: int = 8) -> list[tuple[Tensor, Tensor]]:
+    """Return batches of 3 samples, the same every time."""
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randn(3, 4, generator=generator), torch.tensor([0, 1, 0])) for _ in range(batches)]
+
+
+def fit(plugins: Sequence[Any], *, batches: int = 8, epochs: int = 2, **options: Any) -> tuple[h.RunResult, nn.Module]:
+    """Train a small model; return the result and the model."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    task = h.Supervised(model, nn.functional.cross_entropy)
+    options = {"validation": data(3), "optimizer": lambda each: torch.optim.SGD(each, lr=0.1), **options}
+    return h.Trainer(plugins, device="cpu").fit(task, data(batches), epochs=epochs, **options), model
