@@ -8,6 +8,7 @@ import signal
 from collections.abc import Sequence
 from signal import Signals
 
+from ..core.errors import NotRecorded
 from ..core.signals import Deadline, SignalHook
 from ..events import (
     BatchEnd,
@@ -131,6 +132,8 @@ class Preemption(Plugin):
         self._run, self._heard, self._asked = None, None, False
 
     def _begin(self, run: Run) -> None:
+        if run.is_replay:
+            raise NotRecorded("the signals that the process got")
         self.close()
         self._hook.install()
         self._run = run

@@ -1,0 +1,1 @@
+"""Drive plugins with a recorded run."""

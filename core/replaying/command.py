@@ -1,0 +1,52 @@
+"""`python -m heliograph replay RUN --plugin early_stopping:patience=2`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+NAME = "replay"
+
+
+def add_command(commands: Commands) -> None:
+    """Add the command to those of a parser."""
+    parser = commands.add_parser(
+        NAME,
+        help="tell what plugins would have asked of a recorded run",
+        description="Exit status 0: replayed; 2: there is no such recording or plugin, or its options are wrong.",
+    )
+    parser.add_argument("recording", metavar="RUN", help="the file that Recorder wrote, or its folder")
+    parser.add_argument(
+        "--plugin",
+        action="append",
+        required=True,
+        dest="plugins",
+        metavar="NAME:KEY=VALUE,...",
+        help="an installed plugin and its options, as in early_stopping:monitor=validation/loss,patience=2 or "
+        "'log_schedule:when=Every(steps=5)'; several, in their order",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Replay, print the report, and return the exit status.
+
+    Args:
+        options: parsed by what `add_command` added.
+    """
+    from ..recording.reading import read
+    from .options import made_plugin
+    from .replay import Session
+
+    try:
+        session = Session(read(options.recording), [made_plugin(text) for text in options.plugins])
+    except (LookupError, ImportError, OSError, TypeError, ValueError) as error:
+        said = "; ".join([str(error), *getattr(error, "__notes__", ())])
+        print(f"heliograph {NAME}: {said}", file=sys.stderr)
+        return 2
+    print(session.play())
+    return 0

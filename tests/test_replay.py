@@ -1,0 +1,162 @@
+"""A replay asks exactly what the live run asked."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import heliograph as h
+from heliograph.tests.replay_stories import Act, End, Replays, Spec, Story, live
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+
+NAN, INF = float("nan"), float("inf")
+UNITS = st.sampled_from(["steps", "epochs", "samples", "batches", "seconds", "skipped_steps", "validations"])
+WITHIN = (h.BatchStart, h.GradientsReady, h.StepEnd, h.ValidationBatchEnd)  # of what a kill leaves no trace
+ANYWHERE = (h.BatchEnd, h.EpochStart, h.EpochEnd, h.Log, h.ValidationEnd, h.SavePoint, h.CheckpointSaved)
+VERBS = ("stop", "end_epoch", "request_log", "request_save", "disable", "enable", "raise", "request_validation")
+
+
+@st.composite
+def filters(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
+    unit = draw(UNITS)
+    number = draw(st.sampled_from([0.002, 0.01])) if unit == "seconds" else draw(st.integers(1, 5))
+    if draw(st.booleans()):
+        return "Every", {unit: number}
+    return "At", {unit: [number, 2 * number]}
+
+
+@st.composite
+def schedules(draw: st.DrawFn) -> Mapping[str, Any]:
+    return {"when": draw(filters()), "at_start": draw(st.booleans()), "at_end": draw(st.booleans())}
+
+
+@st.composite
+def plugins(draw: st.DrawFn, sets: Mapping[str, int] | None) -> tuple[Spec, ...]:
+    chosen: list[Spec] = [("SaveSchedule", draw(schedules()))]
+    if draw(st.booleans()):
+        chosen.append(("GradientAccumulation", {"n": draw(st.sampled_from([2, 3, {0: 1, 1: 2}]))}))
+    has_log = draw(st.booleans())
+    if has_log:
+        chosen.append(("LogSchedule", draw(schedules())))
+    if sets is not None:
+        chosen.append(("ValidationSchedule", draw(schedules())))
+    monitors = ["train/loss"] * has_log + [f"validation/{name}/loss".replace("//", "/") for name in sets or ()]
+    if monitors:
+        options = {"monitor": draw(st.sampled_from(monitors)), "patience": draw(st.integers(1, 3))}
+        chosen.append(("EarlyStopping", {**options, "nan": draw(st.sampled_from(["worse", "stop", "raise"]))}))
+    guard = draw(st.sampled_from(["", "raise", "skip", "stop", "back"]))
+    if guard == "back":
+        chosen.append(("RollBack", {"max_times": draw(st.integers(1, 3))}))
+    elif guard:
+        chosen.append(("NaNGuard", {"action": guard, "max_skips": draw(st.integers(1, 3))}))
+    if draw(st.booleans()):
+        chosen.append(("RuleController", {"source": draw(rules(has_log))}))
+    return tuple(draw(st.permutations(chosen)))
+
+
+@st.composite
+def rules(draw: st.DrawFn, has_log: bool) -> Mapping[str, Any]:
+    texts = ['state["global_step"] > 2', 'state["epoch"] >= 1']
+    metrics = [{"name": "state", "class": "TrainingState"}]
+    if has_log:
+        texts.append('loss["loss"] > 0.5')
+        metrics.append({"name": "loss", "class": "Loss"})
+    names = ["on_step_end", "on_substep_end", "on_epoch_end", "on_train_begin", "on_save", *["on_log"] * has_log]
+    triggers = st.sampled_from(names)
+    words = ["should_training_stop", "should_epoch_stop", "should_save"]
+    controller: dict[str, Any] = {
+        "name": "rule",
+        "triggers": draw(st.lists(triggers, min_size=1, max_size=2, unique=True)),
+        "rule": draw(st.sampled_from(texts)),
+        "operations": [f"hfcontrols.{draw(st.sampled_from(words))}"],
+    }
+    if draw(st.booleans()):
+        controller["patience"] = {"patience_threshold": draw(st.integers(1, 3))}
+    return {"controller_metrics": metrics, "controllers": [controller]}
+
+
+@st.composite
+def acts(draw: st.DrawFn, names: list[str]) -> Act:
+    kind = draw(st.sampled_from(["batch", "gradients", "veto", "cut", "other"]))
+    nth = draw(st.integers(1, 8))
+    match kind:
+        case "batch":
+            return Act(h.BatchStart, nth, draw(st.sampled_from(["skip_batch", "hold_step", "scale_loss"])))
+        case "gradients":
+            return Act(h.GradientsReady, nth, "skip_step")
+        case "veto":
+            return Act(h.ShouldStop, nth, "veto_stop")
+        case "cut":
+            return Act(h.ValidationBatchEnd, nth, "cut_validation")
+        case _:
+            return Act(draw(st.sampled_from(ANYWHERE)), nth, draw(st.sampled_from(VERBS)), draw(st.sampled_from(names)))
+
+
+@st.composite
+def stories(draw: st.DrawFn) -> Story:
+    sets = draw(st.sampled_from([None, {"": 1}, {"": 2}, {"a": 1, "b": 2}]))
+    chosen = draw(plugins(sets))
+    names = [getattr(h, kind).name for kind, _ in chosen]
+    numbers = st.floats(0, 2, width=16)
+    return Story(
+        sizes=tuple(draw(st.lists(st.integers(1, 3), min_size=1, max_size=6))),
+        sized=draw(st.booleans()),
+        epochs=draw(st.integers(1, 3)),
+        steps=draw(st.none() | st.integers(1, 8)),
+        losses=tuple(draw(st.lists(numbers | st.sampled_from([NAN, INF]), min_size=1, max_size=9))),
+        sets=sets,
+        metrics=tuple(draw(st.lists(numbers | st.just(NAN), min_size=1, max_size=5))),
+        plugins=chosen,
+        acts=tuple(draw(st.lists(acts(names), max_size=4))),
+        ends=tuple(
+            draw(
+                st.lists(
+                    st.builds(End, st.just("kill"), st.sampled_from(ANYWHERE), st.integers(1, 8))
+                    | st.builds(End, st.just("fail"), st.sampled_from((*ANYWHERE, *WITHIN)), st.integers(1, 8)),
+                    max_size=2,
+                )
+            )
+        ),
+        first=draw(st.booleans()),
+    )
+
+
+def check(story: Story) -> None:
+    names = [getattr(h, kind).name for kind, _ in story.plugins]
+    with tempfile.TemporaryDirectory() as folder:
+        lived = live(story, Path(folder))
+        replays = Replays(Path(folder))
+    replays.check(lived, story.deciding, names)
+    for index, name in enumerate(names):
+        replays.check(lived, partial(_one, story, index), [name])
+
+
+def check_events(story: Story) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        lived = live(replace(story, listens=True), Path(folder))
+        replays = Replays(Path(folder))
+    assert replays.heard() == [moment for attempt in lived for moment in attempt.heard]
+
+
+def _one(story: Story, index: int) -> list[Any]:
+    return [story.deciding()[index]]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@given(story=stories())
+def test_a_replay_asks_what_the_run_asked(story: Story) -> None:
+    check(story)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(story=stories())
+def test_a_replay_tells_what_the_run_told(story: Story) -> None:
+    events = [each.event for each in story.ends] + [each.event for each in story.acts]
+    fails = h.CheckpointSaved in events  # amid the dispatch of another
+    assume(not fails and all(end.kind == "fail" for end in story.ends))  # of a kill the last moment is not recorded
+    check_events(story)
