@@ -1,0 +1,71 @@
+"""`python -m heliograph explain RUN` and `python -m heliograph timeline RUN`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_command(commands: Commands) -> None:
+    """Add both commands to those of a parser."""
+    explain = commands.add_parser(
+        "explain", help="tell the story of a recorded run: how it ended, who asked for what, what was saved and pruned"
+    )
+    timeline = commands.add_parser(
+        "timeline", help="write a page with the curves, decisions and checkpoints of a recorded run, and a trace"
+    )
+    for each, act in ((explain, run_explain), (timeline, run_timeline)):
+        each.add_argument("recording", metavar="RUN", type=Path, help="a recording, or a folder: the newest in it")
+        each.set_defaults(run=act)
+    timeline.add_argument("--output", metavar="FILE", type=Path, help="the page; by default <recording>.html")
+    timeline.add_argument(
+        "--trace", metavar="FILE", type=Path, help="the trace for Perfetto; by default <recording>.trace.json"
+    )
+
+
+def run_explain(options: argparse.Namespace) -> int:
+    """Tell the story; return the exit status: 1 where there is no recording, or it cannot be read.
+
+    Args:
+        options: parsed by what `add_command` added.
+    """
+    from ..recording.reading import read
+    from .story import story
+
+    try:
+        print(story(read(options.recording)))
+    except (OSError, ValueError) as error:
+        return _refused("explain", error)
+    return 0
+
+
+def run_timeline(options: argparse.Namespace) -> int:
+    """Write the page and the trace, print where; return the exit status, as above.
+
+    Args:
+        options: parsed by what `add_command` added.
+    """
+    from ..recording.reading import read
+    from .timeline import write_timeline
+    from .trace import write_trace
+
+    try:
+        recording = read(options.recording)
+        page = options.output or recording.path.with_suffix(".html")
+        trace = options.trace or recording.path.with_suffix(".trace.json")
+        write_timeline(recording, page)
+        write_trace(recording, trace)
+    except (OSError, ValueError) as error:
+        return _refused("timeline", error)
+    print(f"{page}\n{trace}")
+    return 0
+
+
+def _refused(command: str, error: Exception) -> int:
+    print(f"heliograph {command}: {error}", file=sys.stderr)
+    return 1

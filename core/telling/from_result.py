@@ -1,0 +1,84 @@
+"""The story of a run, told from what its result holds where nothing was recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..recording.reading import read
+from ..recording.records import Recording
+from . import words
+from .asked import Ask
+from .attempts import metrics_line
+from .control import control_section
+from .costs import PluginCost, costs_section
+from .ending import asked_where, verdict
+from .sections import Section, joined
+from .story import notes_section, story
+
+if TYPE_CHECKING:
+    from ..result import RunResult
+
+MORE = (
+    "a Recorder among the plugins would tell more: each attempt and where it went on from, what became of every "
+    "request, every checkpoint and what was pruned, the time of each plugin on each event"
+)
+
+
+def story_of(result: RunResult) -> str:
+    """Return how a run went: from its recording, else from the result."""
+    if result.recording is None:
+        return _told(result, MORE)
+    recording = _read(result.recording)
+    return story(recording) if isinstance(recording, Recording) else _told(result, recording)
+
+
+def _read(path: Path) -> Recording | str:
+    """Return a recording, or why it cannot be read."""
+    try:
+        return read(path)
+    except (OSError, ValueError) as error:
+        return f"told without the recording, which cannot be read: {error}"
+
+
+def _told(result: RunResult, remark: str) -> str:
+    dropped = result.history.total - len(result.history)
+    forgotten = (
+        [f"the {words.counted(dropped, 'request')} before the latest {len(result.history):,}"] if dropped else []
+    )
+    plugins = [PluginCost(name, spent, False, ()) for name, spent in result.plugin_seconds.items()]
+    errors = [(name, error) for name, each in result.plugin_errors.items() for error in each]
+    rows = [("failed", f"{words.plain(name)} on {words.plain(error)}") for name, error in errors]
+    return joined(
+        [
+            _end(result),
+            control_section([Ask(1, 0.0, request) for request in result.history]),
+            _checkpoints(result),
+            Section("plugins that failed", words.table(rows)),
+            costs_section(sorted(plugins, key=lambda each: -each.seconds), result.seconds),
+            notes_section(result.notes),
+            Section(
+                "what is not told", [line for each in (*forgotten, words.plain(remark)) for line in words.lines(each)]
+            ),
+        ]
+    )
+
+
+def _end(result: RunResult) -> Section:
+    at = result.progress
+    where = f"epoch {at.epoch}, batch {at.batch}, step {at.steps}, {words.counted(at.samples, 'sample')}"
+    said = [words.plain(result.reason)]
+    stops = [request for request in result.history if request.verb == "stop"]
+    if result.status == "stopped" and stops:
+        first = stops[0]
+        said.append(asked_where(first.event, first.epoch, first.batch, first.step))
+    said += [f"{where} in {words.seconds(result.seconds)}", *metrics_line(result.metrics)]
+    title = verdict(result.status, result.stopped_by, result.stopped_on_rank)
+    return Section(f"the run: {title}", [line for each in said for line in words.lines(each)])
+
+
+def _checkpoints(result: RunResult) -> Section:
+    pairs = [("best", result.best_checkpoint), ("last", result.last_checkpoint)]
+    if result.resume is not None:
+        pairs.append(("resumed from", result.resume.path))
+    return Section("checkpoints", words.table([(name, words.plain(path)) for name, path in pairs if path]))
