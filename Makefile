@@ -5,12 +5,12 @@ READY := .venv/ready
 SOURCES := -m heliograph -m heliograph.__main__ -p heliograph.builtin_callbacks -p heliograph.core -p heliograph.demo \
 	-p heliograph.events -p heliograph.plugins -p heliograph.testing
 
-.PHONY: demo test torture bench docs check clean
+.PHONY: demo test torture bench docs check browser clean
 
 demo: $(READY)
 	$(BIN)/python -m heliograph demo
 
-test: check docs
+test: check docs browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term
 
 check: $(READY)
@@ -19,8 +19,16 @@ check: $(READY)
 	MYPYPATH=.venv/src $(BIN)/mypy $(SOURCES)
 	MYPYPATH=.venv/src $(BIN)/mypy tests
 
+# One test looks at the timeline page in Chromium, and skips where there is none; a machine of CI installs it.
+browser:
+	@command -v chromium chromium-browser google-chrome >/dev/null || \
+	if [ -n "$$CI" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium >/dev/null; \
+	else echo "There is no Chromium: the test of the timeline page will be skipped."; fi
+
 torture: $(READY)
 	$(BIN)/python tests/torture/torture.py
+	$(BIN)/python tests/torture/rules.py
 
 bench: $(READY)
 	$(BIN)/python tests/benchmarks/bench.py

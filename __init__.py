@@ -24,9 +24,24 @@ if _TYPE_CHECKING:
     from .builtin_callbacks.learning_rate import LearningRate as LearningRate
     from .builtin_callbacks.nan_guard import NaNGuard as NaNGuard
     from .builtin_callbacks.preemption import Preemption as Preemption
+    from .builtin_callbacks.profile import Profile as Profile
     from .builtin_callbacks.progress_bar import ProgressBar as ProgressBar
+    from .builtin_callbacks.recorder import Recorder as Recorder
     from .builtin_callbacks.rng_capture import RNGCapture as RNGCapture
     from .builtin_callbacks.roll_back import RollBack as RollBack
+    from .builtin_callbacks.rules.base import RuleFiring as RuleFiring
+    from .builtin_callbacks.rules.base import RuleMetric as RuleMetric
+    from .builtin_callbacks.rules.base import RuleOperation as RuleOperation
+    from .builtin_callbacks.rules.controller import RuleController as RuleController
+    from .builtin_callbacks.rules.errors import RuleError as RuleError
+    from .builtin_callbacks.rules.fired import RuleFired as RuleFired
+    from .builtin_callbacks.rules.loading.specs import RulePart as RulePart
+    from .builtin_callbacks.rules.loading.specs import RuleSet as RuleSet
+    from .builtin_callbacks.rules.loading.specs import RuleSpec as RuleSpec
+    from .builtin_callbacks.rules.operations.functions import register_function as register_function
+    from .builtin_callbacks.rules.patience import RulePatience as RulePatience
+    from .builtin_callbacks.rules.registry import register_metric as register_metric
+    from .builtin_callbacks.rules.registry import register_operation as register_operation
     from .builtin_callbacks.schedules import LogSchedule as LogSchedule
     from .builtin_callbacks.schedules import SaveSchedule as SaveSchedule
     from .builtin_callbacks.schedules import ValidationSchedule as ValidationSchedule
@@ -47,6 +62,7 @@ if _TYPE_CHECKING:
     from .core.engines.device import DeviceEngine as DeviceEngine
     from .core.engines.fsdp import FSDPEngine as FSDPEngine
     from .core.engines.moving import register_mover as register_mover
+    from .core.errors import NotRecorded as NotRecorded
     from .core.errors import RankFailed as RankFailed
     from .core.errors import TrainingError as TrainingError
     from .core.filters import At as At
@@ -56,6 +72,8 @@ if _TYPE_CHECKING:
     from .core.filters import Once as Once
     from .core.launching import launch as launch
     from .core.metrics import accuracy as accuracy
+    from .core.replaying.replay import replay as replay
+    from .core.replaying.report import Replayed as Replayed
     from .core.result import ResumeReport as ResumeReport
     from .core.result import RunResult as RunResult
     from .core.run import TrainRun as TrainRun
@@ -84,9 +102,19 @@ _HOMES = {
     "builtin_callbacks.learning_rate": "LearningRate",
     "builtin_callbacks.nan_guard": "NaNGuard",
     "builtin_callbacks.preemption": "Preemption",
+    "builtin_callbacks.profile": "Profile",
     "builtin_callbacks.progress_bar": "ProgressBar",
+    "builtin_callbacks.recorder": "Recorder",
     "builtin_callbacks.rng_capture": "RNGCapture",
     "builtin_callbacks.roll_back": "RollBack",
+    "builtin_callbacks.rules.base": "RuleFiring RuleMetric RuleOperation",
+    "builtin_callbacks.rules.operations.functions": "register_function",
+    "builtin_callbacks.rules.controller": "RuleController",
+    "builtin_callbacks.rules.errors": "RuleError",
+    "builtin_callbacks.rules.fired": "RuleFired",
+    "builtin_callbacks.rules.patience": "RulePatience",
+    "builtin_callbacks.rules.registry": "register_metric register_operation",
+    "builtin_callbacks.rules.loading.specs": "RulePart RuleSet RuleSpec",
     "builtin_callbacks.schedules": "LogSchedule SaveSchedule ValidationSchedule",
     "builtin_callbacks.tensorboard": "TensorBoard",
     "core.batch_size": "find_batch_size",
@@ -101,10 +129,12 @@ _HOMES = {
     "core.engines.device": "DeviceEngine",
     "core.engines.fsdp": "FSDPEngine",
     "core.engines.moving": "register_mover",
-    "core.errors": "RankFailed TrainingError",
+    "core.errors": "NotRecorded RankFailed TrainingError",
     "core.filters": "At Between Every Filter Once",
     "core.launching": "launch",
     "core.metrics": "accuracy",
+    "core.replaying.replay": "replay",
+    "core.replaying.report": "Replayed",
     "core.result": "ResumeReport RunResult",
     "core.run": "TrainRun",
     "core.storage": "load_weights",

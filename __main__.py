@@ -1,13 +1,17 @@
-"""The command line: `python -m heliograph demo | plugins | events | checkpoint | verify-resume`."""
+"""The command line: `python -m heliograph demo | plugins | events | explain | timeline | replay | rules | ...`."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
 
+from heliograph.builtin_callbacks.rules import command as rules
+from heliograph.core.replaying import command as replaying
+from heliograph.core.telling import command as telling
 from heliograph.events import CATALOGUE
 from heliograph.plugins.discovery import Discovered, discover
 from heliograph.plugins.marks import marked_methods
@@ -16,6 +20,16 @@ from heliograph.testing import command as verify_resume
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status."""
+    try:
+        status = _run(sys.argv[1:] if arguments is None else arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads has seen enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or python would complain at its exit
+        return 128 + 13
+    return status
+
+
+def _run(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="heliograph", description="An event-bus callback framework for PyTorch.")
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser("demo", help="train a small network on real handwritten digits")
@@ -23,9 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     demo.add_argument("--epochs", type=int, default=60, help="at most so many (%(default)s)")
     commands.add_parser("plugins", help="list the installed plugins")
     commands.add_parser("events", help="list the events in the order in which the loop emits them")
-    verify_resume.add_command(commands)
+    for module in (telling, replaying, rules, verify_resume):
+        module.add_command(commands)
     commands.add_parser("checkpoint", help="inspect, verify, migrate, consolidate or prune checkpoints", add_help=False)
-    arguments = sys.argv[1:] if arguments is None else arguments
     if arguments[:1] == ["checkpoint"]:
         from heliograph.core.storage import commands as checkpoint  # torch is a second of waiting, for others as well
 
@@ -35,10 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(plugin_table())
     elif options.command == "events":
         print(event_list())
-    elif options.command == verify_resume.NAME:
-        return verify_resume.run(options)
-    else:
+    elif options.command == "demo":
         return _demo(options.folder, options.epochs)
+    else:
+        return int(options.run(options))
     return 0
 
 

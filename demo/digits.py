@@ -8,6 +8,9 @@ from time import perf_counter
 
 import heliograph as h
 from heliograph.core import storage
+from heliograph.core.recording.reading import read
+from heliograph.core.telling.story import brief
+from heliograph.core.telling.timeline import write_timeline
 from torch.utils.data import DataLoader
 
 from .data import digits
@@ -23,9 +26,11 @@ LEFT_BEHIND = (
     *(f"{each}/{NAME}.{pointer}" for each in CHECKPOINTS for pointer in ("last", "best")),
     "tensorboard/**/events.out.tfevents.*",
     f"{NAME}_*.log",
+    f"{NAME}_*.recording*",
     "log.jsonl",
     "log.jsonl.tmp",
     "curves.png",
+    "timeline.html",
 )
 
 
@@ -47,7 +52,7 @@ def run_demo(folder: Path, epochs: int) -> bool:
     """Train with a kill half way, test the best checkpoint, leave the curves, print a summary.
 
     Args:
-        folder: where to leave checkpoints, logs and the picture.
+        folder: where to leave checkpoints, logs, the recording and the pictures.
         epochs: at most so many; early stopping ends it sooner.
 
     Returns:
@@ -68,10 +73,13 @@ def run_demo(folder: Path, epochs: int) -> bool:
         with trainer.plugins.disabled("progress"):
             tested = trainer.test(supervised, DataLoader(test, batch_size=300), name=NAME)
         curves(folder / "log.jsonl", folder / "curves.png", result.resume.step)
+    assert result.recording is not None
+    recording = read(result.recording)
+    write_timeline(recording, folder / "timeline.html")
     undisturbed, _, _ = storage.newest(folder / CHECKPOINTS[1], NAME)
     assert result.last_checkpoint is not None
     assert undisturbed is not None
     parts = compare(result.last_checkpoint, undisturbed.path)
-    print(summary(result, best, tested.metrics["test/accuracy"], parts, folder))
+    print(summary(result, best, tested.metrics["test/accuracy"], parts, brief(recording), folder))
     print(f"\n{perf_counter() - began:.1f} s in all")
     return all(one == other for _, one, other in parts)

@@ -43,9 +43,23 @@ def curves(log: Path, picture: Path, resumed: int | None) -> None:
 
 
 def summary(
-    result: RunResult, best: dict[str, float], accuracy: float, parts: Sequence[tuple[str, str, str]], folder: Path
+    result: RunResult,
+    best: dict[str, float],
+    accuracy: float,
+    parts: Sequence[tuple[str, str, str]],
+    told: Sequence[str],
+    folder: Path,
 ) -> str:
-    """Return the demo's last words."""
+    """Return the demo's last words.
+
+    Args:
+        result: of the run that was resumed.
+        best: the metrics of the best checkpoint.
+        accuracy: the best weights', on the test set.
+        parts: name and both fingerprints of each part that was compared.
+        told: what the recording tells, line by line.
+        folder: where the files lie.
+    """
     return "\n".join(
         [
             "",
@@ -56,8 +70,8 @@ def summary(
             "files",
             *(f"  {path}" for path in sorted(folder.rglob("*")) if path.is_file()),
             "",
-            "time in plugins, since the resume",
-            *_times(result),
+            "what the recording tells",
+            *(f"  {line}" for line in told),
             "",
             "next",
             *_next(folder),
@@ -92,14 +106,11 @@ def _proof(result: RunResult, parts: Sequence[tuple[str, str, str]]) -> list[str
     ]
 
 
-def _times(result: RunResult) -> list[str]:
-    times = sorted(result.plugin_seconds.items(), key=lambda item: -item[1])
-    return [f"  {name:<24} {1e3 * spent:8.1f} ms" for name, spent in times if spent > 1e-4]
-
-
 def _next(folder: Path) -> list[str]:
     python = min(sys.executable, os.path.relpath(sys.executable), key=len)
     return [
+        f"  {python} -m heliograph explain {folder}     the whole story; open {folder / 'timeline.html'} to see it",
+        f"  {python} -m heliograph replay {folder} --plugin early_stopping:patience=3     and with less patience?",
         f"  {python} -m tensorboard.main --logdir {folder / 'tensorboard'}   (or open {folder / 'curves.png'})",
         f"  {python} -m heliograph events     what happens in which order",
         f"  {python} -m heliograph plugins    what is installed",

@@ -78,7 +78,7 @@ def reporting(folder: Path) -> list[h.Plugin]:
         h.TensorBoard(folder / "tensorboard"),
         h.JsonlLog(folder / "log.jsonl"),
         h.FileLog(folder),
-        h.HandlerTimes(),
+        h.Recorder(folder),
     ]
 
 

@@ -26,6 +26,7 @@ def add_command(commands: Commands) -> None:
         help="check that a training which is killed and resumed equals one that is left alone",
         description="Exit status 0: equal, bit for bit; 1: not; 2: it cannot be checked so.",
     )
+    parser.set_defaults(run=run)
     parser.add_argument(
         "function",
         metavar="module:function",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -101,6 +102,8 @@ def test_the_demo_leaves_its_files_and_forgets_them_and_nothing_else(demonstrate
     assert len([name for name in left if fnmatch(name, "checkpoints/digits_epoch_*_iter_*_accuracy_*.pth")]) in (2, 3)
     assert len([name for name in left if fnmatch(name, "digits_*.log")]) == 1
     assert [name for name in left if fnmatch(name, "tensorboard/events.out.tfevents.*")]
+    assert len([name for name in left if fnmatch(name, "digits_*.recording")]) == 1
+    assert "timeline.html" in left
 
     h.Checkpoint(folder).pin(next(folder.glob("checkpoints/*.pth")))
     (folder / "checkpoints/.digits.data.tmp").touch()
@@ -125,12 +128,12 @@ def test_a_demo_that_ends_otherwise_says_so_and_fails(monkeypatch: pytest.Monkey
     resume = h.ResumeReport("exact", path=Path("digits.pth"), epoch=1, batch=5, step=12)
     result = h.RunResult("completed", "2 epochs done", None, progress, {}, None, None, h.History(), 1.0, resume=resume)
     best = {"validation/loss": 0.5, "validation/accuracy": 0.5}
-    said = report.summary(
-        result, best, 0.5, [("weights", "a" * 64, "a" * 64), ("optimizer", "a" * 64, "b" * 64)], Path()
-    )
+    parts = [("weights", "a" * 64, "a" * 64), ("optimizer", "a" * 64, "b" * 64)]
+    said = report.summary(result, best, 0.5, parts, ["it was told"], Path())
     assert "killed, then resumed at epoch 1, batch 5, step 12, from digits.pth\n" in said
     assert f"  weights            {'a' * 16} == {'a' * 16}\n  optimizer          {'a' * 16} != {'b' * 16}\n" in said
     assert "  NOT EQUAL to the run that was left alone: " in said
+    assert "what the recording tells\n  it was told\n" in said
     assert "bit for bit" not in said
     monkeypatch.setattr(digits, "run_demo", lambda folder, epochs: False)
     assert main(["demo"]) == 1
@@ -159,3 +162,15 @@ def test_the_demo_says_what_is_missing(
     said = capsys.readouterr().err
     assert said.startswith("heliograph demo: The demo needs sklearn, which cannot be imported (")
     assert said.endswith("): pip install 'heliograph[examples]'\n")
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    """`python -m heliograph events | head` closes the pipe while there is more to write."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        command = [sys.executable, "-m", "heliograph", "events"]
+        done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")

@@ -12,6 +12,18 @@ import torch
 from heliograph.plugins import discover
 from heliograph.testing import check_plugin
 
+RULES = {
+    "controller_metrics": [{"name": "loss", "class": "HistoryBasedMetric", "arguments": {"window_size": 2}}],
+    "controllers": [
+        {
+            "name": "save",
+            "triggers": ["on_log", "step_end"],
+            "rule": "len(loss.training_loss.loss) >= 0",
+            "operations": ["hfcontrols.should_save"],
+            "patience": {"patience_threshold": 1},
+        }
+    ],
+}
 BUILT_INS: dict[str, Callable[[Path], h.Plugin]] = {
     "checkpoint": lambda folder: h.Checkpoint(folder, keep_best=1, monitor="validation/loss"),
     "compile": lambda folder: h.Compile(backend="eager"),
@@ -28,9 +40,12 @@ BUILT_INS: dict[str, Callable[[Path], h.Plugin]] = {
     "log_schedule": lambda folder: h.LogSchedule(h.Every(steps=2), at_start=True, at_end=True),
     "nan_guard": lambda folder: h.NaNGuard("skip"),
     "preemption": lambda folder: h.Preemption(deadline=600),
+    "profile": lambda folder: h.Profile(folder, wait=1, warmup=1, active=1),
     "progress": lambda folder: h.ProgressBar(plain=False, interval=0),
+    "recorder": lambda folder: h.Recorder(folder),
     "rng_capture": lambda folder: h.RNGCapture(),
     "roll_back": lambda folder: h.RollBack(),
+    "rule_controller": lambda folder: h.RuleController(RULES),
     "save_schedule": lambda folder: h.SaveSchedule(h.Every(batches=1), at_start=True, at_end=True),
     "tensorboard": lambda folder: h.TensorBoard(folder / "tensorboard"),
     "validation_schedule": lambda folder: h.ValidationSchedule(h.Every(samples=3), at_start=True, at_end=True),

@@ -489,6 +489,12 @@ def test_from_two_ranks_to_one_and_back_is_exact(n: int, ranks: Pool) -> None:
     assert rest[0]["resume"].guarantee == "order-exact"
 
 
+def test_a_larger_number_of_ranks_is_told_what_drew_otherwise(ranks: Pool) -> None:
+    cut = shuffled(8, cut_at=2)["cut"]
+    rest = ranks(2).run(shuffled, 4, saved=cut)[0]
+    assert "keyed by batch and rank: 1 rank with batches of 8 drew otherwise" in str(rest["resume"])
+
+
 def test_a_smaller_number_of_ranks_reads_on_in_the_same_order(ranks: Pool) -> None:
     whole = shuffled(8)
     cut = ranks(2).run(shuffled, 4, cut_at=2)[0]["cut"]
