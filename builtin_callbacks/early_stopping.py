@@ -100,4 +100,5 @@ class EarlyStopping(Plugin):
 
     def _stop(self, run: Run) -> None:
         best = "no number yet" if self.best is None else f"{self.best:.6g}"
-        run.control.stop(f"{self.monitor.name} has not improved on {best} in {self.failed_readings} readings")
+        readings = "1 reading" if self.failed_readings == 1 else f"{self.failed_readings} readings"
+        run.control.stop(f"{self.monitor.name} has not improved on {best} in {readings}")

@@ -157,4 +157,5 @@ class RankSums:
 
 
 def _parameters(run: Run) -> Iterator[Any]:
-    return (parameter for group in run.optimizer.param_groups for parameter in group["params"])
+    groups = () if run.is_replay else run.optimizer.param_groups  # a replay has no gradients
+    return (parameter for group in groups for parameter in group["params"])

@@ -55,17 +55,18 @@ class Recorder(Plugin):
     tests and validations on their own in that of the last fit. A run that is killed leaves everything up to its last
     batch. `run.recording` and `result.recording` say where it lies.
 
-    While it records, the run's clock stands still from one batch or event to the next, so that the recording holds the
-    very times that plugins see. On several ranks the main one records.
+    While it records, the run's clock stands still from one batch or event to the next, and goes by hundredths of a
+    second, so that the recording holds the very times that plugins see. On several ranks the main one records.
 
     Args:
         folder: where to write; made where it is missing.
         losses: whether the loss of every batch is recorded too; of several optimizers, the last one's of the batch.
-        sample: of the events of every batch, the handlers are timed in one batch of so many; those of others always.
+        sample: the handlers of the events of every batch are timed in the first 256, then in one of so many; those of
+            others always.
 
     Raises:
         TypeError: an argument is of another type.
-        ValueError: `sample` is less than 1.
+        ValueError: `sample` is less than 1, or there is a file where the folder is to be.
     """
 
     policy = "observer"
@@ -73,7 +74,7 @@ class Recorder(Plugin):
     ranks = "main"
     exclusive = ("recorder",)
 
-    def __init__(self, folder: str | Path, *, losses: bool = False, sample: int = 256) -> None:
+    def __init__(self, folder: str | Path, *, losses: bool = False, sample: int = 1000) -> None:
         if not isinstance(folder, str | Path):
             raise TypeError(f"Recorder(folder) takes the path of a folder, got {folder!r}.")
         if not isinstance(losses, bool):
@@ -83,6 +84,8 @@ class Recorder(Plugin):
         if sample < 1:
             raise ValueError(f"sample must be at least 1 (every batch), got {sample}.")
         self.folder, self.losses, self.sample = Path(folder), losses, sample
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ValueError(f"Recorder(folder) takes the path of a folder, but {self.folder} is a file.")
         self.path: Path | None = None
         self._session: Session | None = None
         self._listening: Listening | None = None
@@ -103,14 +106,14 @@ class Recorder(Plugin):
     def count(self, run: Run, event: BatchEnd) -> None:
         """Keep the counters of a batch, at the time that all who hear of it are to read."""
         session = self._session
-        if session is None or (at := session.at) == session.alarm or session.history.total != session.told:
+        if session is None or (at := session.at) == session.alarm:
             self._ready(run).count(run)
             return
+        if monotonic() >= session.due:
+            session.tick()
         progress = session.progress
-        hundredths = int((monotonic() + session.offset) * 100)
-        session.set_seconds(hundredths / 100)
         pack(
-            session.buffer, at, hundredths, progress.steps, progress.skipped_steps, progress.skipped_batches,
+            session.buffer, at, session.hundredths, progress.steps, progress.skipped_steps, progress.skipped_batches,
             progress.samples, run.window, progress.batch,
         )  # fmt: skip
         session.at = at + ROW_SIZE

@@ -49,7 +49,9 @@ class TensorBoard(Plugin):
 
     @on(Log, lane=Lane.MEASURE)
     def measure(self, run: Run, event: Log) -> None:
-        """Add the throughput and the learning rate."""
+        """Add the throughput and the learning rate; in a replay, what the run measured is in the log already."""
+        if run.is_replay:
+            return
         now, samples = perf_counter(), run.progress.samples
         if self._since is not None and now > self._since[0]:
             event.metrics["train/samples_per_second"] = (samples - self._since[1]) / (now - self._since[0])

@@ -71,6 +71,11 @@ class Filter(ABC):
         """Return the next due value above `count`."""
 
     def __str__(self) -> str:
+        return self._rule
+
+    @property
+    def _rule(self) -> str:
+        """By what saved states know a filter again: this text never changes."""
         return f"{type(self).__name__.lower()} {', '.join(map(str, self.values))} {self.unit}"
 
     def state_dict(self, origin: Progress) -> dict[str, Any]:
@@ -81,7 +86,7 @@ class Filter(ABC):
         """
         if origin is not self._origin:  # not asked in this run yet
             self.load_state_dict(origin, {})
-        return {"rule": str(self), "due": self._due, "emissions": self._emissions}
+        return {"rule": self._rule, "due": self._due, "emissions": self._emissions}
 
     def load_state_dict(self, origin: Progress, state: Mapping[str, Any]) -> None:
         """Go on in a resumed run; without a state, begin where the run began.
@@ -96,7 +101,7 @@ class Filter(ABC):
         self._emissions = state.get("emissions", 0)
         counts = {"emissions": self._emissions, "seconds": origin.earlier_seconds}  # the origin's own clock goes on
         count = counts[self.unit] if self.unit in counts else self._count(origin)
-        self._due = state["due"] if state.get("rule") == str(self) else self.due_after(count)
+        self._due = state["due"] if state.get("rule") == self._rule else self.due_after(count)
 
     def _next_emission(self, progress: Progress) -> float:
         self._emissions += 1
@@ -110,6 +115,10 @@ class Every(Filter):
         super().__init__(dict(counter))
         if len(self.values) != 1:
             raise ValueError(f"Every({self.unit}=...) takes one number, got {self.values}; At takes several.")
+
+    def __str__(self) -> str:
+        unit = "batch" if self.unit == "batches" else self.unit.removesuffix("s")
+        return f"every {unit.replace('_', ' ')}" if self.values == [1] else super().__str__()
 
     def due_after(self, count: float) -> float:
         """Return the next multiple."""

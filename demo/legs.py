@@ -28,11 +28,12 @@ class KillHalfWay(h.Plugin):
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
 
-    @h.on(h.StepEnd, lane=h.Lane.REPORT)
-    def kill(self, run: h.Run, event: h.StepEnd) -> None:
+    @h.on(h.BatchEnd, lane=h.Lane.REPORT)
+    def kill(self, run: h.Run, event: h.BatchEnd) -> None:
         """Kill, if it is time to."""
         epoch, step = run.progress.epoch, run.progress.steps
-        if epoch >= self.epoch and step > EVERY and step % EVERY == EVERY // 2 and not run.is_last_batch:
+        is_half_way = step > EVERY and step % EVERY == EVERY // 2 and not run.window
+        if epoch >= self.epoch and is_half_way and not run.is_last_batch:
             print(f"\n\nKilled by SIGKILL in epoch {epoch}, after step {step}.", flush=True)
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
@@ -41,11 +41,17 @@ class Request:
 
 
 class History(deque[Request]):
-    """The latest 10,000 requests in the order in which they came; `str` gives a line each."""
+    """The latest 10,000 requests in the order in which they came; `str` gives a line each.
+
+    Attributes:
+        total: how many there were, those too that are dropped by now.
+        watcher: called at each, if anything is.
+    """
 
     def __init__(self, requests: Iterable[Request] = (), maxlen: int | None = 10_000) -> None:
         super().__init__(requests, maxlen)
-        self.total = len(self)  # the old ones too, which are dropped by now
+        self.total = len(self)
+        self.watcher: Callable[[], None] | None = None
 
     def add(self, request: Request) -> Request:
         """Append a request, or count it where its plugin has just made the same one, as it does for every batch."""
@@ -55,6 +61,8 @@ class History(deque[Request]):
                 return latest
         self.append(request)
         self.total += 1
+        if self.watcher is not None:
+            self.watcher()
         return request
 
     def __str__(self) -> str:

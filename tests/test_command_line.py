@@ -15,8 +15,10 @@ import pytest
 import torch
 from heliograph import CATALOGUE
 from heliograph.__main__ import main
+from heliograph.core.recording.records import Happened, Place
 from heliograph.core.storage import Store
 from heliograph.demo import digits, proof, report
+from heliograph.tests.recordings import attempt, write
 
 
 def test_events_lists_the_catalogue_in_order(capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,12 +166,23 @@ def test_the_demo_says_what_is_missing(
     assert said.endswith("): pip install 'heliograph[examples]'\n")
 
 
-def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+def recording(folder: Path) -> str:
+    return str(write(folder / "x.recording", attempt(Happened("train_start", 0.0, Place()))))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [("events",), ("explain",), ("timeline",), ("replay", "--plugin", "early_stopping")],
+    ids=lambda given: given[0],
+)
+def test_a_reader_that_has_seen_enough_is_no_error(given: tuple[str, ...], tmp_path: Path) -> None:
     """`python -m heliograph events | head` closes the pipe while there is more to write."""
+    name, *rest = given
     reading, writing = os.pipe()
     os.close(reading)
     try:
-        command = [sys.executable, "-m", "heliograph", "events"]
+        about = [recording(tmp_path)] * (name != "events")
+        command = [sys.executable, "-m", "heliograph", name, *about, *rest]
         done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
     finally:
         os.close(writing)

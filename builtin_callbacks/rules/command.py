@@ -25,12 +25,13 @@ def add_command(commands: Commands) -> None:
     check = actions.add_parser(
         "check",
         help="tell everything that is wrong with a rule file",
-        description="Exit status 0: nothing is wrong; 1: something is; 2: the file cannot be read.",
+        description="Exit status 0: nothing is wrong; 1: something is; 2: the file or a module cannot be read.",
     )
     dry = actions.add_parser(
         "dry-run",
         help="tell when the rules would have acted in a recorded run",
-        description="Exit status 0: told; 1: something is wrong with the file; 2: it or the recording cannot be read.",
+        description="Exit status 0: told; 1: something is wrong with the file, or the rules could not be asked to the "
+        "end of the recording, as where a metric fails; 2: the file, the recording or a module cannot be read.",
     )
     for each, run in ((check, run_check), (dry, run_dry)):
         each.add_argument("file", metavar="FILE", type=Path, help="the rule file")
@@ -83,26 +84,29 @@ def run_dry(options: argparse.Namespace) -> int:
     except (ImportError, OSError, ValueError) as error:
         return _refuse(error)
     print(f"dry run of {options.file} on {recording.path}")
-    print(dry_run(RuleController(options.file), recording))
-    return 0
+    found = dry_run(RuleController(options.file), recording)
+    print(found)
+    return 1 if found.cut_short else 0
 
 
 def checked(path: Path) -> tuple[tuple[Ready, ...], list[RuleError]]:
     """Return the controllers of a rule file, and everything that is wrong with it, in the order of its lines.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        OSError: the file cannot be read.
         ImportError: the extra `rules` is not installed, or a package that the file names is broken.
     """
+    from .errors import RuleError
     from .loading.blueprint import Given
     from .loading.building import build
     from .loading.config import read_rules
     from .loading.problems import Problems
 
     problems = Problems(keeps=True)
-    rules = problems.attempt(read_rules, path, problems)
-    if rules is None or problems.found:
-        return (), problems.found
+    try:
+        rules = read_rules(path, problems)
+    except RuleError as error:  # there is nothing to look at
+        return (), [error]
     ready = build(rules, Given(), problems).controllers
     return ready, sorted(problems.found, key=lambda error: error.line or 0)
 
@@ -132,4 +136,15 @@ def _import(modules: Iterable[str]) -> None:
     if modules and here not in sys.path:
         sys.path.insert(0, here)
     for module in modules:
-        import_module(module)
+        try:
+            import_module(module)
+        except (Exception, SystemExit) as error:  # the user's own code
+            raise ImportError(_why(module, error)) from error
+
+
+def _why(module: str, error: BaseException) -> str:
+    """Return why a module cannot be imported, as a line."""
+    if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
+        hint = f", leave out .py: --import {module[:-3]}" if module.endswith(".py") else ""
+        return f"No module named {module!r} is in {Path.cwd()} or installed{hint}."
+    return f"The module {module!r} fails while it is imported: {type(error).__name__}: {' '.join(str(error).split())}"

@@ -50,6 +50,7 @@ class RuleController(Plugin):
 
     Raises:
         FileNotFoundError: there is no such file.
+        IsADirectoryError: it is a folder.
         ImportError: the extra `rules` is not installed.
         RuleError: something is wrong with the rules; says the file, the line, the controller and the column.
         TypeError: an argument has the wrong type.

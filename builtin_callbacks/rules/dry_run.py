@@ -15,6 +15,7 @@ from ...events import Event, Run, RunClosed
 from ...plugins import Plugin, on
 from .base import Action, RuleFiring, RuleMetric, RuleOperation
 from .controller import RuleController
+from .errors import RuleError
 from .fired import RuleFired
 from .loading.blueprint import Blueprint
 from .session import Session
@@ -58,20 +59,24 @@ class DryRun:
     Attributes:
         rules: every rule with what it would have done.
         unheld: by metric, what it needs and the recording does not hold.
+        cut_short: where, and why, the rules could be asked no more.
         notes: what else there is to know.
     """
 
     rules: Mapping[str, list[Act]]
     unheld: Mapping[str, str] = field(default_factory=dict)
+    cut_short: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         lines = []
+        never = "would not have acted as far as it was asked" if self.cut_short else "would never have acted"
         for name, acts in self.rules.items():
-            lines.append(f"{name}: {f'would have acted {_times(len(acts))}' if acts else 'would never have acted'}")
+            lines.append(f"{name}: {f'would have acted {_times(len(acts))}' if acts else never}")
             lines += [f"  {act}" for act in acts[:SHOWN]]
             lines += [f"  and {len(acts) - SHOWN} more"] * (len(acts) > SHOWN)
         lines += [f"metric {name} was not available: {text}" for name, text in self.unheld.items()]
+        lines += [f"the rules were not asked from there on: {text}" for text in self.cut_short]
         return "\n".join([*lines, *self.notes])
 
 
@@ -84,11 +89,11 @@ def dry_run(rules: RuleController, recording: Recording) -> DryRun:
     """
     watched = _Watched(rules)
     replayed = replay(recording, [watched, notebook := _Notebook(rules.plan)])
-    told = [text for texts in (replayed.unheld, replayed.failed) for text in texts.get(watched.name, ())]
     return DryRun(
         rules={ready.name: notebook.acts[ready.name] for ready in rules.plan.controllers},
         unheld=watched.unheld,
-        notes=(*(f"the rules were not asked from there on: {text}" for text in told), *replayed.notes),
+        cut_short=tuple(text for texts in (replayed.unheld, replayed.failed) for text in texts.get(watched.name, ())),
+        notes=replayed.notes,
     )
 
 
@@ -118,12 +123,19 @@ class _LenientMetric(RuleMetric):
         self.events, self.when_read, self.parts = self._metric.events, self._metric.when_read, self._metric.parts
 
     def compute(self, run: Run, event: Event) -> Any:
-        """Return the value, or None."""
+        """Return the value, or None.
+
+        Raises:
+            RuleError: the metric failed; says which, since a replay tells of an error, and not of its notes.
+        """
         try:
             return self._metric.compute(run, event)
         except NotRecorded as missing:
             self._unheld.setdefault(self.name, str(missing))
             return None
+        except Exception as error:
+            where = f"in metric {self.name!r} ({type(self._metric).__name__}) of the rules"
+            raise RuleError(f"{where}: {type(error).__name__}: {error}") from error
 
     def state_dict(self) -> dict[str, Any]:
         """Return the metric's."""

@@ -8,7 +8,10 @@ from ...events import Event
 
 
 class RuleFired(Event):
-    """The rule of `controller` was true on `trigger`, and its `operations` ran; `metrics` are those that it reads."""
+    """The rule of `controller` was true on `trigger`, and it acted.
+
+    `operations` are those that ran, without one that failed and those behind it; `metrics` are those that it reads.
+    """
 
     controller: str
     trigger: str

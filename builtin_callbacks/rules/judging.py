@@ -104,12 +104,14 @@ class Judge:
             told = ", ".join(f"{name} = {shown(value)}" for name, value in read.items()) or "no metrics"
             action = f"taking action {', '.join(operations)}"
             logger.log(ready.level, "%s", f"controller {ready.name!r} on {trigger.name}: {action}; {text}; {told}")
+        done = list[str]()
         try:
             for name in operations:
                 self._actions[name](run, firing)
+                done.append(name)
         except RuleError as error:
             self._fail(run, error)
-        run.emit(RuleFired(ready.name, trigger.name, text, operations, read))
+        run.emit(RuleFired(ready.name, trigger.name, text, tuple(done), read))
 
     def _fail(self, run: Run, error: RuleError) -> None:
         ready, spec = self.ready, self.ready.spec
@@ -119,13 +121,15 @@ class Judge:
             raise located from error.__cause__
         self.is_off = ready.on_error == "disable"
         what = "is off for the rest of the run" if self.is_off else "counts as false where it fails"
-        if self._tell_once("error", f"{located}; the rule {what}"):
-            run.note(f"{located}; the rule {what}")
+        told = f"{str(located).removesuffix('.')}; the rule {what}"
+        if self._tell_once("error", told, logs=not run.is_replay):  # a replay prints the notes
+            run.note(told)
 
-    def _tell_once(self, about: str, text: str) -> bool:
-        """Log a warning, unless one of this kind was logged; return whether it was."""
+    def _tell_once(self, about: str, text: str, *, logs: bool = True) -> bool:
+        """Log a warning, unless one of this kind was told; return whether it is the first."""
         if about in self._told:
             return False
         self._told.add(about)
-        logger.warning("%s", text)
+        if logs:
+            logger.warning("%s", text)
         return True

@@ -14,7 +14,7 @@ from .metrics.history import HistoryBasedMetric
 from .metrics.measures import GradientNorm, LearningRate, Memory, Throughput
 from .operations.log_control import LogControl
 from .operations.requests import CallFunction, Controls, HFControls
-from .operations.scaling import ScaleLearningRate
+from .operations.scaling import ScaleLearningRate, ScaleLoss
 
 T = TypeVar("T", bound=RuleMetric | RuleOperation)
 M = TypeVar("M", bound=type[RuleMetric])
@@ -28,7 +28,7 @@ _METRICS: dict[str, type[RuleMetric]] = {
     )
 }  # fmt: skip
 _OPERATIONS: dict[str, type[RuleOperation]] = {
-    kind.__name__: kind for kind in (CallFunction, Controls, HFControls, LogControl, ScaleLearningRate)
+    kind.__name__: kind for kind in (CallFunction, Controls, HFControls, LogControl, ScaleLearningRate, ScaleLoss)
 }
 DEFAULT_OPERATIONS: dict[str, type[RuleOperation]] = {"control": Controls, "hfcontrols": HFControls}
 

@@ -1,4 +1,4 @@
-"""The lines of a recording: a JSON array each, whose first item says what it is.
+"""The lines of a recording: a JSON array each, whose first item says what it is, and its checksum (see `sealing.py`).
 
     ["recording", 1]                                            the first line: the format
     ["attempt", {...}]                                          an attempt begins: the fields of `Attempt`
@@ -15,7 +15,6 @@ A place is its numbers in the order of `Place`. JSON is written as Python does i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import astuple, fields
 from typing import Any
@@ -26,9 +25,9 @@ from numpy.typing import NDArray
 from ...events import Request
 from . import columns
 from .records import Asked, Attempt, Batches, Entry, Happened, Place, Recounted, Spending, Spent
+from .sealing import sealed
 
 FORMAT = 1
-_ENCODER = json.JSONEncoder(separators=(",", ":")).encode
 ROWS = 1_000_000  # more than any block has: a damaged number must not fill the memory
 COLUMNS = ("centiseconds", "steps", "skipped_steps", "skipped_batches", "samples", "window")
 _ABOUT = tuple(each.name for each in fields(Attempt) if each.name not in ("entries", "damage"))
@@ -39,13 +38,13 @@ def encode(entry: Entry, number: int = 0) -> str:
     """Return an entry's line, without its end; a block of batches has a number."""
     match entry:
         case Happened():
-            return _line("happened", entry.event, round(entry.clock, 6), tuple_of(entry.place), entry.data)
+            return sealed("happened", entry.event, round(entry.clock, 6), tuple_of(entry.place), entry.data)
         case Asked():
-            return _line("asked", entry.number, _values(entry.request))
+            return sealed("asked", entry.number, _values(entry.request))
         case Recounted():
-            return _line("recounted", entry.number, entry.times)
+            return sealed("recounted", entry.number, entry.times)
         case Spent():
-            return _line("spent", [astuple(row) for row in entry.rows])
+            return sealed("spent", [astuple(row) for row in entry.rows])
         case Batches():
             values = [getattr(entry, name) for name in COLUMNS]
             return encode_rows((number, 0), entry.first, entry.clock, np.array(values, np.int64).T, entry.losses)
@@ -69,7 +68,7 @@ def encode_rows(
     ranges = zip(steps.T, steps.min(0).tolist(), steps.max(0).tolist(), strict=True)
     packed = [columns.pack(*each) for each in ranges]
     known = None if losses is None else columns.pack_floats(losses)
-    return _line("batches", *number, tuple_of(first), round(clock, 6), len(rows), packed, known)
+    return sealed("batches", *number, tuple_of(first), round(clock, 6), len(rows), packed, known)
 
 
 def tuple_of(place: Place) -> tuple[float, ...]:
@@ -82,37 +81,22 @@ def tuple_of(place: Place) -> tuple[float, ...]:
 
 def encode_head() -> str:
     """Return the first line."""
-    return _line("recording", FORMAT)
+    return sealed("recording", FORMAT)
 
 
 def encode_attempt(attempt: Attempt) -> str:
     """Return the line that begins an attempt."""
-    return _line("attempt", {name: getattr(attempt, name) for name in _ABOUT})
+    return sealed("attempt", {name: getattr(attempt, name) for name in _ABOUT})
 
 
 def encode_mark(number: int, batch: int) -> str:
     """Return the line that tells behind which batch of a block, which is still open, the next lines belong."""
-    return _line("behind", number, batch)
+    return sealed("behind", number, batch)
 
 
 def encode_lost(lines: int) -> str:
     """Return the line that tells of others that could not be written."""
-    return _line("lost", lines)
-
-
-def parse(line: str | bytes) -> list[Any]:
-    """Return a line's array.
-
-    Raises:
-        ValueError: it is none.
-    """
-    try:
-        items = json.loads(line)
-    except (ValueError, RecursionError):
-        raise ValueError("no JSON") from None
-    if not isinstance(items, list) or not items or not isinstance(items[0], str):
-        raise ValueError("no array with a name")
-    return items
+    return sealed("lost", lines)
 
 
 def decode_attempt(items: list[Any]) -> Attempt:
@@ -152,10 +136,6 @@ def decode(items: list[Any]) -> Entry:
     except (TypeError, AttributeError, KeyError, OverflowError) as error:
         raise ValueError(f"a line {items[0]!r} that cannot be read: {error}") from None
     raise ValueError(f"a line {items[0]!r} of another form")
-
-
-def _line(*items: Any) -> str:
-    return _ENCODER(items)
 
 
 def _values(request: Request) -> tuple[str | int | None, ...]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from .lines import FORMAT, decode, decode_attempt, parse
+from .lines import FORMAT, decode, decode_attempt
 from .records import Attempt, Batches, Entry, Recording
+from .sealing import array, is_sealed, parse
 from .tail import Rows, read_tail
 from .walking import Walked, walk
 from .walking import part as cut
@@ -82,13 +85,22 @@ def read(path: str | Path) -> Recording:
     Raises:
         FileNotFoundError: there is none.
         ValueError: the file is no recording, or one of a newer format.
+        TypeError: `path` is no path.
     """
+    if not isinstance(path, str | PathLike):
+        raise TypeError(f"A recording is the file that Recorder wrote, or its folder, got {path!r}.")
     file = found(Path(path))
-    rows = read_tail(file)  # first: what leaves it meanwhile is in the file by then
+    rows: Rows | None = None
+    damage: list[str] = []
+    try:
+        rows = read_tail(file)  # first: what leaves it meanwhile is in the file by then
+    except ValueError as error:
+        damage.append(str(error))
     attempts = _parsed(file)
-    if rows is not None:
-        for line in _missing(attempts, rows):
-            attempts[-1].take(parse(line))
+    for line in () if rows is None else _missing(attempts, rows):
+        attempts[-1].take(parse(line))
+    for last in attempts[-1:]:
+        last.damage += damage
     return Recording(file, tuple(each.finish() for each in attempts))
 
 
@@ -114,7 +126,7 @@ def leftover(path: Path) -> list[str]:
     """Return the lines that a killed run left beside its recording and not in it.
 
     Raises:
-        ValueError: it is no recording, or one of a newer format.
+        ValueError: it is no recording, or one of a newer format, or what was left is damaged.
     """
     rows = read_tail(path)
     attempts = _parsed(path)
@@ -141,7 +153,7 @@ def _parsed(path: Path) -> list[_Attempt]:
         ValueError: it is no recording, or one of a newer format.
     """
     lines = path.read_bytes().split(b"\n")
-    _check_head(path, lines[0])
+    head_is_damaged = _check_head(path, lines)
     attempts: list[_Attempt] = []
     for number, line in enumerate(lines[1:], 2):
         if not line:
@@ -153,6 +165,8 @@ def _parsed(path: Path) -> list[_Attempt]:
                 attempts.append(_Attempt(UNKNOWN))
             end = ", the last, was cut short" if number == len(lines) else ""
             attempts[-1].damage.append(f"line {number}{end}: {error}")
+    if head_is_damaged:
+        attempts[0].damage.insert(0, "line 1: it is damaged")
     return attempts
 
 
@@ -165,15 +179,26 @@ def _take(attempts: list[_Attempt], items: list[Any]) -> None:
     attempts[-1].take(items)
 
 
-def _check_head(path: Path, line: bytes) -> None:
-    try:
-        items = parse(line)
-    except ValueError:
-        items = []
-    match items:
-        case ["recording", int(version)] if version <= FORMAT:
-            return
-        case ["recording", int(version)]:
+def _check_head(path: Path, lines: Sequence[bytes]) -> bool:
+    """Return whether the first line is damaged, of a file that is a recording all the same.
+
+    Raises:
+        ValueError: it is no recording, or one of a newer format.
+    """
+    match _head(lines[0]):
+        case ["recording", int(version)] if 0 < version <= FORMAT:
+            return False
+        case ["recording", int(version)] if version > FORMAT:
             raise ValueError(f"{path} has format {version}, this version reads {FORMAT}: update heliograph.")
-    what = "is empty: the run was killed before it began" if not line else "is no recording of heliograph"
+    if any(map(is_sealed, lines[1:])):
+        return True
+    what = "is no recording of heliograph" if any(lines) else "is empty: the run was killed before it began"
     raise ValueError(f"{path} {what}. Give the file that Recorder wrote, or its folder.")
+
+
+def _head(line: bytes) -> list[Any]:
+    """Return the first line's array, empty where it is none; of a newer format, the checksum may be another."""
+    try:
+        return array(line.partition(b"\t")[0])
+    except ValueError:
+        return []

@@ -164,8 +164,10 @@ class Spending:
 
     @property
     def estimate(self) -> float:
-        """Seconds in all emissions."""
-        return self.seconds * self.emissions / self.timed if self.timed else 0.0
+        """Seconds in all emissions; the longest stands for itself, as a first call does that opens something."""
+        if self.timed in (0, 1, self.emissions):
+            return self.seconds
+        return self.longest + (self.seconds - self.longest) * (self.emissions - 1) / (self.timed - 1)
 
 
 @dataclass(frozen=True, slots=True)

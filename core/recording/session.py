@@ -21,7 +21,7 @@ from .timing import Timing
 from .writing import Writer
 
 AMID = {"log", "save_point", "checkpoint_saved", "checkpoint_pruned"}  # events that a block of batches goes on behind
-SPENT_EVERY = 10.0  # seconds
+SPENT_FIRST, SPENT_EVERY = 1.0, 10.0  # seconds
 
 
 class Session:
@@ -38,7 +38,8 @@ class Session:
     Attributes:
         at: where the next row belongs in `buffer`, 0 where no block is open.
         alarm: the row at which there is more to do than to pack it.
-        told: how many of the history's requests were told.
+        due: the time at which the run's clock is to be set again.
+        hundredths: the run's clock, in hundredths of a second.
         offset: what a monotonic clock lacks to the run's.
         buffer: where rows are packed.
         attempt: what is told of it when it begins.
@@ -49,20 +50,21 @@ class Session:
 
     def __init__(self, run: Run, sample: int, *, losses: bool) -> None:
         # First what is read for every batch, so that it lies together.
-        self.at = self.alarm = self.told = 0
-        self.history, self.progress = run.control.history, run.progress
-        self.set_seconds = self.progress.set_seconds
+        self.at = self.alarm = self.hundredths = 0
+        self.due = 0.0
+        self.progress = run.progress
         self.offset = self.progress.own_seconds - monotonic()
         self.buffer: Any = None
         self.attempt = attempt_of(run, losses=losses)
         self.path: Path | None = None
-        self.asking, self.timing = Asking(self.history), Timing(run.bus, sample)
+        self._history = run.control.history
+        self.asking, self.timing = Asking(self._history), Timing(run.bus, sample)
         self.writer: Writer | None = None
         self._is_alone = run.engine.world_size == 1
         self._losses: list[Tensor | None] | None = [] if losses else None
         self._tail = self._open_tail = Tail(None)
         self._is_plain = False
-        self._began = self._spent_at = monotonic()
+        self._began, self._spent_due = monotonic(), SPENT_FIRST
         self._batches, self._number, self._marked = 0, 1, 0
         self._lines: list[str] = []
         self._held: list[str] | None = None
@@ -80,12 +82,14 @@ class Session:
     def place(self) -> Place:
         """Let the run's clock stand, so that all who hear of this moment read one time; return where the run is."""
         if self._is_alone:
-            self.set_time()
+            self.tick()
         return place_of(self.progress)
 
-    def set_time(self) -> None:
+    def tick(self) -> None:
         """Let the run's clock stand at this moment, rounded down to hundredths of a second."""
-        self.set_seconds(int((monotonic() + self.offset) * 100) / 100)
+        self.hundredths = int((monotonic() + self.offset) * 100)
+        self.due = (self.hundredths + 1) / 100 - self.offset
+        self.progress.set_seconds(self.hundredths / 100)
 
     def release_clock(self) -> None:
         """Let the run's clock go on."""
@@ -131,6 +135,10 @@ class Session:
         self.add(Happened(event, clock, place, data if asked is None else {**data, "asked": asked}))
         self._lines += held or ()
 
+    def _hear(self) -> None:
+        """Look up at the next batch: something is asked."""
+        self.alarm = self.at
+
     def catch_up(self) -> None:
         """Mark behind which batch of the open block the next lines belong, then take in the requests."""
         if self.at > self._marked:
@@ -138,12 +146,11 @@ class Session:
             self._lines.append(encode_mark(self._number, self._last_batch))
         for entry in self.asking.news():
             self.add(entry)
-        self.told = self.asking.told
 
     def add_spent(self, *, now: bool = False) -> None:
         """Take in the times of the handlers, every now and then."""
-        if now or self.clock - self._spent_at > SPENT_EVERY:
-            self._spent_at = self.clock
+        if now or self.clock > self._spent_due:
+            self._spent_due = self.clock + SPENT_EVERY
             self.add(self.timing.spent(self.batches))
 
     # Batches.
@@ -163,7 +170,7 @@ class Session:
         """Keep the counters of a batch where there is more to do than that; an error waits for the next event."""
         if self.at == SIZE:
             self.end_block()
-        if self.history.total != self.told:
+        if self._history.total != self.asking.told:
             self.catch_up()
         batches = self.batches
         if self.timing.is_on or batches >= self.timing.due:
@@ -181,8 +188,10 @@ class Session:
         """Keep a row, and what plain rows need not."""
         progress, at = self.progress, self.at
         if self._is_alone:
-            self.set_time()
-        hundredths = int(round(progress.seconds * 100, 6))
+            self.tick()
+            hundredths = self.hundredths
+        else:
+            hundredths = int(round(progress.seconds * 100, 6))
         ROW.pack_into(
             self.buffer, at, hundredths, progress.steps, progress.skipped_steps, progress.skipped_batches,
             progress.samples, run.window, progress.batch,
@@ -228,7 +237,7 @@ class Session:
             validations=progress.validations,
             evaluated=progress.evaluated,
         )
-        clock = first.seconds - self.offset - self._began
+        clock = max(0.0, first.seconds - self.offset - self._began)  # the one stands still, the other goes on
         try:
             self._open_tail.begin(self.attempt.name, self._number, first, clock)
         except OSError as error:
@@ -241,6 +250,7 @@ class Session:
         if self.path != writer.path:
             self._lines.insert(0, encode_attempt(self.attempt))
         self.writer, self.path, self._tail = writer, writer.path, Tail(tail_of(writer.path))
+        self._history.watcher = self._hear
         self._is_plain = self._is_alone and self._losses is None and self._tail.obstacle is None
 
     def send(self) -> None:
@@ -263,6 +273,7 @@ class Session:
             OSError: something could not be written.
         """
         self.timing.detach()
+        self._history.watcher = None
         self.release_clock()
         self.end_block()
         self.catch_up()

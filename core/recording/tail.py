@@ -6,6 +6,7 @@ row is never 0 where they are whole, and is written last: a kill amid a row leav
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import struct
@@ -24,9 +25,10 @@ HEAD = struct.Struct("<8s16s9qddq")  # magic, attempt, the place, clock, number
 ROW = struct.Struct("<7q")  # centiseconds, steps, skipped_steps, skipped_batches, samples, window, batch
 MAGIC = b"HelioRow"
 BEGIN = 128
-ROWS = 1024
+ROWS = 4096
 SIZE = BEGIN + ROWS * ROW.size
 SKIPPED, BATCH = 3, 6  # columns of a row
+MOST = 2**52  # more than anything counts up to
 
 
 def tail_of(path: Path) -> Path:
@@ -118,7 +120,7 @@ class Tail:
             if path is None:
                 raise OSError("without a file")
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
-            os.posix_fallocate(self._file, 0, SIZE)
+            _take_room(self._file)
             self.buffer = mmap.mmap(self._file, SIZE)
         except OSError as error:
             self.obstacle, self.buffer = error, bytearray(SIZE)
@@ -160,8 +162,24 @@ class Tail:
             os.close(self._file)
 
 
+def _take_room(file: int) -> None:
+    """Make a file `SIZE` bytes long, with room for them on the disk.
+
+    Raises:
+        OSError: there is none.
+    """
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file, 0, SIZE)
+    elif os.write(file, bytes(SIZE)) < SIZE:  # macOS, say
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def read_tail(path: Path) -> Rows | None:
-    """Return the open block beside a recording, None where there is none."""
+    """Return the open block beside a recording, None where there is none.
+
+    Raises:
+        ValueError: it is damaged.
+    """
     try:
         return parse_tail(tail_of(path).read_bytes())
     except FileNotFoundError:
@@ -169,8 +187,12 @@ def read_tail(path: Path) -> Rows | None:
 
 
 def parse_tail(data: bytes) -> Rows | None:
-    """Return the whole rows of a tail, None where it holds none."""
-    if len(data) < BEGIN or not data.startswith(MAGIC):
+    """Return the whole rows of a tail, None where it holds none.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    if len(data) < BEGIN + ROW.size or not data.startswith(MAGIC):
         return None
     _, attempt, *place, clock, number = HEAD.unpack_from(data)
     if not number:
@@ -179,9 +201,19 @@ def parse_tail(data: bytes) -> Rows | None:
     table = np.frombuffer(data, "<i8", room * ROW.size // 8, BEGIN).reshape(room, -1)
     torn = np.flatnonzero(table[:, BATCH] == 0)
     whole = int(torn[0]) if len(torn) else room
+    if not _is_plausible([*place, abs(clock), number], table[:whole]):  # a clock may begin a little below 0
+        raise ValueError("the block that was open is damaged")
     rows = data[BEGIN : BEGIN + whole * ROW.size]
     name = attempt.rstrip(b"\0").decode(errors="replace")
     return Rows(name, number, Place(*place), clock, rows) if whole else None
+
+
+def _is_plausible(head: Sequence[float], table: NDArray[np.int64]) -> bool:
+    """Return whether numbers are counters and times, and the counters never go back."""
+    rising = np.diff(table[:, [1, 2, 3, 4, BATCH]], axis=0)  # all but the clock, and the window
+    return all(0 <= each < MOST for each in head) and bool(
+        (table >= 0).all() and (table < MOST).all() and (rising >= 0).all()
+    )
 
 
 def behind(block: Batches) -> Place:

@@ -1,4 +1,4 @@
-"""Time the handlers of a bus: each time where that is seldom, and a sample of the events of every batch."""
+"""Time the handlers of a bus: each time where that is seldom; of the events of every batch the first, then a sample."""
 
 from __future__ import annotations
 
@@ -26,26 +26,35 @@ from .records import Spending, Spent
 
 HOT = (BatchStart, GradientsReady, StepEnd, BatchEnd, ShouldStop)
 EVALUATION = (ValidationBatchStart, ValidationBatchEnd, TestBatchStart, TestBatchEnd)
+FIRST = 256  # batches of which each is timed: so what is seldom is known at its true rate, in a short run too
 STRIDE = 7919  # a prime: in each stretch of batches another one is timed, so that no rhythm of the training is hit
 
 
 class Clock:
-    """The times of one event's handlers."""
+    """The times of one event's handlers, without what they spend in the handlers of events of their own.
 
-    def __init__(self, event: str, sample: int = 1) -> None:
-        self.event, self._sample = event, sample
+    Args:
+        event: its name.
+        inner: the time in the events that are emitted within the running handler, one number that all clocks share.
+        sample: of emissions that only some are timed of, one in so many.
+    """
+
+    def __init__(self, event: str, inner: list[float], sample: int = 1) -> None:
+        self.event, self._inner, self._sample = event, inner, sample
         self.emissions = self.timed = 0
         self._spent: dict[str, tuple[int, float, float]] = {}
 
     def every(self, receivers: Iterator[Receiver], owners: Mapping[int, str]) -> Iterator[Receiver]:
         """Time each receiver; a probe."""
         self.timed += 1
-        spent = self._spent
+        spent, inner = self._spent, self._inner
         seen: set[str] = set()  # of several handlers of one plugin, the first counts the emission
         for receiver in receivers:
+            outer, inner[0] = inner[0], 0.0
             begin = perf_counter()
             yield receiver
-            seconds = perf_counter() - begin
+            whole = perf_counter() - begin
+            seconds, inner[0] = whole - inner[0], outer + whole
             owner = owners[id(receiver)]
             times, total, longest = spent.get(owner, (0, 0.0, 0.0))
             spent[owner] = times + (owner not in seen), total + seconds, max(longest, seconds)
@@ -68,7 +77,7 @@ class Timing:
 
     Args:
         bus: the signals.
-        sample: of the events of every batch, one batch in so many is timed.
+        sample: of the events of every batch, one batch in so many is timed, behind the first.
 
     Attributes:
         due: which batch, counted from 0, is to be timed next.
@@ -82,6 +91,7 @@ class Timing:
         self._probes: dict[type[Event], Probe] = {}
         self._hot: list[tuple[OrderedSignal[Event], Probe]] = []
         self._timed_batches = 0
+        self._inner = [0.0]
 
     def attach(self) -> None:
         """Time the signals that there are by now, but those of every batch."""
@@ -119,6 +129,9 @@ class Timing:
         Args:
             batch: how many were counted before it.
         """
+        if batch < FIRST:
+            self.switch_on()
+            return
         if self.is_on:
             self.switch_off()
         if batch >= self.due:
@@ -129,9 +142,10 @@ class Timing:
     def spent(self, batches: int) -> Spent:
         """Return the times so far, in so many batches."""
         rows: list[Spending] = []
+        whole = self._timed_batches - self.is_on  # the last one may be amid
         for event, clock in self._clocks.items():
             emissions = clock.emissions if event in EVALUATION or event not in CATALOGUE else clock.timed
-            if event in HOT and (whole := self._timed_batches - self.is_on):
+            if event in HOT and whole:
                 emissions = round(clock.timed * batches / whole)
             rows += clock.rows(emissions)
         return Spent(tuple(rows))
@@ -139,7 +153,7 @@ class Timing:
     def _add(self, signal: OrderedSignal[Event]) -> None:
         event = signal.event
         is_sampled = event in EVALUATION or event not in CATALOGUE
-        clock = self._clocks[event] = Clock(event.name, self._sample)
+        clock = self._clocks[event] = Clock(event.name, self._inner, self._sample)
         self._probes[event] = clock.some if is_sampled else clock.every
         if event in HOT:
             self._hot.append((signal, self._probes[event]))

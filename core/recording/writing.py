@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import ExitStack
 from datetime import datetime
 from itertools import count
 from pathlib import Path
@@ -47,8 +48,15 @@ class Writer:
                 break
             except FileExistsError:  # of the same second
                 continue
-        writer = cls(path, file, _locked(path))
-        writer.write([encode_head()])
+        lock = _lock_of(path)
+        with ExitStack() as undo:  # nothing is left of a file that cannot be begun
+            undo.callback(lock.release)
+            undo.callback(path.unlink)
+            undo.callback(os.close, file)
+            lock.acquire()
+            writer = cls(path, file, lock)
+            writer.write([encode_head()])
+            undo.pop_all()
         return writer
 
     @classmethod
@@ -59,16 +67,17 @@ class Writer:
             OSError: that is not possible.
             ValueError: another process writes it, or it is no recording that this version can read.
         """
-        lock = _locked(path)
-        try:
+        lock = _lock_of(path)
+        lock.acquire()
+        with ExitStack() as undo:
+            undo.callback(lock.release)
             missing = leftover(path)
-            writer = cls(path, os.open(path, os.O_RDWR | os.O_APPEND), lock)
-        except BaseException:
-            lock.release()
-            raise
-        size = os.fstat(writer._file).st_size
-        writer._is_torn = os.pread(writer._file, 1, size - 1) != b"\n"
-        writer.write(missing)
+            file = os.open(path, os.O_RDWR | os.O_APPEND)
+            undo.callback(os.close, file)
+            writer = cls(path, file, lock)
+            writer._is_torn = os.pread(file, 1, os.fstat(file).st_size - 1) != b"\n"
+            writer.write(missing)
+            undo.pop_all()
         return writer
 
     def write(self, lines: Iterable[str]) -> None:
@@ -119,12 +128,6 @@ class Writer:
             self._unwritten = b""
 
 
-def _locked(path: Path) -> Lock:
-    """Return a lock that is held, where the system has such locks.
-
-    Raises:
-        ValueError: another process holds it.
-    """
-    lock = Lock(path.with_name(path.name + ".lock"), "This recording is written")
-    lock.acquire()
-    return lock
+def _lock_of(path: Path) -> Lock:
+    """Return the lock of a recording, for where the system has such locks."""
+    return Lock(path.with_name(path.name + ".lock"), "This recording is written")

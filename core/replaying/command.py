@@ -17,7 +17,8 @@ def add_command(commands: Commands) -> None:
     parser = commands.add_parser(
         NAME,
         help="tell what plugins would have asked of a recorded run",
-        description="Exit status 0: replayed; 2: there is no such recording or plugin, or its options are wrong.",
+        description="Exit status 0: replayed; 1: a replayed plugin failed; 2: there is no such recording or plugin, or "
+        "its options are wrong.",
     )
     parser.add_argument("recording", metavar="RUN", help="the file that Recorder wrote, or its folder")
     parser.add_argument(
@@ -27,7 +28,8 @@ def add_command(commands: Commands) -> None:
         dest="plugins",
         metavar="NAME:KEY=VALUE,...",
         help="an installed plugin and its options, as in early_stopping:monitor=validation/loss,patience=2 or "
-        "'log_schedule:when=Every(steps=5)'; several, in their order",
+        "'log_schedule:when=Every(steps=5)'; several, in their "
+        "order; the second of a name is called early_stopping_2",
     )
     parser.set_defaults(run=run)
 
@@ -39,14 +41,16 @@ def run(options: argparse.Namespace) -> int:
         options: parsed by what `add_command` added.
     """
     from ..recording.reading import read
-    from .options import made_plugin
+    from .options import made_plugins
     from .replay import Session
 
     try:
-        session = Session(read(options.recording), [made_plugin(text) for text in options.plugins])
+        plugins, said = made_plugins(options.plugins)
+        session = Session(read(options.recording), plugins)
     except (LookupError, ImportError, OSError, TypeError, ValueError) as error:
-        said = "; ".join([str(error), *getattr(error, "__notes__", ())])
-        print(f"heliograph {NAME}: {said}", file=sys.stderr)
+        told = "; ".join([str(error), *getattr(error, "__notes__", ())])
+        print(f"heliograph {NAME}: {told}", file=sys.stderr)
         return 2
-    print(session.play())
-    return 0
+    replayed = session.play()
+    print(replayed, *said, sep="\n")
+    return 1 if replayed.failed else 0

@@ -77,6 +77,8 @@ class Evaluations:
             self._evaluate(failure)
 
     def _evaluate(self, entry: Happened) -> None:
+        if self._run.phase == "train":  # the line of its beginning is damaged, or could not be written
+            self._run.phase = "test" if entry.event == "test_end" else "validation"
         run, (_, batch_start, batch_end, _) = self._run, EVALUATIONS[self._run.phase]
         before, after = run.bus.signal(batch_start), run.bus.signal(batch_end)
         run.control.stage, cut = EVALUATION, run.control.cut_request

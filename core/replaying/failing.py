@@ -86,7 +86,7 @@ class Failing:
                 self._end_window(failure, run, requests)
 
     def _end_window(self, failure: Happened, run: ReplayRun, requests: Requests) -> None:
-        if run.control.holds_step and not run.is_last_batch:
+        if run.own_control.is_held and not run.is_last_batch:
             return
         self._emit(run, requests, GRADIENTS_READY, "GradientsReady")
         if failure.place.steps > run.progress.steps:

@@ -3,14 +3,42 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Iterable, Mapping
+from inspect import Parameter, signature
 from typing import Any
 
 from ...events.checks import known_names
-from ...plugins.discovery import find
+from ...plugins import Plugin
+from ...plugins.discovery import discover, find
 from ..filters import At, Between, Every, Once
 
 FILTERS = {kind.__name__: kind for kind in (At, Between, Every, Once)}
 OPEN, CLOSED, QUOTES = "([{", ")]}", "'\""
+KEYWORD = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+
+
+def made_plugins(texts: Iterable[str]) -> tuple[list[Any], list[str]]:
+    """Return the plugins of several texts, and a line for each that was given a name of its own.
+
+    The second of a name is called `early_stopping_2`, and so on: they may be settings that are to be compared.
+
+    Args:
+        texts: see `made_plugin`, which tells what is raised as well.
+    """
+    plugins: list[Any] = []
+    said: list[str] = []
+    taken: set[str] = set()
+    for text in texts:
+        plugin = made_plugin(text)
+        if isinstance(plugin, Plugin):
+            own, number = plugin.name, 1
+            while plugin.name in taken:
+                number += 1
+                plugin.named(f"{own}_{number}")
+            taken.add(plugin.name)
+            said += [f"{plugin.name} is {text!r}"] * (number > 1)
+        plugins.append(plugin)
+    return plugins, said
 
 
 def made_plugin(text: str) -> Any:
@@ -24,10 +52,11 @@ def made_plugin(text: str) -> Any:
         LookupError: no installed plugin has this name.
         ImportError: it cannot be imported.
         ValueError: the text has another form, or an option is out of its range.
-        TypeError: the plugin has no such option, or it is not of its kind.
+        TypeError: the plugin has no such option, needs another one, or one is not of its kind.
     """
     name, options = parsed(text)
     loaded = find(name).load()
+    _check_options(name, loaded, options)
     try:
         return loaded(**options)
     except (TypeError, ValueError) as error:
@@ -43,6 +72,7 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
     """
     head, equals, rest = text.partition("=")
     if not equals:
+        _check_name(text)
         return text, {}
     name, colon, first = head.rpartition(":")
     if not colon:
@@ -56,6 +86,29 @@ def parsed(text: str) -> tuple[str, dict[str, Any]]:
             raise ValueError(f"The option {key.strip()} is given twice in {text!r}.")
         options[key.strip()] = _value(value.strip())
     return name, options
+
+
+def _check_name(text: str) -> None:
+    """Raise ValueError where what stands behind a plugin's colon is no option: only a package stands before one."""
+    name, colon, option = text.rpartition(":")
+    installed = discover()
+    plugins = {called for each in installed for called in (each.name, f"{each.package}:{each.name}")}
+    if colon and name in plugins and name not in {each.package for each in installed}:
+        raise ValueError(f"An option is written as key=value, got {option!r} in {text!r}.")
+
+
+def _check_options(name: str, loaded: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raise TypeError where a plugin has no such option, or needs one that is not given."""
+    parameters = signature(loaded).parameters
+    known = {key: each for key, each in parameters.items() if each.kind in KEYWORD}
+    if not any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values()):
+        for key in options:
+            if key not in known:
+                raise TypeError(f"{name} has no option {key!r}.{known_names(key, known)}")
+    for key, each in known.items():
+        if each.default is Parameter.empty and key not in options:
+            value = "Every(steps=5)" if "Filter" in str(each.annotation) else "VALUE"
+            raise TypeError(f"{name} needs {key}=..., as in '{name}:{key}={value}'.")
 
 
 def _parts(text: str) -> list[str]:
@@ -82,15 +135,23 @@ def _value(text: str) -> Any:
         return text
     if isinstance(node, ast.Call):
         return _filter(node, text)
+    if any(isinstance(each, ast.Call) and _called(each) in FILTERS for each in ast.walk(node)):
+        raise ValueError(f"Filters are not combined here: give one, such as Every(steps=5); got {text!r}.")
     try:
-        return ast.literal_eval(node)
+        value = ast.literal_eval(node)
     except ValueError:
         return text
+    quotes_filter = isinstance(value, str) and value.partition("(")[0].strip() in FILTERS
+    return _value(value.strip()) if quotes_filter else value
+
+
+def _called(call: ast.Call) -> str:
+    return call.func.id if isinstance(call.func, ast.Name) else ""
 
 
 def _filter(call: ast.Call, text: str) -> Any:
     """Return the filter that a call makes; of what it is given, only literals are looked at."""
-    name = call.func.id if isinstance(call.func, ast.Name) else ""
+    name = _called(call)
     if name not in FILTERS:
         raise ValueError(f"{text!r} is no filter.{known_names(name, FILTERS)}")
     if call.args or any(keyword.arg is None for keyword in call.keywords):

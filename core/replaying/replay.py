@@ -10,6 +10,7 @@ from typing import Any
 from ...events import Bus, Event, Lane, Request, Run, SavePoint
 from ...plugins import Plugins
 from ..errors import NotRecorded
+from ..recording.damage import damage_in_short
 from ..recording.reading import read
 from ..recording.records import Asked, Attempt, Batches, Happened, Place, Recording, Recounted
 from ..recording.tail import behind
@@ -38,7 +39,7 @@ def replay(recording: str | Path | Recording, plugins: Iterable[Any]) -> Replaye
     Raises:
         FileNotFoundError: there is no recording.
         ValueError: it is none, or of a newer format; plugins contradict each other.
-        TypeError: a plugin is none, or has a handler that does not fit its event.
+        TypeError: the recording is no path, a plugin is none, or a handler does not fit its event.
     """
     held = recording if isinstance(recording, Recording) else read(recording)
     return Session(held, plugins).play()
@@ -75,7 +76,7 @@ class Session:
         known = {name for attempt in attempts for names in attempt.plan.values() for name in names}
         for self._attempt, attempt in enumerate(attempts, 1):
             ledger.begin(self._attempt)
-            for text in attempt.damage:
+            for text in damage_in_short(attempt):
                 ledger.note(f"attempt {self._attempt} is damaged: {text}")
             self._play(attempt, known)
         if not attempts:

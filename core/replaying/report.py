@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ...events import Request
 from ...events.catalogue import Status
+from ..telling.words import plain
 
 SHOWN = 20  # requests of one plugin, in full
 DID = {True: "the run did so", False: "the run did not", None: ""}
@@ -30,9 +31,8 @@ class Asking:
     behind_end: bool
 
     def __str__(self) -> str:
-        event = f" on {self.request.event}" if self.request.event else ""
         known = f" ({DID[self.did]})" if DID[self.did] else ""
-        return f"attempt {self.attempt}, {self.request}{event}{known}"
+        return f"attempt {self.attempt}, {_told(self.request)}{known}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class Ending:
 
     def __str__(self) -> str:
         how = "failed" if self.is_failure else "stopped"
-        place = f"epoch {self.epoch} batch {self.batch} step {self.step}"
+        place = f"epoch {self.epoch}, batch {self.batch}, step {self.step}"
         too = {True: "as it did", False: "the recorded run went on", None: "it was killed there"}[self.did]
         return f"attempt {self.attempt} would have ended at {place}, {how} by {self.by}: {self.reason} ({too})"
 
@@ -89,9 +89,18 @@ class Recorded:
     requests: tuple[Request, ...]
 
     def __str__(self) -> str:
-        place = f"epoch {self.epoch} batch {self.batch} step {self.step}"
+        return self.told(is_last=True)
+
+    def told(self, *, is_last: bool) -> str:
+        """Return it as a sentence.
+
+        Args:
+            is_last: whether no other attempt followed; one that another followed cannot go on.
+        """
+        how = self.status or ("killed, or goes on," if is_last else "killed")
+        place = f"epoch {self.epoch}, batch {self.batch}, step {self.step}"
         why = f": {self.reason}" if self.reason else ""
-        return f"attempt {self.attempt} was {self.status or 'killed, or goes on,'} at {place}{why}"
+        return f"attempt {self.attempt} was {how} at {place}{why}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,33 +133,47 @@ class Replayed:
 
     def __str__(self) -> str:
         lines = [f"replay of {self.recording} with {', '.join(self.plugins) or 'no plugin'}"]
+        lines += [f"  recorded: {each.told(is_last=each is self.recorded[-1])}" for each in self.recorded]
+        lines += [f"  replayed: {end}" for end in self.ends]
         for plugin in self.plugins:
             lines += self._of_plugin(plugin)
-        lines += [str(end) for end in self.ends]
-        lines += [str(each) for each in self.recorded]
-        return "\n".join([*lines, *self.notes])
+        return "\n".join(plain(line) for line in [*lines, *self.notes])
 
     def _of_plugin(self, plugin: str) -> list[str]:
         asked = [asking for asking in self.asked if asking.request.by == plugin]
-        lines = [f"{plugin} {_summary(asked)}"]
-        lines += [f"  {asking}" for asking in asked[:SHOWN]]
-        lines += [f"  and {len(asked) - SHOWN} more"] * (len(asked) > SHOWN)
+        before = [asking for asking in asked if not asking.behind_end]
+        behind = [asking for asking in asked if asking.behind_end]
+        lines = [f"{plugin} {_summary(before)}"]
+        lines += [f"  {asking}" for asking in before[:SHOWN]]
+        lines += [f"  and {len(before) - SHOWN} more"] * (len(before) > SHOWN)
+        if behind:
+            lines.append(f"  and {_times(len(behind))} more behind the end, where the recorded run went on")
+            lines += [f"    the first: {behind[0]}"] * (not before)  # of settings that are compared, say
         lines += [f"  then it was told: {text}" for text in self.unheld.get(plugin, ())]
         lines += [f"  then it failed: {text}" for text in self.failed.get(plugin, ())]
-        recorded = [f"attempt {each.attempt}, {request}" for each in self.recorded for request in each.requests if request.by == plugin]  # fmt: skip  # noqa: E501
-        if recorded and recorded != [f"attempt {asking.attempt}, {asking.request}" for asking in asked]:
-            lines.append(f"  the one in the run asked {_times(len(recorded))}, first: {recorded[0]}")
+        recorded = [
+            (each.attempt, request) for each in self.recorded for request in each.requests if request.by == plugin
+        ]
+        if recorded and recorded != [(asking.attempt, asking.request) for asking in asked]:
+            attempt, first = recorded[0]
+            number = "once" if len(recorded) == 1 else f"{len(recorded)} times, first"
+            lines.append(f"  the one in the run asked {number}: attempt {attempt}, {_told(first)}")
         return lines
+
+
+def _told(request: Request) -> str:
+    """Return where and on which event something was asked, what, and why."""
+    place = f"epoch {request.epoch} batch {request.batch} step {request.step}"
+    event = f" on {request.event}" if request.event else ""
+    times = f" (x{request.times})" if request.times > 1 else ""
+    return f"{place}{event}: {request.verb}{times} - {request.reason}"
 
 
 def _summary(asked: list[Asking]) -> str:
     """Return how often a plugin asked for what."""
-    if not asked:
-        return "would have asked for nothing"
     counts = Counter(asking.request.verb for asking in asked)
     words = ", ".join(f"{verb} {_times(count)}" for verb, count in counts.items())
-    behind = sum(asking.behind_end for asking in asked)
-    return f"would have asked for {words}" + f"; {behind} of these behind the end of the run" * bool(behind)
+    return f"would have asked for {words or 'nothing'}"
 
 
 def _times(number: int) -> str:

@@ -53,6 +53,7 @@ class ReplayRun:
     train_loader: Any = Unheld("the loader")
     batch: Any = Unheld("the batches themselves")
     outputs: Any = Unheld("what the task's step put out")
+    plugin_seconds: Any = Unheld("how long each plugin had taken here", "At the end, `explain` tells.")
 
     def __init__(
         self,
@@ -85,7 +86,6 @@ class ReplayRun:
         self.window = 0
         self.best_checkpoint: Path | None = None
         self.last_checkpoint: Path | None = None
-        self.plugin_seconds: dict[str, float] = {}
         self.notes: list[str] = []
         self.in_hand = self.last_seen = self.started = self.finished = False
         self.loss = None

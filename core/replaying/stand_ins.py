@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any
 
 from ...events.engine import Reduction
@@ -26,20 +26,24 @@ class Unheld:
         raise NotRecorded(self._what, self._mend)
 
 
-class RecordedGroup(Mapping[str, Any]):
-    """A parameter group: it has no parameters, and its learning rate only while a log is told that holds it."""
+class RecordedGroup(MutableMapping[str, Any]):
+    """A parameter group, of which there is the learning rate, and that only while a log is told that holds it."""
 
     def __init__(self) -> None:
         self.rate: float | None = None
 
     def __getitem__(self, key: str) -> Any:
-        if key == "params":
-            return []
         if key == "lr" and self.rate is not None:
             return self.rate
         if key == "lr":
             raise NotRecorded("the learning rate here", "At a Log it does, where LearningRate(...) was in the run.")
         raise NotRecorded(f"the optimizer's {key!r}")
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        raise NotRecorded(f"a training that goes on with another {key!r}")
+
+    def __delitem__(self, key: str) -> None:
+        raise NotRecorded(f"a training that goes on without {key!r}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(["params", "lr"])
@@ -58,11 +62,11 @@ class RecordedOptimizer:
         self.group = RecordedGroup()
         self.param_groups = [self.group]
 
-    def step(self) -> None:
+    def step(self, *arguments: Any, **options: Any) -> Any:
         """Refuse."""
         raise NotRecorded("the optimizer")
 
-    zero_grad = state_dict = step
+    zero_grad = state_dict = load_state_dict = add_param_group = step
 
 
 class RecordedEngine:

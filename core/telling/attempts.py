@@ -11,6 +11,7 @@ from .ending import circumstances, counters, ended
 from .legs import Leg, Return
 from .sections import Section
 
+MOST_METRICS = 40
 KINDS = {"train": "training", "validation": "validation", "test": "test"}
 
 
@@ -23,15 +24,17 @@ def end_section(name: str, leg: Leg) -> Section:
     """
     closed = leg.ending
     spent = f" in {words.seconds(leg.last.seconds)} of training" if leg.is_fit and leg.last.seconds else ""
-    said = [*circumstances(leg), counters(leg) + spent]
+    said = list(dict.fromkeys([*circumstances(leg), counters(leg) + spent]))
     said += metrics_line(closed.data["metrics"]) if closed is not None else []
     told = [line for each in said for line in words.lines(each)]
     return Section(f"{words.plain(name)}: {ended(leg)}", told)
 
 
 def metrics_line(metrics: Mapping[str, float]) -> list[str]:
-    """Return the values of metrics in one text, or none."""
-    said = [f"{words.plain(name)}{words.TOGETHER}{words.number(value)}" for name, value in sorted(metrics.items())]
+    """Return the values of metrics in one text, or none; of very many, the first by name."""
+    shown = sorted(metrics.items())[:MOST_METRICS]
+    said = [f"{words.plain(name)}{words.TOGETHER}{words.number(value)}" for name, value in shown]
+    said += [f"and {len(metrics) - MOST_METRICS:,} more"] * (len(metrics) > MOST_METRICS)
     return [", ".join(said)] if said else []
 
 

@@ -13,6 +13,7 @@ from .attempts import metrics_line
 from .control import control_section
 from .costs import PluginCost, costs_section
 from .ending import asked_where, verdict
+from .legs import legs, main_leg
 from .sections import Section, joined
 from .story import notes_section, story
 
@@ -34,11 +35,15 @@ def story_of(result: RunResult) -> str:
 
 
 def _read(path: Path) -> Recording | str:
-    """Return a recording, or why it cannot be read."""
+    """Return a recording, or why it does not tell how the run ended."""
     try:
-        return read(path)
+        recording = read(path)
+        last = main_leg(legs(recording))
     except (OSError, ValueError) as error:
         return f"told without the recording, which cannot be read: {error}"
+    if last.ending is None:  # the disk is full, or the recorder was switched off
+        return f"told without the recording, which has no end; what it holds: python -m heliograph explain {path}"
+    return recording
 
 
 def _told(result: RunResult, remark: str) -> str:

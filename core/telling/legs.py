@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from ..recording.records import Attempt, Batches, Happened, Place, Recording
+from ..recording.tail import behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +133,7 @@ def _walked(attempt: Attempt, left: Place | None) -> tuple[list[Return], Place, 
     last, clock, is_underway = Place(), 0.0, False
     for entry in attempt.entries:
         if isinstance(entry, Batches):
-            last, clock, is_underway = [*entry][-1].place if len(entry) else last, entry.clock, True
+            last, clock, is_underway = behind(entry), entry.clock, True
         elif isinstance(entry, Happened):
             clock = max(clock, entry.clock)
             if entry.event == "checkpoint_loaded":

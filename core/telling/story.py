@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ...events.catalogue import CATALOGUE
+from ..recording.damage import damage_in_short
 from ..recording.records import Recording
 from . import words
 from .asked import asks_of
@@ -91,5 +92,5 @@ def _span(steps: Sequence[int]) -> str:
 
 
 def _damage(found: Sequence[Leg]) -> Section:
-    said = [f"attempt {leg.number}: {words.plain(each)}" for leg in found for each in leg.attempt.damage]
+    said = [f"attempt {leg.number}: {words.plain(each)}" for leg in found for each in damage_in_short(leg.attempt)]
     return Section("what could not be read", [line for each in said for line in words.lines(each, "  ", "    ")])

@@ -11,6 +11,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from ..recording.damage import damage_in_short
 from ..recording.records import Recording
 from . import words
 from .asked import asks_of, groups
@@ -33,8 +34,9 @@ def write_timeline(recording: Recording, path: str | Path) -> None:
 
     Args:
         recording: of the run.
-        path: the file; one that is there is replaced.
+        path: the file; one that is there is replaced, a folder that is not is made.
     """
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(page(recording), encoding="utf-8")
 
 
@@ -113,7 +115,7 @@ def _header(last: Leg, found: list[Leg]) -> dict[str, Any]:
         "told": told,
         "metrics": [[name, words.number(value)] for name, value in sorted(metrics.items())],
         "notes": said,
-        "damage": [f"attempt {leg.number}: {each}" for leg in found for each in leg.attempt.damage],
+        "damage": [f"attempt {leg.number}: {each}" for leg in found for each in damage_in_short(leg.attempt)],
     }
 
 

@@ -26,8 +26,9 @@ def write_trace(recording: Recording, path: str | Path) -> None:
 
     Args:
         recording: of the run.
-        path: the file; one that is there is replaced.
+        path: the file; one that is there is replaced, a folder that is not is made.
     """
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(json.dumps(trace(recording), allow_nan=False), encoding="utf-8")
 
 
@@ -81,7 +82,8 @@ def _attempt(leg: Leg) -> Trace:
     spent = [entry for entry in leg.attempt.entries if isinstance(entry, Spent)]
     handlers: dict[str, dict[str, float]] = {}
     for row in spent[-1].rows if spent else ():
-        handlers.setdefault(row.plugin, {})[row.event] = round(row.estimate, 6)
+        own = handlers.setdefault(row.plugin, {})
+        own[row.event] = round(own.get(row.event, 0.0) + row.estimate, 6)
     return {"ended": ended(leg), "why": circumstances(leg), "came": counters(leg), "seconds in handlers": handlers}
 
 

@@ -82,6 +82,10 @@ def test_the_result_says_who_stopped_and_why(fit: Fit) -> None:
     assert result.reason == "validation/loss has not improved on 0.5 in 2 readings"
 
 
+def test_one_reading_is_one(fit: Fit) -> None:
+    assert fit(EarlyStopping(patience=1), [0.5, 0.6]).reason == "validation/loss has not improved on 0.5 in 1 reading"
+
+
 def test_the_reason_without_any_number_yet(fit: Fit) -> None:
     result = fit(EarlyStopping(patience=2), [math.nan, math.nan, 1.0])
 

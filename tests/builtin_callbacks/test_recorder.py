@@ -276,6 +276,12 @@ def test_losses_are_kept_to_the_last_bit(tmp_path: Path) -> None:
     assert repr([each.loss for each in batches(attempt)]) == repr(losses)
 
 
+def test_a_file_is_no_folder_to_record_in(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"takes the path of a folder, but .*file is a file"):
+        Recorder(tmp_path / "file")
+
+
 def test_a_full_disk_ends_no_run_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = [False]
     whole = os.write

@@ -172,7 +172,7 @@ def test_the_three_ask_for_what_they_are_named_for(task: Make, batches: Make, sg
     assert {(each.by, each.verb, each.reason) for each in result.history} == {
         ("validation_schedule", "validation", "every 2 steps"),
         ("log_schedule", "log", "every 3 steps"),
-        ("save_schedule", "save", "every 1 epochs"),
+        ("save_schedule", "save", "every epoch"),
     }
 
 

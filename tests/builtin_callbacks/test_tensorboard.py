@@ -19,6 +19,7 @@ from heliograph import (
     LearningRate,
     Log,
     LogSchedule,
+    Recorder,
     Run,
     SavePoint,
     SaveSchedule,
@@ -26,6 +27,7 @@ from heliograph import (
     Trainer,
     TrainStart,
     ValidationSchedule,
+    replay,
 )
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 from tensorboard.summary.writer import event_file_writer  # type: ignore[import-untyped]
@@ -264,3 +266,16 @@ def test_a_missing_tensorboard_names_the_command(tmp_path: Path, monkeypatch: py
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ImportError, match=r"TensorBoard needs .*pip install"):
         TensorBoard(tmp_path)
+
+
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_replay_draws_what_was_logged(task: Make, batches: Make, sgd: Any, tmp_path: Path, measured: bool) -> None:
+    live = [TensorBoard(tmp_path / "live")] if measured else []
+    plugins: list[Any] = [LogSchedule(Every(steps=2)), *live, Recorder(tmp_path)]
+    Trainer(plugins, device="cpu").fit(task(), batches(4), optimizer=sgd, epochs=1)
+    replayed = replay(tmp_path, [TensorBoard(tmp_path / "again")])
+
+    assert (replayed.unheld, replayed.failed) == ({}, {})
+    curves = scalars(tmp_path / "again")
+    assert [step for step, _ in curves["train/loss"]] == [2, 4]
+    assert curves == (scalars(tmp_path / "live") if measured else {"train/loss": curves["train/loss"]})

@@ -347,6 +347,26 @@ def test_a_filter_prints_what_it_waits_for() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("condition", "told"),
+    [
+        (Every(epochs=1), "every epoch"),
+        (Every(batches=1), "every batch"),
+        (Every(skipped_steps=1), "every skipped step"),
+    ],
+    ids=str,
+)
+def test_every_one_is_told_in_the_singular(condition: Filter, told: str) -> None:
+    assert str(condition) == told
+
+
+def test_a_saved_state_knows_its_rule_by_a_text_that_does_not_change() -> None:
+    condition, run = Every(epochs=1), FakeRun()
+    assert condition.state_dict(run.origin)["rule"] == "every 1 epochs"
+    condition.load_state_dict(run.origin, {"rule": "every 1 epochs", "due": 7, "emissions": 0})
+    assert condition.state_dict(run.origin)["due"] == 7
+
+
 # In a real run.
 
 

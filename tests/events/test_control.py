@@ -656,3 +656,13 @@ def test_turning_back_forgets_all_but_a_stop(control: Control, stops: bool) -> N
     assert (control.turns_back, control.leaving) == (False, False)
     assert (control.should_stop, control.pending) == (stops, stops)
     assert control.state_dict() == {"due": [], "end_epoch": False}
+
+
+def test_a_watcher_of_the_history_hears_each_request_but_not_each_repetition() -> None:
+    control, heard = Control(Progress()), list[int]()
+    control.history.watcher = lambda: heard.append(control.history.total)
+    control.stop("once", by="me")
+    control.stage = "BatchStart"
+    for _ in range(3):
+        control.hold_step("always", by="me")
+    assert heard == [1, 2]

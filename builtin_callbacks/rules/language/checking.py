@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from itertools import product
 from typing import Any, NoReturn
 
@@ -39,6 +39,7 @@ REFUSED = {
     ast.Slice: "a slice outside of [ ] alone",
     ast.GeneratorExp: "a generator that is not the only argument of a function",
 }
+CONSTANTS = {"true": "True", "false": "False", "none": "None", "null": "None"}  # of YAML and of others
 
 
 class Checker:
@@ -47,13 +48,14 @@ class Checker:
     Args:
         source: the rule's text.
         names: the metrics that it may read.
+        kinds: the types of the values of some of them.
 
     Attributes:
         read: the metrics that it reads.
     """
 
-    def __init__(self, source: Source, names: Collection[str]) -> None:
-        self.source, self.names = source, names
+    def __init__(self, source: Source, names: Collection[str], kinds: Mapping[str, type]) -> None:
+        self.source, self.names, self._metric_kinds = source, names, kinds
         self.read = set[str]()
         self._locals = frozenset[str]()
         self._depth = 0
@@ -132,10 +134,10 @@ class Checker:
             return ANY
         if node.id not in self.names:
             of_function = " It is a function: call it." if node.id in SIGNATURES else ""
-            known = known_names(node.id, self.names)
+            known = f" Did you mean {CONSTANTS[node.id]}?" if node.id in CONSTANTS else known_names(node.id, self.names)
             self._fail(node, RuleNameError, f"Unknown variable {node.id!r}.{of_function}{known}")
         self.read.add(node.id)
-        return ANY
+        return frozenset({self._metric_kinds[node.id]}) if node.id in self._metric_kinds else ANY
 
     def _check_name(self, node: ast.AST, name: str) -> None:
         if name.startswith(tuple(DISALLOW_PREFIXES)) or name in DISALLOW_METHODS:
@@ -195,7 +197,8 @@ class Checker:
         return (left == ANY and NONE in right) or (right == ANY and NONE in left)
 
     def _mismatch(self, operator: ast.AST, left: Kinds, right: Kinds) -> str:
-        return f"{INCORRECT}: {named(left)} {SYMBOLS[type(operator)]} {named(right)} has no meaning."
+        problem = f"{INCORRECT}: {named(left)} {SYMBOLS[type(operator)]} {named(right)} has no meaning."
+        return f"{problem} A dict is read by its keys, as in metric.key." if {dict} in (left, right) else problem
 
     def _either(self, node: ast.IfExp) -> Kinds:
         self.kinds(node.test)

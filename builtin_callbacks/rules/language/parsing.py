@@ -33,7 +33,7 @@ class Source:
             raise RuleLimitError(f"The rule has {len(text)} characters, and {MAX_TEXT} are allowed.")
         if "__" in normalize("NFKC", text):  # as Python reads names: there are other underscores
             column = text.find("__") + 1 or None
-            raise RuleSyntaxError("The rule is invalid: a double underscore (__) may not be in it.", column=column)
+            raise RuleSyntaxError("A double underscore (__) may not be in a rule.", column=column)
         self.text = text
         self._skipped = len(text) - len(text.lstrip())  # the parser takes it for an indentation
         self._lines = [0, *(found.end() for found in LINE_END.finditer(text.strip()))]
@@ -53,7 +53,7 @@ class Source:
                 warnings.simplefilter("ignore")
                 return ast.parse(stripped, mode="eval").body
         except SyntaxError as error:
-            problem = f"The rule cannot be read: {error.msg}. It must be one expression, without any assignment."
+            problem = f"{error.msg}. A rule is one expression, without any assignment."
             offset = (error.offset or len(stripped) + 1) - 1  # 0 and None are at its end
             raise RuleSyntaxError(problem, column=self._place(error.lineno, offset)) from None
         except (RecursionError, MemoryError):  # the second is what Python's parser raises

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
 from ....core.extras import require
@@ -13,19 +14,20 @@ from .parsing import Source
 from .values import INCORRECT
 
 
-def compile_rule(text: str, names: Collection[str]) -> Rule:
+def compile_rule(text: str, names: Collection[str], kinds: Mapping[str, type] = MappingProxyType({})) -> Rule:
     """Read a rule, and check all that can be checked before it is evaluated.
 
     Args:
         text: one expression that is true or false, such as `loss["loss"] < 1.0`.
         names: the metrics that it may read.
+        kinds: the types of the values of some of them, where these are known.
 
     Raises:
         ImportError: simpleeval is missing.
         RuleError: the rule is wrong; which subclass says how, and `column` where.
     """
     try:
-        return Rule(text, names)
+        return Rule(text, names, kinds)
     except RecursionError:
         raise RuleLimitError("The rule is nested too deeply to be read here.") from None
 
@@ -40,6 +42,7 @@ class Rule:
     Args:
         text: one expression.
         names: the metrics that it may read.
+        kinds: the types of the values of some of them.
 
     Attributes:
         text: as given.
@@ -51,14 +54,14 @@ class Rule:
         RuleError: the rule is wrong.
     """
 
-    def __init__(self, text: str, names: Collection[str]) -> None:
+    def __init__(self, text: str, names: Collection[str], kinds: Mapping[str, type] = MappingProxyType({})) -> None:
         require("simpleeval", "A rule", extra="rules")
         from .checking import Checker
         from .evaluator import Evaluator
 
         self._source = Source(text)
         self._tree = self._source.parse()
-        checker = Checker(self._source, names)
+        checker = Checker(self._source, names, kinds)
         checker.check(self._tree)
         self.text = text
         self.names = frozenset(checker.read)

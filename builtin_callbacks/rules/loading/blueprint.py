@@ -84,7 +84,7 @@ class Blueprint:
         controllers: in the order of the file.
         events: what must be heard.
         asks: what the rules ask the loop for.
-        needs: what some plugin must ask for, or a rule would never be asked.
+        needs: what some plugin must ask for, or a rule would never be asked; and the data that rules ask to validate.
         asks_ranks: whether several ranks agree on what is due; else this one's word counts.
     """
 

@@ -63,7 +63,7 @@ class _Building:
         self._operations: dict[str, RuleOperation] = {}
         self._metric_makers: dict[str, Callable[[], RuleMetric]] = {}
         self._operation_makers: dict[str, Callable[[], RuleOperation]] = {}
-        self._metric_names = {part.name for part in rules.metrics}
+        self._metric_names = {part.name for part in rules.metrics} | self._problems.broken
         named = {part.name for part in rules.operations}
         defaults = [RulePart(name, kind) for name, kind in DEFAULT_OPERATIONS.items() if name not in named]
         self._parts = (*defaults, *rules.operations)
@@ -78,6 +78,7 @@ class _Building:
         ready = [attempt(self._ready, each) for each in self._rules.controllers]
         controllers = tuple(each for each in ready if each is not None)
         needed = {_need_of(each) for each in controllers}
+        needed |= {"validation data" for each in controllers if "validation" in each.asks}
         return Blueprint(
             file=self._rules.file,
             metrics=self._metric_makers,
@@ -138,14 +139,17 @@ class _Building:
     def _compiled(self, spec: RuleSpec) -> Rule:
         with self._placed(spec.lines.get("rule", spec.line), spec.name):
             try:
-                return compile_rule(str(spec.rule), self._metric_names)
+                return compile_rule(str(spec.rule), self._metric_names, self._metric_kinds())
             except RuleSyntaxError as error:
                 problem = f"Rule for control {spec.name} is invalid: {error.problem}"
                 raise RuleSyntaxError(problem, column=error.column) from error.__cause__
 
+    def _metric_kinds(self) -> dict[str, type]:
+        return {name: metric.gives for name, metric in self._metrics.items() if metric.gives is not None}
+
     def _action(self, spec: RuleSpec, name: str, triggers: list[Trigger]) -> tuple[str, str] | None:
         owner, _, action = name.partition(".")
-        if owner not in self._operations and owner in {part.name for part in self._parts}:
+        if owner not in self._operations and owner in {part.name for part in self._parts} | self._problems.broken:
             return None  # its own problem is told already
         with self._placed(spec.lines.get(name, spec.line), spec.name):
             actions = {f"{each}.{act}" for each, operation in self._operations.items() for act in operation.actions()}

@@ -52,16 +52,16 @@ def read_rules(source: Source, problems: Problems | None = None) -> RuleSet:
 
 
 def _rule_set(document: Document, problems: Problems) -> RuleSet:
-    top = Section(document, document.content, "a rule file", (*METRICS, "operations", "controllers"))
+    keys = (*METRICS, "operations", "controllers")
+    top = Section(document, problems, document.content, "a rule file", keys, needed=("controllers",))
     if all(key in top for key in METRICS):
         top.fail(f"{METRICS[0]!r} and {METRICS[1]!r} are two spellings of one key: give one of them.", METRICS[1])
-    top.needed("controllers")
-    if not top.items("controllers"):
+    if top.value.get("controllers", ...) in (None, [], ()):
         top.fail("There is no controller: give one at least.", "controllers")
     attempt = problems.attempt
-    metrics = [attempt(_part, document, each, "a metric") for key in METRICS for each in top.items(key)]
-    operations = [attempt(_part, document, each, "an operation") for each in top.items("operations")]
-    controllers = [attempt(_controller, document, each) for each in top.items("controllers")]
+    metrics = [attempt(_part, document, problems, *each, "a metric") for key in METRICS for each in top.items(key)]
+    operations = [attempt(_part, document, problems, *each, "an operation") for each in top.items("operations")]
+    controllers = [attempt(_controller, document, problems, *each) for each in top.items("controllers")]
     rules = RuleSet(
         controllers=[each for each in controllers if each is not None],
         metrics=[each for each in metrics if each is not None],
@@ -69,35 +69,42 @@ def _rule_set(document: Document, problems: Problems) -> RuleSet:
         file=document.file,
     )
     for what, named in (("metric", rules.metrics), ("operation", rules.operations), ("controller", rules.controllers)):
-        attempt(_check_unique, what, named, document.file)
+        _check_unique(what, named, document.file, problems)
     return rules
 
 
-def _part(document: Document, value: Any, what: str) -> RulePart:
+def _part(document: Document, problems: Problems, value: Any, line: int | None, what: str) -> RulePart:
     if isinstance(value, RulePart):
         value = {"name": value.name, "class": value.kind, "arguments": value.arguments}
-    section = Section(document, value, what, ("name", "class", "arguments"))
-    kind = section.needed("class")
-    return RulePart(
-        name=section.text("name"),
+    before, keys, needed = len(problems.found), ("name", "class", "arguments"), ("name", "class")
+    section = Section(document, problems, value, what, keys, needed=needed, line=line)
+    kind, name = section.value.get("class"), section.text("name")
+    part = RulePart(
+        name=name,
         kind=kind if isinstance(kind, type) else section.text("class"),
         arguments=deepcopy(dict(section.mapping("arguments"))),
         line=section.line(),
     )
+    if name and len(problems.found) > before:
+        problems.broken.add(name)
+    return part
 
 
-def _controller(document: Document, value: Any) -> RuleSpec:
+def _controller(document: Document, problems: Problems, value: Any, line: int | None) -> RuleSpec:
     value = _as_mapping(value) if isinstance(value, RuleSpec) else value
-    section = Section(document, value, "a controller", CONTROLLER)
-    section.controller = section.text("name")
+    name = value.get("name") if isinstance(value, Mapping) else None
+    whose = name if isinstance(name, str) and name.strip() else None
+    section = Section(
+        document, problems, value, "a controller", CONTROLLER, needed=CONTROLLER[:4], controller=whose, line=line
+    )
     triggers, operations = section.texts("triggers", "on_log"), section.texts("operations", "hfcontrols.should_save")
-    rule = section.needed("rule")
+    rule = section.value.get("rule")
     return RuleSpec(
-        name=section.controller,
+        name=section.text("name"),
         triggers=triggers,
         rule=str(rule) if isinstance(rule, bool) else section.text("rule"),
         operations=operations,
-        patience=_patience(section) if "patience" in section else None,
+        patience=problems.attempt(_patience, section) if "patience" in section else None,
         on_error=cast(OnError | None, section.word("on_error", ON_ERROR)),
         log_level=_level(section),
         line=section.line(),
@@ -115,24 +122,26 @@ def _lines(section: Section, triggers: Sequence[str], operations: Sequence[str])
 
 def _patience(section: Section) -> RulePatience:
     keys, whose = ("patience_threshold", "mode"), section.controller
-    patience = Section(section.document, section.value["patience"], "the patience", keys, whose)
+    given, line = section.value["patience"], section.line("patience")
+    patience = Section(section.document, section.problems, given, "the patience", keys, controller=whose, line=line)
     threshold = patience.value.get("patience_threshold", RulePatience.threshold)
     if isinstance(threshold, bool) or not isinstance(threshold, int):
         problem = f"'patience_threshold' is a whole number, got {shown(threshold)}."
         patience.fail(problem, "patience_threshold", RuleTypeError)
-    if threshold < 0:
+        threshold = RulePatience.threshold
+    elif threshold < 0:
         patience.fail(f"'patience_threshold' is at least 0, got {threshold}.", "patience_threshold")
+        threshold = RulePatience.threshold
     return RulePatience(threshold, cast(Mode, patience.word("mode", MODES, RulePatience.mode)))
 
 
 def _level(section: Section) -> str:
-    config = Section(
-        section.document, section.mapping("config"), "the config", ("trigger_log_level",), section.controller
-    )
+    given, whose = section.mapping("config"), section.controller
+    config = Section(section.document, section.problems, given, "the config", ("trigger_log_level",), controller=whose)
     if "trigger_log_level" not in config:
         return RuleSpec.log_level
     level = config.text("trigger_log_level")
-    if level.lower() not in LEVELS:
+    if level and level.lower() not in LEVELS:
         config.fail(f"'trigger_log_level' is one of {', '.join(LEVELS)}, got {level!r}.", "trigger_log_level")
     return level.lower()
 
@@ -155,10 +164,11 @@ def _as_mapping(controller: RuleSpec) -> dict[str, Any]:
     return mapping
 
 
-def _check_unique(what: str, named: Sequence[RulePart | RuleSpec], file: str | None) -> None:
+def _check_unique(what: str, named: Sequence[RulePart | RuleSpec], file: str | None, problems: Problems) -> None:
     seen: dict[str, int | None] = {}
     for each in named:
         if each.name in seen:
             first = f" (the first is in line {seen[each.name]})" if seen[each.name] else ""
-            raise RuleError(f"There are two {what}s named {each.name!r}{first}.", file=file, line=each.line)
-        seen[each.name] = each.line
+            problem = f"There are two {what}s named {each.name!r}{first}."
+            problems.tell(RuleError(problem, file=file, line=each.line))
+        seen.setdefault(each.name, each.line)

@@ -47,7 +47,8 @@ def read_document(path: Path) -> Document:
 
     Raises:
         FileNotFoundError: there is no such file.
-        RuleError: it is no YAML, has a key twice, asks for Python objects, or is too large; says the line.
+        IsADirectoryError: it is a folder.
+        RuleError: it is no text, no YAML, has a key twice, asks for Python objects, or is too large; says the line.
         RuleTypeError: it is no mapping.
     """
     document = Document({}, str(path))
@@ -56,6 +57,8 @@ def read_document(path: Path) -> Document:
             data = file.read(LARGEST + 1)
     except FileNotFoundError:
         raise FileNotFoundError(f"There is no rule file {str(path)!r} (looked from {Path.cwd()}).") from None
+    except IsADirectoryError:
+        raise IsADirectoryError(f"{str(path)!r} is a folder: give the path of a rule file.") from None
     if len(data) > LARGEST:
         raise RuleError(f"A rule file has at most {LARGEST} bytes, and this one has more.", file=str(path))
     content = _parsed(data, document)
@@ -75,6 +78,9 @@ def _parsed(data: bytes, document: Document) -> Any:
             return None if node is None else _Reader(loader, document).read(node)
         finally:
             loader.dispose()
+    except yaml.reader.ReaderError as error:
+        text = f"This is no text: a rule file is YAML in UTF-8 ({error.reason}, at position {error.position})."
+        raise RuleError(text, file=document.file) from error
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         line = None if mark is None else mark.line + 1

@@ -10,9 +10,10 @@ from typing import Any, TypeVar
 from unicodedata import normalize
 
 from ....events import CATALOGUE
+from ....events.checks import known_names
 from ..base import RuleMetric, RuleOperation
 from ..errors import RuleError, RuleKeyError, RuleTypeError
-from ..language.kinds import SIGNATURES
+from ..language.kinds import ANY, SIGNATURES, named
 from ..showing import shown
 from .specs import RulePart
 
@@ -25,6 +26,7 @@ def made(kind: type[T], name: str, arguments: Mapping[str, Any]) -> T:
     Raises:
         RuleError: it cannot be made so; of the subclass that fits its own error, which is the cause.
     """
+    _check_arguments(kind, name, arguments)
     try:
         return kind(name, **deepcopy(dict(arguments)))
     except RuleError:
@@ -32,7 +34,19 @@ def made(kind: type[T], name: str, arguments: Mapping[str, Any]) -> T:
     except Exception as error:
         fitting = {TypeError: RuleTypeError, KeyError: RuleKeyError}
         raised = next((each for base, each in fitting.items() if isinstance(error, base)), RuleError)
-        raise raised(f"{kind.__name__} {name!r} cannot be made: {error}.") from error
+        raise raised(f"{kind.__name__} {name!r} cannot be made: {str(error).removesuffix('.')}.") from error
+
+
+def _check_arguments(kind: type[RuleMetric] | type[RuleOperation], name: str, arguments: Mapping[str, Any]) -> None:
+    """Raise RuleTypeError where a class does not take one of the arguments."""
+    parameters = list(inspect.signature(kind).parameters.values())[1:]  # the first is the name
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+        return
+    allowed = [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+    for unknown in arguments:
+        if unknown not in allowed:
+            known = known_names(unknown, allowed)
+            raise RuleTypeError(f"{kind.__name__} {name!r} cannot be made: it takes no argument {unknown!r}.{known}")
 
 
 def bound(
@@ -52,7 +66,7 @@ def check_metric(metric: RuleMetric, name: str) -> None:
     """Check that a metric that was made can be used.
 
     Raises:
-        RuleError: it says that it cannot be, or its events are none.
+        RuleError: it says that it cannot be, it would never be computed, or its events or what it gives are none.
     """
     try:
         is_valid = metric.validate()
@@ -60,9 +74,20 @@ def check_metric(metric: RuleMetric, name: str) -> None:
         raise RuleError(f"Metric handler {name} failed validation: {error}") from error
     if not is_valid:
         raise RuleError(f"Metric handler {name} failed validation.")
+    if getattr(metric.compute, "__func__", None) is RuleMetric.compute:
+        raise RuleError(f"{type(metric).__name__} computes nothing: give it a method compute(self, run, event).")
     if not isinstance(metric.events, tuple) or not set(metric.events) <= set(CATALOGUE):
         kind, events = type(metric).__name__, shown(metric.events)
         raise RuleError(f"The events of {kind} are a tuple of classes of heliograph.CATALOGUE, got {events}.")
+    if not metric.events and not metric.when_read:
+        raise RuleError(
+            f"{type(metric).__name__} would never be computed: say at which events, as in events = (ValidationEnd,), "
+            "or when_read = True."
+        )
+    gives = metric.gives
+    if gives is not None and (not isinstance(gives, type) or gives not in ANY):
+        allowed = named(ANY - {type(None)})
+        raise RuleError(f"What {type(metric).__name__} gives is {allowed}, or None, which is any; got {shown(gives)}.")
 
 
 def check_actions(operation: RuleOperation) -> None:

@@ -19,18 +19,25 @@ class Problems:
 
     Attributes:
         found: the errors.
+        broken: the names of metrics and operations that were left out for theirs: what uses them is not to blame.
     """
 
     def __init__(self, *, keeps: bool = False) -> None:
         self.found: list[RuleError] = []
+        self.broken: set[str] = set()
         self._keeps = keeps
 
     def attempt(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """Return what a function returns; None where it fails and errors are kept."""
+        """Return what a function returns; None where it tells of an error, or raises one, and errors are kept."""
+        before = len(self.found)
         try:
-            return function(*args, **kwargs)
+            made = function(*args, **kwargs)
         except RuleError as error:
-            if not self._keeps:
-                raise
-            self.found.append(error)
-            return None
+            self.tell(error)
+        return made if len(self.found) == before else None
+
+    def tell(self, error: RuleError) -> None:
+        """Keep an error, or raise it."""
+        if not self._keeps:
+            raise error
+        self.found.append(error)

@@ -29,6 +29,7 @@ class Loss(RuleMetric):
 
     events = (Log,)
     when_read = True
+    gives = dict
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -61,9 +62,9 @@ class TrainingState(RuleMetric):
 
     events = (*LOGGED, *Ending.EVENTS)
     when_read = True
+    gives = dict
     parts: Mapping[type[Event], tuple[str, ...]] = {
         **dict.fromkeys(LOGGED, ("log_history",)),
-        ValidationEnd: ("log_history", "validations"),
         **dict.fromkeys(Ending.EVENTS, ("is_final",)),
     }
 
@@ -121,6 +122,7 @@ class EvalMetrics(RuleMetric):
     """
 
     when_read = True
+    gives = dict
 
     def __init__(self, name: str, source_event: str = "on_evaluate") -> None:
         super().__init__(name)
@@ -152,6 +154,7 @@ class Metrics(RuleMetric):
 
     events = LOGGED
     when_read = True
+    gives = dict
 
     def compute(self, run: Run, event: Event) -> dict[str, float] | None:
         """Return the metrics, those that the event tells of among them."""
@@ -163,6 +166,7 @@ class PerProcessState(RuleMetric):
     """Which process this is, a dict: `rank`, from 0."""
 
     when_read = True
+    gives = dict
 
     def compute(self, run: Run, event: Event) -> dict[str, int]:
         """Return the rank."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +23,7 @@ class Window:
     """
 
     def __init__(self, size: int) -> None:
-        self._length = None if size < 0 else size
+        self._length = None if size < 0 else min(size, sys.maxsize)
         self._values: dict[str, deque[float]] = {}
 
     def add(self, values: Mapping[str, float]) -> None:
@@ -57,6 +58,7 @@ class HistoryBasedMetric(RuleMetric):
 
     events = (Log, ValidationEnd)
     when_read = True
+    gives = dict
     parts: Mapping[type[Event], tuple[str, ...]] = {Log: ("training_loss",), ValidationEnd: ("metrics",)}
 
     def __init__(self, name: str, window_size: int = 1) -> None:

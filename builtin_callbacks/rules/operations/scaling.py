@@ -1,15 +1,15 @@
-"""Scale the learning rate from a rule, so that the schedule goes on from there."""
+"""Scale the learning rate from a rule, so that the schedule goes on from there; or the loss of a batch."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import inf
 from typing import Any
 
 from torch import Tensor
 
-from ....events import Run
+from ....events import BatchStart, Event, Run
 from ....events.checks import known_names
 from ..base import RuleFiring, RuleOperation
 from ..errors import RuleError
@@ -68,6 +68,31 @@ class ScaleLearningRate(RuleOperation):
         """Return the factor, nearer to 1 where it would bring a rate below the minimum."""
         bounds = [min(1.0, self.minimum / rate) for rate in rates if rate > 0]
         return max([self.factor, *bounds])
+
+
+class ScaleLoss(RuleOperation):
+    """Multiply the loss of the micro-batch that begins by a factor, for its backward pass only.
+
+    Args:
+        name: what controllers call the operation.
+        factor: a finite number.
+
+    Raises:
+        RuleError: it is no such number.
+    """
+
+    shared = True
+    only_on: Mapping[str, tuple[type[Event], ...]] = {"should_scale": (BatchStart,)}
+
+    def __init__(self, name: str, factor: float) -> None:
+        super().__init__(name)
+        if not _is_number(factor) or not -inf < factor < inf:
+            raise RuleError(f"factor is a number, such as 0.5, got {shown(factor)}.")
+        self.factor = factor
+
+    def should_scale(self, run: Run, firing: RuleFiring) -> None:
+        """Scale."""
+        run.control.scale_loss(self.factor, firing.reason)
 
 
 def _scale_group(group: dict[str, Any], factor: float) -> None:

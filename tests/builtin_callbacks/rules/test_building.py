@@ -18,11 +18,13 @@ from heliograph.builtin_callbacks.rules.errors import (
     RuleSyntaxError,
     RuleTypeError,
 )
-from heliograph.tests.builtin_callbacks.rules.scripted import LOSS, STATE, controller, rules
+from heliograph.tests.builtin_callbacks.rules.scripted import LOSS, STATE, controller, rules, train
 
 
 class Own(RuleMetric):
     """A metric of the user's."""
+
+    when_read = True
 
     def __init__(self, name: str, *, fits: bool = True) -> None:
         super().__init__(name)
@@ -123,8 +125,24 @@ def metric(**entry: Any) -> dict[str, Any]:
             "has an effect at BatchStart only, and the trigger 'on_log' is Log.",
         ),
         (metric(**{"class": "Los"}), RuleKeyError, "Undefined metric handler Los. Did you mean 'Loss'?"),
-        (metric(arguments={"window": 2}), RuleTypeError, "Loss 'own' cannot be made: "),
-        (metric(arguments={"name": "x"}), RuleTypeError, "Loss 'own' cannot be made: "),
+        (
+            metric(arguments={"window": 2}),
+            RuleTypeError,
+            "Loss 'own' cannot be made: it takes no argument 'window'. Known: none.",
+        ),
+        (
+            metric(arguments={"window": 2}, **{"class": "HistoryBasedMetric"}),
+            RuleTypeError,
+            "it takes no argument 'window'. Did you mean 'window_size'? Known: window_size.",
+        ),
+        (metric(arguments={"name": "x"}), RuleTypeError, "Loss 'own' cannot be made: it takes no argument 'name'."),
+        (
+            rules(
+                controller("True"), operations=[{"name": "x", "class": "ScaleLearningRate", "arguments": {"facto": 2}}]
+            ),
+            RuleTypeError,
+            "ScaleLearningRate 'x' cannot be made: it takes no argument 'facto'. Did you mean 'factor'?",
+        ),
         (metric(name="a b"), RuleError, "Rules cannot read a metric named 'a b'"),
         (metric(name="lambda"), RuleError, "Rules cannot read a metric named 'lambda'"),
         (metric(name="_own"), RuleError, "Rules cannot read a metric named '_own'"),
@@ -144,7 +162,11 @@ def metric(**entry: Any) -> dict[str, Any]:
         ),
         (rules(controller("lost < 1")), RuleNameError, "Unknown variable 'lost'"),
         (rules(controller("minimum(1, 2) == 1")), RuleNameError, "Unknown function 'minimum'"),
-        (rules(controller("True and")), RuleSyntaxError, "Rule for control it is invalid: "),
+        (
+            rules(controller("True and")),
+            RuleSyntaxError,
+            "Rule for control it is invalid: invalid syntax. A rule is one",
+        ),
         (rules(controller("1 + 1")), RuleTypeError, "Rule failed due to incorrect type usage"),
     ],
 )
@@ -215,6 +237,19 @@ def test_a_metric_may_say_why_it_does_not_validate() -> None:
     assert "Metric handler own failed validation: there is no sensor" in str(error)
 
 
+def test_a_metric_gives_what_rules_can_read() -> None:
+    class Flag(Own):
+        gives = bool
+
+    class Array(Own):
+        gives = bytes
+
+    plugin = RuleController(rules(controller("own"), metrics=[{"name": "own", "class": Flag}]))
+    assert plugin.plan.controllers[0].rule.names == {"own"}
+    error = refused(rules(controller("own"), metrics=[{"name": "own", "class": Array}]))
+    assert "What Array gives is bool or dict or float or int or list or set or str or tuple, or None" in str(error)
+
+
 @pytest.mark.parametrize(
     ("kind", "form"), [(Lonely, "Lonely.should_act()"), (Dreamy, "Dreamy.should_act(run")], ids=["arguments", "async"]
 )
@@ -234,6 +269,19 @@ def test_a_metric_that_cannot_be_made_is_refused_with_its_own_error() -> None:
     error = refused(rules(controller("True"), metrics=[{"name": "own", "class": Broken}]))
     assert "Broken 'own' cannot be made: no sensor." in str(error)
     assert isinstance(error.__cause__, OSError)
+
+
+def test_a_metric_that_would_never_be_computed_is_refused() -> None:
+    class Deaf(Own):
+        when_read = False
+
+    class Idle(RuleMetric):
+        when_read = True
+
+    error = refused(rules(controller("True"), metrics=[{"name": "own", "class": Deaf}]))
+    assert "Deaf would never be computed: say at which events, as in events = (ValidationEnd,)" in str(error)
+    error = refused(rules(controller("True"), metrics=[{"name": "own", "class": Idle}]))
+    assert "Idle computes nothing: give it a method compute(self, run, event)." in str(error)
 
 
 @pytest.mark.parametrize("kind", [Stranger, Alone], ids=["stranger", "alone"])
@@ -275,6 +323,15 @@ def test_an_operation_of_the_file_takes_the_place_of_a_default_one() -> None:
 )
 def test_it_needs_what_its_rules_would_wait_for_in_vain(triggers: list[str], needs: tuple[str, ...]) -> None:
     assert RuleController(rules(controller("True", triggers=triggers))).needs == needs
+
+
+@pytest.mark.parametrize("action", ["hfcontrols.should_evaluate", "control.should_validate"])
+def test_a_rule_that_asks_for_a_validation_needs_data_for_it(action: str) -> None:
+    source = rules(controller("True", triggers=["on_step_end"], operations=[action]))
+    assert RuleController(source).needs == ("validation data",)
+    with pytest.raises(ValueError, match="there is no validation data: pass validation= to fit"):
+        train(source)
+    assert train(source, validation=[1.0], epochs=1).progress.validations == 4 + 1
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,22 @@ def test_what_is_given_is_not_changed() -> None:
     assert given == before
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("controllers:\n  - {name: a, triggers: [on_log]}\n  - 5\n", 3),
+        ("controllers: [5]\ncontroller_metrics:\n  - x\n", 3),
+        (f"{WHOLE}    patience:\n", 28),
+    ],
+    ids=["controller", "metric", "patience"],
+)
+def test_the_line_of_what_is_no_mapping_is_told(tmp_path: Path, text: str, line: int) -> None:
+    problems = Problems(keeps=True)
+    read_rules(written(tmp_path, text), problems)
+    told = [error.line for error in problems.found if "is a mapping with the keys" in str(error)]
+    assert line in told
+
+
 def test_empty_sections_are_as_if_they_were_not_there() -> None:
     rules = read_rules(MAPPING | {"operations": None, "controller_metrics": None})
     assert (rules.metrics, rules.operations) == ([], [])
@@ -132,6 +148,8 @@ def changed(**changes: Any) -> dict[str, Any]:
     ("source", "kind", "message"),
     [
         (MAPPING | {"controler": []}, RuleKeyError, "a rule file has no key 'controler'. Did you mean 'controllers'?"),
+        (MAPPING | {"controllers": [{"name": "a"}]}, RuleKeyError, "lacks the keys 'triggers', 'rule', 'operations'."),
+        (MAPPING | {"controllers": [{}]}, RuleKeyError, "lacks the keys 'name', 'triggers', 'rule', 'operations'."),
         ({"controller_metrics": []}, RuleKeyError, "a rule file lacks the key 'controllers'."),
         (MAPPING | {"controllers": []}, RuleError, "There is no controller: give one at least."),
         (MAPPING | {"controllers": {"a": 1}}, RuleTypeError, "'controllers' is a list, got {'a': 1}."),
@@ -218,7 +236,7 @@ def test_all_errors_are_found_where_they_are_asked_for(tmp_path: Path) -> None:
     text = WHOLE.replace("class: LogControl", "kind: LogControl").replace("on_error: raise", "on_error: panic")
     problems = Problems(keeps=True)
     rules = read_rules(written(tmp_path, text), problems)
-    assert [error.line for error in problems.found] == [8, 19]
+    assert [error.line for error in problems.found] == [8, 7, 19]  # no key kind, and none named class
     assert [each.name for each in rules.controllers] == ["second"]
 
 

@@ -105,7 +105,7 @@ def test_what_cannot_be_read_is_told_with_its_line(tmp_path: Path, text: str, li
 def test_bytes_that_are_no_text_are_told(tmp_path: Path) -> None:
     path = tmp_path / "rules.yaml"
     path.write_bytes(b"a: \xff\xfe\x00")
-    with pytest.raises(RuleError, match="no YAML that can be read safely"):
+    with pytest.raises(RuleError, match=r"This is no text: .* \(invalid start byte, at position 3\)"):
         read_document(path)
 
 
@@ -126,6 +126,12 @@ def test_without_the_extra_the_command_to_install_it_is_told(tmp_path: Path, mon
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(ImportError, match=r"A rule file needs yaml.*: pip install 'heliograph\[rules\]'"):
         read_document(written(tmp_path, "controllers: []"))
+
+
+@pytest.mark.parametrize("path", [".", ""])
+def test_a_folder_is_told_to_be_one(path: str) -> None:
+    with pytest.raises(IsADirectoryError, match=r"'\.' is a folder: give the path of a rule file\."):
+        read_document(Path(path))
 
 
 def test_a_missing_file_is_told_by_its_name(tmp_path: Path) -> None:

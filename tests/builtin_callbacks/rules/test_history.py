@@ -86,6 +86,11 @@ def test_a_window_holds_the_newest(size: int, losses: list[float]) -> None:
     assert value["metrics"]["global_step"] == value["metrics"]["steps"] == steps
 
 
+def test_a_size_beyond_all_memory_is_as_good_as_none() -> None:
+    metric = HistoryBasedMetric("window", window_size=10**30)
+    assert log(metric, 1, loss=0.5)["training_loss"]["loss"] == [0.5]
+
+
 def test_equal_losses_are_kept_and_the_same_log_is_heard_once() -> None:
     metric = HistoryBasedMetric("window", window_size=-1)
     log(metric, 1, loss=0.5)

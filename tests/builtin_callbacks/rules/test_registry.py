@@ -62,7 +62,8 @@ def test_the_built_in_ones_go_by_their_class_names() -> None:
         "EvalMetrics", "GradientNorm", "HistoryBasedMetric", "LearningRate", "Loss", "Memory", "Metrics",
         "PerProcessState", "Throughput", "TrainingState",
     ]  # fmt: skip
-    assert sorted(registry._OPERATIONS) == ["CallFunction", "Controls", "HFControls", "LogControl", "ScaleLearningRate"]
+    names = ["CallFunction", "Controls", "HFControls", "LogControl", "ScaleLearningRate", "ScaleLoss"]
+    assert sorted(registry._OPERATIONS) == names
     assert {"control": Controls, "hfcontrols": HFControls} == registry.DEFAULT_OPERATIONS
     assert registry.operation_class("HFControls") is HFControls
 

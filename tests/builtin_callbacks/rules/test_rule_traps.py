@@ -11,7 +11,7 @@ import heliograph as h
 import pytest
 from heliograph.builtin_callbacks.rules.base import RuleMetric
 from heliograph.builtin_callbacks.rules.controller import RuleController
-from heliograph.builtin_callbacks.rules.errors import RuleError, RuleKeyError, RuleSyntaxError
+from heliograph.builtin_callbacks.rules.errors import RuleError, RuleKeyError, RuleSyntaxError, RuleTypeError
 from heliograph.tests.builtin_callbacks.rules.scripted import (
     EVAL,
     LOSS,
@@ -198,12 +198,25 @@ def test_f_ru_6_a_guarded_rule_runs_before_its_metric_is_there() -> None:
     assert train(unguarded).status == "completed"
 
 
-@pytest.mark.parametrize("rule", ["None + evalmetric == 1", "1 + evalmetric > 0", "[1][evalmetric] == 1"])
+@pytest.mark.parametrize("rule", ["None + norm == 1", "1 + norm > 0", "[1][norm] == 1"])
 def test_f_ru_7_a_metric_that_is_not_there_ends_no_run_wherever_it_stands(
     rule: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert train(rules(controller(rule, on_error="raise"), metrics=[EVAL])).status == "completed"
+    norm = {"name": "norm", "class": "GradientNorm"}  # which no plugin measures
+    assert train(rules(controller(rule, on_error="raise"), metrics=[norm])).status == "completed"
     assert len([line for line in lines(caplog.records) if "no value" in line]) == 1
+
+
+@pytest.mark.parametrize(
+    "rule", ["training_loss < 1.0", "1 + training_loss > 0", "training_loss", "abs(evalmetric) < 1"]
+)
+def test_3_3_a_dict_that_is_used_as_a_number_is_found_when_the_rule_is_read(rule: str) -> None:
+    """The ancestor's first examples say `loss < 1.0`, of when a loss was a number."""
+    with pytest.raises(RuleTypeError, match=r"column 1 of its rule: .*dict"):
+        RuleController(rules(controller(rule)))
+    hint = r"dict < float has no meaning\. A dict is read by its keys, as in metric\.key\."
+    with pytest.raises(RuleTypeError, match=hint):
+        RuleController(rules(controller("training_loss < 1.0")))
 
 
 def test_6_15_a_rule_mistake_does_not_kill_a_long_run() -> None:

@@ -11,6 +11,7 @@ import heliograph as h
 import pytest
 import yaml
 from heliograph.builtin_callbacks.recorder import Recorder
+from heliograph.builtin_callbacks.rules.base import RuleMetric
 from heliograph.builtin_callbacks.rules.command import add_command
 from heliograph.builtin_callbacks.rules.controller import RuleController
 from heliograph.builtin_callbacks.rules.dry_run import dry_run
@@ -87,6 +88,58 @@ def test_an_operation_that_cannot_be_made_is_told_once(tmp_path: Path, capsys: C
     assert "There is no log_level 'loud'." in told
 
 
+def test_errors_of_form_hide_no_others(tmp_path: Path, capsys: Captured) -> None:
+    text = """\
+contrlers: 1
+controller_metrics:
+  - {name: training_loss, clas: Loss}
+operations:
+  - {name: tell, class: LogControl, argument: {}}
+controllers:
+  - name: a
+  - 5
+  - name: b
+    triggers: [on_logs]
+    rule: training_loss.loss < 1 and lost > 1
+    operations: [tell.should_log, tel.should_log]
+  - name: c
+    triggers: on_log
+    rule: training_loss.loss <
+    patience: {patience_threshold: -1, mode: never}
+    on_error: panic
+    config: {trigger_log_level: 5}
+    operations: [control.should_save, control.should_save]
+  - name: b
+    triggers: [on_log]
+    rule: training_loss.loss <
+    operations: [control.should_save]
+"""
+    assert command("check", written(tmp_path, text)) == 1
+    told = [line.partition(", line ")[2] for line in capsys.readouterr().err.splitlines()]
+    expected = [
+        ("1", "no key 'contrlers'"),
+        ("3", "no key 'clas'"),
+        ("3", "lacks the key 'class'"),
+        ("5", "no key 'argument'"),
+        ("7, controller 'a'", "lacks the keys 'triggers', 'rule', 'operations'"),
+        ("8", "a controller is a mapping"),
+        ("10, controller 'b'", "invalid event (on_logs)"),
+        ("11, controller 'b', column 28 of its rule", "Unknown variable 'lost'"),
+        ("12, controller 'b'", "Invalid operation tel.should_log"),
+        ("14, controller 'c'", "is a list of names"),
+        ("16, controller 'c'", "is at least 0"),
+        ("16, controller 'c'", "got 'never'"),
+        ("17, controller 'c'", "got 'panic'"),
+        ("18, controller 'c'", "is text, got 5"),
+        ("19, controller 'c'", "names 'control.should_save' twice"),
+        ("20", "There are two controllers named 'b'"),
+        ("22, controller 'b', column 21 of its rule", "invalid syntax"),
+    ]
+    for line, (place, problem) in zip(told, expected, strict=True):
+        assert line.startswith(f"{place}: ")
+        assert problem in line
+
+
 def test_errors_of_form_are_all_told(tmp_path: Path, capsys: Captured) -> None:
     source = rules({"name": "a", "triggers": ["on_log"], "rule": "True"}, {"name": "b", "trigger": ["on_log"]})
     assert command("check", written(tmp_path, source)) == 1
@@ -104,7 +157,9 @@ def test_what_cannot_be_read_is_told_apart(tmp_path: Path, capsys: Captured) -> 
     assert command("dry-run", path, tmp_path / "nowhere.recording") == 2
     assert "There is no recording" in capsys.readouterr().err
     assert command("check", path, "--import", "no_such_module_of_rules") == 2
-    assert "No module named 'no_such_module_of_rules'" in capsys.readouterr().err
+    assert "No module named 'no_such_module_of_rules' is in" in capsys.readouterr().err
+    assert command("check", tmp_path) == 2
+    assert "is a folder: give the path of a rule file." in capsys.readouterr().err
     assert command("dry-run", written(tmp_path, rules(controller("1"))), tmp_path) == 1
 
 
@@ -130,6 +185,39 @@ def test_a_module_of_ones_own_is_imported(tmp_path: Path, capsys: Captured, monk
     assert command("check", path, "--import", "rules_of_my_own") == 0
     assert capsys.readouterr().out == "it: on_log (Log) -> hfcontrols.should_training_stop\n"
     sys.modules.pop("rules_of_my_own")
+
+
+@pytest.mark.parametrize(
+    ("module", "content", "problem"),
+    [
+        (
+            "rules_broken_1",
+            "import no_such_module_at_all",
+            "ModuleNotFoundError: No module named 'no_such_module_at_all'",
+        ),
+        ("rules_broken_2", "x = = 1", "SyntaxError: invalid syntax (rules_broken_2.py, line 1)"),
+        ("rules_broken_3", "raise ValueError('two\\nlines')", "ValueError: two lines"),
+        ("rules_broken_4", "raise SystemExit(3)", "SystemExit: 3"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_told_with_its_error(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, module: str, content: str, problem: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / f"{module}.py").write_text(content, encoding="utf-8")
+    assert command("check", written(tmp_path, rules(controller("True"))), "--import", module) == 2
+    told = f"heliograph rules: The module {module!r} fails while it is imported: {problem}\n"
+    assert capsys.readouterr().err == told
+
+
+def test_a_module_is_named_without_py(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "rules_named_as_a_file.py").write_text("", encoding="utf-8")
+    assert command("check", tmp_path / "rules.yaml", "--import", "rules_named_as_a_file.py") == 2
+    assert "leave out .py: --import rules_named_as_a_file." in capsys.readouterr().err
+    sys.modules.pop("rules_named_as_a_file", None)
 
 
 def recorded(folder: Path, *plugins: Any, **options: Any) -> Path:
@@ -206,6 +294,39 @@ def test_a_dry_run_tells_what_the_recording_does_not_hold_and_does_nothing(tmp_p
     assert list(found.unheld) == ["rate"]
     assert "metric rate was not available: A recording does not hold the learning rate here." in str(found)
     assert "ZeroDivisionError" in str(found)
+
+
+def test_a_dry_run_names_the_metric_that_fails(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from heliograph.builtin_callbacks.rules import registry
+
+    class Gap(RuleMetric):
+        events = (h.ValidationEnd,)
+
+        def compute(self, run: h.Run, event: h.Event) -> float:
+            raise KeyError("nope")
+
+    monkeypatch.setattr(registry, "_METRICS", registry._METRICS | {"Gap": Gap})
+    source = rules(controller("gap > 1"), metrics=[{"name": "gap", "class": "Gap"}])
+    assert command("dry-run", written(tmp_path, source), recorded(tmp_path, validation=[1.0])) == 1
+    told = capsys.readouterr().out.splitlines()[1:]
+    assert told == [
+        "it: would not have acted as far as it was asked",
+        "the rules were not asked from there on: RuleError: in metric 'gap' (Gap) of the rules: KeyError: 'nope' "
+        "(validation_end, attempt 1, epoch 1 batch 0 step 2)",
+    ]
+
+
+def test_a_dry_run_tells_of_a_rule_that_fails_once(
+    tmp_path: Path, capsys: Captured, caplog: pytest.LogCaptureFixture
+) -> None:
+    recording = recorded(tmp_path)
+    caplog.clear()
+    path = written(tmp_path, rules(controller("training_loss.loss / 0 > 1")))
+    assert command("dry-run", path, recording) == 0
+    assert capsys.readouterr().out.count("ZeroDivisionError: float division by zero; the rule counts as false") == 1
+    assert caplog.messages == []
 
 
 def test_a_dry_run_of_the_rules_that_were_in_the_run_repeats_them(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""ScaleLearningRate: the schedule goes on, scaled."""
+"""ScaleLearningRate: the schedule goes on, scaled. ScaleLoss: one batch weighs more or less."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from heliograph import LearningRate, Run, SavePoint, StepEnd, Trainer, TrainStart
+from heliograph import BatchEnd, LearningRate, RuleController, Run, SavePoint, StepEnd, Trainer, TrainStart
 from heliograph.builtin_callbacks.rules.base import RuleFiring
 from heliograph.builtin_callbacks.rules.errors import RuleError
 from heliograph.builtin_callbacks.rules.operations.scaling import ScaleLearningRate
@@ -180,3 +180,35 @@ def test_all_ranks_must_agree_to_scale() -> None:
     operation = ScaleLearningRate("scale", factor=0.5)
     assert operation.shared
     assert list(operation.actions()) == ["should_scale"]
+
+
+def test_the_loss_of_a_batch_is_scaled_where_the_rule_says_so(task: Make, batches: Make) -> None:
+    source = {
+        "controller_metrics": [{"name": "state", "class": "TrainingState"}],
+        "operations": [{"name": "less", "class": "ScaleLoss", "arguments": {"factor": 0.25}}],
+        "controllers": [
+            {
+                "name": "second",
+                "triggers": ["batch_start"],
+                "rule": "state.batch == 1",
+                "operations": ["less.should_scale"],
+            }
+        ],
+    }
+    trainer, scales = Trainer([RuleController(source)], device="cpu"), []
+    trainer.bus.on(BatchEnd, lambda run, event: scales.append(run.control.loss_scale))
+    mine = task()
+    result = trainer.fit(mine, batches(3), optimizer=torch.optim.SGD(mine.model.parameters(), lr=0.1), epochs=1)
+    assert scales == [1.0, 0.25, 1.0]
+    assert [(each.verb, each.by, each.batch, each.event) for each in result.history] == [
+        ("scale_loss", "rule_controller", 1, "batch_start")
+    ]
+
+
+def test_a_loss_is_scaled_at_the_start_of_a_batch_only_and_by_a_number() -> None:
+    part = {"name": "less", "class": "ScaleLoss", "arguments": {"factor": 2}}
+    rule = {"name": "a", "triggers": ["on_log"], "rule": "True", "operations": ["less.should_scale"]}
+    with pytest.raises(RuleError, match="on_log"):
+        RuleController({"operations": [part], "controllers": [rule]})
+    with pytest.raises(RuleError, match=r"factor is a number, such as 0\.5, got 'x'"):
+        RuleController({"operations": [{**part, "arguments": {"factor": "x"}}], "controllers": [rule]})

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
-from heliograph.core.recording.lines import decode, encode, parse
+from heliograph.core.recording.lines import decode, encode
 from heliograph.core.recording.reading import read
 from heliograph.core.recording.records import Asked, Batches, Entry, Happened, Place, Recounted, Spending, Spent
+from heliograph.core.recording.sealing import parse, sealed
 from heliograph.events import Request
 from heliograph.tests.recordings import attempt, write
 from hypothesis import given
@@ -71,8 +72,24 @@ def test_an_entry_comes_back_as_it_was(entry: Entry) -> None:
 def test_a_line_that_is_cut_is_refused(entry: Entry, data: st.DataObject) -> None:
     line = encode(entry)
     end = data.draw(st.integers(0, len(line) - 1))
-    with pytest.raises(ValueError, match="no JSON"):
+    with pytest.raises(ValueError, match="damaged"):
         parse(line[:end])
+
+
+@given(ENTRIES, st.data())
+def test_a_line_in_which_a_bit_is_wrong_is_refused(entry: Entry, data: st.DataObject) -> None:
+    line = bytearray(encode(entry).encode())
+    line[data.draw(st.integers(0, len(line) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(ValueError, match="damaged"):
+        parse(bytes(line))
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "1", "[]", "[1]", "[" * 100_000], ids=["none", "number", "empty", "name", "deep"]
+)
+def test_a_line_that_is_no_array_with_a_name_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="it is no"):
+        parse(f"{text}\t{crc32(text.encode()):08x}")
 
 
 JSON = st.recursive(
@@ -84,9 +101,9 @@ KINDS = st.sampled_from(["happened", "asked", "recounted", "spent", "batches", "
 
 
 @given(KINDS, st.lists(JSON, max_size=8))
-def test_a_line_that_is_damaged_is_an_entry_or_a_value_error(kind: str, rest: list[Any]) -> None:
+def test_a_line_of_another_form_is_an_entry_or_a_value_error(kind: str, rest: list[Any]) -> None:
     with suppress(ValueError):
-        decode(parse(json.dumps([kind, *rest])))
+        decode(parse(sealed(kind, *rest)))
 
 
 def test_an_attempt_comes_back_as_it_was(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from heliograph.core.recording.lines import encode, encode_attempt, encode_head, encode_lost, encode_mark
 from heliograph.core.recording.reading import leftover, read
 from heliograph.core.recording.records import Asked, Batches, Happened, Place
+from heliograph.core.recording.sealing import sealed
 from heliograph.core.recording.tail import BEGIN, ROW, ROWS, SIZE, Tail, read_tail, tail_of
 from heliograph.events import Request
 from heliograph.tests.recordings import PLAIN, attempt, write
@@ -75,7 +76,7 @@ def test_the_last_line_may_be_torn(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-5])
     (only,) = read(path).attempts
     assert only.entries == (START,)
-    assert only.damage == ("line 4, the last, was cut short: no JSON",)
+    assert only.damage == ("line 4, the last, was cut short: it is damaged",)
 
 
 def test_a_last_line_that_only_lacks_its_end_is_whole(tmp_path: Path) -> None:
@@ -87,12 +88,12 @@ def test_a_last_line_that_only_lacks_its_end_is_whole(tmp_path: Path) -> None:
 def test_damage_amid_the_file_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START, ASKED, block(0, 3)))
     lines = path.read_text().splitlines()
-    lines[3:3] = ["\0" * 50, '["happened","log",0]', '["unheard of"]', encode_lost(7)]
+    lines[3:3] = ["\0" * 50, sealed("happened", "log", 0), sealed("unheard of"), encode_lost(7)]
     path.write_text("\n".join(lines) + "\n")
     (only,) = read(path).attempts
     assert only.entries == (START, ASKED, block(0, 3))
     assert only.damage == (
-        "line 4: no JSON",
+        "line 4: it is damaged",
         "line 5: a line 'happened' of another form",
         "line 6: a line 'unheard of' of another form",
         "7 lines could not be written",
@@ -106,7 +107,30 @@ def test_an_attempt_whose_beginning_is_damaged_is_not_another_ones(tmp_path: Pat
     path.write_text("\n".join(lines) + "\n")
     first, second = read(path).attempts
     assert (len(first.entries), len(second.entries), second.name) == (1, 2, "")
-    assert second.damage == ("line 4: no JSON",)
+    assert second.damage == ("line 4: it is damaged",)
+
+
+def test_a_first_line_that_is_damaged_hides_no_other(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.recording", attempt(START))
+    path.write_bytes(b"\0\0" + path.read_bytes()[2:])
+    (only,) = read(path).attempts
+    assert (only.entries, only.damage) == ((START,), ("line 1: it is damaged",))
+
+
+@pytest.mark.parametrize(
+    ("at", "bits"),
+    [(24 + 9 * 8, b"\xff" * 8), (BEGIN + 8, b"\xff" * 8), (BEGIN + ROW.size + 8, b"\0" * 8)],
+    ids=["no number", "negative", "going back"],
+)
+def test_an_open_block_that_is_damaged_is_told_and_not_gone_on_behind(at: int, bits: bytes, tmp_path: Path) -> None:
+    path = write(tmp_path / "x.recording", attempt(START, block(0, 3)))
+    fill(path, 2, 3, 5).close(remove=False)
+    content = tail_of(path).read_bytes()
+    tail_of(path).write_bytes(content[:at] + bits + content[at + 8 :])
+    (only,) = read(path).attempts
+    assert (only.entries, only.damage) == ((START, block(0, 3)), ("the block that was open is damaged",))
+    with pytest.raises(ValueError, match="the block that was open is damaged"):
+        leftover(path)
 
 
 def test_the_open_block_is_read_with_the_file(tmp_path: Path) -> None:
@@ -200,6 +224,6 @@ def test_the_first_lines_alone(tmp_path: Path) -> None:
     path.write_text(encode_head() + "\n")
     assert read(path).attempts == ()
     path.write_text(encode_head() + "\n" + encode_attempt(PLAIN)[:30])
-    assert read(path).attempts[0].damage == ("line 2, the last, was cut short: no JSON",)
+    assert read(path).attempts[0].damage == ("line 2, the last, was cut short: it is damaged",)
     path.write_text(encode_head() + "\n" + encode(START) + "\n")
     assert read(path).attempts[0].damage == ("its beginning is missing",)

@@ -60,7 +60,10 @@ def test_one_that_may_come_often_is_counted_and_sometimes_timed(event: Event, se
 
 
 @pytest.mark.parametrize("sample", [2, 7, 32])
-def test_the_events_of_a_batch_are_timed_in_one_of_so_many(sample: int, seconds: list[float]) -> None:
+def test_the_events_of_a_batch_are_timed_in_one_of_so_many(
+    sample: int, seconds: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "FIRST", 0)
     bus = Bus()
     bus.on(BatchEnd, slow(seconds, 1.0))
     timer = Timing(bus, sample)
@@ -76,6 +79,47 @@ def test_the_events_of_a_batch_are_timed_in_one_of_so_many(sample: int, seconds:
     assert timed == len(offsets)  # no rhythm is hit
     assert sample - 1 <= timed <= sample
     assert emissions == sample * sample
+
+
+def test_each_of_the_first_batches_is_timed(seconds: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "FIRST", 4)
+    bus = Bus()
+    timer = Timing(bus, 10)
+    costs = iter([50.0, *[2.0] * 99])  # the first call opens something
+    bus.on(BatchEnd, lambda run, event: seconds.__setitem__(0, seconds[0] + next(costs)))
+    timer.attach()
+    timed = []
+    for batch in range(44):
+        timer.step(batch)
+        timed.append(timer.is_on)
+        bus.signal(BatchEnd).emit(RUN, BatchEnd())
+    timer.step(44)
+    (row,) = timer.spent(44).rows
+    assert timed[:5] == [True, True, True, True, True]
+    assert row.timed == sum(timed)
+    assert row.emissions == 44
+    assert row.estimate == pytest.approx(50 + 43 * 2)
+
+
+def test_the_time_of_an_event_within_a_handler_is_not_counted_twice(seconds: list[float]) -> None:
+    bus = Bus()
+
+    def emitting(run: Run, event: Event) -> None:
+        seconds[0] += 1.0
+        bus.signal(EpochEnd).emit(run, EpochEnd(0))
+        seconds[0] += 2.0
+
+    bus.on(SavePoint, emitting)
+    bus.on(SavePoint, slow(seconds, 4.0))
+    bus.on(EpochEnd, slow(seconds, 10.0))
+    timer = Timing(bus, 10)
+    timer.attach()
+    bus.signal(SavePoint).emit(RUN, SavePoint())
+    assert {(row.event, row.seconds) for row in timer.spent(0).rows} == {
+        ("save_point", 3.0),
+        ("save_point", 4.0),
+        ("epoch_end", 10.0),
+    }
 
 
 def test_what_is_detached_costs_nothing(seconds: list[float]) -> None:

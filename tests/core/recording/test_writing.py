@@ -13,8 +13,8 @@ from heliograph.core.recording import tail as tails
 from heliograph.core.recording import writing
 from heliograph.core.recording.lines import encode, encode_attempt
 from heliograph.core.recording.reading import read
-from heliograph.core.recording.records import Happened, Place
-from heliograph.core.recording.tail import BEGIN, ROW, Tail, read_tail, tail_of
+from heliograph.core.recording.records import Batches, Happened, Place
+from heliograph.core.recording.tail import BEGIN, ROW, SIZE, Tail, read_tail, tail_of
 from heliograph.core.recording.writing import Writer
 from heliograph.tests.recordings import PLAIN, attempt, write
 
@@ -86,7 +86,7 @@ def test_no_line_is_lost_where_the_disk_is_full_for_a_while(writer: Writer, full
     full(None)
     writer.write([line(3)])
     assert numbers(writer.path) == [0, 1, 2, 3]
-    assert read(writer.path).attempts[0].damage == ("line 4: no JSON",)  # where it stopped
+    assert read(writer.path).attempts[0].damage == ("line 4: it is damaged",)  # where it stopped
     full(0)
     with pytest.raises(OSError, match="No space"):
         writer.write([line(4)])
@@ -119,6 +119,30 @@ def test_what_cannot_be_written_at_the_end_is_told(writer: Writer, full: Full) -
     with pytest.raises(OSError, match="No space"):
         writer.close([line(1)])
     Writer.again(writer.path).close()  # it has let go of it
+
+
+def test_a_file_that_cannot_be_begun_leaves_nothing(tmp_path: Path, full: Full) -> None:
+    for room in (0, 5):
+        full(room)
+        with pytest.raises(OSError, match="No space"):
+            Writer.new(tmp_path, "run")
+    assert not list(tmp_path.iterdir())
+    full(None)
+    Writer.new(tmp_path, "run").close()
+
+
+def test_where_what_a_kill_left_cannot_be_taken_in_it_can_be_later(tmp_path: Path, full: Full) -> None:
+    path = write(tmp_path / "x.recording", attempt())
+    tail = Tail(tail_of(path))
+    tail.begin("a1", 1, Place(), -0.001)
+    ROW.pack_into(tail.buffer, BEGIN, 1, 1, 0, 0, 3, 0, 1)
+    full(0)
+    with pytest.raises(OSError, match="No space"):
+        Writer.again(path)
+    full(None)
+    Writer.again(path).close()
+    tail.close()
+    assert [len(entry) for entry in read(path).attempts[0].entries if isinstance(entry, Batches)] == [1]
 
 
 def test_a_line_is_not_glued_to_one_that_a_kill_cut_short(writer: Writer) -> None:
@@ -174,3 +198,15 @@ def test_without_a_mapping_rows_are_written_where_that_is_possible(
     assert (None if rows is None else (rows.number, len(rows.table))) == ((2, 1) if obstacle != "open" else None)
     tail.close()
     assert not tail_of(path).exists()
+
+
+@pytest.mark.parametrize("room", [None, 1_000], ids=["enough", "too little"])
+def test_where_the_system_cannot_take_room_beforehand_it_is_filled(
+    room: int | None, tmp_path: Path, full: Full, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(tails.os, "posix_fallocate")  # type: ignore[attr-defined]
+    full(room)
+    tail = Tail(tmp_path / "x.recording.tail")
+    assert (tail.obstacle is None) == (room is None)
+    assert room is not None or (tmp_path / "x.recording.tail").stat().st_size == SIZE
+    tail.close()

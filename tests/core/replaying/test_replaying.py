@@ -13,6 +13,7 @@ from heliograph.core.errors import NotRecorded
 from heliograph.core.recording.reading import read
 from heliograph.core.recording.records import Batches, Happened, Place, Recording
 from heliograph.core.replaying.replay import replay
+from heliograph.core.replaying.report import Asking, Replayed
 from heliograph.tests.recordings import attempt, fit
 from torch import nn
 
@@ -70,7 +71,7 @@ def test_another_schedule_asks_at_its_own_steps(recording: Recording) -> None:
     assert steps == [(6, "batch_end", False), (12, "batch_end", True)]  # and the last step had its log
     assert [request.step for request in replayed.recorded[0].requests] == [4, 8, 12, 16]
     assert str(replayed.asked[1]) == (
-        "attempt 1, epoch 1 batch 4 step 12  log_schedule: log - every 6 steps on batch_end (the run did so)"
+        "attempt 1, epoch 1 batch 4 step 12 on batch_end: log - every 6 steps (the run did so)"
     )
 
 
@@ -84,10 +85,15 @@ def test_a_stop_ends_the_run_where_it_would_have(rising: Recording) -> None:
         (16, True, True),
     ]
     text = str(replayed)
-    assert "early_stopping would have asked for stop 2 times; 1 of these behind the end of the run" in text
-    assert "attempt 1 would have ended at epoch 1 batch 4 step 12, stopped by early_stopping: " in text
+    assert "early_stopping would have asked for stop once" in text
+    assert "and once more behind the end, where the recorded run went on" in text
+    assert "the first: " not in text
+    both = str(replay(rising, [stopping(2), stopping(3).named("later")]))
+    told = "  and once more behind the end, where the recorded run went on\n    the first: attempt 1, epoch 1 batch 8 "
+    assert f"\nlater would have asked for nothing\n{told}step 16 on validation_end: stop - " in both
+    assert "attempt 1 would have ended at epoch 1, batch 4, step 12, stopped by early_stopping: " in text
     assert "(the recorded run went on)" in text
-    assert "attempt 1 was completed at epoch 2 batch 0 step 16: 2 epochs done" in text
+    assert "attempt 1 was completed at epoch 2, batch 0, step 16: 2 epochs done" in text
 
 
 def test_a_run_that_was_stopped_would_have_gone_on(tmp_path: Path) -> None:
@@ -99,7 +105,7 @@ def test_a_run_that_was_stopped_would_have_gone_on(tmp_path: Path) -> None:
         "attempt 1 was stopped at epoch 1 batch 0 step 8, which with the replayed plugins it would not have been: what "
         "would have followed is not recorded",
     )
-    assert "the one in the run asked once, first: attempt 1, epoch 0 batch 8 step 8" in str(replayed)
+    assert "the one in the run asked once: attempt 1, epoch 0 batch 8 step 8" in str(replayed)
 
 
 def test_the_same_plugin_ends_the_run_as_it_did(tmp_path: Path) -> None:
@@ -149,6 +155,10 @@ def test_a_veto_of_a_replayed_plugin_puts_the_stop_off(rising: Recording) -> Non
         ("train_loader", "A recording does not hold the loader."),
         ("engine.device", "A recording does not hold the device."),
         ("data.seed", "A recording does not hold the seed of the data."),
+        (
+            "plugin_seconds",
+            "A recording does not hold how long each plugin had taken here. At the end, `explain` tells.",
+        ),
         ("optimizer.state", "A recording does not hold the optimizer's state."),
     ],
 )
@@ -409,7 +419,26 @@ def test_what_cannot_be_read_is_said() -> None:
     replayed = replay(Recording(Path("x.recording"), (damaged,)), [h.LogSchedule(h.Every(steps=2))])
     assert replayed.notes == ("attempt 1 is damaged: line 7: no JSON",)
     assert replayed.recorded[0].status is None
-    assert "attempt 1 was killed, or goes on, at epoch 0 batch 0 step 0" in str(replayed)
+    assert "attempt 1 was killed, or goes on, at epoch 0, batch 0, step 0" in str(replayed)
+
+
+def test_an_attempt_that_another_followed_does_not_go_on() -> None:
+    killed = attempt(Happened("train_start", 0.0, Place()), plan={"train_start": ("recorder",)})
+    told = str(replay(Recording(Path("x.recording"), (killed, killed)), []))
+    assert "attempt 1 was killed at epoch 0, batch 0, step 0\n" in told
+    assert "attempt 2 was killed, or goes on, at epoch 0, batch 0, step 0" in told
+
+
+def test_much_damage_is_told_in_short() -> None:
+    damaged = attempt(damage=tuple(f"line {number}: it is damaged" for number in range(2, 1_300)))
+    notes = replay(Recording(Path("x.recording"), (damaged,)), []).notes
+    assert notes[9:] == ("attempt 1 is damaged: line 11: it is damaged", "attempt 1 is damaged: and 1,288 more")
+
+
+@pytest.mark.parametrize("given", [None, 3, b"x.recording"], ids=repr)
+def test_what_is_no_path_is_refused(given: Any) -> None:
+    with pytest.raises(TypeError, match="A recording is the file that Recorder wrote, or its folder, got "):
+        replay(given, [])
 
 
 def test_an_empty_recording_is_said() -> None:
@@ -456,3 +485,9 @@ def test_what_comes_amid_a_batch_does_not_count_it_twice(tmp_path: Path, caplog:
     plugin = Counts()
     replay(tmp_path, [plugin])
     assert plugin.heard == list(range(1, 9))
+
+
+def test_what_others_wrote_steers_no_terminal() -> None:
+    request = h.Request("stop", "mine", "one\x1b[2J\ntwo", 0, 1, 1)
+    replayed = Replayed(Path("a"), ("mine",), (Asking(1, request, None, behind_end=False),), (), (), {}, {})
+    assert str(replayed).splitlines()[-1] == r"  attempt 1, epoch 0 batch 1 step 1: stop - one\x1b[2J two"

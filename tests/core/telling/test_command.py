@@ -52,7 +52,7 @@ def test_timeline_writes_where_it_is_told_to(recorded: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["explain", "timeline"])
 def test_a_folder_without_a_recording_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command(name, tmp_path) == 1
+    assert command(name, tmp_path) == 2
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith(f"heliograph {name}: The folder {tmp_path} holds no recording")
@@ -61,5 +61,33 @@ def test_a_folder_without_a_recording_is_refused(name: str, tmp_path: Path, caps
 def test_a_page_that_cannot_be_written_is_said(
     recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command("timeline", recorded, "--output", tmp_path / "missing" / "a.html") == 1
-    assert "No such file or directory" in capsys.readouterr().err
+    assert command("timeline", recorded, "--output", recorded / "a.html") == 2
+    assert capsys.readouterr().err.startswith("heliograph timeline: ")
+
+
+def test_missing_folders_are_made(recorded: Path, tmp_path: Path) -> None:
+    page, trace = tmp_path / "pages" / "of" / "a.html", tmp_path / "traces" / "b.json"
+    assert command("timeline", recorded, "--output", page, "--trace", trace) == 0
+    assert page.exists()
+    assert trace.exists()
+
+
+@pytest.mark.parametrize("option", ["--output", "--trace"])
+@pytest.mark.parametrize("name", ["digits.v2.recording", "digits.v2.recording.tail", "link"])
+def test_the_recording_is_not_written_over(
+    recorded: Path, option: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = recorded.read_bytes()
+    (recorded.parent / "link").symlink_to(recorded)
+    assert command("timeline", recorded, option, recorded.parent / name) == 2
+    assert "is the recording itself, which nothing is written over: give another file." in capsys.readouterr().err
+    assert recorded.read_bytes() == before
+    assert sorted(each.name for each in recorded.parent.iterdir()) == ["digits.v2.recording", "link"]
+
+
+def test_page_and_trace_are_not_written_into_one_file(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("timeline", recorded, "--output", tmp_path / "a", "--trace", tmp_path / "." / "a") == 2
+    assert f"cannot both be written to {tmp_path / 'a'}: give two files." in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from heliograph.core.recording.reading import read
+from heliograph.core.recording.records import Attempt, Happened, Place
 from heliograph.core.result import ResumeReport, RunResult
 from heliograph.core.telling.story import story
 from heliograph.events import History, Progress, Request
 from heliograph.tests.core.telling.making import killed_and_resumed
-from heliograph.tests.recordings import write
+from heliograph.tests.recordings import attempt, write
 
 HISTORY = History(
     [
@@ -79,6 +81,19 @@ def test_a_recording_that_is_gone_is_said(tmp_path: Path) -> None:
     told = replace(RESULT, recording=tmp_path / "gone.recording").explain()
     assert told.startswith("the run: stopped by early_stopping on rank 1\n")
     assert "told without the recording, which cannot be read: There is no recording" in " ".join(told.split())
+
+
+@pytest.mark.parametrize(
+    ("attempts", "why"),
+    [((), "cannot be read: "), ((attempt(Happened("train_start", 0.0, Place())),), "has no end; what it holds: ")],
+    ids=["nothing", "no end"],
+)
+def test_a_recording_that_breaks_off_before_the_end_is_no_reason_to_call_the_run_killed(
+    attempts: tuple[Attempt, ...], why: str, tmp_path: Path
+) -> None:
+    told = replace(RESULT, recording=write(tmp_path / "digits.recording", *attempts)).explain()
+    assert told.startswith("the run: stopped by early_stopping on rank 1\n")
+    assert f"told without the recording, which {why}" in " ".join(told.split())
 
 
 def test_requests_that_the_history_dropped_are_counted() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from heliograph.core.recording.records import Place, Recording
 from heliograph.core.telling.story import brief, story
+from heliograph.core.telling.timeline import facts
 from heliograph.tests.core.telling.making import Script, killed_and_resumed, recording
 
 STORY = """\
@@ -268,6 +269,14 @@ def test_events_of_others_and_damage_are_told() -> None:
     assert "  1  training, begun at a time that could not be read\n" in told
 
 
+def test_much_damage_is_told_in_short() -> None:
+    script = Script(damage=tuple(f"line {number}: it is damaged" for number in range(2, 40)))
+    script.start()
+    told = story(recording(script))
+    assert told.endswith("\n  attempt 1: line 11: it is damaged\n  attempt 1: and 28 more")
+    assert facts(recording(script))["damage"][9:] == ["attempt 1: line 11: it is damaged", "attempt 1: and 28 more"]
+
+
 def test_a_recording_without_an_attempt_is_refused() -> None:
     with pytest.raises(ValueError, match="holds no attempt: the run was killed before anything was recorded"):
         story(Recording(Path("empty.recording"), ()))
@@ -277,3 +286,22 @@ def test_a_hostile_name_stays_a_text_in_one_line() -> None:
     script = Script(run="a\x1b]0;owned\x07\nb")
     script.start()
     assert story(recording(script)).splitlines()[0] == "a\\x1b]0;owned\\x07 b: killed, or still going on"
+
+
+def test_a_test_alone_says_once_what_it_did() -> None:
+    test = Script(phase="test")
+    test.happen("test_start", batches=3)
+    test.place = Place(evaluated=3)
+    test.happen("test_end", 0.5, metrics={"test/loss": 1.0}, batches={"": 3})
+    test.close("completed", "3 batches evaluated", metrics={"test/loss": 1.0})
+    head, *_ = story(recording(test)).split("\n\n")
+    assert head == "digits: completed\n  3 batches evaluated\n  test/loss 1"
+
+
+def test_of_very_many_metrics_the_first_are_told() -> None:
+    script = Script()
+    script.start()
+    script.happen("train_end", asked=[])
+    script.close("completed", "1 epoch done", metrics={f"metric_{number:04}": 1.0 for number in range(1_500)})
+    head = " ".join(story(recording(script)).split("\n\n")[0].split())
+    assert head.endswith("metric_0039 1, and 1,460 more")

@@ -101,7 +101,7 @@ def test_the_page_holds_the_facts() -> None:
     ]
     assert [row[:3] for row in data["costs"]] == [
         ["checkpoint", "save_point", 0.4],
-        ["checkpoint", "batch_end", 0.05],
+        ["checkpoint", "batch_end", pytest.approx(0.05)],
         ["progress", "batch_end", 0.02],
     ]
     assert data["checkpoints"][0] == [4, 0, "step_4.pth", True, 8, "keep_last=1"]

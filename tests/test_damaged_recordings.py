@@ -1,0 +1,103 @@
+"""Whatever became of its files, a recording is read or refused; what is read can be told and replayed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import heliograph as h
+import pytest
+from heliograph.core.recording.reading import read
+from heliograph.core.recording.tail import tail_of
+from heliograph.core.recording.walking import walk
+from heliograph.core.telling.story import brief, story
+from heliograph.core.telling.timeline import page
+from heliograph.core.telling.trace import trace
+from heliograph.tests.recordings import fit
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+INTACT = "intact.recording"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with what a run leaves that is killed at its 13th step."""
+    folder = tmp_path_factory.mktemp("runs")
+
+    class Copier(h.Plugin):
+        @h.on(h.BatchEnd, lane=h.Lane.REPORT)
+        def copy(self, run: h.Run, event: h.BatchEnd) -> None:
+            if run.progress.steps == 13:
+                assert run.recording is not None
+                shutil.copy(run.recording, folder / INTACT)
+                shutil.copy(tail_of(run.recording), tail_of(folder / INTACT))
+
+    plugins = [
+        h.LogSchedule(h.Every(steps=2)),
+        h.ValidationSchedule(h.Every(epochs=1)),
+        h.EarlyStopping("validation/loss", patience=2),
+        h.SaveSchedule(h.Every(steps=4)),
+        h.Checkpoint(folder / "saved", keep_last=2),
+        h.Recorder(folder / "recorded", losses=True, sample=3),
+        Copier(),
+    ]
+    fit(plugins)
+    assert len(read(folder / INTACT).attempts[0].entries) > 20
+    return folder
+
+
+@st.composite
+def damages(draw: st.DrawFn, data: bytes) -> bytes:
+    """Draw what may become of a file: pieces of it are wrong, missing or new."""
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, max(0, len(data) - 1)))
+        length = draw(st.integers(0, 200))
+        put_in = draw(st.binary(max_size=8))
+        data = data[:at] + put_in + (b"" if draw(st.integers(0, 9)) == 0 else data[at + length :])
+    return data
+
+
+def _tell(path: Path) -> None:
+    """Read, tell and replay a recording."""
+    try:
+        recording = read(path)
+    except ValueError as error:
+        assert "is no recording of heliograph" in str(error) or "is empty" in str(error)  # noqa: PT017  # or it is read
+        return
+    list(walk(recording))
+    str(h.replay(recording, [h.EarlyStopping("validation/loss", patience=1), h.SaveSchedule(h.Every(steps=4))]))
+    if recording.attempts:
+        assert story(recording)
+        assert len(brief(recording)) == 5
+        assert page(recording)
+        json.dumps(trace(recording), allow_nan=False)
+
+
+@given(st.data())
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
+def test_what_is_left_of_a_damaged_recording_can_be_told_and_replayed(folder: Path, data: st.DataObject) -> None:
+    path = folder / "damaged.recording"
+    path.write_bytes(data.draw(damages((folder / INTACT).read_bytes())))
+    _tell(path)
+
+
+@given(st.data())
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
+def test_and_with_it_what_a_kill_left_beside_it(folder: Path, data: st.DataObject) -> None:
+    path = folder / "beside.recording"
+    shutil.copy(folder / INTACT, path)
+    whole = tail_of(folder / INTACT).read_bytes().rstrip(b"\0")
+    tail_of(path).write_bytes(data.draw(damages(whole)))
+    _tell(path)
+
+
+@given(st.data())
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
+def test_lines_that_are_missing_or_in_another_order_leave_the_rest(folder: Path, data: st.DataObject) -> None:
+    path = folder / "missing.recording"
+    head, *lines = (folder / INTACT).read_bytes().splitlines(keepends=True)
+    kept = data.draw(st.lists(st.sampled_from(lines), max_size=len(lines), unique=True))
+    path.write_bytes(head + b"".join(kept))
+    _tell(path)
