@@ -108,7 +108,7 @@ class Session:
 
     def happened(self, event: str, data: Mapping[str, Any]) -> None:
         """Take an event in, behind the batches and the requests before it."""
-        if event not in AMID:
+        if event not in AMID or self._losses is not None:  # what a resume goes on from, a kill must not lose
             self.end_block()
         self.catch_up()
         self._known = self.place()
@@ -121,7 +121,7 @@ class Session:
 
     def hold(self, event: str) -> None:
         """Keep what comes from now on behind an event whose data are still to come."""
-        if event not in AMID:
+        if event not in AMID or self._losses is not None:  # what a resume goes on from, a kill must not lose
             self.end_block()
         self.catch_up()
         self._known = self.place()

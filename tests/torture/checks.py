@@ -85,7 +85,7 @@ def _state(path: Path) -> dict[str, Any]:
     """Return a state without what depends on the clock, or names a file by the date."""
     state = storage.load(path)
     del state["saved_at"], state["progress"]["earlier_seconds"]
-    for name in ("file_log", "jsonl_log"):  # dates, and the names of attempts
+    for name in ("file_log", "jsonl_log", "recorder"):  # dates, and the names of attempts
         state["plugins"].pop(name, None)
     state["metrics"].pop(SPEED, None)
     return state
