@@ -179,7 +179,7 @@ class Recorder(Plugin):
     @on(CheckpointSaved, CheckpointPruned, lane=Lane.TRANSFORM)
     def note_checkpoint(self, run: Run, event: CheckpointSaved | CheckpointPruned) -> None:
         """Note what lies on the disk, or no longer does."""
-        self._note(run, event, about.fields_of(event))
+        self._note(run, event, about.fields_of(event), ticks=False)
 
     @on(PluginChanged, PluginFailed, lane=Lane.TRANSFORM)
     def note_plugin(self, run: Run, event: PluginChanged | PluginFailed) -> None:
@@ -189,7 +189,7 @@ class Recorder(Plugin):
         if isinstance(event, PluginFailed) and event.plugin == current_owner() and session is not None:
             session.happened(event.name, about.fields_of(event))  # what failed may be the writing itself
         else:
-            self._note(run, event, about.fields_of(event))
+            self._note(run, event, about.fields_of(event), ticks=False)
 
     @on(RunFailed, lane=Lane.TRANSFORM)
     def note_failure(self, run: Run, event: RunFailed) -> None:
@@ -215,7 +215,7 @@ class Recorder(Plugin):
         number = self._foreign[kind] = self._foreign.get(kind, 0) + 1
         if number <= OFTEN or number % self.sample == 0:
             often = {"emission": number} if number > OFTEN else {}
-            self._note(run, event, {**about.fields_of(event), **often})
+            self._note(run, event, {**about.fields_of(event), **often}, ticks=False)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the file's name."""
@@ -237,9 +237,9 @@ class Recorder(Plugin):
         self._session = None if self._is_over else session
         session.close()
 
-    def _note(self, run: Run, event: Event, data: Mapping[str, Any]) -> None:
+    def _note(self, run: Run, event: Event, data: Mapping[str, Any], *, ticks: bool = True) -> None:
         session = self._ready(run)
-        session.happened(event.name, data)
+        session.happened(event.name, data, ticks=ticks)
         session.send()
 
     def _finish(self) -> None:

@@ -76,7 +76,12 @@ def _tell(path: Path) -> None:
 
 
 @given(st.data())
-@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    deadline=None,
+    derandomize=True,
+    database=None,
+)
 def test_what_is_left_of_a_damaged_recording_can_be_told_and_replayed(folder: Path, data: st.DataObject) -> None:
     path = folder / "damaged.recording"
     path.write_bytes(data.draw(damages((folder / INTACT).read_bytes())))
@@ -84,7 +89,12 @@ def test_what_is_left_of_a_damaged_recording_can_be_told_and_replayed(folder: Pa
 
 
 @given(st.data())
-@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    deadline=None,
+    derandomize=True,
+    database=None,
+)
 def test_and_with_it_what_a_kill_left_beside_it(folder: Path, data: st.DataObject) -> None:
     path = folder / "beside.recording"
     shutil.copy(folder / INTACT, path)
@@ -94,7 +104,12 @@ def test_and_with_it_what_a_kill_left_beside_it(folder: Path, data: st.DataObjec
 
 
 @given(st.data())
-@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture], deadline=None)
+@settings(
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    deadline=None,
+    derandomize=True,
+    database=None,
+)
 def test_lines_that_are_missing_or_in_another_order_leave_the_rest(folder: Path, data: st.DataObject) -> None:
     path = folder / "missing.recording"
     head, *lines = (folder / INTACT).read_bytes().splitlines(keepends=True)

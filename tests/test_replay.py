@@ -147,13 +147,13 @@ def _one(story: Story, index: int) -> list[Any]:
     return [story.deciding()[index]]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 @given(story=stories())
 def test_a_replay_asks_what_the_run_asked(story: Story) -> None:
     check(story)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
 @given(story=stories())
 def test_a_replay_tells_what_the_run_told(story: Story) -> None:
     events = [each.event for each in story.ends] + [each.event for each in story.acts]

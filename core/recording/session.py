@@ -106,12 +106,19 @@ class Session:
 
     # Entries.
 
-    def happened(self, event: str, data: Mapping[str, Any]) -> None:
-        """Take an event in, behind the batches and the requests before it."""
+    def happened(self, event: str, data: Mapping[str, Any], *, ticks: bool = True) -> None:
+        """Take an event in, behind the batches and the requests before it.
+
+        Args:
+            event: its name.
+            data: its fields.
+            ticks: whether the run's clock is set; not for an event that may come amid others, which would then have
+                been told at two times.
+        """
         if event not in AMID or self._losses is not None:  # what a resume goes on from, a kill must not lose
             self.end_block()
         self.catch_up()
-        self._known = self.place()
+        self._known = self.place() if ticks else place_of(self.progress)
         asked = self.asking.served_by(event)
         self.add(Happened(event, self.clock, self._known, data if asked is None else {**data, "asked": asked}))
 
