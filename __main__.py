@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,8 @@ from heliograph.testing import command as verify_resume
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # what a terminal cannot show is spelt out
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = _run(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()

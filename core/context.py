@@ -58,6 +58,7 @@ class RunContext:
 
     optimizer: Any  # the settings were checked, and the loop is spared the question
     is_replay = False
+    recording: Path | None = None
 
     def __init__(
         self, settings: Settings, bus: Bus, plugins: Plugins, engine: LoopEngine, phase: Phase = "train"
@@ -104,7 +105,6 @@ class RunContext:
         self.status: Status = "completed"
         self.best_checkpoint: Path | None = None
         self.last_checkpoint: Path | None = None
-        self.recording: Path | None = None
         self.resumed_from: Path | None = None
         self.resumed_at: Progress | None = None
         self.evaluation_batches: int | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
@@ -187,3 +188,11 @@ def test_a_reader_that_has_seen_enough_is_no_error(given: tuple[str, ...], tmp_p
     finally:
         os.close(writing)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_what_a_terminal_cannot_show_is_spelt_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    monkeypatch.setattr("heliograph.__main__.plugin_table", lambda: "caf\u00e9")
+    assert main(["plugins"]) == 0
+    assert terminal.buffer.getvalue() == b"caf\\xe9\n"

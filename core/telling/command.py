@@ -73,13 +73,16 @@ def run_timeline(options: argparse.Namespace) -> int:
 
 
 def _check_files(recording: Path, page: Path, trace: Path) -> None:
-    """Raise ValueError where a file would be written over the recording, or both into one."""
+    """Raise ValueError where a file would be written over a recording, or both into one."""
+    from ..recording.reading import SUFFIX
     from ..recording.tail import tail_of
 
     kept = {recording.resolve(), tail_of(recording).resolve()}
     for file in (page, trace):
         if file.resolve() in kept:
             raise ValueError(f"{file} is the recording itself, which nothing is written over: give another file.")
+        if file.suffix == SUFFIX:
+            raise ValueError(f"{file} has the name of a recording: give one that ends otherwise, such as .html.")
     if page.resolve() == trace.resolve():
         raise ValueError(f"The page and the trace cannot both be written to {page}: give two files.")
 

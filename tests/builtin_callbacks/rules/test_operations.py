@@ -192,11 +192,13 @@ def test_arguments_that_do_not_fit_are_refused_at_load(arguments: dict[str, Any]
 
 
 def test_a_function_of_pythons_own_that_does_not_tell_its_arguments() -> None:
-    operation = CallFunction("call", function=min)
+    held = {1: "there"}
+    operation = CallFunction("call", function=held.pop)
     operation.bind({})
     run: Any = 1
     fired: Any = 2
-    operation.actions()["should_call"](run, fired)  # min(1, 2)
+    operation.actions()["should_call"](run, fired)  # held.pop(1, 2)
+    assert held == {}
 
 
 def test_a_function_that_is_none_is_refused_at_load() -> None:

@@ -85,6 +85,12 @@ def test_the_recording_is_not_written_over(
     assert sorted(each.name for each in recorded.parent.iterdir()) == ["digits.v2.recording", "link"]
 
 
+def test_no_other_recording_is_written_over(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("timeline", recorded, "--output", tmp_path / "another.recording") == 2
+    assert "another.recording has the name of a recording: give one that ends otherwise" in capsys.readouterr().err
+    assert not (tmp_path / "another.recording").exists()
+
+
 def test_page_and_trace_are_not_written_into_one_file(
     recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
