@@ -5,13 +5,17 @@ READY := .venv/ready
 SOURCES := -m heliograph -m heliograph.__main__ -p heliograph.builtin_callbacks -p heliograph.core -p heliograph.demo \
 	-p heliograph.events -p heliograph.plugins -p heliograph.testing
 
-.PHONY: demo test torture bench docs check browser clean
+.PHONY: demo test test-ray torture bench bench-ray docs check browser clean
 
 demo: $(READY)
 	$(BIN)/python -m heliograph demo
 
 test: check docs browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/on_ray --cov --cov-report=term
+
+# A cluster takes both cores: one test at a time.
+test-ray: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/on_ray --durations=15
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -32,6 +36,9 @@ torture: $(READY)
 
 bench: $(READY)
 	$(BIN)/python tests/benchmarks/bench.py
+
+bench-ray: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/benchmarks/bench_ray.py
 
 docs: $(READY)
 	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build/html
