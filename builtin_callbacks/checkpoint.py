@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ..core import storage
 from ..core.engines.sharded_states import ShardingEngine
@@ -32,6 +32,9 @@ from ..events import (
     ValidationEnd,
 )
 from ..plugins import Plugin, on
+
+if TYPE_CHECKING:
+    from ..core.context import RunContext
 
 
 class Checkpoint(Plugin):
@@ -147,7 +150,7 @@ class Checkpoint(Plugin):
             nonlocal found
             store = self._opened(run)
             self._kept.begin(store.entries()[0])
-            found = find(store, self.resume)
+            found = find(store, self.resume, cast("RunContext", run).depot)
             return self._kept.since, found.path, found.notes
 
         self._is_open = True
@@ -263,8 +266,8 @@ class Checkpoint(Plugin):
     def _opened(self, run: Run) -> storage.Store:
         """Return the run's store; it is closed while the plugin is switched off."""
         if self._store is None:
-            store = storage.Store(self.folder, run.name)
-            for line in store.open():
+            store, depot = storage.Store(self.folder, run.name), cast("RunContext", run).depot
+            for line in store.open(patience=0.0 if depot is None else depot.patience):
                 run.note(line)
             self._store = store
         return self._store

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import math
 import signal
+import threading
 from collections.abc import Sequence
 from signal import Signals
 
 from ..core.errors import NotRecorded
+from ..core.hosting import current_host
 from ..core.signals import Deadline, SignalHook
 from ..events import (
     BatchEnd,
@@ -44,7 +46,8 @@ class Preemption(Plugin):
 
     The handlers are installed when a run begins and given back when it is closed; a handler in Python that was there
     before is called as well. Put the plugin last: plugins are closed in their order, and a signal during the closing
-    of one behind it would end the process at once. Needs a `Checkpoint`, or nothing is saved.
+    of one behind it would end the process at once. Needs a `Checkpoint`, or nothing is saved. On Ray, where the
+    training is not in the main thread, it listens to nothing: `RayReport` does the same upon Ray's own notice.
 
     Args:
         signals: what to listen to; by default SIGTERM, and SIGUSR1 where there is one.
@@ -135,8 +138,11 @@ class Preemption(Plugin):
         if run.is_replay:
             raise NotRecorded("the signals that the process got")
         self.close()
-        self._hook.install()
         self._run = run
+        if current_host() is not None and threading.current_thread() is not threading.main_thread():
+            run.note("preemption hears no signals in a thread of Ray's: ray_report hears what Ray tells of the machine")
+            return
+        self._hook.install()
         if self.deadline is not None:
             self._clock = Deadline(self.deadline)
 

@@ -43,7 +43,7 @@ def close_run(run: TrainRun, error: BaseException | None) -> None:
     error.add_note(f"heliograph: {place}")
     for owner, event, other in secondary:
         error.add_note(f"heliograph: then {owner} failed on {event}: {type(other).__name__}: {other}")
-    if run.replacement is not None:
+    if run.replacement is not None and run.replacement is not error:
         raise run.replacement from error
     if error is not passing:
         raise error

@@ -37,6 +37,7 @@ from .launching import RankQueue, child_queue
 from .metrics import Means
 from .ranks.agreement import Agreement, Alone
 from .rounds import Round
+from .saving.resuming import Depot
 from .settings import Settings
 from .shared_means import SharedMeans
 from .task import modules_of
@@ -111,9 +112,11 @@ class RunContext:
         self.plugin_seconds: dict[str, float] = {}
         self.replacement: BaseException | None = None
         self.exit_status: int | None = None
+        self.parting: BaseException | None = None
         self.began = perf_counter()
         self.saved: Mapping[str, Any] | None = None
         self.saved_path: Path | None = None
+        self.depot: Depot | None = None
         self.batch_change: BatchChange = "refuse"
         self.resumes = False  # what is saved there is for a resume, not for a return
         self.fresh_plugins: tuple[str, ...] = ()
@@ -208,6 +211,10 @@ class RunContext:
         if not isinstance(status, int) or not 0 <= status <= 255:
             raise ValueError(f"An exit status is a whole number from 0 to 255, got {status!r}.")
         self.exit_status = status
+
+    def raise_when_closed(self, error: BaseException) -> None:
+        """Let `fit` raise this instead of returning, when a run that did not fail is closed."""
+        self.parting = error
 
     def when_positioned(self, action: Callable[[], None]) -> None:
         """Call `action` once, when the loader stands where it was and before it is read."""

@@ -18,6 +18,7 @@ from . import loop
 from .closing import close_run
 from .context import RunContext
 from .engines.contract import LoopEngine
+from .hosting import current_host
 from .result import RunResult
 from .settings import Settings
 
@@ -70,6 +71,8 @@ class TrainRun(RunContext):
             self.open_contexts.close()
             self._gradients.__exit__(kind, error, trace)
             close_run(self, error)
+            if self.phase == "train" and error is None and (host := current_host()) is not None:
+                host.ended(self.result)
         finally:
             _ENGINES.remove(id(self.engine))
 

@@ -90,7 +90,7 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
     if not isinstance(hyper_parameters, Mapping):
         raise TypeError(f"hyper_parameters= takes a dict such as {{'lr': 0.01}}, got {hyper_parameters!r}.")
     return Settings(
-        name=_checked_name(options.get("name", "run")),
+        name=checked_name(options.get("name", "run")),
         task=task,
         train=loaders,
         per_sample=(params or {}).get("draws_per") == "sample",
@@ -113,7 +113,7 @@ def evaluation(task: Any, loaders: Loaders, phase: Phase, name: str, params: Loa
         if not isinstance(dataset, str) or "/" in dataset:
             raise ValueError(f"The name of a {phase} set becomes part of metric names: no '/' in {dataset!r}.")
         named[dataset] = evaluation_loader(loader, params, f"{phase} {dataset}".strip())
-    return Settings(name=_checked_name(name), task=task, evaluations={phase: named})
+    return Settings(name=checked_name(name), task=task, evaluations={phase: named})
 
 
 def check_needs(settings: Settings, plugins: Plugins) -> None:
@@ -134,7 +134,8 @@ def check_needs(settings: Settings, plugins: Plugins) -> None:
             raise ValueError(f"Plugin {name!r} would never act: {NEEDS.get(word, f'no plugin asks for {word!r}.')}")
 
 
-def _checked_name(name: str) -> str:
+def checked_name(name: str) -> str:
+    """Return the name of a run; ValueError where files could not have it."""
     if not isinstance(name, str) or not name or "/" in name or "\\" in name or name.startswith("."):
         raise ValueError(f"name= becomes part of file names: letters and digits, no slashes; got {name!r}.")
     return name

@@ -14,6 +14,7 @@ from .data.loaders import LoaderParams, check_params, of_one_process
 from .data.module import DataModule, complete, evaluated, opened
 from .engines.choosing import EngineOptions, made_engine
 from .engines.contract import LoopEngine
+from .hosting import current_host
 from .plan import plan
 from .result import RunResult
 from .run import TrainRun
@@ -107,7 +108,7 @@ class Trainer:
         except KeyboardInterrupt:
             if on_interrupt == "raise" or not hasattr(run, "result"):  # without one, it was a second Ctrl-C
                 raise
-        return run.result if on_interrupt == "return" else _checked_out(run)
+        return _checked_out(run, exits=on_interrupt == "raise")
 
     def run(self, task: Any, train: Any, **options: Unpack[settings.FitOptions]) -> TrainRun:
         """Return a run for a loop of your own, with the arguments of `fit`.
@@ -116,6 +117,8 @@ class Trainer:
         `run.step(loss)` for each batch.
         """
         engine = self.engine
+        if (host := current_host()) is not None:
+            host.prepare(self.plugins)
         with ExitStack() as life:
             life.enter_context(engine.process())
             if isinstance(train, DataModule):
@@ -171,8 +174,10 @@ class Trainer:
         return _checked_out(run)
 
 
-def _checked_out(run: TrainRun) -> RunResult:
-    """Return the result; raise SystemExit where a plugin asked for an exit status."""
-    if run.exit_status is not None:
+def _checked_out(run: TrainRun, *, exits: bool = True) -> RunResult:
+    """Return the result; raise SystemExit where a plugin asked for an exit status, or the error that one left."""
+    if exits and run.exit_status is not None:
         raise SystemExit(run.exit_status)
+    if run.parting is not None and run.result.status != "interrupted":
+        raise run.parting
     return run.result

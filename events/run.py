@@ -40,7 +40,7 @@ class Run(Protocol):
     """One `fit`, `validate` or `test`, fresh for every call. Plugins read; what they may write is said so.
 
     Attributes:
-        name: the run's name, as in file names.
+        name: the run's name, as in file names; a `TRANSFORM` handler of `TrainStart` may replace it.
         phase: what is going on now: train, validation or test.
         progress: where the run is.
         origin: where this run began: zeros, or the resumed position. A new object for every start.
@@ -179,6 +179,12 @@ class Run(Protocol):
 
         `fit`, `validate` and `test` raise SystemExit with it when the run is closed; with `fit(on_interrupt="return")`,
         and in a loop of one's own, it is in `result.exit_status` only.
+        """
+
+    def raise_when_closed(self, error: BaseException) -> None:
+        """Let `fit` raise this instead of returning, when a run that did not fail is closed.
+
+        An exit status that another plugin asked for goes before. In a loop of one's own, it has no effect.
         """
 
     def when_positioned(self, action: Callable[[], None]) -> None:

@@ -170,6 +170,10 @@ class ReplayRun:
         """Note with which status the process was to exit."""
         self.note(f"the process was to exit with status {status}")
 
+    def raise_when_closed(self, error: BaseException) -> None:
+        """Note which error `fit` was to raise."""
+        self.note(f"the error that was to be raised at the end is {type(error).__name__}: {error}")
+
     def when_settling(self, action: Callable[[], None]) -> None:
         """Call `action` at every `settle()`."""
         if action not in self._unsettled:

@@ -6,13 +6,36 @@ import logging
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from ...events import Engine
 from .. import storage
 from ..storage import State
+from ..storage.reading import OfOthers
 from .together import Outcome, of_each, outcome_of
 
 logger = logging.getLogger("heliograph")
+
+
+class Depot(Protocol):
+    """Where checkpoints lie beside the folder of their run, such as the storage of a cluster.
+
+    Attributes:
+        patience: seconds to wait until a process that this one makes up for has let the folder go.
+    """
+
+    patience: float
+
+    def bring(self, store: storage.Store, resume: str | Path | None) -> tuple[str | Path | None, list[str]]:
+        """Put what a run is to go on from into its folder; called on the main rank.
+
+        Args:
+            store: the run's own, open.
+            resume: what the run was told to resume.
+
+        Returns:
+            What it is to resume: that, or the path of what was brought; and what there is to say.
+        """
 
 
 @dataclass(slots=True)
@@ -30,25 +53,27 @@ class Found:
     notes: list[str] = field(default_factory=list)
 
 
-def find(store: storage.Store, resume: str | Path | None) -> Found:
+def find(store: storage.Store, resume: str | Path | None, depot: Depot | None = None) -> Found:
     """Look for what a run is told to resume.
 
     Args:
         store: the run's own, for `auto`.
         resume: None, `auto` or a path.
+        depot: where else checkpoints of the run may lie; what it has goes before.
 
     Raises:
         FileNotFoundError: there is no such file.
         ValueError: it is damaged.
     """
+    resume, notes = (resume, []) if depot is None else depot.bring(store, resume)
     if resume is None:
-        return Found()
+        return Found(notes=notes)
     if resume != "auto":
-        return Found(Path(resume), storage.load(Path(resume)))
+        return Found(Path(resume), storage.load(Path(resume)), notes)
     entry, state, passed_over = store.newest()
-    notes = [f"passed over: {line}" for line in passed_over]
+    notes += [f"passed over: {line}" for line in passed_over]
     for line in passed_over:
-        logger.warning("resume passed over: %s", line)
+        logger.log(logging.INFO if isinstance(line, OfOthers) else logging.WARNING, "resume passed over: %s", line)
     if entry is not None:
         return Found(entry.path, state, notes)
     if unusable := store.count():

@@ -8,12 +8,14 @@ import socket
 import weakref
 from io import FileIO
 from pathlib import Path
+from time import monotonic, sleep
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
+TICK = 0.1  # seconds between two tries
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
 _held: weakref.WeakSet[Lock] = weakref.WeakSet()
 
@@ -27,20 +29,25 @@ class Lock:
     Args:
         path: the lock file; made by the holder, removed when it is released.
         purpose: what the lock is for, for the error sentence.
+        remedy: what else than closing the other to do, for the same.
     """
 
-    def __init__(self, path: Path, purpose: str) -> None:
-        self.path, self.purpose = path, purpose
+    def __init__(self, path: Path, purpose: str, remedy: str = "give this run another name= or folder") -> None:
+        self.path, self.purpose, self.remedy = path, purpose, remedy
         self._file: FileIO | None = None
 
-    def acquire(self) -> bool:
+    def acquire(self, patience: float = 0.0) -> bool:
         """Take the lock; return False where there are no locks.
+
+        Args:
+            patience: seconds to wait for another process to let it go.
 
         Raises:
             ValueError: another process has it, or another holder in this one.
         """
         if fcntl is None:
             return False
+        limit = monotonic() + patience
         while self._file is None:
             file = FileIO(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+")
             try:
@@ -50,13 +57,17 @@ class Lock:
                     if error.errno in _UNSUPPORTED:
                         self.path.unlink(missing_ok=True)
                         return False
-                    raise self._refusal(file.read().decode(errors="replace").split()) from None
+                    holder = file.read().decode(errors="replace").split()
+                if monotonic() >= limit or holder == _own():
+                    raise self._refusal(holder) from None
+                sleep(TICK)
+                continue
             if _names(self.path, file):
                 self._file = file
             else:  # its holder removed it between our opening and locking it
                 file.close()
         self._file.truncate(0)
-        self._file.write(f"{os.getpid()} {socket.gethostname()}\n".encode())
+        self._file.write(f"{' '.join(_own())}\n".encode())
         _held.add(self)
         return True
 
@@ -81,11 +92,15 @@ class Lock:
 
     def _refusal(self, holder: list[str]) -> ValueError:
         who = f"process {holder[0]} on {holder[1]}" if len(holder) == 2 else "another process"
-        own = " (this very process)" if holder == [str(os.getpid()), socket.gethostname()] else ""
+        own = " (this very process)" if holder == _own() else ""
         return ValueError(
-            f"{self.purpose} by {who}{own}, which holds {self.path}: close that one first, or give this run another "
-            f"name= or folder."
+            f"{self.purpose} by {who}{own}, which holds {self.path}: close that one first, or {self.remedy}."
         )
+
+
+def _own() -> list[str]:
+    """Return what this process writes into the file of a lock that it holds."""
+    return [str(os.getpid()), socket.gethostname()]
 
 
 def _names(path: Path, file: FileIO) -> bool:

@@ -18,6 +18,13 @@ from .manifest import Entry, claimed_sequence, decode, manifest_path, shards_pat
 from .names import MANIFEST, SUFFIX, clean
 
 State = dict[str, Any]
+MOST = 5  # names of other runs that are told: a search may have hundreds
+
+
+class OfOthers(str):
+    """A sentence on checkpoints that are other runs': worth a note, and no warning."""
+
+    __slots__ = ()
 
 
 def load(path: Path, *, verify: bool = True, with_shards: bool = True) -> State:
@@ -147,8 +154,8 @@ def entries(folder: Path, run_name: str) -> tuple[list[Entry], list[str]]:
         else:
             passed_over.append(f"The checkpoint {entry.path} is gone: only its manifest {path.name} is left.")
     if others and not own:
-        names = ", ".join(map(repr, sorted(others)))
-        passed_over.append(f"{folder} has no checkpoint of run {run_name!r}; those in it are of {names}.")
+        names = ", ".join(map(repr, sorted(others)[:MOST])) + f" and {len(others) - MOST} more" * (len(others) > MOST)
+        passed_over.append(OfOthers(f"{folder} has no checkpoint of run {run_name!r}; those in it are of {names}."))
     return sorted(own, key=lambda each: each.order, reverse=True), passed_over
 
 

@@ -51,6 +51,27 @@ def write(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str, Any]) 
     return entry
 
 
+def take_in(files: Files, hidden: Hidden, entry: Entry, source: Path) -> None:
+    """Give a whole checkpoint that lies in another folder of the same file system the place of an entry.
+
+    Raises:
+        OSError: the system refused a step; all former checkpoints are as they were.
+    """
+    sweep(files, entry.path.parent, entry.run_name)
+    moves: Moves = []
+    try:
+        write_small(files, hidden.manifest, encode(entry))
+        if entry.shards:
+            files.rename(shards_path(source), hidden.shards)
+        files.rename(source, hidden.data)
+        moves += _moves(hidden, entry)
+        _put_in_place(files, entry.path.parent, moves)
+    except BaseException as error:
+        _undo(files, hidden, moves, error)
+        raise
+    sweep(files, entry.path.parent, entry.run_name)  # what was replaced
+
+
 def write_manifest(files: Files, hidden: Hidden, entry: Entry) -> Entry:
     """Write a manifest for data that is in its place already, after what the data holds now.
 

@@ -16,7 +16,7 @@ from .lock import Lock
 from .manifest import Entry, JudgedBy, manifest_path, shards_path
 from .names import PINNED, SUFFIX, Hidden, Label, check_name, pointer_path
 from .recovery import finish_removal, sweep
-from .saving import write, write_manifest, write_small
+from .saving import take_in, write, write_manifest, write_small
 
 
 class Store:
@@ -43,8 +43,11 @@ class Store:
         self._lock = Lock(self._hidden.lock, f"The checkpoints of run {run_name!r} in {folder} are written")
         self._sequence: int | None = None  # the highest so far, while the store is open
 
-    def open(self) -> list[str]:
+    def open(self, patience: float = 0.0) -> list[str]:
         """Take the lock, and bring in order what an interrupted writer left; return what there is to say.
+
+        Args:
+            patience: seconds to wait for another process to let the lock go.
 
         Raises:
             ValueError: another process writes this run's checkpoints there (it is named), or nothing can be written.
@@ -53,7 +56,7 @@ class Store:
         prepare_folder(self.folder)
         notes = []
         try:
-            if not self._lock.acquire():
+            if not self._lock.acquire(patience):
                 notes.append(f"{self.folder} has no file locks: nothing keeps a second process from writing this run.")
             notes += sweep(self._files, self.folder, self.run_name)
             self._sequence = reading.highest_sequence(self.folder, self.run_name)
@@ -121,6 +124,22 @@ class Store:
             )
         self._hidden.shards.mkdir()
         return self._hidden.shards
+
+    def take_in(self, path: Path) -> Entry:
+        """Move a whole checkpoint of the run here, from another folder of the same file system; return its entry.
+
+        It keeps its place in the order of writing; its name is treated as `save` treats one.
+
+        Raises:
+            OSError: it could not be moved.
+            ValueError: it has no manifest, or it is another run's.
+        """
+        entry = reading.read_manifest(path)
+        newest = self._highest({"run_name": entry.run_name})
+        entry = replace(entry, path=self._free_path(self.folder / path.name, replace_unknown=True))
+        take_in(self._files, self._hidden, entry, path)
+        self._sequence = max(newest, entry.sequence)
+        return entry
 
     def adopt(self, name: str, state: Mapping[str, Any], sequence: int) -> Entry:
         """Write a manifest for a file that has lost its own, and return when it is durable; the file stays as it is.

@@ -653,11 +653,16 @@ def test_auto_goes_on_from_the_newest_valid_and_says_what_it_passed_over(fit: Ma
         assert any(line.startswith("passed over") and name in line and why in line for line in result.notes)
 
 
-def test_auto_says_whose_checkpoints_it_found(fit: Make, tmp_path: Path) -> None:
+def test_auto_says_whose_checkpoints_it_found(fit: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fit(Checkpoint(tmp_path), epochs=5, name="other")
     result = fit(Checkpoint(tmp_path, resume="auto"))
 
     assert any("passed over" in line and "those in it are of 'other'" in line for line in result.notes)
+    assert not [each for each in caplog.records if each.levelname == "WARNING"]
+    (tmp_path / "aside.pth").touch()
+    fit(Checkpoint(tmp_path, resume="auto"), name="third")
+    (warned,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert "aside.pth has no manifest" in warned
 
 
 def test_auto_judges_by_content_and_not_by_name(fit: Make, tmp_path: Path) -> None:

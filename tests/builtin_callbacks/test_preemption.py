@@ -50,6 +50,8 @@ from heliograph import (
     on,
 )
 from heliograph.core import signals
+from heliograph.core.hosting import hosted_by
+from heliograph.plugins import Plugins
 from heliograph.testing import Recorder
 
 Make = Callable[..., Any]
@@ -446,3 +448,28 @@ def test_a_signal_to_a_whole_process_group_saves_and_ends_it_with_a_true_status(
     said = f"{signal.Signals(signum).name} was received: run 'run' saves and stops\n"
     assert (child.returncode, output, errors) == (status, "", said)
     assert (tmp_path / "saved" / "run_epoch_0_iter_2.pth").exists()
+
+
+def test_in_a_thread_of_a_host_it_listens_to_nothing(task: Make, batches: Make, sgd: Make) -> None:
+    class Host:
+        def prepare(self, plugins: Plugins) -> None:
+            pass
+
+        def ended(self, result: RunResult) -> None:
+            pass
+
+    results: list[RunResult] = []
+
+    def train() -> None:
+        trainer = Trainer([Preemption(deadline=60)], device="cpu")
+        results.append(trainer.fit(task(), batches(), optimizer=sgd, epochs=1))
+
+    with hosted_by(Host()):
+        thread = threading.Thread(target=train)
+        thread.start()
+        thread.join()
+    [result] = results
+    assert result.status == "completed"
+    assert result.notes == (
+        "preemption hears no signals in a thread of Ray's: ray_report hears what Ray tells of the machine",
+    )

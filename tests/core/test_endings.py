@@ -518,3 +518,49 @@ def test_a_loop_of_ones_own_finds_the_exit_status_in_the_result() -> None:
 def test_an_exit_status_is_a_small_number(status: Any) -> None:
     with pytest.raises(ValueError, match="from 0 to 255"):
         fit(Trainer([Fail("nothing"), Exit(status)], device="cpu"))
+
+
+# Errors that are raised when all is closed.
+
+
+class Part(Plugin):
+    """Leaves an error for the end."""
+
+    def __init__(self) -> None:
+        self.error = LookupError("the run is over, and that is no failure of it")
+
+    @on(TrainStart, TestBatchEnd)
+    def leave(self, run: Run, event: TrainStart | TestBatchEnd) -> None:
+        run.raise_when_closed(self.error)
+
+
+@pytest.mark.parametrize("on_interrupt", ["raise", "return"])
+def test_an_error_for_the_end_is_raised_when_all_is_closed(on_interrupt: str) -> None:
+    part, slow = Part(), Slow()
+    trainer = Trainer([Fail("nothing"), part, slow], device="cpu")
+    with pytest.raises(LookupError) as caught:
+        fit(trainer, on_interrupt=on_interrupt)
+    assert caught.value is part.error
+    assert (caught.value.__cause__, slow.heard) == (None, ["run_closed", "close"])
+    with pytest.raises(LookupError):
+        trainer.test(make_task(), data())
+
+
+def test_a_failure_an_interrupt_and_an_exit_status_go_before_it() -> None:
+    with pytest.raises(ZeroDivisionError):
+        fit(Trainer([Part(), Fail("batch_end")], device="cpu"))
+    with pytest.raises(SystemExit):
+        fit(Trainer([Part(), Exit(3), Fail("nothing")], device="cpu"))
+    interrupted = Trainer([Part(), Fail("batch_end", KeyboardInterrupt())], device="cpu")
+    assert fit(interrupted, on_interrupt="return").status == "interrupted"
+
+
+def test_an_error_that_is_replaced_by_itself_has_no_cause() -> None:
+    class Keep(Plugin):
+        @on(RunFailed)
+        def keep(self, run: Run, event: RunFailed) -> None:
+            run.replace_error(event.error)
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        fit(Trainer([Fail("batch_end"), Keep()], device="cpu"))
+    assert caught.value.__cause__ is None

@@ -230,9 +230,9 @@ def test_paths_of_another_system_become_text(tmp_path: Path) -> None:
 
 
 def test_plugins_keep_their_states_unless_the_name_is_ours(tmp_path: Path) -> None:
-    state, notes = read(write(tmp_path / "n_epoch_2_iter_6.pth", version_1(optuna={"lr": 0.1}, checkpoint={"x": 1})))
-    assert state["plugins"].keys() == {"optuna", "rng_capture"}
-    assert state["plugins"]["optuna"] == {"lr": 0.1}
+    state, notes = read(write(tmp_path / "n_epoch_2_iter_6.pth", version_1(my_plugin={"lr": 0.1}, checkpoint={"x": 1})))
+    assert state["plugins"].keys() == {"my_plugin", "rng_capture"}
+    assert state["plugins"]["my_plugin"] == {"lr": 0.1}
     assert "state of plugin 'checkpoint' left out: that name is another plugin's here" in notes
 
 

@@ -56,6 +56,38 @@ def test_a_second_process_is_refused_until_the_first_is_gone(tmp_path: Path, ope
         child.stdin.close()
 
 
+def test_who_has_patience_waits_for_a_process_that_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "open\n"
+
+        def kill(seconds: float) -> None:
+            child.kill()
+            child.wait()
+
+        monkeypatch.setattr(lock, "sleep", kill)
+        store = Store(tmp_path, "run")
+        assert store.open(patience=60.0) == []
+        with pytest.raises(ValueError, match="this very process"):  # which would wait for itself
+            Store(tmp_path, "run").open(patience=60.0)
+        store.close()
+        assert child.stdin is not None
+        child.stdin.close()
+
+
+def test_patience_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(lock, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(lock, "sleep", lambda seconds: clock.append(clock.pop() + seconds))
+    with (tmp_path / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match="It is used by another process, which holds"):
+            Lock(tmp_path / "lock", "It is used").acquire(patience=2.0)
+    assert clock[0] == pytest.approx(2.0, abs=0.15)
+
+
 def test_the_same_process_is_refused_too(tmp_path: Path, opened: Make, names: Make) -> None:
     first = opened()
     with pytest.raises(ValueError, match=rf"process {os.getpid()} on .* \(this very process\)"):

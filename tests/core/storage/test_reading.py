@@ -238,3 +238,11 @@ def test_entries_are_of_the_folder_not_of_what_was_written(tmp_path: Path, opene
     (tmp_path / "z.json").write_bytes(encode(copy))
 
     assert store.entries() == ([copy, first], [])
+
+
+def test_of_many_other_runs_a_few_are_named(opened: Make, state: Make) -> None:
+    for name in "abcdefg":
+        opened(name).save(f"{name}.pth", state(name=name))
+
+    (sentence,) = opened().newest()[2]
+    assert sentence.endswith("those in it are of 'a', 'b', 'c', 'd', 'e' and 2 more.")
