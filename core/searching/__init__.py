@@ -1,0 +1,1 @@
+"""Search: studies of trials, each trial a run."""
