@@ -29,9 +29,17 @@ class WindowLosses:
         """At `GradientsReady`: return the losses that are NaN or infinite by their batch's index, and begin anew.
 
         Waits for the device once.
+
+        Raises:
+            RuntimeError: the loop was not given the loss.
         """
         self._keep(run.optimizer_name, run.loss, run.window)
         kept = self._kept.pop(run.optimizer_name)
+        if not kept:
+            raise RuntimeError(
+                "A plugin judges this step by its loss, which a train_function that steps the optimizer itself keeps "
+                "from the loop: call iterator.step(loss) in it instead."
+            )
         losses = torch.stack([loss for _, loss in kept])
         if bool(torch.isfinite(losses).all()):
             return {}

@@ -66,6 +66,10 @@ class Round:
         for turn in self._turns.values():
             turn.take_step, turn.zero_grad = engine.bind_step(turn.optimizer), engine.bind_zero_grad(turn.optimizer)
 
+    def turn(self, name: str) -> Turn:
+        """Return the turn of an optimizer."""
+        return self._turns[name]
+
     def begin(self, name: str | None, loss: Tensor) -> Turn:
         """Return the turn that a loss begins.
 

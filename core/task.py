@@ -50,7 +50,7 @@ class Supervised(Task):
             `{"accuracy": heliograph.accuracy}`. Weighted by samples over batches, read only when they are logged.
 
     Raises:
-        TypeError: the model is no `nn.Module`, or a metric is not callable.
+        TypeError: the model is no `nn.Module`, or a metric is not callable; in a run, a batch is a dict.
         ValueError: a metric is called `loss`.
     """
 
@@ -70,6 +70,8 @@ class Supervised(Task):
 
     def training_step(self, run: Run, batch: Any) -> Tensor:
         """Return the loss; the outputs are at hand as `run.outputs` until the batch ends, if anybody listens."""
+        if isinstance(batch, dict):
+            raise _no_pair(batch)
         inputs, targets = batch
         outputs = self.model(inputs)
         if run.bus.links:
@@ -82,10 +84,21 @@ class Supervised(Task):
 
     def validation_step(self, run: Run, batch: Any) -> Evaluation:
         """Return the loss and the metrics."""
+        if isinstance(batch, dict):
+            raise _no_pair(batch)
         inputs, targets = batch
         run.outputs = outputs = self.model(inputs)
         values = {name: metric(outputs, targets) for name, metric in self.metrics.items()}
         return {"loss": self.loss_fn(outputs, targets), **values}
+
+
+def _no_pair(batch: dict[Any, Any]) -> TypeError:
+    """Return what to raise where a batch, which would come apart into its keys, is a dict."""
+    return TypeError(
+        f"Supervised takes batches of (inputs, targets), got a dict with the keys {sorted(map(str, batch))}. Of a Ray "
+        f"dataset, name the two columns in their order: loader_params={{'columns': ('image', 'label')}}. Of others, "
+        f"give a collate_fn that makes pairs, or subclass Task, whose training_step(run, batch) gets the dict."
+    )
 
 
 def modules_of(task: Any) -> dict[str, nn.Module]:

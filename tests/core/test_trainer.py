@@ -437,6 +437,17 @@ def test_supervised_refuses_what_it_cannot_use() -> None:
         Trainer(device="cpu").test(make_task(metrics={"wide": lambda outputs, targets: outputs}), data())
 
 
+def test_supervised_refuses_batches_that_are_dicts() -> None:
+    """Those of a Ray dataset are, and one of two columns would come apart into their names."""
+    data = [{"image": torch.randn(3, 4), "label": torch.zeros(3, dtype=torch.long)}]
+    asked = r"got a dict with the keys \['image', 'label'\]\. .* loader_params={'columns': \('image', 'label'\)}"
+    trainer = Trainer(device="cpu")
+    with pytest.raises(TypeError, match=asked):
+        trainer.fit(make_task(), data, optimizer=torch.optim.SGD, epochs=1)
+    with pytest.raises(TypeError, match=asked):
+        trainer.validate(make_task(), data)
+
+
 def test_the_sampler_is_told_the_epoch() -> None:
     class Loader:
         def __init__(self) -> None:

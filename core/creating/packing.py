@@ -1,0 +1,22 @@
+"""The state of a run as bytes, which travel where no file system is shared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from io import BytesIO
+from typing import Any
+
+import torch
+
+
+def packed(state: Mapping[str, Any]) -> bytes:
+    """Return a state as bytes, as it is now."""
+    buffer = BytesIO()
+    torch.save(dict(state), buffer)
+    return buffer.getvalue()
+
+
+def unpacked(data: bytes) -> dict[str, Any]:
+    """Return the state, with its tensors on the CPU."""
+    state: dict[str, Any] = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
+    return state
