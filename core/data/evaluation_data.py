@@ -7,6 +7,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from ...events import Engine
 from ..batches import length_of
 from .choosing import order_of
 from .dealing import EveryNth
@@ -14,7 +15,7 @@ from .draws import digest
 from .foreign import knows_ranks
 from .reading import Reading
 from .shares import Share
-from .source import Source
+from .source import Source, Sourced
 from .sources import IterableSource, MapSource, SequenceSource
 from .stateful import is_stateful
 
@@ -28,10 +29,11 @@ class EvaluationData:
     Args:
         share: the part of this process.
         note: tells of a loader that every rank reads whole.
+        engine: connects several ranks.
     """
 
-    def __init__(self, share: Share, note: Callable[[str], None]) -> None:
-        self._share, self._note = share, note
+    def __init__(self, share: Share, note: Callable[[str], None], engine: Engine | None = None) -> None:
+        self._share, self._note, self._engine = share, note, engine
         self._sources: dict[int, Source | None] = {}
 
     def length(self, loader: Any) -> int | None:
@@ -68,6 +70,8 @@ class EvaluationData:
         share = self._share
         if type(loader) in (list, tuple):
             return SequenceSource(loader, share, fills_up=False) if share.world_size > 1 else None
+        if isinstance(loader, Sourced):
+            return loader.source(share, self._engine, fills_up=False)
         if not isinstance(loader, DataLoader) or is_stateful(loader):
             return self._whole(loader, None)
         if isinstance(loader.dataset, IterableDataset):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from typing import Any, Literal, TypedDict
@@ -15,7 +16,7 @@ from ..signals import ignore_signals
 from .samplers import RandomSampler, SequentialSampler
 
 ONLY_TRAINING = ("shuffle", "sampler", "drop_last", "draws_per", "as_ranks")
-OURS = ("shuffle", "draws_per", "as_ranks")  # what torch's own loader does not take, or not so
+OURS = ("shuffle", "draws_per", "as_ranks", "columns")  # what torch's own loader does not take, or not so
 
 
 class LoaderParams(TypedDict, total=False):
@@ -30,6 +31,8 @@ class LoaderParams(TypedDict, total=False):
             makes them independent of the batch size and of the number of processes too.
         as_ranks: read what so many ranks would, one batch of each in turn: a multiple of the number of processes. With
             `GradientAccumulation(n, as_ranks=...)` fewer processes go on with what more of them began.
+        columns: of a Ray dataset, the columns that make a batch, such as `("image", "label")` for (inputs, targets); by
+            default a batch is a dict of all.
         num_workers: processes that load; their number changes no batch and no draw of a map-style dataset.
         drop_last: whether a last, smaller batch is left out.
         collate_fn: as in torch.
@@ -47,6 +50,7 @@ class LoaderParams(TypedDict, total=False):
     sampler: Sampler[Any] | Iterable[Any]
     draws_per: Literal["batch", "sample"]
     as_ranks: int
+    columns: Sequence[str]
     num_workers: int
     drop_last: bool
     collate_fn: Callable[[list[Any]], Any]
@@ -98,10 +102,18 @@ def check_params(params: Any, given: Iterable[Any]) -> None:
             raise ValueError(f"loader_params[{name!r}] is a positive whole number, got {number!r}.")
     if "global_batch_size" in params and "batch_size" in params:
         raise ValueError("loader_params= takes batch_size, of one process, or global_batch_size, of all; not both.")
+    _check_given(params, list(given))
+
+
+def _check_given(params: dict[str, Any], given: list[Any]) -> None:
     if not any(map(is_dataset, given)):
         kinds = ", ".join(type(each).__name__ for each in given)
         raise ValueError(
             f"loader_params= says how to read a dataset, but {kinds} is a loader, made already: give its dataset."
+        )
+    if "columns" in params and not any(map(is_ray_dataset, given)):
+        raise ValueError(
+            "loader_params['columns'] is for a Ray dataset: of others, each sample is what the dataset gives."
         )
 
 
@@ -166,14 +178,24 @@ def shielded(loader: DataLoader[Any]) -> DataLoader[Any]:
 
 def is_dataset(data: Any) -> bool:
     """Return whether something holds samples, not batches; other libraries' datasets are told by their methods."""
-    if isinstance(data, Dataset):
+    if isinstance(data, Dataset) or is_ray_dataset(data):
         return True
     is_batches = isinstance(data, DataLoader | list | tuple | Mapping)
     return not is_batches and hasattr(data, "__getitem__") and hasattr(data, "__len__")
 
 
+def is_ray_dataset(data: Any) -> bool:
+    """Return whether something is a dataset of Ray Data, which is not imported for that."""
+    module = sys.modules.get("ray.data")
+    return module is not None and isinstance(data, module.Dataset)
+
+
 def made(data: Any, params: Any, split: str) -> Any:
     """Return a loader as it is, or one that is made from a dataset."""
+    if is_ray_dataset(data):
+        from ..ray.datasets import loader_of  # which makes use of what is here
+
+        return loader_of(data, params, split)
     if params is None or not is_dataset(data):
         return data
     options = {name: value for name, value in params.items() if name not in OURS}

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
+from torch.utils.data import Dataset
+
+from ...events import Engine
 from ..batches import length_of
 from .guarantee import Guarantee
 from .reading import Reading
@@ -84,3 +87,27 @@ class Stateless:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+class Sourced:
+    """A loader of ours that knows what reads it."""
+
+    def source(self, share: Share, engine: Engine | None, *, fills_up: bool) -> Source:
+        """Return what reads the share of a process.
+
+        Args:
+            share: the part of this process.
+            engine: connects several processes.
+            fills_up: whether all ranks read equally much, as in a training; else each sample is read once.
+        """
+        raise NotImplementedError
+
+
+class Known(Dataset[Any]):
+    """A map-style dataset of which more is known than its length.
+
+    Attributes:
+        facts: with others, its samples are others: a checkpoint keeps them, and ranks compare them.
+    """
+
+    facts: dict[str, Any]

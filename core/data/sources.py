@@ -8,13 +8,14 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, default_collate, default_convert
 
+from ...events import Engine
 from ..batches import batch_size, set_epoch
 from .choosing import order_of
 from .keyed import Held, KeyedDataset, KeyedIterable
 from .orders import Order, full_batches
 from .reading import Reading, apart, begun, read_again, rewired
 from .shares import ALONE, Share
-from .source import EXACT, Source, Stateless, Worth
+from .source import EXACT, Known, Source, Sourced, Stateless, Worth
 from .stateful import StatefulSource, is_stateful
 
 
@@ -37,7 +38,8 @@ class MapSource(Rewired):
     as_it_is = False
 
     def __init__(self, loader: DataLoader[Any], order: Order, share: Share, *, per_sample: bool = False) -> None:
-        kind = {"source": "map", "draws_per": "sample" if per_sample else "batch", **order.kind}
+        known = loader.dataset.facts if isinstance(loader.dataset, Known) else {}
+        kind = {"source": "map", "draws_per": "sample" if per_sample else "batch", **order.kind, **known}
         super().__init__(loader, kind, share)
         self.order, self.even, self.common, self.batch_size = order, order.even, order.common, order.batch_size
         self.dataset = KeyedDataset(loader.dataset, loader.collate_fn, per_sample=per_sample)
@@ -159,7 +161,7 @@ class ForeignSource(Stateless):
         return "replayed", (f"a {type(self.loader).__name__} is read again up to the position",)
 
 
-def source_of(loader: Any, share: Share = ALONE, *, per_sample: bool = False) -> Source:
+def source_of(loader: Any, share: Share = ALONE, *, per_sample: bool = False, engine: Engine | None = None) -> Source:
     """Return the source that reads a process's share of a loader, or all of it where nobody can deal it out.
 
     Raises:
@@ -171,6 +173,8 @@ def source_of(loader: Any, share: Share = ALONE, *, per_sample: bool = False) ->
         source = MapSource(loader, order_of(loader, share), share, per_sample=per_sample)
     elif type(loader) in (list, tuple):
         source = SequenceSource(loader, share)
+    elif isinstance(loader, Sourced):
+        source = loader.source(share, engine, fills_up=True)
     elif is_stateful(loader):
         source = StatefulSource(loader, share)
     elif isinstance(loader, DataLoader):

@@ -53,9 +53,10 @@ class TrainingData:
         self._note, self._noted = note, set[str]()
         self._engine = engine if engine is not None and engine.world_size > 1 else None
         rank, world_size = (0, 1) if self._engine is None else (self._engine.rank, self._engine.world_size)
-        self._evaluations = EvaluationData(Share(rank, world_size, world_size), self.tell)
+        self._evaluations = EvaluationData(Share(rank, world_size, world_size), self.tell, self._engine)
         self._share = Share(rank, world_size, as_ranks or world_size)
-        self._sources = [source_of(each, self._share, per_sample=per_sample) for each in loaders]
+        share, engine = self._share, self._engine
+        self._sources = [source_of(each, share, per_sample=per_sample, engine=engine) for each in loaders]
         if self._engine is not None and self._sources:
             agree(self._sources, self._engine, self.tell)
         self.phase = 0
