@@ -1,0 +1,179 @@
+"""Search with Tune: who is stopped closes properly, who is cloned goes on exactly, and all is found again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from heliograph import Supervised, load_weights
+from heliograph.core.ray.perturbing import Tune
+from heliograph.core.ray.trials import Search, tune_results
+from heliograph.core.ray.tuning import tune
+from heliograph.tests.on_ray import searching
+from heliograph.tests.on_ray.searching import NotTodayError, diary
+from ray import tune as ray_tune
+from ray.tune import schedulers
+from torch import nn
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+CONFIG = {"lr": 0.2, "momentum": 0.9}
+STEPS = 3  # of an epoch
+# Tune leaves its own logs open when it is interrupted.
+TUNES_OWN = (
+    r"ignore:Exception ignored in. <_io.FileIO name='.*/driver_artifacts/:pytest.PytestUnraisableExceptionWarning"
+)
+
+
+def start(fn: Any, folder: Path, space: dict[str, Any], **options: Any) -> Search:
+    """Search in a storage of the test's own."""
+    space = {**CONFIG, "folder": str(folder), "key": "only", **space}
+    return tune(fn, space, metric="validation/loss", storage_path=folder / "ray", name="search", **options)
+
+
+@pytest.mark.timeout(180)
+def test_asha_stops_trials_which_close_properly_and_the_best_is_found_by_another_process(tmp_path: Path) -> None:
+    rates = [0.1, 0.03, 6e-5, 5e-5, 4e-5, 3e-5, 2e-5, 1e-5]  # each worse than those before
+    search = start(
+        searching.digits,
+        tmp_path,
+        {"lr": ray_tune.grid_search(rates), "epochs": 4},
+        scheduler=schedulers.ASHAScheduler(time_attr="epoch", max_t=9, grace_period=1, reduction_factor=3),
+        max_concurrent=2,
+    )
+    assert [trial.config["lr"] for trial in search] == rates
+    assert search.best.number == 0
+    assert (search.best.status, search.best.metrics["epoch"]) == ("completed", 4)
+    for trial in search[2:]:
+        assert (trial.status, trial.stopped_by, trial.metrics["step"]) == ("stopped", "tune", 19), trial
+        _, ends = diary(tmp_path, f"{trial.config['lr']:g}")
+        assert [(end["closed"], end["step"]) for end in ends] == [("stopped", 19)]
+
+    script = "\n".join(
+        [
+            "from heliograph.core.ray.trials import tune_results",
+            f"best = tune_results({str(tmp_path / 'ray')!r}, 'search').best",
+            f"print(best.number, repr(best.value), best.status, best.fetch({str(tmp_path / 'fetched')!r}).name)",
+        ]
+    )
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.split()[:3] == ["0", repr(search.best.value), "completed"]
+    checkpoint = tmp_path / "fetched" / found.stdout.split()[3]
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    metrics = load_weights(Supervised(model, nn.functional.cross_entropy), checkpoint)
+    assert metrics["validation/loss"] == search.best.value
+
+
+@pytest.mark.timeout(180)
+def test_a_clone_goes_on_exactly_but_for_what_was_perturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worse of two trials goes on from the better one's checkpoint with half its rate and momentum."""
+    half = schedulers.PopulationBasedTraining(
+        time_attr="epoch",
+        perturbation_interval=3,
+        hyperparam_mutations={"lr": ray_tune.uniform(0, 1), "momentum": ray_tune.uniform(0, 1)},
+        perturbation_factors=(0.5, 0.5),
+        resample_probability=0,
+        quantile_fraction=0.5,
+        synch=True,
+    )
+    search = start(
+        searching.in_a_population, tmp_path, {"lr": ray_tune.grid_search([0.2, 1e-6])}, scheduler=half, max_concurrent=2
+    )
+    _, worse = search
+    assert [trial.status for trial in search] == ["completed", "completed"]
+    assert (worse.config["lr"], worse.config["momentum"]) == (0.1, 0.45)
+    epochs, ends = diary(tmp_path, "1")
+    assert [each["epoch"] for each in epochs] == [1, 2, 3, 4, 5]
+    assert [end["closed"] for end in ends] == ["stopped", "completed"]
+    assert "changed by tune since the checkpoint: lr 0.2 -> 0.1, momentum 0.9 -> 0.45" in worse.notes
+
+    for name in ("whole", "cloned"):
+        (tmp_path / name).mkdir()
+    whole = {**CONFIG, "folder": str(tmp_path / "whole"), "key": "0"}
+    monkeypatch.chdir(tmp_path / "whole")
+    searching.scheduled(whole, Tune())
+    assert diary(tmp_path, "0")[0] == diary(tmp_path / "whole", "0")[0]
+
+    monkeypatch.chdir(tmp_path / "cloned")
+    searching.scheduled({**whole, "folder": str(tmp_path / "cloned")}, Tune(), epochs=3)
+    cloned = {**whole, "lr": 0.1, "momentum": 0.45, "folder": str(tmp_path / "cloned")}
+    searching.scheduled(cloned, Tune(), resume="auto")
+    alone = diary(tmp_path / "cloned", "0")[0]
+    assert epochs[3:] == alone[3:]
+    assert [each["lr"] for each in alone[2:]] == pytest.approx([0.2 / 4, 0.1 / 8, 0.1 / 16])
+
+
+@pytest.mark.timeout(120)
+def test_a_trial_that_fails_shows_its_own_error_and_the_others_go_on(tmp_path: Path) -> None:
+    search = start(
+        searching.failing,
+        tmp_path,
+        {"fails": ray_tune.grid_search([True, False])},
+        max_concurrent=2,
+    )
+    failed, other = search
+    assert (failed.status, other.status, other.error) == ("failed", "completed", None)
+    assert isinstance(failed.error, NotTodayError)
+    assert (failed.error.args, failed.error.day) == (("trial only fails",), "Friday")
+    assert failed.config == {**CONFIG, "folder": str(tmp_path), "key": "only", "fails": True}
+    assert "in failing\n" in "".join(failed.error.__notes__)
+    assert search.best is other
+
+
+@pytest.mark.timeout(180)
+def test_a_search_whose_driver_was_killed_goes_on_from_the_checkpoints_of_its_trials(tmp_path: Path) -> None:
+    script = "\n".join(
+        [
+            "import os",
+            "from pathlib import Path",
+            "from heliograph.tests.on_ray.searching import struck",
+            "from heliograph.tests.on_ray.test_tune import start",
+            f"start(struck, Path({str(tmp_path)!r}), {{'victim': os.getpid()}})",
+        ]
+    )
+    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert killed.returncode == -9, killed.stderr
+    found = tune_results(tmp_path / "ray", "search")
+    assert ([trial.status for trial in found], found.is_finished) == (["unfinished"], False)
+    with pytest.raises(ValueError, match=r"There is a search 'search' in .*: resume='auto' goes on with it"):
+        start(searching.struck, tmp_path, {})
+
+    (trial,) = start(searching.struck, tmp_path, {}, resume="auto")
+    assert (trial.status, trial.metrics["epoch"], trial.metrics["step"]) == ("completed", 5, 5 * STEPS)
+    epochs, ends = diary(tmp_path, "only")
+    assert [each["epoch"] for each in epochs] == [1, 2, 3, 4, 5]
+    assert [end["closed"] for end in ends] == ["completed"]
+
+
+@pytest.mark.filterwarnings(TUNES_OWN)
+@pytest.mark.timeout(120)
+def test_upon_ctrl_c_the_trials_close_and_the_same_call_goes_on(tmp_path: Path) -> None:
+    former = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        start(searching.struck, tmp_path, {"victim": os.getpid(), "signum": signal.SIGINT})
+    assert signal.getsignal(signal.SIGINT) is former
+    (trial,) = start(searching.struck, tmp_path, {}, resume="auto")
+    assert (trial.status, trial.metrics["step"]) == ("completed", 5 * STEPS)
+    epochs, ends = diary(tmp_path, "only")
+    assert [each["epoch"] for each in epochs] == [1, 2, 3, 4, 5]
+    assert [end["closed"] for end in ends] == ["stopped", "completed"]
+
+
+@pytest.mark.timeout(180)
+def test_a_trial_on_two_workers_is_stopped_and_goes_on_from_its_checkpoint_when_it_failed(tmp_path: Path) -> None:
+    stopping = schedulers.ASHAScheduler(time_attr="epoch", max_t=4, grace_period=4)
+    options = {"num_workers": 2, "scheduler": stopping}
+    with pytest.raises(NotTodayError, match="the disk is on fire") as caught:
+        start(searching.struck, tmp_path, {}, **options)
+    assert (caught.value.day, vars(caught.value)["heliograph_rank"]) == ("Friday", 0)
+
+    (trial,) = start(searching.struck, tmp_path, {}, resume="auto", **options)
+    assert (trial.status, trial.stopped_by, trial.metrics["step"]) == ("stopped", "tune", 4 * STEPS)
+    epochs, ends = diary(tmp_path, "only")
+    assert [each["epoch"] for each in epochs] == [1, 2, 3, 4]
+    assert [end["closed"] for end in ends] == ["failed", "stopped"]
+    assert "iter_12" in trial.fetch(tmp_path / "fetched").name
