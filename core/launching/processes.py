@@ -46,7 +46,7 @@ class RankProcess:
         self._pipe, theirs = spawn.Pipe()
         # No daemon: those may not have children, such as the workers of a loader.
         self._process = spawn.Process(target=enter, args=(theirs, rank, call, grace), name=f"rank-{rank}", daemon=False)
-        with theirs, _environment(variables), _interrupts_blocked():
+        with theirs, environment(variables), _interrupts_blocked():
             self._process.start()
         self._reader = Thread(target=self._read, name="heliograph-launch", daemon=True)
         self._reader.start()
@@ -148,7 +148,7 @@ def variables(rank: int, count: int, store: Mapping[str, str]) -> dict[str, str]
 
 
 @contextmanager
-def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+def environment(changes: Mapping[str, str]) -> Iterator[None]:
     """Change the environment, which a process that is started now inherits; put it back."""
     former = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)

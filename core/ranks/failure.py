@@ -63,7 +63,7 @@ def qualified_name(kind: type[BaseException]) -> str:
 
 def is_broken_collective(error: BaseException) -> bool:
     """Return whether an exception, or one that it came from, is a collective that the other ranks did not complete."""
-    return any(_is_broken(each) for each in _chain(error))
+    return any(_is_broken(each) for each in chain(error))
 
 
 def release_groups(error: BaseException) -> None:
@@ -71,7 +71,7 @@ def release_groups(error: BaseException) -> None:
 
     While anything refers to a gloo group, its connections stay open and the other ranks go on waiting.
     """
-    for each in _chain(error):
+    for each in chain(error):
         trace = each.__traceback__
         while trace is not None:
             frame, trace = trace.tb_frame, trace.tb_next
@@ -109,7 +109,7 @@ def _is_of_python(error: BaseException) -> bool:
     return opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def chain(error: BaseException) -> Iterator[BaseException]:
     """Yield an error, and those that it came from or that were being handled."""
     seen: dict[int, BaseException] = {}
     found: list[BaseException | None] = [error]

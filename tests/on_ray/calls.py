@@ -1,0 +1,87 @@
+"""What the tests of the launcher have workers call."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import heliograph as h
+import torch
+from heliograph.core.launching import child_queue
+from torch import nn
+from torch.utils.data import TensorDataset
+
+
+class OwnError(Exception):
+    """Its constructor fits neither pickle nor what it gives its base."""
+
+    def __init__(self, *, code: int) -> None:
+        super().__init__("own")
+        self.code = code
+
+
+class Announce(h.Plugin):
+    """On rank 0, tell the caller when the training is under way; on all, write down how it ended."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @h.on(h.StepEnd, when=h.At(steps=3))
+    def announce(self, run: h.Run, event: h.StepEnd) -> None:
+        queue = child_queue()
+        assert queue is not None
+        if run.engine.is_main:
+            queue.put("under way")
+
+    @h.on(h.RunClosed)
+    def write(self, run: h.Run, event: h.RunClosed) -> None:
+        (self.folder / f"ended-{run.engine.rank}").write_text(f"{event.status}: {run.control.stop_request}")
+
+
+def rank() -> int:
+    """Return this worker's number."""
+    return int(os.environ["RANK"])
+
+
+def tell(factor: int, *, size: int) -> tuple[int, int, bytes]:
+    """Put messages into the queue; return something big."""
+    queue = child_queue()
+    assert queue is not None
+    for number in range(100):
+        queue.put((rank(), number))
+    return rank() * factor, int(os.environ["WORLD_SIZE"]), bytes(size)
+
+
+def fail(folder: Path) -> str:
+    """On rank 1, raise; on rank 0, which need not know of it, return."""
+    with (folder / f"entered-{rank()}").open("a") as file:
+        file.write("x")
+    if rank() == 1:
+        raise OwnError(code=7)
+    return "done"
+
+
+def die(folder: Path) -> None:
+    """On rank 1, die at once, in every attempt; wait for that on the other."""
+    with (folder / f"entered-{rank()}").open("a") as file:
+        file.write("x")
+    if rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    torch.distributed.barrier()
+
+
+def train_for_ever(folder: Path) -> None:
+    """Train until somebody stops that; keep what was reached."""
+    torch.manual_seed(0)
+    data = TensorDataset(torch.arange(32.0).reshape(8, 4), torch.ones(8, 1))
+    trainer = h.Trainer(
+        [Announce(folder), h.SaveSchedule(h.Every(steps=1_000_000)), h.Checkpoint(folder)], use_cpu=True
+    )
+    trainer.fit(
+        h.Supervised(nn.Linear(4, 1), nn.functional.mse_loss),
+        data,
+        loader_params={"batch_size": 2},
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-6),
+        epochs=1_000_000,
+    )

@@ -1,0 +1,51 @@
+"""A cluster on this machine for each file of tests, and intervals that suit them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from time import monotonic
+
+import pytest
+import ray
+
+INTERVALS = {"RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2", "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "20"}
+TUNED = INTERVALS | {
+    "RAY_TRAIN_PREEMPTION_POLL_INTERVAL_S": "0.5",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let Ray warn of what it does itself, where its own code is told to have done so."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\."))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _tuned() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in TUNED.items():
+            patch.setenv(name, value)
+        yield
+
+
+@pytest.fixture(scope="module")
+def local_ray() -> Iterator[None]:
+    """Be connected to a cluster with 4 CPUs."""
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing() -> Iterator[None]:
+    """Expect that no thread of ours outlives a test; one that ends may take a moment."""
+    yield
+    limit = monotonic() + 10
+    for thread in threading.enumerate():
+        if thread.name.startswith("heliograph"):
+            thread.join(max(0.0, limit - monotonic()))
+            assert not thread.is_alive(), thread.name

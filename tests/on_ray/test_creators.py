@@ -1,0 +1,42 @@
+"""The trainer of creators on a cluster: two workers train what two ranks do, and make up for one that is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from heliograph.core.creating import LocalLauncher
+from heliograph.core.ray.launcher import RayLauncher
+from heliograph.tests.core.creating import creators
+from heliograph.tests.core.creating.creators import make, weights
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+SHARES = (7 * 7 + 4 * 4) / creators.HELD_OUT  # the mean over samples of how many the rank of each has read
+OPTIONS: dict[str, Any] = {
+    "scheduler_creator": creators.scheduler,
+    "scheduler_step_freq": "epoch",
+    "train_function": creators.train_as_usual,
+    "validation_function": creators.validate_as_usual,
+}
+
+
+@pytest.mark.timeout(180)
+def test_a_pass_in_which_a_worker_was_lost_begins_again(tmp_path: Path) -> None:
+    local = make(**OPTIONS, config={"dropout": 0.2}, launcher=LocalLauncher(2))
+    expected = local.train(passes=3)
+
+    trouble = tmp_path / "trouble"
+    trouble.touch()
+    config = {"dropout": 0.2, "file": trouble, "step": 6, "what": "die"}
+    launcher = RayLauncher(2, storage_path=tmp_path / "ray")
+    trainer = make(**OPTIONS, config=config, plugin_creator=creators.trouble, launcher=launcher)
+    assert trainer.train(max_retries=1, passes=3) == expected
+    assert not trouble.exists()
+    assert trainer.messages == [(0, 1), (0, 2)]  # the passes of the second attempt
+    assert torch.equal(weights(trainer), weights(local))
+
+    alone = make(**OPTIONS)
+    alone.restore(trainer.save(tmp_path / "of_two.pth"))
+    assert trainer.validate() == pytest.approx({**alone.validate(), "validation/share": SHARES})

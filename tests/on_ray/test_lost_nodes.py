@@ -1,0 +1,80 @@
+"""A machine that is lost and comes back: the run goes on with fewer workers, then with all of them again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import heliograph as h
+import pytest
+import torch
+from heliograph.core.ray.attempts import Work
+from heliograph.tests.on_ray.clusters import in_thread, several_nodes
+from heliograph.tests.on_ray.surviving import Story, held, lines, order, train
+
+
+@pytest.mark.timeout(200)
+def test_from_two_workers_to_one_and_back(tmp_path: Path) -> None:
+    story = Story(tmp_path / "elastic", epochs=6, holds=((20, 2), (50, 1)))
+    whole = replace(story, folder=tmp_path / "whole", holds=())
+    for each in (story, whole):
+        each.folder.mkdir()
+
+    with several_nodes(2) as (cluster, (second,)):
+        launcher = h.RayLauncher(
+            (1, 2),
+            max_failures=1,
+            backoff=0.01,
+            storage_path=tmp_path / "storage",
+            name="elastic",
+            start_timeout=5.0,
+            resize_interval=1.0,
+        )
+        running = in_thread(launcher.run, train, story)
+        held(story.folder, 20, 2)
+        cluster.remove_node(second, allow_graceful=False)
+        held(story.folder, 50, 1)
+        cluster.add_node(num_cpus=1)
+        values = running.result(timeout=120)
+
+    assert [each.weights for each in values] == [each.weights for each in h.launch(train, whole, nprocs=2)]
+    assert order(story.folder) == order(whole.folder)
+    sizes = {step: size for step, _, _, size in lines(story.folder)}
+    assert (sizes[10], sizes[40], sizes[60]) == (2, 1, 2)
+    assert [each.kind for each in values.attempts] == ["lost", "resized", "completed"]  # none for nothing
+    assert [each.world_size for each in values.attempts] == [2, 1, 2]
+    assert [each.resumed_at for each in values.attempts] == [None, Work(32, 16), Work(96, 48)]
+
+
+@pytest.mark.timeout(240)
+def test_where_three_of_four_would_not_do_two_go_on_until_there_is_room_for_four(tmp_path: Path) -> None:
+    story = Story(tmp_path / "elastic", epochs=4, save_every=100, holds=((9, 2),), ranks=4)
+    whole = replace(story, folder=tmp_path / "whole", holds=())
+    for each in (story, whole):
+        each.folder.mkdir()
+
+    with several_nodes(3) as (cluster, _):
+        launcher = h.RayLauncher(
+            (1, 4), as_ranks=4, storage_path=tmp_path / "storage", start_timeout=20.0, resize_interval=1.0
+        )
+        running = in_thread(launcher.run, train, story)
+        held(story.folder, 9, 2)
+        cluster.add_node(num_cpus=1)
+        values = running.result(timeout=150)
+
+    undisturbed = h.launch(train, whole, nprocs=4)
+    for ours, theirs in zip(values[0].weights, undisturbed[0].weights, strict=True):
+        torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs))
+    assert samples_by_step(story.folder) == samples_by_step(whole.folder)
+    assert [each.kind for each in values.attempts][-2:] == ["resized", "completed"]
+    assert [each.world_size for each in values.attempts][-2:] == [2, 4]
+    assert {each.world_size for each in values.attempts[:-2]} <= {3}  # Ray may begin with less than there is room for
+    assert values.attempts[-2].lost == Work(0, 0)  # it has saved before
+
+
+def samples_by_step(folder: Path) -> dict[int, list[int]]:
+    """Return what each step read, whoever did."""
+    read: dict[int, list[int]] = {}
+    for step, _, samples, _ in lines(folder):
+        read.setdefault(step, []).extend(samples)
+    return {step: sorted(samples) for step, samples in read.items()}
