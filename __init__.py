@@ -23,9 +23,11 @@ if _TYPE_CHECKING:
     from .builtin_callbacks.jsonl_log import JsonlLog as JsonlLog
     from .builtin_callbacks.learning_rate import LearningRate as LearningRate
     from .builtin_callbacks.nan_guard import NaNGuard as NaNGuard
+    from .builtin_callbacks.optuna import Optuna as Optuna
     from .builtin_callbacks.preemption import Preemption as Preemption
     from .builtin_callbacks.profile import Profile as Profile
     from .builtin_callbacks.progress_bar import ProgressBar as ProgressBar
+    from .builtin_callbacks.ray_report import RayReport as RayReport
     from .builtin_callbacks.recorder import Recorder as Recorder
     from .builtin_callbacks.rng_capture import RNGCapture as RNGCapture
     from .builtin_callbacks.roll_back import RollBack as RollBack
@@ -46,7 +48,10 @@ if _TYPE_CHECKING:
     from .builtin_callbacks.schedules import SaveSchedule as SaveSchedule
     from .builtin_callbacks.schedules import ValidationSchedule as ValidationSchedule
     from .builtin_callbacks.tensorboard import TensorBoard as TensorBoard
+    from .core import ray as ray
     from .core.batch_size import find_batch_size as find_batch_size
+    from .core.creating.local import LocalLauncher as LocalLauncher
+    from .core.creating.trainer import CreatorTrainer as CreatorTrainer
     from .core.data.loaders import LoaderParams as LoaderParams
     from .core.data.loaders import Phases as Phases
     from .core.data.module import DataModule as DataModule
@@ -72,11 +77,13 @@ if _TYPE_CHECKING:
     from .core.filters import Once as Once
     from .core.launching import launch as launch
     from .core.metrics import accuracy as accuracy
+    from .core.ray.launcher import RayLauncher as RayLauncher
     from .core.replaying.replay import replay as replay
     from .core.replaying.report import Replayed as Replayed
     from .core.result import ResumeReport as ResumeReport
     from .core.result import RunResult as RunResult
     from .core.run import TrainRun as TrainRun
+    from .core.searching.opening import open_study as open_study
     from .core.storage import load_weights as load_weights
     from .core.task import Supervised as Supervised
     from .core.task import Task as Task
@@ -101,9 +108,11 @@ _HOMES = {
     "builtin_callbacks.jsonl_log": "JsonlLog",
     "builtin_callbacks.learning_rate": "LearningRate",
     "builtin_callbacks.nan_guard": "NaNGuard",
+    "builtin_callbacks.optuna": "Optuna",
     "builtin_callbacks.preemption": "Preemption",
     "builtin_callbacks.profile": "Profile",
     "builtin_callbacks.progress_bar": "ProgressBar",
+    "builtin_callbacks.ray_report": "RayReport",
     "builtin_callbacks.recorder": "Recorder",
     "builtin_callbacks.rng_capture": "RNGCapture",
     "builtin_callbacks.roll_back": "RollBack",
@@ -118,6 +127,8 @@ _HOMES = {
     "builtin_callbacks.schedules": "LogSchedule SaveSchedule ValidationSchedule",
     "builtin_callbacks.tensorboard": "TensorBoard",
     "core.batch_size": "find_batch_size",
+    "core.creating.local": "LocalLauncher",
+    "core.creating.trainer": "CreatorTrainer",
     "core.data.loaders": "LoaderParams Phases",
     "core.data.module": "DataModule",
     "core.data.samplers": "DistributedSampler RandomSampler SeekableSampler SequentialSampler",
@@ -133,10 +144,13 @@ _HOMES = {
     "core.filters": "At Between Every Filter Once",
     "core.launching": "launch",
     "core.metrics": "accuracy",
+    "core.ray": "ray",
+    "core.ray.launcher": "RayLauncher",
     "core.replaying.replay": "replay",
     "core.replaying.report": "Replayed",
     "core.result": "ResumeReport RunResult",
     "core.run": "TrainRun",
+    "core.searching.opening": "open_study",
     "core.storage": "load_weights",
     "core.task": "Supervised Task",
     "core.trainer": "Trainer",
@@ -149,7 +163,8 @@ def __getattr__(name: str) -> _Any:
     if name == "__all__":
         return __dir__()
     home = _HOME_OF.get(name, "events")
-    value = getattr(_importlib.import_module(f".{home}", __name__), name, None)
+    module = _importlib.import_module(f".{home}", __name__)
+    value = getattr(module, name, module if home == f"core.{name}" else None)
     if value is None or name.startswith("_"):
         from .events.checks import known_names
 

@@ -25,18 +25,18 @@ MAY_IMPORT = {
 }
 PUBLIC = """
     AccelerateEngine At BatchEnd BatchStart Between Bus CATALOGUE Checkpoint CheckpointLoaded CheckpointPruned
-    CheckpointSaved Compile Control DDPEngine DataModule DataParallelEngine DeviceEngine DistributedSampler
-    EMA EarlyStopping Engine EpochEnd EpochStart Event Every ExceptionPassThrough FSDPEngine FileLog Filter
-    GradientAccumulation GradientClipping GradientNorm GradientsReady Handle HandlerTimes History JsonlLog
-    Lane LearningRate LoaderParams Log LogSchedule LoopEngine NaNGuard NotRecorded Once OrderedSignal Phases
-    Plugin PluginChanged PluginFailed Plugins Preemption Profile Progress ProgressBar RNGCapture RandomSampler
-    RankFailed Recorder Replay Replayed Request ResumeReport RollBack RuleController RuleError RuleFired
-    RuleFiring RuleMetric RuleOperation RulePart RulePatience RuleSet RuleSpec Run RunClosed RunFailed
-    RunResult SavePoint SaveSchedule SeekableSampler SequentialSampler ShouldStop StepEnd Supervised Task
-    TensorBoard TestBatchEnd TestBatchStart TestEnd TestStart TrainEnd TrainRun TrainStart Trainer
-    TrainingError ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd ValidationSchedule
-    ValidationStart accuracy choose_engine find_batch_size launch load_weights on register_function
-    register_metric register_mover register_operation replay
+    CheckpointSaved Compile Control CreatorTrainer DDPEngine DataModule DataParallelEngine DeviceEngine
+    DistributedSampler EMA EarlyStopping Engine EpochEnd EpochStart Event Every ExceptionPassThrough FSDPEngine
+    FileLog Filter GradientAccumulation GradientClipping GradientNorm GradientsReady Handle HandlerTimes History
+    JsonlLog Lane LearningRate LoaderParams LocalLauncher Log LogSchedule LoopEngine NaNGuard NotRecorded Once
+    Optuna OrderedSignal Phases Plugin PluginChanged PluginFailed Plugins Preemption Profile Progress
+    ProgressBar RNGCapture RandomSampler RankFailed RayLauncher RayReport Recorder Replay Replayed Request
+    ResumeReport RollBack RuleController RuleError RuleFired RuleFiring RuleMetric RuleOperation RulePart
+    RulePatience RuleSet RuleSpec Run RunClosed RunFailed RunResult SavePoint SaveSchedule SeekableSampler
+    SequentialSampler ShouldStop StepEnd Supervised Task TensorBoard TestBatchEnd TestBatchStart TestEnd
+    TestStart TrainEnd TrainRun TrainStart Trainer TrainingError ValidationBatchEnd ValidationBatchStart
+    ValidationCut ValidationEnd ValidationSchedule ValidationStart accuracy choose_engine find_batch_size launch
+    load_weights on open_study ray register_function register_metric register_mover register_operation replay
 """
 
 
@@ -101,7 +101,7 @@ def test_importing_events_leaves_torch_alone() -> None:
 def test_heavy_packages_wait_until_they_are_used() -> None:
     code = (
         "import sys, heliograph; heliograph.Trainer; heliograph.TensorBoard; heliograph.ProgressBar; "
-        "print([m for m in ('tensorboard', 'tqdm.auto', 'matplotlib', 'sklearn') if m in sys.modules])"
+        "print([m for m in ('tensorboard', 'tqdm.auto', 'matplotlib', 'sklearn', 'ray', 'optuna') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
@@ -160,13 +160,13 @@ def test_the_kernel_does_not_grow() -> None:
         *files("plugins"),
         *(ROOT / "core" / name for name in ("loop.py", "run.py", "trainer.py")),
     ]
-    assert sum(map(code_lines, kernel)) <= 1613
+    assert sum(map(code_lines, kernel)) <= 1622
 
 
 def test_the_public_names() -> None:
     assert sorted(dir(heliograph)) == sorted(PUBLIC.split())
     for name in PUBLIC.split():
-        assert name == "CATALOGUE" or getattr(heliograph, name).__name__ == name
+        assert name == "CATALOGUE" or getattr(heliograph, name).__name__.rpartition(".")[2] == name
 
 
 def test_the_front_door_says_the_same_to_people_and_to_type_checkers() -> None:

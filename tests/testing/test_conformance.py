@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import heliograph as h
+import optuna
 import pytest
 import torch
 from heliograph.plugins import discover
@@ -24,6 +26,14 @@ RULES = {
         }
     ],
 }
+
+
+@functools.cache
+def trial() -> optuna.Trial:
+    """Return one and the same: the checkpoint of another is refused."""
+    return optuna.create_study(pruner=optuna.pruners.NopPruner()).ask()
+
+
 BUILT_INS: dict[str, Callable[[Path], h.Plugin]] = {
     "checkpoint": lambda folder: h.Checkpoint(folder, keep_best=1, monitor="validation/loss"),
     "compile": lambda folder: h.Compile(backend="eager"),
@@ -39,9 +49,11 @@ BUILT_INS: dict[str, Callable[[Path], h.Plugin]] = {
     "learning_rate": lambda folder: h.LearningRate("plateau", monitor="validation/loss"),
     "log_schedule": lambda folder: h.LogSchedule(h.Every(steps=2), at_start=True, at_end=True),
     "nan_guard": lambda folder: h.NaNGuard("skip"),
+    "optuna": lambda folder: h.Optuna(trial()),
     "preemption": lambda folder: h.Preemption(deadline=600),
     "profile": lambda folder: h.Profile(folder, wait=1, warmup=1, active=1),
     "progress": lambda folder: h.ProgressBar(plain=False, interval=0),
+    "ray_report": lambda folder: h.RayReport(),
     "recorder": lambda folder: h.Recorder(folder),
     "rng_capture": lambda folder: h.RNGCapture(),
     "roll_back": lambda folder: h.RollBack(),
