@@ -104,6 +104,7 @@ def test_an_order_that_did_not_repeat_is_told(tmp_path: Path) -> None:
         assert train(rows, tmp_path, steps=steps, columns=COLUMNS).guarantee == guarantee
 
 
+@pytest.mark.timeout(60)
 @pytest.mark.parametrize("operation", ["random_shuffle", "randomize_block_order", "random_sample"])
 def test_what_has_no_seed_is_not_exact(operation: str) -> None:
     arguments = [0.5] if operation == "random_sample" else []
