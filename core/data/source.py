@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
@@ -89,9 +90,10 @@ class Stateless:
         """Do nothing."""
 
 
-class Sourced:
+class Sourced(ABC):
     """A loader of ours that knows what reads it."""
 
+    @abstractmethod
     def source(self, share: Share, engine: Engine | None, *, fills_up: bool) -> Source:
         """Return what reads the share of a process.
 
@@ -100,7 +102,6 @@ class Sourced:
             engine: connects several processes.
             fills_up: whether all ranks read equally much, as in a training; else each sample is read once.
         """
-        raise NotImplementedError
 
 
 class Known(Dataset[Any]):
