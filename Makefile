@@ -5,7 +5,7 @@ READY := .venv/ready
 SOURCES := -m heliograph -m heliograph.__main__ -p heliograph.builtin_callbacks -p heliograph.core -p heliograph.demo \
 	-p heliograph.events -p heliograph.plugins -p heliograph.testing
 
-.PHONY: demo test test-ray torture bench bench-ray docs check browser clean
+.PHONY: demo test test-ray test-all torture bench bench-ray docs check browser clean
 
 demo: $(READY)
 	$(BIN)/python -m heliograph demo
@@ -16,6 +16,9 @@ test: check docs browser
 # A cluster takes both cores: one test at a time.
 test-ray: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/on_ray --durations=15
+
+# Hours: the trainings that are killed again and again, and thousands of random programs.
+test-all: test test-ray torture
 
 check: $(READY)
 	$(BIN)/ruff format --check .
@@ -32,7 +35,10 @@ browser:
 
 torture: $(READY)
 	$(BIN)/python tests/torture/torture.py
+	OMP_NUM_THREADS=1 $(BIN)/python tests/torture/programs.py --count 2000 --jobs 2
 	$(BIN)/python tests/torture/rules.py
+	$(BIN)/python tests/torture/workers.py
+	$(BIN)/python tests/torture/trainings.py
 
 bench: $(READY)
 	$(BIN)/python tests/benchmarks/bench.py

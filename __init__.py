@@ -69,6 +69,7 @@ if _TYPE_CHECKING:
     from .core.engines.moving import register_mover as register_mover
     from .core.errors import NotRecorded as NotRecorded
     from .core.errors import RankFailed as RankFailed
+    from .core.errors import ResumeDiffers as ResumeDiffers
     from .core.errors import TrainingError as TrainingError
     from .core.filters import At as At
     from .core.filters import Between as Between
@@ -140,7 +141,7 @@ _HOMES = {
     "core.engines.device": "DeviceEngine",
     "core.engines.fsdp": "FSDPEngine",
     "core.engines.moving": "register_mover",
-    "core.errors": "NotRecorded RankFailed TrainingError",
+    "core.errors": "NotRecorded RankFailed ResumeDiffers TrainingError",
     "core.filters": "At Between Every Filter Once",
     "core.launching": "launch",
     "core.metrics": "accuracy",

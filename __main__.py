@@ -11,11 +11,12 @@ from pathlib import Path
 from textwrap import fill
 
 from heliograph.builtin_callbacks.rules import command as rules
+from heliograph.core.installed import states_of
+from heliograph.core.printable import printable
 from heliograph.core.replaying import command as replaying
 from heliograph.core.telling import command as telling
 from heliograph.events import CATALOGUE
-from heliograph.plugins.discovery import Discovered, discover
-from heliograph.plugins.marks import marked_methods
+from heliograph.plugins.discovery import discover
 from heliograph.testing import command as verify_resume
 
 
@@ -61,8 +62,11 @@ def _run(arguments: Sequence[str]) -> int:
 
 def plugin_table() -> str:
     """Return name, package, version, state and events of every installed plugin; a broken one with its error."""
-    rows = [("NAME", "PACKAGE", "VERSION", "STATE", "EVENTS")]
-    rows += [(each.name, each.package, each.version, *_state(each)) for each in discover()]
+    found = discover()
+    states = states_of(found)
+    rows = [["NAME", "PACKAGE", "VERSION", "STATE", "EVENTS"]]
+    rows += [[each.name, each.package, each.version, *states[number]] for number, each in enumerate(found)]
+    rows = [list(map(printable, row)) for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     return "\n".join("  ".join([*map(str.ljust, row, widths), row[4]]) for row in rows)
 
@@ -71,21 +75,12 @@ def event_list() -> str:
     """Return every event with its fields and what it means."""
     lines = []
     for event in CATALOGUE:
-        fields = ", ".join(f"{name}: {kind}" for name, kind in event.__annotations__.items())
+        fields = ", ".join(
+            f"{name}: {kind}" for name, kind in event.__annotations__.items() if not kind.startswith("ClassVar")
+        )
         lines.append(f"{event.__name__}({fields})")
         lines.append(fill(str(event.__doc__), 100, initial_indent="    ", subsequent_indent="    "))
     return "\n".join(lines)
-
-
-def _state(plugin: Discovered) -> tuple[str, str]:
-    if plugin.switched_off:
-        return "switched off", "not imported: HELIOGRAPH_DISABLE_PLUGINS names it"
-    try:
-        loaded = plugin.load()
-    except ImportError as error:
-        return "broken", str(error.__cause__ or error)
-    marks = marked_methods(loaded) if isinstance(loaded, type) else ()
-    return "available", " ".join(sorted({event.name for _, mark in marks for event in mark.events}))
 
 
 def _demo(folder: Path, epochs: int) -> int:

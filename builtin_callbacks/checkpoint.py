@@ -12,8 +12,10 @@ from ..core.engines.sharded_states import ShardingEngine
 from ..core.errors import NotRecorded
 from ..core.global_batch import CHANGES, BatchChange
 from ..core.monitor import Monitor
+from ..core.repeated.proof import ACTIONS, OnDifference, Proof
 from ..core.saving import naming, sharding
 from ..core.saving.best import Extent, load_best
+from ..core.saving.placement import ON_EXISTING, OnExisting, place
 from ..core.saving.resuming import Found, find, shared
 from ..core.saving.retention import Retention
 from ..core.saving.together import on_main
@@ -41,8 +43,9 @@ class Checkpoint(Plugin):
     """Write `<run_name>_epoch_<epoch>_iter_<step>[_<metadata>].pth` at every save point, and resume from such files.
 
     A save is written aside in the same folder, synced and renamed, its manifest last; only then are older ones removed.
-    The newest is never removed, nor are the best and what is pinned. A save that fails raises and leaves the former
-    ones as they were. While the run goes on, no other process may write checkpoints of its name to the folder.
+    The newest is never removed, nor are the best, what is pinned, and what is of another training. A save that fails
+    raises and leaves the former ones as they were. While the run goes on, no other process may write checkpoints of its
+    name to the folder.
 
     Args:
         folder: where to write; made where it is missing.
@@ -54,9 +57,11 @@ class Checkpoint(Plugin):
             was measured competes: a value never stands for other weights.
         monitor: the metric that `keep_best` goes by, such as `validation/loss`.
         mode: whether smaller (`min`) or larger (`max`) is better; may be left out for a loss or an error.
-        resume: None begins afresh, and leaves what an earlier run of this name wrote alone; `auto` goes on from the
-            newest whole checkpoint of this run's name, if there is one, and notes what it passed over; a path goes on
-            from that file.
+        resume: None begins afresh; `auto` goes on from the newest whole checkpoint of this run's name, if there is one,
+            and notes what it passed over; a path goes on from that file.
+        on_existing: what to do where the folder holds another training under the run's name: write under a `new_name`
+            (`run-2`, and the result says so), `refuse` to begin, or `replace` it: its checkpoints go when the first of
+            this run is written, but for pinned ones.
         background: the loop only copies the state, and goes on while it is written. One save at a time: the next one
             waits, and the result notes for how long. `CheckpointSaved` is emitted when the file is durable, at the end
             of a later batch, and `CheckpointPruned` when older ones are gone; an error of the writing is raised there,
@@ -67,8 +72,14 @@ class Checkpoint(Plugin):
             `refuse` it, but if it is one process that goes on from one, the result notes it; `keep` the learning rates
             as they were saved; scale them in proportion (`linear`) or with the square root (`sqrt`) of the ratio. The
             resume is not exact then. Where nobody knows the batch size, nothing is refused or scaled.
+        on_difference: what to do where a step that is done again after a kill is not what the killed run had done:
+            `note` it (a warning, and `result.resume` says `not exact`), also ask for a `stop`, or `raise`
+            `ResumeDiffers`. The losses of the last 4,096 batches are kept for that in a file `.<run>.steps`.
         sharded: let every rank write what it holds, into a folder `<name>.shards`, instead of gathering all on the main
             rank; for an engine that holds shards, `FSDPEngine`. By default as that engine says.
+        restore_attributes: at a resume, give plain attributes of the task and its modules that no `state_dict` holds,
+            such as a counter or an annealed dropout, the values that the training gave them. What was restored is in
+            `result.resume.restored`; anything else that differs is a reason in `result.resume.reasons`.
 
     On several ranks the main rank (0) holds the folder and writes, one file for all; every rank hears of it at the same
     step, and a save that fails raises on all of them. A file that not every rank can see is sent by the main rank.
@@ -79,8 +90,10 @@ class Checkpoint(Plugin):
             `metadata` or `monitor` does not exist; at the end, the best checkpoint is damaged.
         FileNotFoundError: at the run's start, the path to resume from does not exist.
         OSError: a save failed.
+        ResumeDiffers: a repeated step differs, with `on_difference="raise"`.
     """
 
+    affects_training = False
     needs = ("save",)
 
     def __init__(
@@ -97,6 +110,9 @@ class Checkpoint(Plugin):
         load_best: Extent | None = None,
         batch_change: BatchChange = "refuse",
         sharded: bool | None = None,
+        restore_attributes: bool = True,
+        on_difference: OnDifference = "note",
+        on_existing: OnExisting = "new_name",
     ) -> None:
         if keep_last is not None and keep_last < 1:
             raise ValueError(f"keep_last must be at least 1 (the newest is always kept), or None; got {keep_last!r}.")
@@ -110,6 +126,10 @@ class Checkpoint(Plugin):
             )
         if batch_change not in CHANGES:
             raise ValueError(f"batch_change is one of {', '.join(CHANGES)}; got {batch_change!r}.")
+        if on_difference not in ACTIONS:
+            raise ValueError(f"on_difference is one of {', '.join(ACTIONS)}; got {on_difference!r}.")
+        if on_existing not in ON_EXISTING:
+            raise ValueError(f"on_existing is one of {', '.join(ON_EXISTING)}; got {on_existing!r}.")
         if not isinstance(folder, str | Path) or not isinstance(resume, str | Path | None):
             raise TypeError(f"Checkpoint takes paths: folder={folder!r}, resume={resume!r} ('auto', a path, or None).")
         if isinstance(resume, str) and resume != "auto" and not Path(resume).suffix and not Path(resume).exists():
@@ -118,11 +138,17 @@ class Checkpoint(Plugin):
             naming.fields(metadata)
         self.folder, self.metadata, self.resume, self.load_best = Path(folder), metadata, resume, load_best
         self.batch_change, self.sharded, self.background = batch_change, sharded, background
+        self.restore_attributes = restore_attributes
+        self.on_existing: OnExisting = on_existing
         self.monitor = None if monitor is None else Monitor(monitor, mode)
         self.ignores = (Log, ValidationEnd) if self.monitor is None else self.monitor.ignores
+        self.asks = ("stop",) if on_difference == "stop" else ()
+        self._proof = Proof(on_difference)
         self._kept = Retention(keep_last, keep_best, self.monitor)  # used on the main rank only, as is the store
         self._writer: Writer = BackgroundWriter() if background else LoopWriter()
         self._store: storage.Store | None = None
+        self._found, self._replaces = Found(), list[storage.Entry]()
+        self._name = ""  # what the names of its files begin with, when that is settled
         self._is_open = False
         self._last: Path | None = None
         self._value: float | None = None
@@ -144,40 +170,51 @@ class Checkpoint(Plugin):
                 f"sharded=True is for an engine that holds shards, as FSDPEngine does; a {type(run.engine).__name__} "
                 f"holds everything on every rank: leave it out."
             )
-        found = Found()
 
-        def look() -> tuple[int, Path | None, list[str]]:
-            nonlocal found
-            store = self._opened(run)
-            self._kept.begin(store.entries()[0])
-            found = find(store, self.resume, cast("RunContext", run).depot)
-            return self._kept.since, found.path, found.notes
+        def look() -> tuple[str, str, Path | None, list[str]]:
+            store, context = self._opened(run), cast("RunContext", run)
+            found = self._found = find(store, self.resume, context.depot)
+            training_id, name, notes = found.begun(run.name, context.training_id)
+            if found.path is not None or context.saved is None:  # else another plugin says what it goes on from
+                notes += self._place(store, training_id, name)
+            return training_id, self._name, found.path, notes
 
-        self._is_open = True
-        self._kept.since, path, notes = on_main(run.engine, look)
+        self._found, self._replaces, self._name, self._is_open = Found(), [], "", True
+        training_id, self._proof.name, path, notes = on_main(run.engine, look)
+        cast("RunContext", run).training_id = training_id
+        self._kept.begin(())
         self._writer.begin(run)
+        self._proof.begin(run, self.folder)
         for note in notes:
             run.note(note)
         if path is not None:
-            state = shared(run.engine, path, found.state)
-            run.resume({**state, "batch_change": self.batch_change}, path)
+            state = shared(run.engine, path, self._found.state)
+            self._found.state = None
+            how = {"batch_change": self.batch_change, "restore_attributes": self.restore_attributes}
+            run.resume({**state, "training_id": training_id, **how}, path)
 
     @on(CheckpointLoaded, lane=Lane.PERSIST)
     def tell_kept(self, run: Run, event: CheckpointLoaded) -> None:
-        """See what of this run is on disk, and tell it."""
+        """See what of this training is on disk, and tell it."""
 
-        def look() -> tuple[Path | None, bool]:
-            entries, _ = self._opened(run).entries()
-            self._kept.resume(entries, event.path)
-            newest = entries[0].path.resolve() if entries else None
-            return self._best(), event.path is not None and event.path.resolve() == newest
+        def look() -> tuple[Path | None, bool, str, list[str]]:
+            store, training_id = self._opened(run), cast("RunContext", run).training_id
+            is_placed = self._name and store.training_id == training_id
+            notes = [] if is_placed else self._place(store, training_id, run.name)
+            own = store.own()
+            self._kept.begin(own, self._found.damaged)
+            is_newest = bool(own) and event.path is not None and event.path.resolve() == own[0].path.resolve()
+            return self._best(), is_newest, self._name, notes
 
-        best, is_newest = on_main(run.engine, look)
+        best, is_newest, self._proof.name, notes = on_main(run.engine, look)
+        for note in notes:
+            run.note(note)
         run.best_checkpoint = best
+        self._proof.go_on(run)
         if event.path is not None:
             self._last = run.last_checkpoint = event.path
             if is_newest:  # a kill may have come between the last save and its tidying, and nothing may be left to save
-                self._tidy(run, event.path, best)
+                self._tidy(run, event.path, best, [])
 
     @on(ValidationEnd, Log)
     def read(self, run: Run, event: ValidationEnd | Log) -> None:
@@ -190,8 +227,11 @@ class Checkpoint(Plugin):
         """Write; then, or when it is written, tell and remove what is no longer kept."""
 
         def prepare() -> str:
-            self._opened(run)
-            return naming.file_name(run, self.metadata)
+            store = self._opened(run)
+            if not self._name:  # the plugin was switched off when the run began
+                for note in self._place(store, cast("RunContext", run).training_id, run.name):
+                    run.note(note)
+            return naming.file_name(run, self._name, self.metadata)
 
         self._is_open = True
         name = on_main(run.engine, prepare)
@@ -203,11 +243,13 @@ class Checkpoint(Plugin):
         else:
             state = self._writer.hold(run)
             self._writer.do(run, partial(self._write, name, state, judged_by), partial(self._saved, run))
+        self._proof.save(run)
 
     @on(TrainEnd, lane=Lane.PERSIST)
     def wait(self, run: Run, event: TrainEnd) -> None:
-        """Let an error of the writing fail the run."""
+        """Let an error of the writing fail the run; say what comparing repeated steps has shown."""
         self._writer.drain()
+        self._proof.finish(run)
 
     @on(RunClosed, lane=Lane.PERSIST)
     def end(self, run: Run, event: RunClosed) -> None:
@@ -215,6 +257,8 @@ class Checkpoint(Plugin):
         if not self._is_open:
             return
         self._writer.end(run)
+        if event.status in ("completed", "stopped"):
+            self._proof.end(run)
         if self.load_best and self.monitor and event.status in ("completed", "stopped"):
             run.note(load_best(run, self._kept.best, self.monitor, self.load_best))
 
@@ -238,17 +282,17 @@ class Checkpoint(Plugin):
         return entry.path
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which checkpoints are this run's, and the value by which its present state competes."""
+        """Return the value by which the run's present state competes, and how often it went back."""
         return {
-            "since": self._kept.since,
             "value": self._value,
             "value_at": self._value_at,
             "world_size": self._world_size,
+            "returns": self._proof.returns,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue; which checkpoints there are is read from the folder."""
-        self._kept.since = state.get("since", 0)
+        self._proof.returns = max(self._proof.returns, state.get("returns", 0))
         self._value, self._value_at = state.get("value"), state.get("value_at", -1)
         if state.get("world_size", 1) != self._world_size:  # which counts batches otherwise
             self._value_at = -1
@@ -259,6 +303,7 @@ class Checkpoint(Plugin):
             self._writer.close()
         finally:
             self._is_open = False
+            self._proof.close()
             if self._store is not None and self._writer.is_idle:
                 self._store.close()
                 self._store = None
@@ -270,7 +315,15 @@ class Checkpoint(Plugin):
             for line in store.open(patience=0.0 if depot is None else depot.patience):
                 run.note(line)
             self._store = store
+            if self._name:
+                store.write_as(cast("RunContext", run).training_id, self._name)
         return self._store
+
+    def _place(self, store: storage.Store, training_id: str, wanted: str) -> list[str]:
+        """Find the name that the training writes under; return what there is to say."""
+        notes, self._replaces = place(store, training_id, wanted, self.on_existing)
+        self._name = store.name
+        return notes
 
     def _is_sharded(self, engine: ShardingEngine) -> bool:
         return engine.state == "sharded" if self.sharded is None else self.sharded
@@ -301,7 +354,9 @@ class Checkpoint(Plugin):
     ) -> tuple[Path, Path | None]:
         """Make a checkpoint durable; return where it lies, and which is the best now."""
         assert self._store is not None
-        entry = self._store.save(name, state, judged_by=judged_by, shards=shards)
+        hinges = bool(self._found.damaged or self._replaces)  # what is good by itself goes for this one
+        read_back = self.background or hinges
+        entry = self._store.save(name, state, judged_by=judged_by, shards=shards, read_back=read_back)
         self._kept.add(entry)
         return entry.path, self._best()
 
@@ -310,18 +365,22 @@ class Checkpoint(Plugin):
         path, best = where
         self._last, run.last_checkpoint, run.best_checkpoint = path, path, best
         run.emit(CheckpointSaved(path, is_best=best == path))
-        self._tidy(run, path, best)
+        replaced, self._replaces = self._replaces, []
+        self._tidy(run, path, best, replaced)
 
-    def _tidy(self, run: Run, last: Path, best: Path | None) -> None:
-        self._writer.do(run, partial(self._remove, last, best), partial(self._removed, run), is_save=False)
+    def _tidy(self, run: Run, last: Path, best: Path | None, replaced: list[storage.Entry]) -> None:
+        self._writer.do(run, partial(self._remove, last, best, replaced), partial(self._removed, run), is_save=False)
 
-    def _remove(self, last: Path, best: Path | None) -> list[Path]:
-        """Point to the newest and the best and remove what is no longer kept; return where that lay."""
-        assert self._store is not None
-        self._store.point("last", last)
-        self._store.point("best", best)
-        return [path for path in self._kept.drop(self._store.is_pinned) if self._store.remove(path)]
+    def _remove(self, last: Path, best: Path | None, replaced: list[storage.Entry]) -> list[tuple[Path, str]]:
+        """Point to the newest and the best and remove what is no longer kept; return what went, and why."""
+        store = self._store
+        assert store is not None
+        store.point("last", last)
+        store.point("best", best)
+        own = [(path, self._kept.rule) for path in self._kept.drop(store.is_pinned) if store.remove(path)]
+        others = [(each.path, "on_existing='replace'") for each in replaced if store.remove(each.path, each.training)]
+        return own + others
 
-    def _removed(self, run: Run, paths: list[Path]) -> None:
-        for path in paths:
-            run.emit(CheckpointPruned(path, self._kept.rule))
+    def _removed(self, run: Run, removed: list[tuple[Path, str]]) -> None:
+        for path, reason in removed:
+            run.emit(CheckpointPruned(path, reason))

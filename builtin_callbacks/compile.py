@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..events import Lane, Run, RunClosed, TestStart, TrainStart, ValidationStart
+from ..events.errors import describe_error
 from ..plugins import Plugin, on
 
 logger = logging.getLogger("heliograph")
@@ -92,7 +93,7 @@ class Compile(Plugin):
             try:
                 return compiled(*args, **kwargs)
             except TorchDynamoException as error:
-                lines = [line.strip() for line in f"{type(error).__name__}: {error}".splitlines() if line.strip()]
+                lines = [line.strip() for line in describe_error(error).splitlines() if line.strip()]
                 reason = " ".join(lines[:2])  # the second names the cause
             give_up()
             run.note(f"{name} runs uncompiled: {reason}")

@@ -136,8 +136,8 @@ class EMA(Plugin):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with a saved average."""
-        self.weights = {name: dict(weights) for name, weights in state["weights"].items()}
-        self._updates = dict(state["updates"])
+        self.weights = {name: dict(weights) for name, weights in state.get("weights", {}).items()}
+        self._updates = dict(state.get("updates", {}))
 
     def close(self) -> None:
         """Go on with the trained weights, whatever ended the run."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from ..core.errors import TrainingError
 from ..events import Run, RunFailed
+from ..events.errors import describe_error
 from ..plugins import Plugin, on
 
 
@@ -23,6 +24,7 @@ class ExceptionPassThrough(Plugin):
         TypeError: something listed is no exception type.
     """
 
+    affects_training = False
     exclusive = ("errors",)
 
     def __init__(self, train: Iterable[type[BaseException]] = (), test: Iterable[type[BaseException]] = ()) -> None:
@@ -39,6 +41,4 @@ class ExceptionPassThrough(Plugin):
         if isinstance(error, Exception) and not isinstance(error, listed):
             place = f"epoch {run.progress.epoch}, step {run.progress.steps}"
             culprit = f", plugin {event.plugin!r} on {event.event}" if event.plugin else ""
-            run.replace_error(
-                TrainingError(f"{event.phase} failed at {place}{culprit}: {type(error).__name__}: {error}")
-            )
+            run.replace_error(TrainingError(f"{event.phase} failed at {place}{culprit}: {describe_error(error)}"))

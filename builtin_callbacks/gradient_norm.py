@@ -27,6 +27,7 @@ class GradientNorm(Plugin):
         ValueError: an argument is out of its range.
     """
 
+    affects_training = False
     exclusive = ("gradient_norm",)
 
     def __init__(self, *, every: int = 1, per_module: bool = False, norm_type: float = 2.0) -> None:

@@ -24,6 +24,7 @@ from ..events import (
     TrainStart,
     ValidationEnd,
 )
+from ..events.errors import describe_error
 from ..plugins import Plugin, on
 
 NOTHING: Final = "0:"
@@ -89,7 +90,7 @@ class JsonlLog(Plugin):
         """Write how the run ended, and close with it."""
         if run.optimizer is not None and not (self._underway or self._resumes):
             return
-        text = event.status if isinstance(event, RunClosed) else f"{type(event.error).__name__}: {event.error}"
+        text = event.status if isinstance(event, RunClosed) else describe_error(event.error)
         self._write(run, event.name, {"status" if isinstance(event, RunClosed) else "error": text})
 
     def state_dict(self) -> dict[str, Any]:

@@ -16,7 +16,6 @@ from ..events import (
     BatchEnd,
     CheckpointLoaded,
     EpochEnd,
-    EpochStart,
     Lane,
     Run,
     RunFailed,
@@ -63,6 +62,7 @@ class Preemption(Plugin):
         TimeoutError: the deadline is over.
     """
 
+    affects_training = False
     asks = ("stop", "save")
     exclusive = ("preemption",)
 
@@ -89,9 +89,9 @@ class Preemption(Plugin):
         """Install the handlers, and forget the former run."""
         self._begin(run)
 
-    @on(EpochStart, BatchEnd, EpochEnd)
-    def look(self, run: Run, event: EpochStart | BatchEnd | EpochEnd) -> None:
-        """Ask for a save and a stop where a signal came."""
+    @on(BatchEnd, EpochEnd)
+    def look(self, run: Run, event: BatchEnd | EpochEnd) -> None:
+        """Ask for a save and a stop where a signal came; not at EpochStart, which has no boundary of its own."""
         if self._heard is not None and not self._asked:
             self._ask(run, self._heard)
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any, TextIO
 
+from ..core.data.guarantee import verified
 from ..core.extras import require
 from ..events import (
     BatchEnd,
@@ -17,6 +18,7 @@ from ..events import (
     Lane,
     Log,
     Replay,
+    ResumeVerified,
     Run,
     RunClosed,
     TestBatchEnd,
@@ -78,18 +80,33 @@ class ProgressBar(Plugin):
         self._passing: Any = None
         self._due = 0.0
         self._before_epoch = 0
+        self._has_begun = False
         self._metrics: dict[str, float] = {}
 
-    @on(TrainStart, CheckpointLoaded, lane=Lane.REPORT)
-    def begin(self, run: Run, event: TrainStart | CheckpointLoaded) -> None:
+    @on(TrainStart, lane=Lane.REPORT)
+    def begin(self, run: Run, event: TrainStart) -> None:
         """Forget the former run's bars and numbers."""
-        self.close()
-        self._metrics = {}
-        self._due = monotonic() + self.plain_interval if self.plain else 0.0
+        self._begin()
+        self._has_begun = False
+
+    @on(CheckpointLoaded, lane=Lane.REPORT)
+    def go_on(self, run: Run, event: CheckpointLoaded) -> None:
+        """Say where the run goes on; the bars begin anew there."""
+        self._begin()
+        self._tell(run, f"{'went back to' if self._has_begun else 'resumed at'} step {run.progress.steps}")
+
+    @on(ResumeVerified, lane=Lane.REPORT)
+    def tell_verified(self, run: Run, event: ResumeVerified) -> None:
+        """Say what comparing the steps that were done again has shown."""
+        if event.steps:
+            self._tell(run, verified(event.steps))
+        if event.difference is not None:
+            self._tell(run, f"NOT exact: what was done again {event.difference}")
 
     @on(EpochStart, lane=Lane.REPORT)
     def start_epoch(self, run: Run, event: EpochStart) -> None:
         """Begin the bar of the batches."""
+        self._has_begun = True
         self._before_epoch = run.progress.batches - run.progress.batch
         if not self.plain:
             self._draw(run)
@@ -173,6 +190,10 @@ class ProgressBar(Plugin):
                 bar.close()
         self._epochs = self._batches = None
 
+    def _begin(self) -> None:
+        self.close()
+        self._due = monotonic() + self.plain_interval if self.plain else 0.0
+
     def _close_passing(self) -> None:
         if self._passing is not None:
             self._passing.close()
@@ -225,6 +246,13 @@ class ProgressBar(Plugin):
             part for part in (run.name, epochs, steps, f"{progress.seconds:.0f} s", metrics, status) if part
         )
         self._print(line)
+
+    def _tell(self, run: Run, text: str) -> None:
+        """Write a line of its own, above the bars if there are some."""
+        if self.plain:
+            self._print(f"{run.name}  {text}")
+        else:
+            self._tqdm.write(f"{run.name}  {text}", file=self._file or sys.stderr)
 
     def _print(self, line: str) -> None:
         print(line, file=self._file or sys.stderr, flush=True)  # its very purpose

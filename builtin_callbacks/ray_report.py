@@ -12,7 +12,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, cast
 
 from ..core.errors import NotRecorded
-from ..core.metrics import plain
 from ..core.ray.bringing import Resume, bring
 from ..core.ray.session import Notice, Session, current_session
 from ..core.ray.staging import Staged, are_among, facts_of, stage
@@ -73,6 +72,7 @@ class RayReport(Plugin):
     """
 
     patience = 30.0  # seconds until workers that Ray has ended are gone, and hold no folder any more
+    affects_training = False
     exclusive = ("ray_report",)  # no asks: that it may ask for a save and a stop is nothing to rely on
 
     def __init__(self, interval: float = 10.0) -> None:
@@ -122,17 +122,15 @@ class RayReport(Plugin):
         session.pulse(run.name, run.progress)
         if self._is_due:
             self._report(run)
-        if not self._leaves and (notice := session.notice()) is not None:
-            self._leaves = True
-            logger.warning("%s: run %r saves and stops", notice.reason, run.name)
-            run.control.request_save(notice.reason, by=notice.by)
-            run.control.stop(notice.reason, by=notice.by)
-            self._notice = notice
+        if isinstance(event, BatchEnd):  # EpochStart has no boundary of its own: a save there would make one
+            self._ask_to_leave(run, session)
 
     @on(CheckpointLoaded)
     def look_again(self, run: Run, event: CheckpointLoaded) -> None:
         """Ask anew where the run went back: that dropped the request to save."""
         self._leaves = False
+        if self._session is not None:
+            self._ask_to_leave(run, self._session)
 
     @on(ValidationStart, ValidationBatchEnd)
     def look_in_validation(self, run: Run, event: ValidationStart | ValidationBatchEnd) -> None:
@@ -145,7 +143,7 @@ class RayReport(Plugin):
         """Take what is to be reported, behind all who add to it."""
         if self._session is None or run.optimizer is None:
             return
-        self._news = facts_of(run.progress, run.metrics | plain(event.metrics))
+        self._news = facts_of(run.progress, run.metrics | event.metrics)
         self._is_due = self._is_due or isinstance(event, ValidationEnd) or self._may_report(run)
 
     @on(CheckpointSaved, lane=Lane.REPORT)
@@ -186,6 +184,15 @@ class RayReport(Plugin):
         """Gather what is to be reported of a checkpoint; return also whether nothing else is left to report then."""
         staged = stage(run.name, path, run.best_checkpoint)
         return staged, self._news is not None and are_among(self._news, staged.facts)
+
+    def _ask_to_leave(self, run: Run, session: Session) -> None:
+        """Ask for a save and a stop where the machine is to be taken away."""
+        if self._leaves or (notice := session.notice()) is None:
+            return
+        self._leaves, self._notice = True, notice
+        logger.warning("%s: run %r saves and stops", notice.reason, run.name)
+        run.control.request_save(notice.reason, by=notice.by)
+        run.control.stop(notice.reason, by=notice.by)
 
     def _may_report(self, run: Run) -> bool:
         """Return whether a report is due by the main rank's clock. A collective."""

@@ -27,6 +27,7 @@ from ..events import (
     PluginChanged,
     PluginFailed,
     Replay,
+    ResumeVerified,
     Run,
     RunClosed,
     RunFailed,
@@ -125,7 +126,7 @@ class Recorder(Plugin):
         session.turn_back()
         origin = asdict(place_of(run.origin)) | {"seconds": run.origin.earlier_seconds}
         self._listen(run)
-        self._note(run, event, {**about.fields_of(event), "origin": origin})
+        self._note(run, event, {**about.fields_of(event), "origin": origin, "in_boundary": run.in_boundary})
 
     @on(EpochStart, lane=Lane.TRANSFORM)
     def note_epoch(self, run: Run, event: EpochStart) -> None:
@@ -176,9 +177,9 @@ class Recorder(Plugin):
         """Note that a save is due, or that an epoch or the training is over."""
         self._note(run, event, about.fields_of(event))
 
-    @on(CheckpointSaved, CheckpointPruned, lane=Lane.TRANSFORM)
-    def note_checkpoint(self, run: Run, event: CheckpointSaved | CheckpointPruned) -> None:
-        """Note what lies on the disk, or no longer does."""
+    @on(CheckpointSaved, CheckpointPruned, ResumeVerified, lane=Lane.TRANSFORM)
+    def note_checkpoint(self, run: Run, event: CheckpointSaved | CheckpointPruned | ResumeVerified) -> None:
+        """Note what lies on the disk, or no longer does, and what comparing with it has shown."""
         self._note(run, event, about.fields_of(event), ticks=False)
 
     @on(PluginChanged, PluginFailed, lane=Lane.TRANSFORM)

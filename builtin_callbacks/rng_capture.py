@@ -9,14 +9,19 @@ from typing import Any
 import numpy as np
 
 from ..core import rng
-from ..core.data.draws import Generator, digest, find_generators, isolated
+from ..core.data.draws import Generator, digest, isolated
+from ..core.data.search import find_generators
 from ..events import (
     CheckpointLoaded,
+    CheckpointPruned,
+    CheckpointSaved,
     EpochStart,
     Lane,
     Run,
+    SavePoint,
     TestEnd,
     TestStart,
+    TrainEnd,
     TrainStart,
     ValidationCut,
     ValidationEnd,
@@ -43,15 +48,17 @@ class RNGCapture(Plugin):
     Args:
         seed: for all of them.
         isolate_validation: put the generators back as they were when a validation began.
+        probe: load the first batch that is read of a loader a second time, under the same key, and lower the guarantee
+            if it comes out differently. Datasets that can hold no state, such as a `TensorDataset`, are spared that.
     """
 
     exclusive = ("rng",)
 
-    def __init__(self, seed: int = 6691, *, isolate_validation: bool = True) -> None:
+    def __init__(self, seed: int = 6691, *, isolate_validation: bool = True, probe: bool = True) -> None:
         if not isinstance(seed, int) or seed < 0:
             raise ValueError(f"seed must be a whole number of at least 0, got {seed!r}.")
         self.seed = seed
-        self.isolate_validation = isolate_validation
+        self.isolate_validation, self.probe = isolate_validation, probe
         self._generator: np.random.Generator | None = None
         self._held: list[Generator] = []
         self._rank = 0
@@ -76,7 +83,7 @@ class RNGCapture(Plugin):
         self._saved, self._rank = None, run.engine.rank
         self._held = find_generators((run.task,))
         self._seed(self.seed, 0)
-        run.key_draws(self.seed)
+        run.key_draws(self.seed, probe=self.probe)
         run.isolate_observers(partial(isolated, one_thread=False))
 
     @on(CheckpointLoaded, lane=Lane.REPORT)
@@ -85,14 +92,23 @@ class RNGCapture(Plugin):
         if self._is_new:
             self._is_new = False
             self._seed(self.seed, run.progress.steps)
-        self._arrive()
+        run.when_positioned(self._arrive)
 
     @on(EpochStart, lane=Lane.TRANSFORM)
     def begin_again(self, run: Run, event: EpochStart) -> None:
-        """Amid an epoch, take back what is drawn until its loader stands where it was: that was drawn once before."""
-        if run.progress.batch:
-            self._saved = self._capture()
-            run.when_positioned(self._arrive)
+        """In an epoch that is resumed, take back what is drawn until its loader stands where it was."""
+        if event.resumed:
+            self._set_aside(run)
+
+    @on(SavePoint, CheckpointSaved, CheckpointPruned, lane=Lane.TRANSFORM)
+    def begin_save(self, run: Run, event: SavePoint | CheckpointSaved | CheckpointPruned) -> None:
+        """Take back what is drawn here: a run that resumes from the state that is saved does not draw it."""
+        self._set_aside(run)
+
+    @on(TrainEnd, lane=Lane.TRANSFORM)
+    def begin_end(self, run: Run, event: TrainEnd) -> None:
+        """Take back what is drawn here: a run that was stopped and is resumed has an end of its own."""
+        self._set_aside(run)
 
     @on(ValidationStart, TestStart, lane=Lane.TRANSFORM)
     def isolate(self, run: Run, event: ValidationStart | TestStart) -> None:
@@ -128,6 +144,11 @@ class RNGCapture(Plugin):
             seed = int.from_bytes(digest(seed, self._rank, step, size=8, purpose=b"rank"), "little")
         self._generator = np.random.default_rng(seed)
         rng.seed_all(seed)
+
+    def _set_aside(self, run: Run) -> None:
+        if self._saved is None:
+            self._saved = self._capture()
+            run.when_positioned(self._arrive)
 
     def _arrive(self) -> None:
         if self._saved is not None:

@@ -31,7 +31,8 @@ class Schedule(Plugin):
     Args:
         when: such as `Every(steps=100)`, `Every(epochs=1)`, `Every(seconds=600)`, `Every(samples=10_000)`, `At(...)`.
         at_start: also before the first batch.
-        at_end: also when training is over, unless it was done at the last step anyway, or nothing was trained.
+        at_end: also when training is over, unless it was done at the last step anyway, or nothing was trained. A save
+            before the end of the last epoch does not count: the state is another one after it.
 
     Raises:
         TypeError: `when` is no filter.
@@ -54,7 +55,7 @@ class Schedule(Plugin):
     def go_on(self, run: Run, event: CheckpointLoaded) -> None:
         """Go on from what was saved."""
         self._origin = run.origin
-        self._last = run.origin.batches if self._saved is None else self._saved["last"]
+        self._last = self.moment(run.origin) if self._saved is None else self._saved["last"]
         self.when.load_state_dict(run.origin, {} if self._saved is None else self._saved["filter"])
         self._saved = None
 
@@ -79,7 +80,7 @@ class Schedule(Plugin):
     @on(TrainEnd)
     def finish(self, run: Run, event: TrainEnd) -> None:
         """Ask at the end."""
-        if self.at_end and run.progress.batches not in (self._last, 0):
+        if self.at_end and run.progress.batches and self.moment(run.progress) != self._last:
             self.ask(run, "at the end")
 
     def state_dict(self) -> dict[str, Any]:
@@ -91,6 +92,10 @@ class Schedule(Plugin):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep the state until the run has its new origin."""
         self._saved = state or None
+
+    def moment(self, progress: Progress) -> int:
+        """Return what is another number where doing it once more would bring something else."""
+        return progress.batches
 
     @abstractmethod
     def ask(self, run: Run, reason: str) -> None:
@@ -105,7 +110,7 @@ class LogSchedule(Schedule):
     @on(Log, lane=Lane.MEASURE)
     def note(self, run: Run, event: Log) -> None:
         """Remember that it was done, whoever asked."""
-        self._last = run.progress.batches
+        self._last = self.moment(run.progress)
 
     def ask(self, run: Run, reason: str) -> None:
         """Request a log."""
@@ -121,7 +126,7 @@ class ValidationSchedule(Schedule):
     @on(ValidationEnd, lane=Lane.MEASURE)
     def note(self, run: Run, event: ValidationEnd) -> None:
         """Remember that it was done, whoever asked."""
-        self._last = run.progress.batches
+        self._last = self.moment(run.progress)
 
     def ask(self, run: Run, reason: str) -> None:
         """Request a validation."""
@@ -131,13 +136,18 @@ class ValidationSchedule(Schedule):
 class SaveSchedule(Schedule):
     """Ask for a `SavePoint`, behind the validation of the same boundary. See `Schedule` for the arguments."""
 
+    affects_training = False
     asks = ("save",)
 
     @on(SavePoint, lane=Lane.MEASURE)
     def note(self, run: Run, event: SavePoint) -> None:
         """Remember that it was done, whoever asked."""
-        self._last = run.progress.batches
+        self._last = self.moment(run.progress)
 
     def ask(self, run: Run, reason: str) -> None:
         """Request a save."""
         run.control.request_save(reason)
+
+    def moment(self, progress: Progress) -> int:
+        """Return a number that the end of an epoch changes, too."""
+        return progress.batches + progress.epoch

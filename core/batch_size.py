@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import torch
 
+from ..events.errors import error_text
 from .errors import RankFailed, TrainingError
 
 T = TypeVar("T")
@@ -60,10 +61,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     if isinstance(error, RankFailed):
-        return error.kind.endswith(("OutOfMemoryError", "MemoryError")) or _says_so(str(error))
+        return error.kind.endswith(("OutOfMemoryError", "MemoryError")) or _says_so(error_text(error))
     if isinstance(error, TrainingError) and error.__cause__ is not None:
         return is_out_of_memory(error.__cause__)
-    return isinstance(error, RuntimeError) and _says_so(str(error))
+    return isinstance(error, RuntimeError) and _says_so(error_text(error))
 
 
 def _says_so(text: str) -> bool:

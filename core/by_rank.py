@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..events import Engine
 
-WHOLE = ("control", "data", "last_seen", "engine", "task", "metrics", "means", "filters")
-BY_NAME = ("progress", "plugins")
+WHOLE = ("control", "data", "last_seen", "unseen", "engine", "task", "metrics", "means", "filters")
+BY_NAME = ("progress", "plugins", "plugin_versions")
 Place = tuple[str, str]  # a part of the cut, and a name in it where it goes by names
 
 
@@ -31,7 +31,7 @@ def gathered(engine: Engine, cut: Mapping[str, Any]) -> list[dict[str, Any]]:
     digests: list[dict[Place, bytes]] = engine.gather_objects({place: digest(mine[place]) for place in mine})
     of_main = digests[0]
     own = {place: _on_host(item) for place, item in mine.items() if digests[engine.rank][place] != of_main.get(place)}
-    own |= {place: {} for place in of_main if place not in mine}  # a plugin of the main rank only
+    own |= {place: None for place in of_main if place not in mine}  # a plugin of the main rank only
     parts: list[dict[Place, Any]] = engine.gather_objects(own)
     return [_nested(each) for each in parts]
 
@@ -45,12 +45,12 @@ def own_part(saved: Mapping[str, Any], rank: int, world_size: int) -> dict[str, 
     ranks, means = saved["ranks"], saved.get("means", {})
     if not ranks:  # this very rank's own
         return dict(saved)
-    part: Mapping[str, Any] = ranks[rank] if rank < len(ranks) else {"means": {}}
+    part: Mapping[str, Any] = ranks[rank] if rank < len(ranks) else {"means": {}, "unseen": {}}
     if rank == 0:
         for gone in ranks[world_size:]:
             means = _added(means, gone.get("means", saved["means"]))
         part = {"means": means}
-    merged = {name: {**saved[name], **part[name]} if name in BY_NAME else part[name] for name in part}
+    merged = {name: {**saved.get(name, {}), **part[name]} if name in BY_NAME else part[name] for name in part}
     return {**saved, **merged}
 
 
@@ -75,7 +75,7 @@ def _items(cut: Mapping[str, Any]) -> Iterator[tuple[Place, Any]]:
     for part in WHOLE:
         yield (part, ""), cut[part]
     for part in BY_NAME:
-        for name, item in cut[part].items():
+        for name, item in cut.get(part, {}).items():
             yield (part, name), item
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from ..events.errors import describe_error, error_text
 from . import loop
 from .batches import abandon
 from .ranks.leaving import Failures, Leaving
@@ -42,7 +43,7 @@ def close_run(run: TrainRun, error: BaseException | None) -> None:
         return
     error.add_note(f"heliograph: {place}")
     for owner, event, other in secondary:
-        error.add_note(f"heliograph: then {owner} failed on {event}: {type(other).__name__}: {other}")
+        error.add_note(f"heliograph: then {owner} failed on {event}: {describe_error(other)}")
     if run.replacement is not None and run.replacement is not error:
         raise run.replacement from error
     if error is not passing:
@@ -84,7 +85,7 @@ def _close_all(run: TrainRun, error: BaseException | None, leaving: Leaving) -> 
 def _unwrapped(error: BaseException | None) -> BaseException | None:
     """Return a StopIteration of user code as it was raised: crossing one of our generators had wrapped it (PEP 479)."""
     cause = error.__cause__ if error is not None else None
-    if isinstance(cause, StopIteration) and str(error) == "generator raised StopIteration":
+    if error is not None and isinstance(cause, StopIteration) and error_text(error) == "generator raised StopIteration":
         return cause
     return error
 
@@ -126,7 +127,7 @@ def _place(run: TrainRun, error: BaseException | None) -> str:
 def reason_of(run: TrainRun, error: BaseException | None) -> str:
     """Return why a run ended, in words; its status is known by then."""
     if error is not None:
-        return f"{type(error).__name__}: {error}".removesuffix(": ")
+        return describe_error(error)
     if run.status == "stopped" and run.control.stop_request is not None:
         return run.control.stop_request.reason
     if not run.settings.train:
@@ -149,7 +150,9 @@ def _resume(run: TrainRun) -> ResumeReport:
     place = run.resumed_at
     if place is None:
         return report
-    return replace(report, path=run.resumed_from, epoch=place.epoch, batch=place.batch, step=place.steps)
+    report = replace(report, path=run.resumed_from, restored=tuple(run.restored))
+    report = replace(report, verified_steps=run.verified_steps, difference=run.difference)
+    return replace(report, epoch=place.epoch, batch=place.batch, step=place.steps)
 
 
 def _result(run: TrainRun, error: BaseException | None) -> RunResult:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .data.guarantee import Guarantee
 from .global_batch import difference, layout
+from .unseen.program import affects_training
 
 if TYPE_CHECKING:
     from .context import RunContext
@@ -48,8 +49,9 @@ def changes(run: RunContext, saved: Mapping[str, Any], versions: Mapping[str, st
         saved: what it goes on from.
         versions: of the software that runs now.
     """
+    plugins_then = saved.get("unseen", {}).get("plugins")  # one that was not there is named as new
     for name in run.fresh_plugins:
-        if getattr(run.plugins[name], "policy", "critical") != "observer":
+        if affects_training(run.plugins[name]) and (plugins_then is None or name in plugins_then):
             yield "not exact", f"plugin {name!r} found no state in the checkpoint"
     before, now = scheduler_kinds(run, saved), kinds(run.schedulers)
     for name in sorted({*before, *now}):

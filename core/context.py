@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+from uuid import uuid4
 
 from torch import Tensor
 
@@ -34,13 +35,15 @@ from .data.training_data import TrainingData
 from .engines.contract import LoopEngine
 from .global_batch import BatchChange
 from .launching import RankQueue, child_queue
-from .metrics import Means
+from .metrics import Means, Metrics
 from .ranks.agreement import Agreement, Alone
+from .result import checked_note
 from .rounds import Round
 from .saving.resuming import Depot
 from .settings import Settings
 from .shared_means import SharedMeans
 from .task import modules_of
+from .unseen.comparison import Unseen
 
 
 class HotSignals:
@@ -67,6 +70,7 @@ class RunContext:
         self.bus, self.plugins, self.engine, self.settings = bus, plugins, engine, settings
         self.phase: Phase = phase
         self.name, self.task, self.hyper_parameters = settings.name, settings.task, settings.hyper_parameters
+        self.training_id = uuid4().hex  # of the system's entropy: it draws from no generator; a resume inherits another
         self.optimizers: Mapping[str, Any] = settings.optimizers
         self.schedulers: Mapping[str, Any] = settings.schedulers
         self.optimizer_name = next(iter(self.optimizers), "")
@@ -92,12 +96,15 @@ class RunContext:
         self.agreement: Agreement | Alone = Agreement(self) if self.shared else Alone()
         self.log = bus.signal(Log)
         self.hot = HotSignals(bus)
-        self.metrics: dict[str, float] = {}
+        self.metrics: dict[str, float] = Metrics()
         self.means = SharedMeans(engine) if self.shared else Means()
         self.batch: Any = None
         self.outputs: Any = None
         self.loss: Tensor | None = None
         self.window = 0
+        self.epoch_begun = False  # whether `EpochStart` was emitted for the epoch that `progress` names
+        self.at_save_point = False  # whether a boundary's requests are served, and its state is being saved
+        self.in_boundary = False  # whether the state that was loaded was saved there: `ShouldStop` is still to come
         self.started = self.in_hand = self.unstepped = self.exhausted = self.finished = self.last_seen = False
         self.open_contexts = ExitStack()
         self.after = ExitStack()
@@ -118,6 +125,12 @@ class RunContext:
         self.saved_path: Path | None = None
         self.depot: Depot | None = None
         self.batch_change: BatchChange = "refuse"
+        self.unseen: Unseen | None = None
+        self.restores_attributes = True
+        self.restored: list[str] = []  # attributes that no state_dict holds
+        self.other_batches: str | None = None  # what became of the global batch at a resume
+        self.verified_steps = 0
+        self.difference: str | None = None
         self.resumes = False  # what is saved there is for a resume, not for a return
         self.fresh_plugins: tuple[str, ...] = ()
         self.unclaimed_states: tuple[str, ...] = ()
@@ -265,10 +278,10 @@ class RunContext:
         while self.actions:
             self.actions.pop(0)()
 
-    def key_draws(self, seed: int) -> None:
+    def key_draws(self, seed: int, *, probe: bool = True) -> None:
         """Make the order of samples and the draws of loading a function of (seed, epoch, position)."""
         self._only_in("TrainStart", "key_draws")
-        self.data.key(seed)
+        self.data.key(seed, probe=probe)
 
     def replace_error(self, error: BaseException) -> None:
         """Let this error leave instead of the one that failed the run."""
@@ -277,7 +290,7 @@ class RunContext:
 
     def note(self, text: str) -> None:
         """Add a line that the result shows."""
-        self.notes.append(text)
+        self.notes.append(checked_note(text))
 
     def blame(self, error: BaseException) -> tuple[str | None, str | None]:
         """Return the plugin and the event whose handler raised an error, if one did."""
@@ -289,5 +302,13 @@ class RunContext:
             raise RuntimeError(f"run.{verb} is for handlers of {stage}: elsewhere it would have no effect.")
 
     def emit(self, event: Event) -> None:
-        """Emit an event on this run's bus."""
-        self.bus.signal(type(event)).emit(self, event)
+        """Emit an event on this run's bus; what waits for the end of one apart from the training is done then."""
+        if not event.apart:
+            self.bus.signal(type(event)).emit(self, event)
+            return
+        waiting, self.actions = self.actions, []
+        try:
+            self.bus.signal(type(event)).emit(self, event)
+            self.arrive()
+        finally:
+            self.actions = waiting

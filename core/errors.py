@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 SEEN = {"died": "died", "hung": "hung", "left": "left the group"}  # what the others saw, where a rank told nothing
 
 
@@ -41,3 +43,26 @@ class NotRecorded(RuntimeError):  # noqa: N818  # says what is missing
     def __init__(self, what: str, mend: str = "") -> None:
         super().__init__(f"A recording does not hold {what}." + f" {mend}" * bool(mend))
         self.what, self.mend = what, mend
+
+
+class ResumeDiffers(RuntimeError):  # noqa: N818  # says what happened
+    """A step that a resumed run does again is not what the killed run had done.
+
+    Attributes:
+        difference: in words, with both values.
+        step: after how many optimizer steps.
+        batch: which one of the run, from 1.
+        path: the file with what the killed run had done.
+        causes: what is likely behind it.
+    """
+
+    def __init__(self, difference: str, step: int, batch: int, path: Path, causes: str) -> None:
+        super().__init__(difference, step, batch, path, causes)  # as given, so that it can be pickled
+        self.difference, self.step, self.batch = difference, step, batch
+        self.path, self.causes = path, causes
+
+    def __str__(self) -> str:
+        return (
+            f"What is done again {self.difference} (batch {self.batch} of the run, as the killed one had left it in "
+            f"{self.path}). Likely cause: {self.causes}. To go on all the same: Checkpoint(on_difference='note')."
+        )

@@ -62,7 +62,8 @@ def settle_change(run: RunContext, before: Mapping[str, int | None], how: BatchC
         ValueError: the global batch changed, on several ranks before or now, and nobody said how.
     """
     now = layout(run)
-    if (told := difference(before, now)) is None:
+    run.other_batches = told = difference(before, now)
+    if told is None:
         return
     then, here = global_batch(before), global_batch(now)
     factor = 1.0

@@ -25,10 +25,11 @@ from ..events import catalogue as ev
 from ..events.control import EVALUATION
 from .batches import abandon, check_exhausted, refuse_unread
 from .evaluation import evaluating
-from .metrics import plain
+from .metrics import Metrics
 from .rounds import checked_losses, next_loss
-from .state import restore
+from .state import restore, settle_unseen
 from .task import check_loss
+from .unseen.comparison import Unseen
 
 if TYPE_CHECKING:
     from .rounds import Round, Turn
@@ -58,11 +59,11 @@ def epochs(run: TrainRun) -> Iterator[int]:
     with run.starting():
         run.emit(ev.TrainStart())
     control.stage = ""
+    if run.saved is not None or run.bus.signal(ev.SavePoint).chain:
+        run.unseen = Unseen.of(run)
     take_up(run)
     while run.epoch_is_over or not (control.stopped or run.is_complete):
-        run.emit(ev.EpochStart(run.progress.epoch, resumed=run.progress.batch > 0))
-        if control.pending or run.shared:
-            boundary(run)
+        begin_epoch(run)
         if not control.leaving:
             yield run.progress.epoch
         run.arrive()  # in case nobody read the loader
@@ -78,12 +79,21 @@ def take_up(run: TrainRun) -> None:
     while True:
         if control.turns_back:
             give_up_epoch(run)
-        if restore(run):
+        if (cut := restore(run)) is not None:
             run.emit(ev.CheckpointLoaded(run.saved_path))
-        if control.pending or run.shared:
+            settle_unseen(run, cut)
+        if control.pending or run.shared or run.in_boundary:
             boundary(run)
         if not control.turns_back:  # nobody rolled back at once
             return
+
+
+def begin_epoch(run: TrainRun) -> None:
+    """Tell that an epoch begins; one that had begun before the state was saved has had its boundary here, too."""
+    resumed, run.epoch_begun = run.epoch_begun, True
+    run.emit(ev.EpochStart(run.progress.epoch, resumed=resumed))
+    if not resumed and (run.control.pending or run.shared):
+        boundary(run)
 
 
 def give_up_epoch(run: TrainRun) -> None:
@@ -287,6 +297,9 @@ def boundary(run: TrainRun) -> None:
     run.agreement.settle()
     if pending := control.pending:
         serve(run)
+    if run.in_boundary:  # a resumed run stands where its state was saved
+        run.in_boundary = False
+        control.release()
     if should_stop.chain:
         control.stage = "ShouldStop"
         should_stop.emit(run, SHOULD_STOP)
@@ -310,14 +323,21 @@ def serve(run: TrainRun) -> None:
         run.progress.validations += evaluate(run, "validation")
         run.agreement.settle()
     if run.control.take("save"):
-        run.emit(ev.SavePoint())
+        save(run)
+
+
+def save(run: TrainRun) -> None:
+    """Let plugins store the run; of the boundary, only `ShouldStop` is left for a run that resumes from here."""
+    before, run.at_save_point = run.at_save_point, not run.finished
+    run.emit(ev.SavePoint())
+    run.at_save_point = before
 
 
 def log(run: TrainRun) -> None:
     """Read the means since the last log and tell them."""
-    event = ev.Log(run.means.read(run.phase))
+    event = ev.Log(Metrics(run.means.read(run.phase)))
     run.emit(event)
-    run.metrics.update(plain(event.metrics))
+    run.metrics.update(event.metrics)
 
 
 def evaluate(run: TrainRun, phase: ev.Phase) -> bool:
@@ -338,9 +358,9 @@ def evaluate(run: TrainRun, phase: ev.Phase) -> bool:
         if cut := control.close_validation():
             cut_short(run, cut)
         else:
-            event = end(evaluation.metrics())
+            event = end(Metrics(evaluation.metrics()))
             run.emit(event)
-            run.metrics.update(plain(event.metrics))
+            run.metrics.update(event.metrics)
     return cut is None
 
 
@@ -373,7 +393,7 @@ def close_epoch(run: TrainRun) -> None:
     control.close_epoch()
     run.exhausted = run.last_seen = False
     progress.earlier_batches += progress.batch
-    progress.epoch, progress.batch = progress.epoch + 1, 0
+    progress.epoch, progress.batch, run.epoch_begun = progress.epoch + 1, 0, False
     run.data.advance()
     run.emit(ev.EpochEnd(progress.epoch - 1))
     boundary(run)

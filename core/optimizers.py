@@ -51,7 +51,8 @@ def made_schedulers(
         several: whether they were given by name.
 
     Raises:
-        TypeError: one is no scheduler; there is one where several were to be given, or several where one was.
+        TypeError: one is no scheduler, or has no state that could be saved; there is one where several were to be
+            given, or several where one was.
         ValueError: one belongs to another optimizer, or to none.
     """
     if scheduler is None:
@@ -133,6 +134,13 @@ def _made_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> Any:
         made = made(optimizer)
     if isinstance(made, type) or not callable(getattr(made, "step", None)):
         raise TypeError(f"scheduler= takes a scheduler, or a function that makes one from the optimizer, got {made!r}.")
+    lacking = [name for name in ("state_dict", "load_state_dict") if not callable(getattr(made, name, None))]
+    if lacking:
+        raise TypeError(
+            f"The scheduler {type(made).__name__} has no {' and no '.join(lacking)}, so no checkpoint could hold its "
+            f"state. Inherit from torch.optim.lr_scheduler.LRScheduler; or write state_dict(), which returns a dict of "
+            f"plain values, and load_state_dict(state), which takes it back."
+        )
     if getattr(made, "optimizer", optimizer) is not optimizer:
         raise ValueError("The scheduler belongs to another optimizer than the one that fit was given.")
     return made

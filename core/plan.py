@@ -13,6 +13,6 @@ def plan(bus: Bus) -> str:
         if seats:
             lines.append(signal.event.name)
         for seat in seats:
-            lane = Lane(seat.order[0]).name if seat.order[0] <= max(Lane) else "last"
+            lane = Lane(int(seat.order[0])).name if seat.order[0] <= max(Lane) else "last"
             lines.append(f"  {lane:<9} {seat.owner}{' (off)' * seat.paused}")
     return "\n".join(lines) or "nobody hears anything"

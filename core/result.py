@@ -7,7 +7,8 @@ from pathlib import Path
 
 from ..events import History, Progress
 from ..events.catalogue import Status
-from .data.guarantee import Guarantee
+from .data.guarantee import Guarantee, verified
+from .printable import printable_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,10 @@ class ResumeReport:
         step: after which optimizer step.
         fresh_plugins: plugins that found no state in the checkpoint.
         unclaimed_states: states in the checkpoint that no plugin claimed.
+        restored: attributes of the task and its modules that no state_dict holds, restored from the checkpoint.
+        verified_steps: the optimizer steps that were done again and equal those of the killed run, bit for bit; 0 where
+            there was nothing to compare.
+        difference: where what was done again differs first from the killed run, None where it does not.
     """
 
     guarantee: Guarantee
@@ -35,9 +40,19 @@ class ResumeReport:
     step: int | None = None
     fresh_plugins: tuple[str, ...] = ()
     unclaimed_states: tuple[str, ...] = ()
+    restored: tuple[str, ...] = ()
+    verified_steps: int = 0
+    difference: str | None = None
+
+    @property
+    def compared(self) -> str:
+        """What comparing repeated steps has shown, in words; empty where there were none."""
+        said = [verified(self.verified_steps)] if self.verified_steps else []
+        return "; ".join([*said, *([self.difference] if self.difference else [])])
 
     def __str__(self) -> str:
-        return self.guarantee + "".join(f"; {reason}" for reason in self.reasons)
+        said = [verified(self.verified_steps)] if self.verified_steps else []
+        return "; ".join([self.guarantee, *self.reasons, *said])  # the difference is among the reasons
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +108,7 @@ class RunResult:
         lines += [f"resume {self.resume}"] if self.resume else []
         lines += self.notes
         lines += [f"plugin {name} failed: {error}" for name, errors in self.plugin_errors.items() for error in errors]
-        return "\n".join(lines)
+        return printable_lines("\n".join(lines))
 
     def explain(self) -> str:
         """Return the story of the run, as `python -m heliograph explain` tells it: from its recording, if there is one.
@@ -106,3 +121,14 @@ class RunResult:
 
     def _checkpoints(self) -> list[tuple[str, Path | None]]:
         return [("best", self.best_checkpoint), ("last", self.last_checkpoint)]
+
+
+def checked_note(text: str) -> str:
+    """Return a line for the notes of a run.
+
+    Raises:
+        TypeError: it is no text.
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"run.note takes a line of text, got a {type(text).__name__}: format it first.")
+    return text

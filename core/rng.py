@@ -44,6 +44,11 @@ def generator_state(generator: Generator) -> Any:
     """Return the state of one generator, of any kind, as plain types and tensors."""
     if isinstance(generator, np.random.Generator):
         return _plain(generator.bit_generator.state)
+    if isinstance(generator, np.random.BitGenerator):
+        return _plain(generator.state)
+    if isinstance(generator, np.random.SeedSequence):
+        entropy = np.asarray(generator.entropy, dtype=object).tolist()  # a number, or several
+        return [entropy, list(generator.spawn_key), generator.pool_size, generator.n_children_spawned]
     if isinstance(generator, np.random.RandomState):
         return _plain(generator.get_state(legacy=False))
     if isinstance(generator, torch.Generator):
@@ -56,6 +61,13 @@ def set_generator_state(generator: Generator, state: Any) -> None:
     """Set a generator to a captured state of one of its kind."""
     if isinstance(generator, np.random.Generator):
         generator.bit_generator.state = _from_plain(state)
+    elif isinstance(generator, np.random.BitGenerator):
+        generator.state = _from_plain(state)
+    elif isinstance(generator, np.random.SeedSequence):
+        entropy, spawn_key, pool_size, spawned = state
+        generator.__init__(  # type: ignore[misc]  # it has no other way
+            entropy, spawn_key=spawn_key, pool_size=pool_size, n_children_spawned=spawned
+        )
     elif isinstance(generator, np.random.RandomState):
         generator.set_state(_from_plain(state))
     elif isinstance(generator, torch.Generator):

@@ -41,6 +41,7 @@ class Round:
 
     Attributes:
         taken: the optimizers that the batch in hand had a loss for.
+        latest: the losses of the last batch that had some, by the names of their optimizers, in their order.
         has_closed: whether a window was closed in this round.
         has_stepped: whether an optimizer was stepped in it.
     """
@@ -49,6 +50,7 @@ class Round:
         self._turns = {name: Turn(name, each, schedulers.get(name)) for name, each in optimizers.items()}
         self._first = next(iter(self._turns.values()))
         self.taken: set[str] = set()
+        self.latest: dict[str, Tensor] = {}
         self.has_closed = self.has_stepped = False
 
     @property
@@ -86,8 +88,10 @@ class Round:
                 f"up, as in yield {name!r}, first + second."
             )
         check_loss(loss)
+        if not self.taken:
+            self.latest.clear()
         self.taken.add(turn.name)
-        turn.loss = loss
+        turn.loss = self.latest[turn.name] = loss
         return turn
 
     def unfinished(self) -> Iterator[Turn]:
@@ -105,6 +109,7 @@ class Round:
         for turn in self._turns.values():
             turn.loss, turn.window = None, 0
         self.taken.clear()
+        self.latest.clear()
         self.has_closed = self.has_stepped = False
 
     def pick_up(self, run: RunContext, turn: Turn) -> None:

@@ -8,7 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..events.errors import describe_error
 from .engines.sharded_states import ShardingEngine, States, empty, joined
+from .groups import settle_groups
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.api import CheckpointException
@@ -69,8 +71,12 @@ def load_parts(run: RunContext, saved: Mapping[str, Any], optimizers: Mapping[st
         saved: the cut.
         optimizers: by name.
         path: the file of the cut.
+
+    Raises:
+        ValueError: the optimizers cannot have the parameter groups that they had.
     """
     engine = run.engine
+    settle_groups(run, saved, optimizers)
     if "shards" in saved and isinstance(engine, ShardingEngine):
         rest = saved["shards"] if optimizers else _weights_only(saved["shards"])
         read = partial(_read, folder=shards_of(path), process_group=engine.saving_group())
@@ -111,4 +117,4 @@ def _read(tensors: dict[str, Any], folder: Path, **how: Any) -> None:
 
 def told(error: CheckpointException) -> str:
     """Return what went wrong on which ranks."""
-    return "; ".join(f"rank {rank}: {type(each).__name__}: {each}" for rank, (each, _) in error.failures.items())
+    return "; ".join(f"rank {rank}: {describe_error(each)}" for rank, (each, _) in error.failures.items())

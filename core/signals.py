@@ -1,4 +1,4 @@
-"""Signals: heard for a while in front of whoever heard them before, and left to the main process by its workers."""
+"""Signals: heard for a while in front of whoever heard them before."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Sequence
-from multiprocessing import parent_process
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any
@@ -119,32 +118,3 @@ def _send(thread: int, signum: int) -> None:
         signal.pthread_kill(thread, signum)
     else:
         _thread.interrupt_main(signal.Signals(signum))
-
-
-def ignore_signals(worker_id: int, then: Callable[[int], None] | None = None) -> None:
-    """In a worker process of a loader: leave it to the main process to act upon a signal that went to all of them.
-
-    A `worker_init_fn`. Else the workers of torch's `DataLoader` die of the SIGTERM that a cluster sends to the whole
-    process group, and the main process of their death, before it has saved. A SIGTERM from the main process itself is
-    obeyed, as that is how it gets rid of its workers. Where the system does not tell who sent a signal (macOS,
-    Windows), workers heed SIGTERM as torch has them do.
-
-    Args:
-        worker_id: the worker's number, from 0.
-        then: another `worker_init_fn` to go on with.
-    """
-    main = parent_process()
-    if hasattr(signal, "sigwaitinfo") and main is not None and main.pid is not None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # the thread inherits the mask
-        threading.Thread(target=_obey, args=(main.pid,), name="heliograph-signals", daemon=True).start()
-    if hasattr(signal, "SIGUSR1"):  # Windows has none
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    if then is not None:
-        then(worker_id)
-
-
-def _obey(main: int) -> None:
-    """Take every SIGTERM that comes; leave upon one of the main process."""
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != main:
-        pass
-    os._exit(0)

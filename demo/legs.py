@@ -25,6 +25,8 @@ class KillHalfWay(h.Plugin):
         epoch: the first one in which it does so.
     """
 
+    affects_training = False
+
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from fractions import Fraction
 from inspect import ismethod
+from itertools import count
 from threading import RLock
 from types import FrameType
 from typing import Any, Generic, Self, TypeVar
@@ -24,6 +27,7 @@ from .run import Run
 E = TypeVar("E", bound=Event)
 Receiver = Callable[..., Any]
 When = Callable[[Run], bool]
+Place = tuple[int | Fraction, ...]  # the lane, and where in it
 Wrapper = Callable[[Receiver, str], Receiver]
 Probe = Callable[[Iterator[Receiver], Mapping[int, str]], Iterator[Receiver]]
 Lane = IntEnum("Lane", ["TRANSFORM", "MEASURE", "DECIDE", "PERSIST", "REPORT"])
@@ -34,14 +38,14 @@ Lane.__doc__ = "The order in which the handlers of one event run."
 class Seat:
     """What the signal knows of a receiver: where it sits in the chain, whose it is and when it listens."""
 
-    order: tuple[int, ...]
+    order: Place
     owner: str
     when: When | None = None
     paused: bool = False
 
 
 class OrderedSignal(Signal, Generic[E]):
-    """A blinker signal whose receivers run in a fixed order, from a tuple that is rebuilt only on a change.
+    """A blinker signal whose receivers run in a fixed order, from a tuple that a change alone replaces.
 
     A change during a dispatch takes effect from the next one. Receivers are called as `receiver(run, event=event)`.
 
@@ -59,26 +63,42 @@ class OrderedSignal(Signal, Generic[E]):
         self.seats: dict[Any, Seat] = {}
         self._bus = bus
         self._owners: dict[int, str] = {}
+        self._orders: list[Place] = []  # of the chain's links
+        self._linked: dict[Any, Place] = {}
+        self._arrivals = count()
         self._lock = RLock()  # weak receivers may die in any thread
 
     def connect(self, receiver: Any, sender: Any = ANY, weak: bool = True, seat: Seat | None = None) -> Any:
-        """Connect as blinker does; a seat places the receiver, without one it runs behind all lanes."""
-        check_receiver(receiver, self.event)
+        """Connect as blinker does; a seat places the receiver, without one it runs behind all lanes.
+
+        A receiver with a seat was checked by whoever gave it the seat.
+        """
+        if seat is None:
+            check_receiver(receiver, self.event)
+            seat = Seat((len(Lane) + 1,), describe(receiver))
         with self._lock:
-            self.seats.setdefault(make_id(receiver), seat or Seat((len(Lane) + 1,), describe(receiver)))
+            if (key := make_id(receiver)) not in self.seats:
+                self.seats[key] = replace(seat, order=(*seat.order, next(self._arrivals)))
             try:
                 return super().connect(receiver, sender, weak)
             finally:
-                if make_id(receiver) not in self.receivers:
-                    self.seats.pop(make_id(receiver), None)
-                self.rebuild()
+                if key not in self.receivers:
+                    self.seats.pop(key, None)
+                self._relink(key)
 
-    def change(self, receiver: Receiver, **changes: Any) -> None:
-        """Pause a connected receiver (`paused=True`), let it speak again, or move it (`order=...`)."""
+    def pause(self, receiver: Receiver, *, paused: bool) -> None:
+        """Silence a connected receiver, or let it hear again."""
         with self._lock:
-            if (key := make_id(receiver)) in self.seats:
-                self.seats[key] = replace(self.seats[key], **changes)
-                self.rebuild()
+            if (seat := self.seats.get(key := make_id(receiver))) is not None and seat.paused != paused:
+                self.seats[key] = replace(seat, paused=paused)
+                self._relink(key)
+
+    def move(self, orders: Iterable[tuple[Receiver, Place]]) -> None:
+        """Give receivers new places; those that are not connected are passed over."""
+        with self._lock:
+            places = {key: order for receiver, order in orders if (key := make_id(receiver)) in self.seats}
+            self.seats |= {key: replace(self.seats[key], order=order) for key, order in places.items()}
+            self._relink(*places)
 
     def emit(self, run: Run, event: E) -> None:
         """Call every receiver in order; a receiver's error leaves at once, unless its owner is forgiven."""
@@ -119,15 +139,36 @@ class OrderedSignal(Signal, Generic[E]):
 
     def rebuild(self) -> None:
         """Prepare the tuple that `emit` walks."""
-        seats = [(key, self.seats[key]) for key in self._sorted() if not self.seats[key].paused]
-        chain = tuple(self._link(key, seat) for key, seat in seats)
-        self._bus.links += len(chain) - len(self.chain)
-        self._owners = {id(link): seat.owner for link, (_, seat) in zip(chain, seats, strict=True)}
-        self.chain = chain
+        with self._lock:
+            seats = [(key, self.seats[key]) for key in self._sorted() if not self.seats[key].paused]
+            chain = tuple(self._link(key, seat) for key, seat in seats)
+            self._bus.links += len(chain) - len(self.chain)
+            self._owners = {id(link): seat.owner for link, (_, seat) in zip(chain, seats, strict=True)}
+            self._orders = [seat.order for _, seat in seats]
+            self._linked = {key: seat.order for key, seat in seats}
+            self.chain = chain
+
+    def _relink(self, *keys: Any) -> None:
+        """Bring the links of some receivers up to date; the rest of the chain stays as it is."""
+        links = len(self.chain)
+        for key in keys:
+            if (order := self._linked.pop(key, None)) is not None:
+                place = bisect_left(self._orders, order)
+                del self._orders[place]
+                self._owners = self._owners.copy()  # a dispatch that goes on has the former
+                self._owners.pop(id(self.chain[place]), None)
+                self.chain = self.chain[:place] + self.chain[place + 1 :]
+        for key in keys:
+            if key in self.receivers and not (seat := self.seats[key]).paused:
+                link, place = self._link(key, seat), bisect_left(self._orders, seat.order)
+                self._orders.insert(place, seat.order)
+                self._linked[key] = seat.order
+                self._owners[id(link)] = seat.owner
+                self.chain = (*self.chain[:place], link, *self.chain[place:])
+        self._bus.links += len(self.chain) - links
 
     def _sorted(self) -> list[Any]:
-        present = [key for key in self.seats if key in self.receivers]
-        return sorted(present, key=lambda key: self.seats[key].order)  # stable: equals stay in order of arrival
+        return sorted((key for key in self.seats if key in self.receivers), key=lambda key: self.seats[key].order)
 
     def _link(self, key: Any, seat: Seat) -> Receiver:
         """Return the receiver itself, or a closure where it is weak, filtered or bound to a sender."""
@@ -149,7 +190,7 @@ class OrderedSignal(Signal, Generic[E]):
             if not self._by_receiver.get(receiver_id):
                 for table in (self._by_receiver, self.receivers, self.seats):
                     table.pop(receiver_id, None)
-            self.rebuild()
+            self._relink(receiver_id)
 
     def _clear_state(self) -> None:
         with self._lock:
@@ -171,11 +212,11 @@ class Handle:
 
     def pause(self) -> None:
         """Stop hearing from the next event on."""
-        self.signal.change(self.receiver, paused=True)
+        self.signal.pause(self.receiver, paused=True)
 
     def resume(self) -> None:
         """Hear again, in the same place."""
-        self.signal.change(self.receiver, paused=False)
+        self.signal.pause(self.receiver, paused=False)
 
     def __enter__(self) -> Self:
         return self
@@ -228,6 +269,7 @@ class Bus:
         signal = self.signal(event)
         if make_id(receiver) in signal.seats:
             raise ValueError(f"{describe(receiver)} hears {event.__name__} already: remove its handle first.")
+        check_receiver(receiver, event)
         own = when if ismethod(when) else deepcopy(when)  # a filter has state, a method's state is its object's
         owner = current_owner() or describe(receiver)
         signal.connect(receiver, weak=False, seat=Seat((lane, sys.maxsize), owner, own))

@@ -20,9 +20,13 @@ Status = Literal["completed", "stopped", "interrupted", "failed"]
 
 @dataclass_transform(frozen_default=True)
 class Event:
-    """Base of all events. Subclasses are frozen dataclasses; `name` is the class name in snake case."""
+    """Base of all events. Subclasses are frozen dataclasses; `name` is the class name in snake case.
+
+    `apart`: of a file or a process, not of the training: with `RNGCapture`, what its handlers draw is taken back.
+    """
 
     name: ClassVar[str] = "event"
+    apart: ClassVar[bool] = False
     __test__: ClassVar[bool] = False  # pytest takes any class called Test... for a test
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -38,11 +42,12 @@ class TrainStart(Event):
 class CheckpointLoaded(Event):
     """The run took its state from a checkpoint, after `TrainStart` and before the first epoch."""
 
+    apart: ClassVar[bool] = True
     path: Path | None
 
 
 class EpochStart(Event):
-    """An epoch begins; `epoch` counts from 0. `resumed`: it goes on amid, and had begun before: count nothing twice."""
+    """An epoch begins; `epoch` counts from 0. `resumed`: it began before the state was saved: count nothing twice."""
 
     epoch: int
     resumed: bool
@@ -69,6 +74,13 @@ class StepEnd(Event):
 
 class BatchEnd(Event):
     """A micro-batch is done, with or without an optimizer step."""
+
+
+class ResumeVerified(Event):
+    """What a resumed run did again was compared with the killed run's: `steps` equal ones, the first `difference`."""
+
+    steps: int
+    difference: str | None
 
 
 class Log(Event):
@@ -108,10 +120,13 @@ class ValidationCut(Event):
 class SavePoint(Event):
     """A save was asked for, at a step boundary and after its validation: whoever stores the run does it now."""
 
+    apart: ClassVar[bool] = True
+
 
 class CheckpointSaved(Event):
     """A checkpoint is on disk under its final name."""
 
+    apart: ClassVar[bool] = True
     path: Path
     is_best: bool
 
@@ -119,6 +134,7 @@ class CheckpointSaved(Event):
 class CheckpointPruned(Event):
     """A checkpoint was removed, since newer or better ones are kept; `reason` says by which rule."""
 
+    apart: ClassVar[bool] = True
     path: Path
     reason: str
 
@@ -135,6 +151,8 @@ class EpochEnd(Event):
 
 class TrainEnd(Event):
     """The run completed or was stopped on purpose; never emitted after a failure."""
+
+    apart: ClassVar[bool] = True
 
 
 class TestStart(Event):
@@ -172,7 +190,7 @@ class PluginFailed(Event):
 
     plugin: str
     event: str
-    error: Exception
+    error: BaseException
 
 
 class RunFailed(Event):

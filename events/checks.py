@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from types import UnionType
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, CO_VARARGS, CO_VARKEYWORDS
+from types import FunctionType, MethodType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from .catalogue import CATALOGUE, Event
@@ -13,6 +14,8 @@ from .catalogue import CATALOGUE, Event
 HANDLER_FORM = (
     "a handler takes (run, event), behind self in a plugin, returns nothing, and is no coroutine or generator"
 )
+
+UNUSUAL = CO_COROUTINE | CO_GENERATOR | CO_ASYNC_GENERATOR | CO_VARARGS | CO_VARKEYWORDS
 
 
 def known_names(given: str, allowed: Iterable[str]) -> str:
@@ -38,6 +41,26 @@ def check_event(event: object) -> None:
 
 def check_receiver(receiver: Callable[..., Any], event: type[Event]) -> None:
     """Raise TypeError unless `receiver(run, event=event)` fits its signature and its annotation admits the event."""
+    if not _has_usual_form(receiver):
+        _check_signature(receiver, event)
+    admitted = _annotated_event(receiver)
+    if admitted and not any(issubclass(event, kind) for kind in admitted):
+        names = " | ".join(kind.__name__ for kind in admitted)
+        raise TypeError(f"{describe(receiver)} is subscribed to {event.__name__}, but annotates `event` as {names}.")
+
+
+def _has_usual_form(receiver: Callable[..., Any]) -> bool:
+    """Return whether it is a plain function of `(run, event)`; to see that takes a tenth of a look at its signature."""
+    function: Any = receiver.__func__ if isinstance(receiver, MethodType) else receiver
+    if not isinstance(function, FunctionType) or vars(function).keys() & {"__wrapped__", "__signature__"}:
+        return False
+    code, first = function.__code__, int(function is not receiver)
+    if code.co_flags & UNUSUAL or code.co_kwonlyargcount or code.co_posonlyargcount > first + 1:
+        return False
+    return code.co_varnames[first : code.co_argcount][1:] == ("event",)
+
+
+def _check_signature(receiver: Callable[..., Any], event: type[Event]) -> None:
     called = [receiver, getattr(type(receiver), "__call__", receiver)]  # noqa: B004  # the method itself is looked at
     kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
     if not callable(receiver) or any(kind(each) for kind in kinds for each in called):
@@ -51,10 +74,6 @@ def check_receiver(receiver: Callable[..., Any], event: type[Event]) -> None:
     except TypeError as error:
         what = f"{describe(receiver)}{signature} cannot hear {event.__name__}"
         raise TypeError(f"{what}: {HANDLER_FORM} ({error}).") from None
-    admitted = _annotated_event(receiver)
-    if admitted and not any(issubclass(event, kind) for kind in admitted):
-        names = " | ".join(kind.__name__ for kind in admitted)
-        raise TypeError(f"{describe(receiver)} is subscribed to {event.__name__}, but annotates `event` as {names}.")
 
 
 def _annotated_event(receiver: Callable[..., Any]) -> tuple[type, ...]:

@@ -87,9 +87,9 @@ class Control:
     """
 
     __slots__ = (
-        "_back_request", "_due", "_end_request", "_postponed", "_progress", "_vetoed", "cut_request", "drops_step",
-        "history", "holds_step", "leaving", "loss_scale", "pending", "skips_batch", "stage", "stop_request",
-        "stopped", "touched",
+        "_back_request", "_due", "_end_request", "_later", "_postponed", "_progress", "_vetoed", "cut_request",
+        "drops_step", "history", "holds_step", "leaving", "loss_scale", "pending", "skips_batch", "stage",
+        "stop_request", "stopped", "touched",
     )  # fmt: skip
 
     def __init__(self, progress: Progress) -> None:
@@ -102,6 +102,7 @@ class Control:
         self.stage = ""
         self._progress = progress
         self._due: dict[Verb, Request] = {}
+        self._later: dict[Verb, Request] = {}  # due at the boundary after the one in which a resumed run stands
         self._postponed: set[Verb] = set()
         self.close_batch()
 
@@ -242,6 +243,10 @@ class Control:
         self.pending = bool(self._due) or self.should_stop or self.leaving
         self._vetoed = False
 
+    def release(self) -> None:
+        """Let stand what a resumed run is to serve at its next boundary."""
+        self._due, self._later = {**self._later, **self._due}, {}
+
     def close_batch(self) -> None:
         """Forget what was asked for one batch."""
         self.skips_batch = self.holds_step = self.drops_step = self.touched = False
@@ -261,6 +266,7 @@ class Control:
         self.close_batch()
         self.close_epoch()
         self._due.clear()
+        self._later.clear()
         self._postponed.clear()
         self._back_request, self.leaving, self._vetoed = None, False, False
         self.pending = self.should_stop
@@ -286,12 +292,20 @@ class Control:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is due. No stop: who asked for it has a state too, and decides by it again."""
-        return {"due": sorted(self._due.keys() | self._postponed), "end_epoch": self.should_end_epoch}
+        due = self._due.keys() | self._later.keys() | self._postponed
+        return {"due": sorted(due), "postponed": sorted(self._postponed), "end_epoch": self.should_end_epoch}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the requests stand again, beside those of the new run."""
+    def load_state_dict(self, state: Mapping[str, Any], *, at_save_point: bool = False) -> None:
+        """Let the requests stand again, beside those of the new run.
+
+        Args:
+            state: what was saved.
+            at_save_point: whether that was done at the end of a boundary: only what was put off there is served in it,
+                the rest when `release` is called, for the next one.
+        """
         for verb in state["due"]:
-            self._due.setdefault(verb, self._restored(verb))
+            later = at_save_point and verb not in state.get("postponed", ())
+            (self._later if later else self._due).setdefault(verb, self._restored(verb))
         if state["end_epoch"] and self._end_request is None:
             self._end_request = self._restored("end_epoch")
         self.pending = self.pending or bool(self._due) or self.should_end_epoch

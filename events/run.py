@@ -32,9 +32,6 @@ class Data(Protocol):
     def reads_as(self, ranks: int) -> bool:
         """Return whether batches come as so many ranks would read them; of loaders that are read as they are, yes."""
 
-    def probe(self) -> list[str]:
-        """Load a batch twice under one key, on a copy; return what hidden state that shows, and lower the guarantee."""
-
 
 class Run(Protocol):
     """One `fit`, `validate` or `test`, fresh for every call. Plugins read; what they may write is said so.
@@ -67,8 +64,12 @@ class Run(Protocol):
             one in hand, elsewhere the longest.
         best_checkpoint: where the best state lies; written by who stores it.
         last_checkpoint: where the newest state lies; written by who stores it.
+        verified_steps: the steps done again after a resume that equal the killed run's; written by who compares them.
+        difference: where what is done again differs first; written by who compares it.
         recording: where what happens is recorded; written by who records it.
         plugin_seconds: seconds in each plugin's handlers; written by who measures them.
+        in_boundary: whether the state that was loaded was saved at the end of a boundary, of which only `ShouldStop` is
+            left to be emitted.
         is_replay: whether this is no training, but the replay of a recording: `heliograph.replay`.
     """
 
@@ -96,8 +97,11 @@ class Run(Protocol):
     window: int
     best_checkpoint: Path | None
     last_checkpoint: Path | None
+    verified_steps: int
+    difference: str | None
     recording: Path | None
     plugin_seconds: dict[str, float]
+    in_boundary: bool
     is_replay: bool
 
     @property
@@ -160,8 +164,11 @@ class Run(Protocol):
     def resume(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
         """From `TrainStart` only: continue from a saved state, applied when every `TrainStart` handler has run."""
 
-    def key_draws(self, seed: int) -> None:
-        """From `TrainStart` only: let loading draw by (seed, epoch, position), apart from the training's stream."""
+    def key_draws(self, seed: int, *, probe: bool = True) -> None:
+        """From `TrainStart` only: let loading draw by (seed, epoch, position), apart from the training's stream.
+
+        With `probe`, the first batch that is read is loaded a second time and compared, to find hidden state.
+        """
 
     def isolate_observers(self, apart: Callable[[], AbstractContextManager[Any]]) -> None:
         """From `TrainStart` only: run the handlers of observers, but those that never draw, within `apart()`."""

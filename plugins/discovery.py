@@ -15,6 +15,7 @@ from importlib.metadata import EntryPoint, distributions
 from typing import Any
 
 from ..events.checks import known_names
+from ..events.errors import describe_error
 
 GROUP = "heliograph.plugins"
 KILL_SWITCH = "HELIOGRAPH_DISABLE_PLUGINS"
@@ -41,7 +42,7 @@ class Discovered:
             loaded: Callable[..., Any] = self.entry_point.load()
         except (Exception, SystemExit) as error:  # a broken third-party plugin harms nobody but who asks for it
             what = f"{self._called} {self.version} ({self.target})"
-            raise ImportError(f"{what} cannot be imported: {type(error).__name__}: {error}") from error
+            raise ImportError(f"{what} cannot be imported: {describe_error(error)}") from error
         if not callable(loaded):
             raise ImportError(f"{self._called} is no class or factory: {loaded!r}.")
         return loaded

@@ -5,63 +5,24 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from copy import deepcopy
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
 from ..events import Bus, Engine, Event, PluginChanged, PluginFailed, Progress, Run
-from ..events.bus import Seat, current_owner
-from ..events.checks import check_receiver, known_names
+from ..events.bus import Place, Seat, current_owner
+from ..events.checks import known_names
+from ..events.errors import describe_error
 from .discovery import KILL_SWITCH, Discovered, discover, find, switched_off
-from .marks import marked_methods
-from .order import Handler, resolve
-from .plugin import Plugin, snake_case
+from .entry import Entry, PluginName, make_entry
+from .order import Handler, Order
+from .plugin import Plugin
+from .states import Check, States
 
 T = TypeVar("T")
 Key = str | type | object
 logger = logging.getLogger("heliograph")
-
-
-class PluginName(str):
-    """A registered plugin's name, told apart from a function that happens to be called the same."""
-
-    __slots__ = ()
-
-
-@dataclass(slots=True)
-class Entry:
-    """A registered plugin and what the manager knows of it."""
-
-    name: str
-    plugin: Any
-    handlers: list[tuple[type[Event], Handler]]
-    filters: list[Any]
-    enabled: bool = True
-    here: bool = True
-    given_up: bool = False
-    errors: list[str] = field(default_factory=list)
-
-    @property
-    def ranks(self) -> str:
-        """On which ranks its handlers run."""
-        return str(getattr(self.plugin, "ranks", "all"))
-
-    def declared(self, attribute: str) -> tuple[str, ...]:
-        """Return a declaration such as `exclusive`; any object may leave it out."""
-        words = getattr(self.plugin, attribute, ())
-        if isinstance(words, str):
-            raise TypeError(f"Plugin {self.name!r} declares {attribute} = {words!r}: give a tuple, ({words!r},).")
-        return tuple(words)
-
-    def stateful_filters(self) -> dict[str, Any]:
-        """Return the filters of its handlers that count, by `<method>/<event>`; any function of the run is a filter."""
-        return {
-            f"{handler.method.__name__}/{event.name}": when
-            for (event, handler), when in zip(self.handlers, self.filters, strict=True)
-            if hasattr(when, "state_dict")
-        }
 
 
 class Plugins:
@@ -70,6 +31,10 @@ class Plugins:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._entries: dict[str, Entry] = {}
+        self._by_object: dict[int, Entry] = {}
+        self._claims: dict[str, str] = {}  # exclusive words, and the names of those that claim them
+        self._orders: dict[type[Event], Order] = {}
+        self._states = States(self._entries, self._forgive_state)
         self._run: Run | None = None  # the one that goes on
         self._engine: Engine | None = None
         bus.forgiver = self._forgive
@@ -88,31 +53,29 @@ class Plugins:
             TypeError: not a plugin, or a handler whose signature or annotation does not fit its event.
             ValueError: a name or an exclusive capability is taken, or the order has a cycle.
         """
-        own = getattr(plugin, "name", None)
-        name = name or (own if isinstance(own, str) else snake_case(type(plugin).__name__))
-        handlers = list(_handlers_of(plugin, name))
-        filters = [deepcopy(handler.mark.when) for _, handler in handlers]
-        entry = Entry(name, plugin, handlers, filters, enabled=not switched_off(name))
-        self._check(entry)
-        entry.here = self._is_here(entry)
-        order = _resolved([*self._entries.values(), entry])
+        entry = make_entry(plugin, name)
+        claims = dict.fromkeys(entry.declared("exclusive"), entry.name)
+        self._check_free(entry, claims)
+        entry.enabled, entry.here = not switched_off(entry.name), self._is_here(entry)
         if not entry.enabled:
-            warnings.warn(f"Plugin {name!r} is switched off by {KILL_SWITCH}.", RuntimeWarning, stacklevel=2)
-        self._entries[name] = entry
-        for (event, handler), when in zip(entry.handlers, filters, strict=True):
-            seat = Seat((handler.mark.lane,), PluginName(name), when, paused=not (entry.enabled and entry.here))
+            warnings.warn(f"Plugin {entry.name!r} is switched off by {KILL_SWITCH}.", RuntimeWarning, stacklevel=2)
+        self._order(entry)
+        self._entries[entry.name] = self._by_object[id(plugin)] = entry
+        self._claims |= claims
+        for (event, handler), when in zip(entry.handlers, entry.filters, strict=True):
+            seat = Seat(_place(handler), PluginName(entry.name), when, paused=not (entry.enabled and entry.here))
             self._bus.signal(event).connect(handler.method, weak=False, seat=seat)
-        self._place(order)
-        self._tell(name, "registered")
+        self._tell(entry.name, "registered")
         return plugin
 
     def unregister(self, key: Key) -> Any:
         """Disconnect and close a plugin, given by name, class or object; return it."""
         entry = self._find(key)
-        del self._entries[entry.name]
+        del self._entries[entry.name], self._by_object[id(entry.plugin)]
+        self._claims = {word: name for word, name in self._claims.items() if name != entry.name}
         for event, handler in entry.handlers:
             self._bus.signal(event).disconnect(handler.method)
-        self._place(_resolved(self._entries.values()))
+            self._strike(event, handler)
         self._retire(entry)
         self._tell(entry.name, "unregistered")
         return entry.plugin
@@ -197,44 +160,57 @@ class Plugins:
     def runs_apart(self, owner: str) -> bool:
         """Return whether the handlers of this owner must not disturb the training's random stream."""
         entry = self._entries.get(owner) if isinstance(owner, PluginName) else None
-        if entry is None or getattr(entry.plugin, "policy", "critical") != "observer":
-            return False
-        return bool(getattr(entry.plugin, "draws", True))
+        return entry is not None and entry.is_observer and bool(getattr(entry.plugin, "draws", True))
 
     def errors(self) -> dict[str, tuple[str, ...]]:
         """Return the forgiven errors of the observers."""
         return {entry.name: tuple(entry.errors) for entry in self._entries.values() if entry.errors}
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return a copy of every plugin's state by name."""
-        return {name: deepcopy(plugin.state_dict()) for name, plugin in self._stateful().items()}
+    def state_dict(self, check: Check | None = None) -> dict[str, Any]:
+        """Return a copy of every plugin's state by name; an observer's that cannot be had or saved is left out.
 
-    def load_state_dict(self, states: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-        """Give every plugin its saved state; an empty one is of a version of it that had none.
+        Args:
+            check: raises TypeError where a state, given with its name, cannot be saved; asked of observers only.
+        """
+        return self._states.save(check)
+
+    def state_versions(self) -> dict[str, int]:
+        """Return the versions of the states by name, but for those of version 1."""
+        return self._states.versions()
+
+    def load_state_dict(
+        self,
+        states: Mapping[str, Any],
+        versions: Mapping[str, int] | None = None,
+        path: Path | None = None,
+        *,
+        goes_back: bool = False,
+    ) -> tuple[list[str], list[str]]:
+        """Give every plugin its saved state, brought up to date; an observer that cannot take it starts fresh.
+
+        Args:
+            states: by the plugins' names. An empty one is of a plugin that had nothing to remember, or, at a resume, of
+                a version of it that had no state; None says as much as a name that is missing.
+            versions: of the states, where they are not 1.
+            path: where the states were read from, for errors.
+            goes_back: whether the plugins have heard more of this run than `TrainStart`, so that those that had
+                nothing to remember there have something to forget.
 
         Returns:
             The names of plugins that have state but found none, and the names of states that nobody claimed.
-        """
-        mine = self._stateful()
-        missing = [name for name, plugin in mine.items() if not states.get(name) and plugin.state_dict()]
-        for name, plugin in mine.items():
-            if states.get(name):
-                plugin.load_state_dict(deepcopy(states[name]))
-        return missing, [name for name, state in states.items() if state and name not in mine]
 
-    def filter_states(self, origin: Progress) -> dict[str, Any]:
+        Raises:
+            ValueError: a plugin cannot go on from its state; says which, what it raised, and what to do.
+        """
+        return self._states.load(states, versions or {}, path, goes_back=goes_back)
+
+    def filter_states(self, origin: Progress, check: Check | None = None) -> dict[str, Any]:
         """Return the state of every handler's filter, by the plugin's name and `<method>/<event>`."""
-        names = [entry.name for entry in self._entries.values() if entry.stateful_filters()]
-        return {
-            name: {key: when.state_dict(origin) for key, when in self._entries[name].stateful_filters().items()}
-            for name in names
-        }
+        return self._states.save_filters(origin, check)
 
     def load_filter_states(self, origin: Progress, states: Mapping[str, Any]) -> None:
         """Give every handler's filter its saved state; one without begins where the run began."""
-        for entry in self._entries.values():
-            for key, when in entry.stateful_filters().items():
-                when.load_state_dict(origin, states.get(entry.name, {}).get(key, {}))
+        self._states.load_filters(origin, states)
 
     def ranks_of(self, owner: str) -> str:
         """Return on which ranks the handlers of this owner run."""
@@ -265,7 +241,7 @@ class Plugins:
         """At a run's end: close every plugin, those too that left while it went on; yield each error with its name."""
         self.free()
         closing: list[tuple[str, Callable[[], None]]] = list(self._bus.deferred)
-        closing += [(entry.name, partial(_close, entry)) for entry in self._entries.values()]
+        closing += [(entry.name, partial(self._close, entry)) for entry in self._entries.values()]
         self._bus.deferred.clear()
         for name, close in closing:
             try:
@@ -284,38 +260,39 @@ class Plugins:
         is_main, is_local_main = (True, True) if engine is None else (engine.is_main, engine.is_local_main)
         return {"all": True, "main": is_main, "local_main": is_local_main}[entry.ranks]
 
-    def _stateful(self) -> dict[str, Any]:
-        return {name: entry.plugin for name, entry in self._entries.items() if hasattr(entry.plugin, "state_dict")}
-
-    def _check(self, entry: Entry) -> None:
+    def _check_free(self, entry: Entry, claims: Iterable[str]) -> None:
+        """Raise ValueError where an object, a name or a capability is registered already."""
         kind = type(entry.plugin).__name__
-        if any(other.plugin is entry.plugin for other in self._entries.values()):
+        if id(entry.plugin) in self._by_object:
             raise ValueError(f"This {kind} is registered already.")
         if entry.name in self._entries:
             mend = f"{kind}(...).named('{entry.name}_2')"
             raise ValueError(f"A plugin named {entry.name!r} is registered: give this one another name, as in {mend}.")
-        for other in self._entries.values():
-            if both := set(entry.declared("exclusive")) & set(other.declared("exclusive")):
-                names = f"{other.name!r} and {entry.name!r} both claim {', '.join(sorted(both))}"
+        for word in claims:
+            if (other := self._claims.get(word)) is not None:
+                both = ", ".join(sorted(each for each in claims if self._claims.get(each) == other))
+                names = f"{other!r} and {entry.name!r} both claim {both}"
                 raise ValueError(f"Plugins {names}, which only one may: unregister one of them.")
-        if (policy := getattr(entry.plugin, "policy", "critical")) not in ("critical", "observer"):
-            raise ValueError(f"Plugin {entry.name!r} has policy {policy!r}: it is 'critical' or 'observer'.")
-        if entry.ranks not in ("all", "main", "local_main"):
-            raise ValueError(
-                f"Plugin {entry.name!r} has ranks {entry.ranks!r}: they are 'all', 'main' or 'local_main'."
-            )
-        if _overrides(entry.plugin, "state_dict") != _overrides(entry.plugin, "load_state_dict"):
-            raise TypeError(f"{kind} has one of state_dict and load_state_dict: a plugin needs both or neither.")
 
-    def _place(self, order: Mapping[type[Event], list[Handler]]) -> None:
-        for event, handlers in order.items():
-            for place, handler in enumerate(handlers):
-                self._bus.signal(event).change(handler.method, order=(handler.mark.lane, place))
+    def _order(self, entry: Entry) -> None:
+        """Find the places of a plugin's handlers; where they cannot be ordered, all is as before."""
+        with ExitStack() as undo:
+            for event, handler in entry.handlers:
+                order = self._orders.setdefault(event, Order(event.__name__))
+                self._move(event, order.add(handler))
+                undo.callback(self._strike, event, handler)
+            undo.pop_all()
+
+    def _strike(self, event: type[Event], handler: Handler) -> None:
+        self._move(event, self._orders[event].remove(handler))
+
+    def _move(self, event: type[Event], handlers: Iterable[Handler]) -> None:
+        self._bus.signal(event).move((handler.method, _place(handler)) for handler in handlers)
 
     def _toggle(self, entry: Entry, *, enabled: bool, by: str | None = None) -> None:
         before, entry.enabled = entry.enabled, enabled
         for event, handler in entry.handlers:
-            self._bus.signal(event).change(handler.method, paused=not (enabled and entry.here))
+            self._bus.signal(event).pause(handler.method, paused=not (enabled and entry.here))
         if enabled != before:
             self._tell(entry.name, "enabled" if enabled else "disabled", by)
 
@@ -330,16 +307,15 @@ class Plugins:
 
     def _retire(self, entry: Entry) -> None:
         """Close a plugin, as soon as no dispatch goes on that may still call it."""
-        self._bus.deferred.append((entry.name, partial(_close, entry)))
+        self._bus.deferred.append((entry.name, partial(self._close, entry)))
         self._bus.settle()
 
     def _forgive(self, owner: str, run: Run, event: Event, error: BaseException) -> bool:
         """Log and count an observer's error; switch it off after `max_errors`."""
         entry = self._entries.get(owner) if isinstance(owner, PluginName) else None
-        if entry is None or not isinstance(error, Exception) or getattr(entry.plugin, "policy", "") != "observer":
+        if entry is None or not entry.forgives(error):
             return False
-        entry.errors.append(f"{event.name} at step {run.progress.steps}: {type(error).__name__}: {error}")
-        logger.error("plugin %r failed in %s", owner, event.name, exc_info=error)
+        self._count(entry, event.name, f"{event.name} at step {run.progress.steps}: {describe_error(error)}", error)
         if event.name != PluginFailed.name:  # which would not end
             run.emit(PluginFailed(entry.name, event.name, error))
         if len(entry.errors) >= getattr(entry.plugin, "max_errors", 3) and entry.enabled:
@@ -350,13 +326,37 @@ class Plugins:
             self._retire(entry)
         return True
 
+    def _forgive_state(self, entry: Entry, what: str, consequence: str, error: BaseException) -> bool:
+        """Log, list and note what an observer's state raised, once; what it hears is another matter."""
+        if not entry.forgives(error):
+            return False
+        line = f"{what}: {describe_error(error)}"
+        if line not in entry.errors:
+            self._count(entry, what, line, error)
+            if self._run is not None:
+                self._run.note(f"plugin {entry.name!r}: {consequence}; {line}")
+        return True
+
+    def _close(self, entry: Entry) -> None:
+        """Close a plugin; an observer's error is logged and listed like all of its errors."""
+        try:
+            if isinstance(entry.plugin, Plugin):
+                entry.plugin.close()
+        except BaseException as error:
+            if not entry.forgives(error):
+                raise
+            self._count(entry, "close", f"close: {describe_error(error)}", error)
+
+    @staticmethod
+    def _count(entry: Entry, what: str, line: str, error: BaseException) -> None:
+        entry.errors.append(line)
+        logger.error("plugin %r failed in %s", entry.name, what, exc_info=error)
+
     def _matches(self, key: Key) -> list[Entry]:
-        entries = self._entries.values()
-        if isinstance(key, str):
-            return [entry for entry in entries if entry.name == key]
-        return [
-            each for each in entries if (isinstance(each.plugin, key) if isinstance(key, type) else each.plugin is key)
-        ]
+        if isinstance(key, type):
+            return [entry for entry in self._entries.values() if isinstance(entry.plugin, key)]
+        entry = self._entries.get(key) if isinstance(key, str) else self._by_object.get(id(key))
+        return [] if entry is None else [entry]
 
     def _find(self, key: Key) -> Entry:
         matches = self._matches(key)
@@ -369,39 +369,5 @@ class Plugins:
         raise LookupError(f"No plugin {given!r} is registered.{known_names(given, self._entries)}")
 
 
-def _close(entry: Entry) -> None:
-    """Close a plugin; an observer's error is logged and listed like all of its errors."""
-    try:
-        if isinstance(entry.plugin, Plugin):
-            entry.plugin.close()
-    except Exception as error:
-        if entry.plugin.policy != "observer":
-            raise
-        entry.errors.append(f"close: {type(error).__name__}: {error}")
-        logger.error("plugin %r failed to close", entry.name, exc_info=error)
-
-
-def _overrides(plugin: object, method: str) -> bool:
-    """Return whether a plugin has a method of its own, not the base class's empty one."""
-    return getattr(type(plugin), method, None) not in (None, getattr(Plugin, method))
-
-
-def _handlers_of(plugin: object, name: str) -> Iterator[tuple[type[Event], Handler]]:
-    if isinstance(plugin, type):
-        raise TypeError(f"{plugin.__name__} is a class: register an object of it, {plugin.__name__}(...).")
-    if not (marks := list(marked_methods(type(plugin)))):
-        form = "an object with methods marked @on, as in\n    @on(EpochEnd)\n    def report(self, run, event): ..."
-        raise TypeError(f"{plugin!r} is no plugin: register {form}")
-    for method_name, mark in marks:
-        method: Callable[..., Any] = getattr(plugin, method_name)
-        for event in mark.events:
-            check_receiver(method, event)
-            if event not in getattr(plugin, "ignores", ()):
-                yield event, Handler(name, method, mark)
-
-
-def _resolved(entries: Iterable[Entry]) -> dict[type[Event], list[Handler]]:
-    by_event: dict[type[Event], list[Handler]] = {}
-    for event, handler in [each for entry in entries for each in entry.handlers]:
-        by_event.setdefault(event, []).append(handler)
-    return {event: resolve(handlers, event.__name__) for event, handlers in by_event.items()}
+def _place(handler: Handler) -> Place:
+    return handler.mark.lane, handler.place

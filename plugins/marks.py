@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypedDict, TypeVar, Unpack, overload
 
@@ -46,13 +46,15 @@ class Marker(Generic[E_co]):
         setattr(method, _MARK, self)
         return method
 
-    def asks_before(self, name: str) -> bool:
-        """Return whether the handler must run before that plugin's."""
-        return name in ([self.before] if isinstance(self.before, str) else self.before)
+    @property
+    def names_before(self) -> Sequence[str]:
+        """The plugins that the handler must run before."""
+        return (self.before,) if isinstance(self.before, str) else self.before
 
-    def asks_after(self, name: str) -> bool:
-        """Return whether the handler must run after that plugin's."""
-        return name in ([self.after] if isinstance(self.after, str) else self.after)
+    @property
+    def names_after(self) -> Sequence[str]:
+        """The plugins that the handler must run after."""
+        return (self.after,) if isinstance(self.after, str) else self.after
 
 
 @overload

@@ -2,51 +2,178 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from graphlib import CycleError, TopologicalSorter
-from heapq import heappop, heappush
+from fractions import Fraction
+from math import ceil, floor, inf
+from operator import attrgetter
 from typing import Any
 
 from .marks import Marker
 
+PLACE = attrgetter("place")
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True, eq=False)
 class Handler:
-    """A bound method of a plugin and what its mark says."""
+    """A bound method of a plugin and what its mark says.
+
+    Attributes:
+        plugin: the plugin's name.
+        method: the method.
+        mark: what was said of it.
+        listed: its number in the list of the handlers of its event.
+        place: where it runs among those of its lane.
+    """
 
     plugin: str
     method: Callable[..., Any]
     mark: Marker[Any]
+    listed: int = 0
+    place: Fraction | int = 0
 
 
-def resolve(handlers: Sequence[Handler], event: str) -> list[Handler]:
-    """Return the handlers of one event in the order in which they run; stable where nothing demands otherwise.
+class Order:
+    """The handlers of one event in the order in which they run; stable where nothing demands otherwise.
 
-    Raises:
-        ValueError: the demands, those of the lanes among them, form a cycle.
+    In each lane, of all handlers that may run next, the one that was listed first does. So one that nobody has to run
+    after can come and go without any other being moved; else those that have to are placed anew, one by one.
+
+    Args:
+        event: the event's name.
     """
-    listed = sorted(handlers, key=lambda handler: handler.mark.lane)
-    graph: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(range(len(listed)), ()))
-    for index, handler in enumerate(listed):
-        for other, neighbour in enumerate(listed):
-            if handler.mark.lane > neighbour.mark.lane or handler.mark.asks_after(neighbour.plugin):
-                graph.add(index, other)
-            if handler.mark.asks_before(neighbour.plugin):
-                graph.add(other, index)
-    try:
-        graph.prepare()
-    except CycleError as error:
-        names = " -> ".join(f"{listed[index].plugin} ({listed[index].mark.lane.name})" for index in error.args[1])
-        raise ValueError(
-            f"The handlers of {event} cannot be ordered, before/after and lanes form a cycle: {names}."
-        ) from None
-    ordered: list[Handler] = []
-    ready: list[int] = []
-    while graph.is_active():
-        for index in graph.get_ready():
-            heappush(ready, index)
-        earliest = heappop(ready)
-        ordered.append(listed[earliest])
-        graph.done(earliest)
-    return ordered
+
+    def __init__(self, event: str) -> None:
+        self._event = event
+        self._listed = 0
+        self._lanes: dict[int, list[Handler]] = {}
+        self._of_plugin: dict[str, list[Handler]] = {}
+        self._before: dict[str, list[Handler]] = {}  # those that ask to run before a plugin, by its name
+        self._after: dict[str, list[Handler]] = {}
+
+    def add(self, handler: Handler) -> list[Handler]:
+        """Place a handler, the last of the list; return it and all that have a new place.
+
+        Raises:
+            ValueError: the demands, those of the lanes among them, form a cycle; nothing was added.
+        """
+        self._enlist(handler)
+        try:
+            followers = self._followers(handler)
+        except ValueError:
+            self._strike(handler)
+            raise
+        self._listed = handler.listed = self._listed + 1
+        lane = self._lanes.setdefault(handler.mark.lane, [])
+        if lane[len(lane) - len(followers) :] == followers:  # all others are done before them, as they are now
+            _put(handler, lane, len(lane) - len(followers))
+            return [handler]
+        self._take_out(followers)
+        _put(handler, lane, len(lane))
+        return [handler, *self._put_back(followers)]
+
+    def remove(self, handler: Handler) -> list[Handler]:
+        """Forget a handler; return those that have a new place."""
+        followers = self._followers(handler)
+        self._take_out([handler, *followers])
+        self._strike(handler)
+        return self._put_back(followers)
+
+    def _enlist(self, handler: Handler) -> None:
+        for table, names in self._tables(handler):
+            for name in names:
+                table.setdefault(name, []).append(handler)
+
+    def _strike(self, handler: Handler) -> None:
+        for table, names in self._tables(handler):
+            for name in names:
+                table[name].remove(handler)
+
+    def _tables(self, handler: Handler) -> Iterator[tuple[dict[str, list[Handler]], Iterable[str]]]:
+        yield self._of_plugin, (handler.plugin,)
+        yield self._before, handler.mark.names_before
+        yield self._after, handler.mark.names_after
+
+    def _next(self, handler: Handler) -> Iterator[Handler]:
+        """Yield the handlers that have to run after this one, because one of the two says so."""
+        for name in handler.mark.names_before:
+            yield from self._of_plugin.get(name, ())
+        yield from self._after.get(handler.plugin, ())
+
+    def _previous(self, handler: Handler) -> Iterator[Handler]:
+        """Yield the handlers that have to run before this one."""
+        for name in handler.mark.names_after:
+            yield from self._of_plugin.get(name, ())
+        yield from self._before.get(handler.plugin, ())
+
+    def _followers(self, handler: Handler) -> list[Handler]:
+        """Return all handlers of its lane that have to run after one, because of others too, in their present order.
+
+        Raises:
+            ValueError: there is a cycle; where there was none without this handler, it leads through it.
+        """
+        for other in self._previous(handler):
+            if other.mark.lane > handler.mark.lane:
+                raise self._cycle([other, handler, other])
+        found: dict[Handler, Handler] = {}  # each with the one that it was found from
+        ends = [handler]
+        while ends:
+            here = ends.pop()
+            for other in self._next(here):
+                if other is handler or other.mark.lane < here.mark.lane:
+                    way = [other, *_way(here, found)][::-1]
+                    raise self._cycle(way if other is handler else [*way, handler])
+                if other.mark.lane == here.mark.lane and other not in found:
+                    found[other] = here
+                    ends.append(other)
+        return sorted(found, key=PLACE)
+
+    def _take_out(self, handlers: Iterable[Handler]) -> None:
+        for handler in handlers:
+            lane = self._lanes[handler.mark.lane]
+            del lane[bisect_left(lane, handler.place, key=PLACE)]
+
+    def _put_back(self, handlers: list[Handler]) -> list[Handler]:
+        """Place handlers, given in an order that is allowed: each before the first one that was listed after it.
+
+        Those whose place is another one than it was are returned.
+        """
+        moved = []
+        for handler in handlers:
+            lane = self._lanes[handler.mark.lane]
+            before = [each.place for each in self._previous(handler) if each.mark.lane == handler.mark.lane]
+            position = bisect_right(lane, max(before), key=PLACE) if before else 0
+            while position < len(lane) and lane[position].listed < handler.listed:
+                position += 1
+            if _put(handler, lane, position):
+                moved.append(handler)
+        return moved
+
+    def _cycle(self, handlers: list[Handler]) -> ValueError:
+        names = " -> ".join(f"{handler.plugin} ({handler.mark.lane.name})" for handler in handlers)
+        return ValueError(
+            f"The handlers of {self._event} cannot be ordered, before/after and lanes form a cycle: {names}."
+        )
+
+
+def _put(handler: Handler, lane: list[Handler], position: int) -> bool:
+    """Put a handler into its lane; return whether that takes another place than it has."""
+    left: Any = lane[position - 1].place if position else -inf
+    right: Any = lane[position].place if position < len(lane) else inf
+    lane.insert(position, handler)
+    if left < handler.place < right:
+        return False
+    if right == inf:
+        handler.place = floor(left) + 1
+    else:
+        handler.place = ceil(right) - 1 if left == -inf else Fraction(left + right) / 2
+    return True
+
+
+def _way(handler: Handler, found: dict[Handler, Handler]) -> Iterator[Handler]:
+    """Yield a handler, the one that it was found from, and so on."""
+    yield handler
+    while handler in found:
+        handler = found[handler]
+        yield handler

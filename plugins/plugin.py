@@ -24,10 +24,13 @@ class Plugin:
             stream where `RNGCapture` keeps one. False spares them the 15 microseconds that this takes.
         ranks: on which of several processes its handlers run: `all`, the `main` one, or the `local_main` one of every
             machine. Where they run on one only, they must not call collectives such as `run.engine.reduce`.
+        affects_training: False for one that cannot change weights, draws or length, such as one that only writes files;
+            it may come and go, and have other options, without a word at a resume. An observer never can.
         exclusive: capabilities that only one plugin at a time may claim.
         asks: what the plugin asks the loop for: `stop`, `validation`, `save`, `log`; on several ranks also
             `skip_batch` and `skip_step`, for which they vote at every batch or step.
         needs: what some plugin must ask for, or this one would wait for ever.
+        state_version: of the form of its state; raise it when that changes, and write `migrate_state`.
     """
 
     name: str = "plugin"
@@ -36,9 +39,11 @@ class Plugin:
     ignores: tuple[type[Event], ...] = ()
     draws: bool = True
     ranks: Ranks = "all"
+    affects_training: bool = True
     exclusive: tuple[str, ...] = ()
     asks: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    state_version: int = 1
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -51,11 +56,22 @@ class Plugin:
         return self
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs, as plain types and tensors. Saved under the plugin's name."""
+        """Return what a resumed run needs, as plain types and tensors. Saved under the plugin's name.
+
+        An empty one says that there is nothing to remember: that the plugin is as `TrainStart` leaves it.
+        """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a saved state; called after every `TrainStart` handler."""
+        """Go on from a saved state; called after every `TrainStart` handler, and when a run goes back to a checkpoint.
+
+        Whatever `state_dict` returns has to be taken. An empty state comes when a run goes back to where this plugin
+        had one, and says: be as `TrainStart` leaves you. At a resume it does not come: `TrainStart` has just been.
+        """
+
+    def migrate_state(self, state: dict[str, Any], version: int) -> Mapping[str, Any]:
+        """Return a state that was saved with an older `state_version` as `load_state_dict` takes it now."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Let go of files, bars and the like. Called after `RunClosed`, when disabled, when unregistered."""

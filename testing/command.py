@@ -12,6 +12,7 @@ from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 from heliograph.events.checks import known_names
+from heliograph.events.errors import describe_error
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -72,7 +73,7 @@ def run(options: argparse.Namespace) -> int:
         return 2
     except (Exception, SystemExit) as error:  # noqa: BLE001  # the user's own code; told in full, and 1 means a verdict
         traceback.print_exc()
-        said = f"{type(error).__name__}: {error}".removesuffix(": ")
+        said = describe_error(error)
         print(f"heliograph {NAME}: could not check: {options.function} failed with {said}", file=sys.stderr)
         return 2
     print(check)

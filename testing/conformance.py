@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 from typing import Any
 
 import torch
 from heliograph.core.filters import Every
+from heliograph.core.plain import check_plain
 from heliograph.core.result import RunResult
-from heliograph.core.state import check_plain
 from heliograph.core.task import Supervised
 from heliograph.core.trainer import Trainer
-from heliograph.events import BatchEnd, CheckpointLoaded, EpochEnd, Lane, Run, TrainStart
+from heliograph.events import BatchEnd, CheckpointLoaded, EpochEnd, EpochStart, Lane, Run, TrainStart
+from heliograph.events.errors import describe_error
 from heliograph.plugins import Plugin, on
 from torch import nn
 
@@ -55,6 +57,18 @@ class Crasher(Plugin):
         raise CrashError("on purpose")
 
 
+class Resumer(Plugin):
+    """Lets a run go on from a cut."""
+
+    def __init__(self, saved: Mapping[str, Any]) -> None:
+        self._saved = saved
+
+    @on(TrainStart)
+    def resume(self, run: Run, event: TrainStart) -> None:
+        """Resume."""
+        run.resume(self._saved)
+
+
 class Toggler(Plugin):
     """Switches the plugin under test off and on while a run goes on."""
 
@@ -68,24 +82,40 @@ class Toggler(Plugin):
         switch(self._plugin)
 
 
-def check_plugin(make_plugin: MakePlugin, *, make_scheduler: MakeScheduler = step_lr) -> None:
+def check_plugin(
+    make_plugin: MakePlugin,
+    *,
+    make_scheduler: MakeScheduler = step_lr,
+    old_states: Mapping[int, Mapping[str, Any]] | None = None,
+) -> None:
     """Check a plugin against every rule of this module.
 
     Args:
         make_plugin: returns a new plugin object, with the same options every time. It is put into short runs with a
             small model, two epochs, validation, saves and a scheduler.
         make_scheduler: returns the scheduler of these runs, for a plugin that needs one of a certain kind.
+        old_states: for a plugin with a `state_version`, a state of each older version.
 
     Raises:
         AssertionError: a rule is broken; says which and how.
     """
+    fit = partial(_fit, make_scheduler)
     for rule in RULES:
-        try:
-            rule(make_plugin, partial(_fit, make_scheduler))
-        except AssertionError:
-            raise
-        except Exception as error:
-            raise AssertionError(f"{rule.__doc__} It raised {type(error).__name__}: {error}") from error
+        with _told(rule):
+            rule(make_plugin, fit)
+    with _told(migrates):
+        migrates(make_plugin, fit, old_states or {})
+
+
+@contextmanager
+def _told(rule: Callable[..., None]) -> Iterator[None]:
+    """Name the rule in what it raises."""
+    try:
+        yield
+    except AssertionError:
+        raise
+    except Exception as error:
+        raise AssertionError(f"{rule.__doc__} It raised {describe_error(error)}") from error
 
 
 def registers(make_plugin: MakePlugin, fit: Fit) -> None:
@@ -160,6 +190,76 @@ def resumes(make_plugin: MakePlugin, fit: Fit) -> None:
     plugin = make_plugin()
     if not hasattr(plugin, "state_dict"):
         return
+    saved, copy = _cut_of(plugin, fit), make_plugin()
+    loaded: list[Any] = []
+    name = getattr(plugin, "name", "")
+
+    class Looker(Plugin):
+        @on(CheckpointLoaded, lane=Lane.TRANSFORM, before=(name,))
+        def look(self, run: Run, event: CheckpointLoaded) -> None:
+            loaded.append(deepcopy(copy.state_dict()))
+
+    fit(Trainer([Asker(), Resumer(saved), Looker(), copy], device="cpu"))
+    assert _same(loaded[0], saved["plugins"].get(name)), (
+        f"What {name!r} loaded is not what it had saved: {loaded[0]} and {saved['plugins'].get(name)}."
+    )
+
+
+def goes_back(make_plugin: MakePlugin, fit: Fit) -> None:
+    """When a run goes back to a checkpoint, the plugin's state is what it was there, an empty one too."""
+    plugin = make_plugin()
+    if not hasattr(plugin, "state_dict"):
+        return
+    trainer = Trainer([Asker(), plugin], device="cpu")
+    name = trainer.plugins.names()[1]
+    cut: dict[str, Any] = {}
+    found: list[Any] = []
+
+    class Returner(Plugin):
+        @on(EpochStart, lane=Lane.REPORT, after=(name,))
+        def keep(self, run: Run, event: EpochStart) -> None:
+            if not cut:
+                cut.update(deepcopy(run.state_dict()))
+
+        @on(BatchEnd, lane=Lane.REPORT)
+        def go_back(self, run: Run, event: BatchEnd) -> None:
+            if run.progress.epoch and not run.control.turns_back and not found:
+                run.roll_back(cut)
+
+        @on(CheckpointLoaded, lane=Lane.TRANSFORM, before=(name,))
+        def look(self, run: Run, event: CheckpointLoaded) -> None:
+            found.append(deepcopy(plugin.state_dict()))
+
+    trainer.plugins.register(Returner())
+    fit(trainer)
+    then = cut["plugins"].get(name)
+    assert all(_same(each, then) for each in found), f"{name!r} went back to {then}, and has {found}."
+
+
+def migrates(make_plugin: MakePlugin, fit: Fit, old_states: Mapping[int, Mapping[str, Any]]) -> None:
+    """A run can be resumed with the plugin's state of every older version."""
+    plugin = make_plugin()
+    lacking = sorted({*range(1, getattr(plugin, "state_version", 1))} - old_states.keys())
+    assert not lacking, (
+        f"Give check_plugin a state of each older version, old_states={{1: ...}}; there is none of {lacking}."
+    )
+    for version, state in old_states.items():
+        saved, copy = _cut_of(make_plugin(), fit), make_plugin()
+        name = getattr(copy, "name", "")
+        saved["plugins"][name], saved["plugin_versions"] = dict(state), {name: version}
+        fit(Trainer([Asker(), Resumer(saved), copy], device="cpu"))
+
+
+def survives_a_test(make_plugin: MakePlugin, fit: Fit) -> None:
+    """A plugin of a training does no harm to a test on the same trainer."""
+    trainer = Trainer([Asker(), make_plugin()], device="cpu")
+    task = _task()
+    fit(trainer, task)
+    assert "test/loss" in trainer.test(task, _data()).metrics, "The test lost its metrics."
+
+
+def _cut_of(plugin: Any, fit: Fit) -> dict[str, Any]:
+    """Return what a run with a plugin saved at the end of its first epoch."""
     saved: dict[str, Any] = {}
 
     class Saver(Plugin):
@@ -169,32 +269,7 @@ def resumes(make_plugin: MakePlugin, fit: Fit) -> None:
                 saved.update(deepcopy(run.state_dict()))
 
     fit(Trainer([Asker(), plugin, Saver()], device="cpu"))
-
-    copy = make_plugin()
-    loaded: list[Any] = []
-
-    class Resumer(Plugin):
-        @on(TrainStart)
-        def resume(self, run: Run, event: TrainStart) -> None:
-            run.resume(saved)
-
-        @on(CheckpointLoaded, lane=Lane.TRANSFORM, before=(getattr(plugin, "name", ""),))
-        def look(self, run: Run, event: CheckpointLoaded) -> None:
-            loaded.append(deepcopy(copy.state_dict()))
-
-    fit(Trainer([Asker(), Resumer(), copy], device="cpu"))
-    name = getattr(plugin, "name", "")
-    assert _same(loaded[0], saved["plugins"].get(name)), (
-        f"What {name!r} loaded is not what it had saved: {loaded[0]} and {saved['plugins'].get(name)}."
-    )
-
-
-def survives_a_test(make_plugin: MakePlugin, fit: Fit) -> None:
-    """A plugin of a training does no harm to a test on the same trainer."""
-    trainer = Trainer([Asker(), make_plugin()], device="cpu")
-    task = _task()
-    fit(trainer, task)
-    assert "test/loss" in trainer.test(task, _data()).metrics, "The test lost its metrics."
+    return saved
 
 
 def _fit(make_scheduler: MakeScheduler, trainer: Trainer, task: Supervised | None = None) -> RunResult:
@@ -235,5 +310,6 @@ RULES = (
     toggles,
     state_is_plain,
     resumes,
+    goes_back,
     survives_a_test,
 )

@@ -18,6 +18,10 @@ def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def stop() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
 def hang_for_ever() -> None:
     threading.Event().wait()
 
@@ -26,7 +30,7 @@ class Lose(Plugin):
     """Loses one rank behind the second step."""
 
     def __init__(self, rank: int, how: str) -> None:
-        self.rank, self.act = rank, {"die": die, "hang": hang_for_ever}[how]
+        self.rank, self.act = rank, {"die": die, "hang": hang_for_ever, "stop": stop}[how]
         self.ended: list[str] = []
 
     @on(TrainStart)
@@ -51,7 +55,7 @@ def train(folder: Path, rank: int, how: str) -> None:
     Args:
         folder: where to write.
         rank: which is lost.
-        how: `die` or `hang`.
+        how: `die`, `hang` or `stop`.
     """
     engine = DDPEngine(timeout=60.0 if how == "die" else 3.0)
     handler = logging.FileHandler(folder / f"{engine.rank}.log")

@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import heliograph as h
 import pytest
+from heliograph.__main__ import main
+from heliograph.core.recording.lines import ROWS
 from heliograph.core.recording.reading import read
+from heliograph.core.recording.records import Batches
+from heliograph.core.recording.sealing import parse, sealed
 from heliograph.core.recording.tail import tail_of
 from heliograph.core.recording.walking import walk
 from heliograph.core.telling.story import brief, story
@@ -116,3 +121,61 @@ def test_lines_that_are_missing_or_in_another_order_leave_the_rest(folder: Path,
     kept = data.draw(st.lists(st.sampled_from(lines), max_size=len(lines), unique=True))
     path.write_bytes(head + b"".join(kept))
     _tell(path)
+
+
+def places(value: object, where: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
+    """Return where values lie in a line's array, the array itself first."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [where, *(each for key, item in items for each in places(item, (*where, key)))]
+
+
+def put(value: Any, where: tuple[Any, ...], new: object) -> Any:
+    """Return a line's array with another value in one place; None where a key is to be missing."""
+    if not where:
+        return new
+    copy = value.copy()
+    copy[where[0]] = put(value[where[0]], where[1:], new)
+    return copy
+
+
+ODD: list[Any] = [
+    None, True, -1, 0, 10**6, 2**63, 10**400, 1.5, float("nan"), float("inf"), -1e308, "", "x", "\x1b[2J", [], [[]], {},
+    {"a": 1}, [None] * 9, ["<f4", "AAAA"], ["z<i8", "eJxjYBgFo2AU"],
+]  # fmt: skip
+
+
+@given(st.data())
+@settings(
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    deadline=None,
+    derandomize=True,
+    database=None,
+)
+def test_a_forged_recording_is_told_or_refused_in_a_sentence(folder: Path, data: st.DataObject) -> None:
+    """Each line fits its checksum, and one value of some line is anything."""
+    lines = [parse(line) for line in (folder / INTACT).read_bytes().splitlines()]
+    for _ in range(data.draw(st.integers(1, 3))):
+        number = data.draw(st.integers(0, len(lines) - 1))
+        where = data.draw(st.sampled_from(places(lines[number])[1:]))
+        lines[number] = put(lines[number], where, data.draw(st.sampled_from(ODD)))
+    path = folder / "forged.recording"
+    path.write_text("".join(f"{sealed(*line)}\n" for line in lines))
+    output = ["--output", str(folder / "forged.html"), "--trace", str(folder / "forged.json")]
+
+    assert main(["explain", str(path)]) in (0, 2)
+    assert main(["timeline", str(path), *output]) in (0, 2)
+
+
+def test_a_short_line_cannot_claim_a_million_batches(folder: Path) -> None:
+    """40 lines of 120 bytes took 9.4 GB."""
+    path = folder / "large.recording"
+    intact = (folder / INTACT).read_bytes().splitlines()[:2]
+    place = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0]
+    rows = [(1, ROWS + 1), *((number, ROWS) for number in range(2, 400))]
+    blocks = [sealed("batches", each, 0, place, 1.0, count, [1, 1, 0, 0, 4, 0], None) for each, count in rows]
+    path.write_bytes(b"\n".join([*intact, *(block.encode() for block in blocks)]))
+    [attempt] = read(path).attempts
+
+    assert sum(len(entry) for entry in attempt.entries if isinstance(entry, Batches)) < 1_400_000
+    assert attempt.damage[0] == "line 3: a line 'batches' of another form"
+    assert attempt.damage[1].endswith("more batches than a file of its size holds")

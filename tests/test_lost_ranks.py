@@ -11,10 +11,11 @@ from heliograph import RankFailed, launch
 from heliograph.tests.losing import train
 
 
-def lose(folder: Path, rank: int, how: str) -> tuple[RankFailed, dict[str, Any], str]:
+def lose(folder: Path, rank: int, how: str, grace: float = 60.0) -> tuple[RankFailed, dict[str, Any], str]:
     """Lose one of two ranks; return what launch raised, what the other saw, and what it logged."""
     with pytest.raises(RankFailed) as caught:
-        launch(train, folder, rank, how, nprocs=2, grace=60.0)
+        launch(train, folder, rank, how, nprocs=2, grace=grace)
+    assert vars(caught.value)["heliograph_rank"] == rank
     seen = json.loads((folder / f"{1 - rank}.json").read_text())
     assert (seen["cause"], seen["status"], seen["ended"]) == ("RuntimeError", "failed", ["run_failed", "run_closed"])
     return caught.value, seen, (folder / f"{1 - rank}.log").read_text()
@@ -29,8 +30,11 @@ def test_a_rank_that_is_killed_is_named_by_the_other(tmp_path: Path, rank: int) 
 
 def test_a_rank_that_hangs_is_reported_named_and_ended(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     error, seen, log = lose(tmp_path, 1, "hang")
-    assert (error.rank, error.kind) == (1, "died")
-    assert not any("was killed" in note for note in error.__notes__)
+    assert (error.rank, error.kind) == (1, "hung")
+    assert [note for note in error.__notes__ if "rank 1" in note.partition("\n")[0]] == [
+        "heliograph: rank 1 hung, and has ended since: it ended with exit status 1 before it could report. Look above "
+        "for what it printed"
+    ]
     assert (
         "heliograph: rank 1 is ended: its run goes on 1 s after another's end (rank 1 hung: " in capfd.readouterr().err
     )
@@ -45,3 +49,10 @@ def test_a_rank_that_hangs_is_reported_named_and_ended(tmp_path: Path, capfd: py
         "  rank 0 waits in vote for 1 s; in train, epoch 0, batch 2, step 2, last event batch_end; at "
     )
     assert " < hang_for_ever (losing.py:" in hangs
+
+
+def test_a_rank_that_is_stopped_is_named_by_the_other(tmp_path: Path) -> None:
+    error, seen, _ = lose(tmp_path, 1, "stop", grace=1.0)
+    assert (error.rank, error.kind) == (seen["rank"], seen["kind"]) == (1, "hung")
+    assert error.text == ("no sign of life for 2 s: its process is stopped (SIGSTOP), or its machine cannot be reached")
+    assert error.__notes__[-1] == "heliograph: rank 1 did not end within 1 s of that, and was killed."

@@ -356,6 +356,8 @@ class Killed(BaseException):
 class Watch(h.Plugin):
     """Notes what is to be compared, by what it is and where: `("loss", epoch, batch)`."""
 
+    affects_training = False
+
     def __init__(self) -> None:
         self.facts: dict[tuple[Any, ...], set[Any]] = defaultdict(set)
         self.final: dict[str, Any] = {}
@@ -383,7 +385,7 @@ class Watch(h.Plugin):
 def final_state(run: h.Run, status: str) -> dict[str, Any]:
     """Return what must be equal in the end, by path."""
     state = run.state_dict()
-    of_the_process = ("saved_at", "versions", "checkpoint", "jsonl_log", "earlier_seconds")
+    of_the_process = ("saved_at", "training_id", "versions", "checkpoint", "jsonl_log", "earlier_seconds", "unseen")
     leaves = {path: leaf for path, leaf in walk(state) if not set(of_the_process) & set(path.split("."))}
     return {**leaves, "status": status, "learning rate": run.optimizer.param_groups[0]["lr"]}
 
@@ -419,6 +421,7 @@ def frozen(value: Any) -> Any:
 class Killer(h.Plugin):
     """Ends a leg."""
 
+    affects_training = False
     asks = ("stop", "save")
 
     def __init__(self, kill: Kill) -> None:
@@ -533,7 +536,8 @@ def compare(
 
 # The matrix.
 
-EVENTS = [each for each in h.events.CATALOGUE if not each.__name__.startswith("Test") and each is not h.ValidationCut]
+RARE = (h.ValidationCut, h.ResumeVerified)  # neither comes in a run that nobody cuts short or resumes
+EVENTS = [each for each in h.events.CATALOGUE if not each.__name__.startswith("Test") and each not in RARE]
 
 
 def kills(how: Literal["raise", "stop"]) -> st.SearchStrategy[tuple[Kill, ...]]:

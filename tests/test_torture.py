@@ -17,6 +17,7 @@ from heliograph.core.storage import Store
 from heliograph.demo.training import NAME
 from heliograph.tests.torture.checks import first_difference, newest_whole
 from heliograph.tests.torture.torture import MISSING
+from heliograph.tests.torture.workers import MISSING as WITHOUT_PROC
 
 SCRIPT = Path(__file__).parent / "torture/torture.py"
 CHECKPOINT = f"{NAME}_epoch_1_iter_12.pth"
@@ -35,6 +36,14 @@ def test_it_is_skipped_where_processes_cannot_be_waited_for() -> None:
     code = f"import os, runpy; del os.pidfd_open; runpy.run_path({str(SCRIPT)!r}, run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "skipped: os.pidfd_open is missing: this needs Linux\n"), done.stderr
+
+
+@pytest.mark.skipif(WITHOUT_PROC is not None, reason=str(WITHOUT_PROC))
+def test_no_worker_outlives_a_main_process_that_is_killed_while_it_starts() -> None:
+    command = [sys.executable, str(SCRIPT.with_name("workers.py")), "--kills", "10", "--seed", "4", "--limit", "60"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("10 of them with workers; after 60 s, 0 had left some over\n")
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from ...core.errors import NotRecorded
 from ...core.recording.records import Recording
 from ...core.replaying.replay import replay
 from ...events import Event, Run, RunClosed
+from ...events.errors import describe_error
 from ...plugins import Plugin, on
 from .base import Action, RuleFiring, RuleMetric, RuleOperation
 from .controller import RuleController
@@ -135,7 +136,7 @@ class _LenientMetric(RuleMetric):
             return None
         except Exception as error:
             where = f"in metric {self.name!r} ({type(self._metric).__name__}) of the rules"
-            raise RuleError(f"{where}: {type(error).__name__}: {error}") from error
+            raise RuleError(f"{where}: {describe_error(error)}") from error
 
     def state_dict(self) -> dict[str, Any]:
         """Return the metric's."""

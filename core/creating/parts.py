@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from .. import rng
 from ..data.loaders import is_dataset
 from ..optimizers import SINGLE
-from ..task import check_fits
+from ..task import check_fits, load_module
 from .recipe import Recipe
 
 
@@ -166,7 +166,7 @@ def load_weights(models: Mapping[str, nn.Module], state: Mapping[str, Any]) -> N
     saved = {name: weights for name, weights in state["modules"].items() if name in models}
     check_fits(models, saved)
     for name, model in models.items():
-        model.load_state_dict(saved[name])
+        load_module(name, model, saved[name])
 
 
 def named(word: str, given: Any) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from ..errors import SEEN, RankFailed
 from ..ranks.membership import membership
 from ..result import RunResult
 from ..sharded import whole
+from ..state import training_of
 from .handover import Handed
 from .packing import packed, unpacked
 from .parts import load_weights, make_model, named
@@ -205,7 +206,7 @@ class CreatorTrainer:
             ValueError: the name is none of a checkpoint.
         """
         path, state = Path(path), unpacked(self._trained())
-        store = storage.Store(path.parent, state["run_name"])
+        store = storage.Store(path.parent, state["run_name"], training_of(state))
         store.open()
         try:
             return store.save(path.name, state).path

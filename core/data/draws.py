@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import blake2b, shake_128
-from itertools import count, islice
 from struct import Struct
-from types import BuiltinMethodType, FunctionType, MemberDescriptorType, MethodType, ModuleType, NoneType
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, get_args
 
 import numpy as np
 import torch
 from numpy.random import bit_generator as _bit_generator
 from numpy.random import mtrand
 
-Generator: TypeAlias = np.random.Generator | np.random.RandomState | random.Random | torch.Generator
+Generator: TypeAlias = (
+    np.random.Generator
+    | np.random.RandomState
+    | np.random.BitGenerator
+    | np.random.SeedSequence
+    | random.Random
+    | torch.Generator
+)
 
 _SEEDS: Final = Struct("<QIQ16s")  # for python, NumPy, torch, and the seedless
-_DEPTH: Final = 8  # a subset of a dataset with choices among composed transforms needs 7
-_ITEMS: Final = 1000  # a longer list holds data, and generators only in a program that makes one for each sample
-_OBJECTS: Final = 100_000  # that is some tens of milliseconds
-_KINDS: Final = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
-_PLAIN: Final = frozenset({NoneType, bool, int, float, complex, str, bytes, bytearray, set, frozenset})
-_OPAQUE: Final = (torch.Tensor, np.ndarray, np.generic, ModuleType, type)
-_CONTAINERS: Final[dict[type, Callable[[Any], Iterator[Any]]]] = {
-    dict: lambda held: iter(dict.values(held)),
-    list: list.__iter__,  # not iter(): a subclass may load what it yields
-    tuple: tuple.__iter__,
-}
+KINDS: Final = get_args(Generator)
 
 
 def digest(*key: int, size: int, purpose: bytes = b"") -> bytes:
@@ -50,7 +45,7 @@ def seed_all(*key: int) -> None:
     random.seed(python)
     np.random.seed(numpy)
     torch.default_generator.manual_seed(pytorch)  # torch.manual_seed also queues calls for CUDA: 70 times slower
-    _set_entropy(_keyed(entropy))
+    _set_entropy(_Keyed(entropy))
 
 
 def isolated(*, one_thread: bool = True) -> _Isolation:
@@ -66,43 +61,49 @@ def isolated(*, one_thread: bool = True) -> _Isolation:
     return _Isolation(one_thread)
 
 
-def find_generators(holder: object) -> list[Generator]:
-    """Return the generators that an object holds, each once, in an order that pickling does not change.
-
-    Looked at are attributes, slots, generators on the class, dicts, lists and tuples (1000 items each), what functions
-    close over, their defaults, partials and bound methods, to a depth of 8. Not looked at are sets (their order differs
-    between processes), modules, arrays, tensors, and generators that cannot be seeded.
-    """
-    found: list[Generator] = []
-    seen = {id(holder): holder}
-    level = [holder]
-    for _ in range(_DEPTH + 1):
-        below = []
-        for each in level:
-            if isinstance(each, _KINDS):
-                found += [each] if _can_be_seeded(each) else []
-                continue
-            for part in _parts(each):
-                if type(part) not in _PLAIN and id(part) not in seen and len(seen) < _OBJECTS:
-                    seen[id(part)] = part
-                    below.append(part)
-        level = below
-    return found
-
-
 def key_generators(generators: Sequence[Generator], *key: int) -> None:
     """Seed each generator by a key and its place in the sequence."""
     for place, generator in enumerate(generators):
         seed = int.from_bytes(digest(*key, place, size=16, purpose=b"held"), "little")
         if isinstance(generator, np.random.Generator):
-            bits: Any = generator.bit_generator
-            bits.__setstate__(type(bits)(seed).__getstate__())  # from NumPy 2 on also what `spawn` draws from
+            _key_bits(generator.bit_generator, seed)
         elif isinstance(generator, torch.Generator):
             generator.manual_seed(seed % 2**64)
         elif isinstance(generator, np.random.RandomState):
-            generator.seed(seed % 2**32)
+            _key_legacy(generator, seed)
+        elif isinstance(generator, np.random.BitGenerator):
+            _key_bits(generator, seed)
+        elif isinstance(generator, np.random.SeedSequence):
+            generator.__init__(seed, pool_size=generator.pool_size)  # type: ignore[misc]  # it has no other way
         else:
             generator.seed(seed)
+
+
+def is_global(generator: Generator) -> bool:
+    """Return whether `seed_all` seeds a generator."""
+    return any(generator is each for each in (_PYTHON, _LEGACY, torch.default_generator))
+
+
+def drawn() -> list[Any]:
+    """Return where the global generators stand, and how often NumPy asked for entropy; to be compared."""
+    source = _entropy()
+    asked = source.draws if isinstance(source, _Keyed) else None
+    bits = mtrand.get_bit_generator().state
+    spare = _without_bits(partial(_LEGACY.get_state, legacy=False))
+    return [random.getstate(), bits, spare, torch.default_generator.get_state(), asked]
+
+
+def _key_bits(bits: Any, seed: int) -> None:
+    bits.__setstate__(type(bits)(seed).__getstate__())  # from NumPy 2 on also what `spawn` draws from
+
+
+def _key_legacy(generator: np.random.RandomState, seed: int) -> None:
+    bits = generator._bit_generator
+    if isinstance(bits, np.random.MT19937):
+        generator.seed(seed % 2**32)
+    else:
+        _key_bits(bits, seed)
+        generator.set_state({**generator.get_state(legacy=False), "has_gauss": 0, "gauss": 0.0})
 
 
 class _Isolation:
@@ -152,6 +153,7 @@ class _NoBits:
         """Take nothing."""
 
 
+_PYTHON: Final[Any] = random._inst  # the generator behind random.random and its like
 _LEGACY: Final[Any] = mtrand._rand  # the generator behind np.random.rand and its like
 _NO_BITS: Final = _NoBits()
 _SPARES: Final[list[Any]] = []
@@ -174,77 +176,28 @@ def _set_entropy(source: Any) -> None:
     _bit_generator.randbits = source  # type: ignore[attr-defined]  # private: SEEDLESS_IS_KEYED says if it is there
 
 
-def _keyed(key: bytes) -> Callable[[int], int]:
-    draws = count()
+class _Keyed:
+    """What stands in for the entropy of the operating system."""
 
-    def randbits(bits: int) -> int:
-        block = shake_128(key + b"%d" % next(draws)).digest(-(-bits // 8))
+    __slots__ = ("draws", "key")
+
+    def __init__(self, key: bytes) -> None:
+        self.key, self.draws = key, 0
+
+    def __call__(self, bits: int) -> int:
+        block = shake_128(self.key + b"%d" % self.draws).digest(-(-bits // 8))
+        self.draws += 1
         return int.from_bytes(block, "little") >> (-bits % 8)
-
-    return randbits
 
 
 def _is_seedless_keyed() -> bool:
     before = _entropy()
-    _set_entropy(_keyed(b""))
+    _set_entropy(_Keyed(b""))
     try:
-        return np.random.SeedSequence().entropy == _keyed(b"")(128)
+        return np.random.SeedSequence().entropy == _Keyed(b"")(128)
     finally:
         _set_entropy(before)
 
 
 SEEDLESS_IS_KEYED: Final = _is_seedless_keyed()
 """Whether `seed_all` decides what `np.random.default_rng()` draws; a private name of NumPy makes it so."""
-
-
-def _can_be_seeded(generator: Generator) -> bool:
-    if isinstance(generator, np.random.RandomState):
-        return isinstance(generator._bit_generator, np.random.MT19937)
-    return not isinstance(generator, random.SystemRandom)
-
-
-def _parts(holder: Any) -> Iterator[object]:
-    """Yield what an object holds directly."""
-    if isinstance(holder, _OPAQUE):
-        return
-    if isinstance(holder, FunctionType):
-        yield from _captured(holder)
-    elif isinstance(holder, partial):
-        yield from (holder.func, holder.args, holder.keywords)
-    elif isinstance(holder, MethodType | BuiltinMethodType):
-        yield holder.__self__
-        yield getattr(holder, "__func__", None)
-    else:
-        for kind, items in _CONTAINERS.items():
-            if isinstance(holder, kind):
-                yield from islice(items(holder), _ITEMS)
-        if type(holder) not in _CONTAINERS:
-            yield from _attributes(holder)
-
-
-def _captured(function: FunctionType) -> Iterator[object]:
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # not filled yet
-            continue
-    yield from function.__defaults__ or ()
-    yield from (function.__kwdefaults__ or {}).values()
-
-
-def _attributes(holder: object) -> Iterator[object]:
-    yield from islice(getattr(holder, "__dict__", {}).values(), _ITEMS)
-    for kind in type(holder).__mro__:
-        has_slots = "__slots__" in vars(kind)
-        for value in vars(kind).values():
-            if isinstance(value, _KINDS):
-                yield value
-            elif has_slots and isinstance(value, MemberDescriptorType):
-                yield _slot(value, holder)
-
-
-def _slot(descriptor: MemberDescriptorType, holder: object) -> object:
-    try:
-        return descriptor.__get__(holder)
-    except AttributeError:  # not set yet
-        return None

@@ -10,7 +10,8 @@ from torch.utils.data import BatchSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from ..batches import length_of
-from .keyed import BEGIN, Held, KeyedBatch, KeyedIndex, Place, keyed_batch
+from .held import BEGIN, Held
+from .keyed import KeyedBatch, KeyedIndex, Place, keyed_batch
 from .orders import Begun
 from .samplers import is_seekable, seed_of
 from .shares import Share

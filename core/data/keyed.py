@@ -7,18 +7,22 @@ matter which one loads a batch, how many there are, or how far ahead they read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from .draws import find_generators, key_generators, seed_all
+from .draws import isolated
+from .held import BEGIN, Held
+from .outline import outline
+from .probe import Probe
 
 Key = tuple[int, ...]
-BEGIN = -1  # in place of a position: what is drawn before the first batch
 ENDED = "The dataset raised StopIteration, which would look like the end of the epoch: that is for iterators only."
 
 
@@ -48,26 +52,6 @@ class KeyedIndex:
     place: Place
 
 
-class Held:
-    """The generators that objects hold, found in the process that uses them, anew in every epoch."""
-
-    def __init__(self, *holders: Any) -> None:
-        self._holders = holders
-        self._found: list[Any] = []
-        self._epoch: int | None = None
-
-    def seed(self, seed: int, epoch: int, *place: int) -> None:
-        """Seed the global generators and the held ones."""
-        seed_all(seed, epoch, *place)
-        if epoch != self._epoch:
-            self._epoch, self._found = epoch, find_generators(self._holders)
-        if self._found:
-            key_generators(self._found, seed, epoch, *place)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"_holders": self._holders, "_found": [], "_epoch": None}  # a copy elsewhere holds other generators
-
-
 class Around:
     """Behaves as the object in it: code of the user's that runs in a worker sees and sets that one's attributes."""
 
@@ -91,56 +75,96 @@ class Around:
 
 
 class KeyedDataset(Around, Dataset[Any]):
-    """A map-style dataset that is asked for `KeyedBatch`es or `KeyedIndex`es, and else behaves as the one in it."""
+    """A map-style dataset that is asked for `KeyedBatch`es or `KeyedIndex`es, and else behaves as the one in it.
 
-    def __init__(self, inner: Any, collate: Any, *, per_sample: bool) -> None:
+    Args:
+        inner: the user's.
+        collate: what makes a batch of what is loaded, under the same key; None where that is done elsewhere.
+        per_sample: whether each sample is loaded under a key of its own.
+        tells_epoch: whether `inner.set_epoch` is called with the epoch of what is loaded, in every process.
+
+    Attributes:
+        keyed_probe: compares two loads of the first batch, where that is wanted.
+    """
+
+    def __init__(self, inner: Any, collate: Any, *, per_sample: bool, tells_epoch: bool = False) -> None:
         self.keyed_inner = inner
-        self.keyed_held = Held(inner, collate)
+        self.keyed_collate = as_it_is if collate is None else collate
+        self.keyed_held = Held(inner, collate, told=inner if tells_epoch else None)
+        self.keyed_load = self._one_by_one if per_sample else self._at_once
         self.keyed_per_sample = per_sample
+        self.keyed_has_begun = False
+        self.keyed_probe: Probe | None = None
 
     def __getitems__(self, batch: KeyedBatch) -> Any:
         """Load a batch under its key, or each of its samples under one of its own."""
         try:
-            return self._one_by_one(batch) if self.keyed_per_sample else self._at_once(batch)
+            return self.keyed_load(batch) if self.keyed_has_begun else self._first(self.keyed_load, batch)
         except StopIteration as error:
             raise RuntimeError(ENDED) from error
 
     def __getitem__(self, index: Any) -> Any:
         if not isinstance(index, KeyedIndex):
             return self.keyed_inner[index]
+        try:
+            return self._single(index) if self.keyed_has_begun else self._first(self._single, index)
+        except StopIteration as error:
+            raise RuntimeError(ENDED) from error
+
+    def _first(self, load: Callable[[Any], Any], chosen: Any) -> Any:
+        """Load what this process loads first, once more where that made a generator, and see whether it repeats."""
+        self.keyed_has_begun = True
+        if self.keyed_probe is not None and self.keyed_probe.is_due():
+            return self._probed(load, chosen, self.keyed_probe)
+        loaded = load(chosen)
+        return load(chosen) if self.keyed_held.look() else loaded
+
+    def _probed(self, load: Callable[[Any], Any], chosen: Any, probe: Probe) -> Any:
+        """Load the same, and compare it with another load."""
+        held, inner, again = self.keyed_held, self.keyed_inner, partial(load, chosen)
+        held.arrive(*chosen.place.key[:2])
+        before, began = outline(inner), perf_counter()
+        first = held.traced(again)
+        if held.look():
+            first = held.traced(again)
+        if probe.limit and 3 * (perf_counter() - began) > probe.limit:
+            probe.leave_out("a second load of a batch could outlast the loader's timeout", held)
+        else:
+            elsewhere = partial(load, _elsewhere(chosen)) if outline(inner) != before else None
+            probe.compare(first, again, elsewhere, held)
+        return first.loaded
+
+    def _single(self, index: KeyedIndex) -> Any:
         place = index.place
         key = (*place.key[:2], place.first) if self.keyed_per_sample else place.key
         self.keyed_held.seed(*key)
-        try:
-            return self.keyed_inner[index.index]
-        except StopIteration as error:
-            raise RuntimeError(ENDED) from error
+        return self.keyed_collate(self.keyed_inner[index.index])
 
     def _at_once(self, batch: KeyedBatch) -> Any:
         inner = self.keyed_inner
         self.keyed_held.seed(*batch.place.key)
         fetch = getattr(inner, "__getitems__", None)
-        return fetch(list(batch)) if fetch else [inner[index] for index in batch]
+        return self.keyed_collate(fetch(list(batch)) if fetch else [inner[index] for index in batch])
 
-    def _one_by_one(self, batch: KeyedBatch) -> list[Any]:
+    def _one_by_one(self, batch: KeyedBatch) -> Any:
         place, samples = batch.place, []
         seed, epoch = place.key[:2]
         for offset, index in enumerate(batch):
             self.keyed_held.seed(seed, epoch, place.first + offset * place.stride)
             samples.append(self.keyed_inner[index])
         self.keyed_held.seed(*place.key)  # for the collate function
-        return samples
+        return self.keyed_collate(samples)
 
 
 class KeyedIterable(Around, IterableDataset[Any]):
     """An iterable dataset that draws by (seed, epoch, worker, n-th batch).
 
-    Seed and epoch lie in shared memory: workers that outlive an epoch see no other change.
+    Seed and epoch lie in shared memory: workers that outlive an epoch see no other change. They tell their own copies.
     """
 
     def __init__(self, inner: Any, collate: Any, batch_size: int, rank: int) -> None:
         self.keyed_inner = inner
-        self.keyed_held = Held(inner, collate)
+        self.keyed_held = Held(inner, collate, told=inner)
         self.keyed_batch_size, self.keyed_rank = batch_size, rank
         self.keyed_clock: Tensor = torch.zeros(2, dtype=torch.int64)
         self.keyed_clock.share_memory_()  # type: ignore[no-untyped-call]  # torch has no annotation here
@@ -148,6 +172,8 @@ class KeyedIterable(Around, IterableDataset[Any]):
     def keyed_begin(self, seed: int, epoch: int) -> None:
         """Set what the next pass draws by."""
         self.keyed_clock[0], self.keyed_clock[1] = seed, epoch
+        with isolated():
+            self.keyed_held.begin(seed, epoch)
 
     def __iter__(self) -> Iterator[Any]:
         seed, epoch = self.keyed_clock.tolist()
@@ -165,6 +191,18 @@ class KeyedIterable(Around, IterableDataset[Any]):
                 return
             yield item
             count += 1
+
+
+def as_it_is(loaded: Any) -> Any:
+    """Return what is a batch already."""
+    return loaded
+
+
+def _elsewhere(chosen: KeyedBatch | KeyedIndex) -> KeyedBatch | KeyedIndex:
+    """Return the same indices under a key that no batch has."""
+    seed, *rest = chosen.place.key
+    place = chosen.place._replace(key=(~seed, *rest))
+    return KeyedIndex(chosen.index, place) if isinstance(chosen, KeyedIndex) else keyed_batch(chosen, place)
 
 
 def _keyed_again(indices: list[Any], *place: Any) -> KeyedBatch:

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from ...events.checks import known_names
 from ..batches import check_loader
-from ..signals import ignore_signals
 from .samplers import RandomSampler, SequentialSampler
+from .workers import prepare_worker
 
 ONLY_TRAINING = ("shuffle", "sampler", "drop_last", "draws_per", "as_ranks")
 OURS = ("shuffle", "draws_per", "as_ranks", "columns")  # what torch's own loader does not take, or not so
@@ -168,11 +168,12 @@ def evaluation_loader(data: Any, params: LoaderParams | None, split: str) -> Any
 
 
 def shielded(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """Return a copy of a loader whose workers leave it to this process to act upon a signal that went to all."""
+    """Return a copy of a loader whose workers end with this process, and leave it to act upon signals to all."""
     own = copy(loader)
     own.__dict__["_iterator"] = None  # persistent workers are not shared
-    if loader.num_workers:
-        own.worker_init_fn = partial(ignore_signals, then=loader.worker_init_fn)
+    init = loader.worker_init_fn
+    if not isinstance(init, partial) or init.func is not prepare_worker:
+        own.worker_init_fn = partial(prepare_worker, then=init)
     return own
 
 

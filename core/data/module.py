@@ -7,6 +7,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, Literal
 
 from ...events import Engine
+from ...events.errors import describe_error
 from ..errors import RankFailed
 from .loaders import LoaderParams
 
@@ -85,7 +86,7 @@ def _torn_down(module: DataModule) -> Iterator[None]:
         try:
             module.tear_down()
         except Exception as failure:  # noqa: BLE001  # told beside the first one
-            error.add_note(f"heliograph: then tear_down failed: {type(failure).__name__}: {failure}")
+            error.add_note(f"heliograph: then tear_down failed: {describe_error(failure)}")
         raise
     module.tear_down()
 

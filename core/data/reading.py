@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from .draws import isolated
-from .keyed import BEGIN, Held
+from .held import BEGIN, Held
 from .loaders import shielded
 
 MASK = 2**63 - 1
@@ -28,6 +28,8 @@ class Reading:
         apart: whether any code of the loader is kept away from the training's random stream.
         tell: called with (done, all) while batches are read again to reach the position.
         is_over: whether another rank had no more there, so that this one's rest is not read either.
+        check: called with the last of the batches that are read again.
+        probes: whether the first batch that is read of a loader is loaded twice and compared.
     """
 
     seed: int
@@ -36,6 +38,8 @@ class Reading:
     apart: bool
     tell: Callable[[int, int], None]
     is_over: bool = False
+    check: Callable[[Any], None] | None = None
+    probes: bool = False
 
 
 def rewired(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
@@ -77,10 +81,11 @@ def apart(
 
 def read_again(batches: Iterator[Any], reading: Reading) -> Iterator[Any]:
     """Return batches from the position on, after reading those before it once more."""
+    batch = None
     for done in range(reading.batch):
         reading.tell(done, reading.batch)
         try:
-            next(batches)
+            batch = next(batches)
         except StopIteration:
             raise ValueError(
                 f"The train loader ended after {done} batches of epoch {reading.epoch}, of which {reading.batch} had "
@@ -88,4 +93,6 @@ def read_again(batches: Iterator[Any], reading: Reading) -> Iterator[Any]:
             ) from None
     if reading.batch:
         reading.tell(reading.batch, reading.batch)
+        if reading.check is not None:
+            reading.check(batch)
     return batches

@@ -47,6 +47,9 @@ class Source(Protocol):
     def worth(self) -> Worth:
         """Return what a resume is worth, with the reasons why it is not exact."""
 
+    def hidden(self) -> tuple[float, list[str]]:
+        """Return the seconds that the first batch took to be compared, and a sentence for each hidden state so far."""
+
     def state_dict(self, *, between_epochs: bool) -> dict[str, Any]:
         """Return what the position needs beside the number of consumed batches."""
 
@@ -78,6 +81,10 @@ class Stateless:
     def worth(self) -> Worth:
         """Say that it is exact."""
         return EXACT
+
+    def hidden(self) -> tuple[float, list[str]]:
+        """Return nothing: it is not looked for."""
+        return 0.0, []
 
     def state_dict(self, *, between_epochs: bool) -> dict[str, Any]:
         """Return nothing."""

@@ -11,8 +11,12 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, defau
 from ...events import Engine
 from ..batches import batch_size, set_epoch
 from .choosing import order_of
-from .keyed import Held, KeyedDataset, KeyedIterable
+from .draws import isolated
+from .held import Held
+from .keyed import Around, KeyedDataset, KeyedIterable, as_it_is
 from .orders import Order, full_batches
+from .outline import outline
+from .probe import LEFT_OUT, Probe, is_plain, order_differs
 from .reading import Reading, apart, begun, read_again, rewired
 from .shares import ALONE, Share
 from .source import EXACT, Known, Source, Sourced, Stateless, Worth
@@ -23,6 +27,16 @@ class Rewired(Stateless):
     """What is read through a copy of a `DataLoader`."""
 
     _own: DataLoader[Any]
+    _known: bytes = b""  # what the persistent workers took with them
+
+    def _begun(self, reading: Reading, dataset: Around) -> Iterator[Any]:
+        """Return an iterator; persistent workers, which hold copies, begin anew where the dataset was changed."""
+        if self._own.persistent_workers:
+            now = outline(dataset.keyed_inner)
+            if now != self._known:
+                self.close()
+            self._known = now
+        return begun(self._own, reading)
 
     def close(self) -> None:
         """Let persistent workers go."""
@@ -33,20 +47,34 @@ class MapSource(Rewired):
     """A `DataLoader` of a map-style dataset: order and draws are keyed, and no data is loaded to reach a position.
 
     Unless a subclass iterates in a way of its own, which may leave batches out: then it is read again.
+
+    Args:
+        loader: the user's.
+        order: its part of it.
+        share: the part of this process.
+        per_sample: whether draws are keyed by sample.
+        trains: whether it is read epoch by epoch, as the dataset's `set_epoch` takes it.
     """
 
     as_it_is = False
 
-    def __init__(self, loader: DataLoader[Any], order: Order, share: Share, *, per_sample: bool = False) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], order: Order, share: Share, *, per_sample: bool = False, trains: bool = False
+    ) -> None:
         known = loader.dataset.facts if isinstance(loader.dataset, Known) else {}
         kind = {"source": "map", "draws_per": "sample" if per_sample else "batch", **order.kind, **known}
         super().__init__(loader, kind, share)
         self.order, self.even, self.common, self.batch_size = order, order.even, order.common, order.batch_size
-        self.dataset = KeyedDataset(loader.dataset, loader.collate_fn, per_sample=per_sample)
-        sampler = {"sampler" if loader.batch_sampler is None else "batch_sampler": self.order}
-        self._own = rewired(loader, dataset=self.dataset, **sampler)
-        self._here = not loader.num_workers or self.order.draws
         self._its_own_way = type(loader).__iter__ is not DataLoader.__iter__
+        collate = None if self._its_own_way else loader.collate_fn
+        self.dataset = KeyedDataset(loader.dataset, collate, per_sample=per_sample, tells_epoch=trains)
+        sampler = {"sampler" if loader.batch_sampler is None else "batch_sampler": self.order}
+        collated = {} if self._its_own_way else {"collate_fn": as_it_is}
+        self._own = rewired(loader, dataset=self.dataset, **sampler, **collated)
+        self._here = not loader.num_workers or self.order.draws
+        self._probe: Probe | None = None
+        self._of_order: list[str] = []
+        self._is_armed, self._trains = False, trains
         if share.ranks > 1:
             self.length = None if self._its_own_way else order.length
             self.common = order.common and not self._its_own_way
@@ -56,11 +84,35 @@ class MapSource(Rewired):
     def open(self, reading: Reading) -> Iterator[Any]:
         """Go to the position and read."""
         set_epoch(self.loader, reading.epoch)
+        with isolated():
+            self.dataset.keyed_held.begin(reading.seed, reading.epoch)  # for the workers, too
+        self._arm(reading)
         self.order.begin(reading.seed, reading.epoch, 0 if self._its_own_way else reading.batch)
-        batches = begun(self._own, reading)
+        batches = self._begun(reading, self.dataset)
         if self._its_own_way:
             return read_again(apart(batches, reading, Held(), self.share.rank), reading)
         return apart(batches) if self._here else batches
+
+    def hidden(self) -> tuple[float, list[str]]:
+        """Return what was found when the first batch was loaded."""
+        seconds, sentences = (0.0, []) if self._probe is None else self._probe.read()
+        return seconds, [*self._of_order, *sentences]
+
+    def _arm(self, reading: Reading) -> None:
+        """Have the first batch that is read compared, where that can tell anything."""
+        self.dataset.keyed_probe = None
+        if self._is_armed or not reading.apart or not self._trains or self.worth() != EXACT:
+            return
+        self._is_armed = True
+        if not is_plain(self.loader.dataset, self.loader.collate_fn):
+            name, workers = type(self.loader.dataset).__name__, bool(self.loader.num_workers)
+            self._probe = Probe(name, shared=workers, limit=self.loader.timeout)
+        if reading.probes:
+            self.dataset.keyed_probe = self._probe
+            with isolated():
+                self._of_order = order_differs(self.order, self.loader, reading)
+        elif self._probe is not None:
+            self._probe.leave_out(LEFT_OUT, self.dataset.keyed_held)
 
     def worth(self) -> Worth:
         """Say that it is exact, unless it goes its own way, or the sampler may, or workers deliver in any order."""
@@ -87,9 +139,8 @@ class IterableSource(Rewired):
     def open(self, reading: Reading) -> Iterator[Any]:
         """Read from the epoch's start, and drop what was consumed."""
         set_epoch(self.loader, reading.epoch)
-        set_epoch(self.loader.dataset, reading.epoch)
         self.dataset.keyed_begin(reading.seed, reading.epoch)
-        batches = begun(self._own, reading)
+        batches = self._begun(reading, self.dataset)
         return read_again(batches if self._own.num_workers else apart(batches), reading)
 
     def worth(self) -> Worth:
@@ -170,7 +221,7 @@ def source_of(loader: Any, share: Share = ALONE, *, per_sample: bool = False, en
     """
     source: Source
     if isinstance(loader, DataLoader) and _is_dealt_out(loader):
-        source = MapSource(loader, order_of(loader, share), share, per_sample=per_sample)
+        source = MapSource(loader, order_of(loader, share), share, per_sample=per_sample, trains=True)
     elif type(loader) in (list, tuple):
         source = SequenceSource(loader, share)
     elif isinstance(loader, Sourced):

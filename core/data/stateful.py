@@ -11,7 +11,9 @@ from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from ..batches import set_epoch
 from .draws import isolated
-from .keyed import Held
+from .held import BEGIN, Held
+from .keyed import KeyedDataset, KeyedIndex, Place, keyed_batch
+from .probe import LEFT_OUT, Probe, is_plain
 from .reading import Reading, apart, begun
 from .shares import ALONE, Share
 from .source import EXACT, Stateless, Worth
@@ -26,6 +28,7 @@ class StatefulSource(Stateless):
         known = isinstance(loader, DataLoader)
         self._at_begin = Held(loader) if known else Held()
         self._at_batch = Held(loader.dataset, loader.collate_fn) if known else Held()
+        self._probe: Probe | None = None
         self._exhausted = False
         self._given: Mapping[str, Any] | None = None
         self._before: Mapping[str, Any] | None = None
@@ -37,6 +40,8 @@ class StatefulSource(Stateless):
         if given is not None and (given["ended"] or reading.is_over):  # it stands before the next epoch
             self._given = {**given, "ended": False, "amid": False} if given["ended"] else None
             return iter(())
+        if reading.apart and self._probe is None and self.worth() == EXACT and isinstance(self.loader, DataLoader):
+            self._probe = _probed(self.loader, reading)
         if given is not None:
             self.loader.load_state_dict(deepcopy(given["loader"]))
         set_epoch(self.loader, reading.epoch)
@@ -59,6 +64,10 @@ class StatefulSource(Stateless):
             return EXACT
         who = "its workers draw" if isinstance(self.loader, DataLoader) else "it draws"
         return "order-exact", (f"a {type(self.loader).__name__} keeps its own position, but nobody knows what {who}",)
+
+    def hidden(self) -> tuple[float, list[str]]:
+        """Return what was found in its dataset."""
+        return (0.0, []) if self._probe is None else self._probe.read()
 
     def state_dict(self, *, between_epochs: bool) -> dict[str, Any]:
         """Return the loader's state, as it was when the batch in hand had just been read."""
@@ -104,6 +113,27 @@ class StatefulSource(Stateless):
 def is_stateful(loader: Any) -> bool:
     """Return whether a loader keeps its own position."""
     return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
+
+
+def _probed(loader: DataLoader[Any], reading: Reading) -> Probe:
+    """Compare two loads of the dataset's first samples: what the loader reads first, nobody knows before it does."""
+    dataset = KeyedDataset(loader.dataset, loader.collate_fn, per_sample=False)
+    probe = Probe(type(loader.dataset).__name__, shared=False)
+    if is_plain(loader.dataset, loader.collate_fn):
+        return probe
+    if not reading.probes:
+        probe.leave_out(LEFT_OUT)
+        return probe
+    dataset.keyed_probe, place = probe, Place((reading.seed, reading.epoch, BEGIN), 0, 1)
+    try:
+        with isolated():
+            if loader.batch_size is None:
+                dataset[KeyedIndex(0, place)]
+            else:
+                dataset.__getitems__(keyed_batch(range(min(loader.batch_size, len(dataset))), place))
+    except Exception as error:  # noqa: BLE001  # it may take no numbers; the run reads it in the loader's own way
+        probe.leave_out(f"{type(error).__name__}: {error}")
+    return probe
 
 
 def _forgetful(loader: Any) -> Any:

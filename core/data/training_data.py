@@ -12,13 +12,15 @@ from ...events import Engine, Progress
 from .agreed import agree
 from .evaluation_data import EvaluationData
 from .guarantee import Guarantee, weaker
-from .probe import hidden_state
+from .last_batch import LastBatch
 from .reading import Reading
 from .shares import Layout, Share, converted
 from .source import Source
-from .sources import MapSource, source_of
+from .sources import source_of
 
 logger = logging.getLogger("heliograph")
+OTHERS = "when the loader was read again, the last batch before the checkpoint was another one than it had been"
+LONG = 0.5  # seconds of a probe that are worth a note
 UNCAPTURED = "no plugin keeps the state of the random generators: add RNGCapture()"
 
 
@@ -63,9 +65,10 @@ class TrainingData:
         self.advances = False
         self.seed: int | None = None
         self.together: int | None = None
-        self._captured = self._seed_is_agreed = False
-        self._hidden: list[str] = []
+        self._captured = self._probes = self._seed_is_agreed = False
         self._doubts: list[tuple[Guarantee, str]] = []
+        self._last = LastBatch()
+        self._expected: bytes | None = None  # the digest of the last batch before the cut
 
     @property
     def source(self) -> Source | None:
@@ -73,13 +76,23 @@ class TrainingData:
         return self._sources[self.phase] if self._sources else None
 
     @property
+    def layouts(self) -> list[dict[str, Any]]:
+        """How the epochs of each phase lie in the batches of all processes, as plain types."""
+        return [each.layout.state_dict() for each in self._sources]
+
+    @property
     def is_last_phase(self) -> bool:
         """Whether no phase follows."""
         return self.phase + 1 >= len(self._sources)
 
-    def key(self, seed: int) -> None:
-        """Draw by this seed, and keep everything that loading does apart from the training's random stream."""
-        self.seed, self._captured = seed, True
+    def key(self, seed: int, *, probe: bool = True) -> None:
+        """Draw by this seed, and keep everything that loading does apart from the training's random stream.
+
+        Args:
+            seed: of the order and of the draws.
+            probe: whether the first batch that is read of a loader is loaded twice and compared.
+        """
+        self.seed, self._captured, self._probes = seed, True, probe
 
     def advance(self) -> None:
         """Go on to the next phase where that was asked for."""
@@ -97,8 +110,12 @@ class TrainingData:
         assert self.source is not None
         self.agree_on_seed()
         assert self.seed is not None
-        seed = self.seed % 2**63
-        return self.source.open(Reading(seed, progress.epoch, progress.batch, self._captured, tell, is_over))
+        place = progress.epoch, progress.batch
+        reading = Reading(
+            self.seed % 2**63, *place, self._captured, tell, is_over, self._checker(progress), self._probes
+        )
+        batches = self.source.open(reading)
+        return self._last.follow(batches, progress) if self._is_replayed else batches
 
     def agree_on_seed(self) -> None:
         """Settle the seed where nobody did; on several ranks it is the main rank's, and this a collective."""
@@ -146,7 +163,8 @@ class TrainingData:
     def guarantee(self) -> tuple[Guarantee, tuple[str, ...]]:
         """Return what a resume of this run is worth, with the reasons why it is not exact."""
         level, reasons = ("exact", ()) if self.source is None else self.source.worth()
-        doubts = [*self._doubts, *(("order-exact", sentence) for sentence in self._hidden)]
+        self._collect()
+        doubts = list(self._doubts)
         if not self._captured:
             doubts.append(("order-exact", UNCAPTURED))
         for doubt, reason in doubts:
@@ -160,24 +178,17 @@ class TrainingData:
         """
         return all(each.as_it_is or each.batch_size == 1 or each.layout.ranks == ranks for each in self._sources)
 
-    def probe(self) -> list[str]:
-        """Load a batch twice under one key, on a copy of the dataset; return what differs, and remember it.
-
-        Finds state that a dataset hides from the keys (a counter, a generator out of sight, the clock), unless it shows
-        so rarely that one batch does not show it.
-        """
-        sources = [source for source in self._sources if isinstance(source, MapSource)]
-        self._hidden = [sentence for source in sources for sentence in hidden_state(source, self.seed or 0)]
-        return list(self._hidden)
-
     def state_dict(self, progress: Progress) -> dict[str, Any]:
         """Return the position, as plain types."""
+        self._collect()
         doubts = [[level, reason] for level, reason in self._doubts]
         place = {"seed": self.seed, "phase": self.phase, "advances": self.advances, "doubts": doubts}
         if self.source is None:
             return {**place, "source": None, "layout": None, "state": {}}
         own = self.source.state_dict(between_epochs=progress.batch == 0)
-        return {**place, "source": dict(self.source.kind), "layout": self.source.layout.state_dict(), "state": own}
+        last = self._last.digest(progress.batch) if self._is_replayed and progress.batch else None
+        kind, layout = dict(self.source.kind), self.source.layout.state_dict()
+        return {**place, "source": kind, "layout": layout, "state": own, "last_batch": last}
 
     def load_state_dict(self, state: Mapping[str, Any], progress: Mapping[str, Any]) -> dict[str, Any]:
         """Go on from a saved position; return the saved progress in batches of this run.
@@ -196,11 +207,15 @@ class TrainingData:
             self.doubt(level, reason)
         if self.source is None:
             return dict(progress)
-        counters = dict(progress)
+        counters, self._expected = dict(progress), None
         if before is None:
             self.doubt("not exact", "the checkpoint says nothing of the order of its samples: it was migrated")
         else:
-            counters = self._moved(before, Layout(**state["layout"]), progress)
+            layout = Layout(**state["layout"])
+            counters = self._moved(before, layout, progress)
+            if layout == self.source.layout:  # else the position is another process's, or another batch
+                self._expected = state.get("last_batch")
+                self._last.stand_at(progress["batch"], self._expected)
         if before is not None and before["source"] == self.source.kind["source"]:
             self.source.load_state_dict(state["state"])
         return counters
@@ -210,6 +225,35 @@ class TrainingData:
         for source in self._sources:
             source.close()
         self._evaluations.close()
+
+    @property
+    def _is_replayed(self) -> bool:
+        """Whether a position is reached by reading again."""
+        return self.source is not None and self.source.worth()[0] == "replayed"
+
+    def _checker(self, progress: Progress) -> Callable[[Any], None]:
+        """Return what compares the last batch that is read again with the last one before the cut."""
+        expected, number = self._expected, progress.batch
+        self._expected = None
+
+        def check(batch: Any) -> None:
+            found = self._last.read_again(number, batch)
+            if expected is not None and found != expected:
+                self.doubt("not exact", OTHERS)
+
+        return check
+
+    def _collect(self) -> None:
+        """Lower the guarantee by what was found when the first batches were loaded, perhaps by workers."""
+        for source in self._sources:
+            seconds, sentences = source.hidden()
+            for sentence in sentences:
+                self.doubt("order-exact", sentence)
+            if seconds > LONG:
+                self.tell(
+                    f"the first batch was loaded a second time and compared, to find hidden state: {seconds:.1f} s "
+                    f"more; RNGCapture(probe=False) leaves that out"
+                )
 
     def _moved(self, before: Mapping[str, Any], layout: Layout, progress: Mapping[str, Any]) -> dict[str, Any]:
         """Return the saved progress in batches of this run, after comparing the data."""

@@ -13,6 +13,7 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from ...events.engine import Reduction
 from ..ranks.watch import Watch
+from ..task import load_module
 from .determinism import Determinism
 from .moving import move
 from .precision import Precision, PrecisionName
@@ -181,8 +182,10 @@ class DeviceEngine:
         states: tuple[Mapping[str, Any], Mapping[str, Any]],
     ) -> None:
         """Load the states by name."""
+        before = {id(each) for module in modules.values() for each in module.parameters()}
         for name, module in modules.items():
-            module.load_state_dict(states[0][name])
+            load_module(name, module, states[0][name])
+        _check_trained(modules, optimizers, before)
         for name, optimizer in optimizers.items():
             optimizer.load_state_dict(deepcopy(states[1][name]))  # torch would go on with the very tensors
 
@@ -217,3 +220,18 @@ def checked_device(device: str | torch.device) -> torch.device:
     if found.type == "mps" and not torch.backends.mps.is_available():
         raise ValueError(f"Device {device!r} is not there: torch sees no Apple GPU on this machine.")
     return found
+
+
+def _check_trained(
+    modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer], before: set[int]
+) -> None:
+    """Raise ValueError where loading has put other parameters into a module than an optimizer trains."""
+    now = {id(each) for module in modules.values() for each in module.parameters()}
+    for name, optimizer in optimizers.items():
+        trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        if lost := len((trained & before) - now):
+            raise ValueError(
+                f"Loading the state replaced {lost} parameters that the optimizer {name!r} trains, so they would be "
+                f"trained no longer: where a module has set_extra_state, let it copy_ into the parameters that are "
+                f"there."
+            )

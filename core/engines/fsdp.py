@@ -16,6 +16,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.hooks import RemovableHandle
 
 from ..ranks.buckets import broadcast_tensors
+from ..task import load_module
 from .places import Backend
 from .precision import DTYPES, PrecisionName
 from .processes import ProcessEngine
@@ -338,7 +339,7 @@ class FSDPEngine(ProcessEngine):
         read(tensors)
         weights, trained = joined(tensors, rest)
         for name, module in modules.items():
-            module.load_state_dict(weights[name])
+            load_module(name, module, weights[name])
         for name, optimizer in optimizers.items():
             optimizer.load_state_dict(trained[name])
 

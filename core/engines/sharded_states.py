@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import ProcessGroup
 
+from ..task import load_module
 from .sharding import like, whole
 
 Optimizers = Mapping[str, torch.optim.Optimizer]
@@ -83,7 +84,7 @@ def load_modules(modules: Modules, weights: Mapping[str, Any]) -> None:
     for name, module in modules.items():
         own = module.state_dict()
         laid = {key: _laid(value, own.get(key)) for key, value in weights[name].items()}
-        module.load_state_dict(laid)
+        load_module(name, module, laid)
 
 
 def load_optimizers(optimizers: Optimizers, states: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from multiprocessing.connection import Connection
 from queue import SimpleQueue
 from typing import Any
 
+from ...events.errors import describe_error
 from .carrying import carry
 from .frames import Frame, receive, send
 from .queue import open_queue
@@ -100,7 +101,7 @@ def _load(call: bytes) -> Any:
         return pickle.loads(call)  # noqa: S301  # from our own parent
     except Exception as error:
         raise TypeError(
-            f"launch could not load the function or its arguments in a new process: {type(error).__name__}: {error}. "
+            f"launch could not load the function or its arguments in a new process: {describe_error(error)}. "
             f"What they are made of must be defined at module level in files that this process can import; in the "
             f'script itself, outside of `if __name__ == "__main__":`.'
         ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from dataclasses import dataclass
 
+from ...events.errors import describe_error
 from ..errors import RankFailed
 
 
@@ -30,12 +31,17 @@ class Failure:
         return isinstance(self.error, SystemExit) and not self.error.code
 
     @property
-    def follows(self) -> bool:
-        """Whether this rank failed because another one did."""
+    def named(self) -> RankFailed | None:
+        """What it says of the rank that failed first, if it says anything."""
         error: BaseException | None = self.error
         while error is not None and not isinstance(error, RankFailed):
             error = error.__cause__
-        return error is not None and not self.died
+        return error
+
+    @property
+    def follows(self) -> bool:
+        """Whether this rank failed because another one did."""
+        return self.named is not None and not self.died
 
     @property
     def died(self) -> bool:
@@ -69,6 +75,7 @@ def raise_first(failures: list[Failure], killed: list[int], grace: float, heard:
     """
     if not failures:
         return
+    failures, ended = _apart(failures, heard)
     first = min(failures, key=lambda failure: (failure.is_no_failure, failure.follows))  # of equal ones, the earliest
     error = first.error
     if first.signum in heard:
@@ -78,11 +85,25 @@ def raise_first(failures: list[Failure], killed: list[int], grace: float, heard:
     for other in failures:
         if other is not first and other.signum not in heard:  # who died of what we sent has nothing to tell
             where = "on_message" if other.rank is None else f"rank {other.rank}"
-            error.add_note(f"heliograph: also failed: {where}, with {type(other.error).__name__}: {other.error}")
+            error.add_note(f"heliograph: also failed: {where}, with {describe_error(other.error)}")
+    for hung in ended:
+        error.add_note(f"heliograph: rank {hung.rank} hung, and has ended since: {hung.named and hung.named.text}")
     for rank in killed:
         error.add_note(f"heliograph: rank {rank} did not end within {grace:g} s of that, and was killed.")
-    error.heliograph_rank = first.rank  # type: ignore[attr-defined]
+    error.heliograph_rank = first.rank if first.named is None else first.named.rank  # type: ignore[attr-defined]
     raise error
+
+
+def _apart(failures: list[Failure], heard: set[int]) -> tuple[list[Failure], list[Failure]]:
+    """Return the failures, and apart from them how ranks ended that hung: that says less than what the others saw."""
+    named = [each.named for each in failures]
+    hung = {each.rank for each in named if each is not None and each.kind == "hung"}
+    ended = [
+        failure
+        for failure, each in zip(failures, named, strict=True)
+        if each is not None and each.kind == "died" and failure.rank in hung and failure.signum not in heard
+    ]
+    return [each for each in failures if each not in ended], ended
 
 
 def _name(signum: int) -> str:

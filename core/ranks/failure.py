@@ -12,6 +12,7 @@ from typing import Self
 from torch.distributed import DistError, ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
 
+from ...events.errors import error_text
 from ..errors import RankFailed
 
 # The backends name themselves; but for gloo, where it says again that a rank was waited for too long.
@@ -39,7 +40,7 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException, rank: int, place: str) -> Self:
         """Return what is to be told of an exception."""
-        return cls(rank, qualified_name(type(error)), str(error), place, isinstance(error, KeyboardInterrupt))
+        return cls(rank, qualified_name(type(error)), error_text(error), place, isinstance(error, KeyboardInterrupt))
 
     @classmethod
     def read(cls, told: str | bytes) -> Self:
@@ -93,7 +94,7 @@ def _holds_group(value: object) -> bool:
 def _is_broken(error: BaseException) -> bool:
     if isinstance(error, DistError):
         return True
-    return isinstance(error, RuntimeError) and bool(BROKEN.search(str(error))) and not _is_of_python(error)
+    return isinstance(error, RuntimeError) and bool(BROKEN.search(error_text(error))) and not _is_of_python(error)
 
 
 def _is_of_python(error: BaseException) -> bool:

@@ -28,8 +28,8 @@ class Watch:
 
     - It fails in code: until it has left the group, a fraction of a second.
     - Its process dies: no longer; then 2 s, for the roll to show who is gone.
-    - It hangs: as long as the engine's `timeout`, and those 2 s. Its process ends itself `limits.grace` later,
-      what it is writing being finished before.
+    - It hangs or is stopped: as long as the engine's `timeout`, and those 2 s. Its process ends itself `limits.grace`
+      later, what it is writing being finished before; unless it is stopped.
 
     Where each rank stands is logged before, when a wait gets long. As long as a collective waits, Python runs no signal
     handlers: a SIGTERM or Ctrl-C is seen when it returns.
@@ -92,8 +92,8 @@ class Watch:
     def explain(self, error: BaseException) -> BaseException:
         """Return what stands behind an error: RankFailed for a collective that others broke, else the error itself.
 
-        Where nobody announced a failure, the roll is called: a rank that gives no answer within 2 s has died; one that
-        is in no collective hangs, or has left the group.
+        Where nobody announced a failure, the roll is called: a rank that gives no answer within 2 s has died, or hangs
+        where the collective was waited for too long; one that is in no collective hangs, or has left the group.
 
         Args:
             error: what was raised; it is the cause of what is returned.
@@ -159,9 +159,12 @@ class Watch:
         self._patrol.look_up()
         if self._patrol.failure is not None:
             return
-        if roll.missing:
-            self._patrol.tell_failure(Failure(roll.missing[0], "died", f"no sign of life for {roll.limit:g} s"))
+        is_late, silence = "Timed out" in reason, f"no sign of life for {roll.limit:g} s"
+        if roll.missing and is_late:  # of a process that is gone, the connection breaks at once
+            silence += ": its process is stopped (SIGSTOP), or its machine cannot be reached"
+            self._patrol.tell_failure(Failure(roll.missing[0], "hung", silence))
+        elif roll.missing:
+            self._patrol.tell_failure(Failure(roll.missing[0], "died", silence))
         elif roll.working:
             rank = roll.working[0]
-            kind = "hung" if "Timed out" in reason else "left"
-            self._patrol.tell_failure(Failure(rank, kind, f"it {roll.answers[rank]}"))
+            self._patrol.tell_failure(Failure(rank, "hung" if is_late else "left", f"it {roll.answers[rank]}"))

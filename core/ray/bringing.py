@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from .. import storage
-from ..storage import Entry, Store, clean
+from ..storage import Entry, Store
 from ..storage.manifest import decode
+from ..storage.names import run_part
 from .session import Session, Stored
 
 Resume = str | Path | None
@@ -75,10 +76,9 @@ def _told(store: Store, stored: Stored, notes: list[str]) -> tuple[list[Entry], 
 def _here(store: Store, entry: Entry, notes: list[str]) -> Entry | None:
     """Return what the run's own folder has of a checkpoint or of its successors, the newest that is whole.
 
-    Only what lies beside the very checkpoint is taken for its successor: the folder may hold another training's, of the
-    same name.
+    Only what is of the same training is taken for its successor: the folder may hold another's, of the same name.
     """
-    own, _ = store.entries()
+    own = [each for each in store.entries()[0] if each.training == entry.training]
     if not any((each.sequence, each.sha256) == (entry.sequence, entry.sha256) for each in own):
         return None
     for each in own:
@@ -124,7 +124,7 @@ def _is_whole(entry: Entry) -> bool:
 @contextmanager
 def _folder(store: Store) -> Iterator[Path]:
     """Have an empty folder beside the checkpoints, for what is fetched."""
-    folder = store.folder / f".{clean(store.run_name)}.fetched"
+    folder = store.folder / f".{run_part(store.run_name)}.fetched"
     if folder.exists():  # of a process that was killed
         shutil.rmtree(folder)
     folder.mkdir()

@@ -64,9 +64,6 @@ class RayRows(Known):
     def __getitems__(self, indices: list[int]) -> Any:
         return self._batch(self._taken(np.asarray(indices)))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> RayRows:
-        return self  # nothing in it ever changes
-
     def _taken(self, numbers: Any) -> Columns:
         """Return rows by their numbers, in that order."""
         of_block = np.searchsorted(self._ends, numbers, side="right")

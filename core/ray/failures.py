@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from ...events.errors import describe_error
 from ..errors import SEEN, RankFailed
 from ..extras import require
 from ..launching.carrying import rebuild
@@ -106,7 +107,7 @@ def _failed(failures: Sequence[Failure], error: BaseException | None) -> Verdict
 
 
 def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    return describe_error(error)
 
 
 def _gone(error: BaseException | None, told: Mapping[int, Failure]) -> tuple[int, str, str] | None:

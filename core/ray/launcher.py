@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from ...events.errors import describe_error
 from ..extras import require
 from ..launching.processes import environment
 from ..launching.queue import child_queue
@@ -224,7 +225,7 @@ def _pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         pickled: bytes = cloudpickle.dumps((fn, args, kwargs))
     except Exception as error:
         raise TypeError(
-            f"RayLauncher.run cannot send {fn!r} and its arguments to the workers: {type(error).__name__}: {error}. It "
+            f"RayLauncher.run cannot send {fn!r} and its arguments to the workers: {describe_error(error)}. It "
             f"takes a function and arguments that can be pickled."
         ) from error
     return pickled

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...events.errors import describe_error
 from ..extras import require
 from .storing import whole_path
 
@@ -90,7 +91,7 @@ def ending(result: RunResult | None, error: BaseException | None) -> dict[str, A
         error: what its function raised.
     """
     if error is not None:
-        return {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
+        return {"status": "failed", "reason": describe_error(error)}
     if result is None:
         return {"status": "completed", "reason": "the function returned"}
     return {

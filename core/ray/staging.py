@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...events import Progress
-from ..storage import Entry, clean, read_manifest
+from ..storage import Entry, read_manifest
 from ..storage.manifest import manifest_path, shards_path
+from ..storage.names import run_part
 from ..storage.reading import is_complete
 
 
@@ -41,7 +42,7 @@ def stage(run_name: str, path: Path, best: Path | None) -> Staged:
         OSError: a file could be neither linked nor copied.
     """
     entry = _whole(path)
-    folder = path.parent / f".{clean(run_name)}.report"
+    folder = path.parent / f".{run_part(run_name)}.report"
     if folder.exists():  # of a process that was killed
         shutil.rmtree(folder)
     folder.mkdir()

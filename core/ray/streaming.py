@@ -10,7 +10,7 @@ from typing import Any
 
 from ...events import Engine
 from ..data.draws import isolated
-from ..data.keyed import Held
+from ..data.held import Held
 from ..data.reading import Reading
 from ..data.shares import ALONE, Share
 from ..data.source import Sourced, Stateless, Worth

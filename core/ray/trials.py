@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...events.errors import describe_error
 from .. import storage
 from ..extras import require
 from ..launching.carrying import rebuild
@@ -154,7 +155,7 @@ def _trial(number: int, place: Place, metric: str, mode: str, trial: Any, result
     end = place.within(Path(result.path).name).read() or {}
     status, reason = end.get("status", "unfinished"), end.get("reason", "it did not end by itself")
     if error is not None:
-        status, reason = "failed", f"{type(error).__name__}: {error}"
+        status, reason = "failed", describe_error(error)
     elif trial.status not in ENDED:
         status, reason = "unfinished", "the search was interrupted"
     frame = result.metrics_dataframe

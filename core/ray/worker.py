@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ...events.errors import describe_error
 from ..extras import require
 from ..hosting import hosted_by
 from ..launching.carrying import Carried, carry
@@ -104,7 +105,7 @@ def _load(payload: bytes, ray: ModuleType) -> Any:
         return ray.cloudpickle.loads(payload)
     except Exception as error:
         raise TypeError(
-            f"A worker could not load the function or its arguments: {type(error).__name__}: {error}. What they are "
+            f"A worker could not load the function or its arguments: {describe_error(error)}. What they are "
             f"made of must be installed on every machine of the cluster, or be defined in the script itself."
         ) from error
 

@@ -14,8 +14,9 @@ import torch
 
 from ...events import Bus, Event, Run, RunClosed, RunFailed
 from ...events.catalogue import Phase
+from ...events.errors import describe_error
 from ..closing import reason_of
-from .plain import NAME, plain, plain_metrics, short, told
+from .plain import NAME, plain, plain_metrics, short
 from .records import Attempt
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def failure_of(run: Run, event: RunFailed, *, losses: bool) -> dict[str, Any]:
     in_hand = cast("TrainRun", run).in_hand
     loss = _last_loss(run) if losses and in_hand else None
     batch = {"in_hand": in_hand, "is_last": run.is_last_batch, "window": run.window, "loss": loss}
-    return {"error": type(event.error).__name__, "text": short(told(event.error)), **place, **batch}
+    return {"error": type(event.error).__name__, "text": short(describe_error(event.error)), **place, **batch}
 
 
 def _last_loss(run: Run) -> float | None:

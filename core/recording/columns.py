@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 Packed = int | list[str]
 WIDTHS = ("<i1", "<i2", "<i4", "<i8")
 FLOATS = ("<f4", "<f8")
+LARGEST = 2**52  # more than anything counts up to in a step
 SMALL = 256  # bytes: what is shorter is not compressed, which would take longer than all else
 
 
@@ -40,7 +41,9 @@ def unpack(packed: Packed, rows: int, first: int) -> tuple[int, ...]:
         ValueError: it is no packed column of so many rows.
     """
     if isinstance(packed, int):
-        return tuple(first + packed * (index + 1) for index in range(rows))
+        if abs(packed) > LARGEST:
+            raise ValueError(f"a column with steps of more than {LARGEST}")
+        return tuple(range(first + packed, first + packed * (rows + 1), packed)) if packed else (first,) * rows
     steps = _decompressed(packed, rows, WIDTHS)
     return tuple((np.cumsum(steps, dtype=np.int64) + first).tolist())
 

@@ -15,7 +15,7 @@ A place is its numbers in the order of `Place`. JSON is written as Python does i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, fields
 from typing import Any
 
@@ -24,11 +24,13 @@ from numpy.typing import NDArray
 
 from ...events import Request
 from . import columns
+from .forms import check_attempt, check_data, is_count, is_place, is_request, is_text, is_time
 from .records import Asked, Attempt, Batches, Entry, Happened, Place, Recounted, Spending, Spent
 from .sealing import sealed
 
 FORMAT = 1
-ROWS = 1_000_000  # more than any block has: a damaged number must not fill the memory
+ROWS = 4096  # of a block: a damaged number must not fill the memory
+LONGEST = 200  # characters of a foreign text in a sentence
 COLUMNS = ("centiseconds", "steps", "skipped_steps", "skipped_batches", "samples", "window")
 _ABOUT = tuple(each.name for each in fields(Attempt) if each.name not in ("entries", "damage"))
 _TUPLES = ("validation_sets", "optimizers")
@@ -105,9 +107,8 @@ def decode_attempt(items: list[Any]) -> Attempt:
     Raises:
         ValueError: something is missing or wrong.
     """
-    about = items[1] if len(items) == 2 else None
-    if not isinstance(about, dict) or not about.keys() >= set(_ABOUT):
-        raise ValueError("an attempt without all that it is told by")
+    about: Any = items[1] if len(items) == 2 else None
+    check_attempt(about)
     values: dict[str, Any] = {name: tuple(about[name]) if name in _TUPLES else about[name] for name in _ABOUT}
     values["plan"] = {event: tuple(names) for event, names in about["plan"].items()}
     return Attempt(**values, entries=())
@@ -119,23 +120,15 @@ def decode(items: list[Any]) -> Entry:
     Raises:
         ValueError: it is none, or something in it is wrong.
     """
+    kind, *values = items
+    make, length = _DECODERS.get(kind, (None, 0))
     try:
-        match items:
-            case ["happened", str(event), float() | int() as clock, place, dict(data)]:
-                return Happened(event, float(clock), _place(place), data)
-            case ["asked", int(number), [*values]]:
-                return Asked(number, _request(values))
-            case ["recounted", int(number), int(times)]:
-                return Recounted(number, times)
-            case ["spent", [*rows]]:
-                return Spent(tuple(_spending(row) for row in rows))
-            case ["batches", int(), int(), place, float() | int() as clock, int(rows), [*packed], losses] if (
-                0 < rows <= ROWS
-            ):
-                return _batches(_place(place), float(clock), rows, packed, losses)
+        entry = make(*values) if make is not None and len(values) == length else None
     except (TypeError, AttributeError, KeyError, OverflowError) as error:
-        raise ValueError(f"a line {items[0]!r} that cannot be read: {error}") from None
-    raise ValueError(f"a line {items[0]!r} of another form")
+        raise ValueError(f"a line {kind[:LONGEST]!r} that cannot be read: {str(error)[:LONGEST]}") from None
+    if entry is None:
+        raise ValueError(f"a line {kind[:LONGEST]!r} of another form")
+    return entry
 
 
 def _values(request: Request) -> tuple[str | int | None, ...]:
@@ -150,30 +143,55 @@ def _starts(first: Place) -> tuple[int, ...]:
 
 
 def _place(values: Any) -> Place:
-    place = Place(*values)
-    *counters, seconds = values
-    if not all(isinstance(each, int) for each in counters) or not isinstance(seconds, float):
+    if not is_place(values):
         raise ValueError("a place of other than numbers")
-    return place
+    return Place(*values)
 
 
-def _request(values: list[Any]) -> Request:
-    verb, by, reason, epoch, batch, step, times, rank, event = values
-    texts, numbers = (verb, by, reason, event), (epoch, batch, step, times, rank or 0)
-    if not all(isinstance(each, str) for each in texts) or not all(isinstance(each, int) for each in numbers):
-        raise ValueError("a request of another form")
-    return Request(*values)
+def _happened(event: Any, clock: Any, place: Any, data: Any) -> Happened | None:
+    if not is_text(event) or not is_time(clock) or type(data) is not dict:
+        return None
+    check_data(event, data)
+    return Happened(event, float(clock), _place(place), data)
 
 
-def _spending(row: list[Any]) -> Spending:
-    plugin, event, timed, emissions, seconds, longest = row
-    return Spending(str(plugin), str(event), int(timed), int(emissions), float(seconds), float(longest))
+def _asked(number: Any, values: Any) -> Asked | None:
+    if not is_count(number) or not is_request(values):
+        return None
+    return Asked(number, Request(*values))
 
 
-def _batches(first: Place, clock: float, rows: int, packed: list[Any], losses: Any) -> Batches:
+def _recounted(number: Any, times: Any) -> Recounted | None:
+    return Recounted(number, times) if is_count(number) and is_count(times) else None
+
+
+def _spent(rows: Any) -> Spent:
+    return Spent(tuple(_spending(*row) for row in rows))
+
+
+def _spending(plugin: Any, event: Any, timed: Any, emissions: Any, seconds: Any, longest: Any) -> Spending:
+    texts, counts, times = (plugin, event), (timed, emissions), (seconds, longest)
+    if not (all(map(is_text, texts)) and all(map(is_count, counts)) and all(map(is_time, times))):
+        raise ValueError("a spending of another form")
+    return Spending(plugin, event, timed, emissions, float(seconds), float(longest))
+
+
+def _batches(number: Any, part: Any, place: Any, clock: Any, rows: Any, packed: Any, losses: Any) -> Batches | None:
+    if not is_time(clock) or not all(map(is_count, (number, part, rows))) or not 0 < rows <= ROWS:
+        return None
+    first = _place(place)
     pairs = zip(packed, _starts(first), strict=True)
     centiseconds, steps, skipped_steps, skipped_batches, samples, window = (
         columns.unpack(column, rows, start) for column, start in pairs
     )
     known = None if losses is None else columns.unpack_floats(losses, rows)
-    return Batches(first, clock, steps, skipped_steps, skipped_batches, samples, window, centiseconds, known)
+    return Batches(first, float(clock), steps, skipped_steps, skipped_batches, samples, window, centiseconds, known)
+
+
+_DECODERS: dict[str, tuple[Callable[..., Entry | None], int]] = {
+    "happened": (_happened, 4),
+    "asked": (_asked, 2),
+    "recounted": (_recounted, 2),
+    "spent": (_spent, 1),
+    "batches": (_batches, 7),
+}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ...events import CATALOGUE, Event, Lane, Log, OrderedSignal, Run
 from ...events.bus import Receiver, Seat
-from ...plugins.manager import PluginName
+from ...plugins.entry import PluginName
 
 if TYPE_CHECKING:
     from ..context import RunContext
@@ -53,4 +53,4 @@ class Listening:
             wanted = "log" in cast("RunContext", run).plugins.declared("asks")
         if wanted != (self._owner in heard_by):
             for handler in handlers:
-                signal.change(handler, paused=not wanted)
+                signal.pause(handler, paused=not wanted)

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from ...events.errors import describe_error
+
 CHARACTERS = 2_000  # of one string
 NAME = 200  # of a name
 ITEMS = 200  # of one list or mapping
@@ -96,7 +98,7 @@ def _described(value: Any) -> str:
     if isinstance(value, np.ndarray):
         return f"array of shape {list(value.shape)}, {value.dtype}"
     if isinstance(value, BaseException):
-        return told(value)
+        return describe_error(value)
     if isinstance(value, type):
         return f"{value.__module__}.{value.__qualname__}"
     if isinstance(value, int):
@@ -105,12 +107,3 @@ def _described(value: Any) -> str:
         return repr(value)
     except Exception as error:  # noqa: BLE001  # said in its place
         return f"<{type(value).__qualname__}, whose repr raised {type(error).__name__}>"
-
-
-def told(error: BaseException) -> str:
-    """Return an error's type and text."""
-    try:
-        text = str(error)
-    except Exception as other:  # noqa: BLE001  # said in its place
-        text = f"<its text raised {type(other).__name__}>"
-    return f"{type(error).__name__}: {text}".removesuffix(": ")

@@ -8,6 +8,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from .collector import collector_paused
 from .lines import FORMAT, decode, decode_attempt
 from .records import Attempt, Batches, Entry, Recording
 from .sealing import array, is_sealed, parse
@@ -17,6 +18,7 @@ from .walking import part as cut
 
 __all__ = ["SUFFIX", "Walked", "found", "leftover", "read", "walk"]
 SUFFIX = ".recording"
+LEAST_BATCHES, BATCHES_PER_BYTE = 1_000_000, 8  # a line of 4,096 takes several hundred bytes
 UNKNOWN = Attempt("", "train", "", "", 1, None, None, (), (), {}, {}, losses=False, plan={}, entries=())
 
 
@@ -27,6 +29,21 @@ class _Mark:
     place: int
     number: int
     batch: int
+
+
+class _Room:
+    """How many batches a file of some size may claim to hold: a short line can name very many that are all alike."""
+
+    def __init__(self, size: int) -> None:
+        self._batches = LEAST_BATCHES + size * BATCHES_PER_BYTE
+
+    def take(self, items: list[Any]) -> None:
+        """Raise ValueError where there is no room for the batches of a line."""
+        match items:
+            case ["batches", _, _, _, _, int(rows), *_]:
+                if rows > self._batches:
+                    raise ValueError("more batches than a file of its size holds")
+                self._batches -= rows
 
 
 @dataclass(slots=True)
@@ -76,6 +93,7 @@ class _Attempt:
         return replace(self.about, entries=tuple(self.entries), damage=tuple(self.damage))
 
 
+@collector_paused()
 def read(path: str | Path) -> Recording:
     """Return what a recording holds.
 
@@ -152,14 +170,15 @@ def _parsed(path: Path) -> list[_Attempt]:
     Raises:
         ValueError: it is no recording, or one of a newer format.
     """
-    lines = path.read_bytes().split(b"\n")
+    content = path.read_bytes()
+    room, lines = _Room(len(content)), content.split(b"\n")
     head_is_damaged = _check_head(path, lines)
     attempts: list[_Attempt] = []
     for number, line in enumerate(lines[1:], 2):
         if not line:
             continue
         try:
-            _take(attempts, parse(line))
+            _take(attempts, parse(line), room)
         except ValueError as error:
             if line.startswith(b'["attempt"') or not attempts:
                 attempts.append(_Attempt(UNKNOWN))
@@ -170,12 +189,13 @@ def _parsed(path: Path) -> list[_Attempt]:
     return attempts
 
 
-def _take(attempts: list[_Attempt], items: list[Any]) -> None:
+def _take(attempts: list[_Attempt], items: list[Any], room: _Room) -> None:
     if items[0] == "attempt":
         attempts.append(_Attempt(decode_attempt(items)))
         return
     if not attempts:
         attempts.append(_Attempt(UNKNOWN, damage=["its beginning is missing"]))
+    room.take(items)
     attempts[-1].take(items)
 
 

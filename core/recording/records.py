@@ -54,7 +54,8 @@ class Happened:
             `epoch_start` also `batches`, the epoch's length or None; `log`, `validation_start`, `save_point`,
             `epoch_end` and `train_end` also `asked`, the numbers of the requests that they serve; `validation_start`
             and `test_start` also `batches`, the number to come or None; `validation_end`, `validation_cut` and
-            `test_end` also `batches`, those done by set; `checkpoint_loaded` also `origin`, the counters of the place;
+            `test_end` also `batches`, those done by set; `checkpoint_loaded` also `origin`, the counters of the place,
+            and `in_boundary`, whether only `ShouldStop` was left of its boundary (older ones lack it);
             `run_failed` has `error` (its type), `text`, `phase`, `plugin`, `event`, `batches`
             (those done by set in the last validation or test), and of the batch under way `in_hand` (whether there was
             one), `is_last`, `window` and `loss` (None where losses are not recorded);

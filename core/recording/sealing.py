@@ -44,7 +44,7 @@ def array(text: bytes) -> list[Any]:
         ValueError: it is none whose first item is a name.
     """
     try:
-        items = json.loads(text)
+        items = json.loads(text.decode())
     except (ValueError, RecursionError):
         raise ValueError("it is no JSON") from None
     if not isinstance(items, list) or not items or not isinstance(items[0], str):

@@ -20,7 +20,7 @@ from .tail import BATCH, BEGIN, ROW, SIZE, Tail, tail_of
 from .timing import Timing
 from .writing import Writer
 
-AMID = {"log", "save_point", "checkpoint_saved", "checkpoint_pruned"}  # events that a block of batches goes on behind
+AMID = {"log", "save_point", "checkpoint_saved", "checkpoint_pruned", "resume_verified"}  # a block goes on behind them
 SPENT_FIRST, SPENT_EVERY = 1.0, 10.0  # seconds
 
 

@@ -18,14 +18,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .lines import encode_rows, tuple_of
+from .lines import ROWS, encode_rows, tuple_of
 from .records import Batches, Place
 
 HEAD = struct.Struct("<8s16s9qddq")  # magic, attempt, the place, clock, number
 ROW = struct.Struct("<7q")  # centiseconds, steps, skipped_steps, skipped_batches, samples, window, batch
 MAGIC = b"HelioRow"
 BEGIN = 128
-ROWS = 4096
 SIZE = BEGIN + ROWS * ROW.size
 SKIPPED, BATCH = 3, 6  # columns of a row
 MOST = 2**52  # more than anything counts up to

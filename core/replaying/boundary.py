@@ -72,6 +72,7 @@ class Boundary:
             return
         self._pass(len(SERVED))
         if not self._is_last:
+            self._run.control.release()
             self._requests.bring_votes()
             if self._should_stop.chain:
                 self._run.control.stage = "ShouldStop"

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from ...events import Bus, Event, GradientsReady, StepEnd
-from ..metrics import plain
 from ..recording.records import Asked, Attempt, Batches, Entry, Happened, Place, Recounted
 from .batches import BatchReplay
 from .boundary import Boundary
@@ -21,7 +20,13 @@ from .script import MARCHING, Script
 from .snapshots import Snapshots
 from .switches import Switches
 
-ANYWHERE = ("plugin_changed", "plugin_failed", "checkpoint_saved", "checkpoint_pruned")  # even amid a batch
+ANYWHERE = (
+    "plugin_changed",
+    "plugin_failed",
+    "checkpoint_saved",
+    "checkpoint_pruned",
+    "resume_verified",
+)  # even amid a batch
 STAGES = {"train_start": "TrainStart", "run_failed": "RunFailed", "run_closed": "RunClosed"}
 SERVES: dict[str, Any] = {"log": "log", "validation_start": "validation", "save_point": "save"}
 
@@ -153,10 +158,10 @@ class AttemptReplay:
         if self._script.following() != "checkpoint_loaded":
             self._arrive()
 
-    def _arrive(self) -> None:
+    def _arrive(self, *, in_boundary: bool = False) -> None:
         """Stand where the run begins or goes on, before an epoch does."""
         self._went_on = True
-        self._boundary.open(due=self.run.control.pending or self._is_shared)
+        self._boundary.open(due=in_boundary or self.run.control.pending or self._is_shared)
 
     @property
     def _is_shared(self) -> bool:
@@ -168,6 +173,7 @@ class AttemptReplay:
         if amid := self._went_on:
             self._give_up_epoch()
         run.begin_from(origin)
+        run.in_boundary = entry.data.get("in_boundary", False)
         snapshot = self._snapshots.find(path, run.progress.state_dict())
         if snapshot is None:
             self._ledger.note(
@@ -180,7 +186,7 @@ class AttemptReplay:
         run.last_checkpoint = None if path is None else Path(path)
         run.best_checkpoint = self._snapshots.best
         self._tell(entry)
-        self._arrive()
+        self._arrive(in_boundary=run.in_boundary)
 
     def _give_up_epoch(self) -> None:
         run = self.run
@@ -194,7 +200,8 @@ class AttemptReplay:
     def _start_epoch(self, entry: Happened) -> None:
         self.run.batches_per_epoch = entry.data["batches"]
         self._tell(entry)
-        self._boundary.open(due=self.run.control.pending or self._is_shared)
+        if not entry.data["resumed"]:
+            self._boundary.open(due=self.run.control.pending or self._is_shared)
 
     def _leave_epoch(self, place: Place) -> None:
         """Step with the gradients that an epoch's last batch left, as the loop does."""
@@ -237,7 +244,7 @@ class AttemptReplay:
     def _tell_metrics(self, entry: Happened) -> None:
         event: Any = self._tell(entry)
         if not self._failing.is_on(entry.event):
-            self.run.metrics.update(plain(event.metrics))
+            self.run.metrics.update(event.metrics)
 
     def _save(self, entry: Happened) -> None:
         path = Path(entry.data["path"])

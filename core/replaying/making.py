@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ...events import CATALOGUE, Event
+from ..metrics import Metrics
 from ..recording.records import Happened
 
 KINDS: Final = {kind.name: kind for kind in CATALOGUE}
@@ -29,7 +30,7 @@ def _made(name: str, data: Mapping[str, Any]) -> Any:
         case "path":
             return None if value is None else Path(value)
         case "metrics":
-            return dict(value)
+            return Metrics(value)
         case "error":
             kind, _, text = value.partition(": ")  # the text stands beside it, or behind it
             return _error(kind, data.get("text", text))

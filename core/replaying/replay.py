@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...events import Bus, Event, Lane, Request, Run, SavePoint
+from ...events.errors import describe_error, is_interrupt
 from ...plugins import Plugins
 from ..errors import NotRecorded
 from ..recording.damage import damage_in_short
@@ -113,7 +114,7 @@ class Session:
             self._replay.play(self._length)
         finally:
             for name, error in self._plugins.close():
-                self._ledger.fail(name, f"{_said(error)} (on close, attempt {self._attempt})")
+                self._ledger.fail(name, f"{describe_error(error)} (on close, attempt {self._attempt})")
         self._length = run.batches_per_epoch
         for note in run.notes:
             self._ledger.note(note)
@@ -125,15 +126,17 @@ class Session:
 
     def _forgive(self, owner: str, run: Run, event: Event, error: BaseException) -> bool:
         """Switch off a plugin whose handler cannot go on; the others do."""
-        if owner not in self._names or not isinstance(error, Exception):
+        if owner not in self._names or is_interrupt(error):
             return False
         if isinstance(error, NotRecorded):
             self._tell(str(owner), error, event.name)
             return True
         if self._observed is not None and self._observed(owner, run, event, error):
             return True
+        if not isinstance(error, Exception):
+            return False
         where = self._place(event.name)
-        self._ledger.fail(str(owner), f"{_said(error)} ({where})")
+        self._ledger.fail(str(owner), f"{describe_error(error)} ({where})")
         self._note_failure(str(owner), event, error)
         self._switches.set(str(owner), "failed", off=True)
         return True
@@ -148,7 +151,7 @@ class Session:
         place = self._replay.run.progress
         did = self._replay.fails_by(name, event.name)
         where = (place.epoch, place.batch, place.steps)
-        self._ledger.end(name, f"{_said(error)} on {event.name}", where, did=did, failure=True)
+        self._ledger.end(name, f"{describe_error(error)} on {event.name}", where, did=did, failure=True)
 
     def _place(self, event: str) -> str:
         assert self._replay is not None
@@ -171,7 +174,3 @@ def recorded(number: int, attempt: Attempt, names: Iterable[str]) -> Recorded:
         elif isinstance(entry, Batches):
             place = behind(entry)
     return Recorded(number, attempt.status, reason, place.epoch, place.batch, place.steps, tuple(asked.values()))
-
-
-def _said(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".removesuffix(": ")

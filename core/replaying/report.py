@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...events import Request
 from ...events.catalogue import Status
-from ..telling.words import plain
+from ..printable import printable
 
 SHOWN = 20  # requests of one plugin, in full
 DID = {True: "the run did so", False: "the run did not", None: ""}
@@ -137,7 +137,7 @@ class Replayed:
         lines += [f"  replayed: {end}" for end in self.ends]
         for plugin in self.plugins:
             lines += self._of_plugin(plugin)
-        return "\n".join(plain(line) for line in [*lines, *self.notes])
+        return "\n".join(printable(line) for line in [*lines, *self.notes])
 
     def _of_plugin(self, plugin: str) -> list[str]:
         asked = [asking for asking in self.asked if asking.request.by == plugin]

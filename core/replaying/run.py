@@ -12,9 +12,12 @@ from torch import Tensor
 
 from ...events import Bus, Control, Event, Progress, Request
 from ...events.catalogue import Phase
+from ...events.errors import describe_error
 from ..errors import NotRecorded
+from ..metrics import Metrics
 from ..optimizers import SINGLE
 from ..recording.records import Attempt, Place
+from ..result import checked_note
 from .control import ReplayControl
 from .stand_ins import RecordedData, RecordedEngine, RecordedOptimizer, Unheld
 
@@ -46,6 +49,8 @@ class ReplayRun:
     is_replay = True
     tracks = False  # what is tracked ends up in a log, and those are recorded
     queue = None
+    verified_steps = 0  # of what is compared, the recording holds the event
+    difference: str | None = None
     task: Any = Unheld("the task")
     modules: Any = Unheld("the modules")
     schedulers: Any = Unheld("the schedulers")
@@ -72,7 +77,7 @@ class ReplayRun:
         self.origin = self.progress.copy()
         self.own_control = ReplayControl(self.progress, heard)
         self.control: Control = self.own_control
-        self.metrics: dict[str, float] = {}
+        self.metrics: dict[str, float] = Metrics()
         self.hyper_parameters = attempt.hyper_parameters
         self.optimizers: Mapping[str, Any] = {name: RecordedOptimizer() for name in attempt.optimizers}
         self.optimizer_name = next(iter(attempt.optimizers), "")
@@ -87,7 +92,7 @@ class ReplayRun:
         self.best_checkpoint: Path | None = None
         self.last_checkpoint: Path | None = None
         self.notes: list[str] = []
-        self.in_hand = self.last_seen = self.started = self.finished = False
+        self.in_hand = self.last_seen = self.started = self.finished = self.in_boundary = False
         self.loss = None
         self._goes_back = goes_back
         self._unsettled: list[Callable[[], None]] = []
@@ -152,7 +157,7 @@ class ReplayRun:
 
     def note(self, text: str) -> None:
         """Add a line that the report shows."""
-        self.notes.append(text)
+        self.notes.append(checked_note(text))
 
     def track(self, name: str, value: Any, weight: float = 1.0) -> None:
         """Do nothing, as in a run whose logs nobody reads."""
@@ -172,7 +177,7 @@ class ReplayRun:
 
     def raise_when_closed(self, error: BaseException) -> None:
         """Note which error `fit` was to raise."""
-        self.note(f"the error that was to be raised at the end is {type(error).__name__}: {error}")
+        self.note(f"the error that was to be raised at the end is {describe_error(error)}")
 
     def when_settling(self, action: Callable[[], None]) -> None:
         """Call `action` at every `settle()`."""
@@ -186,7 +191,7 @@ class ReplayRun:
 
     def replace_error(self, error: BaseException) -> None:
         """Note which error was to leave."""
-        self.note(f"the error that was to leave is {type(error).__name__}: {error}")
+        self.note(f"the error that was to leave is {describe_error(error)}")
 
     def state_dict(self) -> dict[str, Any]:
         """Refuse."""
@@ -196,7 +201,7 @@ class ReplayRun:
         """Refuse."""
         raise NotRecorded("a training that could go on from another state")
 
-    def key_draws(self, seed: int) -> None:
+    def key_draws(self, seed: int, *, probe: bool = True) -> None:
         """Refuse."""
         raise NotRecorded("the data, whose draws are to be keyed")
 

@@ -9,7 +9,7 @@ from ..recording.records import Asked, Attempt, Batches, Entry, Happened, Recoun
 
 MARCHING = ("epoch_start", "epoch_end", "train_end", "checkpoint_loaded", "run_failed", "run_closed")
 BATCHES = "batches"
-CHECKPOINTS = ("checkpoint_saved", "checkpoint_pruned")
+CHECKPOINTS = ("checkpoint_saved", "checkpoint_pruned", "resume_verified")
 
 
 class Script:
@@ -35,7 +35,7 @@ class Script:
         return self.entries[self._at] if self._at < len(self.entries) else None
 
     def next_nested(self) -> Entry | None:
-        """The same amid a `SavePoint`, as long as it comes of a checkpoint that was written or pruned then."""
+        """The same amid a `SavePoint`, as long as it comes of what was written, pruned or compared then."""
         index = self._at + 1
         while index < len(self.entries) and isinstance(entry := self.entries[index], Asked | Recounted | Spent):
             if isinstance(entry, Asked) and entry.request.event in CHECKPOINTS:

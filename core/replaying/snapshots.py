@@ -114,7 +114,7 @@ class Snapshots:
             run: the run.
             amid: whether it goes back amid an attempt, to where a plugin may not have been broken yet.
         """
-        run.control.load_state_dict(snapshot.control)
+        run.control.load_state_dict(snapshot.control, at_save_point=run.in_boundary)
         run.metrics.update(snapshot.metrics)
         run.last_seen = snapshot.last_seen
         for name in self._plugins.names():
@@ -122,7 +122,7 @@ class Snapshots:
                 self._switches.set(name, "unheld", off=True)
             elif amid:
                 self._switches.go_on(name)
-        self._plugins.load_state_dict(snapshot.plugins)
+        self._plugins.load_state_dict(snapshot.plugins, goes_back=amid)
         self._plugins.load_filter_states(run.origin, snapshot.filters)
 
     def begin_afresh(self, origin: Progress) -> None:

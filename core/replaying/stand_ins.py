@@ -125,7 +125,3 @@ class RecordedData:
     def reads_as(self, ranks: int) -> bool:
         """Refuse."""
         raise NotRecorded("how the data were dealt out")
-
-    def probe(self) -> list[str]:
-        """Refuse."""
-        raise NotRecorded("the data")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 from ...events import Run
 from .. import storage
+from ..groups import load_scheduler
 from ..monitor import Monitor
 from ..sharded import load_parts
 from ..storage import State
@@ -44,7 +45,7 @@ def load_best(run: Run, best: storage.Entry | None, monitor: Monitor, extent: Ex
     optimizers = context.optimizers if extent == "everything" else {}
     load_parts(context, saved, optimizers, best.path)
     for name, scheduler in context.schedulers.items() if extent == "everything" else ():
-        scheduler.load_state_dict(saved["schedulers"][name])
+        load_scheduler(name, scheduler, saved)
     return (
         f"loaded back at the end: {extent} of the best checkpoint {best.path}, {monitor.name} {best.judged_by[2]:.6g}"
     )

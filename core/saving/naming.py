@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 Metadata = str | Callable[[Run], str]
 
 
-def file_name(run: Run, metadata: Metadata | None) -> str:
+def file_name(run: Run, name: str, metadata: Metadata | None) -> str:
     """Return the name of a checkpoint of a run as it stands.
 
     Args:
         run: the run.
+        name: what the names of its training's files begin with.
         metadata: a template of metric names, or a function of the run; by default what the task's
             `checkpoint_metadata(run)` returns, if it has one.
 
@@ -32,7 +33,7 @@ def file_name(run: Run, metadata: Metadata | None) -> str:
         "the metadata of a checkpoint", SavePoint.name
     ):  # only one rank is here
         text = _text(run, metadata)
-    return checkpoint_name(run.name, run.progress.epoch, run.progress.steps, text)
+    return checkpoint_name(name, run.progress.epoch, run.progress.steps, text)
 
 
 def fields(template: str) -> list[str]:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from errno import errorcode
 from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 from ...events import Engine
 from .. import storage
+from ..state import training_of
 from ..storage import State
+from ..storage.files import TRIES
+from ..storage.manifest import MissingManifestError
+from ..storage.pruning import by_training
 from ..storage.reading import OfOthers
 from .together import Outcome, of_each, outcome_of
 
@@ -45,12 +51,34 @@ class Found:
     Attributes:
         path: the checkpoint, None where there is none.
         state: what is in it.
+        name: under which name its training was written.
+        asked_name: the name that the program gave the run then.
         notes: what there is to say of the search.
+        damaged: newer checkpoints, which cannot be read.
     """
 
     path: Path | None = None
     state: State | None = None
+    name: str = ""
+    asked_name: str = ""
     notes: list[str] = field(default_factory=list)
+    damaged: list[Path] = field(default_factory=list)
+
+    def begun(self, run_name: str, fresh_id: str) -> tuple[str, str, list[str]]:
+        """Return which training a run of this name goes on with, under which name, and what there is to say.
+
+        From a checkpoint of a run of another name a training of its own begins, and so nothing of that other is lost.
+
+        Args:
+            run_name: the name that the program gives the run.
+            fresh_id: the identity of a training of its own.
+        """
+        if self.path is None or self.state is None:
+            return fresh_id, run_name, self.notes
+        if self.asked_name == run_name:
+            return training_of(self.state), self.name, self.notes
+        note = f"{self.path} is of run {self.asked_name!r}: run {run_name!r} begins there as a training of its own"
+        return fresh_id, run_name, [*self.notes, note]
 
 
 def find(store: storage.Store, resume: str | Path | None, depot: Depot | None = None) -> Found:
@@ -63,25 +91,75 @@ def find(store: storage.Store, resume: str | Path | None, depot: Depot | None = 
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is damaged.
+        OSError: the system refuses to read what may be a checkpoint of the run, also when that is tried again.
+        ValueError: it is damaged, or of a newer version.
     """
-    resume, notes = (resume, []) if depot is None else depot.bring(store, resume)
-    if resume is None:
-        return Found(notes=notes)
-    if resume != "auto":
-        return Found(Path(resume), storage.load(Path(resume)), notes)
+    try:
+        resume, notes = (resume, []) if depot is None else depot.bring(store, resume)
+        if resume is None:
+            return Found(notes=notes)
+        return _newest(store, notes) if resume == "auto" else _given(Path(resume), notes)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _refused(error, resume, store.folder) from error
+
+
+def _given(path: Path, notes: list[str]) -> Found:
+    state = storage.load_any(path)
+    try:
+        told = storage.read_manifest(path)
+    except MissingManifestError:
+        return Found(path, state, state["run_name"], state["run_name"], notes)
+    return Found(path, state, told.run_name, told.family, notes)
+
+
+def _newest(store: storage.Store, notes: list[str]) -> Found:
     entry, state, passed_over = store.newest()
-    notes += [f"passed over: {line}" for line in passed_over]
+    older = None if entry is not None else storage.newest_without_manifest(store.folder, store.run_name)
     for line in passed_over:
-        logger.log(logging.INFO if isinstance(line, OfOthers) else logging.WARNING, "resume passed over: %s", line)
+        if older is None or str(older[0]) not in line:
+            notes.append(f"passed over: {line}")
+            level = logging.INFO if isinstance(line, OfOthers) else logging.WARNING
+            logger.log(level, "resume passed over: %s", line)
     if entry is not None:
-        return Found(entry.path, state, notes)
+        entries, _ = store.entries()
+        damaged = [each.path for each in entries if each.order > entry.order]
+        return Found(
+            entry.path, state, entry.run_name, entry.family, [*notes, *_several(store, entries, entry)], damaged
+        )
+    if older is not None:
+        return Found(*older, store.run_name, store.run_name, notes)
     if unusable := store.count():
         note = f"begins afresh: none of the {unusable} checkpoints of {store.run_name!r} in {store.folder} can be used"
         logger.warning(note)
     else:
         note = f"begins afresh: no checkpoint of {store.run_name!r} in {store.folder}"
     return Found(notes=[*notes, note])
+
+
+def _refused(error: OSError, resume: str | Path | None, folder: Path) -> OSError:
+    """Return what to say where the system refuses to read: nobody knows then what there is, so nothing is begun."""
+    kind, asked = errorcode.get(error.errno or 0, type(error).__name__), resume and str(resume)
+    return OSError(
+        error.errno,
+        f"resume={asked!r} cannot tell what to go on from: {error.filename or folder} cannot be read, in {TRIES} "
+        f"tries: {error.strerror or error} ({kind}). Nothing was begun, passed over or removed. Start again when it is "
+        f"readable; give resume= the path of another checkpoint; or begin another training with resume=None, which "
+        f"leaves all there as it is.",
+    )
+
+
+def _several(store: storage.Store, entries: Sequence[storage.Entry], chosen: storage.Entry) -> list[str]:
+    """Return what there is to say where several trainings were asked for by one name."""
+    newest = [each[0] for each in by_training(entries)]
+    others = [f"{each.run_name!r} ({each.path.name})" for each in newest if each.training != chosen.training]
+    if not others:
+        return []
+    return [
+        f"{len(newest)} trainings in {store.folder} were asked for as {store.run_name!r}: goes on with "
+        f"{chosen.run_name!r}, from {chosen.path.name}, and leaves alone {', '.join(others)}"
+    ]
 
 
 def shared(engine: Engine, path: Path, state: State | None) -> State:
@@ -107,7 +185,7 @@ def shared(engine: Engine, path: Path, state: State | None) -> State:
                     f"Not every rank sees the checkpoint {path}: its shards must lie where all ranks read."
                 )
         else:
-            read = partial(storage.load, path, with_shards=False)
+            read = partial(storage.load_any, path, with_shards=False)
             outcome = Outcome(state) if engine.is_main else outcome_of(read)
             of_each(engine, Outcome(error=outcome.error))
             state = outcome.value
@@ -119,5 +197,7 @@ def _seal(path: Path) -> str | None:
     """Return the digest that the manifest of a checkpoint tells, None where this rank does not see it."""
     try:
         return storage.read_manifest(path).sha256 if path.is_file() else None
+    except MissingManifestError:  # of a schema that had none
+        return f"{path.stat().st_size} bytes"
     except (OSError, ValueError):
         return None

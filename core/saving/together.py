@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
 from ...events import Engine
+from ...events.errors import describe_error
 
 T = TypeVar("T")
 
@@ -71,6 +72,6 @@ def _portable(outcome: Outcome[T], rank: int) -> Outcome[T]:
     try:
         error = pickle.loads(pickle.dumps(outcome.error))  # noqa: S301  # our own
     except Exception:  # noqa: BLE001  # whatever the class of an error does when it is pickled
-        error = RuntimeError(f"{type(outcome.error).__name__}: {outcome.error}")
+        error = RuntimeError(describe_error(outcome.error))
     error.add_note(f"heliograph: it happened on rank {rank}")
     return Outcome(error=error)

@@ -3,6 +3,7 @@
 from .consolidating import consolidate
 from .files import Files, prepare_folder
 from .manifest import Entry, JudgedBy
+from .migrations import load_any, newest_without_manifest
 from .names import checkpoint_name, clean
 from .reading import State, entries, load, load_weights, newest, read, read_manifest
 from .reading import check as verify
@@ -19,8 +20,10 @@ __all__ = [
     "consolidate",
     "entries",
     "load",
+    "load_any",
     "load_weights",
     "newest",
+    "newest_without_manifest",
     "prepare_folder",
     "read",
     "read_manifest",

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from ...plugins.discovery import discover
-from ..state import check_plain
+from ..plain import brief, check_plain
 from .names import SUFFIX
 
 RECORDS = (r"helios(\.\w+)*\.TrainingState",)
@@ -82,7 +82,9 @@ def _run_name(path: Path) -> str:
 def _progress(counters: Any) -> tuple[dict[str, int | float], list[str]]:
     """Return our counters: theirs count the running epoch as one, and keep no number of samples."""
     if not isinstance(counters, Mapping) or not all(isinstance(counters.get(name), int) for name in COUNTERS):
-        raise ValueError(f"The training state of Helios needs whole numbers for {', '.join(COUNTERS)}, got {counters}.")
+        raise ValueError(
+            f"The training state of Helios needs whole numbers for {', '.join(COUNTERS)}, got {brief(counters)}."
+        )
     steps, batches, epoch, validations, batch = (counters[name] for name in COUNTERS)
     notes = ["the samples and seconds before this point are unknown: both are counted from here"]
     if batch:  # only a run that counts in iterations saves amid an epoch, and it has counted that epoch already

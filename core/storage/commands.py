@@ -5,18 +5,20 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
 from ...events.checks import known_names
 from ..monitor import Monitor
+from ..printable import printable, printable_lines
 from . import reading
 from .consolidating import consolidate
-from .descriptions import describe, table
+from .descriptions import content_of, describe, table
 from .manifest import Entry, manifest_path
 from .migrations import files_in, migrate_file
 from .names import MANIFEST, SUFFIX
-from .pruning import Verdict, judge, ranked
+from .pruning import Verdict, by_training, judge, ranked
 from .store import Store
 
 T = TypeVar("T")
@@ -61,7 +63,7 @@ def _add_prune(prune: ArgumentParser) -> None:
     prune.add_argument("--keep-best", metavar="M", type=_positive, help="besides, keep the best M by --monitor")
     prune.add_argument("--monitor", metavar="METRIC", help="such as validation/loss")
     prune.add_argument("--mode", choices=("min", "max"), help="which is better; min for a loss or an error")
-    prune.add_argument("--run", dest="run_name", metavar="NAME", help="only this run; else every run in the folder")
+    prune.add_argument("--run", dest="run_name", metavar="NAME", help="only runs of this name; else all in the folder")
     prune.add_argument("--dry-run", action="store_true", help="remove nothing, only say what would be done")
     prune.set_defaults(run=_prune, parser=prune)
 
@@ -102,9 +104,9 @@ def _each(things: Iterable[T], act: Callable[[T], Iterable[str]]) -> int:
     for thing in things:
         try:
             for line in act(thing):
-                print(line)
+                print(printable_lines(line))
         except (OSError, ValueError) as error:
-            print(f"heliograph checkpoint: {error}", file=sys.stderr)
+            print(f"heliograph checkpoint: {printable(error)}", file=sys.stderr)
             status = 1
     return status
 
@@ -117,27 +119,31 @@ def _prune(options: Namespace) -> int:
             options.mode = Monitor(options.monitor, options.mode).mode
         except ValueError as error:
             options.parser.error(str(error))
-    names = [options.run_name] if options.run_name else _runs_in(options.folder)
+    names = _asked_names(options.folder, options.run_name) or ([options.run_name] if options.run_name else [])
     if not names:
         print(f"heliograph checkpoint: There is no checkpoint with a manifest in {options.folder}.", file=sys.stderr)
     return _each(names, lambda name: _pruned(Store(options.folder, name), options)) if names else 1
 
 
 def _pruned(store: Store, options: Namespace) -> list[str]:
-    """Remove what one run need not keep; return a line for each checkpoint."""
+    """Remove what the trainings of one name need not keep; return a line for each checkpoint."""
     _check_monitor(*store.entries(), options)
     notes = [] if options.dry_run else store.open()  # refused where a process trains into the folder
     try:
         entries, passed_over = store.entries()
-        verdicts = judge(
-            entries,
-            store.is_pinned,
-            keep_last=options.keep_last,
-            keep_best=options.keep_best or 0,
-            monitor=options.monitor,
-            mode=options.mode,
+        entries = [each for each in entries if options.run_name in (None, each.family, each.run_name)]
+        verdicts = (
+            judge(
+                each,
+                store.is_pinned,
+                keep_last=options.keep_last,
+                keep_best=options.keep_best or 0,
+                monitor=options.monitor,
+                mode=options.mode,
+            )
+            for each in by_training(entries)
         )
-        lines = [_dealt_with(store, each, dry_run=options.dry_run) for each in verdicts]
+        lines = [_dealt_with(store, each, dry_run=options.dry_run) for each in chain.from_iterable(verdicts)]
     finally:
         store.close()
     return [*notes, *lines, *(f"left     {line}" for line in passed_over)]
@@ -161,17 +167,19 @@ def _dealt_with(store: Store, verdict: Verdict, *, dry_run: bool) -> str:
         return f"kept     {path}: {verdict.stays}"
     if dry_run:
         return f"would go {path}"
-    return f"removed  {path}" if store.remove(path) else f"kept     {path}: pinned a moment ago"
+    return f"removed  {path}" if store.remove(path, verdict.entry.training) else f"kept     {path}: pinned a moment ago"
 
 
-def _runs_in(folder: Path) -> list[str]:
-    """Return the names of the runs whose checkpoints lie in a folder."""
+def _asked_names(folder: Path, run_name: str | None) -> list[str]:
+    """Return by which names the runs in a folder were asked for; of one name only, where that is given."""
     names = set()
     for path in folder.glob(f"*{SUFFIX}"):
         try:
-            names.add(reading.read_manifest(path).run_name)
+            entry = reading.read_manifest(path)
         except (OSError, ValueError):
             continue  # listed with each run as passed over
+        if run_name in (None, entry.family, entry.run_name):
+            names.add(entry.family)
     return sorted(names)
 
 
@@ -184,7 +192,8 @@ def _inspected(path: Path) -> Iterator[str]:
 
 def _verified(path: Path) -> list[str]:
     state = reading.load(path)
-    return [f"whole    {path}: run {state['run_name']!r}, step {state['progress']['steps']}"]
+    with content_of(path):
+        return [f"whole    {path}: run {state['run_name']!r}, step {state['progress']['steps']}"]
 
 
 def _files(path: Path) -> list[Path]:
@@ -200,6 +209,6 @@ def _lost_its_data(manifest: Path) -> bool:
         return False
     try:
         reading.read_manifest(manifest)
-    except ValueError:  # another program's
+    except (OSError, ValueError):  # another program's
         return False
     return True

@@ -31,10 +31,12 @@ def consolidate(path: Path | str, out: Path | str | None = None) -> Entry:
     state, former = reading.load(path), reading.read_manifest(path)
     if "shards" not in state:
         raise ValueError(f"{path} has no shards: it is an ordinary checkpoint already.")
-    with closing(Store(out.parent, former.run_name)) as store:
+    with closing(Store(out.parent, former.family)) as store:
         store.open()
+        store.write_as(former.training, former.run_name)
         if store.is_pinned(out):
             raise ValueError(
                 f"{out} is pinned, and so is not replaced: remove the pin, or write elsewhere, --out FILE."
             )
-        return store.save(out.name, whole(state, path), judged_by=former.judged_by, sequence=former.sequence)
+        judged, place = former.judged_by, former.sequence
+        return store.save(out.name, whole(state, path), judged_by=judged, sequence=place, replace_unknown=out == path)

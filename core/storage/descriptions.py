@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import datetime
 from math import prod
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any, get_args
 
 from torch import Tensor
 
+from ..printable import printable
+from ..state import training_of
 from . import reading
 from .manifest import Entry, manifest_path, shards_path
 from .migrations import files_in, read_any
@@ -31,8 +34,9 @@ def describe(path: Path) -> str:
         state, layout = found.state, f"{found.origin}, without a manifest: run `checkpoint migrate` on it"
     else:
         state, layout = reading.read(path, map_tensors=True), f"schema {entry.schema}"
-    lines = [("layout", layout), *_facts(path, state), *_judged(entry), *_contents(state)]
-    return "\n".join([str(path), *(f"    {label:<12}{text}".rstrip() for label, text in lines)])
+    with content_of(path):
+        lines = [("layout", layout), *_facts(path, state, entry), *_judged(entry), *_contents(state)]
+    return "\n".join([printable(path), *(f"    {label:<12}{printable(text)}".rstrip() for label, text in lines)])
 
 
 def table(folder: Path) -> str:
@@ -53,29 +57,41 @@ def table(folder: Path) -> str:
         except (OSError, ValueError) as error:
             unreadable.append(str(error))
     found.sort(key=lambda each: (each.run_name, -each.sequence, -each.saved_at, each.path.name))
-    rows = [HEAD, *map(_row, found)] if found else []
+    rows = [HEAD, *(tuple(map(printable, _row(each))) for each in found)] if found else []
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    return "\n".join([*lines, *unreadable])
+    return "\n".join([*lines, *map(printable, unreadable)])
+
+
+@contextmanager
+def content_of(path: Path) -> Iterator[None]:
+    """Tell of a file's content; whatever is not as in a checkpoint is a ValueError."""
+    try:
+        yield
+    except (TypeError, AttributeError, LookupError, ArithmeticError) as error:
+        raise ValueError(f"{path} holds something else than a checkpoint: {type(error).__name__}: {error}") from error
 
 
 def _row(entry: Entry) -> tuple[str, ...]:
-    counters = (str(entry.progress[name]) for name in ("epoch", "batch", "steps"))
+    counters = (str(entry.progress.get(name, "?")) for name in ("epoch", "batch", "steps"))
     damaged = [] if reading.is_complete(entry) else ["damaged"]
     marks = ",".join([*damaged, *_marks(entry.path, entry.run_name)]) or "-"
     metrics = " ".join(f"{name}={value:.4g}" for name, value in sorted(entry.metrics.items()))
     return entry.path.name, entry.run_name, *counters, _time(entry.saved_at), _size(entry.path), marks, metrics
 
 
-def _facts(path: Path, state: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _facts(path: Path, state: Mapping[str, Any], entry: Entry | None) -> Iterator[tuple[str, str]]:
+    asked = state["run_name"]
+    name = asked if entry is None else entry.run_name
     place, versions = state["progress"], sorted(state["versions"].items())
-    yield "run", state["run_name"]
+    yield "run", name if name == asked else f"{name}, asked for as {asked}"
+    yield "training", training_of(state)
     yield "position", f"epoch {place['epoch']}, batch {place['batch']}, step {place['steps']}"
     counted = f"{place['samples']} samples, {place['validations']} validations, {place['earlier_seconds']:.1f} s"
     yield "so far", counted
     yield "saved", _time(state["saved_at"])
     yield "size", _size(path)
-    yield "marks", ", ".join(_marks(path, state["run_name"])) or "none"
+    yield "marks", ", ".join(_marks(path, name)) or "none"
     yield "versions", ", ".join(f"{name} {number}" for name, number in versions) or "unknown"
     yield "processes", str(state["world"]["size"])
     yield from _several("metrics", (f"{name} {value:.6g}" for name, value in sorted(state["metrics"].items())))
@@ -125,7 +141,7 @@ def _keys(state: Any) -> str:
 def _marks(path: Path, run_name: str) -> list[str]:
     """Return whether people and tools are pointed to a file, and whether it is pinned."""
     pointers = {label: pointer_path(path.parent, run_name, label) for label in get_args(Label)}
-    marks = [label for label, each in pointers.items() if each.is_file() and each.read_text().strip() == path.name]
+    marks = [label for label, each in pointers.items() if reading.read_pointer(each) == path.name]
     return [*marks, "pinned"] if path.with_suffix(PINNED).exists() else marks
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import stat
 import weakref
 from io import FileIO
 from pathlib import Path
 from time import monotonic, sleep
+
+from .opening import FOLLOW_NO_LINK
 
 try:
     import fcntl
@@ -16,6 +19,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 TICK = 0.1  # seconds between two tries
+LONGEST = 1024  # bytes of what a lock's holder writes about itself
 _UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
 _held: weakref.WeakSet[Lock] = weakref.WeakSet()
 
@@ -49,7 +53,7 @@ class Lock:
             return False
         limit = monotonic() + patience
         while self._file is None:
-            file = FileIO(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), "r+")
+            file = self._open()
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
@@ -57,7 +61,7 @@ class Lock:
                     if error.errno in _UNSUPPORTED:
                         self.path.unlink(missing_ok=True)
                         return False
-                    holder = file.read().decode(errors="replace").split()
+                    holder = file.read(LONGEST).decode(errors="replace").split()
                 if monotonic() >= limit or holder == _own():
                     raise self._refusal(holder) from None
                 sleep(TICK)
@@ -89,6 +93,29 @@ class Lock:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _open(self) -> FileIO:
+        """Open the lock file, or make it.
+
+        Raises:
+            ValueError: something else has its name, such as a link to a file of somebody's, which would be emptied.
+            OSError: it cannot be opened.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC | FOLLOW_NO_LINK
+        try:
+            file = FileIO(os.open(self.path, flags, 0o666), "r+")
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise self._foreign() from None
+            raise
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            file.close()
+            raise self._foreign()
+        return file
+
+    def _foreign(self) -> ValueError:
+        return ValueError(f"{self.path} is no lock of ours, but a link, a folder, a pipe or a device: remove it.")
 
     def _refusal(self, holder: list[str]) -> ValueError:
         who = f"process {holder[0]} on {holder[1]}" if len(holder) == 2 else "another process"

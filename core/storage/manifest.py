@@ -8,13 +8,34 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
-from ..state import SCHEMA
+from ..state import SCHEMA, training_named
 from .names import MANIFEST, SHARDS, check_name
 
 FORMAT = "heliograph checkpoint"
+MARK = b'"format": "heliograph checkpoint"'
+MOST = 16 * 2**20  # bytes of a manifest: one of 100,000 shards has as many
+SEAL, DIGITS = b'\n  "sha256": "', 64  # two spaces: the manifest's own digest, not one of a file
+YEARS_1_TO_9999 = (-6e10, 2.5e11)  # about, in seconds since 1970
 JudgedBy = tuple[str, str, float | None]
+Claim = tuple[str, int]
+
+
+class MissingManifestError(ValueError):
+    """A checkpoint has no manifest."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"The checkpoint {path} has no manifest {manifest_path(path).name}, so nothing tells whether it is whole: "
+            f"copy both, or, if you trust the file or it was written by an older version, run `python -m heliograph "
+            f"checkpoint migrate {path}`."
+        )
+
+
+class TooNewError(ValueError):
+    """A checkpoint was written by a newer version: it is as it should be, and cannot be read by this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +44,7 @@ class Entry:
 
     Attributes:
         path: the data file.
-        run_name: the run that wrote it.
+        run_name: the name that the files of its training have.
         sequence: its place in the order of writing; the newest of a run has the highest.
         saved_at: when, in seconds since the epoch; for people.
         size: bytes of the data.
@@ -35,6 +56,8 @@ class Entry:
         world: how many ranks wrote it, and what else its global batch is made of.
         judged_by: metric, mode and value by which it competes for the best; None where it does not.
         shards: bytes and digest of each file in its folder of shards, by name; none where it has no such folder.
+        training_id: of which training it is; empty where it was written when trainings had no identity yet.
+        asked_name: the name that the program gave the run; that of the files may have a number more.
     """
 
     path: Path
@@ -50,11 +73,28 @@ class Entry:
     world: Mapping[str, int | None] = field(default_factory=dict, hash=False)
     judged_by: JudgedBy | None = None
     shards: Mapping[str, tuple[int, str]] = field(default_factory=dict, hash=False)
+    training_id: str = ""
+    asked_name: str = ""
+
+    @property
+    def claim(self) -> Claim:
+        """The name that the run was asked for by, and the place in the order of writing."""
+        return self.family, self.sequence
 
     @property
     def order(self) -> tuple[int, float, str]:
         """What the order of writing goes by: the clock decides among equal sequences only."""
         return self.sequence, self.saved_at, self.path.name
+
+    @property
+    def training(self) -> str:
+        """Of which training it is: without an identity, of the one that all such of its name are taken for."""
+        return self.training_id or training_named(self.run_name)
+
+    @property
+    def family(self) -> str:
+        """The name that all trainings were asked for as that share one order of writing, and one lock."""
+        return self.asked_name or self.run_name
 
 
 def manifest_path(path: Path) -> Path:
@@ -85,6 +125,7 @@ def encode(entry: Entry) -> bytes:
             "world": dict(entry.world),
             "judged_by": judged_by,
             **({"shards": shards} if shards else {}),
+            **({"training_id": entry.training_id, "asked_name": entry.family} if entry.training_id else {}),
         }
     )
 
@@ -97,56 +138,96 @@ def decode(content: bytes, place: Path) -> Entry:
         place: where they were read.
 
     Raises:
-        ValueError: they are no manifest, not the very bytes that were written, or of a newer version.
+        TooNewError: they are of a newer version.
+        ValueError: they are no manifest, or not the very bytes that were written.
     """
+    if MARK not in content:
+        raise ValueError(f"{place} is damaged, or no manifest of a heliograph checkpoint.")
     try:
         facts = json.loads(content)
-        sealed = isinstance(facts, dict) and facts.get("format") == FORMAT
-        whole = sealed and _sealed({key: facts[key] for key in facts if key != "sha256"}) == content
     except (ValueError, RecursionError) as error:
         raise ValueError(f"The manifest {place} is damaged, or of something else: {error}.") from None
-    if not sealed:
+    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         raise ValueError(f"{place} is damaged, or no manifest of a heliograph checkpoint.")
-    if not whole:
+    if not _is_sealed(content):
         raise ValueError(f"The manifest {place} is damaged: its bytes do not have the digest that it tells.")
     try:
-        if facts["schema"] > SCHEMA:
-            raise ValueError(f"it has schema {facts['schema']}, this version reads up to {SCHEMA}: update heliograph")
+        if (schema := _typed(facts["schema"], "schema", int)) > SCHEMA:
+            raise TooNewError(
+                f"The checkpoint of {place} has schema {schema}, this version reads up to {SCHEMA}: update heliograph."
+            )
         return _entry(facts, place)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+    except TooNewError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise ValueError(f"The manifest {place} cannot be used: {error}.") from None
 
 
-def claimed_sequence(content: bytes, run_name: str) -> int:
-    """Return the sequence that a manifest of a run claims, damaged or not; 0 where it is none of that run."""
+def claim_of(content: bytes) -> Claim | None:
+    """Return the asked name and the sequence that a manifest tells, damaged or not; None where it tells none."""
     try:
-        facts = json.loads(content)
+        facts = json.loads(content) if MARK in content else None
     except (ValueError, RecursionError):
-        return 0
-    if not isinstance(facts, dict) or facts.get("format") != FORMAT or facts.get("run_name") != run_name:
-        return 0
-    sequence = facts.get("sequence")
-    return sequence if isinstance(sequence, int) else 0
+        return None
+    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
+        return None
+    asked_name, sequence = facts.get("asked_name", facts.get("run_name")), facts.get("sequence")
+    return (asked_name, sequence) if type(asked_name) is str and type(sequence) is int else None
 
 
 def _entry(facts: Mapping[str, Any], place: Path) -> Entry:
+    """Return the entry of facts whose every value has its type: whatever has a right digest may still be forged."""
     [(name, file)] = facts["files"].items()
-    judged_by = facts["judged_by"]
+    saved_at = _typed(facts["saved_at"], "saved_at", int, float)
+    if not YEARS_1_TO_9999[0] < saved_at < YEARS_1_TO_9999[1]:
+        raise ValueError(f"saved_at={saved_at!r} is no time")
     return Entry(
         path=place.with_name(check_name(name)),
-        run_name=facts["run_name"],
-        sequence=facts["sequence"],
-        saved_at=facts["saved_at"],
-        size=file["bytes"],
-        sha256=file["sha256"],
+        run_name=_typed(facts["run_name"], "run_name", str),
+        sequence=_typed(facts["sequence"], "sequence", int),
+        saved_at=saved_at,
+        size=_typed(file["bytes"], "bytes", int),
+        sha256=_typed(file["sha256"], "sha256", str),
         schema=facts["schema"],
-        progress=facts["progress"],
-        metrics={name: float(value) for name, value in facts["metrics"].items()},
-        versions=facts["versions"],
-        world=facts["world"],
-        judged_by=judged_by and (judged_by[0], judged_by[1], _from_json(judged_by[2])),
-        shards={_bare(name): (each["bytes"], each["sha256"]) for name, each in facts.get("shards", {}).items()},
+        progress=_each(facts["progress"], "progress", int, float),
+        metrics={name: float(value) for name, value in _each(facts["metrics"], "metrics", int, float, str).items()},
+        versions=_each(facts["versions"], "versions", str),
+        world=_each(facts["world"], "world", int, NoneType),
+        judged_by=_judged_by(facts["judged_by"]),
+        shards={_bare(name): _shard(each) for name, each in _each(facts.get("shards", {}), "shards", dict).items()},
+        training_id=_typed(facts.get("training_id", ""), "training_id", str),
+        asked_name=_typed(facts.get("asked_name", ""), "asked_name", str),
     )
+
+
+def _judged_by(told: Any) -> JudgedBy | None:
+    if told is None:
+        return None
+    metric, mode, value = _typed(told, "judged_by", list)
+    if mode not in ("min", "max"):
+        raise ValueError(f"judged_by has the mode {mode!r}")
+    value = _typed(value, "judged_by", int, float, str, NoneType)
+    return _typed(metric, "judged_by", str), mode, _from_json(value)
+
+
+def _shard(told: Mapping[str, Any]) -> tuple[int, str]:
+    return _typed(told["bytes"], "bytes", int), _typed(told["sha256"], "sha256", str)
+
+
+def _typed(value: Any, name: str, *kinds: type) -> Any:
+    """Return a value of one of these very types: True is no number here."""
+    if type(value) not in kinds:
+        raise TypeError(f"{name} is a {type(value).__name__}, not {' or '.join(each.__name__ for each in kinds)}")
+    return value
+
+
+def _each(values: Any, name: str, *kinds: type) -> dict[str, Any]:
+    """Return a dict, each of whose values is of one of these very types."""
+    found = set(map(type, _typed(values, name, dict).values()))
+    if not found.issubset(kinds):
+        wrong = " and ".join(sorted(each.__name__ for each in found.difference(kinds)))
+        raise TypeError(f"{name} holds {wrong}, not {' or '.join(each.__name__ for each in kinds)}")
+    return values  # type: ignore[no-any-return]  # just checked
 
 
 def _bare(name: str) -> str:
@@ -158,6 +239,13 @@ def _bare(name: str) -> str:
 def _sealed(facts: Mapping[str, Any]) -> bytes:
     digest = hashlib.sha256(_canonical(facts)).hexdigest()
     return _canonical({**facts, "sha256": digest})
+
+
+def _is_sealed(content: bytes) -> bool:
+    """Return whether a manifest has the digest that it tells, which is that of all its other lines."""
+    before, _, rest = content.partition(SEAL)
+    told, end, after = rest[:DIGITS], rest[DIGITS : DIGITS + 2], rest[DIGITS + 2 :]
+    return end == b'",' and hashlib.sha256(before + after).hexdigest().encode() == told
 
 
 def _canonical(facts: Mapping[str, Any]) -> bytes:

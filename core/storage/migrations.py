@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..state import SCHEMA, check_schema
+from ..state import SCHEMA, check_schema, training_of
 from . import ancestor, reading, stand_ins
-from .manifest import Entry, JudgedBy, manifest_path
+from .archives import check_content
+from .manifest import Entry, JudgedBy, MissingManifestError, manifest_path
 from .names import SUFFIX
 from .reading import State
 from .schemas import BEFORE_OURS, judged, migrate_state, place_of
@@ -94,7 +95,7 @@ def migrate_file(
     if dry_run:
         would = "its manifest would be written anew" if found.is_current else f"would be migrated to schema {SCHEMA}"
         return [f"{path}: {would}", *_indented(found.changes)]
-    store = Store(path.parent, found.state["run_name"])
+    store = Store(path.parent, found.state["run_name"], training_of(found.state))
     notes = store.open()
     try:
         if is_current(path):  # a migration that was killed is finished by opening
@@ -103,6 +104,7 @@ def migrate_file(
         former = next((each for each in entries if each.path == path), None)
         if former is not None:  # of a schema that had manifests
             found = replace(found, place=former.sequence, judged_by=former.judged_by)
+            store.write_as(former.training, former.run_name)
         place = _among(entries, found.state["saved_at"]) if found.place is None else found.place
         if found.is_current and path.exists():
             store.adopt(path.name, found.state, place)
@@ -140,8 +142,9 @@ def read_any(path: Path, as_data: Collection[str] = ()) -> Upgraded:
     if not path.is_file():
         raise FileNotFoundError(f"There is no checkpoint {path}.")
     saved = stand_ins.read(path, [*ancestor.RECORDS, *map(re.escape, as_data)], ancestor.TEXTS)
-    saved = stand_ins.as_plain(saved)
     try:
+        saved = stand_ins.as_plain(saved)
+        check_content(saved, path)
         return _upgrade(saved, path)
     except (
         ValueError,
@@ -150,6 +153,42 @@ def read_any(path: Path, as_data: Collection[str] = ()) -> Upgraded:
         LookupError,
     ) as error:  # parts are missing, or not ours
         raise ValueError(f"{path} is no checkpoint that can be migrated: {error}") from error
+
+
+def load_any(path: Path, *, with_shards: bool = True) -> State:
+    """Return the state in a checkpoint of any schema, or of Helios, in the present one; see `load`.
+
+    Older ones, which had no manifest, are taken where the checksums in the file hold. The file stays as it is.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        OSError: it cannot be read.
+        ValueError: it is damaged, no checkpoint, has lost its manifest, or is of a newer schema.
+    """
+    try:
+        return reading.load(path, with_shards=with_shards)
+    except MissingManifestError:
+        found = read_any(path)
+        if found.is_current:
+            raise
+        return {**found.state, "migrated": found.changes}
+
+
+def newest_without_manifest(folder: Path, run_name: str) -> tuple[Path, State] | None:
+    """Return the newest checkpoint of a run that was written when there were no manifests, and what is in it.
+
+    Only files that are called like those of the run are looked into.
+    """
+    newest: tuple[tuple[int, float], Path, Upgraded] | None = None
+    for path in reading.without_manifest(folder, run_name):
+        try:
+            found = read_any(path)
+        except ValueError:
+            continue  # told of as without a manifest
+        order = (found.place or 0, found.state["saved_at"])
+        if not found.is_current and found.state["run_name"] == run_name and (newest is None or order > newest[0]):
+            newest = order, path, found
+    return None if newest is None else (newest[1], {**newest[2].state, "migrated": newest[2].changes})
 
 
 def _upgrade(saved: Any, path: Path) -> Upgraded:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,29 +14,42 @@ MANIFEST = ".json"
 PINNED = ".pinned"
 SHARDS = ".shards"
 Label = Literal["last", "best"]
+ELSEWHERE = frozenset("/\0" + ("\\:" if os.name == "nt" else ""))  # what a bare file name has not
 LONGEST_PART = 90  # bytes: file systems allow 255 for the whole name
+DIGITS = 8  # of a digest of a name that cleaning changed
 
 
 def checkpoint_name(run_name: str, epoch: int, step: int, metadata: str = "") -> str:
     """Return `<run_name>_epoch_<epoch>_iter_<step>[_<metadata>].pth`, with every part fit for a file system."""
     tail = f"_{clean(metadata)}" if metadata else ""
-    return f"{clean(run_name)}_epoch_{epoch}_iter_{step}{tail}{SUFFIX}"
+    return f"{run_part(run_name)}_epoch_{epoch}_iter_{step}{tail}{SUFFIX}"
 
 
-def clean(part: str) -> str:
+def run_part(run_name: str) -> str:
+    """Return what the files of a run begin with: its name, with a digest of it where cleaning changes it.
+
+    So no two names are one: neither "a b" and "a-b", nor long ones that begin alike.
+    """
+    if clean(run_name) == run_name:
+        return run_name
+    digest = hashlib.sha256(run_name.encode()).hexdigest()[:DIGITS]
+    return f"{clean(run_name, LONGEST_PART - DIGITS - 1)}-{digest}"
+
+
+def clean(part: str, longest: int = LONGEST_PART) -> str:
     """Return a file-name part without separators, spaces and other marks that a shell or file system minds."""
-    kept = re.sub(r"[^\w.+=-]+", "-", part).encode()[:LONGEST_PART].decode(errors="ignore")
+    kept = re.sub(r"[^\w.+=-]+", "-", part).encode()[:longest].decode(errors="ignore")
     return kept.strip("-.") or "unnamed"
 
 
 def pointer_path(folder: Path, run_name: str, label: Label) -> Path:
     """Return the file that tells people and tools which checkpoint is a run's last or its best."""
-    return folder / f"{clean(run_name)}.{label}"
+    return folder / f"{run_part(run_name)}.{label}"
 
 
 def check_name(name: str) -> str:
     """Return the file name of a checkpoint; ValueError where it would lie elsewhere or be overlooked."""
-    if Path(name).name != name or not name.endswith(SUFFIX) or name.startswith("."):
+    if not ELSEWHERE.isdisjoint(name) or not name.endswith(SUFFIX) or name.startswith("."):
         raise ValueError(f"A checkpoint's name is a bare, visible file name that ends in {SUFFIX}, got {name!r}.")
     return name
 
@@ -65,9 +80,20 @@ class Hidden:
     doomed: Path
     lock: Path
 
+    @property
+    def prefix(self) -> str:
+        """What all names of files that belong to the run begin with."""
+        return self.lock.name.removeprefix(".").removesuffix(".lock")
+
     @classmethod
     def of(cls, folder: Path, run_name: str) -> Self:
         """Return the names for a run."""
         parts = ("data", "shards", "manifest", "former-data", "former-shards", "former-manifest", "pointer")
         ends = [*(f"{part}.tmp" for part in parts), "doomed", "lock"]
-        return cls(*(folder / f".{clean(run_name)}.{end}" for end in ends))
+        return cls(*(folder / f".{run_part(run_name)}.{end}" for end in ends))
+
+
+def steps_path(folder: Path, run_name: str, rank: int) -> Path:
+    """Return the file of a rank's last batches: `.<run>.steps`, of another rank than the main `.<run>.steps.<rank>`."""
+    main = folder / f".{run_part(run_name)}.steps"
+    return main if rank == 0 else main.with_name(f"{main.name}.{rank}")

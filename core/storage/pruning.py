@@ -1,14 +1,14 @@
-"""Which checkpoints of a run may go when somebody asks for room, and why the others stay."""
+"""Which checkpoints of a training may go when somebody asks for room, and why the others stay."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import reading
 from .manifest import Entry
-from .names import pointer_path
+from .names import clean, pointer_path
 from .ranking import Mode, best_first
 
 
@@ -32,7 +32,7 @@ def judge(
     """Return a verdict on each checkpoint. Only whole ones count; damaged ones stay for somebody to look at.
 
     Args:
-        entries: the checkpoints of a run, newest first.
+        entries: the checkpoints of a training, newest first.
         is_pinned: whether one stays whatever happens; such ones do not count among the newest.
         keep_last: how many of the newest stay, at least one.
         keep_best: how many of the best by `monitor` stay besides.
@@ -74,7 +74,16 @@ def _keep(entries: Sequence[Entry], number: int, reason: str, reasons: dict[Path
 def _pointed(entries: Sequence[Entry]) -> list[Path]:
     """Return the checkpoint that the run calls its best."""
     for each in entries[:1]:
-        pointer = pointer_path(each.path.parent, each.run_name, "best")
-        if pointer.is_file():
-            return [each.path.with_name(pointer.read_text().strip())]
+        named = pointer_path(each.path.parent, each.run_name, "best")
+        pointers = (named, named.with_name(f"{clean(each.run_name)}.best"))  # as names were spelled before, too
+        names = {reading.read_pointer(pointer) for pointer in pointers}
+        return [other.path for other in entries if other.path.name in names]
     return []
+
+
+def by_training(entries: Iterable[Entry]) -> list[list[Entry]]:
+    """Return the checkpoints of each training, in the order in which they are given."""
+    trainings: dict[str, list[Entry]] = {}
+    for each in entries:
+        trainings.setdefault(each.training, []).append(each)
+    return list(trainings.values())

@@ -5,9 +5,10 @@ from __future__ import annotations
 from itertools import chain
 from pathlib import Path
 
-from .files import Files, digest_of
-from .manifest import Entry, decode, manifest_path, shards_path
-from .names import MANIFEST, Hidden
+from .files import Files
+from .listing import Manifests
+from .manifest import MOST, Entry, decode, manifest_path, shards_path
+from .names import SUFFIX, Hidden
 
 
 def sweep(files: Files, folder: Path, run_name: str) -> list[str]:
@@ -18,7 +19,7 @@ def sweep(files: Files, folder: Path, run_name: str) -> list[str]:
     """
     hidden = Hidden.of(folder, run_name)
     notes = _settle(files, hidden, folder)
-    if hidden.doomed.exists():
+    if files.exists(hidden.doomed):
         notes.append(finish_removal(files, hidden))
     return notes
 
@@ -26,29 +27,35 @@ def sweep(files: Files, folder: Path, run_name: str) -> list[str]:
 def finish_removal(files: Files, hidden: Hidden) -> str:
     """Remove the data that a tombstone names, then the tombstone."""
     try:
-        doomed = decode(hidden.doomed.read_bytes(), hidden.doomed)
+        doomed = decode(files.read(hidden.doomed, MOST), hidden.doomed)
     except ValueError as error:
         files.unlink(hidden.doomed)
         return f"A removal was interrupted, and what it was to remove is not known: {error}"
-    if not manifest_path(doomed.path).exists():  # else the name has been given to a newer one
+    note = f"The removal of {doomed.path}, which was interrupted, is finished."
+    if files.exists(manifest_path(doomed.path)):  # the name has been given to a newer one
+        pass
+    elif _digest(files, doomed.path) in (None, doomed.sha256):
         files.unlink(doomed.path)
-        files.remove_folder(shards_path(doomed.path))
+        if doomed.shards:
+            files.remove_folder(shards_path(doomed.path))
+    else:
+        note = f"A removal of {doomed.path} was interrupted; what has that name now is another file, and stays."
     files.unlink(hidden.doomed)
-    return f"The removal of {doomed.path}, which was interrupted, is finished."
+    return note
 
 
 def _settle(files: Files, hidden: Hidden, folder: Path) -> list[str]:
     """Finish a save whose data and manifest were complete; undo any other."""
     temporary = (hidden.data, hidden.manifest, hidden.former_data, hidden.former_manifest, hidden.pointer)
     folders = (hidden.shards, hidden.former_shards)
-    left = [path for path in (*temporary, *folders) if path.exists()]
+    left = [path for path in (*temporary, *folders) if files.exists(path)]
     if not left:
         return []
-    begun = _read(hidden.manifest) or _in_place(hidden, folder)
+    begun = _read(files, hidden.manifest) or _in_place(files, hidden, folder)
     finished = begun is not None and _finish(files, hidden, begun)
-    former = _read(hidden.former_manifest) or begun
-    if former is not None and not _is_whole(former.path):
-        _bring_back(files, hidden, former.path)
+    former = _read(files, hidden.former_manifest) or begun
+    if former is not None and not _is_whole(files, former):
+        _bring_back(files, hidden, _own_path(files, former))
     files.sync_folder(folder)
     for path in left:
         files.remove_folder(path) if path in folders else files.unlink(path)
@@ -57,63 +64,81 @@ def _settle(files: Files, hidden: Hidden, folder: Path) -> list[str]:
     return [f"An interrupted save left {', '.join(path.name for path in left)}: removed."]
 
 
-def _in_place(hidden: Hidden, folder: Path) -> Entry | None:
+def _in_place(files: Files, hidden: Hidden, folder: Path) -> Entry | None:
     """Return the entry of a save whose manifest has its final name, while its data or its shards do not."""
-    digest = _digest(hidden.data)
-    manifests = [each for each in map(_read, sorted(folder.glob(f"*{MANIFEST}"))) if each is not None]
+    digest = _digest(files, hidden.data)
+    manifests = []
+    for found in Manifests(folder, files).look():
+        if isinstance(found.problem, OSError) and found.path.name.startswith(hidden.prefix):
+            raise found.problem  # it may be the one
+        manifests += [] if found.entry is None else [found.entry]
     of_data = (each for each in manifests if each.sha256 == digest)
-    of_shards = (each for each in manifests if each.shards and _holds(hidden.shards, each))
+    of_shards = (each for each in manifests if each.shards and _holds(files, hidden.shards, each))
     return next(chain(of_data, of_shards), None)
 
 
 def _finish(files: Files, hidden: Hidden, begun: Entry) -> bool:
-    """Put a complete save in place; return whether it was complete."""
+    """Put a complete save in place; return whether it was complete, and its place not given to another training."""
     shards = shards_path(begun.path)
-    if not (_holds(hidden.shards, begun) or _holds(shards, begun)):
+    if _own_path(files, begun) != begun.path:
         return False
-    if _digest(hidden.data) == begun.sha256:
+    if not (_holds(files, hidden.shards, begun) or _holds(files, shards, begun)):
+        return False
+    if _digest(files, hidden.data) == begun.sha256:
         files.rename(hidden.data, begun.path)
-    elif _digest(begun.path) != begun.sha256:
+    elif _digest(files, begun.path) != begun.sha256:
         return False
-    if not (begun.shards and _holds(shards, begun)):
+    if not (begun.shards and _holds(files, shards, begun)):
         files.remove_folder(shards)  # of what is being replaced
         if begun.shards:
             files.rename(hidden.shards, shards)
-    if _read(hidden.manifest) is not None:
+    if _read(files, hidden.manifest) is not None:
         files.rename(hidden.manifest, manifest_path(begun.path))
     return True
 
 
-def _is_whole(path: Path) -> bool:
-    entry = _read(manifest_path(path))
-    return entry is not None and _digest(path) == entry.sha256 and _holds(shards_path(path), entry)
+def _own_path(files: Files, entry: Entry) -> Path:
+    """Return where a checkpoint belongs; with a number, where another training has taken its name meanwhile."""
+    path, number = entry.path, 1
+    while (there := _read(files, manifest_path(path))) is not None and there.training != entry.training:
+        number += 1
+        path = entry.path.with_name(f"{entry.path.stem}-{number}{SUFFIX}")
+    return path
 
 
-def _holds(folder: Path, entry: Entry) -> bool:
+def _is_whole(files: Files, entry: Entry) -> bool:
+    """Return whether a checkpoint of the same training has its place, whole."""
+    there = _read(files, manifest_path(entry.path))
+    if there is None or there.training != entry.training or _digest(files, entry.path) != there.sha256:
+        return False
+    return _holds(files, shards_path(entry.path), there)
+
+
+def _holds(files: Files, folder: Path, entry: Entry) -> bool:
     """Return whether a folder holds all shards of a checkpoint."""
-    return all(_digest(folder / name) == sha256 for name, (_, sha256) in entry.shards.items())
+    return all(_digest(files, folder / name) == sha256 for name, (_, sha256) in entry.shards.items())
 
 
 def _bring_back(files: Files, hidden: Hidden, path: Path) -> None:
     """Give what was about to be replaced its names back."""
-    if hidden.former_shards.exists():
+    if files.exists(hidden.former_shards):
         files.remove_folder(shards_path(path))
         files.rename(hidden.former_shards, shards_path(path))
     for former, name in ((hidden.former_data, path), (hidden.former_manifest, manifest_path(path))):
-        if former.exists():
+        if files.exists(former):
             files.rename(former, name)
 
 
-def _digest(path: Path) -> str | None:
+def _digest(files: Files, path: Path) -> str | None:
     try:
-        return digest_of(path)[1]
-    except FileNotFoundError:
+        return files.digest(path)[1]
+    except (FileNotFoundError, ValueError):
         return None
 
 
-def _read(place: Path) -> Entry | None:
+def _read(files: Files, place: Path) -> Entry | None:
     """Return the entry in a manifest that may be missing or cut short."""
     try:
-        return decode(place.read_bytes(), place)
-    except (FileNotFoundError, IsADirectoryError, ValueError):
+        return decode(files.read(place, MOST), place)
+    except (FileNotFoundError, ValueError):
         return None

@@ -11,7 +11,8 @@ from typing import IO, Any, cast
 
 import torch
 
-from .files import Files, HashingWriter, digest_of
+from .compact import compact
+from .files import Files, HashingWriter
 from .manifest import Entry, encode, manifest_path, shards_path
 from .names import Hidden
 from .recovery import sweep
@@ -20,8 +21,15 @@ from .space import estimate
 Moves = list[tuple[Path, Path]]
 
 
-def write(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str, Any]) -> Entry:
+def write(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str, Any], *, read_back: bool) -> Entry:
     """Write the data and the manifest of an entry, or leave everything as it was.
+
+    Args:
+        files: the operations on files.
+        hidden: the names aside.
+        entry: where it goes, and what there is to tell of it.
+        state: plain types and tensors.
+        read_back: read the data again before it gets its name.
 
     Returns:
         The entry, with the size and the digest of what was written.
@@ -32,12 +40,13 @@ def write(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str, Any]) 
     path = entry.path
     try:
         if not entry.shards:  # these lie where the sweeping was done before they were written
-            sweep(files, path.parent, entry.run_name)  # a failed save that could not be undone may have left something
+            sweep(files, path.parent, entry.family)  # a failed save that could not be undone may have left something
+        state = compact(state)
         _check_space(files, path.parent, state)
         moves: Moves = []
         try:
-            entry = _write_aside(files, hidden, entry, state)
-            moves += _moves(hidden, entry)
+            entry = _write_aside(files, hidden, entry, state, read_back=read_back)
+            moves += _moves(files, hidden, entry)
             _put_in_place(files, path.parent, moves)
         except BaseException as error:
             _undo(files, hidden, moves, error)
@@ -57,19 +66,19 @@ def take_in(files: Files, hidden: Hidden, entry: Entry, source: Path) -> None:
     Raises:
         OSError: the system refused a step; all former checkpoints are as they were.
     """
-    sweep(files, entry.path.parent, entry.run_name)
+    sweep(files, entry.path.parent, entry.family)
     moves: Moves = []
     try:
         write_small(files, hidden.manifest, encode(entry))
         if entry.shards:
             files.rename(shards_path(source), hidden.shards)
         files.rename(source, hidden.data)
-        moves += _moves(hidden, entry)
+        moves += _moves(files, hidden, entry)
         _put_in_place(files, entry.path.parent, moves)
     except BaseException as error:
         _undo(files, hidden, moves, error)
         raise
-    sweep(files, entry.path.parent, entry.run_name)  # what was replaced
+    sweep(files, entry.path.parent, entry.family)  # what was replaced
 
 
 def write_manifest(files: Files, hidden: Hidden, entry: Entry) -> Entry:
@@ -81,7 +90,7 @@ def write_manifest(files: Files, hidden: Hidden, entry: Entry) -> Entry:
     Raises:
         OSError: a step was refused.
     """
-    size, sha256 = digest_of(entry.path)
+    size, sha256 = files.digest(entry.path)
     entry = replace(entry, size=size, sha256=sha256)
     write_small(files, hidden.manifest, encode(entry))
     files.rename(hidden.manifest, manifest_path(entry.path))
@@ -90,10 +99,16 @@ def write_manifest(files: Files, hidden: Hidden, entry: Entry) -> Entry:
 
 
 def write_small(files: Files, path: Path, content: bytes) -> None:
-    """Write a small file and make its content durable."""
+    """Write a small file and make its content durable.
+
+    Raises:
+        OSError: a step was refused, or it cannot be read back.
+    """
     with files.create(path) as file:
         files.write(file, content)
         files.sync(file)
+    if files.read(path, len(content)) != content:
+        raise OSError(errno.EIO, f"what was read back of {path} is not what was written")
 
 
 def _check_space(files: Files, folder: Path, state: Mapping[str, Any]) -> None:
@@ -102,7 +117,7 @@ def _check_space(files: Files, folder: Path, state: Mapping[str, Any]) -> None:
         raise OSError(errno.ENOSPC, f"it needs {needed / 1e6:.1f} MB and was not begun, keep fewer or free some space")
 
 
-def _write_aside(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str, Any]) -> Entry:
+def _write_aside(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str, Any], *, read_back: bool) -> Entry:
     """Write both files where nobody takes them for a checkpoint, and make their content durable."""
     with files.create(hidden.data) as file:
         writer = HashingWriter(files, file)
@@ -113,17 +128,19 @@ def _write_aside(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str,
                 raise writer.failure from None  # torch tells of a failed write in other words, or of Ctrl-C not at all
             raise
         files.sync(file)
+    if read_back and files.digest(hidden.data) != (writer.size, writer.sha256()):
+        raise OSError(errno.EIO, "what was read back is not what was written: the disk or the memory is faulty")
     entry = replace(entry, size=writer.size, sha256=writer.sha256())
     write_small(files, hidden.manifest, encode(entry))
     return entry
 
 
-def _moves(hidden: Hidden, entry: Entry) -> Moves:
+def _moves(files: Files, hidden: Hidden, entry: Entry) -> Moves:
     """Return what is to be renamed, the manifest last; what has the names now goes aside first, to be had back."""
     path, manifest, shards = entry.path, manifest_path(entry.path), shards_path(entry.path)
     former = [(manifest, hidden.former_manifest), (path, hidden.former_data), (shards, hidden.former_shards)]
     new = [(hidden.shards, shards), (hidden.data, path), (hidden.manifest, manifest)]
-    return [*(each for each in former if each[0].exists()), *(new if entry.shards else new[1:])]
+    return [*(each for each in former if files.exists(each[0])), *(new if entry.shards else new[1:])]
 
 
 def _put_in_place(files: Files, folder: Path, moves: Moves) -> None:
@@ -138,7 +155,7 @@ def _undo(files: Files, hidden: Hidden, moves: Moves, error: BaseException) -> N
     """Go back to where the save began, judged by what is there: an interrupt may come between any two steps."""
     try:
         for old, new in reversed(moves):
-            if not old.exists():
+            if not files.exists(old):
                 files.rename(new, old)
         files.unlink(hidden.data)
         files.remove_folder(hidden.shards)

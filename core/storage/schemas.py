@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from math import isinf, nan
 from typing import Any
 
+from ..plain import brief
 from ..state import SCHEMA
 from .manifest import JudgedBy
 
@@ -31,8 +32,8 @@ def migrate_state(state: Mapping[str, Any]) -> tuple[State, list[str]]:
     schema = state.get("schema")
     if not isinstance(schema, int) or not 1 <= schema <= SCHEMA:
         raise ValueError(
-            f"The state has schema {schema!r}, this version migrates 1 to {SCHEMA}: update heliograph, or check where "
-            f"the file comes from."
+            f"The state has schema {brief(schema)}, this version migrates 1 to {SCHEMA}: update heliograph, or check "
+            f"where the file comes from."
         )
     lacking = [key for key in (*FIRST, "optimizer" if schema < 3 else "optimizers") if key not in state]
     if lacking:
@@ -42,6 +43,12 @@ def migrate_state(state: Mapping[str, Any]) -> tuple[State, list[str]]:
         changes += [f"schema {number} to {number + 1}: {change}" for change in STEPS[number](migrated)]
         migrated["schema"] = number + 1
     return migrated, changes
+
+
+def is_older(state: Mapping[str, Any]) -> bool:
+    """Return whether a state says that it is of an older schema."""
+    schema = state.get("schema")
+    return isinstance(schema, int) and 1 <= schema < SCHEMA
 
 
 def place_of(state: Mapping[str, Any]) -> int:

@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, Self
-from zipfile import ZipFile, is_zipfile
+from zipfile import ZipFile
 
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from . import reading
+from .archives import check_archive
 
 PATH = re.compile(r"pathlib(\._local)?\.(Pure)?(Posix|Windows)?Path")
 
@@ -75,19 +76,14 @@ def read(path: Path, records: Collection[str] = (), texts: str = "(?!)") -> Any:
 
 def check_whole(path: Path) -> None:
     """Raise ValueError where a file without a manifest is damaged, going by the checksums that torch writes."""
+    check_archive(path)
     try:
-        broken = _broken_part(path)
+        with ZipFile(path) as archive:
+            broken = archive.testzip()
     except Exception as error:  # a damaged archive fails in many ways
         raise ValueError(f"{path} is damaged: {type(error).__name__}: {error}") from error
     if broken is not None:
         raise ValueError(f"{path} is damaged, or no file of torch.save: {broken} is not what it was when written.")
-
-
-def _broken_part(path: Path) -> str | None:
-    if not is_zipfile(path):
-        return "its frame"
-    with ZipFile(path) as archive:
-        return archive.testzip()
 
 
 def refuse_unknown(path: Path, names: list[str]) -> None:
@@ -109,12 +105,31 @@ def _stand_in(name: str, records: Collection[str], texts: str) -> Callable[..., 
 
 
 def as_plain(value: Any) -> Any:
-    """Return nested containers with every `Record` as a dict of its attributes, and every set as a list."""
+    """Return nested containers with every `Record` as a dict of its attributes, and every set as a list.
+
+    What stands in several places is made once, and stands in the same places.
+
+    Raises:
+        ValueError: something holds itself, or is nested very deep.
+    """
+    try:
+        return _plain(value, {})
+    except RecursionError:
+        raise ValueError("something in it holds itself, or is nested very deep") from None
+
+
+def _plain(value: Any, made: dict[int, Any]) -> Any:
+    if id(value) not in made:
+        made[id(value)] = _made_plain(value, made)
+    return made[id(value)]
+
+
+def _made_plain(value: Any, made: dict[int, Any]) -> Any:
     if isinstance(value, Record):
-        return as_plain(vars(value))
+        return _plain(vars(value), made)
     if isinstance(value, Mapping) and not isinstance(value, Counter):  # a scheduler counts with one
-        return {as_plain(key): as_plain(item) for key, item in value.items()}
+        return {_plain(key, made): _plain(item, made) for key, item in value.items()}
     if type(value) in (list, tuple, set):
-        items = [as_plain(item) for item in value]
+        items = [_plain(item, made) for item in value]
         return tuple(items) if type(value) is tuple else items
     return value

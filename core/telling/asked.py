@@ -103,7 +103,9 @@ def asks_of(leg: Leg) -> list[Ask]:
     found, clock = [], 0.0
     for entry in leg.attempt.entries:
         if isinstance(entry, Asked):
-            request = replace(entry.request, times=max(entry.request.times, repeated.get(entry.number, 1)))
+            request, often = entry.request, repeated.get(entry.number, 1)
+            if often > request.times:
+                request = replace(request, times=often)
             is_open = None
             if request.verb in SERVED_BY and (has_ended or not leg.is_last or entry.number in served):
                 is_open = entry.number not in served and not (request.verb == "stop" and leg.status == "stopped")

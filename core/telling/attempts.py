@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ..data.guarantee import verified
+from ..printable import printable
 from ..recording.records import Attempt
 from . import words
 from .ending import circumstances, counters, ended
-from .legs import Leg, Return
+from .legs import Leg, Return, happenings
 from .sections import Section
 
 MOST_METRICS = 40
@@ -27,13 +29,13 @@ def end_section(name: str, leg: Leg) -> Section:
     said = list(dict.fromkeys([*circumstances(leg), counters(leg) + spent]))
     said += metrics_line(closed.data["metrics"]) if closed is not None else []
     told = [line for each in said for line in words.lines(each)]
-    return Section(f"{words.plain(name)}: {ended(leg)}", told)
+    return Section(f"{printable(name)}: {ended(leg)}", told)
 
 
 def metrics_line(metrics: Mapping[str, float]) -> list[str]:
     """Return the values of metrics in one text, or none; of very many, the first by name."""
     shown = sorted(metrics.items())[:MOST_METRICS]
-    said = [f"{words.plain(name)}{words.TOGETHER}{words.number(value)}" for name, value in shown]
+    said = [f"{printable(name)}{words.TOGETHER}{words.number(value)}" for name, value in shown]
     said += [f"and {len(metrics) - MOST_METRICS:,} more"] * (len(metrics) > MOST_METRICS)
     return [", ".join(said)] if said else []
 
@@ -64,6 +66,16 @@ def attempts_in_short(found: Sequence[Leg]) -> str:
     return ", ".join(said)
 
 
+def compared(leg: Leg) -> Iterator[str]:
+    """Yield what comparing the steps that were done again has shown."""
+    for entry in happenings(leg.attempt, "resume_verified"):
+        steps, difference = entry.data["steps"], entry.data["difference"]
+        if steps:
+            yield verified(steps)
+        if difference is not None:
+            yield f"what was done again {printable(difference)}"
+
+
 def _told(leg: Leg, before: Leg | None) -> Iterator[str]:
     attempt = leg.attempt
     size = f" on {attempt.world_size:,} processes" if attempt.world_size > 1 else ""
@@ -76,11 +88,12 @@ def _told(leg: Leg, before: Leg | None) -> Iterator[str]:
         yield "from the start"
     for each in leg.returns:
         yield _returned(each)
+    yield from compared(leg)
     yield f"{ended(leg)} after {words.seconds(leg.seconds)}: {counters(leg)}"
 
 
 def _returned(each: Return) -> str:
-    source = "a state without a file" if each.path is None else words.plain(each.path)
+    source = "a state without a file" if each.path is None else printable(each.path)
     verb = "went back to" if each.is_roll_back else "resumed from"
     said = f"{verb} {source} at {words.place(each.place)}"
     again = each.again()
@@ -97,8 +110,6 @@ def _changes(before: Attempt, after: Attempt) -> Iterator[str]:
     pairs: list[tuple[str, Any, Any]] = [("processes", before.world_size, after.world_size)]
     for old, new in ((before.versions, after.versions), (before.hyper_parameters, after.hyper_parameters)):
         pairs += [(name, old.get(name, "not given"), new.get(name, "not given")) for name in sorted({*old, *new})]
-    said = [
-        f"{words.plain(name)} {words.plain(new)} (was {words.plain(old)})" for name, old, new in pairs if old != new
-    ]
+    said = [f"{printable(name)} {printable(new)} (was {printable(old)})" for name, old, new in pairs if old != new]
     if said:
         yield f"changed: {', '.join(said)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..printable import printable
 from . import words
 from .legs import Leg
 from .saves import Save, best_and_last, common_folder, within
@@ -19,13 +20,11 @@ def checkpoints_section(found: Sequence[Leg], saves: Sequence[Save]) -> Section:
     rules = {save.rule for save in saves if save.pruned is not None}
     askers = {_askers(save) for save in saves}
     told = words.table([_row(save, folder, len(rules) == 1, len(askers) == 1) for save in saves], right=(0, 1))
-    told += [
-        f"  {name}: {words.plain(within(path, folder))}" for name, path in (("best", best), ("last", last)) if path
-    ]
+    told += [f"  {name}: {printable(within(path, folder))}" for name, path in (("best", best), ("last", last)) if path]
     common = [f"asked for by {asker}" for asker in askers if asker and len(askers) == 1]
-    common += [f"pruned since {words.plain(rule)}" for rule in rules if len(rules) == 1]
+    common += [f"pruned since {printable(rule)}" for rule in rules if len(rules) == 1]
     told += [line for each in common for line in words.lines(each)]
-    where = f" in {words.plain(folder)}" if folder else ""
+    where = f" in {printable(folder)}" if folder else ""
     return Section(words.counted(len(saves), "checkpoint") + where, told)
 
 
@@ -35,7 +34,7 @@ def checkpoints_in_short(found: Sequence[Leg], saves: Sequence[Save]) -> str:
     pruned = sum(save.pruned is not None for save in saves)
     said = [words.counted(len(saves), "checkpoint"), *([f"{pruned:,} pruned"] if pruned else [])]
     pair = zip(("best", "last"), best_and_last(found, saves), strict=True)
-    said += [f"{name} {steps.get(path, words.plain(path))}" for name, path in pair if path]
+    said += [f"{name} {steps.get(path, printable(path))}" for name, path in pair if path]
     return ", ".join(said)
 
 
@@ -43,11 +42,11 @@ def _row(save: Save, folder: str, one_rule: bool, one_asker: bool) -> tuple[str,
     said = ["best so far"] if save.is_best else []
     said += [f"for {asker}"] if (asker := _askers(save)) and not one_asker else []
     if save.pruned is not None:
-        why = "" if one_rule else f" ({words.plain(save.rule)})"
+        why = "" if one_rule else f" ({printable(save.rule)})"
         said.append(f"pruned at step {save.pruned.steps}{why}")
-    name = words.plain(within(save.path, folder))
+    name = printable(within(save.path, folder))
     return f"step {save.place.steps}", f"epoch {save.place.epoch}", name, ", ".join(said)
 
 
 def _askers(save: Save) -> str:
-    return words.listed(sorted({words.plain(request.by) for request in save.asked}))
+    return words.listed(sorted({printable(request.by) for request in save.asked}))

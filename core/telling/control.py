@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ...events import Request
+from ..printable import printable
 from . import words
-from .asked import Ask, Group, asks_of, granted, groups, incidents
+from .asked import Ask, Group, granted, groups, incidents
 from .legs import Leg
 from .sections import Section
 
@@ -34,13 +35,18 @@ def control_section(asks: Sequence[Ask]) -> Section:
     return Section("what was asked", _table(groups(asks)) or [NOTHING])
 
 
-def decisions_section(found: Sequence[Leg]) -> Section:
-    """Return what was granted, and what was put off or never served."""
+def decisions_section(found: Sequence[Leg], asks: Mapping[int, Sequence[Ask]]) -> Section:
+    """Return what was granted, and what was put off or never served.
+
+    Args:
+        found: the attempts.
+        asks: every request, by the number of its attempt.
+    """
     done = [_counted(count, verb) for verb, count in granted(found).items() if count]
     told = words.lines(f"granted: {words.listed(done)}") if done else []
     for leg in found:
-        for each in incidents(leg, asks_of(leg)):
-            told += words.lines(f"{words.place(each.place)}: {words.plain(each.text)}", "  ", "    ")
+        for each in incidents(leg, asks[leg.number]):
+            told += words.lines(f"{words.place(each.place)}: {printable(each.text)}", "  ", "    ")
     return Section("what was decided", told)
 
 
@@ -66,7 +72,7 @@ def _table(found: Sequence[Group]) -> list[str]:
             (
                 group.first.verb,
                 words.times(group.times),
-                f"{words.plain(group.who)}, {when(group)}{words.plain(reason)}",
+                f"{printable(group.who)}, {when(group)}{printable(reason)}",
             )
         )
     return words.table(rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..printable import printable
 from ..recording.records import Batches, Happened, Spending, Spent
 from . import words
 from .legs import Leg
@@ -132,7 +133,7 @@ def costs_in_short(plugins: Sequence[PluginCost], wall: float) -> str:
     """Return the time in all plugins, and those that took the most."""
     if not plugins:
         return "no plugin's time is recorded"
-    most = [f"{words.plain(each.plugin)} {words.seconds(each.seconds)}" for each in plugins[:MOST]]
+    most = [f"{printable(each.plugin)} {words.seconds(each.seconds)}" for each in plugins[:MOST]]
     return f"plugins took {_total(plugins)} of {words.seconds(wall)}: {', '.join(most)}"
 
 
@@ -143,8 +144,8 @@ def _total(plugins: Sequence[PluginCost]) -> str:
 
 def _cells(cost: PluginCost) -> tuple[str, str]:
     if not cost.events:
-        return words.plain(cost.plugin), ""
+        return printable(cost.plugin), ""
     top, slowest = cost.events[0], max(cost.events, key=lambda each: each.longest)
     where = f"on {top.event}" if len(cost.events) == 1 else f"mostly on {top.event}"
     longest = f"longest {words.seconds(slowest.longest)}" + f" on {slowest.event}" * (slowest is not top)
-    return words.plain(cost.plugin), f"{where}, {longest}"
+    return printable(cost.plugin), f"{where}, {longest}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ..printable import printable
+from ..recording.records import Asked
 from . import words
-from .asked import asks_of
 from .legs import Leg, happenings
 
 
@@ -15,7 +16,7 @@ def ended(leg: Leg) -> str:
 
 def verdict(status: str, by: str | None, rank: int | None) -> str:
     """Return a status with who asked for it."""
-    asker = f" by {words.plain(by)}" if by else ""
+    asker = f" by {printable(by)}" if by else ""
     return status + asker + (f" on rank {rank}" if rank is not None else "")
 
 
@@ -24,11 +25,12 @@ def circumstances(leg: Leg) -> list[str]:
     closed = leg.ending
     if closed is None:
         return []
-    said = [words.plain(closed.data["reason"])]
+    said = [printable(closed.data["reason"])]
     for failed in happenings(leg.attempt, "run_failed"):
-        blamed = f"in {words.plain(failed.data['plugin'])} on {failed.data['event']}, " if failed.data["plugin"] else ""
+        blamed = f"in {printable(failed.data['plugin'])} on {failed.data['event']}, " if failed.data["plugin"] else ""
         said.append(f"raised {blamed}in phase {failed.data['phase']}")
-    stops = [ask.request for ask in asks_of(leg) if ask.request.verb == "stop"]
+    asked = (entry.request for entry in leg.attempt.entries if isinstance(entry, Asked))
+    stops = [request for request in asked if request.verb == "stop"]
     if leg.status == "stopped" and stops:
         said.append(asked_where(stops[0].event, stops[0].epoch, stops[0].batch, stops[0].step))
     return said

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ..printable import printable
 from ..recording.reading import read
 from ..recording.records import Recording
 from . import words
@@ -53,7 +54,7 @@ def _told(result: RunResult, remark: str) -> str:
     )
     plugins = [PluginCost(name, spent, False, ()) for name, spent in result.plugin_seconds.items()]
     errors = [(name, error) for name, each in result.plugin_errors.items() for error in each]
-    rows = [("failed", f"{words.plain(name)} on {words.plain(error)}") for name, error in errors]
+    rows = [("failed", f"{printable(name)} on {printable(error)}") for name, error in errors]
     return joined(
         [
             _end(result),
@@ -63,7 +64,7 @@ def _told(result: RunResult, remark: str) -> str:
             costs_section(sorted(plugins, key=lambda each: -each.seconds), result.seconds),
             notes_section(result.notes),
             Section(
-                "what is not told", [line for each in (*forgotten, words.plain(remark)) for line in words.lines(each)]
+                "what is not told", [line for each in (*forgotten, printable(remark)) for line in words.lines(each)]
             ),
         ]
     )
@@ -72,7 +73,7 @@ def _told(result: RunResult, remark: str) -> str:
 def _end(result: RunResult) -> Section:
     at = result.progress
     where = f"epoch {at.epoch}, batch {at.batch}, step {at.steps}, {words.counted(at.samples, 'sample')}"
-    said = [words.plain(result.reason)]
+    said = [printable(result.reason)]
     stops = [request for request in result.history if request.verb == "stop"]
     if result.status == "stopped" and stops:
         first = stops[0]
@@ -83,7 +84,8 @@ def _end(result: RunResult) -> Section:
 
 
 def _checkpoints(result: RunResult) -> Section:
-    pairs = [("best", result.best_checkpoint), ("last", result.last_checkpoint)]
+    pairs: list[tuple[str, Any]] = [("best", result.best_checkpoint), ("last", result.last_checkpoint)]
     if result.resume is not None:
         pairs.append(("resumed from", result.resume.path))
-    return Section("checkpoints", words.table([(name, words.plain(path)) for name, path in pairs if path]))
+        pairs.append(("repeated steps", result.resume.compared))
+    return Section("checkpoints", words.table([(name, printable(path)) for name, path in pairs if path]))

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
+from typing import TypeGuard
 
-from ..recording.records import Attempt, Batches, Happened, Place, Recording
+from ..recording.records import Attempt, Batches, Entry, Happened, Place, Recording
 from ..recording.tail import behind
 
 
@@ -41,7 +43,7 @@ class Return:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Leg:
     """One attempt.
 
@@ -68,11 +70,10 @@ class Leg:
         """Whether it was a training."""
         return self.attempt.phase == "train"
 
-    @property
+    @cached_property
     def ending(self) -> Happened | None:
         """Its `run_closed`, None where it was killed, or goes on."""
-        ends = [entry for entry in happenings(self.attempt) if entry.event == "run_closed"]
-        return ends[-1] if ends else None
+        return next((entry for entry in reversed(self.attempt.entries) if _is_ending(entry)), None)
 
     @property
     def begun(self) -> str:
@@ -88,7 +89,9 @@ class Leg:
     @property
     def status(self) -> str:
         """How it ended, in a word or two."""
-        return self.attempt.status or ("killed, or still going on" if self.is_last else "killed")
+        if self.ending is None:
+            return "killed, or still going on" if self.is_last else "killed"
+        return str(self.ending.data["status"])
 
 
 def legs(recording: Recording) -> list[Leg]:
@@ -144,6 +147,10 @@ def _walked(attempt: Attempt, left: Place | None) -> tuple[list[Return], Place, 
                 is_underway = True
             last = entry.place
     return returns, last, clock
+
+
+def _is_ending(entry: Entry) -> TypeGuard[Happened]:
+    return isinstance(entry, Happened) and entry.event == "run_closed"
 
 
 def _moment(text: str) -> datetime | None:

@@ -11,6 +11,7 @@ from .legs import Leg
 
 Kind = Literal["starting", "training", "validation", "test", "saving", "replaying"]
 KINDS: tuple[Kind, ...] = ("training", "validation", "test", "saving", "replaying", "starting")
+BESIDE = ("checkpoint_saved", "resume_verified")  # come amid whatever the run does
 MOST_SLICES = 1_500  # that can be told apart on a page
 
 
@@ -81,7 +82,7 @@ def _changes(leg: Leg) -> Iterator[Slice]:
     for entry in leg.attempt.entries:
         if isinstance(entry, Batches):
             step, now, then = entry.steps[-1], "training", "training"
-        elif isinstance(entry, Happened) and (entry.event != "checkpoint_saved" or kind == "saving"):
+        elif isinstance(entry, Happened) and (entry.event not in BESIDE or kind == "saving"):
             step, now, then = entry.place.steps, kind, _next(entry, kind, is_fit=leg.is_fit)
         else:  # what takes no time, or was done beside the loop
             continue

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ...events.catalogue import CATALOGUE
+from ..printable import printable
+from ..recording.collector import collector_paused
 from ..recording.damage import damage_in_short
 from ..recording.records import Recording
 from . import words
@@ -20,15 +22,17 @@ from .saves import saves_of
 from .sections import Section, joined
 
 
+@collector_paused()
 def story(recording: Recording) -> str:
     """Return how a run went: its end, its attempts, what was asked and decided, its checkpoints and its plugins."""
     found = legs(recording)
+    asks = {leg.number: asks_of(leg) for leg in found}
     return joined(
         [
             end_section(run_name(found), main_leg(found)),
             attempts_section(found),
-            control_section([ask for leg in found for ask in asks_of(leg)]),
-            decisions_section(found),
+            control_section([ask for each in asks.values() for ask in each]),
+            decisions_section(found, asks),
             checkpoints_section(found, saves_of(found)),
             _plugins(found),
             _others(found),
@@ -55,14 +59,14 @@ def brief(recording: Recording) -> list[str]:
 
 def notes_section(notes: Sequence[str]) -> Section:
     """Return what plugins had to say."""
-    return Section("notes", [line for note in notes for line in words.lines(words.plain(note), "  ", "    ")])
+    return Section("notes", [line for note in notes for line in words.lines(printable(note), "  ", "    ")])
 
 
 def _plugins(found: Sequence[Leg]) -> Section:
     rows = []
     for leg in found:
         for entry in happenings(leg.attempt, "plugin_changed", "plugin_failed"):
-            data = {name: words.plain(value) for name, value in entry.data.items()}
+            data = {name: printable(value) for name, value in entry.data.items()}
             if entry.event == "plugin_changed":
                 text = f"{data['plugin']} was {data['change']} by {data['by']}"
             else:
@@ -83,7 +87,7 @@ def _others(found: Sequence[Leg]) -> Section:
                 steps.setdefault(entry.event, []).append(entry.place.steps)
                 own[entry.event] = entry.data.get("emission", own[entry.event] + 1)  # of many, a sample is recorded
         counts += own
-    rows = [(words.plain(name), words.times(counts[name]), _span(at)) for name, at in steps.items()]
+    rows = [(printable(name), words.times(counts[name]), _span(at)) for name, at in steps.items()]
     return Section("events of others", words.table(rows))
 
 
@@ -92,5 +96,5 @@ def _span(steps: Sequence[int]) -> str:
 
 
 def _damage(found: Sequence[Leg]) -> Section:
-    said = [f"attempt {leg.number}: {words.plain(each)}" for leg in found for each in damage_in_short(leg.attempt)]
+    said = [f"attempt {leg.number}: {printable(each)}" for leg in found for each in damage_in_short(leg.attempt)]
     return Section("what could not be read", [line for each in said for line in words.lines(each, "  ", "    ")])

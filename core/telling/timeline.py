@@ -15,7 +15,7 @@ from ..recording.damage import damage_in_short
 from ..recording.records import Recording
 from . import words
 from .asked import asks_of, groups
-from .attempts import KINDS
+from .attempts import KINDS, compared
 from .axis import Axis
 from .control import when
 from .costs import costs, timed_seconds, untimed
@@ -162,6 +162,7 @@ def _returns(leg: Leg, axis: Axis) -> list[dict[str, Any]]:
                     if again is None
                     else f"lost: {words.counted(again.steps, 'step')}, {words.counted(again.batch, 'batch')}, "
                     f"{words.seconds(again.seconds)}",
+                    *([] if each.is_roll_back else compared(leg)),
                 ],
             }
         )

@@ -18,6 +18,7 @@ from .phases import phases
 
 PROCESS, PHASES, EPOCHS, DECISIONS, CHECKPOINTS = 1, 1, 2, 3, 4
 TRACKS = {PHASES: "attempts and phases", EPOCHS: "epochs", DECISIONS: "control", CHECKPOINTS: "checkpoints"}
+OF_CHECKPOINTS = ("checkpoint_saved", "checkpoint_pruned", "checkpoint_loaded", "resume_verified")
 Trace = dict[str, Any]
 
 
@@ -60,7 +61,7 @@ def _events(leg: Leg, start: float) -> Iterator[Trace]:
         request = ask.request
         said = {"by": request.by, "reason": request.reason, "step": request.step, "during": request.event}
         yield _instant(request.verb, start + ask.clock, DECISIONS, {**said, "times": request.times})
-    for entry in happenings(leg.attempt, "checkpoint_saved", "checkpoint_pruned", "checkpoint_loaded"):
+    for entry in happenings(leg.attempt, *OF_CHECKPOINTS):
         yield _instant(entry.event, start + entry.clock, CHECKPOINTS, _finite(entry.data))
     for entry in happenings(leg.attempt, "log", "validation_end", "test_end"):
         for name, value in entry.data["metrics"].items():

@@ -59,11 +59,6 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
-def plain(text: object) -> str:
-    """Return somebody's text in one line, without what would steer a terminal."""
-    return "".join(each if each.isprintable() else _escaped(each) for each in str(text))
-
-
 def lines(text: str, first: str = "  ", rest: str | None = None) -> list[str]:
     """Return a text broken into lines of at most 100 columns.
 
@@ -101,7 +96,3 @@ def table(rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> list[str]
 
 def _plural(thing: str) -> str:
     return thing + ("es" if thing.endswith(("ch", "s", "x")) else "s")
-
-
-def _escaped(character: str) -> str:
-    return " " if character in "\n\t" else character.encode("unicode_escape", "backslashreplace").decode("ascii")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from heliograph.core.repeated.suspects import HIDDEN_STATE, heard_again
 from heliograph.testing.resume.differences import Comparison, Difference
 
 WITHOUT_A_KILL = {
@@ -25,9 +26,6 @@ AFTER_A_RESUME = {
     "schedulers": "the scheduler is stepped by state that no checkpoint holds, or its state_dict is not complete",
     "data": "the loader's state_dict does not give back its position",
 }
-OTHERWISE_AFTER_A_RESUME = (
-    "the task or a plugin has state that no checkpoint holds: give it state_dict and load_state_dict"
-)
 
 
 def without_a_kill(found: Difference) -> str:
@@ -59,11 +57,7 @@ def after_a_resume(
         causes.append("no plugin keeps the random state: add RNGCapture()")
     if not_kept:
         causes.append(f"no checkpoint holds {', '.join(not_kept)}: save what matters in state_dict, or in a buffer")
-    if hear_again:
-        causes.append(
-            f"{', '.join(hear_again)} heard EpochStart twice in one epoch, since the run was resumed amid it: do what "
-            f"belongs to an epoch's beginning only where event.resumed is False"
-        )
+    causes += heard_again(hear_again)
     if found.what.startswith("plugin ") and not causes:
         causes.append(f"{found.what} does not go on from what load_state_dict gives it")
-    return tuple(causes or [AFTER_A_RESUME.get(found.what, OTHERWISE_AFTER_A_RESUME)])
+    return tuple(causes or [AFTER_A_RESUME.get(found.what, HIDDEN_STATE)])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from heliograph.core.repeated.words import told_apart
 
 if TYPE_CHECKING:
     from heliograph.testing.resume.facts import Fact, Leaf
@@ -145,7 +146,11 @@ def _values(one: Leaf | None, other: Leaf | None, names: tuple[str, str]) -> str
     """Return how two values differ: both, or by how much."""
     if one is not None and other is not None and one.kind == other.kind and np.size(one.glimpse) > 1:
         return f"{_distance(one.glimpse, other.glimpse)} ({one.kind})"
-    return ", ".join(f"{_value(leaf)} in {name}" for leaf, name in zip((one, other), names, strict=True))
+    shown = _value(one), _value(other)
+    numbers = [_number(leaf) for leaf in (one, other)]
+    if isinstance(numbers[0], float) and isinstance(numbers[1], float):
+        shown = told_apart(numbers[0], numbers[1])
+    return ", ".join(f"{value} in {name}" for value, name in zip(shown, names, strict=True))
 
 
 def _value(leaf: Leaf | None) -> str:
@@ -153,8 +158,14 @@ def _value(leaf: Leaf | None) -> str:
         return "nothing"
     if np.size(leaf.glimpse) > 1:
         return leaf.kind
-    shown = repr(leaf.glimpse.item() if isinstance(leaf.glimpse, np.ndarray) else leaf.glimpse)
+    shown = repr(_number(leaf))
     return shown if len(shown) <= 60 else f"{shown[:60]}..."
+
+
+def _number(leaf: Leaf | None) -> Any:
+    """Return a scalar as Python's own."""
+    glimpse = None if leaf is None else leaf.glimpse
+    return glimpse.item() if isinstance(glimpse, np.ndarray) and glimpse.size == 1 else glimpse
 
 
 def _distance(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> str:

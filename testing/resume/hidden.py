@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from heliograph.core.repeated.suspects import is_own
 from heliograph.events import Run
 from heliograph.plugins import Plugins
 from heliograph.testing.resume.facts import Leaves, leaves
-from heliograph.testing.resume.suspects import is_own
 from torch import Tensor, nn
 
 SIMPLE = (bool, int, float, complex, str, NoneType, np.generic)

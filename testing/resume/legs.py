@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from heliograph.core.repeated.suspects import hearing_epoch_start
 from heliograph.core.result import RunResult
 from heliograph.core.trainer import Trainer
 from heliograph.events import CATALOGUE, Event, Lane, Log, Run, SavePoint, ValidationEnd
@@ -20,7 +21,7 @@ from heliograph.testing.resume.facts import Fact, Leaves, leaves
 from heliograph.testing.resume.hidden import attributes
 from heliograph.testing.resume.moments import AFTER_THE_END, Clock, Moment
 
-OF_THE_PROCESS = ("schema", "saved_at", "versions", "run_name", "world")
+OF_THE_PROCESS = ("unseen", "schema", "saved_at", "versions", "run_name", "training_id", "world")
 BY = "the resume check"
 
 
@@ -102,10 +103,10 @@ def run_leg(
         save_every: batches between the save points that are asked for; at the end of an epoch there is one too.
         begun: the state to begin with.
         kill: when to be killed.
-        probe: whether to load a batch twice at the end, to look for state that a dataset hides.
+        probe: whether to note at the end what makes the loading doubtful.
     """
     keeps_draws = "rng" in trainer.plugins.declared("exclusive")
-    leg = Leg(begun, keeps_draws=keeps_draws, hear_epoch_start=suspects.hearing_epoch_start(trainer))
+    leg = Leg(begun, keeps_draws=keeps_draws, hear_epoch_start=hearing_epoch_start(trainer.plugins, trainer.bus))
     Watcher(leg, trainer, save_every, kill, probe=probe).listen()
     try:
         leg.result = trainer.fit(**{**options, "on_interrupt": "raise"})
@@ -196,7 +197,7 @@ class Watcher:
             return
         self._add_state(run, "at the end of the run")
         if self._probe:
-            self._leg.probed = (*run.data.probe(), *suspects.of_workers(run.train_loader))
+            self._leg.probed = (*run.data.guarantee()[1], *suspects.of_workers(run.train_loader))
 
     def _add_metrics(self, run: Run, metrics: Mapping[str, float], where: str) -> None:
         self._leg.metrics |= metrics.keys()
@@ -205,6 +206,7 @@ class Watcher:
     def _add_state(self, run: Run, when: str) -> None:
         state = run.state_dict()
         del state["progress"]["earlier_seconds"]
+        del state["data"]["doubts"]  # with what they are of, they are the result's to say
         for name in OF_THE_PROCESS:
             del state[name]
         for name, own in state.pop("plugins").items():

@@ -4,25 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from heliograph.core.trainer import Trainer
-from heliograph.events import EpochStart
 from torch.utils.data import DataLoader
-
-
-def is_own(thing: object) -> bool:
-    """Return whether something is neither heliograph's nor torch's."""
-    return type(thing).__module__.partition(".")[0] not in ("heliograph", "torch")
-
-
-def hearing_epoch_start(trainer: Trainer) -> tuple[str, ...]:
-    """Return, in words, the plugins and functions of the user's own that hear `EpochStart`."""
-    names, plugins = set(trainer.plugins.names()), trainer.plugins
-    owners = dict.fromkeys(seat.owner for seat in trainer.bus.signal(EpochStart).seats.values() if not seat.paused)
-    return tuple(
-        f"plugin {str(owner)!r}" if owner in names else str(owner)
-        for owner in owners
-        if owner not in names or is_own(plugins[owner])
-    )
 
 
 def of_workers(loader: Any) -> list[str]:

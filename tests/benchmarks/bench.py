@@ -165,6 +165,7 @@ def show_resuming() -> None:
     results = gather("resumable")
     for name, bar in {resuming.AGAIN: None, resuming.KEPT: 1.0, resuming.RESUMABLE: 1.0}.items():
         row(name, (beyond(each, name, resuming.LISTENED) for each in results), bar)
+    row(resuming.COMPARABLE, (beyond(each, resuming.RESUMABLE, resuming.UNCOMPARED) for each in results), 0.2)
     title("   Keyed loading: batches of 8 tensors", "us per batch beyond torch's DataLoader(shuffle=True)")
     results = gather("loading")
     for workers in (0, 2):

@@ -15,6 +15,7 @@ import heliograph as h
 import torch
 from heliograph.core.data.reading import Reading
 from heliograph.core.data.sources import source_of
+from heliograph.core.repeated.proof import Proof
 from heliograph.tests.benchmarks.harness import SIZE, batches_of, sgd, tiny_model
 from torch import Tensor
 from torch.nn.functional import mse_loss
@@ -25,6 +26,7 @@ EPOCHS = 6
 ROUNDS = 20
 LISTENED, AGAIN = "1 handler of BatchEnd", "1 handler, once more (control)"
 KEPT, RESUMABLE = "that, RNGCapture and Checkpoint", "and a SaveSchedule"
+UNCOMPARED, COMPARABLE = "all that, but no losses of the last batches", "the losses of the last batches"
 PLAIN, KEYED = "DataLoader(shuffle=True)", "the same, keyed"
 MANY = 10**9
 FRESH, AMID = "a fresh start", "a resume amid the epoch"
@@ -56,7 +58,7 @@ def per_step(seed: int) -> dict[str, list[float]]:
     """Return the microseconds a step of each round; a list of batches needs no loading."""
     torch.set_num_threads(1)
     batches, shuffle = batches_of(STEPS), random.Random(seed).shuffle
-    spent: dict[str, list[float]] = {LISTENED: [], KEPT: [], RESUMABLE: [], AGAIN: []}
+    spent: dict[str, list[float]] = {LISTENED: [], KEPT: [], RESUMABLE: [], UNCOMPARED: [], AGAIN: []}
     names = list(spent)
     with TemporaryDirectory() as folder:
         for _ in range(ROUNDS):
@@ -81,10 +83,23 @@ class Asks(h.Plugin):
 
 def resumable(name: str, folder: Path) -> list[h.Plugin]:
     """Return what makes a run resumable, with a save that is never due."""
-    if name not in (KEPT, RESUMABLE):
+    if name not in (KEPT, RESUMABLE, UNCOMPARED):
         return []
-    schedule = h.SaveSchedule(h.Every(steps=10**9)) if name == RESUMABLE else Asks()
-    return [h.RNGCapture(), schedule, h.Checkpoint(folder)]
+    schedule = Asks() if name == KEPT else h.SaveSchedule(h.Every(steps=10**9))
+    checkpoint = h.Checkpoint(folder)
+    if name == UNCOMPARED:
+        checkpoint._proof = NoProof()
+    return [h.RNGCapture(), schedule, checkpoint]
+
+
+class NoProof(Proof):
+    """Keeps and compares nothing."""
+
+    def begin(self, run: h.Run, folder: Path) -> None:
+        """Do nothing."""
+
+    def save(self, run: h.Run) -> None:
+        """Do nothing."""
 
 
 class Data(Dataset[tuple[Tensor, Tensor]]):

@@ -62,7 +62,7 @@ def names(folder: Path) -> list[str]:
     found = {path.name for path in folder.iterdir()}
     data = sorted(name for name in found if name.endswith(".pth"))
     belonging = {f"{name.removesuffix('.pth')}{end}" for name in data for end in (".pth", ".json", ".pinned")}
-    assert {name for name in found - belonging if not name.endswith((".last", ".best"))} == set()
+    assert {name for name in found - belonging if not name.endswith((".last", ".best", ".steps"))} == set()
     return data
 
 
@@ -183,7 +183,7 @@ def test_an_own_metadata_goes_before_the_task_s(fit: Make, tmp_path: Path) -> No
 def test_metadata_is_sanitised(fit: Make, tmp_path: Path, metadata: str, end: str) -> None:
     fit(Checkpoint(tmp_path / "c", metadata=lambda run: metadata), epochs=1, name="my run")
 
-    assert names(tmp_path / "c") == [f"my-run_epoch_1_iter_3{end}.pth"]
+    assert names(tmp_path / "c") == [f"my-run-d33e7609_epoch_1_iter_3{end}.pth"]
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
 
 
@@ -393,10 +393,10 @@ def test_a_changed_monitor_judges_anew(batches: Make, sgd: Any, tmp_path: Path) 
 
 
 def test_state_round_trip(tmp_path: Path) -> None:
-    state = {"since": 7, "value": 0.25, "value_at": 30, "world_size": 1}
+    state = {"value": 0.25, "value_at": 30, "world_size": 1, "returns": 2}
     checkpoint = Checkpoint(tmp_path, keep_best=2, monitor="validation/loss")
-    assert checkpoint.state_dict() == {"since": 0, "value": None, "value_at": -1, "world_size": 1}
-    checkpoint.load_state_dict(state)
+    assert checkpoint.state_dict() == {"value": None, "value_at": -1, "world_size": 1, "returns": 0}
+    checkpoint.load_state_dict({"since": 7, **state})  # as it was when trainings had no identity
 
     assert checkpoint.state_dict() == state
 
@@ -460,8 +460,8 @@ def test_a_name_that_is_somebody_else_s_gets_a_number(fit: Make, tmp_path: Path)
     (tmp_path / "run_epoch_1_iter_3.pth").write_text("mine")
     result = fit(Checkpoint(tmp_path), epochs=1)
 
-    assert result.last_checkpoint == tmp_path / "run_epoch_1_iter_3-2.pth"
-    assert names(tmp_path) == ["run_epoch_1_iter_3-2.pth", "run_epoch_1_iter_3.pth"]
+    assert result.last_checkpoint == tmp_path / "run-2_epoch_1_iter_3.pth"
+    assert names(tmp_path) == ["run-2_epoch_1_iter_3.pth", "run_epoch_1_iter_3.pth"]
     assert (tmp_path / "run_epoch_1_iter_3.pth").read_text() == "mine"
 
 
@@ -565,7 +565,7 @@ def test_a_checkpoint_loads_with_weights_only(fit: Make, tmp_path: Path) -> None
 
 def test_the_default_begins_afresh(fit: Make, tmp_path: Path) -> None:
     fit(Checkpoint(tmp_path))
-    again = fit(Checkpoint(tmp_path))
+    again = fit(Checkpoint(tmp_path / "elsewhere"))
 
     assert again.progress.steps == 6
     assert again.notes == ()

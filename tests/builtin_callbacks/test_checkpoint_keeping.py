@@ -80,31 +80,31 @@ def test_retention_is_rebuilt_from_the_folder_where_the_state_is_lost(fit: Make,
 @pytest.mark.parametrize("resumes", [1, 2])
 def test_an_earlier_run_of_the_same_name_is_left_alone(fit: Make, tmp_path: Path, resumes: int) -> None:
     """It began afresh, so it is another training: its checkpoints neither go nor compete."""
-    fit(Checkpoint(tmp_path, metadata=lambda run: "earlier", **MONITOR), [0.1, 0.2])
+    fit(Checkpoint(tmp_path, **MONITOR), [0.1, 0.2])
     fit(Checkpoint(tmp_path, **MONITOR), [0.9, 0.8])
     for epoch in range(resumes):
         result = fit(Checkpoint(tmp_path, resume="auto", **MONITOR), [0.85], epochs=3 + epoch)
 
     assert names(tmp_path) == [
-        "run_epoch_1_iter_1_earlier.pth",
+        "run-2_epoch_2_iter_2.pth",
+        f"run-2_epoch_{2 + resumes}_iter_{2 + resumes}.pth",
+        "run_epoch_1_iter_1.pth",
         "run_epoch_2_iter_2.pth",
-        "run_epoch_2_iter_2_earlier.pth",
-        f"run_epoch_{2 + resumes}_iter_{2 + resumes}.pth",
     ]
-    assert result.best_checkpoint == tmp_path / "run_epoch_2_iter_2.pth"
+    assert result.best_checkpoint == tmp_path / "run-2_epoch_2_iter_2.pth"
 
 
 def test_the_numbers_of_another_folder_mean_nothing(fit: Make, tmp_path: Path) -> None:
     """A run resumed from elsewhere finds its own checkpoints again, and leaves alone what was there before it."""
     first, second = tmp_path / "first", tmp_path / "second"
     fit(Checkpoint(first), [1.0, 1.0, 1.0])
-    fit(Checkpoint(first), [1.0, 1.0])
-    fit(Checkpoint(second, metadata=lambda run: "there before"), [1.0])
-    fit(Checkpoint(second, resume=first / "run_epoch_2_iter_2.pth"), [1.0], epochs=3)
-    assert names(second) == ["run_epoch_1_iter_1_there-before.pth", "run_epoch_3_iter_3.pth"]
+    fit(Checkpoint(second), [1.0])
+    fit(Checkpoint(second, resume=first / "run_epoch_3_iter_3.pth"), [1.0], epochs=4)
+    assert names(second) == ["run-2_epoch_4_iter_4.pth", "run_epoch_1_iter_1.pth"]
 
-    fit(Checkpoint(second, resume="auto"), [1.0], epochs=4)
-    assert names(second) == ["run_epoch_1_iter_1_there-before.pth", "run_epoch_4_iter_4.pth"]
+    fit(Checkpoint(second, resume="auto"), [1.0], epochs=5)
+    assert names(second) == ["run-2_epoch_5_iter_5.pth", "run_epoch_1_iter_1.pth"]
+    assert names(first) == ["run_epoch_3_iter_3.pth"]
 
 
 def test_a_value_is_remembered_for_a_save_at_the_resumed_step(fit: Make, tmp_path: Path) -> None:
@@ -134,8 +134,8 @@ def test_manifests_tell_what_a_checkpoint_competes_by(fit: Make, tmp_path: Path)
 def test_pointers_name_the_last_and_the_best(fit: Make, tmp_path: Path) -> None:
     fit(Checkpoint(tmp_path, **MONITOR), [0.5, 0.1, 0.9], name="my run")
 
-    assert (tmp_path / "my-run.last").read_text() == "my-run_epoch_3_iter_3.pth\n"
-    assert (tmp_path / "my-run.best").read_text() == "my-run_epoch_2_iter_2.pth\n"
+    assert (tmp_path / "my-run-d33e7609.last").read_text() == "my-run-d33e7609_epoch_3_iter_3.pth\n"
+    assert (tmp_path / "my-run-d33e7609.best").read_text() == "my-run-d33e7609_epoch_2_iter_2.pth\n"
 
 
 def test_there_is_no_best_without_a_monitor(fit: Make, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from heliograph import (
     SaveSchedule,
     Supervised,
     Trainer,
+    TrainStart,
     ValidationSchedule,
     on,
 )
@@ -51,6 +52,8 @@ SAMPLES = 40
 
 class Recorder(Plugin):
     """Notes what a rank trains on, what it draws, and what it hears of checkpoints."""
+
+    affects_training = False
 
     def __init__(self) -> None:
         self.samples: list[list[int]] = []
@@ -146,7 +149,7 @@ def test_a_resumed_run_is_bit_equal_on_every_rank(ranks: Pool, tmp_path: Path, b
         assert each["equal"]
         for what in ("samples", "draws", "own"):
             assert each[what][0] == each[what][1], what
-        assert each["report"] == "exact"
+        assert each["report"] == "exact; verified: 1 repeated step equal, bit for bit"
         assert each["last"] == tmp_path / "halves" / "run_epoch_1_iter_10.pth"
         assert each["progress"] == 2 * SAMPLES
     assert first["draws"][0] != second["draws"][0]
@@ -167,7 +170,7 @@ def test_a_file_holds_once_what_is_the_same_everywhere(ranks: Pool, tmp_path: Pa
     state = storage.load(tmp_path / "halves" / "run_epoch_1_iter_10.pth")
     main, other = state["ranks"]
     assert main == {}
-    assert other.keys() == {"plugins", "means"}
+    assert other.keys() == {"plugins", "means", "unseen"}  # `own` has another value there
     assert other["plugins"].keys() == {"own", "rng_capture"}
     assert other["plugins"]["own"] == {"value": 20, "common": [1.0]}
     assert state["plugins"]["own"] == {"value": 10, "common": [1.0]}
@@ -191,6 +194,46 @@ def go_back(folder: Path) -> tuple[list[float], int, int]:
     task, data = make_task(), [(torch.ones(4, 3), torch.ones(4, 1))] * 12
     trainer.fit(task, data, optimizer=torch.optim.SGD(task.model.parameters(), lr=0.1), steps=6)
     return recorder.drawn, own.value, len(cuts[0]["ranks"])
+
+
+class Unsaved(Own):
+    """An observer whose state some ranks cannot save."""
+
+    policy = "observer"
+
+    def __init__(self, failing: tuple[int, ...]) -> None:
+        self.failing, self.rank = failing, -1
+
+    @on(TrainStart)
+    def begin(self, run: Run, event: TrainStart) -> None:
+        self.rank = run.engine.rank
+
+    def state_dict(self) -> dict[str, Any]:
+        if self.rank in self.failing:
+            raise SystemExit(self.rank)
+        return super().state_dict()
+
+
+def train_with_unsaved(folder: Path, failing: tuple[int, ...]) -> tuple[str, list[str], list[str], int]:
+    own = Own()
+    result, _, _ = train(Checkpoint(folder), Unsaved(failing), own, batch_size=4, steps=7)
+    notes = [note for note in result.notes if "unsaved" in note]
+    rest, _, _ = train(Checkpoint(folder, resume="auto"), Unsaved(()), own, batch_size=4)
+    return result.status, notes, [note for note in rest.notes if "unsaved" in note], own.value
+
+
+@pytest.mark.parametrize("failing", [(0,), (1,), (0, 1)], ids=str)
+def test_an_observers_state_that_some_rank_cannot_save_is_left_out_there(
+    failing: tuple[int, ...], ranks: Pool, tmp_path: Path
+) -> None:
+    told = ranks(2).run(train_with_unsaved, tmp_path, failing)
+    for rank, (status, notes, later, value) in enumerate(told):
+        left_out = f"plugin 'unsaved': its state is not saved; state_dict: SystemExit: {rank}"
+        fresh = "plugins that start fresh, the checkpoint has no state of them: unsaved"
+        assert status == "completed"
+        assert notes == [left_out] * (rank in failing)
+        assert later == [fresh] * (rank in failing)
+        assert value == 10 * (1 + rank)
 
 
 def test_each_rank_goes_back_to_its_own(ranks: Pool, tmp_path: Path) -> None:
@@ -508,7 +551,7 @@ def read_only_on_main(folder: Path, hidden: bool) -> dict[str, Any]:
             def refuse(path: Path, **options: Any) -> Any:
                 raise ValueError("this rank cannot read")
 
-            patch.setattr(storage, "load", refuse)
+            patch.setattr(storage, "load_any", refuse)
         results: list[Any] = []
         error = caught(lambda: results.append(train(Checkpoint(folder, resume="auto"), batch_size=4, steps=4)))
     return {"error": error, "weights": results[0][1] if results else None}
@@ -604,3 +647,37 @@ def test_the_best_comes_back_on_every_rank(ranks: Pool, tmp_path: Path, load_bes
         assert each["step"] == step
         assert each["best"] == tmp_path / "run_epoch_2_iter_2.pth"
         assert each["note"].startswith(f"loaded back at the end: {load_best} of the best checkpoint {each['best']}")
+
+
+# Of one training.
+
+
+class Identity(Plugin):
+    """Notes of which training a rank is."""
+
+    seen = ""
+
+    @on(BatchStart)
+    def note(self, run: Run, event: BatchStart) -> None:
+        self.seen = run.training_id  # type: ignore[attr-defined]  # the real run has it
+
+
+def begin_twice_and_go_on(folder: Path) -> list[tuple[str, str, tuple[str, ...]]]:
+    outcomes = []
+    for resume in (None, None, "auto"):
+        identity = Identity()
+        result, *_ = train(Checkpoint(folder, resume=resume), identity, batch_size=4, epochs=1 if resume is None else 2)
+        assert result.last_checkpoint is not None
+        outcomes.append((identity.seen, result.last_checkpoint.name, result.notes))
+    return outcomes
+
+
+def test_all_ranks_are_of_one_training(ranks: Pool, tmp_path: Path) -> None:
+    first, second = ranks(2).run(begin_twice_and_go_on, tmp_path)
+    assert first == second
+    identities, names, notes = zip(*first, strict=True)
+    assert names == ("run_epoch_0_iter_4.pth", "run-2_epoch_0_iter_4.pth", "run-2_epoch_1_iter_10.pth")
+    assert identities[0] != identities[1] == identities[2]
+    assert any("this one is written as 'run-2'" in note for note in notes[1])
+    assert storage.read_manifest(tmp_path / names[2]).training == identities[2]
+    assert "training_id" not in storage.load(tmp_path / names[2])["ranks"][1]

@@ -150,7 +150,7 @@ def test_a_run_that_is_preempted_anywhere_goes_on_as_if_it_had_not_been(
 
 
 @pytest.mark.parametrize(
-    ("kind", "done"), [(TrainStart, 0), (EpochStart, 0), (BatchStart, 3), (BatchEnd, 3), (ValidationBatchEnd, 3)]
+    ("kind", "done"), [(TrainStart, 1), (EpochStart, 1), (BatchStart, 3), (BatchEnd, 3), (ValidationBatchEnd, 3)]
 )
 def test_training_stops_at_the_next_boundary_and_a_validation_at_its_next_batch(
     kind: type[Event], done: int, fit: Make
@@ -392,7 +392,6 @@ SCRIPT = dedent(
     from torch import nn
     from torch.utils.data import DataLoader, Dataset
     import heliograph as h
-    from heliograph.core.signals import ignore_signals
 
 
     class Data(Dataset):
@@ -415,7 +414,7 @@ SCRIPT = dedent(
     folder, workers, requeue = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) or None
     torch.manual_seed(0)
     task = h.Supervised(nn.Linear(4, 2), nn.functional.cross_entropy)
-    loader = DataLoader(Data(), batch_size=4, num_workers=workers, worker_init_fn=ignore_signals)
+    loader = DataLoader(Data(), batch_size=4, num_workers=workers)
     preemption = h.Preemption(requeue=requeue)
     plugins = [h.SaveSchedule(h.Every(epochs=1)), h.Checkpoint(folder), Wait(), preemption]
     h.Trainer(plugins, device="cpu").fit(task, loader, optimizer=torch.optim.SGD, epochs=2)

@@ -49,6 +49,8 @@ class GoneError(RuntimeError):
 class Dies(Plugin):
     """Ends a run in its midst."""
 
+    affects_training = False
+
     def __init__(self, at: int) -> None:
         self.at = at
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from heliograph import (
+    EMA,
     BatchEnd,
     BatchStart,
     Checkpoint,
@@ -78,11 +79,12 @@ def fit(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> Make:
         resume: Any = None,
         keep: int = 9,
         slow: bool = False,
+        at_start: bool = False,
         **options: Any,
     ) -> tuple[RunResult, Any]:
         mine = task(dropout=0.5)
         kept = Checkpoint(tmp_path / folder, keep_last=keep, resume=resume, background=slow)
-        saving = [SaveSchedule(Every(steps=every)), kept]
+        saving = [SaveSchedule(Every(steps=every), at_start=at_start), kept]
         trainer = Trainer([*saving, RNGCapture(), *plugins], device="cpu")
         return trainer.fit(mine, batches(6), optimizer=sgd, **{"epochs": 2, **options}), mine
 
@@ -105,6 +107,21 @@ def test_a_run_that_went_back_equals_one_that_left_the_batches_out(
     assert counters(result) == counters(plain)
     assert (result.status, plugin.times, plugin.skipped) == ("completed", len(places), set(places))
     assert set(spoil.met) == set(places)
+
+
+def test_a_plugin_that_had_nothing_to_remember_there_forgets(fit: Make, tmp_path: Path) -> None:
+    """The average of what is left out is not in the average."""
+    average, result, _ = at_start(fit, Spoil((0, 3)), RollBack(), folder="a")
+    plain, _, _ = at_start(fit, Spoil((0, 3)), LeaveOut((0, 3)), folder="b")
+    assert any("rolled back at step 3 to " in note and "iter_0" in note for note in result.notes)
+    assert average._updates == plain._updates == {"optimizer": 11}
+    assert all(map(torch.equal, average.weights["model"].values(), plain.weights["model"].values()))
+
+
+def at_start(fit: Make, *plugins: Any, folder: str) -> tuple[EMA, RunResult, Any]:
+    """Train with an average, and with a save before the first step only."""
+    average = EMA(0.9)
+    return average, *fit(average, *plugins, every=100, at_start=True, folder=folder)
 
 
 def test_the_result_tells_of_it(fit: Make, tmp_path: Path) -> None:

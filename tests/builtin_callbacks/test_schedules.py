@@ -20,6 +20,7 @@ from heliograph import (
     Log,
     LogSchedule,
     Once,
+    Plugin,
     Run,
     SavePoint,
     SaveSchedule,
@@ -29,6 +30,7 @@ from heliograph import (
     TrainStart,
     ValidationEnd,
     ValidationSchedule,
+    on,
 )
 
 Make = Callable[..., Any]
@@ -101,6 +103,51 @@ def test_at_start(served: Make, when: Any, places: list[int]) -> None:
 )
 def test_at_end(served: Make, when: Any, places: list[int]) -> None:
     assert served(LogSchedule(when, at_end=True)) == places
+
+
+def saves(task: Make, batches: Make, sgd: Any, *schedules: Any, epochs: int = 2, saved: Any = None) -> list[Any]:
+    """Return where a run of 5 batches an epoch was saved, as (epochs, batches), and the states."""
+    trainer = Trainer(schedules, device="cpu")
+    found: list[Any] = []
+
+    def look(run: Run, event: SavePoint) -> None:
+        found.append(((run.progress.epoch, run.progress.batches), deepcopy(run.state_dict())))
+
+    trainer.bus.on(SavePoint, look)
+    if saved:
+        trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))
+    trainer.fit(task(), batches(5), optimizer=sgd, epochs=epochs)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("when", "places"),
+    [
+        (Every(steps=5), [(0, 5), (1, 10), (2, 10)]),  # what happens at an epoch's end is in the last one
+        (Every(steps=4), [(0, 4), (1, 8), (2, 10)]),
+        (Every(epochs=1), [(1, 5), (2, 10)]),  # no double
+    ],
+)
+def test_a_save_before_the_last_epoch_s_end_does_not_stand_for_one_after_it(
+    when: Any, places: list[Any], task: Make, batches: Make, sgd: Any
+) -> None:
+    found = saves(task, batches, sgd, SaveSchedule(when, at_end=True))
+    assert [place for place, _ in found] == places
+
+    for number, (_, state) in enumerate(found):
+        rest = saves(task, batches, sgd, SaveSchedule(when, at_end=True), saved=state)
+        assert [place for place, _ in rest] == places[number + 1 :]
+
+
+def test_a_run_that_is_stopped_within_an_epoch_is_not_saved_twice(task: Make, batches: Make, sgd: Any) -> None:
+    class Stop(Plugin):
+        @on(BatchEnd)
+        def stop(self, run: Run, event: BatchEnd) -> None:
+            if run.progress.batches == 7:
+                run.control.stop("enough")
+
+    found = saves(task, batches, sgd, SaveSchedule(Every(steps=7), at_end=True), Stop())
+    assert [place for place, _ in found] == [(1, 7)]
 
 
 def test_at_both_ends(served: Make) -> None:

@@ -17,6 +17,7 @@ def cut(rank: int = 0, **more: Any) -> dict[str, Any]:
         "progress": {"steps": 4, "batch": 2},
         "plugins": {"same": {"weights": torch.ones(3)}, "own": {"value": torch.tensor(float(rank))}},
         "control": {"due": [], "end_epoch": False},
+        "unseen": {},
         "data": {"seed": 1},
         "last_seen": False,
         "engine": {},
@@ -110,6 +111,6 @@ def test_only_what_differs_is_kept_for_each_rank(ranks: Pool) -> None:
     assert first == second
     assert first[0] == {}
     assert first[1] == {
-        "plugins": {"own": {"value": torch.tensor(1.0)}, "beside": {"value": 2}, "on main only": {}},
+        "plugins": {"own": {"value": torch.tensor(1.0)}, "beside": {"value": 2}, "on main only": None},
         "means": {"loss": [1.0, 4.0, 0.5, 1]},
     }

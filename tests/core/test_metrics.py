@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
+from copy import deepcopy
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from heliograph import accuracy
-from heliograph.core.metrics import Means, Sum
+from heliograph.core.metrics import Means, Metrics, Sum
 
 
 def test_weighted_means_of_tensors_and_numbers() -> None:
@@ -149,3 +153,30 @@ def test_accuracy() -> None:
 
     assert accuracy(outputs, torch.tensor([1, 0, 1])).item() == pytest.approx(2 / 3)
     assert accuracy(outputs, torch.tensor([1, 0, 0])).item() == 1.0
+
+
+def test_every_way_into_metrics_makes_numbers() -> None:
+    metrics = Metrics({"a": True})
+    metrics["b"] = torch.tensor([2])
+    metrics.update({"c": np.float64(3)}, d=Fraction(1, 2))
+    metrics |= {"e": torch.ones(1, 1)}
+    assert (metrics.setdefault("f", 6), metrics.setdefault("a", 9)) == (6.0, 1.0)
+    assert metrics == {"a": 1.0, "b": 2.0, "c": 3.0, "d": 0.5, "e": 1.0, "f": 6.0}
+    assert {type(value) for value in metrics.values()} == {float}
+    assert deepcopy(metrics) == pickle.loads(pickle.dumps(metrics)) == metrics
+    assert type(metrics | {"g": 7}) is dict
+
+
+@pytest.mark.parametrize("value", ["1.5", b"1", None, [1.0], 1j, 10**400, torch.ones(2), {}], ids=repr)
+def test_no_way_into_metrics_takes_what_is_no_number(value: Any) -> None:
+    metrics = Metrics()
+    for put in (
+        lambda: Metrics({"x": value}),
+        lambda: metrics.__setitem__("x", value),
+        lambda: metrics.update(x=value),
+        lambda: metrics.setdefault("x", value),
+        lambda: metrics.__ior__({"x": value}),
+    ):
+        with pytest.raises(TypeError, match=r"^The metric 'x' was given .*: it takes a number, or a tensor of"):
+            put()
+    assert metrics == {}

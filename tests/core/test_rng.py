@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.core import rng
-from heliograph.core.state import check_plain
+from heliograph.core.plain import check_plain
 
 
 @pytest.fixture(autouse=True)
@@ -114,3 +114,18 @@ def test_numpy_generators(kind: str) -> None:
     rng.set_generator_state(generator, state)
 
     assert (generator.integers(0, 1000, 5, dtype=np.int32).tolist(), generator.normal(size=3).tolist()) == first
+
+
+@pytest.mark.parametrize("entropy", [3, 2**127 + 1, [1, 2, 3], np.arange(3)])
+def test_bit_generators_and_seed_sequences(entropy: Any) -> None:
+    bits, sequence = np.random.SFC64(1), np.random.SeedSequence(entropy, spawn_key=(1, 2), pool_size=8)
+    bits.random_raw(3)
+    sequence.spawn(2)
+    states = [rng.generator_state(each) for each in (bits, sequence)]
+    check_plain(states, "states")
+    numbers = bits.random_raw(), sequence.spawn(1)[0].generate_state(4).tolist()
+    other_bits, other = np.random.SFC64(2), np.random.SeedSequence(9)
+    rng.set_generator_state(other_bits, states[0])
+    rng.set_generator_state(other, states[1])
+
+    assert (other_bits.random_raw(), other.spawn(1)[0].generate_state(4).tolist()) == numbers

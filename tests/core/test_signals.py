@@ -1,4 +1,4 @@
-"""Signals in front of former handlers, deadlines, and workers that leave signals to the main process."""
+"""Signals in front of former handlers, and deadlines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from heliograph.core import signals
-from heliograph.core.signals import Deadline, SignalHook, ignore_signals
+from heliograph.core.signals import Deadline, SignalHook
 
 
 @pytest.fixture(autouse=True)
@@ -171,7 +171,7 @@ import os, signal, threading
 for name in ("SIGKILL", "SIGSTOP", "SIGUSR1", "pthread_kill"):
     delattr(signal, name)
 from heliograph import Preemption
-from heliograph.core.signals import Deadline, ignore_signals
+from heliograph.core.signals import Deadline
 
 heard = []
 def hear(signum):
@@ -190,7 +190,6 @@ try:
 except TimeoutError:
     deadline.close()
 hook.restore()
-ignore_signals(0)
 print(*heard)
 """
 
@@ -198,27 +197,3 @@ print(*heard)
 def test_where_some_signals_and_calls_are_missing_it_works_with_the_others() -> None:
     done = subprocess.run([sys.executable, "-c", ELSEWHERE], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("15 15\n", 0), done.stderr
-
-
-# Workers.
-
-
-def work(answers: Any, go_on: Any) -> None:
-    begun: list[int] = []
-    ignore_signals(3, then=begun.append)
-    for _ in range(3):
-        me(signal.SIGUSR1)
-        me(signal.SIGTERM)
-    answers.put(begun)
-    go_on.wait(60)
-
-
-def test_a_worker_obeys_the_main_process_and_nobody_else() -> None:
-    context = multiprocessing.get_context("fork")
-    answers, go_on = context.SimpleQueue(), context.Event()
-    worker = context.Process(target=work, args=(answers, go_on), daemon=True)
-    worker.start()
-    assert answers.get() == [3]  # it has outlived signals that were not of this process
-    worker.terminate()
-    worker.join(30)
-    assert worker.exitcode == 0

@@ -29,6 +29,7 @@ from heliograph import (
     on,
 )
 from heliograph.core import state
+from heliograph.core.plain import check_plain
 from torch import Tensor, nn
 
 Pair = namedtuple("Pair", "one two")  # the untyped kind is what is tested
@@ -63,7 +64,7 @@ class Real(float):
     ],
 )
 def test_plain_values_load_safely(tmp_path: Path, value: Any) -> None:
-    state.check_plain(value, "state")
+    check_plain(value, "state")
     torch.save(value, tmp_path / "value.pth")
     torch.load(tmp_path / "value.pth", weights_only=True)
 
@@ -91,19 +92,19 @@ def test_plain_values_load_safely(tmp_path: Path, value: Any) -> None:
 )
 def test_what_a_safe_load_might_refuse_is_refused_with_its_place(value: Any, kind: str) -> None:
     with pytest.raises(TypeError, match=rf"^state\['a'\]\[1\] is a .*{kind}: a checkpoint holds plain types") as info:
-        state.check_plain({"a": [0, value]}, "state")
+        check_plain({"a": [0, value]}, "state")
 
     assert "Convert it in state_dict()" in str(info.value)
 
 
 def test_keys_are_looked_at_too() -> None:
     with pytest.raises(TypeError, match=r"^a key of state\['a'\] is a .*Path"):
-        state.check_plain({"a": {Path("x"): 1}}, "state")
+        check_plain({"a": {Path("x"): 1}}, "state")
 
 
 def test_a_counter_is_refused_or_loads(tmp_path: Path) -> None:
     try:
-        state.check_plain(Counter(a=1), "state")
+        check_plain(Counter(a=1), "state")
     except TypeError:
         return
     torch.save(Counter(a=1), tmp_path / "value.pth")
@@ -176,7 +177,7 @@ def test_the_cut_holds_everything() -> None:
     assert cut["versions"]["torch"] == str(torch.__version__)
     assert cut["world"] == {"size": 1, "batch_size": 1, "accumulation": 1}
     assert cut["ranks"] == [{}]
-    assert cut["control"] == {"due": [], "end_epoch": False}
+    assert cut["control"] == {"due": [], "postponed": [], "end_epoch": False}
     assert cut["data"]["source"] == {"source": "sequence", "batches": 3}
 
 
@@ -373,7 +374,8 @@ def test_an_unchanged_program_leaves_no_doubt() -> None:
 
 
 def test_a_plugin_that_found_no_state_is_a_doubt_unless_it_observes() -> None:
-    _, cut = fit(supervised(), epochs=1)
+    _, cut = fit(supervised(), plugins=[Remembers()], epochs=1)
+    del cut["plugins"]["remembers"]
     observer = Remembers().named("observer")
     observer.policy = "observer"
     result, _ = fit(supervised(), cut, plugins=[Remembers(), observer])

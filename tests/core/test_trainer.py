@@ -115,6 +115,22 @@ def test_schedulers_that_do_not_fit() -> None:
         fit(Trainer([LearningRate("epoch")], device="cpu"), scheduler=lambda optimizer: plateau(optimizer))
 
 
+def test_a_scheduler_whose_state_could_not_be_saved_is_refused_at_the_start() -> None:
+    class Halving:
+        def step(self) -> None:
+            """Halve it."""
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+    message = r"The scheduler Halving has no load_state_dict, so no checkpoint could .* load_state_dict\(state\), which"
+    with pytest.raises(TypeError, match=message):
+        fit(Trainer([LearningRate("step")], device="cpu"), scheduler=Halving())
+    del Halving.state_dict
+    with pytest.raises(TypeError, match="has no state_dict and no load_state_dict"):
+        fit(Trainer([LearningRate("step")], device="cpu"), scheduler=lambda optimizer: Halving())
+
+
 def test_parts_of_a_task_that_nobody_would_see() -> None:
     class Hidden(Supervised):
         def __init__(self, part: Any) -> None:
@@ -507,6 +523,12 @@ def test_an_engine_that_skips_a_step_is_counted() -> None:
 class _Never:
     def step(self) -> None:
         raise AssertionError("the optimizer was not stepped, the scheduler was")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take nothing."""
 
 
 def test_saving_needs_somebody_who_saves() -> None:

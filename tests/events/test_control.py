@@ -598,7 +598,11 @@ def test_a_validation_that_was_cut_short_is_put_off_with_the_save_behind_it(cont
     assert control.close_validation() is control.history[-1]
     assert (control.cut_request, control.should_validate, control.should_save) == (None, False, True)
     assert control.take("save") is True
-    assert control.state_dict() == {"due": ["save", "validation"], "end_epoch": False}
+    assert control.state_dict() == {
+        "due": ["save", "validation"],
+        "postponed": ["save", "validation"],
+        "end_epoch": False,
+    }
     control.decide()
     assert control.pending is False
 
@@ -609,7 +613,7 @@ def test_a_whole_validation_makes_up_for_one_that_was_put_off(control: Control) 
     control.close_validation()
     assert control.state_dict()["due"] == ["validation"]
     assert control.close_validation() is None
-    assert control.state_dict() == {"due": [], "end_epoch": False}
+    assert control.state_dict() == {"due": [], "postponed": [], "end_epoch": False}
 
 
 def test_what_is_due_stands_again_in_another_run_but_no_stop(control: Control) -> None:
@@ -617,7 +621,7 @@ def test_what_is_due_stands_again_in_another_run_but_no_stop(control: Control) -
         ask("before")
     control.take("save")
     state = control.state_dict()
-    assert state == {"due": ["log", "validation"], "end_epoch": True}
+    assert state == {"due": ["log", "validation"], "postponed": [], "end_epoch": True}
     other = Control(Progress())
     other.request_save("of its own")
     other.load_state_dict(state)
@@ -625,10 +629,24 @@ def test_what_is_due_stands_again_in_another_run_but_no_stop(control: Control) -
     assert (other.should_stop, other.pending, [each.verb for each in other.history]) == (False, True, ["save"])
 
 
+def test_what_was_due_after_a_boundary_stands_when_the_rest_of_that_boundary_is_done() -> None:
+    control = Control(Progress())
+    state = {"due": ["log", "save", "validation"], "postponed": ["validation"], "end_epoch": False}
+    control.load_state_dict(state, at_save_point=True)
+    assert (control.should_validate, control.should_log, control.should_save) == (True, False, False)
+    assert control.state_dict()["due"] == ["log", "save", "validation"]
+
+    assert control.take("validation")
+    control.release()
+    control.decide()
+    assert (control.should_validate, control.should_log, control.should_save) == (False, True, True)
+    assert control.pending
+
+
 def test_an_empty_state_asks_for_nothing(control: Control) -> None:
     state = control.state_dict()
     control.load_state_dict(state)
-    assert (control.pending, state) == (False, {"due": [], "end_epoch": False})
+    assert (control.pending, state) == (False, {"due": [], "postponed": [], "end_epoch": False})
 
 
 def test_before_the_run_turns_back_nothing_is_served_and_nothing_decided(control: Control) -> None:
@@ -655,7 +673,7 @@ def test_turning_back_forgets_all_but_a_stop(control: Control, stops: bool) -> N
     assert (control.should_validate, control.should_end_epoch, control.skips_batch, control.touched) == (False,) * 4
     assert (control.turns_back, control.leaving) == (False, False)
     assert (control.should_stop, control.pending) == (stops, stops)
-    assert control.state_dict() == {"due": [], "end_epoch": False}
+    assert control.state_dict() == {"due": [], "postponed": [], "end_epoch": False}
 
 
 def test_a_watcher_of_the_history_hears_each_request_but_not_each_repetition() -> None:

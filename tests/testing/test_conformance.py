@@ -157,3 +157,50 @@ def test_finds_a_state_that_is_loaded_wrongly() -> None:
 
     with pytest.raises(AssertionError, match="What 'bad' loaded is not what it had saved"):
         check_plugin(Bad)
+
+
+def test_finds_a_plugin_that_does_not_take_its_empty_state() -> None:
+    class Bad(Counting):
+        def state_dict(self) -> dict[str, Any]:
+            return {"batches": self.batches} if self.batches else {}
+
+    with pytest.raises(AssertionError, match=r"goes back to a checkpoint, .* It raised ValueError: Plugin 'bad' "):
+        check_plugin(Bad)
+
+
+def test_finds_a_plugin_that_does_not_forget_with_an_empty_state() -> None:
+    class Bad(Counting):
+        def state_dict(self) -> dict[str, Any]:
+            return {"batches": self.batches} if self.batches else {}
+
+        def load_state_dict(self, state: Any) -> None:
+            if state:
+                self.batches = state["batches"]
+
+    with pytest.raises(AssertionError, match=r"^'bad' went back to {}, and has \[{'batches': 4}\]"):
+        check_plugin(Bad)
+
+
+class Renamed(Counting):
+    """The second version of a plugin in order."""
+
+    state_version = 2
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.batches}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.batches = state["count"]
+
+    def migrate_state(self, state: dict[str, Any], version: int) -> dict[str, Any]:
+        return {"count": state["batches"]}
+
+
+def test_states_of_older_versions_are_tried() -> None:
+    check_plugin(Renamed, old_states={1: {"batches": 3}})
+    with pytest.raises(AssertionError, match=r"^Give check_plugin a state of each older version, .* none of \[1\]\.$"):
+        check_plugin(Renamed)
+    with pytest.raises(
+        AssertionError, match=r"every older version\. It raised ValueError: .* raised KeyError: 'batches'"
+    ):
+        check_plugin(Renamed, old_states={1: {"seen": 3}})

@@ -13,7 +13,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from io import FileIO
 from pathlib import Path
 from threading import Event
 from typing import Any, cast
@@ -23,6 +22,7 @@ import heliograph as h
 from heliograph.core import storage
 from heliograph.core.run import TrainRun
 from heliograph.demo import training
+from heliograph.tests.torture.files import WatchedFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,48 +77,11 @@ class Teller:
         self.tell("done", name=name)
 
 
-class TellingFiles(storage.Files):
-    """Tells of every operation that a store makes."""
-
-    def __init__(self, teller: Teller) -> None:
-        self._operation = teller.operation
-
-    def create(self, path: Path) -> FileIO:
-        """Tell and create."""
-        with self._operation(f"create {_kind(path)}"):
-            return super().create(path)
-
-    def write(self, file: FileIO, content: bytes | memoryview) -> None:
-        """Tell and write."""
-        with self._operation(f"write {_kind(Path(str(file.name)))}"):
-            super().write(file, content)
-
-    def sync(self, file: FileIO) -> None:
-        """Tell and sync."""
-        with self._operation(f"sync {_kind(Path(str(file.name)))}"):
-            super().sync(file)
-
-    def rename(self, old: Path, new: Path) -> None:
-        """Tell and rename."""
-        with self._operation(f"rename {_kind(old)}"):
-            super().rename(old, new)
-
-    def unlink(self, path: Path) -> None:
-        """Tell and unlink."""
-        with self._operation(f"unlink {_kind(path)}"):
-            super().unlink(path)
-
-    def sync_folder(self, folder: Path) -> None:
-        """Tell and sync."""
-        with self._operation("sync folder"):
-            super().sync_folder(folder)
-
-
 class TellingStore(storage.Store):
     """Tells of every save."""
 
     def __init__(self, teller: Teller, folder: Path, run_name: str) -> None:
-        super().__init__(folder, run_name, files=TellingFiles(teller))
+        super().__init__(folder, run_name, files=WatchedFiles(teller.operation))
         self._teller = teller
 
     def save(self, name: str, state: Mapping[str, Any], **options: Any) -> storage.Entry:
@@ -151,13 +114,6 @@ def _tell_beginning(teller: Teller, run: h.Run, event: h.EpochStart) -> None:
         step=run.progress.steps,
         passed_over=[note for note in notes if note.startswith("passed over")],
     )
-
-
-def _kind(path: Path) -> str:
-    """Return what a file is, whatever its name: `data`, `manifest`, `pointer`, or the end of a hidden name."""
-    if path.name.startswith("."):
-        return path.name.removeprefix(f".{training.NAME}.")
-    return {".pth": "data", ".json": "manifest"}.get(path.suffix, "pointer")
 
 
 def command(orders: Orders, pipe: int) -> list[str]:

@@ -7,12 +7,13 @@ import os
 import select
 import signal
 import sys
-import traceback
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
+from heliograph.tests.torture.children import become
 from heliograph.tests.torture.leg import Orders, command, run_leg
 
 Message = dict[str, Any]
@@ -42,7 +43,7 @@ class Process:
         self._pipe, theirs = os.pipe()
         self.pid = os.fork()
         if not self.pid:
-            _become(orders, theirs, output, fresh=fresh)
+            become(partial(_lead, orders, theirs, fresh=fresh), output)
         os.setpgid(self.pid, self.pid)
         os.close(theirs)
         os.set_blocking(self._pipe, False)
@@ -110,21 +111,8 @@ class Process:
             self.messages += map(json.loads, lines)
 
 
-def _become(orders: Orders, pipe: int, output: Path, *, fresh: bool) -> None:
-    """In the child: be a leg; never return."""
-    status = 1
-    try:
-        os.setpgid(0, 0)
-        log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        os.dup2(log, sys.stdout.fileno())
-        os.dup2(log, sys.stderr.fileno())
-        if fresh:
-            os.set_inheritable(pipe, True)
-            os.execv(sys.executable, command(orders, pipe))
-        run_leg(orders, pipe)
-        status = 0
-    except BaseException:  # noqa: BLE001  # told in the output, and by the status
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(status)
+def _lead(orders: Orders, pipe: int, *, fresh: bool) -> None:
+    if fresh:
+        os.set_inheritable(pipe, True)
+        os.execv(sys.executable, command(orders, pipe))
+    run_leg(orders, pipe)

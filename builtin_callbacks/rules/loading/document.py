@@ -10,7 +10,9 @@ from ....core.extras import require
 from ..errors import RuleError, RuleTypeError
 
 MAPPING, SEQUENCE, MERGE = "tag:yaml.org,2002:map", "tag:yaml.org,2002:seq", "tag:yaml.org,2002:merge"
+NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 LARGEST = 2**20  # bytes of a file
+LONGEST_NUMBER = 400  # characters: the longest float has 309 digits before its point
 MOST_MERGED = 10_000  # keys that all << of a file take in: each may name all others
 
 
@@ -120,12 +122,15 @@ class _Reader:
             return self._sequence(node)
         if node.id != "scalar":
             raise self._error(f"A rule file holds texts, numbers, lists and mappings, and no {node.tag}", node)
+        if node.tag in NUMBERS and len(node.value) > LONGEST_NUMBER:  # 1:0:0... counts in sixties, ever larger ones
+            raise self._error(f"A number has at most {LONGEST_NUMBER} characters: quote what is none", node)
         try:
             return self._loader.construct_object(node)
         except (
             ValueError,
             LookupError,
             AttributeError,
+            OverflowError,
         ) as error:  # what PyYAML lets through, as of the date 2026-13-01
             raise self._error(f"{node.value!r:.80} is no {node.tag.rpartition(':')[2]}", node) from error
 

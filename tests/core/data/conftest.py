@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pytest
@@ -52,12 +53,19 @@ def draws() -> list[float]:
     return [*python, *map(float, numpy), torch.rand(1, dtype=torch.float64).item()]
 
 
+ASKED: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()
+
+
 class Drawing(Dataset[Tensor]):
     """A map-style dataset: each sample is its index and six draws."""
 
     def __init__(self, size: int = 22) -> None:
         self.size = size
-        self.asked: list[int] = []
+
+    @property
+    def asked(self) -> list[int]:
+        """What was asked for in this process; not an attribute, which a resume would compare."""
+        return ASKED.setdefault(self, [])
 
     def __len__(self) -> int:
         return self.size

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import pickle
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,12 +10,10 @@ import numpy as np
 import pytest
 import torch
 from heliograph.core.data import draws
-from heliograph.core.data.draws import digest, find_generators, isolated, key_generators, seed_all
+from heliograph.core.data.draws import digest, isolated, key_generators, seed_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import bit_generator, default_rng, mtrand
-from torch import nn
-from torch.utils.data import ConcatDataset, Dataset, Subset
 
 ENTROPY = vars(bit_generator)["randbits"]  # the private name that draws.py relies on
 
@@ -115,7 +111,7 @@ def test_a_numpy_without_the_name(monkeypatch: pytest.MonkeyPatch) -> None:
 @given(bits=st.integers(1, 2000))
 @settings(deadline=None)
 def test_entropy_has_the_bits_that_were_asked_for(bits: int) -> None:
-    source = draws._keyed(b"key")
+    source = draws._Keyed(b"key")
     numbers = [source(bits) for _ in range(40)]
 
     assert max(numbers).bit_length() <= bits
@@ -253,122 +249,6 @@ def test_one_thread_inside() -> None:
             assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
-
-
-class Holder:
-    def __init__(self, **attributes: Any) -> None:
-        vars(self).update(attributes)
-
-
-class Slots:
-    __slots__ = ("__hidden", "empty", "shown")
-
-    def __init__(self, hidden: Any, shown: Any) -> None:
-        self.__hidden, self.shown = hidden, shown
-
-
-class OnTheClass:
-    rng = np.random.default_rng(1)
-
-
-class Crop(nn.Module):
-    def __init__(self, generator: torch.Generator) -> None:
-        super().__init__()
-        self.generator, self.weight = generator, nn.Parameter(torch.zeros(1))
-
-
-class Pictures(Dataset[int]):
-    def __init__(self, *transforms: Any) -> None:
-        self.transforms, self.paths = transforms, [("a", 1), ("b", 2)]
-
-    def __len__(self) -> int:
-        return 2
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-def closing_over(generator: Any) -> Callable[[], Any]:
-    def transform() -> Any:
-        return generator.random(), late  # the cell of `late` is never filled
-
-    if generator is None:
-        late = 1
-        del late
-    return transform
-
-
-def with_defaults(generator: Any, other: Any) -> Callable[..., Any]:
-    return lambda first=generator, *, second=other: (first, second)
-
-
-def nested(depth: int, generator: Any) -> Any:
-    return nested(depth - 1, [generator]) if depth else generator
-
-
-def test_generators_are_found_wherever_they_are_held() -> None:
-    a, b, c, d = np.random.default_rng(1), np.random.RandomState(1), random.Random(1), torch.Generator()
-    cases: list[tuple[Any, list[Any]]] = [
-        (a, [a]),
-        (Holder(x=a, y=1, z=b), [a, b]),
-        (Slots(a, b), [a, b]),
-        (OnTheClass(), [OnTheClass.rng]),
-        ({"x": c, "y": [d, (a,)]}, [c, d, a]),
-        (closing_over(a), [a]),
-        (with_defaults(a, b), [a, b]),
-        (functools.partial(with_defaults(c, None), a, second=b), [a, b, c]),
-        (Holder(draw=a.normal, pick=c.random, rand=b.rand, own=Pictures(d).__getitem__), [a, c, b, d]),
-        (Pictures(Crop(d), closing_over(a)), [d, a]),
-        (Subset(ConcatDataset([Pictures(a), Pictures(Crop(d))]), [0]), [a, d]),
-        (Holder(x=a, y=[a, a], z=Holder(x=a)), [a]),
-        (Holder(x=torch.zeros(3), y=np.array([a, b], dtype=object), z=random, k=Holder, s={1, 2}), []),
-        (Holder(x=random.SystemRandom(), y=np.random.RandomState(np.random.PCG64(1))), []),
-        ([0] * 1000 + [a], []),
-        (nested(8, a), [a]),
-        (nested(9, a), []),
-        (None, []),
-    ]
-    for holder, expected in cases:
-        found = find_generators(holder)
-        assert len(found) == len(expected), holder
-        assert all(one is other for one, other in zip(sorted(found, key=id), sorted(expected, key=id), strict=True))
-
-
-def test_the_order_of_what_is_found_survives_pickling() -> None:
-    holder: Any = Holder(
-        z=random.Random(1), a={"k": [torch.Generator(), np.random.default_rng(1)]}, m=Holder(x=random.Random(2))
-    )
-    kinds = [type(each) for each in find_generators(holder)]
-
-    assert kinds == [random.Random, random.Random, torch.Generator, np.random.Generator]
-    del holder.a["k"][0]  # torch's cannot be pickled
-    found = find_generators(pickle.loads(pickle.dumps(holder)))
-    assert isinstance(found[0], random.Random)
-    assert found[0].random() == random.Random(1).random()
-    assert [type(each) for each in found] == [random.Random, random.Random, np.random.Generator]
-
-
-def test_what_holds_itself_is_looked_at_once() -> None:
-    holder: Any = Holder(rng=np.random.default_rng(1))
-    holder.again = holder.many = [holder, holder]
-
-    assert find_generators(holder) == [holder.rng]
-
-
-def test_the_search_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(draws, "_OBJECTS", 50)
-    near, far = random.Random(1), random.Random(2)
-
-    assert find_generators([near, [[object()] for _ in range(100)], [far]]) == [near]
-
-
-def test_reading_a_list_of_one_s_own_loads_nothing() -> None:
-    class Lazy(list[Any]):
-        def __iter__(self) -> Iterator[Any]:
-            raise AssertionError("loaded")
-
-    rng = random.Random(1)
-    assert find_generators(Lazy([rng])) == [rng]
 
 
 def held_draws(generators: list[Any]) -> list[Any]:

@@ -11,7 +11,7 @@ import torch
 from heliograph import BatchEnd, Plugin, ResumeReport, Run, Trainer, TrainStart, on
 from heliograph.core.data.guarantee import LEVELS, weaker
 from heliograph.core.data.training_data import TrainingData
-from heliograph.core.state import check_plain
+from heliograph.core.plain import check_plain
 from heliograph.core.storage.schemas import migrate_state
 from heliograph.events import Progress
 from torch.utils.data import (
@@ -120,33 +120,6 @@ def test_an_evaluation_has_no_such_thing(drawing: Make, noisy: Make) -> None:
     assert "resume" not in str(result)
 
 
-class Probing(Plugin):
-    """Probes twice: what is found is said once."""
-
-    def __init__(self) -> None:
-        self.found: list[str] = []
-
-    @on(TrainStart)
-    def probe(self, run: Run, event: TrainStart) -> None:
-        self.found = run.data.probe()
-        assert run.data.probe() == self.found
-
-
-def test_a_probe_that_finds_something_lowers_it(drawing: Make, fit: Make) -> None:
-    class Counting(drawing):  # type: ignore[misc, valid-type]  # a class from a fixture
-        def __getitem__(self, index: int) -> Any:
-            self.size += 1
-            return super().__getitem__(index) + self.size
-
-    probing = Probing()
-    saved = fit(DataLoader(Counting(), 4), cut_at=[3]).cuts[3]
-    for state in (None, saved):
-        resume = fit(DataLoader(Counting(), 4), saved=state, plugins=[probing]).result.resume
-        assert resume.guarantee == "order-exact"
-        assert resume.reasons == tuple(probing.found)
-        assert len(probing.found) == 1
-
-
 # Changed data.
 
 
@@ -206,6 +179,7 @@ def test_between_epochs_a_change_is_said(drawing: Make, flowing: Make, fit: Make
     assert resumed.result.resume.reasons == (
         "the data changed at the resume: samples was 22 and is 30, batch_size was 4 and is 5",
         "the global batch was 1 rank x batch_size 4 x accumulation 1, and is 1 rank x batch_size 5 x accumulation 1",
+        "dataset.size was 22 in the program, and is 30",
     )
     assert other.result.resume.guarantee == "not exact"
     assert "source was 'map' and is 'iterable'" in other.result.resume.reasons[1]
@@ -287,6 +261,7 @@ def test_the_state_is_plain_and_comes_back(drawing: Make) -> None:
             "drop_last": False,
         },
         "layout": {"world_size": 1, "ranks": 1, "batch_size": 4, "batches": 6, "common": True},
+        "last_batch": None,
         "state": {},
     }
     assert other.state_dict(Progress()) == state
@@ -314,7 +289,6 @@ def test_nothing_to_train_on() -> None:
     data.load_state_dict(data.state_dict(Progress()), {"batch": 0})
     assert data.source is None
     assert data.guarantee() == ("order-exact", (UNCAPTURED,))
-    assert data.probe() == []
     data.close()
 
 

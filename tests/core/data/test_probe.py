@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import os
 import random
-import threading
-from collections import namedtuple
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from heliograph.core.data.probe import same
-from heliograph.core.data.sources import MapSource, source_of
 from heliograph.core.data.training_data import TrainingData
-from torch import Tensor
+from heliograph.events import Progress
 from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 Make = Callable[..., Any]
@@ -70,18 +65,36 @@ PURE: dict[str, Callable[[Any, int], Any]] = {
 }
 
 
+LAZY = "a generator made when it is first used"
+LOADS = (
+    "By loads the same batch differently each time: it holds state that no key reaches (a counter, a cache of what was "
+    "drawn, a hidden generator, the clock, os.urandom)"
+)
+
+
+def remembered(data: Any, index: int) -> float:
+    data.lazy = data.lazy or random.random()
+    return float(data.lazy)
+
+
+def opened(data: TrainingData) -> Iterator[Any]:
+    return data.open(Progress(), lambda done, batches: None)
+
+
 def found(data: Any, **how: Any) -> list[str]:
-    probed = TrainingData([DataLoader(data, 4, **how)])
+    probed = TrainingData([DataLoader(data, **{"batch_size": 4, **how})])
     probed.key(5)
-    return probed.probe()
+    list(opened(probed))
+    probed.close()
+    return list(probed.guarantee()[1])
 
 
 @pytest.mark.parametrize("kind", HIDING)
-def test_hidden_state_is_found(kind: str) -> None:
-    assert found(By(HIDING[kind])) == [
-        "By loads the same batch differently each time: it holds state that no key reaches (a counter, a hidden "
-        "generator, the clock, os.urandom)"
-    ]
+@pytest.mark.parametrize("workers", [0, 2])
+def test_hidden_state_is_found(kind: str, workers: int) -> None:
+    (*_, sentence) = [*found(By(HIDING[kind]), num_workers=workers)] or [""]
+
+    assert sentence == ("" if kind == LAZY else LOADS)
 
 
 @pytest.mark.parametrize("kind", PURE)
@@ -90,137 +103,65 @@ def test_there_is_no_false_alarm(kind: str, how: dict[str, Any]) -> None:
     assert found(By(PURE[kind]), **how) == []
 
 
-@dataclass
-class Sample:
-    image: Tensor
-    name: str
-
-
-class Plain:
-    def __init__(self, value: Tensor) -> None:
-        self.value = value
-
-
-Pair = namedtuple("Pair", "one two")  # the untyped kind is looked into as well
-
-
-MADE: dict[str, Callable[[Tensor], Any]] = {
-    "dataclass": lambda numbers: Sample(numbers, "a"),
-    "object": lambda numbers: Plain(numbers),
-    "named tuple": lambda numbers: Pair(numbers, [numbers.numpy()]),
-    "dict": lambda numbers: {"a": 1, "b": (numbers[0].item(), np.float32(numbers[1].item()))},
-    "bool": lambda numbers: numbers > 0,
-    "transposed bfloat16": lambda numbers: numbers.reshape(2, 3).to(torch.bfloat16).t(),
-    "sparse": lambda numbers: numbers.to_sparse(),
-    "object array": lambda numbers: np.array([numbers[0].item(), "text", None], dtype=object),
-    "slice": lambda numbers: slice(numbers[0].item(), None),
-}
-
-
-@pytest.mark.parametrize("kind", MADE)
-def test_batches_of_any_kind_are_compared(kind: str) -> None:
-    numbers = torch.linspace(-1, 1, 6)
-    one, twin, other = (MADE[kind](each.clone()) for each in (numbers, numbers, numbers.flip(0)))
-
-    assert same(one, twin)
-    assert not same(one, other)
-
-
-@pytest.mark.parametrize(
-    ("one", "other"),
-    [
-        (torch.zeros(2), torch.zeros(3)),
-        (torch.zeros(2), torch.zeros(2).double()),
-        (torch.zeros(1), 0.0),
-        (torch.tensor([0.0]), torch.tensor([-0.0])),
-        (np.zeros(2), np.zeros(2, dtype=np.float32)),
-        (np.zeros(2), [0.0, 0.0]),
-        ({"a": 1}, {"b": 1}),
-        ([1, 2], [1]),
-        ("a", b"a"),
-        (Plain(torch.zeros(2)), Plain(torch.ones(2))),
-        (Sample(torch.zeros(2), "a"), Plain(torch.zeros(2))),
-    ],
-)
-def test_what_is_not_the_same(one: Any, other: Any) -> None:
-    assert not same(one, other)
-    assert not same(other, one)
-
-
-@pytest.mark.parametrize(
-    ("holds", "error"), [(threading.Lock, "TypeError: cannot pickle"), (random.SystemRandom, "NotImplementedError: ")]
-)
-def test_a_dataset_that_cannot_be_copied_is_said(holds: Callable[[], Any], error: str) -> None:
-    data = By(PURE["index"])
-    data.lazy = holds()
-    (sentence,) = found(data)
-
-    assert sentence.startswith(f"By cannot be copied ({error}")
-    assert sentence.endswith("), so hidden state in it was not looked for")
-
-
-class Order(Sampler[int]):
-    """Draws from a generator of its own, and counts."""
-
-    def __init__(self) -> None:
-        self.generator = torch.Generator().manual_seed(1)
-        self.times = 0
-
-    def __iter__(self) -> Any:
-        self.times += 1
-        return iter(torch.randperm(8, generator=self.generator).tolist())
-
-    def __len__(self) -> int:
-        return 8
-
-
-def test_nothing_is_changed(training_stream: Any) -> None:
-    data, order = By(count), Order()
-    own = np.random.default_rng(4)
-    loader: DataLoader[Any] = DataLoader(data, 4, sampler=order, collate_fn=lambda samples: [*samples, own.random()])
-    states = data.own.bit_generator.state, data.torch.get_state().tolist(), order.generator.get_state().tolist()
+def test_the_training_s_stream_is_left_alone(training_stream: Any) -> None:
     before = training_stream()
-    probed = TrainingData([loader])
-    assert len(probed.probe()) == 1
-
-    assert (data.count, order.times) == (0, 0)
-    assert states == (
-        data.own.bit_generator.state,
-        data.torch.get_state().tolist(),
-        order.generator.get_state().tolist(),
-    )
+    assert found(By(PURE["generators that it holds"])) == []
     assert training_stream() == before
 
 
-def test_amid_an_epoch_it_does_no_harm(drawing: Make, reading: Any) -> None:
-    whole = [batch.tolist() for batch in reading(source_of(DataLoader(drawing(), 4, shuffle=True)), 3)]
-    probed = TrainingData([DataLoader(drawing(), 4, shuffle=True)])
-    assert isinstance(probed.source, MapSource)
-    batches = []
-    for batch in reading(probed.source, 3):
-        batches.append(batch.tolist())
-        assert probed.probe() == []
+@pytest.mark.parametrize("how", [{}, {"shuffle": True}, {"num_workers": 1}])
+def test_what_is_read_is_the_same_with_it(drawing: Make, how: dict[str, Any]) -> None:
+    def batches(probe: bool) -> list[Any]:
+        data = TrainingData([DataLoader(drawing(), 4, **how)])
+        data.key(5, probe=probe)
+        return [batch.tolist() for batch in opened(data)]
 
-    assert batches == whole
+    assert batches(True) == batches(False)
 
 
 def test_loaders_that_are_read_otherwise_are_not_probed(flowing: Make) -> None:
-    loaders: list[Any] = [DataLoader(flowing(), 4), [torch.zeros(2)], iter(())]
+    loaders: list[Any] = [DataLoader(flowing(), 4), [torch.zeros(2)], [1]]
     for loader in loaders:
-        assert TrainingData([loader]).probe() == []
+        data = TrainingData([loader])
+        data.key(5)
+        list(opened(data))
+        assert data.guarantee()[0] in ("replayed", "exact")
 
 
 def test_every_phase_is_probed() -> None:
     loaders = [DataLoader(By(count)), DataLoader(TensorDataset(torch.zeros(3))), DataLoader(By(HIDING["urandom"]))]
     data = TrainingData(loaders)
+    data.key(5)
+    for data.phase in range(3):
+        list(opened(data))
+        assert len(data.guarantee()[1]) == 1
 
-    assert len(data.probe()) == 2
-    assert data.guarantee()[0] == "order-exact"
+    assert data.state_dict(Progress())["doubts"] == [["order-exact", LOADS]]
 
 
 def test_a_dataset_of_whole_batches_is_probed() -> None:
-    assert len(TrainingData([DataLoader(By(count), batch_size=None)]).probe()) == 1
-    assert TrainingData([DataLoader(By(PURE["index"]), batch_size=None)]).probe() == []
+    assert found(By(count), batch_size=None) == [LOADS]
+    assert found(By(remembered), batch_size=None) == [LOADS]
+    assert found(By(PURE["index"]), batch_size=None) == []
+
+
+@pytest.mark.parametrize("kind", [*HIDING, "remembered"])
+def test_samples_under_keys_of_their_own(kind: str) -> None:
+    data = TrainingData([DataLoader(By(HIDING.get(kind, remembered)), 4)], per_sample=True)
+    data.key(5)
+    list(opened(data))
+
+    assert data.guarantee() == ("exact", ()) if kind == LAZY else ("order-exact", (LOADS,))
+
+
+def test_of_counting_alone_nothing_is_said() -> None:
+    """A count that shows nowhere, of samples that draw."""
+
+    def load(data: Any, index: int) -> float:
+        data.count += 1
+        return float(torch.rand(()))
+
+    assert found(By(load)) == []
 
 
 class Counting(Sampler[int]):
@@ -265,26 +206,26 @@ class Unseekable:
         return iter([(each + self.times) % 8 for each in range(start, 8)])
 
 
-@pytest.mark.parametrize(
-    ("how", "name"),
-    [
-        ({"batch_size": 4, "sampler": Counting()}, "Counting"),
-        ({"batch_size": None, "sampler": Counting()}, "Counting"),
-        ({"batch_sampler": CountingBatches()}, "CountingBatches"),
-        ({"batch_size": 4, "sampler": Unseekable()}, "Unseekable"),
-    ],
-)
-def test_a_sampler_with_a_state_is_accused_and_not_the_dataset(how: dict[str, Any], name: str) -> None:
-    (sentence,) = TrainingData([DataLoader(By(PURE["index"]), **how)]).probe()
+def test_a_sampler_with_a_state_is_accused_and_not_the_dataset() -> None:
+    (sentence,) = found(By(PURE["index"]), sampler=Unseekable())
 
-    assert sentence.startswith(f"{name} gives another order each time it is asked: it holds state that no key reaches")
+    assert sentence.startswith(
+        "Unseekable gives another order each time it is asked: it holds state that no key reaches"
+    )
+
+
+@pytest.mark.parametrize("how", [{"sampler": Counting()}, {"batch_size": 1, "batch_sampler": CountingBatches()}])
+def test_one_of_which_nothing_is_known_is_not_exact_anyway(how: dict[str, Any]) -> None:
+    (sentence,) = found(By(count), **how)
+
+    assert "may keep a state that no key reaches" in sentence
 
 
 def test_a_sampler_and_a_dataset_with_a_state_are_both_accused() -> None:
-    sentences = TrainingData([DataLoader(By(count), 4, sampler=Counting())]).probe()
+    sentences = found(By(count), sampler=Unseekable())
 
-    assert [sentence.split(" ", 1)[0] for sentence in sentences] == ["Counting", "By"]
+    assert [sentence.split(" ", 1)[0] for sentence in sentences] == ["Unseekable", "By"]
 
 
 def test_an_epoch_without_batches_shows_nothing() -> None:
-    assert TrainingData([DataLoader(By(count), 9, drop_last=True)]).probe() == []
+    assert found(By(count), batch_size=9, drop_last=True) == []

@@ -138,6 +138,14 @@ def test_a_rank_that_gives_no_answer_has_died(made: Made) -> None:
     assert other.failure() == Failure(2, "died", "no sign of life for 0.3 s")
 
 
+@pytest.mark.usefixtures("impatient")
+def test_a_rank_that_gives_no_answer_but_keeps_its_connection_is_stopped(made: Made) -> None:
+    one, _ = made(2, world_size=3)
+    assert str(one.explain(RuntimeError(LATE))) == (
+        "rank 2 hung: no sign of life for 0.3 s: its process is stopped (SIGSTOP), or its machine cannot be reached"
+    )
+
+
 @pytest.mark.parametrize(("text", "kind"), [(LATE, "hung"), (BROKEN, "left")])
 def test_a_rank_that_is_in_no_collective_is_named_with_its_functions(made: Made, text: str, kind: str) -> None:
     busy, ready = threading.Event(), threading.Event()

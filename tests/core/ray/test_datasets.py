@@ -15,7 +15,6 @@ import pytest
 import ray
 import torch
 from heliograph.core.data.loaders import LoaderParams, training_loaders
-from heliograph.core.data.probe import hidden_state
 from heliograph.core.data.reading import Reading
 from heliograph.core.data.shares import Share
 from heliograph.core.data.sources import MapSource, source_of
@@ -258,7 +257,9 @@ def test_a_shuffle_of_materialized_rows_is_entered_anywhere(monkeypatch: pytest.
     assert ids(source().open(reading(2))) == whole[2:]
     assert source().worth() == ("exact", ())
     assert source().kind["digest"] == rows_of(14).facts["digest"]
-    assert hidden_state(source(), 1) == []
+    probed = source()
+    list(probed.open(replace(reading(), probes=True)))
+    assert probed.hidden()[1] == []
     [batch, *_] = source(columns=("id", "id"), drop_last=True).open(reading())
     assert [part.tolist() for part in batch] == [whole[0], whole[0]]
 

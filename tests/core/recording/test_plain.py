@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph.core.recording.plain import plain, plain_metrics, short, told
+from heliograph.core.recording.plain import plain, plain_metrics, short
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,14 +76,6 @@ def test_a_deep_value_ends() -> None:
 def test_metrics_are_numbers_and_so_many() -> None:
     kept, left_out = plain_metrics({f"m{index}": np.float32(index) for index in range(2_500)})
     assert (len(kept), left_out, kept["m7"], type(kept["m7"])) == (2_000, 500, 7.0, float)
-
-
-def test_an_error_whose_text_cannot_be_told() -> None:
-    class SilentError(Exception):
-        def __str__(self) -> str:
-            raise OSError
-
-    assert told(SilentError()) == "SilentError: <its text raised OSError>"
 
 
 VALUES = st.recursive(

@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 
 import pytest
-from heliograph.core.recording.lines import encode, encode_attempt, encode_head, encode_lost, encode_mark
+from heliograph.core.recording.lines import ROWS, encode, encode_attempt, encode_head, encode_lost, encode_mark
 from heliograph.core.recording.reading import leftover, read
 from heliograph.core.recording.records import Asked, Batches, Happened, Place
 from heliograph.core.recording.sealing import sealed
-from heliograph.core.recording.tail import BEGIN, ROW, ROWS, SIZE, Tail, read_tail, tail_of
+from heliograph.core.recording.tail import BEGIN, ROW, SIZE, Tail, read_tail, tail_of
 from heliograph.events import Request
 from heliograph.tests.recordings import PLAIN, attempt, write
 
@@ -197,7 +197,7 @@ def test_a_full_block_and_the_next_one(tmp_path: Path) -> None:
 
 
 def test_what_was_written_before_its_block_stands_between_the_batches(tmp_path: Path) -> None:
-    logs = [Happened("log", batch / 100, Place(0, batch, 0, batch)) for batch in (0, 2, 5, 5)]
+    logs = [Happened("log", batch / 100, Place(0, batch, 0, batch), {"metrics": {}}) for batch in (0, 2, 5, 5)]
     path = write(tmp_path / "x.recording", attempt(START))
     with path.open("a") as file:
         file.write(encode(block(0, 1), 1) + "\n")

@@ -22,7 +22,7 @@ Full = Callable[[int | None], None]
 
 
 def line(number: int) -> str:
-    return encode(Happened("log", number, Place(), {"number": number}))
+    return encode(Happened("train_start", number, Place(), {"number": number}))
 
 
 def numbers(path: Path) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import replace
 from math import nan
 from pathlib import Path
 
@@ -17,11 +17,8 @@ ACCURACY = Monitor("validation/accuracy", "max")
 
 def entry(sequence: int, value: float | None = None, monitor: Monitor = LOSS, name: str | None = None) -> Entry:
     judged_by = None if value is None else (monitor.name, monitor.mode, value)
-    return Entry(Path(name or f"{sequence}.pth"), "run", sequence, 0.0, 0, "", judged_by=judged_by)
-
-
-def resume(retention: Retention, entries: Iterable[Entry]) -> None:
-    retention.resume(entries, None)
+    path = Path(name or f"{sequence}.pth")
+    return Entry(path, "run", sequence, 0.0, 0, "", judged_by=judged_by, training_id="1" * 32)
 
 
 def drop(retention: Retention, *pinned: int) -> list[int]:
@@ -64,7 +61,7 @@ def test_the_best_stay_besides(values: list[float | None], keep_best: int, first
 
 def test_larger_may_be_better() -> None:
     retention = Retention(1, 1, ACCURACY)
-    resume(retention, [entry(1, 0.5, ACCURACY), entry(2, 0.9, ACCURACY), entry(3, 0.7, ACCURACY)])
+    retention.begin([entry(1, 0.5, ACCURACY), entry(2, 0.9, ACCURACY), entry(3, 0.7, ACCURACY)])
 
     assert best(retention) == "2.pth"
     assert drop(retention) == [1]
@@ -73,7 +70,7 @@ def test_larger_may_be_better() -> None:
 def test_another_metric_does_not_compete() -> None:
     retention = Retention(1, 2, LOSS)
     other_way = Monitor("validation/loss", "max")
-    resume(retention, [entry(1, 0.1, ACCURACY), entry(2, 0.2, other_way), entry(3, 0.9), entry(4)])
+    retention.begin([entry(1, 0.1, ACCURACY), entry(2, 0.2, other_way), entry(3, 0.9), entry(4)])
 
     assert best(retention) == "3.pth"
     assert drop(retention) == [1, 2]
@@ -81,7 +78,7 @@ def test_another_metric_does_not_compete() -> None:
 
 def test_without_a_monitor_nothing_is_best() -> None:
     retention = Retention(1, 0, None)
-    resume(retention, [entry(1, 0.1), entry(2, 0.2)])
+    retention.begin([entry(1, 0.1), entry(2, 0.2)])
 
     assert best(retention) is None
     assert drop(retention) == [1]
@@ -89,7 +86,7 @@ def test_without_a_monitor_nothing_is_best() -> None:
 
 def test_pinned_ones_stay_and_are_not_counted() -> None:
     retention = Retention(2, 0, None)
-    resume(retention, [entry(sequence) for sequence in range(1, 7)])
+    retention.begin([entry(sequence) for sequence in range(1, 7)])
 
     assert drop(retention, 2, 6) == [1, 3]
     assert drop(retention, 6) == [2]
@@ -97,7 +94,7 @@ def test_pinned_ones_stay_and_are_not_counted() -> None:
 
 def test_a_pinned_one_can_be_the_best() -> None:
     retention = Retention(1, 1, LOSS)
-    resume(retention, [entry(1, 0.5), entry(2, 0.1), entry(3, 0.9)])
+    retention.begin([entry(1, 0.5), entry(2, 0.1), entry(3, 0.9)])
 
     assert drop(retention, 2) == [1]
     assert best(retention) == "2.pth"
@@ -105,7 +102,7 @@ def test_a_pinned_one_can_be_the_best() -> None:
 
 def test_the_order_is_that_of_writing() -> None:
     retention = Retention(1, 0, None)
-    resume(retention, [entry(3), entry(1), entry(2)])
+    retention.begin([entry(3), entry(1), entry(2)])
 
     assert drop(retention) == [1, 2]
 
@@ -123,30 +120,26 @@ def test_the_same_place_is_one_checkpoint() -> None:
 def test_beginning_forgets() -> None:
     retention = Retention(1, 1, LOSS)
     retention.add(entry(1, 0.1))
-    retention.begin([entry(1, 0.1)])
+    retention.begin([])
 
     assert best(retention) is None
     assert drop(retention) == []
-    assert retention.since == 1
 
 
-THREE = [entry(4), entry(5), entry(6)]
+def test_what_has_no_identity_competes_and_never_goes() -> None:
+    """It may be of several trainings of one name."""
+    retention = Retention(1, 1, LOSS)
+    old = [entry(1, 0.1), entry(2, 0.5)]
+    retention.begin([*(replace(each, training_id="") for each in old), entry(3, 0.9), entry(4, 0.8)])
+
+    assert best(retention) == "1.pth"
+    assert drop(retention) == [3]
 
 
-@pytest.mark.parametrize(
-    ("told", "path", "since"),
-    [
-        (4, "5.pth", 4),
-        (4, None, 4),
-        (4, "elsewhere/5.pth", 6),  # what was there when the run began is not its own
-        (6, "5.pth", 0),  # a checkpoint of the run comes after what came before the run
-    ],
-)
-def test_which_checkpoints_are_the_run_s(told: int, path: str | None, since: int) -> None:
-    retention = Retention(1, 0, None)
-    retention.begin(THREE)
-    retention.since = told
-    retention.resume(THREE, None if path is None else Path(path))
+def test_damaged_ones_count_for_nothing_and_go_with_others() -> None:
+    retention = Retention(2, 1, LOSS)
+    retention.begin([entry(1, 0.5), entry(2, 0.4), entry(3, 0.3), entry(4, 0.1)], [Path("3.pth"), Path("4.pth")])
+    retention.add(entry(5, 0.9))
 
-    assert retention.since == since
-    assert drop(retention) == [each.sequence for each in THREE[:-1] if each.sequence > since]
+    assert best(retention) == "2.pth"
+    assert drop(retention) == [1, 3, 4]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph.core.state import SCHEMA
+from heliograph.core.state import SCHEMA, training_named
 from heliograph.core.storage import Files, Store
 
 
@@ -24,6 +24,7 @@ def state() -> Callable[..., dict[str, Any]]:
             "versions": {"heliograph": "0"},
             "world": {"size": 1},
             "run_name": name,
+            "training_id": training_named(name),
             "progress": {"steps": steps},
             "control": {},
             "data": {},

@@ -266,6 +266,32 @@ def test_prune_deals_with_every_run_or_with_one(command: Said, write: Make, tmp_
     assert sorted(path.name for path in tmp_path.glob("*.pth")) == ["a_2.pth", "b_2.pth"]
 
 
+def test_prune_keeps_something_of_every_training_of_a_name(
+    command: Said, opened: Make, state: Make, tmp_path: Path
+) -> None:
+    store = opened()
+    for step, name in ((1, "run"), (2, "run-2"), (3, "run-2"), (4, "run")):
+        store.write_as("12"[name == "run"] * 32, name)
+        store.save(f"{name}_{step}.pth", state(step, training_id="12"[name == "run"] * 32))
+    store.close()
+    assert command("prune", tmp_path, "--keep-last", 1, "--run", "run-2") == 0
+    assert sorted(path.name for path in tmp_path.glob("*.pth")) == ["run-2_3.pth", "run_1.pth", "run_4.pth"]
+    assert command("prune", tmp_path, "--keep-last", 1) == 0
+    assert sorted(path.name for path in tmp_path.glob("*.pth")) == ["run-2_3.pth", "run_4.pth"]
+
+
+def test_prune_spares_the_best_by_the_former_spelling_of_its_pointer(
+    command: Said, opened: Make, state: Make, tmp_path: Path
+) -> None:
+    store = opened("a b")
+    for step in (1, 2):
+        store.save(f"a-b_{step}.pth", state(step, name="a b"))
+    store.close()
+    (tmp_path / "a-b.best").write_text("a-b_1.pth\n")
+    assert command("prune", tmp_path, "--keep-last", 1) == 0
+    assert f"kept     {tmp_path / 'a-b_1.pth'}: called the best by its run" in command.out
+
+
 def test_prune_leaves_alone_what_has_no_manifest(command: Said, write: Make, tmp_path: Path) -> None:
     write(1, 0.5)
     shutil.copy(GOLDEN / OLD, tmp_path)

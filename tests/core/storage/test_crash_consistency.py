@@ -190,7 +190,7 @@ def recovered(folder: Path, disk: Disk) -> tuple[int, list[str]]:
         (folder / name).write_bytes(content)
     store = Store(folder, "run", files=Quick())
     store.open()
-    entry, state, _ = store.newest()
+    entry, state, *_ = store.newest()
     store.close()
     left = [path.name for path in folder.iterdir()]
     if entry is None or state is None:

@@ -86,7 +86,7 @@ def contents(folder: Path) -> Contents:
 
 def steps(store: Store) -> int:
     """Return which state is the newest one; both of its halves must agree on it."""
-    entry, loaded, _ = store.newest()
+    entry, loaded, *_ = store.newest()
     assert entry is not None
     assert loaded is not None
     count: int = loaded["progress"]["steps"]

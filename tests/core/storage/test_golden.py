@@ -11,7 +11,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
-from heliograph import Checkpoint
+from heliograph import Checkpoint, RunResult
 from heliograph.core import storage
 from heliograph.core.state import SCHEMA
 from heliograph.core.storage.migrations import migrate
@@ -84,8 +84,16 @@ def test_a_resumed_run_goes_on_keeping_what_is_kept(folder: Path, tmp_path: Path
     best = min(storage.read_manifest(path).metrics["validation/loss"] for path in folder.glob("*.pth"))
     assert result.best_checkpoint is not None
     assert storage.read_manifest(result.best_checkpoint).metrics["validation/loss"] == best
+    names = {path.name for path in folder.glob("*.pth")}  # the former have no identity: they may be of two trainings
+    assert names == {"golden_epoch_2_iter_8.pth", "golden_epoch_1_iter_4.pth", "golden_epoch_1_iter_6.pth"}
+
+    make.fit(checkpoint, tmp_path / "logs", epochs=3)
     names = {path.name for path in folder.glob("*.pth")}
-    assert names == {"golden_epoch_2_iter_8.pth", result.best_checkpoint.name}
+    assert names - {result.best_checkpoint.name} == {
+        "golden_epoch_3_iter_12.pth",
+        "golden_epoch_1_iter_4.pth",
+        "golden_epoch_1_iter_6.pth",
+    } - {result.best_checkpoint.name}
 
 
 @pytest.mark.parametrize("folder", SCHEMAS, indirect=True)
@@ -153,3 +161,33 @@ def test_what_needs_no_migration_is_exact(step: int, tmp_path: Path) -> None:
     assert resumed.resume is not None
     assert resumed.resume.guarantee == "exact"
     assert resumed.metrics == pytest.approx(whole.metrics, rel=1e-4)
+
+
+@pytest.mark.parametrize("schema", SCHEMAS[:-1])
+@pytest.mark.parametrize("how", ["auto", "path"])
+def test_an_older_schema_is_gone_on_from_as_it_is(schema: int, how: str, tmp_path: Path) -> None:
+    """As if it had been migrated before; the files stay."""
+    shutil.copytree(GOLDEN / f"schema_{schema}", tmp_path / "golden")
+    shutil.copytree(GOLDEN / f"schema_{schema}", tmp_path / "migrated")
+    said = [line.strip() for line in migrate(tmp_path / "migrated") if line.startswith("    ")]
+    before = {path: path.read_bytes() for path in (tmp_path / "golden").iterdir() if path.suffix in (".pth", ".json")}
+
+    def resumed(folder: Path) -> RunResult:
+        newest = folder / "golden_epoch_1_iter_6.pth"
+        result: RunResult = make.fit(
+            Checkpoint(folder, resume="auto" if how == "auto" else newest), tmp_path / "logs", epochs=2
+        )
+        return result
+
+    result, migrated = resumed(tmp_path / "golden"), resumed(tmp_path / "migrated")
+    assert {path: path.read_bytes() for path in before} == before
+    assert result.last_checkpoint is not None
+    assert "resumed at epoch 1, batch 2, step 6" in "\n".join(result.notes)
+    told = [note for note in result.notes if note.startswith("the checkpoint was migrated in memory, ")]
+    assert told
+    assert {note.removeprefix("the checkpoint was migrated in memory, ") for note in told} <= set(said)
+    assert result.resume is not None
+    assert migrated.resume is not None
+    assert (result.resume.guarantee, result.resume.reasons) == (migrated.resume.guarantee, migrated.resume.reasons)
+    assert result.metrics == migrated.metrics
+    assert not any(note.startswith("passed over: ") and "iter_6" in note for note in result.notes)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from heliograph.core.state import SCHEMA
-from heliograph.core.storage.manifest import Entry, claimed_sequence, decode, encode, manifest_path
+from heliograph.core.storage.manifest import Entry, claim_of, decode, encode, manifest_path
 
 ENTRY = Entry(
     path=Path("/somewhere/a.pth"),
@@ -96,7 +96,7 @@ def test_another_spelling_of_the_same_is_damage(spelling: bytes) -> None:
 def test_what_is_no_manifest(content: bytes) -> None:
     with pytest.raises(ValueError, match=r"/somewhere/a\.json.*damaged"):
         decode(content, PLACE)
-    assert claimed_sequence(content, "run") == 0
+    assert claim_of(content) is None
 
 
 @pytest.mark.parametrize(
@@ -122,10 +122,10 @@ def test_the_sequence_is_read_of_damaged_ones_too() -> None:
     content = encode(ENTRY)
     damaged = content.replace(b'"steps": 3', b'"steps": 4')
 
-    assert claimed_sequence(content, "Läufe 1") == 7
-    assert claimed_sequence(damaged, "Läufe 1") == 7
-    assert claimed_sequence(content, "another") == 0
-    assert claimed_sequence(sealed(sequence="x"), "Läufe 1") == 0
+    assert claim_of(content) == ("Läufe 1", 7)
+    assert claim_of(damaged) == ("Läufe 1", 7)
+    assert claim_of(sealed(sequence="x")) is None
+    assert claim_of(sealed(run_name=[])) is None
 
 
 def test_the_manifest_of_a_name_with_dots() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 from heliograph.core import storage
 from heliograph.core.storage import Store
-from heliograph.core.storage.names import Hidden, check_name
+from heliograph.core.storage.names import Hidden, check_name, run_part
 
 
 @pytest.mark.parametrize(
@@ -17,9 +18,9 @@ from heliograph.core.storage.names import Hidden, check_name
     [
         (("run", 0, 0), "run_epoch_0_iter_0.pth"),
         (("run", 12, 345, "acc_0.98"), "run_epoch_12_iter_345_acc_0.98.pth"),
-        (("a/b c", 1, 2, "x\\y"), "a-b-c_epoch_1_iter_2_x-y.pth"),
+        (("a/b c", 1, 2, "x\\y"), "a-b-c-0af99a60_epoch_1_iter_2_x-y.pth"),
         (("epoch_5_iter_6", 1, 2), "epoch_5_iter_6_epoch_1_iter_2.pth"),
-        (("...", 1, 2, "--"), "unnamed_epoch_1_iter_2_unnamed.pth"),
+        (("...", 1, 2, "--"), "unnamed-ab5df625_epoch_1_iter_2_unnamed.pth"),
     ],
 )
 def test_checkpoint_name(arguments: Any, name: str) -> None:
@@ -48,6 +49,22 @@ def test_long_names_fit_a_file_system_with_their_place(
 )
 def test_clean(part: str, clean: str) -> None:
     assert storage.clean(part) == clean
+
+
+@pytest.mark.parametrize("name", ["a b", "r" * 91, "a/b", " ", "über 1", "🙂" * 30])
+def test_a_name_that_cleaning_changes_gets_a_digest(name: str) -> None:
+    part = run_part(name)
+
+    assert re.fullmatch(r".+-[0-9a-f]{8}", part)
+    assert len(part.encode()) <= 90
+    assert run_part(part) == part
+    assert part.startswith(storage.clean(name)[:10])
+    assert len({run_part(each) for each in (name, storage.clean(name), f"{name}x", f"{name} ")}) == 4
+
+
+@pytest.mark.parametrize("name", ["run", "run-2", "r" * 90, "über", "a.b+c=d"])
+def test_a_name_that_cleaning_leaves_is_kept(name: str) -> None:
+    assert run_part(name) == name
 
 
 @pytest.mark.parametrize("name", ["a.pt", "a", "", ".a.pth", "../a.pth", "b/a.pth", "/a.pth", ".."])

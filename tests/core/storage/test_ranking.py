@@ -36,7 +36,7 @@ def test_the_run_and_the_command_line_rank_alike(
 ) -> None:
     entries = [entry(number, value, mode) for number, value in enumerate(values, 1)]
     retention = Retention(None, 1, Monitor(LOSS, mode))
-    retention.resume(entries, None)
+    retention.begin(entries)
 
     assert [each.sequence for each in ranked(entries[::-1], LOSS, mode)] == order
     assert retention.best == entries[order[0] - 1]
@@ -50,4 +50,5 @@ def test_the_order_in_which_they_are_given_does_not_matter() -> None:
 
 
 def test_pointers_lie_beside_the_checkpoints() -> None:
-    assert pointer_path(Path("folder"), "a run/1", "best") == Path("folder/a-run-1.best")
+    assert pointer_path(Path("folder"), "run", "best") == Path("folder/run.best")
+    assert pointer_path(Path("folder"), "a run/1", "best") == Path("folder/a-run-1-495b8e4b.best")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
+from io import BufferedReader, FileIO
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +18,10 @@ import torch
 from heliograph import Supervised
 from heliograph.core import storage
 from heliograph.core.state import SCHEMA
-from heliograph.core.storage import Entry
-from heliograph.core.storage.manifest import encode
+from heliograph.core.storage import Entry, Files
+from heliograph.core.storage.files import PAUSES, TRIES
+from heliograph.core.storage.listing import Manifests
+from heliograph.core.storage.manifest import TooNewError, encode
 from torch import nn
 
 Make = Callable[..., Any]
@@ -134,18 +141,148 @@ def test_a_foreign_file_is_named(tmp_path: Path, foreign: Any) -> None:
     assert type(read) is type(foreign)
 
 
-@pytest.mark.parametrize(("schema", "says"), [(SCHEMA + 1, "update heliograph"), (1, "checkpoint migrate")])
-def test_another_schema(tmp_path: Path, opened: Make, state: Make, schema: int, says: str) -> None:
+def test_a_newer_version_s_is_no_damage(tmp_path: Path, opened: Make, state: Make) -> None:
+    """It would be pruned, if an older one were taken in its place."""
     store = opened()
     store.save("good.pth", state(1))
-    forge(tmp_path / "other.pth", state(2, schema=schema), schema=schema)
-    with pytest.raises(ValueError, match=rf"schema {schema}, this version reads .*{SCHEMA}: .*{says}"):
-        storage.load(tmp_path / "other.pth")
-    found, _, passed_over = store.newest()
+    forge(tmp_path / "newer.pth", state(2, schema=SCHEMA + 1), schema=SCHEMA + 1)
+    for read in (storage.load, lambda path: store.newest()):
+        with pytest.raises(TooNewError, match=rf"schema {SCHEMA + 1}, this version reads up to {SCHEMA}: update"):
+            read(tmp_path / "newer.pth")
+    manifest = tmp_path / "newer.json"
+    manifest.write_bytes(encode(replace(storage.read_manifest(tmp_path / "good.pth"), run_name="other", asked_name="")))
+    assert store.newest()[1]["progress"]["steps"] == 1
 
-    assert found.path.name == "good.pth"
-    assert len(passed_over) == 1
-    assert says in passed_over[0]
+
+def test_an_older_schema_is_migrated_in_memory(tmp_path: Path, opened: Make, state: Make) -> None:
+    older = state(2, schema=2, optimizer={"state": {}}, scheduler=None)
+    del older["optimizers"], older["schedulers"]
+    forge(tmp_path / "older.pth", older, schema=2)
+    before = (tmp_path / "older.pth").read_bytes()
+    for loaded in (storage.load(tmp_path / "older.pth"), opened().newest()[1]):
+        assert loaded["schema"] == SCHEMA
+        assert loaded["optimizers"] == {"optimizer": {"state": {}}}
+        assert loaded["migrated"] == [
+            "schema 2 to 3: optimizer and scheduler are kept by name, as 'optimizer'; added 'ranks', what differs "
+            "between processes"
+        ]
+
+    assert (tmp_path / "older.pth").read_bytes() == before
+    forge(tmp_path / "half.pth", state(3, schema=1), schema=1)
+    with pytest.raises(ValueError, match=r"half\.pth: The state says schema 1, but lacks optimizer"):
+        storage.load(tmp_path / "half.pth")
+
+
+class Refusing(Files):
+    """Refuses some reading so many times, and waits for nothing."""
+
+    def __init__(self, what: str, times: float, number: int = errno.EIO) -> None:
+        self.what, self.times, self.number = what, times, number
+        self.paused: list[float] = []
+        self.refused = 0
+
+    def _step(self, what: str, path: Path) -> None:
+        if what == self.what and self.refused < self.times:
+            self.refused += 1
+            raise OSError(self.number, os.strerror(self.number), str(path))
+
+    def pause(self, seconds: float) -> None:
+        self.paused.append(seconds)
+
+    def try_names(self, folder: Path) -> list[os.DirEntry[str]]:
+        self._step("names", folder)
+        return super().try_names(folder)
+
+    def try_read(self, path: Path, most: int) -> bytes:
+        self._step("manifest", path)
+        return super().try_read(path, most)
+
+    def try_open(self, path: Path) -> BufferedReader:
+        self._step("open", path)
+        refusing = self
+
+        class Broken(FileIO):
+            def readinto(self, buffer: Any, /) -> int | None:
+                refusing._step("data", path)
+                return super().readinto(buffer)
+
+        return BufferedReader(Broken(path))
+
+
+@pytest.mark.parametrize("what", ["names", "manifest", "open", "data"])
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT])
+def test_what_is_refused_is_tried_again_and_never_passed_over(
+    tmp_path: Path, opened: Make, state: Make, what: str, number: int
+) -> None:
+    store = opened()
+    for steps, name in enumerate(("a.pth", "b.pth")):
+        store.save(name, state(steps))
+    for times in range(1, len(PAUSES) + 1):
+        files = Refusing(what, times, number)
+        newest: Any = storage.newest(Manifests(tmp_path, files), "run")
+        entry, loaded, passed_over = newest
+        assert (entry.path.name, loaded["progress"]["steps"], passed_over) == ("b.pth", 1, [])
+        assert tuple(files.paused) == PAUSES[:times]
+    for enough in (TRIES, inf):  # what can be read again a moment later was not passed over, either
+        files = Refusing(what, enough, number)
+        with pytest.raises(OSError, match=re.escape(os.strerror(number))) as info:
+            storage.newest(Manifests(tmp_path, files), "run")
+        assert info.value.errno == number
+        assert Path(info.value.filename).is_relative_to(tmp_path)
+        assert tuple(files.paused[: len(PAUSES)]) == PAUSES
+
+
+def test_torch_does_not_hide_that_reading_was_refused(tmp_path: Path, opened: Make, state: Make) -> None:
+    """Data that is whole by its digest, and cannot be read a second time, is not damaged."""
+    path = opened().save("a.pth", state(modules={"model": {"weight": torch.ones(100_000)}})).path
+    files = Refusing("data", 1)
+    assert torch.equal(storage.read(path, files=files)["modules"]["model"]["weight"], torch.ones(100_000))
+    assert files.paused == [PAUSES[0]]
+    with pytest.raises(OSError, match="Input/output error"):
+        storage.read(path, files=Refusing("data", inf))
+
+
+def test_what_is_removed_amid_the_search_is_looked_for_again(tmp_path: Path, opened: Make, state: Make) -> None:
+    """By whom ever: it is neither damaged nor an error."""
+    store = opened()
+    for steps, name in enumerate(("a.pth", "b.pth", "c.pth")):
+        store.save(name, state(steps))
+
+    class Racing(Files):
+        def try_read(self, path: Path, most: int) -> bytes:
+            if path.name == "c.json":
+                for each in (path, path.with_suffix(".pth")):
+                    each.unlink(missing_ok=True)
+            return super().try_read(path, most)
+
+        def try_open(self, path: Path) -> BufferedReader:
+            if path.name == "b.pth":
+                for each in (path, path.with_suffix(".json")):
+                    each.unlink(missing_ok=True)
+            return super().try_open(path)
+
+    newest: Any = storage.newest(Manifests(tmp_path, Racing()), "run")
+    entry, loaded, passed_over = newest
+    assert (entry.path.name, loaded["progress"]["steps"], passed_over) == ("a.pth", 0, [])
+
+
+def test_what_cannot_be_read_of_another_run_is_none_of_its_business(tmp_path: Path, opened: Make, state: Make) -> None:
+    """A manifest without data is no checkpoint that could be lost; one with data may be of any run."""
+    opened().save("a.pth", state(1))
+    (tmp_path / "config.json").write_text("{}")
+
+    class Closed(Files):
+        def try_read(self, path: Path, most: int) -> bytes:
+            if path.name == "config.json":
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return super().try_read(path, most)
+
+        def pause(self, seconds: float) -> None: ...
+
+    assert storage.newest(Manifests(tmp_path, Closed()), "run")[2] == []
+    (tmp_path / "config.pth").touch()
+    with pytest.raises(PermissionError):
+        storage.newest(Manifests(tmp_path, Closed()), "run")
 
 
 def test_memory_that_runs_out_is_no_damage(opened: Make, state: Make, monkeypatch: pytest.MonkeyPatch) -> None:

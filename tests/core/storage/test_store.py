@@ -182,11 +182,11 @@ def test_pointers(tmp_path: Path, opened: Make, state: Make, names: Make) -> Non
     store.point("best", path)
     store.point("last", path.with_name("b.pth"))
 
-    assert (tmp_path / "my-run.last").read_text() == "b.pth\n"
-    assert (tmp_path / "my-run.best").read_text() == "a.pth\n"
+    assert (tmp_path / "my-run-d33e7609.last").read_text() == "b.pth\n"
+    assert (tmp_path / "my-run-d33e7609.best").read_text() == "a.pth\n"
     store.point("last", None)
     store.point("last", None)
-    assert names() == ["a.json", "a.pth", "my-run.best"]
+    assert names() == ["a.json", "a.pth", "my-run-d33e7609.best"]
 
 
 def test_open_and_close(tmp_path: Path, state: Make, names: Make) -> None:
@@ -286,3 +286,74 @@ def test_the_estimate_is_enough_and_not_much_more(opened: Make, state: Make, cou
 
 def test_the_estimate_of_a_sparse_tensor() -> None:
     assert estimate({"a": torch.eye(100).to_sparse()}) >= 100 * 4
+
+
+# Several trainings of one name.
+
+
+ONE, OTHER = "1" * 32, "2" * 32
+
+
+def test_what_is_of_another_training_is_neither_replaced_nor_removed(
+    tmp_path: Path, opened: Make, state: Make, names: Make
+) -> None:
+    store = opened()
+    store.write_as(ONE, "run")
+    first = store.save("a.pth", state(1, training_id=ONE))
+    store.write_as(OTHER, "run-2")
+    second = store.save("a.pth", state(2, training_id=OTHER))
+
+    assert (tmp_path / ".run-2.lock").exists()
+    assert (second.path.name, second.sequence, second.run_name, second.family) == ("a-2.pth", 2, "run-2", "run")
+    assert (store.own(), store.entries()[0]) == ([second], [second, first])
+    assert store.remove(first.path) is False
+    assert store.remove(first.path, OTHER) is False
+    with pytest.raises(ValueError, match=f"A state of training {ONE} was given to the store of {OTHER}"):
+        store.save("b.pth", state(3, training_id=ONE))
+    assert storage.verify(first.path) == first
+    assert store.remove(first.path, ONE) is True
+    store.point("last", second.path)
+    store.close()
+    assert names() == ["a-2.json", "a-2.pth", "run-2.last"]
+    assert not (tmp_path / ".run-2.lock").exists()
+
+
+def test_what_has_no_identity_is_never_written_over(opened: Make, state: Make) -> None:
+    store = opened()
+    old = state(1)
+    del old["training_id"]
+    former = store.save("a.pth", old)
+
+    assert (former.training_id, former.training) == ("", state()["training_id"])
+    assert store.save("a.pth", state(2)).path.name == "a-2.pth"
+    assert storage.verify(former.path) == former
+
+
+def test_a_name_that_another_store_writes_under_is_refused(opened: Make, state: Make) -> None:
+    store, other = opened(), opened("run-2")
+    with pytest.raises(ValueError, match=r"The checkpoints of run 'run-2' in .* are written by process \d+"):
+        store.write_as(ONE, "run-2")
+    other.close()
+    store.write_as(ONE, "run-2")
+    store.close()
+    opened("run-2")
+
+
+@pytest.mark.parametrize("former", [False, True])
+def test_what_a_killed_save_left_does_not_displace_another_training(
+    tmp_path: Path, opened: Make, state: Make, names: Make, former: bool
+) -> None:
+    """Its name was given away meanwhile, to a run of another name: so far-fetched that only a law asks for it."""
+    store = opened()
+    path = store.save("a.pth", state(1)).path
+    store.close()
+    aside = "former-" if former else ""
+    path.rename(tmp_path / f".run.{aside}data.tmp")
+    path.with_suffix(".json").rename(tmp_path / f".run.{aside}manifest.tmp")
+    theirs = opened("other").save("a.pth", state(2, name="other"))
+    store = opened()
+
+    assert storage.verify(theirs.path) == theirs
+    found = [(each.path.name, each.progress["steps"]) for each in store.entries()[0]]
+    assert found == ([("a-2.pth", 1)] if former else [])  # a save that has not returned was never promised
+    assert not [name for name in names() if name.endswith(".tmp")]

@@ -1,0 +1,44 @@
+"""What differs where a step is done again, in words."""
+
+from __future__ import annotations
+
+import struct
+
+from .ring import Row
+
+COUNTED = (("batch", "batch of the epoch"), ("steps", "optimizer steps"), ("samples", "samples"))
+
+
+def difference(expected: Row, got: Row, rank: int | None = None) -> str:
+    """Return where two rows of the same batch differ: `differs first at step 253: loss 0.4512 instead of 0.4513`.
+
+    Args:
+        expected: what the killed run had.
+        got: what the resumed one has.
+        rank: where it was found, None where there is one process only.
+    """
+    where = "" if rank is None else f" (rank {rank})"
+    return f"differs first at step {got.steps}: {_what(expected, got)}{where}"
+
+
+def told_apart(one: float, other: float) -> tuple[str, str]:
+    """Return two numbers with as many digits as it takes to tell them apart."""
+    pair = repr(one), repr(other)
+    for digits in (4, 6, 9, 17):
+        pair = f"{one:.{digits}g}", f"{other:.{digits}g}"
+        if pair[0] != pair[1]:
+            break
+    return pair
+
+
+def _what(expected: Row, got: Row) -> str:
+    for field, name in COUNTED:
+        before, now = getattr(expected, field), getattr(got, field)
+        if before != now:
+            return f"{name} {now:,} instead of {before:,}"
+    if expected.is_left_out != got.is_left_out:
+        return "the batch was " + ("left out, not trained on" if got.is_left_out else "trained on, not left out")
+    if struct.pack("d", expected.loss) == struct.pack("d", got.loss):
+        return "the loss of another optimizer than the first"
+    several = " of the first optimizer" if expected.others or got.others else ""
+    return f"loss{several} {' instead of '.join(told_apart(got.loss, expected.loss))}"

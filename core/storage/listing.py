@@ -1,0 +1,140 @@
+"""What lies in a folder of checkpoints, seen in one pass; a manifest is read again only where its file has changed."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import time_ns
+
+from .files import SYSTEM, Files
+from .manifest import MOST, Claim, Entry, MissingManifestError, claim_of, decode
+from .names import MANIFEST, SUFFIX
+
+SETTLED = 10**9  # nanoseconds: what was written later than that may change again without a trace in its times
+ROUNDS = 10  # in which something that was just there is gone
+Stamp = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint in a folder, or what has the name of one.
+
+    Attributes:
+        path: its data file.
+        has_data: whether that is there; else only the manifest is.
+        stamp: what changes with the manifest.
+        entry: what the manifest tells; None where it cannot be used, or there is none.
+        problem: why it cannot be used.
+        claim: the run and the place in the order of writing that it tells, be it damaged or not.
+    """
+
+    path: Path
+    has_data: bool
+    stamp: Stamp
+    entry: Entry | None
+    problem: OSError | ValueError | None = None
+    claim: Claim | None = None
+
+
+class Manifests:
+    """The checkpoints in a folder, for who looks more than once.
+
+    Args:
+        folder: where they lie.
+        files: the operations on files.
+
+    Attributes:
+        seen: what was found by the last look.
+    """
+
+    def __init__(self, folder: Path, files: Files = SYSTEM) -> None:
+        self.folder, self.files = folder, files
+        self.seen: list[Found] = []
+        self._known: dict[str, Found] = {}
+        self._refused: set[str] = set()  # what could not be read is waited for once only
+
+    def look(self) -> list[Found]:
+        """Return what there is now, by name.
+
+        Raises:
+            OSError: the folder cannot be read. One that does not exist is empty.
+        """
+        for rounds in reversed(range(ROUNDS)):
+            try:
+                self.seen = self._look(is_last=rounds == 0)
+            except _VanishedError:  # somebody removed it: see what there is now
+                continue
+            break
+        return self.seen
+
+    def _look(self, *, is_last: bool) -> list[Found]:
+        data, stamps = self._names()
+        known, self._known = self._known, {}
+        settled = time_ns() - SETTLED
+        found = []
+        for stem in sorted(data | stamps.keys()):
+            stamp, has_data, each = stamps.get(stem, ()), stem in data, known.get(stem)
+            if each is None or each.stamp != stamp or each.has_data != has_data:
+                each = self._read(stem, has_data, stamp, is_last=is_last)
+            if stamp and max(stamp[2:]) < settled and not isinstance(each.problem, OSError):
+                self._known[stem] = each
+            found.append(each)
+        return found
+
+    def _names(self) -> tuple[set[str], dict[str, Stamp]]:
+        """Return the names of data files without their ends, and by these names the stamps of manifests."""
+        data, stamps = set[str](), dict[str, Stamp]()
+        try:
+            names = self.files.names(self.folder)
+        except (FileNotFoundError, NotADirectoryError):
+            return data, stamps
+        for each in names:
+            if each.name.startswith("."):
+                continue
+            if each.name.endswith(SUFFIX) and not _is_folder(each):
+                data.add(each.name.removesuffix(SUFFIX))
+            elif each.name.endswith(MANIFEST):
+                stamps[each.name.removesuffix(MANIFEST)] = _stamp(each)
+        return data, stamps
+
+    def _read(self, stem: str, has_data: bool, stamp: Stamp, *, is_last: bool) -> Found:
+        place = self.folder / f"{stem}{MANIFEST}"
+        path = place.with_name(f"{stem}{SUFFIX}")
+        try:
+            is_patient = has_data and stem not in self._refused
+            content = self.files.read(place, MOST) if is_patient else self.files.try_read(place, MOST)
+        except FileNotFoundError:
+            if stamp and not is_last:
+                raise _VanishedError from None
+            return Found(path, has_data, stamp, None, MissingManifestError(path))
+        except (OSError, ValueError) as error:
+            self._refused.add(stem)
+            return Found(path, has_data, stamp, None, error)
+        try:
+            entry = decode(content, place)
+        except ValueError as error:
+            return Found(path, has_data, stamp, None, error, claim_of(content))
+        if entry.path.name != path.name:  # a pair may have been renamed
+            entry = replace(entry, path=path)
+        return Found(entry.path, has_data, stamp, entry, None, entry.claim)
+
+
+class _VanishedError(Exception):
+    """A manifest was listed, and is not there any more."""
+
+
+def _is_folder(each: os.DirEntry[str]) -> bool:
+    try:
+        return each.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _stamp(each: os.DirEntry[str]) -> Stamp:
+    """Return what changes with a file: its number, its size and its times; nothing where that cannot be told."""
+    try:
+        status = each.stat()
+    except OSError:
+        return ()
+    return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

@@ -1,0 +1,188 @@
+"""Attributes that no state_dict holds: of the task, its modules, optimizers, schedulers, and what reads the data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from types import FunctionType
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import ConcatDataset, Subset, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
+
+from ..data.users_code import is_users
+from .fingerprint import GENERATORS
+from .values import encode
+
+if TYPE_CHECKING:
+    from ..context import RunContext
+
+OF_MODULES: Final = frozenset({*vars(nn.Module()), "_compiled_call_impl"}) - {"training"}
+HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+OF_OPTIMIZERS: Final = frozenset(vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))]))) | {"_opt_called", "step"}
+OF_SCHEDULERS: Final = frozenset({"optimizer", "_get_lr_called_within_step", "_is_initial", "_schedulers"})
+READERS: Final = ("dataset", "sampler", "batch_sampler", "collate_fn")
+
+
+@dataclass(slots=True)
+class Part:
+    """One attribute.
+
+    Attributes:
+        value: what it is.
+        set: gives it another value; None where that is not ours to do.
+        is_data: whether it is of what reads the data: it may be large, and its draws are keyed.
+        package: of the class that it is an attribute of.
+        follows_epoch: whether `set_epoch` may be what changes it.
+    """
+
+    value: Any
+    set: Callable[[Any], None] | None = None
+    is_data: bool = False
+    package: str = ""
+    follows_epoch: bool = False
+
+    def restore(self, saved: Any) -> None:
+        """Give the attribute a saved value, in place where it is a container or a tensor that others may hold, too."""
+        assert self.set is not None
+        if (given := filled(self.value, saved)) is not self.value:
+            self.set(given)
+
+
+def filled(now: Any, saved: Any) -> Any:
+    """Return a value as it was saved; containers and tensors that are there stay the same objects, for others."""
+    if isinstance(saved, Tensor) and isinstance(now, Tensor) and saved.shape == now.shape and saved.dtype == now.dtype:
+        with torch.no_grad():
+            now.copy_(saved)
+        return now
+    if isinstance(saved, dict) and isinstance(now, dict):
+        items = {key: filled(now.get(key), item) for key, item in saved.items()}
+        now.clear()
+        now.update(items)
+        return now
+    if type(saved) is list and type(now) is list:
+        now[:] = [filled(now[place] if place < len(now) else None, each) for place, each in enumerate(saved)]
+        return now
+    if type(saved) is tuple and type(now) is tuple and len(saved) == len(now):
+        given = tuple(map(filled, now, saved))
+        return now if all(one is other for one, other in zip(now, given, strict=True)) else given
+    return saved
+
+
+def parts(run: RunContext) -> dict[str, Part]:
+    """Return every attribute of a run that a checkpoint does not hold otherwise, by where it is."""
+    found: dict[str, Part] = {}
+    is_training = run.phase == "train"  # in an evaluation, every module is in eval mode for a while
+    for root, module in run.modules.items():
+        for path, part in module.named_modules():
+            found.update(_of_module(f"{root}.{path}" if path else root, part, with_mode=is_training))
+    if not isinstance(run.task, nn.Module):
+        found.update(_of(run.task, "task", skip=run.modules))
+    for name, optimizer in run.optimizers.items():
+        names = [each for each in vars(optimizer) if each.startswith("_") and not _is_own(optimizer)]
+        found.update(_compared(_of(optimizer, name, skip=OF_OPTIMIZERS.union(names))))
+    for name, scheduler in run.schedulers.items():
+        found.update(_compared(_of_scheduler(scheduler, f"the scheduler of {name}")))
+    sets = run.settings.evaluations.get("validation", {})
+    loaders = {"": run.train_loader, **{f"validation {name} ".replace("  ", " "): each for name, each in sets.items()}}
+    for prefix, loader in loaders.items():
+        for name in READERS:
+            found.update(_of_reader(getattr(loader, name, None), f"{prefix}{name.replace('_', ' ')}"))
+    return found
+
+
+def _of(holder: Any, where: str, skip: Any = ()) -> Iterator[tuple[str, Part]]:
+    for name, value in getattr(holder, "__dict__", {}).items():
+        if name not in skip and not name.startswith("__"):  # torch keeps its own so
+            yield f"{where}.{name}", Part(value, _setter(holder, name), package=package_of(holder))
+
+
+def _of_module(where: str, module: nn.Module, *, with_mode: bool) -> Iterator[tuple[str, Part]]:
+    yield from _of(module, where, OF_MODULES if with_mode else OF_MODULES | {"training"})
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            yield f"{where}.{name}.requires_grad", Part(parameter.requires_grad, _setter(parameter, "requires_grad"))
+    for name in module._non_persistent_buffers_set:
+        yield f"{where}.{name}", Part(module._buffers[name], _setter(module, name))
+    for kind in HOOKS:
+        hooks = [hook for hook in getattr(module, kind).values() if _is_own(hook)]
+        if hooks:
+            yield f"{where}.{kind.removeprefix('_')}", Part(hooks)
+
+
+def _of_scheduler(scheduler: Any, where: str) -> Iterator[tuple[str, Part]]:
+    kept: Mapping[str, Any] = scheduler.state_dict()
+    for name, part in _of(scheduler, where, skip=OF_SCHEDULERS):
+        attribute = name.rpartition(".")[2]
+        if attribute not in kept or attribute in ("lr_lambdas", "lr_lambda"):  # of functions it keeps no closures
+            yield name, part
+
+
+def _of_reader(reader: Any, where: str) -> Iterator[tuple[str, Part]]:
+    """Yield the attributes of the user's own dataset, sampler or function; torch's are looked through."""
+    if isinstance(reader, Subset):
+        yield f"{where}.indices", Part(list(reader.indices), is_data=True)
+        yield from _of_reader(reader.dataset, where)
+    elif isinstance(reader, ConcatDataset):
+        for number, each in enumerate(reader.datasets):
+            yield from _of_reader(each, f"{where} {number}")
+    elif isinstance(reader, TensorDataset):
+        for number, tensor in enumerate(reader.tensors):
+            yield f"{where}.tensors {number}", Part(tensor, is_data=True)
+    elif isinstance(reader, WeightedRandomSampler | SubsetRandomSampler):
+        held = reader.weights if isinstance(reader, WeightedRandomSampler) else reader.indices
+        yield (
+            f"{where}.{'weights' if isinstance(reader, WeightedRandomSampler) else 'indices'}",
+            Part(held, is_data=True),
+        )
+    elif isinstance(reader, FunctionType | partial):
+        yield where, Part(reader, is_data=True)
+    elif reader is not None and _is_own(reader):
+        follows = callable(getattr(reader, "set_epoch", None))
+        for place, part in _of(reader, where):
+            if isinstance(part.value, GENERATORS):  # keyed, or found by the probe; many are made when first needed
+                continue
+            yield place, Part(part.value, is_data=True, package=part.package, follows_epoch=follows)
+
+
+def _compared(found: Iterator[tuple[str, Part]]) -> Iterator[tuple[str, Part]]:
+    """Yield attributes as those that are compared only."""
+    for where, part in found:
+        yield where, Part(part.value, package=part.package)
+
+
+def _setter(holder: Any, name: str) -> Callable[[Any], None]:
+    def give(value: Any) -> None:
+        setattr(holder, name, value)
+
+    return give
+
+
+def package_of(holder: Any) -> str:
+    """Return the package that an object's class is of."""
+    return type(holder).__module__.partition(".")[0]
+
+
+def _is_own(thing: Any) -> bool:
+    """Return whether a class or function is the user's: not Python's, not a library's, not ours."""
+    kind = thing if hasattr(thing, "__qualname__") else type(thing)
+    return is_users(str(kind.__module__))
+
+
+def holder_of(run: RunContext, where: str) -> tuple[Any, str]:
+    """Return the module or task that an attribute belongs to, and its name there; None where it is of neither."""
+    place, _, name = where.rpartition(".")
+    root, _, path = place.partition(".")
+    if place == "task":
+        return run.task, name
+    try:
+        return (run.modules[root].get_submodule(path) if root in run.modules else None), name
+    except AttributeError:
+        return None, name
+
+
+def encoded(found: Mapping[str, Part]) -> dict[str, dict[str, Any]]:
+    """Return attributes as plain data."""
+    return {where: encode(part.value, is_data=part.is_data, package=part.package) for where, part in found.items()}

@@ -1,0 +1,24 @@
+"""Exceptions in words, whatever their own code does."""
+
+from __future__ import annotations
+
+
+def error_text(error: BaseException) -> str:
+    """Return an exception's text; one whose text cannot be had says so."""
+    try:
+        return str(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as other:  # noqa: BLE001  # said in its place
+        return f"<its text raised {type(other).__name__}>"
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an exception's type and text."""
+    return f"{type(error).__name__}: {error_text(error)}".removesuffix(": ")
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Return whether an exception is a Ctrl-C, or a group with one in it."""
+    group = error if isinstance(error, BaseExceptionGroup) else None
+    return isinstance(error, KeyboardInterrupt) or (group is not None and group.subgroup(KeyboardInterrupt) is not None)

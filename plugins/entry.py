@@ -1,0 +1,125 @@
+"""A registered plugin: its name, its handlers, and what it declares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..events import Event
+from ..events.checks import check_receiver
+from ..events.errors import is_interrupt
+from .marks import marked_methods
+from .order import Handler
+from .plugin import Plugin, snake_case
+
+
+class PluginName(str):
+    """A registered plugin's name, told apart from a function that happens to be called the same."""
+
+    __slots__ = ()
+
+
+@dataclass(slots=True)
+class Entry:
+    """A registered plugin and what the manager knows of it."""
+
+    name: str
+    plugin: Any
+    handlers: list[tuple[type[Event], Handler]]
+    filters: list[Any]
+    enabled: bool = True
+    here: bool = True
+    given_up: bool = False
+    errors: list[str] = field(default_factory=list)
+
+    @property
+    def ranks(self) -> str:
+        """On which ranks its handlers run."""
+        return str(getattr(self.plugin, "ranks", "all"))
+
+    @property
+    def is_observer(self) -> bool:
+        """Whether its errors do not fail a run."""
+        return getattr(self.plugin, "policy", "critical") == "observer"
+
+    @property
+    def state_version(self) -> int:
+        """The version of its state."""
+        return int(getattr(self.plugin, "state_version", 1))
+
+    def forgives(self, error: BaseException) -> bool:
+        """Return whether a run goes on in spite of its error."""
+        return self.is_observer and not is_interrupt(error)
+
+    def declared(self, attribute: str) -> tuple[str, ...]:
+        """Return a declaration such as `exclusive`; any object may leave it out."""
+        words = getattr(self.plugin, attribute, ())
+        if isinstance(words, str):
+            raise TypeError(f"Plugin {self.name!r} declares {attribute} = {words!r}: give a tuple, ({words!r},).")
+        return tuple(words)
+
+    def stateful_filters(self) -> dict[str, Any]:
+        """Return the filters of its handlers that count, by `<method>/<event>`; any function of the run is a filter."""
+        return {
+            f"{handler.method.__name__}/{event.name}": when
+            for (event, handler), when in zip(self.handlers, self.filters, strict=True)
+            if hasattr(when, "state_dict")
+        }
+
+
+def make_entry(plugin: Any, name: str | None = None) -> Entry:
+    """Return the entry of an object that is to be registered, by its own name unless another is given.
+
+    Raises:
+        TypeError: it is no plugin, or has a handler that does not fit its event, or one half of what a state takes.
+        ValueError: it declares something that there is not.
+    """
+    own = getattr(plugin, "name", None)
+    name = name or (own if isinstance(own, str) else snake_case(type(plugin).__name__))
+    handlers = list(_handlers_of(plugin, name))
+    entry = Entry(name, plugin, handlers, [deepcopy(handler.mark.when) for _, handler in handlers])
+    _check_declarations(entry)
+    _check_state(entry)
+    return entry
+
+
+def _check_declarations(entry: Entry) -> None:
+    if (policy := getattr(entry.plugin, "policy", "critical")) not in ("critical", "observer"):
+        raise ValueError(f"Plugin {entry.name!r} has policy {policy!r}: it is 'critical' or 'observer'.")
+    if entry.ranks not in ("all", "main", "local_main"):
+        raise ValueError(f"Plugin {entry.name!r} has ranks {entry.ranks!r}: they are 'all', 'main' or 'local_main'.")
+
+
+def _check_state(entry: Entry) -> None:
+    plugin, kind = entry.plugin, type(entry.plugin).__name__
+    if _overrides(plugin, "state_dict") != _overrides(plugin, "load_state_dict"):
+        raise TypeError(f"{kind} has one of state_dict and load_state_dict: a plugin needs both or neither.")
+    version = getattr(plugin, "state_version", 1)
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise ValueError(f"Plugin {entry.name!r} has state_version {version!r}: it is a whole number of at least 1.")
+    if version > 1 and not _overrides(plugin, "migrate_state"):
+        raise TypeError(
+            f"{kind} has state_version {version} and no migrate_state(self, state, version), which returns an older "
+            f"state as load_state_dict takes it now."
+        )
+
+
+def _overrides(plugin: object, method: str) -> bool:
+    """Return whether a plugin has a method of its own, not the base class's empty one."""
+    return getattr(type(plugin), method, None) not in (None, getattr(Plugin, method))
+
+
+def _handlers_of(plugin: object, name: str) -> Iterator[tuple[type[Event], Handler]]:
+    if isinstance(plugin, type):
+        raise TypeError(f"{plugin.__name__} is a class: register an object of it, {plugin.__name__}(...).")
+    if not (marks := list(marked_methods(type(plugin)))):
+        form = "an object with methods marked @on, as in\n    @on(EpochEnd)\n    def report(self, run, event): ..."
+        raise TypeError(f"{plugin!r} is no plugin: register {form}")
+    for method_name, mark in marks:
+        method: Callable[..., Any] = getattr(plugin, method_name)
+        for event in mark.events:
+            check_receiver(method, event)
+            if event not in getattr(plugin, "ignores", ()):
+                yield event, Handler(name, method, mark)

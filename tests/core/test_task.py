@@ -1,0 +1,159 @@
+"""Weights that come back into a task: those of modules that load in their own way, too."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from heliograph import Checkpoint, Every, RNGCapture, RunResult, SaveSchedule, Supervised, Trainer, load_weights
+from heliograph.core.task import check_fits
+from torch import Tensor, nn
+
+
+class Memory(nn.Module):
+    """Adds the mean of what it was given before, all of which it keeps in a buffer."""
+
+    kept: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(0, 2))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.kept = torch.cat([self.kept, inputs.detach()])
+        return inputs + self.kept.mean(0)
+
+
+class Overriding(Memory):
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        self.kept = torch.empty_like(state_dict[prefix + "kept"])
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+class Hooked(Memory):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_load_state_dict_pre_hook(self.resize)  # type: ignore[no-untyped-call]  # torch's own lack
+
+    @staticmethod
+    def resize(module: Any, state_dict: Any, prefix: str, *rest: Any) -> None:
+        module.kept = torch.empty_like(state_dict[prefix + "kept"])
+
+
+class Absent(Memory):
+    """Its buffer is not even there before it is loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = None  # type: ignore[assignment]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.kept = torch.zeros(0, 2) if self.kept is None else self.kept
+        return super().forward(inputs)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        self.kept = state_dict[prefix + "kept"].clone()
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+class Whole(nn.Sequential):
+    """A network that resizes what a part of it holds."""
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        memory: Any = self[0]
+        memory.kept = torch.empty_like(state_dict["0.kept"])
+        return super().load_state_dict(state_dict, strict, assign)
+
+
+def network(kind: str, width: int = 2) -> nn.Module:
+    torch.manual_seed(0)
+    if kind == "whole":
+        return Whole(Memory(), nn.Linear(2, width))
+    return nn.Sequential({"override": Overriding, "hook": Hooked, "absent": Absent}[kind](), nn.Linear(2, width))
+
+
+def fit(folder: Path, model: nn.Module, epochs: int) -> RunResult:
+    generator = torch.Generator().manual_seed(0)
+    data = [(torch.randn(3, 2, generator=generator), torch.tensor([0, 1, 0])) for _ in range(4)]
+    plugins = [RNGCapture(), SaveSchedule(Every(steps=2)), Checkpoint(folder, resume="auto")]
+    return Trainer(plugins, device="cpu").fit(
+        Supervised(model, nn.functional.cross_entropy),
+        data,
+        optimizer=lambda parameters: torch.optim.Adam(parameters, 0.1),
+        epochs=epochs,
+    )
+
+
+KINDS = ["whole", "override", "hook", "absent"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_module_that_resizes_its_buffers_is_resumed(kind: str, tmp_path: Path) -> None:
+    whole, resumed = network(kind), network(kind)
+    fit(tmp_path / "whole", whole, 3)
+    fit(tmp_path / "halves", network(kind), 1)
+    result = fit(tmp_path / "halves", resumed, 3)
+
+    assert any(note.startswith("resumed at epoch 0, batch 4, step 4 from ") for note in result.notes)
+    assert whole.state_dict()["0.kept"].shape == (36, 2)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, resumed.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("kind", ["override", "hook", "absent"])
+def test_what_others_of_its_network_hold_must_fit_and_nothing_is_loaded_where_it_does_not(
+    kind: str, tmp_path: Path
+) -> None:
+    fit(tmp_path, network(kind), 1)
+    other = network(kind, width=3)
+    before = {name: value.clone() for name, value in other.state_dict().items()}
+    with pytest.raises(ValueError, match=r"model\.1\.weight has the shape \[2, 2\], the task's \[3, 2\]: use the task"):
+        fit(tmp_path, other, 3)
+    assert all(torch.equal(value, before[name]) for name, value in other.state_dict().items())
+
+
+def test_what_a_module_refuses_itself_names_the_file_and_the_module(tmp_path: Path) -> None:
+    path = fit(tmp_path, network("whole"), 1).last_checkpoint
+    said = (
+        r"The task's 'model' does not take the checkpoint's: use the task that wrote it\. Error\(s\) in .*size mismatch"
+    )
+    with pytest.raises(ValueError, match=rf"(?s)^{said}") as caught:
+        fit(tmp_path, network("whole", width=3), 3)
+    assert caught.value.__notes__[0] == f"heliograph: while going on from {path}"
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    assert path is not None
+    with pytest.raises(ValueError, match=rf"(?s)^{path}: {said}"):
+        load_weights(Supervised(network("whole", width=3), nn.functional.cross_entropy), path)
+
+
+def test_torch_s_own_ways_do_not_count() -> None:
+    def saved(width: int) -> dict[str, nn.Module]:
+        return {"model": nn.Sequential(nn.Linear(1, width), nn.BatchNorm1d(width, affine=False))}
+
+    check_fits(saved(2), {"model": saved(2)["model"].state_dict()})
+    norm = nn.Sequential(nn.Identity(), nn.BatchNorm1d(3, affine=False)).state_dict()
+    with pytest.raises(ValueError, match=r"model\.1\.running_mean has the shape \[3\], the task's \[2\]"):
+        check_fits(saved(2), {"model": saved(2)["model"].state_dict() | norm})
+
+
+def test_parameters_without_a_shape_yet_take_any() -> None:
+    check_fits({"model": nn.LazyLinear(2)}, {"model": nn.Linear(3, 2).state_dict()})
+
+
+def test_extra_state_is_the_module_s_own_business() -> None:
+    class Extra(nn.Linear):
+        size = 1
+
+        def get_extra_state(self) -> Tensor:
+            return torch.zeros(self.size)
+
+        def set_extra_state(self, state: Tensor) -> None:
+            self.size = len(state)
+
+    wide, now = Extra(1, 1), Extra(1, 1)
+    wide.size = 3
+    check_fits({"model": now}, {"model": wide.state_dict()})
+    with pytest.raises(ValueError, match=r"model\.weight has the shape \[2, 1\]"):
+        check_fits({"model": now}, {"model": wide.state_dict() | {"weight": torch.zeros(2, 1)}})

@@ -1,0 +1,145 @@
+"""Kill trainings with SIGKILL and resume them; tell what came out of comparing the repeated steps.
+
+Run as a script: `python repeated_kills.py FOLDER`. Each leg is a forked child, so that only one process imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import heliograph as h
+import torch
+from torch import Tensor, nn
+
+SAVES = 5  # steps
+END = 25
+STORIES: dict[str, tuple[int, ...]] = {  # the batches that the legs are killed after, 0 for the end of the run
+    "plain": (13, 0),
+    "chain": (13, 12, 19, 0),
+    "at_the_save": (15, 0),
+    "counts": (13, 0),
+    "leaves_out": (13, 0),
+    "two_losses": (13, 0),
+    "second_loss_differs": (13, 0),
+    "accumulates": (33, 0),
+}
+
+
+class Witness(h.Plugin):
+    """Dies where it is to; writes down what is told of the comparison, and where."""
+
+    affects_training = False
+
+    def __init__(self, folder: Path, kill_at: int) -> None:
+        self.folder, self.kill_at = folder, kill_at
+
+    @h.on(h.BatchEnd, lane=h.Lane.REPORT)
+    def die(self, run: h.Run, event: h.BatchEnd) -> None:
+        if run.progress.batches == self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    @h.on(h.ResumeVerified)
+    def note(self, run: h.Run, event: h.ResumeVerified) -> None:
+        with (self.folder / "told").open("a") as file:
+            file.write(json.dumps([run.progress.batches, event.steps, event.difference]) + "\n")
+
+
+class LeavesOut(h.Plugin):
+    """Leaves out the twelfth batch."""
+
+    asks = ("skip_batch",)
+
+    @h.on(h.BatchStart)
+    def skip(self, run: h.Run, event: h.BatchStart) -> None:
+        if run.progress.batches == 11:
+            run.control.skip_batch("it is the twelfth")
+
+
+CALLS = [0]  # of this process: a global variable, which nobody looks at
+
+
+class Counting(h.Supervised):
+    """Changes the loss of its third batch in this process."""
+
+    def training_step(self, run: h.Run, batch: Any) -> Tensor:
+        CALLS[0] += 1
+        return super().training_step(run, batch) * (1.5 if CALLS[0] == 3 else 1.0)
+
+
+class TwoLosses(h.Task):
+    """One network in every batch, the other in every second one."""
+
+    def __init__(self, *, counts: bool) -> None:
+        self.one, self.other, self.counts = nn.Linear(4, 2), nn.Linear(4, 2), counts
+
+    def training_step(self, run: h.Run, batch: Any) -> Iterator[tuple[str, Tensor]]:
+        inputs, targets = batch
+        CALLS[0] += self.counts
+        yield "one", nn.functional.mse_loss(self.one(inputs), targets)
+        if run.progress.batches % 2:
+            loss = nn.functional.mse_loss(self.other(inputs), targets)
+            yield "other", loss * (1.5 if CALLS[0] == 2 else 1.0)
+
+
+def train(name: str, folder: Path, kill_at: int) -> h.RunResult:
+    """Train one leg."""
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
+    batches = [(torch.randn(3, 4, generator=generator), torch.randn(3, 2, generator=generator)) for _ in range(10)]
+    plugins: list[Any] = [
+        h.RNGCapture(),
+        h.SaveSchedule(h.Every(steps=SAVES)),
+        h.Checkpoint(folder, resume="auto"),
+        h.Recorder(folder),
+        Witness(folder, kill_at),
+    ]
+    plugins += [LeavesOut()] if name == "leaves_out" else []
+    plugins += [h.GradientAccumulation(2)] if name == "accumulates" else []
+    optimizer: Any = lambda parameters: torch.optim.Adam(parameters, lr=0.01)  # noqa: E731
+    task: Any = (Counting if name == "counts" else h.Supervised)(
+        nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 2)), nn.functional.mse_loss
+    )
+    if name in ("two_losses", "second_loss_differs"):
+        task = TwoLosses(counts=name == "second_loss_differs")
+        optimizer = {each: lambda parameters: torch.optim.Adam(parameters, lr=0.01) for each in ("one", "other")}
+    return h.Trainer(plugins, device="cpu").fit(task, batches, optimizer=optimizer, steps=END)
+
+
+def leg(name: str, folder: Path, kill_at: int) -> None:
+    """In a child: train, and write down how it went."""
+    result = train(name, folder, kill_at)
+    assert result.resume is not None
+    told = {
+        "steps": result.resume.verified_steps,
+        "difference": result.resume.difference,
+        "guarantee": result.resume.guarantee,
+        "reasons": result.resume.reasons,
+        "text": str(result),
+        "story": result.explain(),
+    }
+    (folder / "result").write_text(json.dumps(told))
+
+
+def main(folder: Path) -> None:
+    """Fork a child for each leg, and wait for its end."""
+    torch.set_num_threads(1)
+    for name, kills in STORIES.items():
+        (folder / name).mkdir(exist_ok=True)
+        for kill_at in kills:
+            if (child := os.fork()) == 0:
+                leg(name, folder / name, kill_at)
+                os._exit(0)
+            status = os.waitpid(child, 0)[1]
+            killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+            if killed != bool(kill_at) or (not killed and status):
+                sys.exit(f"{name} ended with status {status}")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,168 @@
+"""One leg of a random program, in a process of its own: it writes down what it does, and kills itself when told to."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import signal
+import struct
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from io import FileIO
+from pathlib import Path
+from typing import NamedTuple
+from unittest.mock import patch
+
+import heliograph as h
+from heliograph.core import storage
+from heliograph.testing.resume.facts import Leaf, leaves
+from heliograph.tests.torture.assembly import parts_of, train
+from heliograph.tests.torture.files import WatchedFiles, kind_of
+from heliograph.tests.torture.program import LATER, Kill, Program
+
+LINE = struct.Struct("<iid")
+COMPARED = ("progress", "modules", "optimizers", "schedulers", "task", "metrics", "plugins", "control")
+OF_THE_PROCESS = ("checkpoint", "recorder")  # plugins whose states name files and dates
+KILLED = 9  # the exit status of a leg that ends itself without a signal
+
+
+class Step(NamedTuple):
+    """A batch that is done: in which leg, how many there were with it, and its loss."""
+
+    leg: int
+    batch: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """What a leg that came to its end leaves: what it said of itself, and all that is compared."""
+
+    guarantee: str
+    reasons: tuple[str, ...]
+    resumed: bool
+    facts: Mapping[str, Leaf] = field(repr=False)
+
+
+class Killer:
+    """Ends this process where it is told to.
+
+    Args:
+        kill: where, None for nowhere.
+        journal: a file descriptor to which every batch is written.
+        leg: the number of this leg.
+    """
+
+    def __init__(self, kill: Kill | None, journal: int, leg: int) -> None:
+        self._kill, self._journal, self._leg = kill, journal, leg
+        self._batches = self._saved = -1
+
+    def watch(self, trainer: h.Trainer) -> None:
+        """Hear what counts, and what kills."""
+        hear = trainer.bus.on
+        hear(h.BatchEnd, self._note, lane=h.Lane.REPORT)
+        hear(h.SavePoint, self._note_save, lane=h.Lane.REPORT)
+        hear(h.EpochStart, self._begin, lane=h.Lane.TRANSFORM)
+        if self._kill is None or " " in self._kill.at:
+            return
+        first = h.Lane.TRANSFORM if self._kill.before else h.Lane.REPORT
+        hear(getattr(h, self._kill.at), self._at_event, lane=first)
+
+    @contextmanager
+    def operation(self, name: str) -> Iterator[None]:
+        """Kill before or behind an operation on files."""
+        is_it = self._kill is not None and self._kill.at == name and self._is_due(0)
+        if is_it and self._kill is not None and self._kill.before:
+            self._strike()
+        yield
+        if is_it:
+            self._strike()
+
+    def _begin(self, run: h.Run, event: h.EpochStart) -> None:
+        if self._batches < 0:
+            self._batches = self._saved = run.progress.batches
+
+    def _note(self, run: h.Run, event: h.BatchEnd) -> None:
+        self._batches = run.progress.batches
+        loss = 0.0 if run.loss is None or run.control.skips_batch else float(run.loss.detach())
+        os.write(self._journal, LINE.pack(self._leg, self._batches, loss))
+        if self._is_due(LATER):
+            self._strike()
+
+    def _note_save(self, run: h.Run, event: h.SavePoint) -> None:
+        self._saved = run.progress.batches
+
+    def _at_event(self, run: h.Run, event: h.Event) -> None:
+        if self._is_due(0):
+            self._strike()
+
+    def _is_due(self, later: int) -> bool:
+        kill = self._kill
+        if kill is None:
+            return False
+        return self._batches >= kill.batch + later and self._batches - self._saved >= kill.repeats
+
+    def _strike(self) -> None:
+        assert self._kill is not None
+        if self._kill.way == "SIGKILL":
+            os.kill(os.getpid(), signal.SIGKILL)
+        os._exit(KILLED)
+
+
+class QuickFiles(WatchedFiles):
+    """Waits for no disk: what a killed process has written stays written."""
+
+    def sync(self, file: FileIO) -> None:
+        """Show that it would be synced."""
+        with self.operation(f"sync {kind_of(Path(str(file.name)))}"):
+            pass
+
+    def sync_folder(self, folder: Path) -> None:
+        """Show that it would be synced."""
+        with self.operation("sync folder"):
+            pass
+
+
+def live(program: Program, folder: Path, leg: int, kill: Kill | None) -> None:
+    """Train from the newest checkpoint on, to the end or until killed; leave a journal, and what the end was."""
+    warnings.simplefilter("ignore")
+    logging.getLogger("heliograph").setLevel(logging.ERROR)
+    journal = os.open(folder / "journal", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    killer, facts = Killer(kill, journal, leg), dict[str, Leaf]()
+
+    def watched(trainer: h.Trainer) -> None:
+        killer.watch(trainer)
+        trainer.bus.on(h.RunClosed, lambda run, event: facts.update(facts_of(run)), lane=h.Lane.REPORT)
+
+    files = QuickFiles(killer.operation)
+    with patch.object(storage, "Store", partial(storage.Store, files=files)):
+        result = train(parts_of(program, folder, leg), watched)
+    said = result.resume
+    assert said is not None
+    end = End(said.guarantee, said.reasons, said.path is not None, facts)
+    (folder / "end").write_bytes(pickle.dumps(end))
+
+
+def facts_of(run: h.Run) -> dict[str, Leaf]:
+    """Return all that must be equal in the end, by its path."""
+    state = {name: value for name, value in run.state_dict().items() if name in COMPARED}
+    state["progress"] = {name: value for name, value in state["progress"].items() if name != "earlier_seconds"}
+    state["plugins"] = {name: value for name, value in state["plugins"].items() if name not in OF_THE_PROCESS}
+    state["buffers"] = {name: dict(module.named_buffers()) for name, module in run.modules.items()}
+    return leaves(state)
+
+
+def end_of(folder: Path) -> End | None:
+    """Return what the leg left that came to its end, None where none did."""
+    path = folder / "end"
+    return pickle.loads(path.read_bytes()) if path.exists() else None
+
+
+def steps_of(folder: Path) -> list[Step]:
+    """Return every batch that was done, in the order in which it was, also the ones that a kill undid."""
+    path = folder / "journal"
+    return [Step(*line) for line in LINE.iter_unpack(path.read_bytes())] if path.exists() else []
