@@ -20,6 +20,7 @@ from ..core.saving.resuming import Found, find, shared
 from ..core.saving.retention import Retention
 from ..core.saving.together import on_main
 from ..core.saving.writers import BackgroundWriter, LoopWriter, Writer
+from ..core.unseen.program import doubt_late_listeners
 from ..events import (
     CheckpointLoaded,
     CheckpointPruned,
@@ -44,7 +45,7 @@ class Checkpoint(Plugin):
 
     A save is written aside in the same folder, synced and renamed, its manifest last; only then are older ones removed.
     The newest is never removed, nor are the best, what is pinned, and what is of another training. A save that fails
-    raises and leaves the former ones as they were. While the run goes on, no other process may write checkpoints of its
+    raises and leaves the former ones as they were. While the run lasts, no other process may write checkpoints of its
     name to the folder.
 
     Args:
@@ -57,19 +58,19 @@ class Checkpoint(Plugin):
             was measured competes: a value never stands for other weights.
         monitor: the metric that `keep_best` goes by, such as `validation/loss`.
         mode: whether smaller (`min`) or larger (`max`) is better; may be left out for a loss or an error.
-        resume: None begins afresh; `auto` goes on from the newest whole checkpoint of this run's name, if there is one,
-            and notes what it passed over; a path goes on from that file.
+        resume: None begins afresh; `auto` resumes the newest whole checkpoint of this run's name, if there is one,
+            and notes what it passed over; a path resumes that file.
         on_existing: what to do where the folder holds another training under the run's name: write under a `new_name`
             (`run-2`, and the result says so), `refuse` to begin, or `replace` it: its checkpoints go when the first of
             this run is written, but for pinned ones.
-        background: the loop only copies the state, and goes on while it is written. One save at a time: the next one
+        background: the loop only copies the state, and continues while it is written. One save at a time: the next one
             waits, and the result notes for how long. `CheckpointSaved` is emitted when the file is durable, at the end
             of a later batch, and `CheckpointPruned` when older ones are gone; an error of the writing is raised there,
             too. Takes as much memory again as the state.
         load_best: at the end of a run that completed or was stopped, load the best checkpoint back: only the `weights`,
             or `everything`, the optimizers and the schedulers too.
         batch_change: what to do where a resumed run has another global batch (ranks x batch size x accumulation):
-            `refuse` it, but if it is one process that goes on from one, the result notes it; `keep` the learning rates
+            `refuse` it, but if it is one process that resumes one, the result notes it; `keep` the learning rates
             as they were saved; scale them in proportion (`linear`) or with the square root (`sqrt`) of the ratio. The
             resume is not exact then. Where nobody knows the batch size, nothing is refused or scaled.
         on_difference: what to do where a step that is done again after a kill is not what the killed run had done:
@@ -175,7 +176,7 @@ class Checkpoint(Plugin):
             store, context = self._opened(run), cast("RunContext", run)
             found = self._found = find(store, self.resume, context.depot)
             training_id, name, notes = found.begun(run.name, context.training_id)
-            if found.path is not None or context.saved is None:  # else another plugin says what it goes on from
+            if found.path is not None or context.saved is None:  # else another plugin says what it resumes
                 notes += self._place(store, training_id, name)
             return training_id, self._name, found.path, notes
 
@@ -210,7 +211,7 @@ class Checkpoint(Plugin):
         for note in notes:
             run.note(note)
         run.best_checkpoint = best
-        self._proof.go_on(run)
+        self._proof.continue_from(run)
         if event.path is not None:
             self._last = run.last_checkpoint = event.path
             if is_newest:  # a kill may have come between the last save and its tidying, and nothing may be left to save
@@ -234,6 +235,7 @@ class Checkpoint(Plugin):
             return naming.file_name(run, self._name, self.metadata)
 
         self._is_open = True
+        doubt_late_listeners(cast("RunContext", run), self.name)
         name = on_main(run.engine, prepare)
         judged_by: storage.JudgedBy | None = None
         if self.monitor is not None and self._value_at == run.progress.batches:

@@ -137,6 +137,14 @@ class OrderedSignal(Signal, Generic[E]):
         called = {make_id(receiver): receiver for receiver in super().receivers_for(sender)}
         return iter([called[key] for key in self._sorted() if key in called and not self.seats[key].paused])
 
+    def listeners(self) -> Iterator[tuple[Receiver, str]]:
+        """Yield the receivers that are called, in order, with their owners' names."""
+        for key in self._sorted():
+            held, seat = self.receivers[key], self.seats[key]
+            receiver = held() if isinstance(held, weakref.ref) else held
+            if receiver is not None and not seat.paused:
+                yield receiver, seat.owner
+
     def rebuild(self) -> None:
         """Prepare the tuple that `emit` walks."""
         with self._lock:

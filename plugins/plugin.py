@@ -26,6 +26,7 @@ class Plugin:
             machine. Where they run on one only, they must not call collectives such as `run.engine.reduce`.
         affects_training: False for one that cannot change weights, draws or length, such as one that only writes files;
             it may come and go, and have other options, without a word at a resume. An observer never can.
+        resume_ignores: attributes that are not compared at a resume, since no bit of the training depends on them.
         exclusive: capabilities that only one plugin at a time may claim.
         asks: what the plugin asks the loop for: `stop`, `validation`, `save`, `log`; on several ranks also
             `skip_batch` and `skip_step`, for which they vote at every batch or step.
@@ -40,6 +41,7 @@ class Plugin:
     draws: bool = True
     ranks: Ranks = "all"
     affects_training: bool = True
+    resume_ignores: tuple[str, ...] = ()
     exclusive: tuple[str, ...] = ()
     asks: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()

@@ -91,7 +91,7 @@ class Held:
         """
         kinds = dict.fromkeys(type(each).__qualname__ for each in self._search.odd)
         sentences = [
-            f"{name} holds a {kind}, which no key reaches, so a resumed run goes on with another state of it: "
+            f"{name} holds a {kind}, which no key reaches, so a resumed run continues with another state of it: "
             f"{'use random.Random(seed)' if kind == 'SystemRandom' else 'go by the index of the sample'}"
             for kind in kinds
         ]

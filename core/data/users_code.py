@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from .draws import KINDS
 
-_ROOMS: Final = ("core", "events", "plugins", "builtin_callbacks")
+_ROOMS: Final = ("core", "events", "plugins", "builtin_callbacks", "testing")
 _PATHS: Final = ("stdlib", "platstdlib", "purelib", "platlib")
 _LIBRARIES: Final = (
     "<frozen",
@@ -88,6 +88,11 @@ def _globals(function: FunctionType) -> Iterator[Any]:
                 modules.append(value)
             else:
                 yield value
+
+
+def global_names(function: FunctionType) -> tuple[str, ...]:
+    """Return the names of the globals that a function reads or sets."""
+    return _names(function.__code__)[0]
 
 
 @lru_cache(maxsize=4096)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
@@ -69,13 +70,13 @@ class Proof:
         self._forget()
 
     def begin(self, run: Run, folder: Path) -> None:
-        """At `TrainStart`: forget the former run, and wait for the first batch or for the state to go on from."""
+        """At `TrainStart`: forget the former run, and wait for the first batch or for the state to continue from."""
         self.close()
         self._forget()
         self.returns, self._folder = 0, folder
         self._listen(run, self._open_afresh)
 
-    def go_on(self, run: Run) -> None:
+    def continue_from(self, run: Run) -> None:
         """At `CheckpointLoaded`: look for what was done after the state, or drop it where the run went back."""
         context = cast("RunContext", run)
         self._steps, self._saved_at = run.progress.steps, run.progress.batches
@@ -89,6 +90,8 @@ class Proof:
         if self._ring is not None:
             self._ring.drop(run.progress.batches)
             self._ring.sign(self._owner(context))
+            if self.returns == self._other_path[0]:  # the killed run had gone back, too: from here on it did the same
+                self._expect(run, self._other_path[1])
             self._listen(run, self._hear)
 
     def save(self, run: Run) -> None:
@@ -129,6 +132,7 @@ class Proof:
         self._folder = Path()
         self._rows = Rows()
         self._expected: dict[int, Row] = {}
+        self._other_path: tuple[int, list[Row]] = 0, []  # after how many returns the killed run did what, beside ours
         self._batches = self._equal = self._steps = 0
         self._saved_at = -1
         self._is_resumed = self._is_told = False
@@ -144,7 +148,7 @@ class Proof:
     # The file.
 
     def _open_afresh(self, run: Run, event: BatchEnd) -> None:
-        """At the first batch of a run that goes on from nothing: begin an empty file."""
+        """At the first batch of a run that begins afresh: begin an empty file."""
         self._guarded(run, lambda: self._begin_file(cast("RunContext", run)))
         if self._ring is not None:
             self._hear(run, event)
@@ -155,22 +159,29 @@ class Proof:
 
     def _look(self, run: RunContext) -> None:
         """Find out what the killed run had done after the state, or begin an empty file."""
-        owner, position = self._owner(run), run.progress.batches
+        owner = self._owner(run)
         if (found := Ring.found(self._path(run), owner.training)) is None:
             self._begin_file(run)
             return
         ring, former = found
         rows = ring.rows()
         if former == owner and run.other_batches is None:
-            self._ring, self._expected = ring, {row.number: row for row in rows if row.number > position}
+            self._ring = ring
+            self._expect(run, rows)
             self._listen(run, self._hear)
-            if self._expected and run.engine.world_size == 1:
-                self._teller = run.bus.on(BatchEnd, self._tell_when_done, lane=Lane.REPORT)
             return
         ring.close()
+        if former == replace(owner, returns=former.returns) and run.other_batches is None:
+            self._other_path = former.returns, rows
         if former.returns == owner.returns and any(row.steps > run.progress.steps for row in rows):
             run.note(f"the steps that are done again were not compared: {_other(former, owner, run.other_batches)}")
         self._begin_file(run)
+
+    def _expect(self, run: Run, rows: Iterable[Row]) -> None:
+        """Compare what is done from here on with rows of the killed run."""
+        self._expected = {row.number: row for row in rows if row.number > run.progress.batches}
+        if self._expected and run.engine.world_size == 1 and self._teller is None:
+            self._teller = run.bus.on(BatchEnd, self._tell_when_done, lane=Lane.REPORT)
 
     def _owner(self, run: RunContext) -> Owner:
         layout = _digest(repr(run.data.layouts))
@@ -180,7 +191,7 @@ class Proof:
         return steps_path(self._folder, self.name or run.name, run.engine.rank)
 
     def _guarded(self, run: Run, work: Callable[[], None]) -> None:
-        """Do some work on the file; where the system refuses, the run goes on without the proof, and says so."""
+        """Do some work on the file; where the system refuses, the run continues without the proof, and says so."""
         try:
             work()
         except OSError as error:

@@ -18,22 +18,22 @@ def likely_causes(run: RunContext) -> tuple[str, ...]:
     """Return what makes a resumed run differ, the likeliest first: what the run says of itself, then what it hides."""
     reasons = run.data.guarantee()[1]
     in_epoch = run.resumed_at is not None and run.resumed_at.batch > 0
-    again = heard_again(hearing_epoch_start(run.plugins, run.bus)) if in_epoch else ()
+    again = emitted_again(listeners_to_epoch_start(run.plugins, run.bus)) if in_epoch else ()
     return (*reasons, *again) or (HIDDEN_STATE,)
 
 
-def heard_again(names: Sequence[str]) -> tuple[str, ...]:
-    """Return a sentence on who heard `EpochStart` twice in one epoch, since the run was resumed amid it."""
+def emitted_again(names: Sequence[str]) -> tuple[str, ...]:
+    """Return a sentence on who received `EpochStart` twice in one epoch, since the run was resumed within it."""
     if not names:
         return ()
     return (
-        f"{', '.join(names)} heard EpochStart twice in one epoch, since the run was resumed amid it: do what "
-        f"belongs to an epoch's beginning only where event.resumed is False",
+        f"{', '.join(names)} received EpochStart twice in one epoch, since the run was resumed within it: do "
+        f"what belongs to an epoch's beginning only where event.resumed is False",
     )
 
 
-def hearing_epoch_start(plugins: Plugins, bus: Bus) -> tuple[str, ...]:
-    """Return, in words, the plugins and functions of the user's own that hear `EpochStart`."""
+def listeners_to_epoch_start(plugins: Plugins, bus: Bus) -> tuple[str, ...]:
+    """Return, in words, the plugins and functions of the user's own that listen to `EpochStart`."""
     names = set(plugins.names())
     owners = dict.fromkeys(seat.owner for seat in bus.signal(EpochStart).seats.values() if not seat.paused)
     return tuple(

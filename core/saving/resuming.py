@@ -1,4 +1,4 @@
-"""What a run goes on from: looked for by the main rank, read by every rank that can."""
+"""What a run resumes: looked for by the main rank, read by every rank that can."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Depot(Protocol):
     patience: float
 
     def bring(self, store: storage.Store, resume: str | Path | None) -> tuple[str | Path | None, list[str]]:
-        """Put what a run is to go on from into its folder; called on the main rank.
+        """Put what a run is to resume into its folder; called on the main rank.
 
         Args:
             store: the run's own, open.
@@ -46,7 +46,7 @@ class Depot(Protocol):
 
 @dataclass(slots=True)
 class Found:
-    """What there is to go on from.
+    """What there is to resume.
 
     Attributes:
         path: the checkpoint, None where there is none.
@@ -65,7 +65,7 @@ class Found:
     damaged: list[Path] = field(default_factory=list)
 
     def begun(self, run_name: str, fresh_id: str) -> tuple[str, str, list[str]]:
-        """Return which training a run of this name goes on with, under which name, and what there is to say.
+        """Return which training a run of this name continues, under which name, and what there is to say.
 
         From a checkpoint of a run of another name a training of its own begins, and so nothing of that other is lost.
 
@@ -130,6 +130,7 @@ def _newest(store: storage.Store, notes: list[str]) -> Found:
         )
     if older is not None:
         return Found(*older, store.run_name, store.run_name, notes)
+    _refuse_another_s_name(store)
     if unusable := store.count():
         note = f"begins afresh: none of the {unusable} checkpoints of {store.run_name!r} in {store.folder} can be used"
         logger.warning(note)
@@ -138,12 +139,24 @@ def _newest(store: storage.Store, notes: list[str]) -> Found:
     return Found(notes=[*notes, note])
 
 
+def _refuse_another_s_name(store: storage.Store) -> None:
+    """Raise where a training writes under the name that this run was given, but was asked for by another one."""
+    written, _ = store.under(store.run_name)
+    if others := [each for each in written if each.family != store.run_name]:
+        newest = max(others, key=lambda each: each.order)
+        raise ValueError(
+            f"resume='auto' finds no checkpoint of a run {store.run_name!r} in {store.folder}, but a training that was "
+            f"asked for as {newest.family!r} writes there under that name. To continue it, give the run "
+            f"name={newest.family!r}, or resume={str(newest.path)!r}; to begin another training, resume=None."
+        )
+
+
 def _refused(error: OSError, resume: str | Path | None, folder: Path) -> OSError:
     """Return what to say where the system refuses to read: nobody knows then what there is, so nothing is begun."""
     kind, asked = errorcode.get(error.errno or 0, type(error).__name__), resume and str(resume)
     return OSError(
         error.errno,
-        f"resume={asked!r} cannot tell what to go on from: {error.filename or folder} cannot be read, in {TRIES} "
+        f"resume={asked!r} cannot tell what to resume: {error.filename or folder} cannot be read, in {TRIES} "
         f"tries: {error.strerror or error} ({kind}). Nothing was begun, passed over or removed. Start again when it is "
         f"readable; give resume= the path of another checkpoint; or begin another training with resume=None, which "
         f"leaves all there as it is.",
@@ -153,13 +166,17 @@ def _refused(error: OSError, resume: str | Path | None, folder: Path) -> OSError
 def _several(store: storage.Store, entries: Sequence[storage.Entry], chosen: storage.Entry) -> list[str]:
     """Return what there is to say where several trainings were asked for by one name."""
     newest = [each[0] for each in by_training(entries)]
-    others = [f"{each.run_name!r} ({each.path.name})" for each in newest if each.training != chosen.training]
+    others = [each for each in newest if each.training != chosen.training]
     if not others:
         return []
-    return [
-        f"{len(newest)} trainings in {store.folder} were asked for as {store.run_name!r}: goes on with "
-        f"{chosen.run_name!r}, from {chosen.path.name}, and leaves alone {', '.join(others)}"
-    ]
+    names = ", ".join(f"{each.run_name!r} ({each.path.name})" for each in others)
+    note = (
+        f"{len(newest)} trainings in {store.folder} were asked for as {store.run_name!r}: this run continues "
+        f"{chosen.run_name!r}, from {chosen.path.name}, and leaves alone {names}; to continue one of those, give its "
+        f"path, resume={str(others[0].path)!r}"
+    )
+    logger.warning(note)
+    return [note]
 
 
 def shared(engine: Engine, path: Path, state: State | None) -> State:

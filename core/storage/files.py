@@ -118,7 +118,7 @@ class Files:
         """Do some reading; where the system refuses it, again after a pause, a few times.
 
         Raises:
-            OSError: it goes on refusing, or there is no such file.
+            OSError: it still refuses, or there is no such file.
         """
         for seconds in PAUSES:
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -240,7 +241,7 @@ def newest(folder: Path | Manifests, run_name: str) -> tuple[Entry | None, State
     """Return the newest whole checkpoint of a run, what is in it, and a sentence for each one that was passed over.
 
     Only what is known to be damaged, or no checkpoint, is passed over, and only for an older one of the same training:
-    where several were asked for by the name, to go on with another one is not what was asked for.
+    where several were asked for by the name, to continue another one is not what was asked for.
 
     Raises:
         OSError: the system refuses to read the folder, or what may be a checkpoint of the run, also when tried again.
@@ -320,6 +321,10 @@ def _check_is_file(path: Path) -> None:
 
 
 def _check_is_there(path: Path) -> None:
+    if path.is_symlink() and not path.exists():  # such as into storage that is not mounted: it may come back
+        raise OSError(errno.EIO, f"it is a link to {path.readlink()}, which is not there", str(path))
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no checkpoint: a folder, a pipe or a device has that name.")
     if not path.is_file():
         siblings = [each.name for each in path.parent.glob(f"*{SUFFIX}")] if path.parent.is_dir() else []
         raise FileNotFoundError(f"There is no checkpoint {path}.{known_names(path.name, siblings)}")

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import errno
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from stat import S_ISREG
 from time import time
 from typing import Any
 
 from ..state import SCHEMA, training_of
 from . import reading
-from .files import SYSTEM, Files, prepare_folder
+from .files import NOT_THERE, SYSTEM, Files, prepare_folder
 from .listing import Manifests
 from .lock import Lock
 from .manifest import Entry, JudgedBy, manifest_path, shards_path
 from .names import PINNED, SUFFIX, Hidden, Label, check_name, pointer_path
 from .recovery import finish_removal, sweep
 from .saving import take_in, write, write_manifest, write_small
+
+logger = logging.getLogger("heliograph")
 
 
 class Store:
@@ -78,10 +83,11 @@ class Store:
         except BaseException as error:
             self._lock.release()
             if isinstance(error, OSError) and not isinstance(error, IsADirectoryError):  # which says what to do
+                what = error.filename or "a file in it"
                 raise OSError(
                     error.errno,
-                    f"The folder of checkpoints {self.folder} cannot be brought in order: {error.filename} cannot be "
-                    f"read or changed: {error.strerror}. Nothing was begun: start again when that works, or choose "
+                    f"The folder of checkpoints {self.folder} cannot be brought in order: {what} cannot be read or "
+                    f"changed: {error.strerror or error}. Nothing was begun: start again when that works, or choose "
                     f"another folder.",
                 ) from error
             raise
@@ -276,10 +282,15 @@ class Store:
     def point(self, label: Label, path: Path | None) -> None:
         """Write down, for people and tools, which checkpoint is the last or the best; None removes the pointer.
 
+        Where a folder has the name, nothing is written, and a warning logged.
+
         Raises:
             OSError: it could not be written.
         """
         pointer = pointer_path(self.folder, self.name, label)
+        if pointer.is_dir():  # somebody's; a pointer is a help, and no reason to fail
+            logger.warning("A folder has the name of the pointer %s, which is not written: move it away", pointer)
+            return
         if path is None:
             self._files.unlink(pointer)
             return
@@ -328,7 +339,7 @@ class Store:
         return path
 
     def _may_write(self, path: Path, training: str, replace_unknown: bool) -> bool:
-        if self.is_pinned(path):
+        if self.is_pinned(path) or self._is_no_file(path):
             return False
         if not any(self._files.exists(each) for each in (path, manifest_path(path), shards_path(path))):
             return True
@@ -338,4 +349,11 @@ class Store:
         except (ValueError, FileNotFoundError):
             return replace_unknown and not manifest_path(path).is_dir()
         except OSError:  # whose it is cannot be told
+            return False
+
+    def _is_no_file(self, path: Path) -> bool:
+        """Return whether a folder, a link, a pipe or a device has a name: it is somebody's, and stays."""
+        try:
+            return not S_ISREG(self._files.patiently(partial(self._files.try_status, path)).st_mode)
+        except NOT_THERE:
             return False

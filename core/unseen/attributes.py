@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 OF_MODULES: Final = frozenset({*vars(nn.Module()), "_compiled_call_impl"}) - {"training"}
 HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HOOKS_OF_OPTIMIZERS: Final = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+HOOKS_OF_PARAMETERS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
+CLASS: Final = "__class__"
 OF_OPTIMIZERS: Final = frozenset(vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))]))) | {"_opt_called", "step"}
 OF_SCHEDULERS: Final = frozenset({"optimizer", "_get_lr_called_within_step", "_is_initial", "_schedulers"})
 READERS: Final = ("dataset", "sampler", "batch_sampler", "collate_fn")
@@ -43,6 +47,11 @@ class Part:
     is_data: bool = False
     package: str = ""
     follows_epoch: bool = False
+
+    @property
+    def is_users(self) -> bool:
+        """Whether the class that it is an attribute of is the user's to change."""
+        return self.package not in ("", "torch", "heliograph")
 
     def restore(self, saved: Any) -> None:
         """Give the attribute a saved value, in place where it is a container or a tensor that others may hold, too."""
@@ -83,6 +92,7 @@ def parts(run: RunContext) -> dict[str, Part]:
     for name, optimizer in run.optimizers.items():
         names = [each for each in vars(optimizer) if each.startswith("_") and not _is_own(optimizer)]
         found.update(_compared(_of(optimizer, name, skip=OF_OPTIMIZERS.union(names))))
+        found.update(_hooks(optimizer, name, HOOKS_OF_OPTIMIZERS))
     for name, scheduler in run.schedulers.items():
         found.update(_compared(_of_scheduler(scheduler, f"the scheduler of {name}")))
     sets = run.settings.evaluations.get("validation", {})
@@ -94,21 +104,35 @@ def parts(run: RunContext) -> dict[str, Part]:
 
 
 def _of(holder: Any, where: str, skip: Any = ()) -> Iterator[tuple[str, Part]]:
+    ignored = ignored_names(holder)
     for name, value in getattr(holder, "__dict__", {}).items():
-        if name not in skip and not name.startswith("__"):  # torch keeps its own so
+        if name not in skip and name not in ignored and not name.startswith("__"):  # torch keeps its own so
             yield f"{where}.{name}", Part(value, _setter(holder, name), package=package_of(holder))
 
 
 def _of_module(where: str, module: nn.Module, *, with_mode: bool) -> Iterator[tuple[str, Part]]:
     yield from _of(module, where, OF_MODULES if with_mode else OF_MODULES | {"training"})
+    yield f"{where}.{CLASS}", Part(type(module).__qualname__)
     for name, parameter in module._parameters.items():
         if parameter is not None:
-            yield f"{where}.{name}.requires_grad", Part(parameter.requires_grad, _setter(parameter, "requires_grad"))
+            yield from _of_parameter(f"{where}.{name}", parameter)
     for name in module._non_persistent_buffers_set:
         yield f"{where}.{name}", Part(module._buffers[name], _setter(module, name))
-    for kind in HOOKS:
-        hooks = [hook for hook in getattr(module, kind).values() if _is_own(hook)]
-        if hooks:
+    yield from _hooks(module, where, HOOKS)
+
+
+def _of_parameter(where: str, parameter: nn.Parameter) -> Iterator[tuple[str, Part]]:
+    yield f"{where}.requires_grad", Part(parameter.requires_grad, _setter(parameter, "requires_grad"))
+    for name, value in vars(parameter).items():
+        if not name.startswith("_"):  # an engine keeps its own so
+            yield f"{where}.{name}", Part(value, _setter(parameter, name))
+    yield from _hooks(parameter, where, HOOKS_OF_PARAMETERS)
+
+
+def _hooks(holder: Any, where: str, kinds: Iterable[str]) -> Iterator[tuple[str, Part]]:
+    """Yield the user's own hooks, of each kind together."""
+    for kind in kinds:
+        if hooks := [hook for hook in (getattr(holder, kind, None) or {}).values() if _is_own(hook)]:
             yield f"{where}.{kind.removeprefix('_')}", Part(hooks)
 
 
@@ -160,6 +184,20 @@ def _setter(holder: Any, name: str) -> Callable[[Any], None]:
     return give
 
 
+def ignored_names(holder: Any) -> Collection[str]:
+    """Return the attributes that a class says the training does not depend on: its `resume_ignores`.
+
+    Raises:
+        TypeError: that is no tuple, list or set of names.
+    """
+    names = getattr(type(holder), "resume_ignores", ())
+    if not isinstance(names, tuple | list | set | frozenset) or not all(isinstance(each, str) for each in names):
+        raise TypeError(
+            f"{type(holder).__name__}.resume_ignores must be a tuple of names of attributes, got {names!r}."
+        )
+    return names
+
+
 def package_of(holder: Any) -> str:
     """Return the package that an object's class is of."""
     return type(holder).__module__.partition(".")[0]
@@ -172,15 +210,15 @@ def _is_own(thing: Any) -> bool:
 
 
 def holder_of(run: RunContext, where: str) -> tuple[Any, str]:
-    """Return the module or task that an attribute belongs to, and its name there; None where it is of neither."""
+    """Return what an attribute belongs to, and its name there; None where that is no task, module or parameter."""
     place, _, name = where.rpartition(".")
-    root, _, path = place.partition(".")
     if place == "task":
         return run.task, name
-    try:
-        return (run.modules[root].get_submodule(path) if root in run.modules else None), name
-    except AttributeError:
-        return None, name
+    root, _, path = place.partition(".")
+    for find in (nn.Module.get_submodule, nn.Module.get_parameter):
+        with suppress(AttributeError):
+            return (find(run.modules[root], path) if root in run.modules else None), name
+    return None, name
 
 
 def encoded(found: Mapping[str, Part]) -> dict[str, dict[str, Any]]:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from ...events import Progress
-from .attributes import Part, encoded, holder_of, parts
+from .attributes import CLASS, Part, encoded, holder_of, parts
+from .options import options_of, overridden
 from .program import program, program_changes
-from .values import MISSING, equal, show
+from .reach import reached
+from .values import MISSING, equal, show, shown_apart
 
 if TYPE_CHECKING:
     from ..context import RunContext
 
+logger = logging.getLogger("heliograph")
 MOST: Final = 5  # attributes that a note names
+MEND: Final = "name it in the class's resume_ignores, if no bit of the training depends on it"
+Change = tuple[str, Mapping[str, Any], Mapping[str, Any]]
 
 
 @dataclass(slots=True)
@@ -23,27 +29,31 @@ class Unseen:
 
     Attributes:
         began: the attributes as they were then.
+        options: of the optimizers and schedulers, as the program made them.
         changed: those that had changed before, in the runs that this one resumes.
     """
 
     began: dict[str, dict[str, Any]]
+    options: dict[str, dict[str, Any]]
     changed: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, run: RunContext) -> Unseen:
         """Look at a run that begins."""
-        return cls(encoded(parts(run)))
+        return cls(_looked_at(run), options_of(run))
 
     def state_dict(self, run: RunContext) -> dict[str, Any]:
         """Return the attributes as they are, which of them the training has changed, and the program."""
-        now = encoded(parts(run))
+        attributes, code = encoded(parts(run)), encoded(reached(run))
+        now = attributes | code
         for where in now.keys() | self.began.keys():
             if not equal(self.began.get(where, MISSING), now.get(where, MISSING)):
                 self.changed.add(where)
-        for where, value in now.items():
+        for where, value in attributes.items():
             if "unseen" in value:
                 run.data.doubt("not exact", f"{where} is in no state_dict, and {value['unseen']}")
-        return {"attributes": now, "changed": sorted(self.changed), **program(run)}
+        seen = {"attributes": attributes, "reached": {where: code[where] for where in code.keys() & self.changed}}
+        return {**seen, "changed": sorted(self.changed), "options": self.options, **program(run)}
 
     def resume(self, run: RunContext, saved: Mapping[str, Any], *, restores: bool, is_roll_back: bool) -> None:
         """Compare attributes with what was saved: restore what is plain, doubt the rest.
@@ -57,41 +67,60 @@ class Unseen:
             is_roll_back: whether the program is the very one that wrote it.
         """
         self.changed |= set(saved["changed"])
-        found, restored = parts(run), list[str]()
-        for where, was, value in _differing(run, saved, found, encoded(found)):
+        restored = list[str]()
+        found, before = dict[str, Part](), dict[str, dict[str, Any]]()
+        if not is_roll_back:  # a run that goes back leaves variables as they are, and does so again when it is resumed
+            found |= {where: part for where, part in reached(run).items() if where in self.changed}
+            before |= saved.get("reached", {})
+        found |= parts(run)
+        before |= saved["attributes"]
+        same_engine = saved["settings"]["engine"] == type(run.engine).__name__
+        for where, was, value in _differing(run, before, found, same_engine=same_engine):
             part = found.get(where)
             if part is not None and equal(was, encoded({where: part})[where]):  # restored with what it is held by
                 continue
             if restores and (is_roll_back or where in self.changed) and _restore(run, where, was, part):
                 restored.append(f"{where} = {show(was)}")
-            elif where in self.changed:
-                how = f"it was {show(was)}, and is {show(value)}: keep it in a state_dict"
-                run.data.doubt("not exact", f"the training changed {where}, which no checkpoint restores: {how}")
             else:
-                run.data.doubt("not exact", f"{where} was {show(was)} in the program, and is {show(value)}")
+                run.data.doubt("not exact", self._difference(where, was, value, part))
         if restored:
             more = f", and {len(restored) - MOST} more" * (len(restored) > MOST)
             run.note(f"restored what no state_dict holds: {', '.join(restored[:MOST])}{more}")
         run.restored += restored
+
+    def _difference(self, where: str, was: Mapping[str, Any], value: Mapping[str, Any], part: Part | None) -> str:
+        """Return in words what of an attribute differs, and how to mend it."""
+        before, now = shown_apart(was, value)
+        mend = MEND if part is not None and part.is_users else ""
+        if where not in self.changed:
+            return f"{where} was {before} in the program, and is {now}{mend and ': '}{mend}"
+        how = f"it was {before}, and is {now}: keep it in a state_dict{mend and ', or '}{mend}"
+        return f"the training changed {where}, which no checkpoint restores: {how}"
 
     def settle(self, run: RunContext, saved: Mapping[str, Any], *, is_roll_back: bool) -> None:
         """Compare plugins and settings, now that every plugin has its state; the attributes change from here on."""
         if not is_roll_back:
             for level, change in program_changes(saved, program(run)):
                 run.data.doubt(level, change)
-        self.began = encoded(parts(run))
+            for change in sorted(overridden(saved.get("options", {}), self.options)):
+                run.note(change)
+                logger.warning(change)
+        self.began = _looked_at(run)
+
+
+def _looked_at(run: RunContext) -> dict[str, dict[str, Any]]:
+    return encoded(parts(run)) | encoded(reached(run))
 
 
 def _differing(
-    run: RunContext, saved: Mapping[str, Any], found: Mapping[str, Part], now: Mapping[str, Mapping[str, Any]]
-) -> list[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
+    run: RunContext, before: Mapping[str, Mapping[str, Any]], found: Mapping[str, Part], *, same_engine: bool
+) -> list[Change]:
     """Return the attributes that differ: where, as they were, as they are."""
-    same_engine = saved["settings"]["engine"] == type(run.engine).__name__
-    differing = []
-    for where in {**saved["attributes"], **now}:
-        was, value = saved["attributes"].get(where, MISSING), now.get(where, MISSING)
-        one_is_missing = MISSING in (was, value)
-        if equal(was, value) or (one_is_missing and not same_engine):  # engines put attributes into modules
+    differing, after = list[Change](), encoded(found)
+    for where in {**before, **after}:
+        was, value = before.get(where, MISSING), after.get(where, MISSING)
+        is_engines = MISSING in (was, value) or where.endswith(CLASS)  # engines put attributes and classes into modules
+        if equal(was, value) or (is_engines and not same_engine):
             continue
         if where in found and found[where].follows_epoch and _is_epoch(was, run.progress):
             continue

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from ...events import SavePoint
 from ..data.guarantee import Guarantee
 from ..data.users_code import is_users
-from .attributes import package_of
-from .values import MISSING, encode, equal, show
+from .attributes import ignored_names, package_of
+from .values import MISSING, encode, equal, shown_apart
 
 if TYPE_CHECKING:
     from ..context import RunContext
@@ -27,6 +28,7 @@ WORDS: Final = {
     "matmul": "torch's float32_matmul_precision",
 }
 MEND: Final = ": keep it in its state_dict, or set affects_training = False on a plugin that only looks"
+EARLIER: Final = "a lane before PERSIST, or set affects_training = False on a plugin that only looks"
 DECIDES: Final = ("precision", "dtype")  # the others change how numbers are rounded, at most
 
 
@@ -83,7 +85,8 @@ def _plugin_changes(what: str, before: Mapping[str, Any], now: Mapping[str, Any]
     for name in sorted({*then, *here}):
         one, other = then.get(name, MISSING), here.get(name, MISSING)
         if not equal(one, other):
-            yield "not exact", f"{what} had {name} = {show(one)} and has {show(other)}{mend}"
+            was, value = shown_apart(one, other)
+            yield "not exact", f"{what} had {name} = {was} and has {value}{mend}"
 
 
 def _plugin(run: RunContext, name: str) -> dict[str, Any]:
@@ -99,9 +102,31 @@ def affects_training(plugin: Any) -> bool:
     return getattr(plugin, "policy", "critical") != "observer" and bool(getattr(plugin, "affects_training", True))
 
 
+def doubt_late_listeners(run: RunContext, saver: str) -> None:
+    """Doubt plugins that listen to `SavePoint` later than the one that saves: what they change there is not saved.
+
+    Args:
+        run: the run.
+        saver: the name of the plugin that saves.
+    """
+    owners = [owner for _, owner in run.bus.signal(SavePoint).listeners()]
+    names = set(run.plugins.names())
+    for name in dict.fromkeys(owners[owners.index(saver) + 1 :] if saver in owners else ()):
+        plugin = run.plugins[name] if name in names else None
+        if is_users(type(plugin).__module__) and affects_training(plugin) and has_state(plugin):
+            reason = "after the state is saved, so what it changes there is lost at a resume"
+            run.data.doubt("not exact", f"plugin {name!r} listens to SavePoint {reason}: let it listen in {EARLIER}")
+
+
+def has_state(plugin: Any) -> bool:
+    """Return whether a plugin has anything in its `state_dict` now."""
+    return hasattr(plugin, "state_dict") and bool(plugin.state_dict())
+
+
 def _options(plugin: Any) -> dict[str, Any]:
     """Return the attributes of a plugin, now that its state is loaded: of ours the public ones, of the user's all."""
-    names = [name for name in vars(plugin) if name != "name" and not (_is_ours(plugin) and name.startswith("_"))]
+    skip = {"name", *ignored_names(plugin)}
+    names = [name for name in vars(plugin) if name not in skip and not (_is_ours(plugin) and name.startswith("_"))]
     package = package_of(plugin)
     return {name: encode(_plain(getattr(plugin, name)), package=package) for name in names}
 

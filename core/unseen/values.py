@@ -66,13 +66,21 @@ def show(value: Value) -> str:
     return text if len(text) <= SHOWN else describe(plain)
 
 
+def shown_apart(was: Value, value: Value) -> tuple[str, str]:
+    """Return two encoded attributes that differ, in words that differ, too."""
+    before, now = show(was), show(value)
+    return before, now if now != before else "one with other values"
+
+
 def describe(value: Any) -> str:
     """Return what kind of value it is, in words."""
     if isinstance(value, Tensor):
         return f"a tensor {list(value.shape)}"
-    if hasattr(value, "__len__"):
-        return f"a {type(value).__name__} of {len(value)}"
-    return f"a {type(value).__name__}"
+    if isinstance(value, np.ndarray):
+        return f"an array {list(value.shape)}"
+    name = type(value).__name__
+    article = "an" if name[0] in "aeiouAEIOU" else "a"
+    return f"{article} {name} of {len(value)}" if hasattr(value, "__len__") else f"{article} {name}"
 
 
 def _copy(value: Any, left: list[int]) -> Any:

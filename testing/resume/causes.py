@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from heliograph.core.repeated.suspects import HIDDEN_STATE, heard_again
+from heliograph.core.repeated.suspects import HIDDEN_STATE, emitted_again
 from heliograph.testing.resume.differences import Comparison, Difference
 
 WITHOUT_A_KILL = {
@@ -36,28 +36,23 @@ def without_a_kill(found: Difference) -> str:
 def after_a_resume(
     comparison: Comparison,
     *,
-    keeps_draws: bool,
-    not_kept: Sequence[str],
-    probed: Sequence[str],
+    reasons: Sequence[str],
+    workers: Sequence[str],
     hear_again: Sequence[str],
 ) -> tuple[str, ...]:
     """Return what makes a resumed run differ from an uninterrupted one, the likeliest first.
 
     Args:
         comparison: of the two.
-        keeps_draws: whether a plugin keeps the random state.
-        not_kept: attributes that the resumed run did not have again.
-        probed: what makes the loading doubtful.
-        hear_again: who of the user's own heard `EpochStart` again, since the run was resumed amid an epoch.
+        reasons: why the resumed run itself does not call the resume `exact`.
+        workers: what makes the loader's workers doubtful.
+        hear_again: who of the user's own listens to `EpochStart`, where the run was resumed within an epoch.
     """
     found = comparison.first
     assert found is not None
-    causes = list(probed) if found.what == "batch" else []
-    if comparison.draws is not None and not keeps_draws:
-        causes.append("no plugin keeps the random state: add RNGCapture()")
-    if not_kept:
-        causes.append(f"no checkpoint holds {', '.join(not_kept)}: save what matters in state_dict, or in a buffer")
-    causes += heard_again(hear_again)
+    causes = [*reasons, *workers] if found.what == "batch" else []
+    causes += [each for each in reasons if each not in causes]
+    causes += emitted_again(hear_again)
     if found.what.startswith("plugin ") and not causes:
-        causes.append(f"{found.what} does not go on from what load_state_dict gives it")
+        causes.append(f"{found.what} does not continue from what load_state_dict gives it")
     return tuple(causes or [AFTER_A_RESUME.get(found.what, HIDDEN_STATE)])

@@ -8,12 +8,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from heliograph.core import rng
-from heliograph.core.data.guarantee import Guarantee, weaker
+from heliograph.core.data.guarantee import weaker
 from heliograph.events.checks import known_names
 from heliograph.testing.resume import causes, moments
 from heliograph.testing.resume.differences import Comparison, compare, varying
 from heliograph.testing.resume.errors import UsageError
-from heliograph.testing.resume.hidden import changed
 from heliograph.testing.resume.legs import Leg, Saved, run_leg
 from heliograph.testing.resume.making import Maker, MakeTrainer
 from heliograph.testing.resume.moments import Moment, Position
@@ -105,7 +104,7 @@ class _Pattern:
 
     whole: Leg
     aside: Aside
-    probed: tuple[str, ...]
+    workers: tuple[str, ...]
 
     def compared(self, leg: Leg) -> Comparison:
         """Compare a leg with the part of the uninterrupted run that it should repeat."""
@@ -115,14 +114,12 @@ class _Pattern:
 
     def causes(self, leg: Leg, found: Comparison) -> tuple[str, ...]:
         """Return what is likely behind a difference."""
-        not_kept = changed(self.whole.hidden.get(leg.begun.facts, {}), leg.began_with) if leg.begun else []
-        amid = leg.begun is not None and leg.begun.place[1] > 0
+        in_epoch = leg.begun is not None and leg.begun.place[1] > 0
         return causes.after_a_resume(
             found,
-            keeps_draws=leg.keeps_draws,
-            not_kept=not_kept,
-            probed=self.probed,
-            hear_again=leg.hear_epoch_start if amid else (),
+            reasons=leg.reasons,
+            workers=self.workers,
+            hear_again=leg.hear_epoch_start if in_epoch else (),
         )
 
 
@@ -140,16 +137,16 @@ class _Check:
             kills = moments.chosen(whole.moments, resumes)
         else:
             kills = [moments.located(each, whole.moments) for each in positions]
-        twin = self._leg("again", probe=True)
+        twin = self._leg("again")
         varies = varying(whole.facts, twin.facts) - ignored
         found = compare(whole.facts, twin.facts, names=("one uninterrupted run", "the other"), aside=ignored | varies)
-        check = ResumeCheck(*_worth(twin))
+        check = ResumeCheck(twin.guarantee, twin.reasons)
         if found.first is not None:
             cause = causes.without_a_kill(found.first)
             check = replace(check, is_deterministic=False, difference=found.first, draws=found.draws, causes=(cause,))
             return _lowered(check)
         check = replace(check, set_aside=tuple(sorted({_name(*each) for each in varies})))
-        return self._interrupted(check, _Pattern(whole, ignored | varies, twin.probed), kills)
+        return self._interrupted(check, _Pattern(whole, ignored | varies, twin.workers), kills)
 
     def _interrupted(self, check: ResumeCheck, pattern: _Pattern, kills: Sequence[Moment]) -> ResumeCheck:
         saved: Saved | None = None
@@ -164,6 +161,8 @@ class _Check:
                 draws=check.draws or found.draws,
                 difference=found.first,
             )
+            reasons = tuple(dict.fromkeys((*check.reasons, *leg.reasons)))
+            check = replace(check, guarantee=weaker(check.guarantee, leg.guarantee), reasons=reasons)
             if found.first is not None:
                 return _lowered(replace(check, causes=pattern.causes(leg, found)))
             if kill is not None and not leg.killed:
@@ -172,9 +171,7 @@ class _Check:
                     f"behind the newest save before the former kill."
                 )
             saved = leg.saved or saved
-        guarantee, reasons = _worth(leg)
-        reasons = tuple(dict.fromkeys((*check.reasons, *reasons)))
-        return replace(check, guarantee=weaker(check.guarantee, guarantee), reasons=reasons)
+        return check
 
     def _leg(
         self,
@@ -183,12 +180,11 @@ class _Check:
         *,
         begun: Saved | None = None,
         kill: Moment | None = None,
-        probe: bool = False,
     ) -> Leg:
         rng.seed_all(number if begun else 0)  # what begins afresh begins alike; what resumes must not rely on that
         try:
             trainer, options = self._make(self._folder / folder)
-            leg = run_leg(trainer, options, save_every=self._save_every, begun=begun, kill=kill, probe=probe)
+            leg = run_leg(trainer, options, save_every=self._save_every, begun=begun, kill=kill)
         except Exception as error:
             if begun is not None:
                 place = "epoch {}, batch {}, step {}".format(*begun.place)
@@ -221,9 +217,3 @@ def _lowered(check: ResumeCheck) -> ResumeCheck:
     though = "" if check.guarantee == "not exact" else f", though the run calls itself {check.guarantee!r}"
     reason = f"the check found a difference{though}"
     return replace(check, guarantee="not exact", reasons=(reason, *check.reasons))
-
-
-def _worth(leg: Leg) -> tuple[Guarantee, tuple[str, ...]]:
-    assert leg.result is not None
-    assert leg.result.resume is not None
-    return leg.result.resume.guarantee, leg.result.resume.reasons

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from heliograph.core.repeated.words import told_apart
+from heliograph.core.repeated.ring import Row
+from heliograph.core.repeated.words import told_apart, what_differs
 
 if TYPE_CHECKING:
     from heliograph.testing.resume.facts import Fact, Leaf
@@ -144,6 +145,8 @@ def _is_plural(fact: Fact) -> bool:
 
 def _values(one: Leaf | None, other: Leaf | None, names: tuple[str, str]) -> str:
     """Return how two values differ: both, or by how much."""
+    if one is not None and other is not None and isinstance(one.glimpse, Row) and isinstance(other.glimpse, Row):
+        return what_differs(one.glimpse, other.glimpse)
     if one is not None and other is not None and one.kind == other.kind and np.size(one.glimpse) > 1:
         return f"{_distance(one.glimpse, other.glimpse)} ({one.kind})"
     shown = _value(one), _value(other)

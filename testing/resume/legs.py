@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
-from heliograph.core.repeated.suspects import hearing_epoch_start
-from heliograph.core.result import RunResult
+from heliograph.core.data.guarantee import Guarantee
+from heliograph.core.repeated.rows import Rows
+from heliograph.core.repeated.suspects import listeners_to_epoch_start
 from heliograph.core.trainer import Trainer
 from heliograph.events import CATALOGUE, Event, Lane, Log, Run, SavePoint, ValidationEnd
 from heliograph.testing.resume import suspects
-from heliograph.testing.resume.facts import Fact, Leaves, leaves
-from heliograph.testing.resume.hidden import attributes
+from heliograph.testing.resume.facts import Fact, Leaf, Leaves, leaves
 from heliograph.testing.resume.moments import AFTER_THE_END, Clock, Moment
 
 OF_THE_PROCESS = ("unseen", "schema", "saved_at", "versions", "run_name", "training_id", "world")
@@ -57,13 +57,11 @@ class Leg:
         killed: whether it was killed.
         foreign: whether it began at a checkpoint that the check knows nothing of.
         saved: the newest state that it left behind.
-        hidden: the simple attributes of the user's objects at each save, by the number of facts up to there.
-        began_with: the same when a resumed leg had taken its state.
         metrics: the names of the metrics that were told.
-        keeps_draws: whether a plugin keeps the random state.
         hear_epoch_start: who of the user's own hears `EpochStart`, in words.
-        probed: what makes the loading doubtful.
-        result: how the run ended; None where it was killed.
+        workers: what makes the loader's workers doubtful.
+        guarantee: what the run itself says that a resume is worth.
+        reasons: why it is not `exact`: what it compared after a resume, and what it cannot see.
     """
 
     begun: Saved | None
@@ -72,13 +70,11 @@ class Leg:
     killed: bool = False
     foreign: bool = False
     saved: Saved | None = None
-    hidden: dict[int, Leaves] = field(default_factory=dict)
-    began_with: Leaves = field(default_factory=dict)
     metrics: set[str] = field(default_factory=set)
-    keeps_draws: bool = False
     hear_epoch_start: tuple[str, ...] = ()
-    probed: tuple[str, ...] = ()
-    result: RunResult | None = None
+    workers: tuple[str, ...] = ()
+    guarantee: Guarantee = "exact"
+    reasons: tuple[str, ...] = ()
 
     @property
     def known(self) -> int:
@@ -93,7 +89,6 @@ def run_leg(
     save_every: int,
     begun: Saved | None = None,
     kill: Moment | None = None,
-    probe: bool = False,
 ) -> Leg:
     """Train, from a state or afresh, to the end or until killed; return what happened.
 
@@ -103,13 +98,11 @@ def run_leg(
         save_every: batches between the save points that are asked for; at the end of an epoch there is one too.
         begun: the state to begin with.
         kill: when to be killed.
-        probe: whether to note at the end what makes the loading doubtful.
     """
-    keeps_draws = "rng" in trainer.plugins.declared("exclusive")
-    leg = Leg(begun, keeps_draws=keeps_draws, hear_epoch_start=hearing_epoch_start(trainer.plugins, trainer.bus))
-    Watcher(leg, trainer, save_every, kill, probe=probe).listen()
+    leg = Leg(begun, hear_epoch_start=listeners_to_epoch_start(trainer.plugins, trainer.bus))
+    Watcher(leg, trainer, save_every, kill).listen()
     try:
-        leg.result = trainer.fit(**{**options, "on_interrupt": "raise"})
+        trainer.fit(**{**options, "on_interrupt": "raise"})
     except BaseException as error:
         if not isinstance(error, Killed) and not isinstance(error.__cause__, Killed):
             raise
@@ -121,9 +114,9 @@ def run_leg(
 class Watcher:
     """Listens to everything in a leg, behind everybody else."""
 
-    def __init__(self, leg: Leg, trainer: Trainer, save_every: int, kill: Moment | None, *, probe: bool) -> None:
-        self._leg, self._trainer, self._save_every, self._kill, self._probe = leg, trainer, save_every, kill, probe
-        self._clock = Clock()
+    def __init__(self, leg: Leg, trainer: Trainer, save_every: int, kill: Moment | None) -> None:
+        self._leg, self._trainer, self._save_every, self._kill = leg, trainer, save_every, kill
+        self._clock, self._rows = Clock(), Rows()
 
     def listen(self) -> None:
         """Subscribe to every event that there is."""
@@ -142,21 +135,25 @@ class Watcher:
         moment = self._clock.tell(event, run.progress)
         self._leg.moments.append(moment)
         if moment == self._kill:
-            self._die()
+            self._die(run)
 
     def capture(self, run: Run, event: SavePoint) -> None:
         """Keep the state, as bytes, for the leg that follows."""
         leg = self._leg
         if self._kill is None:
-            leg.hidden[leg.known] = attributes(run, self._trainer.plugins)
             return
         content = BytesIO()
         torch.save(run.state_dict(), content)
         leg.saved = Saved(content.getvalue(), leg.known, _place(run), run.last_checkpoint)
 
-    def _die(self) -> None:
+    def _die(self, run: Run) -> None:
         self._leg.killed = True
+        self._note_worth(run)
         raise Killed
+
+    def _note_worth(self, run: Run) -> None:
+        guarantee, self._leg.reasons = run.data.guarantee()
+        self._leg.guarantee = cast("Guarantee", guarantee)
 
     def _at_train_start(self, run: Run, event: Event) -> None:
         begun = self._leg.begun
@@ -166,19 +163,18 @@ class Watcher:
 
     def _at_checkpoint_loaded(self, run: Run, event: Event) -> None:
         if self._leg.facts:
-            return  # a plugin went back, amid the run
+            return  # a plugin went back within the run
         if self._leg.begun is None:
             self._leg.foreign = True
-            self._die()
-        self._leg.began_with = attributes(run, self._trainer.plugins)
+            self._die(run)
 
     def _at_batch_start(self, run: Run, event: Event) -> None:
         self._add(run, "batch", run.batch, _in_hand(run, 1), begun=1)
 
     def _at_batch_end(self, run: Run, event: Event) -> None:
         self._leg.facts.append(Fact("draws", _in_hand(run), _place(run), generators()))
-        if not run.control.skips_batch:
-            self._add(run, "loss", run.loss, _in_hand(run))
+        for row in (*self._rows.of(run), *self._rows.late(wait=True)):
+            self._leg.facts.append(Fact("loss", _in_hand(run), _place(run), {"": Leaf("row", row.bits, row)}))
         if run.progress.batches % self._save_every == 0:
             run.control.request_save(f"every {self._save_every} batches", by=BY)
 
@@ -196,8 +192,8 @@ class Watcher:
         if self._leg.killed:
             return
         self._add_state(run, "at the end of the run")
-        if self._probe:
-            self._leg.probed = (*run.data.guarantee()[1], *suspects.of_workers(run.train_loader))
+        self._note_worth(run)
+        self._leg.workers = tuple(suspects.of_workers(run.train_loader))
 
     def _add_metrics(self, run: Run, metrics: Mapping[str, float], where: str) -> None:
         self._leg.metrics |= metrics.keys()

@@ -16,7 +16,7 @@ class InterruptedLeg:
 
     Attributes:
         resumed_at: finished epochs, batches of the epoch and steps; None where the leg began afresh.
-        killed_at: where it was killed; None where it went on to the end.
+        killed_at: where it was killed; None where it ran to the end.
     """
 
     resumed_at: tuple[int, int, int] | None
@@ -26,7 +26,7 @@ class InterruptedLeg:
         begin = "begun afresh"
         if self.resumed_at is not None:
             begin = "resumed at epoch {}, batch {}, step {}".format(*self.resumed_at)
-        return f"{begin}, {f'killed at {self.killed_at}' if self.killed_at else 'went on to the end'}"
+        return f"{begin}, {f'killed at {self.killed_at}' if self.killed_at else 'ran to the end'}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,6 @@ def of_workers(loader: Any) -> list[str]:
         return []
     name = getattr(loader.worker_init_fn, "__qualname__", type(loader.worker_init_fn).__name__)
     return [
-        f"worker_init_fn={name} may make workers differ, and after a resume amid an epoch another worker loads a "
+        f"worker_init_fn={name} may make workers differ, and after a resume within an epoch another worker loads a "
         f"batch: let it do the same in each, whatever the worker's number"
     ]

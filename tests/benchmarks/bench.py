@@ -22,6 +22,7 @@ import torch
 from heliograph.tests.benchmarks import (
     agreeing,
     alone,
+    comparing,
     dispatch,
     gpu,
     imports,
@@ -44,6 +45,9 @@ WORKERS = {
     "resumable": resuming.per_step,
     "loading": resuming.per_batch,
     "far": resuming.far_resume,
+    "attributes": comparing.at_save,
+    "probe": comparing.starts,
+    "folders": comparing.folders,
     "saving": saving.stalls,
     "alone": alone.time_agreement,
     "ranks": agreeing.time_ranks,
@@ -178,6 +182,22 @@ def show_resuming() -> None:
     row(resuming.AMID + ", beyond it", (beyond(each, resuming.AMID, resuming.FRESH) for each in results), 50.0)
 
 
+def show_comparing() -> None:
+    """Print what it costs to compare."""
+    title("   Comparing: what no state_dict holds, and what lies in the folder", "ms")
+    results = gather("attributes", FEWER)
+    row(comparing.ATTRIBUTES, (median(each[comparing.ATTRIBUTES]) for each in results), 5.0)
+    results = gather("probe", FEWER)
+    for name in (comparing.BATCH, comparing.UNPROBED):
+        row(name, (median(each[name]) for each in results))
+    probes = [beyond(each, comparing.PROBED, comparing.UNPROBED) - median(each[comparing.BATCH]) for each in results]
+    row("the probe, beyond one batch", probes, 50.0)
+    results = gather("folders", FEWER)
+    row(comparing.EMPTY, (median(each[comparing.EMPTY]) for each in results))
+    for name in (comparing.FULL, comparing.AUTO):
+        row(f"{name}, beyond it", (beyond(each, name, comparing.EMPTY) for each in results), 500.0)
+
+
 def show_saving() -> None:
     """Print how long the loop stands still for a background save."""
     title(
@@ -300,6 +320,7 @@ SHOWS = (
     show_usual,
     show_dispatch,
     show_resuming,
+    show_comparing,
     show_saving,
     show_imports,
     show_alone,

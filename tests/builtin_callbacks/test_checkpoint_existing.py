@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -240,13 +241,21 @@ def test_what_on_existing_may_be(tmp_path: Path) -> None:
 # Going on where there are several.
 
 
-def test_auto_goes_on_with_the_one_that_was_written_last(fit: Make, tmp_path: Path) -> None:
+def test_auto_resumes_the_one_that_was_written_last_and_warns(
+    fit: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     fit(Checkpoint(tmp_path), epochs=1)
     fit(Checkpoint(tmp_path), epochs=1)
+    caplog.clear()
     result = fit(Checkpoint(tmp_path, resume="auto"), epochs=2)
 
-    said = f"2 trainings in {tmp_path} were asked for as 'run': goes on with 'run-2', from run-2_epoch_1_iter_3.pth"
-    assert any(note == f"{said}, and leaves alone 'run' ({FIRST})" for note in result.notes)
+    said = (
+        f"2 trainings in {tmp_path} were asked for as 'run': this run continues 'run-2', from "
+        f"run-2_epoch_1_iter_3.pth, and leaves alone 'run' ({FIRST}); to continue one of those, give its path, "
+        f"resume={str(tmp_path / FIRST)!r}"
+    )
+    assert said in result.notes
+    assert [each.message for each in caplog.records if each.levelno == logging.WARNING] == [said]
     assert names(tmp_path) == ["run-2_epoch_2_iter_6.pth", FIRST]
 
     resumed = fit(Checkpoint(tmp_path, resume=tmp_path / FIRST), epochs=3)
@@ -254,6 +263,28 @@ def test_auto_goes_on_with_the_one_that_was_written_last(fit: Make, tmp_path: Pa
     assert names(tmp_path) == ["run-2_epoch_2_iter_6.pth", "run_epoch_3_iter_9.pth"]
     last = fit(Checkpoint(tmp_path, resume="auto"), epochs=4)
     assert last.last_checkpoint == tmp_path / "run_epoch_4_iter_12.pth"
+
+
+def test_auto_refuses_the_name_that_only_the_files_of_another_have(fit: Make, tmp_path: Path) -> None:
+    fit(Checkpoint(tmp_path))
+    second = fit(Checkpoint(tmp_path), epochs=3)
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match="asked for as 'run' writes there under that name") as caught:
+        fit(Checkpoint(tmp_path, resume="auto"), name="run-2", epochs=4)
+    assert "give the run name='run', or resume=" in str(caught.value)
+    assert repr(str(second.last_checkpoint)) in str(caught.value)
+    assert contents(tmp_path) == before
+
+    continued = fit(Checkpoint(tmp_path, resume="auto"), epochs=4)
+    assert training_of(continued.last_checkpoint) == before_id(before, second.last_checkpoint)
+    other = fit(Checkpoint(tmp_path), name="run-2")
+    assert other.last_checkpoint == tmp_path / "run-2-2_epoch_2_iter_6.pth"
+
+
+def before_id(before: dict[str, bytes], path: Path | None) -> str:
+    """Return the training that a manifest told of."""
+    assert path is not None
+    return str(json.loads(before[f"{path.stem}.json"])["training_id"])
 
 
 def test_from_a_path_into_a_folder_that_holds_another(fit: Make, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_a_refusal_that_stays_is_fatal_and_says_what_to_do(
     assert info.value.errno == number
     if operation == "try_open":
         assert str(info.value) == (
-            f"[Errno {number}] resume='auto' cannot tell what to go on from: {here / FIRST} cannot be read, in 4 "
+            f"[Errno {number}] resume='auto' cannot tell what to resume: {here / FIRST} cannot be read, in 4 "
             f"tries: {os.strerror(number)} ({errno.errorcode[number]}). Nothing was begun, passed over or removed. "
             f"Start again when it is readable; give resume= the path of another checkpoint; or begin another training "
             f"with resume=None, which leaves all there as it is."
@@ -114,7 +114,7 @@ def test_a_path_that_cannot_be_read(fit: Make, tmp_path: Path, refuse: Make) -> 
     refuse("try_open", FIRST, 2)
     assert fit(Checkpoint(tmp_path / "other", resume=tmp_path / FIRST)).resume.path == tmp_path / FIRST
     refuse("try_open", FIRST, float("inf"))
-    with pytest.raises(OSError, match=r"cannot tell what to go on from: .* cannot be read, in 4 tries"):
+    with pytest.raises(OSError, match=r"cannot tell what to resume: .* cannot be read, in 4 tries"):
         fit(Checkpoint(tmp_path / "other", resume=tmp_path / FIRST))
 
 
@@ -131,6 +131,60 @@ def test_a_fresh_run_leaves_alone_what_it_cannot_read(fit: Make, tmp_path: Path,
 
 
 # What is damaged.
+
+
+def test_a_link_into_storage_that_is_not_there_is_no_reason_to_begin_afresh(
+    fit: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, elsewhere = tmp_path / "here", tmp_path / "elsewhere.pth"
+    fit(Checkpoint(folder), epochs=1)
+    (folder / FIRST).rename(elsewhere)
+    (folder / FIRST).symlink_to(elsewhere)
+    unmounted = elsewhere.rename(tmp_path / "unmounted.pth")
+    monkeypatch.setattr(SYSTEM, "pause", lambda seconds: None)
+    with pytest.raises(OSError, match=f"it is a link to {elsewhere}, which is not there") as caught:
+        fit(Checkpoint(folder, resume="auto"))
+    assert "Nothing was begun, passed over or removed" in str(caught.value)
+
+    unmounted.rename(elsewhere)
+    result = fit(Checkpoint(folder, resume="auto"))
+    assert result.resume is not None
+    assert result.resume.step == 3
+    assert elsewhere.exists()
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link"])
+def test_what_took_the_place_of_a_checkpoint_stays_there(fit: Make, tmp_path: Path, kind: str) -> None:
+    first = fit(Checkpoint(tmp_path, keep_last=None))
+    (place := tmp_path / SECOND).unlink()
+    if kind == "folder":
+        (place / "within").mkdir(parents=True)
+    elif kind == "pipe":
+        os.mkfifo(place)
+    else:
+        place.symlink_to(tmp_path / FIRST)
+    before = os.lstat(place)
+    result = fit(Checkpoint(tmp_path, keep_last=None, resume=tmp_path / FIRST))
+
+    assert first.last_checkpoint == place
+    assert result.last_checkpoint == tmp_path / "run_epoch_2_iter_6-2.pth"
+    assert os.lstat(place).st_ino == before.st_ino
+    assert storage.load(result.last_checkpoint)["progress"]["epoch"] == 2
+    again = fit(Checkpoint(tmp_path, keep_last=None, resume="auto"), epochs=3)
+    assert again.resume is not None
+    assert again.resume.step == 6
+
+
+@pytest.mark.parametrize("label", ["last", "best"])
+def test_a_folder_with_the_name_of_a_pointer_is_said_and_costs_nothing(
+    fit: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture, label: str
+) -> None:
+    (tmp_path / f"run.{label}").mkdir()
+    fit(Checkpoint(tmp_path, keep_last=None))
+    result = fit(Checkpoint(tmp_path, keep_last=None, resume="auto"), epochs=3)
+    assert result.status == "completed"
+    assert names(tmp_path) == [FIRST, SECOND, THIRD]
+    assert f"A folder has the name of the pointer {tmp_path / f'run.{label}'}, which is not written" in caplog.text
 
 
 def test_a_damaged_one_stays_until_a_newer_one_is_written(fit: Make, tmp_path: Path) -> None:

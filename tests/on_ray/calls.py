@@ -63,9 +63,10 @@ def fail(folder: Path) -> str:
 
 
 def die(folder: Path) -> None:
-    """On rank 1, die at once, in every attempt; wait for that on the other."""
+    """On rank 1, die as soon as both have entered, in every attempt; wait for that on the other."""
     with (folder / f"entered-{rank()}").open("a") as file:
         file.write("x")
+    torch.distributed.barrier()
     if rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     torch.distributed.barrier()

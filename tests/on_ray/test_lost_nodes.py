@@ -68,7 +68,10 @@ def test_where_three_of_four_would_not_do_two_go_on_until_there_is_room_for_four
     assert samples_by_step(story.folder) == samples_by_step(whole.folder)
     assert [each.kind for each in values.attempts][-2:] == ["resized", "completed"]
     assert [each.world_size for each in values.attempts][-2:] == [2, 4]
-    assert {each.world_size for each in values.attempts[:-2]} <= {3}  # Ray may begin with less than there is room for
+    assert {each.world_size for each in values.attempts[:-2]} <= {
+        1,
+        3,
+    }  # Ray may begin with less than there is room for
     assert values.attempts[-2].lost == Work(0, 0)  # it has saved before
 
 

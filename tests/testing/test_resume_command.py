@@ -73,7 +73,7 @@ def test_the_status_is_1_where_it_is_not(program: Path, capsys: pytest.CaptureFi
     assert verify("program_to_verify:bad") == 1
     said = capsys.readouterr().out
     assert said.startswith("NOT exact: leg 2 differs from an uninterrupted run\n")
-    assert "likely cause: no plugin keeps the random state: add RNGCapture()\n" in said
+    assert "likely cause: no plugin keeps the state of the random generators: add RNGCapture()\n" in said
 
 
 def test_its_options_are_those_of_the_check(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +83,7 @@ def test_its_options_are_those_of_the_check(program: Path, capsys: pytest.Captur
     assert capsys.readouterr().out.splitlines()[1:4] == [
         "  leg 1: begun afresh, killed at epoch 0, batch 2, in batch_end",
         "  leg 2: resumed at epoch 0, batch 1, step 1, killed at epoch 1, batch 0, in epoch_end",
-        "  leg 3: resumed at epoch 0, batch 5, step 5, went on to the end",
+        "  leg 3: resumed at epoch 0, batch 5, step 5, ran to the end",
     ]
 
 

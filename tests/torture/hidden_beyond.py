@@ -74,7 +74,13 @@ class Beyond(Hidden, is_base=True):
     """A counter out of sight."""
 
     row, place, beyond = "own", "task", True
-    wants: ClassVar[dict[str, Any]] = {"save": ("batches", 5), "ends": True, "asks": (), "rules": ()}
+    wants: ClassVar[dict[str, Any]] = {
+        "save": ("batches", 5),
+        "ends": True,
+        "asks": (),
+        "rules": (),
+        "poison": None,  # what comes after a return is compared with what came after the same one only
+    }
     count: Callable[[], int]
 
     def hide(self, parts: Parts) -> None:

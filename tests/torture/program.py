@@ -118,7 +118,13 @@ class Program:
     @property
     def is_exact(self) -> bool:
         """Whether it can be said to be exact, if nothing is hidden."""
-        return self.captured and self.data in EXACT and not (self.data == "torchdata" and self.workers)
+        counts_unsaved = "SavePoint" in self.draws and self.lane in ("PERSIST", "REPORT")
+        return (
+            not counts_unsaved
+            and self.captured
+            and self.data in EXACT
+            and not (self.data == "torchdata" and self.workers)
+        )
 
     def __str__(self) -> str:
         """Return what is not as usual, a line each."""

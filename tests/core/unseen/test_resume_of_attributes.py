@@ -445,4 +445,107 @@ def test_numpy_state_of_a_task_is_compared(tmp_path: Path) -> None:
             return super().training_step(run, batch) + float(self.noise[0])
 
     result, _ = Job(Noisy).legs(tmp_path)
-    assert "the training changed task.noise, which no checkpoint restores: it was a ndarray of 3" in reasons(result)
+    assert (
+        "the training changed task.noise, which no checkpoint restores: it was an array [3], and is one with other "
+        "values: keep it in a state_dict"
+    ) in reasons(result)
+
+
+def test_what_a_class_says_to_ignore_is_not_compared(tmp_path: Path) -> None:
+    made = iter(range(100))
+
+    class Timed(CountingTask):
+        resume_ignores = ("made_at", "last")
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.made_at, self.last = next(made), object()
+
+    class Watching(h.Plugin):
+        resume_ignores = ("losses",)
+
+        def __init__(self) -> None:
+            self.losses: list[float] = []
+
+        @h.on(h.BatchEnd)
+        def keep(self, run: h.Run, event: h.BatchEnd) -> None:
+            self.losses.append(0.5)
+
+    result, is_equal = Job(Timed, lambda: [Watching()]).legs(tmp_path)
+    assert (result.resume is not None and result.resume.guarantee, is_equal) == ("exact", True), reasons(result)
+    assert result.resume is not None
+    assert result.resume.restored == ("task.calls = 6", "task.kept = a tensor [2]")
+
+    del Timed.resume_ignores
+    result, _ = Job(Timed).legs(tmp_path / "again")
+    assert "task.made_at was 4 in the program, and is 5: name it in the class's resume_ignores" in reasons(result)
+
+
+def test_what_to_ignore_must_be_names(tmp_path: Path) -> None:
+    class Wrong(CountingTask):
+        resume_ignores = "calls"
+
+    with pytest.raises(TypeError, match=r"Wrong\.resume_ignores must be a tuple of names of attributes, got 'calls'"):
+        Job(Wrong).fit(tmp_path, STEPS)
+
+
+def test_options_that_the_checkpoint_overrides_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def job(lr: float, step_size: int, momentum: float = 0.9) -> Job:
+        return Job(
+            optimizer=lambda each: torch.optim.SGD(each, lr, momentum),
+            scheduler=lambda each: torch.optim.lr_scheduler.StepLR(each, step_size),
+        )
+
+    result, is_equal = job(0.1, 4).legs(tmp_path, job(0.1, 5, 0.5))
+    said = [
+        "momentum of optimizer was 0.9 in the program, and is 0.5: what the checkpoint holds is used",
+        "step_size of the scheduler of optimizer was 4 in the program, and is 5: what the checkpoint holds is used",
+    ]
+    assert [note for note in result.notes if "in the program" in note] == said
+    assert [each for each in caplog.messages if "in the program" in each] == said
+    assert is_equal
+    same, _ = job(0.1, 4).legs(tmp_path / "same")
+    assert not [note for note in same.notes if "in the program" in note]
+
+
+def exchange(run: h.Run) -> None:
+    run.modules["model"].drop = nn.Identity()
+
+
+def hook(run: h.Run) -> None:
+    run.modules["model"].layer.weight.register_hook(lambda gradient: gradient * 0.5)
+
+
+def hook_the_optimizer(run: h.Run) -> None:
+    run.optimizer.register_step_pre_hook(lambda optimizer, arguments, options: None)
+
+
+def mark(run: h.Run) -> None:
+    run.modules["model"].layer.weight.scale = 2.0
+
+
+@pytest.mark.parametrize(
+    ("action", "reason"),
+    [
+        (
+            exchange,
+            "the training changed model.drop.__class__, which no checkpoint restores: it was 'Identity', and is",
+        ),
+        (
+            hook,
+            "the training changed model.layer.weight.backward_hooks, which no checkpoint restores: it was a list of",
+        ),
+        (hook_the_optimizer, "the training changed optimizer.optimizer_step_pre_hooks, which no checkpoint restores: "),
+    ],
+)
+def test_what_was_exchanged_or_hooked_is_named(tmp_path: Path, action: Callable[[h.Run], None], reason: str) -> None:
+    result, _ = Job(plugins=lambda: [AtStep(action)]).legs(tmp_path)
+    assert result.resume is not None
+    assert result.resume.guarantee == "not exact"
+    assert reason in reasons(result)
+
+
+def test_attributes_of_parameters_are_restored(tmp_path: Path) -> None:
+    result, _ = Job(plugins=lambda: [AtStep(mark)]).legs(tmp_path)
+    assert result.resume is not None
+    assert "model.layer.weight.scale = 2.0" in result.resume.restored
