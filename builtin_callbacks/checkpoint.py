@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -174,10 +175,11 @@ class Checkpoint(Plugin):
 
         def look() -> tuple[str, str, Path | None, list[str]]:
             store, context = self._opened(run), cast("RunContext", run)
-            found = self._found = find(store, self.resume, context.depot)
-            training_id, name, notes = found.begun(run.name, context.training_id)
-            if found.path is not None or context.saved is None:  # else another plugin says what it resumes
-                notes += self._place(store, training_id, name)
+            with store.steady() if context.depot is None else nullcontext():  # a depot puts files there
+                found = self._found = find(store, self.resume, context.depot)
+                training_id, name, notes = found.begun(run.name, context.training_id)
+                if found.path is not None or context.saved is None:  # else another plugin says what it resumes
+                    notes += self._place(store, training_id, name)
             return training_id, self._name, found.path, notes
 
         self._found, self._replaces, self._name, self._is_open = Found(), [], "", True

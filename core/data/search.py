@@ -13,7 +13,7 @@ import numpy as np
 
 from .draws import Generator, is_global
 from .shapes import CONTAINERS, SHAPES, Family
-from .users_code import class_parts, function_parts, is_users, module_of
+from .users_code import attributes_of, class_parts, function_parts, is_users, module_of
 
 _BULK: Final = 1000  # a longer container is first looked through as a whole: where no generator is, no order is needed
 _CHUNK: Final = 4096  # objects whose parts are listed at once, which bounds the memory
@@ -138,7 +138,7 @@ class _Walk:
             return self._of_class(holder, whole=True)
         if shape.family is Family.CODE:
             return _code_parts(holder)
-        parts = [*getattr(holder, "__dict__", {}).values(), *(_slot(each, holder) for each in shape.slots)]
+        parts = [*attributes_of(holder).values(), *(_slot(each, holder) for each in shape.slots)]
         if shape.base is not None:
             parts += [*self._items(holder, shape.base), getattr(holder, "default_factory", None)]
         elif shape.is_private:  # what the collector lists has no order that a copy keeps, but a library's own order

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dis
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache, lru_cache
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
@@ -38,6 +38,15 @@ def is_users(name: str) -> bool:
 def module_of(kind: type) -> str:
     """Return the name of the module of a class; some have none."""
     return str(kind.__module__)
+
+
+def attributes_of(holder: Any) -> Mapping[str, Any]:
+    """Return what an object has in its `__dict__`; nothing where it has none, or one that cannot be read."""
+    try:
+        found = getattr(holder, "__dict__", None)
+    except Exception:  # noqa: BLE001  # a proxy may raise anything
+        return {}
+    return found if isinstance(found, Mapping) else {}
 
 
 def class_parts(kind: type, *, whole: bool) -> Iterator[Any]:

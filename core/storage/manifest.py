@@ -130,12 +130,13 @@ def encode(entry: Entry) -> bytes:
     )
 
 
-def decode(content: bytes, place: Path) -> Entry:
+def decode(content: bytes, place: Path, data: Path | None = None) -> Entry:
     """Return the entry in a manifest; its data file is the one that the manifest names, beside `place`.
 
     Args:
         content: all bytes of the manifest.
         place: where they were read.
+        data: the data file, if it has the name that the manifest tells: to make a path anew takes time.
 
     Raises:
         TooNewError: they are of a newer version.
@@ -156,7 +157,7 @@ def decode(content: bytes, place: Path) -> Entry:
             raise TooNewError(
                 f"The checkpoint of {place} has schema {schema}, this version reads up to {SCHEMA}: update heliograph."
             )
-        return _entry(facts, place)
+        return _entry(facts, place, data)
     except TooNewError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
@@ -175,14 +176,14 @@ def claim_of(content: bytes) -> Claim | None:
     return (asked_name, sequence) if type(asked_name) is str and type(sequence) is int else None
 
 
-def _entry(facts: Mapping[str, Any], place: Path) -> Entry:
+def _entry(facts: Mapping[str, Any], place: Path, data: Path | None) -> Entry:
     """Return the entry of facts whose every value has its type: whatever has a right digest may still be forged."""
     [(name, file)] = facts["files"].items()
     saved_at = _typed(facts["saved_at"], "saved_at", int, float)
     if not YEARS_1_TO_9999[0] < saved_at < YEARS_1_TO_9999[1]:
         raise ValueError(f"saved_at={saved_at!r} is no time")
     return Entry(
-        path=place.with_name(check_name(name)),
+        path=data if data is not None and data.name == name else place.with_name(check_name(name)),
         run_name=_typed(facts["run_name"], "run_name", str),
         sequence=_typed(facts["sequence"], "sequence", int),
         saved_at=saved_at,

@@ -257,6 +257,7 @@ def newest(folder: Path | Manifests, run_name: str) -> tuple[Entry | None, State
             except FileNotFoundError as error:
                 if entry.path not in gone:  # somebody has just removed it: see what there is now
                     gone.add(entry.path)
+                    manifests.look_again()
                     break
                 passed_over.append(str(error))
             except ValueError as error:

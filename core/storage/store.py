@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -214,6 +215,10 @@ class Store:
         entry = write_manifest(self._files, self._hidden, entry)
         self._sequence = max(newest, sequence)
         return entry
+
+    def steady(self) -> AbstractContextManager[None]:
+        """Look at the folder once, and take it as it is then for a while."""
+        return self._manifests.steady()
 
     def entries(self) -> tuple[list[Entry], list[str]]:
         """Return the checkpoints of all trainings of the run's name, newest first, and what was passed over."""

@@ -53,31 +53,53 @@ class Part:
         """Whether the class that it is an attribute of is the user's to change."""
         return self.package not in ("", "torch", "heliograph")
 
-    def restore(self, saved: Any) -> None:
-        """Give the attribute a saved value, in place where it is a container or a tensor that others may hold, too."""
+    def restore(self, saved: Any, weights: Collection[int] = ()) -> None:
+        """Give the attribute a saved value, in place where it is a container or a tensor that others may hold, too.
+
+        Args:
+            saved: the value.
+            weights: storages of tensors that have their own state, and must not be written to.
+        """
         assert self.set is not None
-        if (given := filled(self.value, saved)) is not self.value:
+        if (given := filled(self.value, saved, weights)) is not self.value:
             self.set(given)
 
 
-def filled(now: Any, saved: Any) -> Any:
+def filled(now: Any, saved: Any, weights: Collection[int] = ()) -> Any:
     """Return a value as it was saved; containers and tensors that are there stay the same objects, for others."""
-    if isinstance(saved, Tensor) and isinstance(now, Tensor) and saved.shape == now.shape and saved.dtype == now.dtype:
+    if isinstance(saved, Tensor) and isinstance(now, Tensor):
+        if not (_is_alike(now, saved) and now.is_contiguous() and _storage(now) not in weights):
+            return saved
         with torch.no_grad():
             now.copy_(saved)
         return now
     if isinstance(saved, dict) and isinstance(now, dict):
-        items = {key: filled(now.get(key), item) for key, item in saved.items()}
+        items = {key: filled(now.get(key), item, weights) for key, item in saved.items()}
         now.clear()
         now.update(items)
         return now
     if type(saved) is list and type(now) is list:
-        now[:] = [filled(now[place] if place < len(now) else None, each) for place, each in enumerate(saved)]
+        here = [*now, *[None] * (len(saved) - len(now))]
+        now[:] = [filled(each, item, weights) for each, item in zip(here, saved, strict=False)]
         return now
     if type(saved) is tuple and type(now) is tuple and len(saved) == len(now):
-        given = tuple(map(filled, now, saved))
+        given = tuple(filled(each, item, weights) for each, item in zip(now, saved, strict=True))
         return now if all(one is other for one, other in zip(now, given, strict=True)) else given
     return saved
+
+
+def _is_alike(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.dtype == other.dtype and one.layout is torch.strided
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def storages(run: RunContext) -> set[int]:
+    """Return where the weights and the buffers of a run lie that its `state_dict` holds."""
+    saved = (each for module in run.modules.values() for each in module.state_dict(keep_vars=True).values())
+    return {_storage(each) for each in saved if isinstance(each, Tensor) and each.layout is torch.strided}
 
 
 def parts(run: RunContext) -> dict[str, Part]:

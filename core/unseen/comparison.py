@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from ...events import Progress
-from .attributes import CLASS, Part, encoded, holder_of, parts
+from .attributes import CLASS, Part, encoded, holder_of, parts, storages
 from .options import options_of, overridden
 from .program import program, program_changes
-from .reach import reached
+from .reach import numbers
 from .values import MISSING, equal, show, shown_apart
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("heliograph")
 MOST: Final = 5  # attributes that a note names
 MEND: Final = "name it in the class's resume_ignores, if no bit of the training depends on it"
+OBSERVE: Final = "or let an observer count it, if no bit of the training depends on it"
 Change = tuple[str, Mapping[str, Any], Mapping[str, Any]]
 
 
@@ -44,16 +45,22 @@ class Unseen:
 
     def state_dict(self, run: RunContext) -> dict[str, Any]:
         """Return the attributes as they are, which of them the training has changed, and the program."""
-        attributes, code = encoded(parts(run)), encoded(reached(run))
-        now = attributes | code
+        attributes, counted = encoded(parts(run)), numbers(run)
+        now = attributes | counted
         for where in now.keys() | self.began.keys():
             if not equal(self.began.get(where, MISSING), now.get(where, MISSING)):
                 self.changed.add(where)
         for where, value in attributes.items():
             if "unseen" in value:
                 run.data.doubt("not exact", f"{where} is in no state_dict, and {value['unseen']}")
-        seen = {"attributes": attributes, "reached": {where: code[where] for where in code.keys() & self.changed}}
-        return {**seen, "changed": sorted(self.changed), "options": self.options, **program(run)}
+        kept = {where: counted[where] for where in counted.keys() & self.changed}
+        return {
+            "attributes": attributes,
+            "numbers": kept,
+            "changed": sorted(self.changed),
+            "options": self.options,
+            **program(run),
+        }
 
     def resume(self, run: RunContext, saved: Mapping[str, Any], *, restores: bool, is_roll_back: bool) -> None:
         """Compare attributes with what was saved: restore what is plain, doubt the rest.
@@ -68,18 +75,14 @@ class Unseen:
         """
         self.changed |= set(saved["changed"])
         restored = list[str]()
-        found, before = dict[str, Part](), dict[str, dict[str, Any]]()
-        if not is_roll_back:  # a run that goes back leaves variables as they are, and does so again when it is resumed
-            found |= {where: part for where, part in reached(run).items() if where in self.changed}
-            before |= saved.get("reached", {})
-        found |= parts(run)
-        before |= saved["attributes"]
+        found, before = parts(run), saved["attributes"]
+        weights = storages(run)
         same_engine = saved["settings"]["engine"] == type(run.engine).__name__
         for where, was, value in _differing(run, before, found, same_engine=same_engine):
             part = found.get(where)
             if part is not None and equal(was, encoded({where: part})[where]):  # restored with what it is held by
                 continue
-            if restores and (is_roll_back or where in self.changed) and _restore(run, where, was, part):
+            if restores and (is_roll_back or where in self.changed) and _restore(run, where, was, part, weights):
                 restored.append(f"{where} = {show(was)}")
             else:
                 run.data.doubt("not exact", self._difference(where, was, value, part))
@@ -87,6 +90,16 @@ class Unseen:
             more = f", and {len(restored) - MOST} more" * (len(restored) > MOST)
             run.note(f"restored what no state_dict holds: {', '.join(restored[:MOST])}{more}")
         run.restored += restored
+        if not is_roll_back:
+            self._doubt_numbers(run, saved.get("numbers", {}))
+
+    def _doubt_numbers(self, run: RunContext, saved: Mapping[str, Mapping[str, Any]]) -> None:
+        """Doubt the numbers beside objects that the training had changed, and that are other ones now."""
+        now = numbers(run)
+        for where, was in saved.items():
+            if not equal(was, value := now.get(where, MISSING)):
+                how = f"it was {show(was)}, and is {show(value)}: keep it in a state_dict, {OBSERVE}"
+                run.data.doubt("not exact", f"the training changed {where}, which no checkpoint restores: {how}")
 
     def _difference(self, where: str, was: Mapping[str, Any], value: Mapping[str, Any], part: Part | None) -> str:
         """Return in words what of an attribute differs, and how to mend it."""
@@ -109,7 +122,7 @@ class Unseen:
 
 
 def _looked_at(run: RunContext) -> dict[str, dict[str, Any]]:
-    return encoded(parts(run)) | encoded(reached(run))
+    return encoded(parts(run)) | numbers(run)
 
 
 def _differing(
@@ -133,7 +146,7 @@ def _is_epoch(was: Mapping[str, Any], progress: Progress) -> bool:
     return type(was.get("value")) is int and was["value"] in (progress.epoch, progress.epoch - 1)
 
 
-def _restore(run: RunContext, where: str, was: Mapping[str, Any], part: Part | None) -> bool:
+def _restore(run: RunContext, where: str, was: Mapping[str, Any], part: Part | None, weights: Collection[int]) -> bool:
     """Give an attribute of a module or the task its saved value; return whether that could be done."""
     if "value" not in was:
         return False
@@ -145,5 +158,5 @@ def _restore(run: RunContext, where: str, was: Mapping[str, Any], part: Part | N
         return True
     if part.set is None:
         return False
-    part.restore(was["value"])
+    part.restore(was["value"], weights)
     return True

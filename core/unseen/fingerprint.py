@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..data.users_code import is_users
+from ..data.users_code import attributes_of, is_users
 
 NODES: Final = 200_000  # values in one attribute that are looked at, which takes about 0.2 s
 DEPTH: Final = 12
@@ -217,11 +217,11 @@ def _captured(function: FunctionType) -> Iterator[Any]:
 
 def _extra(value: Any) -> Iterator[Any]:
     """Yield the attributes of a container of a class of the user's."""
-    return chain.from_iterable(getattr(value, "__dict__", {}).items())
+    return chain.from_iterable(attributes_of(value).items())
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    yield from getattr(value, "__dict__", {}).items()
+    yield from attributes_of(value).items()
     for kind in type(value).__mro__:
         for name, descriptor in vars(kind).items():
             if isinstance(descriptor, MemberDescriptorType):  # a slot

@@ -187,7 +187,11 @@ def make_run(name: str, random: Random) -> FakeRun:
     run.last_checkpoint = run.best_checkpoint = None
     run.validation_sets = run.metrics = {"validation": 1}
     run.resumed_at, run.origin = None, progress  # nothing to compare: it keeps no losses
-    run.bus = SimpleNamespace(on=lambda *arguments, **options: SimpleNamespace(remove=lambda: None))
+    run.bus = SimpleNamespace(
+        on=lambda *arguments, **options: SimpleNamespace(remove=lambda: None),
+        signal=lambda event: SimpleNamespace(listeners=lambda: iter(())),
+    )
+    run.plugins = SimpleNamespace(names=list)
     return run
 
 

@@ -179,7 +179,8 @@ def test_between_epochs_a_change_is_said(drawing: Make, flowing: Make, fit: Make
     assert resumed.result.resume.reasons == (
         "the data changed at the resume: samples was 22 and is 30, batch_size was 4 and is 5",
         "the global batch was 1 rank x batch_size 4 x accumulation 1, and is 1 rank x batch_size 5 x accumulation 1",
-        "dataset.size was 22 in the program, and is 30",
+        "dataset.size was 22 in the program, and is 30: name it in the class's resume_ignores, if no bit of the "
+        "training depends on it",
     )
     assert other.result.resume.guarantee == "not exact"
     assert "source was 'map' and is 'iterable'" in other.result.resume.reasons[1]

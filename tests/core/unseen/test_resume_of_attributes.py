@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -549,3 +550,86 @@ def test_attributes_of_parameters_are_restored(tmp_path: Path) -> None:
     result, _ = Job(plugins=lambda: [AtStep(mark)]).legs(tmp_path)
     assert result.resume is not None
     assert "model.layer.weight.scale = 2.0" in result.resume.restored
+
+
+class Averaging(CountingTask):
+    """Keeps an average of its weights in what was the very weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.average: dict[str, Tensor] = dict(self.model.state_dict())
+
+    def training_step(self, run: h.Run, batch: Any) -> Tensor:
+        for name, weight in self.model.state_dict().items():
+            self.average[name] = 0.5 * self.average[name] + 0.5 * weight
+        return super().training_step(run, batch) * (1 + self.average["layer.weight"].abs().sum().item())
+
+
+class Expanding(CountingTask):
+    """Keeps a tensor whose elements lie in the same place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spread = torch.zeros(1).expand(3)
+
+    def training_step(self, run: h.Run, batch: Any) -> Tensor:
+        self.spread = (self.spread[:1] + 1).expand(3)
+        return super().training_step(run, batch) * (1 + float(self.spread[2]) / 50)
+
+
+class Tallying(CountingTask):
+    """Counts in a Counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tally = Counter[str]()
+
+    def training_step(self, run: h.Run, batch: Any) -> Tensor:
+        self.tally["steps"] += 1
+        return super().training_step(run, batch) * (1 + self.tally["steps"] / 50)
+
+
+class Large(CountingTask):
+    """Has a number that no checkpoint can hold as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 10**1000
+
+
+@pytest.mark.parametrize("task", [Averaging, Expanding, Tallying, Large], ids=lambda each: each.__name__)
+def test_attributes_of_odd_kinds_are_restored(tmp_path: Path, task: type[CountingTask]) -> None:
+    result, is_equal = Job(task).legs(tmp_path)
+    assert (result.resume is not None and result.resume.guarantee, is_equal) == ("exact", True), reasons(result)
+
+
+class Longer(list[int]):
+    """Whose length nobody can know."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+def nested() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Longer(), nested(), torch.zeros(3).to_sparse(), torch.zeros(3, device="meta"),
+        10**5000, [Longer()],
+    ],
+    ids=["list", "nested", "sparse", "meta", "long", "within"],
+)  # fmt: skip
+def test_a_save_never_fails_for_an_attribute(tmp_path: Path, value: Any) -> None:
+    class Holding(CountingTask):
+        def __init__(self) -> None:
+            super().__init__()
+            vars(self)["held"] = value
+
+    result, is_equal = Job(Holding).legs(tmp_path)
+    assert result.status == "completed"
+    assert is_equal
