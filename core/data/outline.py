@@ -45,14 +45,14 @@ def _parts(name: str, holder: Any) -> list[tuple[str, Any]]:
     module = module_of(kind)
     if not is_users(module) and not module.startswith(_WITHIN):
         return [(name, kind.__qualname__)]
-    told = _set_by(getattr(kind, "set_epoch", None))
+    told = set_by_epoch(kind)
     return [(f"{name}.{key}", each) for key, each in getattr(holder, "__dict__", {}).items() if key not in told]
 
 
 @lru_cache(maxsize=256)
-def _set_by(method: Any) -> frozenset[str]:
-    """Return the names of the attributes that a method sets."""
-    code = getattr(method, "__code__", None)
+def set_by_epoch(kind: type) -> frozenset[str]:
+    """Return the names of the attributes that the `set_epoch` of a class sets."""
+    code = getattr(getattr(kind, "set_epoch", None), "__code__", None)
     if code is None:
         return frozenset()
     return frozenset(step.argval for step in dis.get_instructions(code) if step.opname == "STORE_ATTR")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Subset, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
 
+from ..data.outline import set_by_epoch
 from ..data.users_code import is_users
 from .fingerprint import GENERATORS
 from .values import encode
@@ -39,7 +40,7 @@ class Part:
         set: gives it another value; None where that is not ours to do.
         is_data: whether it is of what reads the data: it may be large, and its draws are keyed.
         package: of the class that it is an attribute of.
-        follows_epoch: whether `set_epoch` may be what changes it.
+        follows_epoch: whether `set_epoch` sets it, as it will again before anything is read.
     """
 
     value: Any
@@ -68,7 +69,7 @@ class Part:
 def filled(now: Any, saved: Any, weights: Collection[int] = ()) -> Any:
     """Return a value as it was saved; containers and tensors that are there stay the same objects, for others."""
     if isinstance(saved, Tensor) and isinstance(now, Tensor):
-        if not (_is_alike(now, saved) and now.is_contiguous() and _storage(now) not in weights):
+        if not (_is_alike(now, saved) and now.is_contiguous() and _storage(now) not in {None, *weights}):
             return saved
         with torch.no_grad():
             now.copy_(saved)
@@ -92,14 +93,19 @@ def _is_alike(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype and one.layout is torch.strided
 
 
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+def _storage(tensor: Tensor) -> int | None:
+    """Return where the memory of a tensor begins; None where it has none of its own, as a DTensor."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return None
 
 
 def storages(run: RunContext) -> set[int]:
     """Return where the weights and the buffers of a run lie that its `state_dict` holds."""
     saved = (each for module in run.modules.values() for each in module.state_dict(keep_vars=True).values())
-    return {_storage(each) for each in saved if isinstance(each, Tensor) and each.layout is torch.strided}
+    found = {_storage(each) for each in saved if isinstance(each, Tensor)}
+    return {each for each in found if each is not None}
 
 
 def parts(run: RunContext) -> dict[str, Part]:
@@ -186,11 +192,14 @@ def _of_reader(reader: Any, where: str) -> Iterator[tuple[str, Part]]:
     elif isinstance(reader, FunctionType | partial):
         yield where, Part(reader, is_data=True)
     elif reader is not None and _is_own(reader):
-        follows = callable(getattr(reader, "set_epoch", None))
+        told = set_by_epoch(type(reader))
         for place, part in _of(reader, where):
             if isinstance(part.value, GENERATORS):  # keyed, or found by the probe; many are made when first needed
                 continue
-            yield place, Part(part.value, is_data=True, package=part.package, follows_epoch=follows)
+            yield (
+                place,
+                Part(part.value, is_data=True, package=part.package, follows_epoch=place.rpartition(".")[2] in told),
+            )
 
 
 def _compared(found: Iterator[tuple[str, Part]]) -> Iterator[tuple[str, Part]]:

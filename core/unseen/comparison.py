@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-from ...events import Progress
 from .attributes import CLASS, Part, encoded, holder_of, parts, storages
 from .options import options_of, overridden
 from .program import program, program_changes
@@ -78,7 +77,7 @@ class Unseen:
         found, before = parts(run), saved["attributes"]
         weights = storages(run)
         same_engine = saved["settings"]["engine"] == type(run.engine).__name__
-        for where, was, value in _differing(run, before, found, same_engine=same_engine):
+        for where, was, value in _differing(before, found, same_engine=same_engine):
             part = found.get(where)
             if part is not None and equal(was, encoded({where: part})[where]):  # restored with what it is held by
                 continue
@@ -126,7 +125,7 @@ def _looked_at(run: RunContext) -> dict[str, dict[str, Any]]:
 
 
 def _differing(
-    run: RunContext, before: Mapping[str, Mapping[str, Any]], found: Mapping[str, Part], *, same_engine: bool
+    before: Mapping[str, Mapping[str, Any]], found: Mapping[str, Part], *, same_engine: bool
 ) -> list[Change]:
     """Return the attributes that differ: where, as they were, as they are."""
     differing, after = list[Change](), encoded(found)
@@ -135,15 +134,10 @@ def _differing(
         is_engines = MISSING in (was, value) or where.endswith(CLASS)  # engines put attributes and classes into modules
         if equal(was, value) or (is_engines and not same_engine):
             continue
-        if where in found and found[where].follows_epoch and _is_epoch(was, run.progress):
+        if where in found and found[where].follows_epoch:
             continue
         differing.append((where, was, value))
     return differing
-
-
-def _is_epoch(was: Mapping[str, Any], progress: Progress) -> bool:
-    """Return whether an attribute was set by `set_epoch`, as it will be again before anything is read."""
-    return type(was.get("value")) is int and was["value"] in (progress.epoch, progress.epoch - 1)
 
 
 def _restore(run: RunContext, where: str, was: Mapping[str, Any], part: Part | None, weights: Collection[int]) -> bool:

@@ -248,7 +248,7 @@ def test_shards_behind_a_link_are_left_where_they_are(tmp_path: Path, opened: Ma
     assert (tmp_path / "large").is_dir()
 
 
-@pytest.mark.parametrize("name", [".run.doomed", ".run.data.tmp", ".run.pointer.tmp", "run.last"])
+@pytest.mark.parametrize("name", [".run.doomed", ".run.data.tmp", ".run.pointer.tmp"])
 def test_a_folder_with_the_name_of_a_file_of_ours_is_named(tmp_path: Path, state: Make, name: str) -> None:
     (tmp_path / name).mkdir()
     store = Store(tmp_path, "run")
