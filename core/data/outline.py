@@ -49,10 +49,14 @@ def _parts(name: str, holder: Any) -> list[tuple[str, Any]]:
     return [(f"{name}.{key}", each) for key, each in getattr(holder, "__dict__", {}).items() if key not in told]
 
 
-@lru_cache(maxsize=256)
 def set_by_epoch(kind: type) -> frozenset[str]:
     """Return the names of the attributes that the `set_epoch` of a class sets."""
-    code = getattr(getattr(kind, "set_epoch", None), "__code__", None)
+    return _set_by(getattr(kind, "set_epoch", None))
+
+
+@lru_cache(maxsize=256)
+def _set_by(method: Any) -> frozenset[str]:
+    code = getattr(method, "__code__", None)
     if code is None:
         return frozenset()
     return frozenset(step.argval for step in dis.get_instructions(code) if step.opname == "STORE_ATTR")

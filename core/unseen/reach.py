@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..context import RunContext
 
 MOST: Final = 5_000  # functions and classes
+CALLED: Final = frozenset({FunctionType, MethodType, partial})
 BITS: Final = 63  # of a whole number: what `torch.load` reads safely
 Number = bool | int | float | None
 
@@ -64,7 +65,8 @@ def _roots(run: RunContext) -> Iterator[Any]:
         if is_users(type(each).__module__):
             yield type(each)
         for value in attributes_of(each).values():
-            yield from _codes(value)
+            if type(value) in CALLED:
+                yield from _codes(value)
     plugins = {name: run.plugins[name] for name in run.plugins.names()}
     for signal in run.bus.signals():
         for receiver, owner in signal.listeners():
