@@ -70,7 +70,7 @@ def filled(now: Any, saved: Any, weights: Collection[int] = ()) -> Any:
     """Return a value as it was saved; containers and tensors that are there stay the same objects, for others."""
     if isinstance(saved, Tensor) and isinstance(now, Tensor):
         if not (_is_alike(now, saved) and now.is_contiguous() and _storage(now) not in {None, *weights}):
-            return saved
+            return saved.to(now.device)
         with torch.no_grad():
             now.copy_(saved)
         return now

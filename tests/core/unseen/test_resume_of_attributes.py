@@ -11,6 +11,7 @@ import heliograph as h
 import numpy as np
 import pytest
 import torch
+from heliograph.core.unseen.attributes import filled
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
@@ -633,3 +634,14 @@ def test_a_save_never_fails_for_an_attribute(tmp_path: Path, value: Any) -> None
     result, is_equal = Job(Holding).legs(tmp_path)
     assert result.status == "completed"
     assert is_equal
+
+
+def test_a_tensor_that_cannot_be_written_to_is_given_on_its_own_device() -> None:
+    now, saved = torch.zeros(1, device="meta").expand(3), torch.ones(3)
+    assert filled(now, saved).device == now.device
+    shared = torch.zeros(3)
+    given = filled(shared, saved, {shared.untyped_storage().data_ptr()})
+    assert given is not shared
+    assert (given.tolist(), shared.tolist()) == ([1.0] * 3, [0.0] * 3)
+    assert filled(shared, saved) is shared
+    assert shared.tolist() == [1.0] * 3
