@@ -48,7 +48,7 @@ def settle_groups(run: RunContext, saved: Mapping[str, Any], optimizers: Mapping
         if not is_known or added:
             raise ValueError(_refusal(name, change, then, added))
         _regroup(optimizer, groups, [[parameters[key] for key in each] for each in then])
-        run.note(f"the {name!r} goes on with the checkpoint's {change}")
+        run.note(f"the {name!r} continues with the checkpoint's {change}")
 
 
 def load_scheduler(name: str, scheduler: Any, saved: Mapping[str, Any]) -> None:

@@ -38,7 +38,7 @@ def place(store: Store, training_id: str, wanted: str, on_existing: OnExisting) 
     there = f"{store.folder} holds another training under the name {wanted!r} ({_summary(others, len(unknown))})"
     if on_existing == "refuse":
         raise ValueError(
-            f"{there}, and on_existing='refuse'. Go on with it, resume='auto'; give this run another name= or folder; "
+            f"{there}, and on_existing='refuse'. Continue it, resume='auto'; give this run another name= or folder; "
             f"or choose on_existing='new_name', which leaves it there and numbers the name of this one, or 'replace', "
             f"which removes it when the first checkpoint of this one is written."
         )

@@ -187,7 +187,7 @@ def test_raise_and_raise_again(tmp_path: Path) -> None:
     assert (error.step, error.batch, error.path, error.causes) == (7, 7, tmp_path / ".run.steps", NOTHING)
     assert str(error) == (
         f"What is done again differs first at step 7: loss 3.014 instead of 2.01 (batch 7 of the run, as the killed "
-        f"one had left it in {tmp_path / '.run.steps'}). Likely cause: {NOTHING}. To go on all the same: "
+        f"one had left it in {tmp_path / '.run.steps'}). Likely cause: {NOTHING}. To continue all the same: "
         f"Checkpoint(on_difference='note')."
     )
     assert str(pickle.loads(pickle.dumps(error))) == str(error)

@@ -145,8 +145,8 @@ def test_it_is_resumed_from_anywhere_and_equal(optimizer: str, scheduler: str, t
         assert resumed.result.resume is not None
         assert resumed.result.resume.guarantee == "exact"
         note = (
-            "the 'optimizer' goes on with the checkpoint's 2 parameter groups of 2 and 2 parameters, the program's has "
-            "1 parameter group of 2 parameters"
+            "the 'optimizer' continues with the checkpoint's 2 parameter groups of 2 and 2 parameters, the program's "
+            "has 1 parameter group of 2 parameters"
         )
         assert (note in resumed.result.notes) == (int(path.stem.rpartition("_")[2]) > 3)
 
