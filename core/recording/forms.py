@@ -15,6 +15,7 @@ Form = Callable[[Any], bool]
 MOST = 2**52  # more than anything counts up to, and than any clock shows
 PLACE = [*[int] * 9, float]
 REQUESTS = [[str, str, str, int, int, int, int, rank, str] for rank in (int, NoneType)]
+VERBS = frozenset(get_args(Verb))
 COUNTERS = (
     "epoch", "batch", "earlier_batches", "steps", "skipped_steps", "skipped_batches", "samples", "validations",
     "evaluated",
@@ -60,10 +61,7 @@ def is_place(values: Any) -> bool:
 def is_request(values: Any) -> bool:
     """Return whether values are the fields of a request."""
     return (
-        list(map(type, values)) in REQUESTS
-        and values[0] in get_args(Verb)
-        and min(values[3:7]) >= 0
-        and max(values[3:7]) < MOST
+        list(map(type, values)) in REQUESTS and values[0] in VERBS and min(values[3:7]) >= 0 and max(values[3:7]) < MOST
     )
 
 

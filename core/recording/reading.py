@@ -26,9 +26,9 @@ UNKNOWN = Attempt("", "train", "", "", 1, None, None, (), (), {}, {}, losses=Fal
 class _Mark:
     """A place among the entries that belongs behind some batches of a block which comes later."""
 
-    place: int
     number: int
     batch: int
+    blocks: list[Batches] = field(default_factory=list)
 
 
 class _Room:
@@ -51,7 +51,7 @@ class _Attempt:
     """An attempt whose lines are being read."""
 
     about: Attempt
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[Entry | _Mark] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
     parts: set[tuple[int, int]] = field(default_factory=set)
     marks: list[_Mark] = field(default_factory=list)
@@ -61,8 +61,10 @@ class _Attempt:
         match items:
             case ["batches", int(number), int(part), *_] if (number, part) in self.parts:
                 return
-            case ["behind", int(number), int(batch)]:
-                self.marks.append(_Mark(len(self.entries), number, batch))
+            case ["behind", int() as number, int() as batch]:  # int(number) would look for __match_args__ every time
+                mark = _Mark(number, batch)
+                self.marks.append(mark)
+                self.entries.append(mark)
                 return
             case ["lost", int(lines)]:
                 self.damage.append(f"{lines} lines could not be written")
@@ -78,19 +80,23 @@ class _Attempt:
         """Put the batches of a block where they came about: between the entries that were written before it."""
         self.marks = [mark for mark in self.marks if mark.number == number]
         done, end = 0, len(block)
-        for index, mark in enumerate(self.marks):
-            behind = min(max(mark.batch - block.first.batch, done), end)
+        for mark in self.marks:
+            behind = min(mark.batch - block.first.batch, end)
             if behind > done:
-                self.entries.insert(mark.place, cut(block, done, behind))
-                for later in self.marks[index:]:
-                    later.place += 1
+                mark.blocks.append(cut(block, done, behind))
                 done = behind
         if done < end:
             self.entries.append(cut(block, done, end))
 
     def finish(self) -> Attempt:
         """Return the attempt."""
-        return replace(self.about, entries=tuple(self.entries), damage=tuple(self.damage))
+        entries: list[Entry] = []
+        for entry in self.entries:
+            if isinstance(entry, _Mark):
+                entries += entry.blocks
+            else:
+                entries.append(entry)
+        return replace(self.about, entries=tuple(entries), damage=tuple(self.damage))
 
 
 @collector_paused()

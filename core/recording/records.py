@@ -110,21 +110,30 @@ class Batches:
         return len(self.steps)
 
     def __iter__(self) -> Iterator[Batch]:
-        first = self.first
         for index in range(len(self)):
-            place = Place(
-                first.epoch,
-                first.batch + index + 1,
-                first.earlier_batches,
-                self.steps[index],
-                self.skipped_steps[index],
-                self.skipped_batches[index],
-                self.samples[index],
-                first.validations,
-                first.evaluated,
-                self.centiseconds[index] / 100,
-            )
-            yield Batch(place, self.window[index], None if self.losses is None else self.losses[index])
+            loss = None if self.losses is None else self.losses[index]
+            yield Batch(self.after(index), self.window[index], loss)
+
+    @property
+    def last(self) -> Place:
+        """The place after the last of them."""
+        return self.after(len(self) - 1)
+
+    def after(self, index: int) -> Place:
+        """Return the place after one of them, counted from 0."""
+        first = self.first
+        return Place(
+            first.epoch,
+            first.batch + index + 1,
+            first.earlier_batches,
+            self.steps[index],
+            self.skipped_steps[index],
+            self.skipped_batches[index],
+            self.samples[index],
+            first.validations,
+            first.evaluated,
+            self.centiseconds[index] / 100,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +188,7 @@ class Spent:
 
 
 Entry = Happened | Batches | Asked | Recounted | Spent
+TIMED = (Happened, Batches)  # the kinds of entries that have a clock
 
 
 @dataclass(frozen=True, slots=True)

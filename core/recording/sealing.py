@@ -11,6 +11,8 @@ from typing import Any
 from zlib import crc32
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
+_decode = json.JSONDecoder().raw_decode
+_BLANKS = " \t\n\r"  # of JSON
 
 
 def sealed(*items: Any) -> str:
@@ -25,16 +27,15 @@ def parse(line: str | bytes) -> list[Any]:
     Raises:
         ValueError: it is none, or does not fit its checksum.
     """
-    whole = line.encode() if isinstance(line, str) else line
-    if not is_sealed(whole):
+    text = _unsealed(line.encode() if isinstance(line, str) else line)
+    if text is None:
         raise ValueError("it is damaged")
-    return array(whole.rpartition(b"\t")[0])
+    return array(text)
 
 
 def is_sealed(line: bytes) -> bool:
     """Return whether a line fits its checksum."""
-    text, tab, seal = line.rpartition(b"\t")
-    return bool(tab) and seal == b"%08x" % crc32(text)
+    return _unsealed(line) is not None
 
 
 def array(text: bytes) -> list[Any]:
@@ -44,9 +45,18 @@ def array(text: bytes) -> list[Any]:
         ValueError: it is none whose first item is a name.
     """
     try:
-        items = json.loads(text.decode())
+        whole = text.decode().strip(_BLANKS)
+        items, end = _decode(whole)
     except (ValueError, RecursionError):
         raise ValueError("it is no JSON") from None
+    if end != len(whole):
+        raise ValueError("it is no JSON")
     if not isinstance(items, list) or not items or not isinstance(items[0], str):
         raise ValueError("it is no array with a name")
     return items
+
+
+def _unsealed(line: bytes) -> bytes | None:
+    """Return the text of a line's array, None where it does not fit its checksum."""
+    text, tab, seal = line.rpartition(b"\t")
+    return text if tab and seal == b"%08x" % crc32(text) else None

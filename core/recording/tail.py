@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .lines import ROWS, encode_rows, tuple_of
-from .records import Batches, Place
+from .records import Place
 
 HEAD = struct.Struct("<8s16s9qddq")  # magic, attempt, the place, clock, number
 ROW = struct.Struct("<7q")  # centiseconds, steps, skipped_steps, skipped_batches, samples, window, batch
@@ -212,19 +212,6 @@ def _is_plausible(head: Sequence[float], table: NDArray[np.int64]) -> bool:
     rising = np.diff(table[:, [1, 2, 3, 4, BATCH]], axis=0)  # all but the clock, and the window
     return all(0 <= each < MOST for each in head) and bool(
         (table >= 0).all() and (table < MOST).all() and (rising >= 0).all()
-    )
-
-
-def behind(block: Batches) -> Place:
-    """Return the place behind the last of some batches."""
-    return replace(
-        block.first,
-        batch=block.first.batch + len(block),
-        steps=block.steps[-1],
-        skipped_steps=block.skipped_steps[-1],
-        skipped_batches=block.skipped_batches[-1],
-        samples=block.samples[-1],
-        seconds=block.centiseconds[-1] / 100,
     )
 
 

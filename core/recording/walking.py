@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .records import Batches, Entry, Happened, Place, Recording
-from .tail import behind
 
 Key = tuple[int, int, int, int]
 
@@ -58,7 +57,7 @@ def _lose(parts: list[_Span], origin: Key) -> None:
     if isinstance(block, Batches) and kept > 0:
         rest = replace(first, entry=part(block, kept, len(block)), lost=True)
         first.entry = part(block, 0, kept)
-        first.key = _key(behind(first.entry))
+        first.key = _key(first.entry.last)
         parts.insert(1, rest)
     else:
         first.lost = True
@@ -68,12 +67,17 @@ def part(block: Batches, begin: int, end: int) -> Batches:
     """Return some batches of a block; the clock behind them goes by the run's."""
     if (begin, end) == (0, len(block)):
         return block
-    columns = ("steps", "skipped_steps", "skipped_batches", "samples", "window", "centiseconds")
-    cut: dict[str, Any] = {name: getattr(block, name)[begin:end] for name in columns}
-    losses = None if block.losses is None else block.losses[begin:end]
-    first = behind(part(block, 0, begin)) if begin else block.first
-    clock = block.clock - (block.centiseconds[-1] - block.centiseconds[end - 1]) / 100
-    return replace(block, first=first, clock=clock, losses=losses, **cut)
+    return Batches(
+        block.after(begin - 1) if begin else block.first,
+        block.clock - (block.centiseconds[-1] - block.centiseconds[end - 1]) / 100,
+        block.steps[begin:end],
+        block.skipped_steps[begin:end],
+        block.skipped_batches[begin:end],
+        block.samples[begin:end],
+        block.window[begin:end],
+        block.centiseconds[begin:end],
+        None if block.losses is None else block.losses[begin:end],
+    )
 
 
 def _placed(recording: Recording) -> Iterator[_Span]:
@@ -84,7 +88,7 @@ def _placed(recording: Recording) -> Iterator[_Span]:
             if isinstance(entry, Happened):
                 key = _key(entry.place)
             elif isinstance(entry, Batches):
-                key = _key(behind(entry))
+                key = _key(entry.last)
             yield _Span(index, entry, key, attempt.phase == "train")
 
 

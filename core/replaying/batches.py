@@ -5,7 +5,6 @@ from __future__ import annotations
 from ...events import BatchEnd, BatchStart, Event, GradientsReady, ShouldStop, StepEnd
 from ..loop import BATCH_END, BATCH_START, GRADIENTS_READY, STEP_END
 from ..recording.records import Attempt, Batches
-from ..recording.tail import behind
 from .boundary import Boundary
 from .failing import Failing
 from .ledger import Ledger
@@ -155,7 +154,7 @@ class BatchReplay:
     def _pass_over(self, block: Batches, *, is_last: bool) -> None:
         """Go behind a block at once."""
         run, losses = self._run, block.losses or (UNREAD,)
-        run.move(behind(block))
+        run.move(block.last)
         run.window, run.last_seen, run.loss = block.window[-1], is_last, losses[-1]
         self._requests.bring_past()
         run.control.close_batch()

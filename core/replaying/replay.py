@@ -14,7 +14,6 @@ from ..errors import NotRecorded
 from ..recording.damage import damage_in_short
 from ..recording.reading import read
 from ..recording.records import Asked, Attempt, Batches, Happened, Place, Recording, Recounted
-from ..recording.tail import behind
 from .ledger import Ledger
 from .loop import AttemptReplay, hearers_of_steps
 from .report import Recorded, Replayed
@@ -172,5 +171,5 @@ def recorded(number: int, attempt: Attempt, names: Iterable[str]) -> Recorded:
         elif isinstance(entry, Happened):
             place, reason = entry.place, str(entry.data.get("reason", "")) if entry.event == "run_closed" else ""
         elif isinstance(entry, Batches):
-            place = behind(entry)
+            place = entry.last
     return Recorded(number, attempt.status, reason, place.epoch, place.batch, place.steps, tuple(asked.values()))

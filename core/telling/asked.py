@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ...events import Request
-from ..recording.records import Asked, Batches, Happened, Place, Recounted
+from ..recording.records import TIMED, Asked, Place, Recounted
 from . import words
-from .legs import Leg, happenings
+from .legs import Leg
 
 SERVED_BY = {
     "log": "log",
@@ -18,6 +18,7 @@ SERVED_BY = {
     "end_epoch": "epoch_end",
     "stop": "train_end",
 }
+GRANTED_BY = {"log": "log", "validation_end": "validation", "save_point": "save"}
 MOST_REASONS = 10  # of one plugin for one request
 ROUTINE = ("log", "validation", "save", "hold_step", "scale_loss")
 
@@ -97,7 +98,7 @@ class Incident:
 
 def asks_of(leg: Leg) -> list[Ask]:
     """Return every request of an attempt."""
-    served = {number for entry in happenings(leg.attempt) for number in entry.data.get("asked", ())}
+    served = {number for entry in leg.happenings() for number in entry.data.get("asked", ())}
     repeated = {entry.number: entry.times for entry in leg.attempt.entries if isinstance(entry, Recounted)}
     has_ended = leg.ending is not None
     found, clock = [], 0.0
@@ -110,7 +111,7 @@ def asks_of(leg: Leg) -> list[Ask]:
             if request.verb in SERVED_BY and (has_ended or not leg.is_last or entry.number in served):
                 is_open = entry.number not in served and not (request.verb == "stop" and leg.status == "stopped")
             found.append(Ask(leg.number, clock, request, is_open))
-        elif isinstance(entry, Happened | Batches):
+        elif isinstance(entry, TIMED):
             clock = max(clock, entry.clock)
     return found
 
@@ -153,10 +154,9 @@ def granted(found: Iterable[Leg]) -> dict[str, int]:
     counts = dict.fromkeys(("log", "validation", "save", "end_epoch", "stop"), 0)
     for leg in found:
         counts["stop"] += leg.is_fit and leg.status == "stopped"
-        for entry in happenings(leg.attempt) if leg.is_fit else ():
-            kind = {"log": "log", "validation_end": "validation", "save_point": "save"}.get(entry.event)
-            if kind is not None:
-                counts[kind] += 1
+        for entry in leg.happenings() if leg.is_fit else ():
+            if entry.event in GRANTED_BY:
+                counts[GRANTED_BY[entry.event]] += 1
             elif entry.event == "epoch_end" and entry.data.get("asked"):
                 counts["end_epoch"] += 1
     return counts
@@ -164,13 +164,15 @@ def granted(found: Iterable[Leg]) -> dict[str, int]:
 
 def _put_off(leg: Leg, asks: Sequence[Ask]) -> Iterator[Incident]:
     for ask in asks:
-        request, at = ask.request, _place(ask.request)
+        request = ask.request
         if request.verb == "veto_stop":
             often = f", {request.times:,} boundaries in a row" if request.times > 1 else ""
-            yield Incident(leg.number, ask.clock, at, f"the stop was put off by {request.by}{often}: {request.reason}")
+            text = f"the stop was put off by {request.by}{often}: {request.reason}"
+            yield Incident(leg.number, ask.clock, _place(request), text)
         elif request.verb == "cut_validation":
             what = "validation was cut short, and put off" if leg.is_fit else "evaluation was cut short"
-            yield Incident(leg.number, ask.clock, at, f"the {what}, by {request.by}: {request.reason}")
+            text = f"the {what}, by {request.by}: {request.reason}"
+            yield Incident(leg.number, ask.clock, _place(request), text)
 
 
 def _never_served(leg: Leg, asks: Sequence[Ask]) -> Iterator[Incident]:

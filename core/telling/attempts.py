@@ -10,7 +10,7 @@ from ..printable import printable
 from ..recording.records import Attempt
 from . import words
 from .ending import circumstances, counters, ended
-from .legs import Leg, Return, happenings
+from .legs import Leg, Return
 from .sections import Section
 
 MOST_METRICS = 40
@@ -68,7 +68,7 @@ def attempts_in_short(found: Sequence[Leg]) -> str:
 
 def compared(leg: Leg) -> Iterator[str]:
     """Yield what comparing the steps that were done again has shown."""
-    for entry in happenings(leg.attempt, "resume_verified"):
+    for entry in leg.happenings("resume_verified"):
         steps, difference = entry.data["steps"], entry.data["difference"]
         if steps:
             yield verified(steps)

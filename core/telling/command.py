@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..recording.collector import collector_paused
+
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -32,6 +34,7 @@ def add_command(commands: Commands) -> None:
     )
 
 
+@collector_paused()
 def run_explain(options: argparse.Namespace) -> int:
     """Tell the story; return the exit status.
 

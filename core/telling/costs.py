@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..printable import printable
-from ..recording.records import Batches, Happened, Spending, Spent
+from ..recording.records import Spending, Spent
 from . import words
 from .legs import Leg
 from .sections import Section
@@ -56,8 +56,8 @@ def costs(found: Sequence[Leg]) -> list[Cost]:
     """Return the time of every plugin on every event, the most first."""
     rows: dict[tuple[str, str], list[Spending]] = {}
     for leg in found:
-        spent = [entry for entry in leg.attempt.entries if isinstance(entry, Spent)]
-        for row in spent[-1].rows if spent else ():
+        spent = next((entry for entry in reversed(leg.attempt.entries) if isinstance(entry, Spent)), None)
+        for row in spent.rows if spent is not None else ():
             rows.setdefault((row.plugin, row.event), []).append(row)
     merged = [
         Cost(
@@ -87,23 +87,12 @@ def by_plugin(rows: Sequence[Cost]) -> list[PluginCost]:
 
 def timed_seconds(found: Sequence[Leg]) -> float:
     """Return the wall time that the recorded times of handlers are of; a killed attempt may have left none."""
-    return sum(_timed(leg) for leg in found)
+    return sum(leg.timed for leg in found)
 
 
 def untimed(found: Sequence[Leg]) -> list[int]:
     """Return the numbers of the attempts that left no times."""
-    return [leg.number for leg in found if not _timed(leg)]
-
-
-def _timed(leg: Leg) -> float:
-    """Return the clock when the last times of an attempt were written."""
-    clock = timed = 0.0
-    for entry in leg.attempt.entries:
-        if isinstance(entry, Spent):
-            timed = clock
-        elif isinstance(entry, Happened | Batches):
-            clock = max(clock, entry.clock)
-    return timed
+    return [leg.number for leg in found if not leg.timed]
 
 
 def costs_section(plugins: Sequence[PluginCost], wall: float, untold: Sequence[int] = ()) -> Section:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..printable import printable
 from ..recording.records import Asked
 from . import words
-from .legs import Leg, happenings
+from .legs import Leg
 
 
 def ended(leg: Leg) -> str:
@@ -26,13 +26,13 @@ def circumstances(leg: Leg) -> list[str]:
     if closed is None:
         return []
     said = [printable(closed.data["reason"])]
-    for failed in happenings(leg.attempt, "run_failed"):
+    for failed in leg.happenings("run_failed"):
         blamed = f"in {printable(failed.data['plugin'])} on {failed.data['event']}, " if failed.data["plugin"] else ""
         said.append(f"raised {blamed}in phase {failed.data['phase']}")
     asked = (entry.request for entry in leg.attempt.entries if isinstance(entry, Asked))
-    stops = [request for request in asked if request.verb == "stop"]
-    if leg.status == "stopped" and stops:
-        said.append(asked_where(stops[0].event, stops[0].epoch, stops[0].batch, stops[0].step))
+    stops = (request for request in asked if request.verb == "stop")
+    if leg.status == "stopped" and (first := next(stops, None)) is not None:
+        said.append(asked_where(first.event, first.epoch, first.batch, first.step))
     return said
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..printable import printable
+from ..recording.collector import collector_paused
 from ..recording.reading import read
 from ..recording.records import Recording
 from . import words
@@ -27,6 +28,7 @@ MORE = (
 )
 
 
+@collector_paused()
 def story_of(result: RunResult) -> str:
     """Return how a run went: from its recording, else from the result."""
     if result.recording is None:

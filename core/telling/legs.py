@@ -6,10 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
-from typing import TypeGuard
 
-from ..recording.records import Attempt, Batches, Entry, Happened, Place, Recording
-from ..recording.tail import behind
+from ..recording.records import TIMED, Attempt, Batches, Happened, Place, Recording, Spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,26 @@ class Leg:
     @cached_property
     def ending(self) -> Happened | None:
         """Its `run_closed`, None where it was killed, or goes on."""
-        return next((entry for entry in reversed(self.attempt.entries) if _is_ending(entry)), None)
+        return next((entry for entry in reversed(self._happened) if entry.event == "run_closed"), None)
+
+    @cached_property
+    def timed(self) -> float:
+        """Its clock when the last times of its handlers were written; 0 where it left none."""
+        clock = timed = 0.0
+        for entry in self.attempt.entries:
+            if isinstance(entry, Spent):
+                timed = clock
+            elif isinstance(entry, TIMED):
+                clock = max(clock, entry.clock)
+        return timed
+
+    @cached_property
+    def _happened(self) -> tuple[Happened, ...]:
+        return tuple(entry for entry in self.attempt.entries if isinstance(entry, Happened))
+
+    def happenings(self, *names: str) -> Iterator[Happened]:
+        """Yield what happened in it, or only the events of these names."""
+        return (entry for entry in self._happened if not names or entry.event in names)
 
     @property
     def begun(self) -> str:
@@ -123,34 +140,31 @@ def run_name(found: list[Leg]) -> str:
     return next((leg.attempt.run for leg in found if leg.attempt.run), "a run whose name could not be read")
 
 
-def happenings(attempt: Attempt, *names: str) -> Iterator[Happened]:
-    """Yield what happened in an attempt, or only the events of these names."""
-    for entry in attempt.entries:
-        if isinstance(entry, Happened) and (not names or entry.event in names):
-            yield entry
-
-
 def _walked(attempt: Attempt, left: Place | None) -> tuple[list[Return], Place, float]:
     """Return where an attempt returned to, where it was last, and its clock then."""
     returns: list[Return] = []
-    last, clock, is_underway = Place(), 0.0, False
+    at: Happened | Batches | None = None
+    clock, is_underway = 0.0, False
     for entry in attempt.entries:
         if isinstance(entry, Batches):
-            last, clock, is_underway = behind(entry), entry.clock, True
+            at, clock, is_underway = entry, entry.clock, True
         elif isinstance(entry, Happened):
             clock = max(clock, entry.clock)
             if entry.event == "checkpoint_loaded":
-                before = last if is_underway else left
+                before = _place(at) if is_underway else left
                 returns.append(Return(entry.data["path"], entry.clock, entry.place, before, is_underway))
                 is_underway = True
             elif entry.event == "epoch_start":
                 is_underway = True
-            last = entry.place
-    return returns, last, clock
+            at = entry
+    return returns, _place(at), clock
 
 
-def _is_ending(entry: Entry) -> TypeGuard[Happened]:
-    return isinstance(entry, Happened) and entry.event == "run_closed"
+def _place(at: Happened | Batches | None) -> Place:
+    """Return where a run was after an entry, or before all of them."""
+    if at is None:
+        return Place()
+    return at.last if isinstance(at, Batches) else at.place
 
 
 def _moment(text: str) -> datetime | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from . import words
 from .asked import ROUTINE, asks_of
 from .axis import Axis
-from .legs import Leg, happenings
+from .legs import Leg
 from .saves import Save, best_and_last, saves_of
 
 VERBS = {
@@ -81,7 +81,7 @@ def _decisions(leg: Leg, axis: Axis) -> Iterator[Mark]:
 
 
 def _plugins(leg: Leg, axis: Axis) -> Iterator[Mark]:
-    for entry in happenings(leg.attempt, "plugin_changed", "plugin_failed"):
+    for entry in leg.happenings("plugin_changed", "plugin_failed"):
         data = entry.data
         if entry.event == "plugin_changed":
             title, said = f"{data['plugin']} was {data['change']}", f"by {data['by']}"

@@ -17,7 +17,7 @@ from .checkpoints import checkpoints_in_short, checkpoints_section
 from .control import asked_in_short, control_section, decisions_section
 from .costs import by_plugin, costs, costs_in_short, costs_section, timed_seconds, untimed
 from .ending import circumstances, ended
-from .legs import Leg, happenings, legs, main_leg, run_name
+from .legs import Leg, legs, main_leg, run_name
 from .saves import saves_of
 from .sections import Section, joined
 
@@ -65,7 +65,7 @@ def notes_section(notes: Sequence[str]) -> Section:
 def _plugins(found: Sequence[Leg]) -> Section:
     rows = []
     for leg in found:
-        for entry in happenings(leg.attempt, "plugin_changed", "plugin_failed"):
+        for entry in leg.happenings("plugin_changed", "plugin_failed"):
             data = {name: printable(value) for name, value in entry.data.items()}
             if entry.event == "plugin_changed":
                 text = f"{data['plugin']} was {data['change']} by {data['by']}"
@@ -82,7 +82,7 @@ def _others(found: Sequence[Leg]) -> Section:
     counts: Counter[str] = Counter()
     for leg in found:
         own: Counter[str] = Counter()
-        for entry in happenings(leg.attempt):
+        for entry in leg.happenings():
             if entry.event not in known:
                 steps.setdefault(entry.event, []).append(entry.place.steps)
                 own[entry.event] = entry.data.get("emission", own[entry.event] + 1)  # of many, a sample is recorded

@@ -13,7 +13,7 @@ from ..recording.records import Recording, Spent
 from .asked import asks_of
 from .attempts import KINDS
 from .ending import circumstances, counters, ended
-from .legs import Leg, happenings, legs, run_name
+from .legs import Leg, legs, run_name
 from .phases import phases
 
 PROCESS, PHASES, EPOCHS, DECISIONS, CHECKPOINTS = 1, 1, 2, 3, 4
@@ -61,9 +61,9 @@ def _events(leg: Leg, start: float) -> Iterator[Trace]:
         request = ask.request
         said = {"by": request.by, "reason": request.reason, "step": request.step, "during": request.event}
         yield _instant(request.verb, start + ask.clock, DECISIONS, {**said, "times": request.times})
-    for entry in happenings(leg.attempt, *OF_CHECKPOINTS):
+    for entry in leg.happenings(*OF_CHECKPOINTS):
         yield _instant(entry.event, start + entry.clock, CHECKPOINTS, _finite(entry.data))
-    for entry in happenings(leg.attempt, "log", "validation_end", "test_end"):
+    for entry in leg.happenings("log", "validation_end", "test_end"):
         for name, value in entry.data["metrics"].items():
             if math.isfinite(value):  # of another, a counter could not tell
                 yield _event("C", name, start + entry.clock, 0, args={"value": value})
@@ -71,7 +71,7 @@ def _events(leg: Leg, start: float) -> Iterator[Trace]:
 
 def _epochs(leg: Leg, start: float) -> Iterator[Trace]:
     begun: tuple[int, float] | None = None
-    for entry in happenings(leg.attempt, "epoch_start", "epoch_end", "checkpoint_loaded"):
+    for entry in leg.happenings("epoch_start", "epoch_end", "checkpoint_loaded"):
         if begun is not None:
             yield _slice(f"epoch {begun[0]}", start + begun[1], start + entry.clock, EPOCHS, {})
         begun = (entry.data["epoch"], entry.clock) if entry.event == "epoch_start" else None
