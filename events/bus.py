@@ -140,9 +140,9 @@ class OrderedSignal(Signal, Generic[E]):
     def listeners(self) -> Iterator[tuple[Receiver, str]]:
         """Yield the receivers that are called, in order, with their owners' names."""
         for key in self._sorted():
-            held, seat = self.receivers[key], self.seats[key]
+            held, seat = self.receivers.get(key), self.seats.get(key)  # a weak one may be gone by now
             receiver = held() if isinstance(held, weakref.ref) else held
-            if receiver is not None and not seat.paused:
+            if receiver is not None and seat is not None and not seat.paused:
                 yield receiver, seat.owner
 
     def rebuild(self) -> None:
