@@ -45,6 +45,7 @@ WORKERS = {
     "resumable": resuming.per_step,
     "loading": resuming.per_batch,
     "far": resuming.far_resume,
+    "rows": comparing.per_batch,
     "attributes": comparing.at_save,
     "probe": comparing.starts,
     "folders": comparing.folders,
@@ -184,6 +185,10 @@ def show_resuming() -> None:
 
 def show_comparing() -> None:
     """Print what it costs to compare."""
+    title("   Comparing: repeated steps", "us a batch")
+    results = gather("rows", FEWER)
+    row(comparing.ROW_OF_BATCH, (median(each[comparing.ROW_OF_BATCH]) for each in results), 0.2)
+    row(comparing.READING, (median(each[comparing.READING]) for each in results))
     title("   Comparing: what no state_dict holds, and what lies in the folder", "ms")
     results = gather("attributes", FEWER)
     row(comparing.ATTRIBUTES, (median(each[comparing.ATTRIBUTES]) for each in results), 5.0)

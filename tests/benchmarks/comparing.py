@@ -1,4 +1,4 @@
-"""What it costs to compare: attributes at a save of a ResNet-18, the probe, a folder of 10,000 checkpoints."""
+"""What it costs to compare: the row of a batch, attributes at a save of a ResNet-18, the probe, 10,000 checkpoints."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from pathlib import Path
 from shutil import copyfile
 from tempfile import TemporaryDirectory
 from time import perf_counter
+from timeit import timeit
 from typing import Any, cast
 
 import heliograph as h
 import torch
 from heliograph.core.context import RunContext
+from heliograph.core.repeated.ring import Owner, Ring
+from heliograph.core.repeated.rows import quick_writer
 from heliograph.core.storage import read_manifest
 from heliograph.core.storage.manifest import encode, manifest_path
 from torch import Tensor, nn
@@ -22,6 +25,8 @@ from torch.utils.data import DataLoader, Dataset
 
 REPEATS = 20
 CHECKPOINTS = 10_000
+CALLS = 200_000
+ROW_OF_BATCH, READING = "the row of a batch", "of which loss.item() alone"
 ATTRIBUTES, BATCH = "attributes at a save of a ResNet-18", "one batch of 64 by the dataset itself"
 PROBED, UNPROBED = "RNGCapture()", "RNGCapture(probe=False)"
 EMPTY, FULL, AUTO = "an empty folder", "10,000 checkpoints in it", "10,000 checkpoints, resume='auto'"
@@ -79,6 +84,34 @@ def at_save(seed: int) -> Spent:
         trainer = h.Trainer([h.SaveSchedule(h.Every(steps=1)), h.Checkpoint(folder), clock], device="cpu")
         trainer.fit(task, [(torch.zeros(2, 3, 32, 32), torch.zeros(2).long())], optimizer=sgd_of, steps=1)
     return {ATTRIBUTES: clock.spent}
+
+
+class RowClock(h.Plugin):
+    """Times the row of the last batch, again and again, and the reading of its loss."""
+
+    def __init__(self) -> None:
+        self.spent: Spent = {ROW_OF_BATCH: [], READING: []}
+
+    @h.on(h.BatchEnd)
+    def measure(self, run: h.Run, event: h.BatchEnd) -> None:
+        """Write the row."""
+        loss = run.loss
+        assert loss is not None
+        with TemporaryDirectory() as name:
+            ring = Ring.new(Path(name) / "steps", Owner(bytes(16), bytes(16)))
+            write = quick_writer(run, ring)
+            for _ in range(REPEATS):
+                self.spent[ROW_OF_BATCH].append(timeit(lambda: write(run, event), number=CALLS) / CALLS * 1e6)
+                self.spent[READING].append(timeit(loss.item, number=CALLS) / CALLS * 1e6)
+
+
+def per_batch(seed: int) -> Spent:
+    """Return the microseconds of the row of a batch, and of the reading of a loss, which is a part of it."""
+    torch.manual_seed(seed)
+    clock, task = RowClock(), h.Supervised(nn.Linear(16, 1), mse_loss)
+    batches = [(torch.zeros(8, 16), torch.zeros(8, 1))]
+    h.Trainer([clock], device="cpu").fit(task, batches, optimizer=sgd_of, epochs=1)
+    return clock.spent
 
 
 class Images(Dataset[tuple[Tensor, Tensor]]):
