@@ -29,7 +29,7 @@ from .metrics import Metrics
 from .rounds import checked_losses, next_loss
 from .state import restore, settle_unseen
 from .task import check_loss
-from .unseen.comparison import Unseen
+from .unseen.comparison import Unseen, compare_listeners
 
 if TYPE_CHECKING:
     from .rounds import Round, Turn
@@ -92,6 +92,7 @@ def begin_epoch(run: TrainRun) -> None:
     """Tell that an epoch begins; one that had begun before the state was saved has had its boundary here, too."""
     resumed, run.epoch_begun = run.epoch_begun, True
     run.emit(ev.EpochStart(run.progress.epoch, resumed=resumed))
+    compare_listeners(run)
     if not resumed and (run.control.pending or run.shared):
         boundary(run)
 

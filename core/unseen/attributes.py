@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -37,14 +37,16 @@ class Part:
 
     Attributes:
         value: what it is.
-        set: gives it another value; None where that is not ours to do.
+        holder: what it is an attribute of; None where it is not ours to give it another value.
+        name: that it has there.
         is_data: whether it is of what reads the data: it may be large, and its draws are keyed.
         package: of the class that it is an attribute of.
         follows_epoch: whether `set_epoch` sets it, as it will again before anything is read.
     """
 
     value: Any
-    set: Callable[[Any], None] | None = None
+    holder: Any = None
+    name: str = ""
     is_data: bool = False
     package: str = ""
     follows_epoch: bool = False
@@ -61,9 +63,9 @@ class Part:
             saved: the value.
             weights: storages of tensors that have their own state, and must not be written to.
         """
-        assert self.set is not None
+        assert self.holder is not None
         if (given := filled(self.value, saved, weights)) is not self.value:
-            self.set(given)
+            setattr(self.holder, self.name, given)
 
 
 def filled(now: Any, saved: Any, weights: Collection[int] = ()) -> Any:
@@ -132,10 +134,10 @@ def parts(run: RunContext) -> dict[str, Part]:
 
 
 def _of(holder: Any, where: str, skip: Any = ()) -> Iterator[tuple[str, Part]]:
-    ignored = ignored_names(holder)
+    ignored, package = ignored_names(holder), package_of(holder)
     for name, value in getattr(holder, "__dict__", {}).items():
         if name not in skip and name not in ignored and not name.startswith("__"):  # torch keeps its own so
-            yield f"{where}.{name}", Part(value, _setter(holder, name), package=package_of(holder))
+            yield f"{where}.{name}", Part(value, holder, name, package=package)
 
 
 def _of_module(where: str, module: nn.Module, *, with_mode: bool) -> Iterator[tuple[str, Part]]:
@@ -145,15 +147,15 @@ def _of_module(where: str, module: nn.Module, *, with_mode: bool) -> Iterator[tu
         if parameter is not None:
             yield from _of_parameter(f"{where}.{name}", parameter)
     for name in module._non_persistent_buffers_set:
-        yield f"{where}.{name}", Part(module._buffers[name], _setter(module, name))
+        yield f"{where}.{name}", Part(module._buffers[name], module, name)
     yield from _hooks(module, where, HOOKS)
 
 
 def _of_parameter(where: str, parameter: nn.Parameter) -> Iterator[tuple[str, Part]]:
-    yield f"{where}.requires_grad", Part(parameter.requires_grad, _setter(parameter, "requires_grad"))
+    yield f"{where}.requires_grad", Part(parameter.requires_grad, parameter, "requires_grad")
     for name, value in vars(parameter).items():
         if not name.startswith("_"):  # an engine keeps its own so
-            yield f"{where}.{name}", Part(value, _setter(parameter, name))
+            yield f"{where}.{name}", Part(value, parameter, name)
     yield from _hooks(parameter, where, HOOKS_OF_PARAMETERS)
 
 
@@ -206,13 +208,6 @@ def _compared(found: Iterator[tuple[str, Part]]) -> Iterator[tuple[str, Part]]:
     """Yield attributes as those that are compared only."""
     for where, part in found:
         yield where, Part(part.value, package=part.package)
-
-
-def _setter(holder: Any, name: str) -> Callable[[Any], None]:
-    def give(value: Any) -> None:
-        setattr(holder, name, value)
-
-    return give
 
 
 def ignored_names(holder: Any) -> Collection[str]:

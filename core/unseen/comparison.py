@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from .attributes import CLASS, Part, encoded, holder_of, parts, storages
+from .listening import listeners, listening_changes, order_changes, orders
 from .options import options_of, overridden
 from .program import program, program_changes
 from .reach import numbers
@@ -31,11 +33,13 @@ class Unseen:
         began: the attributes as they were then.
         options: of the optimizers and schedulers, as the program made them.
         changed: those that had changed before, in the runs that this one resumes.
+        cut: what was saved, until it has been seen what listens now.
     """
 
     began: dict[str, dict[str, Any]]
     options: dict[str, dict[str, Any]]
     changed: set[str] = field(default_factory=set)
+    cut: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, run: RunContext) -> Unseen:
@@ -58,6 +62,8 @@ class Unseen:
             "numbers": kept,
             "changed": sorted(self.changed),
             "options": self.options,
+            "listeners": listeners(run),
+            "orders": orders(run),
             **program(run),
         }
 
@@ -117,7 +123,18 @@ class Unseen:
             for change in sorted(overridden(saved.get("options", {}), self.options)):
                 run.note(change)
                 logger.warning(change)
-        self.began = _looked_at(run)
+        self.began, self.cut = _looked_at(run), saved
+
+
+def compare_listeners(run: RunContext) -> None:
+    """Compare what listens with what did, now that plugins have connected what they connect when an epoch begins."""
+    if run.unseen is None or run.unseen.cut is None:
+        return
+    cut, run.unseen.cut = run.unseen.cut, None
+    if "listeners" in cut:
+        changes = listening_changes(cut["listeners"], listeners(run), cut["plugins"], program(run)["plugins"])
+        for change in chain(changes, order_changes(cut["orders"], orders(run))):
+            run.data.doubt("not exact", change)
 
 
 def _looked_at(run: RunContext) -> dict[str, dict[str, Any]]:
@@ -150,7 +167,7 @@ def _restore(run: RunContext, where: str, was: Mapping[str, Any], part: Part | N
             return False
         setattr(holder, name, was["value"])
         return True
-    if part.set is None:
+    if part.holder is None:
         return False
     part.restore(was["value"], weights)
     return True

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from ...events import SavePoint
+from ...events.bus import Handle
 from ..data.guarantee import Guarantee
 from ..data.users_code import is_users
 from .attributes import ignored_names, package_of
@@ -127,8 +128,12 @@ def _options(plugin: Any) -> dict[str, Any]:
     """Return the attributes of a plugin, now that its state is loaded: of ours the public ones, of the user's all."""
     skip = {"name", *ignored_names(plugin)}
     names = [name for name in vars(plugin) if name not in skip and not (_is_ours(plugin) and name.startswith("_"))]
-    package = package_of(plugin)
-    return {name: encode(_plain(getattr(plugin, name)), package=package) for name in names}
+    package, values = package_of(plugin), {name: getattr(plugin, name) for name in names}
+    return {
+        name: encode(_plain(value), package=package)
+        for name, value in values.items()
+        if not isinstance(value, Handle)  # what listens is compared itself
+    }
 
 
 def _plain(option: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..data.users_code import attributes_of, global_names, is_users
 from .program import affects_training
+from .values import encode
 
 if TYPE_CHECKING:
     from ..context import RunContext
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 MOST: Final = 5_000  # functions and classes
 CALLED: Final = frozenset({FunctionType, MethodType, partial})
 BITS: Final = 63  # of a whole number: what `torch.load` reads safely
-Number = bool | int | float | None
 
 
 class Variable(NamedTuple):
@@ -27,18 +27,21 @@ class Variable(NamedTuple):
         key: of what it is a variable, and which.
         where: it is, in words.
         value: that it has.
+        is_default: whether it is a default argument: a list there that changes is no log.
     """
 
     key: tuple[int, str | int]
     where: str
     value: Any
+    is_default: bool = False
 
 
-def numbers(run: RunContext) -> dict[str, dict[str, Number]]:
+def numbers(run: RunContext) -> dict[str, dict[str, Any]]:
     """Return the numbers that the user's functions and classes read and could change, encoded, by where they are.
 
     These are the methods of the task, its modules, optimizers, schedulers and plugins, the functions that listen to
-    events, and what all of these name. Lists and other objects are left out: most of them are logs.
+    events, and what all of these name. Lists and other objects are left out, since most of them are logs; but not a
+    list, dict or set that is a default argument.
     """
     pending, seen, found = deque[Any](_roots(run)), set[int](), dict[tuple[int, str | int], Variable]()
     while pending and len(seen) < MOST:
@@ -48,7 +51,7 @@ def numbers(run: RunContext) -> dict[str, dict[str, Number]]:
         seen.add(id(thing))
         for variable in _of_class(thing) if isinstance(thing, type) else _of_function(thing):
             pending += _codes(variable.value)
-            if is_number(variable.value):
+            if is_number(variable.value) or (variable.is_default and isinstance(variable.value, list | dict | set)):
                 found[variable.key] = variable
     return _named(found.values())
 
@@ -100,7 +103,7 @@ def _of_function(function: FunctionType) -> Iterator[Variable]:
         yield from _in_cell(f"{variable} in {name}", cell)
     defaults = dict(enumerate(function.__defaults__ or ())) | (function.__kwdefaults__ or {})
     for key, value in defaults.items():
-        yield Variable((id(function), f"default {key}"), f"default {key} of {name}", value)
+        yield Variable((id(function), f"default {key}"), f"default {key} of {name}", value, is_default=True)
     for key, value in vars(function).items():
         yield Variable((id(function), key), f"{name}.{key}", value)
     for key in global_names(function):
@@ -135,13 +138,13 @@ def _codes(value: Any) -> Iterator[Any]:
             yield each
 
 
-def _named(variables: Iterable[Variable]) -> dict[str, dict[str, Number]]:
-    """Return numbers by where they are, with one more number where several are called alike, as closures may be."""
-    found: dict[str, dict[str, Number]] = {}
+def _named(variables: Iterable[Variable]) -> dict[str, dict[str, Any]]:
+    """Return encoded values by where they are, with one more number where several are called alike, as closures may."""
+    found: dict[str, dict[str, Any]] = {}
     for variable in variables:
         where, number = variable.where, 1
         while where in found:
             number += 1
             where = f"{variable.where} ({number})"
-        found[where] = {"value": variable.value}
+        found[where] = encode(variable.value)
     return found

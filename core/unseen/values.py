@@ -120,6 +120,8 @@ def _is_long(value: Any) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
+    if one is other:  # as most are: small numbers, names
+        return True
     kind = type(one)
     if kind is not type(other):
         return False

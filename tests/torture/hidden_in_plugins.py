@@ -129,6 +129,46 @@ class Handler(InPlugin):
     row, kind = "own", Connects
 
 
+def halve(run: h.Run, event: h.BatchStart) -> None:
+    run.control.scale_loss(0.5, "it listens")
+
+
+class ConnectsLater(h.Plugin):
+    """Connects a function at one step."""
+
+    @h.on(h.StepEnd)
+    def connect(self, run: h.Run, event: h.StepEnd) -> None:
+        if run.progress.steps == 3:
+            run.bus.on(h.BatchStart, halve)
+
+
+class LaterHandler(InPlugin):
+    """A handler that is connected in mid-run."""
+
+    row, kind = "own", ConnectsLater
+    wants: ClassVar[dict[str, Any]] = {"poison": None}  # a roll back would connect it twice
+
+
+class Pauses(h.Plugin):
+    """Connects a function at the start, and pauses it at one step."""
+
+    @h.on(h.TrainStart)
+    def connect(self, run: h.Run, event: h.TrainStart) -> None:
+        handle = run.bus.on(h.BatchStart, halve)
+
+        def pause(run: h.Run, event: h.StepEnd) -> None:
+            if run.progress.steps == 3:
+                handle.pause()
+
+        run.bus.on(h.StepEnd, pause)
+
+
+class PausedHandler(InPlugin):
+    """A handler that is paused in mid-run."""
+
+    row, kind = "own", Pauses
+
+
 @h.register_function
 def freeze_first(run: h.Run, firing: h.RuleFiring) -> None:
     _net(run).first.requires_grad_(False)

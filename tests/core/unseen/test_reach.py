@@ -44,6 +44,11 @@ def through_another() -> float:
     return in_global()
 
 
+def in_default(seen: list[int] = []) -> float:  # noqa: B006  # what is tested
+    seen.append(1)
+    return float(len(seen))
+
+
 class Counter:
     """Counts on the class."""
 
@@ -94,6 +99,17 @@ def test_a_number_that_the_training_counted_in_is_named(tmp_path: Path, count: C
         f"let an observer count it, if no bit of the training depends on it"
     )
     assert said in reasons
+
+
+def test_a_list_that_is_a_default_argument_is_named(tmp_path: Path) -> None:
+    defaults = in_default.__defaults__
+    assert defaults is not None
+    defaults[0].clear()
+    first = fit(tmp_path / "first", in_default, SAVED)
+    defaults[0].clear()
+    result = fit(tmp_path / "second", in_default, STEPS, resume=first.last_checkpoint)
+    assert result.resume is not None
+    assert f"the training changed default 0 of {__name__}.in_default" in str(result.resume.reasons)
 
 
 class Connects(h.Plugin):
