@@ -16,8 +16,9 @@ View = tuple[Any, ...]
 def compact(state: Any) -> Any:
     """Return a state whose tensors take no more than they show.
 
-    A tensor is copied where its memory is larger than all that tensors of the state show of it, as of a slice. All
-    others stay the very tensors, and go on sharing memory; so do copies of what is the same slice.
+    A tensor is copied where its memory is larger than all that tensors of the state show of it, as of a slice, and
+    where tensors of another dtype show the same memory, which torch does not save. All others stay the very tensors,
+    and continue to share memory; so do copies of what is the same slice.
     """
     views: dict[int, dict[View, int]] = {}
     sizes: dict[int, int] = {}
@@ -26,6 +27,7 @@ def compact(state: Any) -> Any:
         sizes[storage._cdata] = storage.nbytes()
         views.setdefault(storage._cdata, {})[_view(tensor)] = tensor.nbytes
     loose = {number for number, size in sizes.items() if size > sum(views[number].values())}
+    loose |= {number for number, found in views.items() if len({dtype for _, _, _, dtype, *_ in found}) > 1}
     return _rebuilt(state, loose, {}) if loose else state
 
 
@@ -36,11 +38,15 @@ def _rebuilt(value: Any, loose: set[int], made: dict[View, Tensor]) -> Any:
         return type(value)([_rebuilt(item, loose, made) for item in value])
     if not _has_memory(value) or value.untyped_storage()._cdata not in loose:
         return value
-    view = (value.untyped_storage()._cdata, type(value), *_view(value))
+    view = (value.untyped_storage()._cdata, *_view(value))
     if view not in made:
-        copy = value.detach().clone(memory_format=torch.contiguous_format)
-        made[view] = nn.Parameter(copy, value.requires_grad) if type(value) is nn.Parameter else copy
-    return made[view]
+        made[view] = value.detach().clone(memory_format=torch.contiguous_format)
+    form = (*view, type(value), value.requires_grad)  # a frozen view of what another one trains is one of its own
+    if form not in made:
+        copy = made[view].detach()
+        copy = nn.Parameter(copy, requires_grad=False) if type(value) is nn.Parameter else copy
+        made[form] = copy.requires_grad_(value.requires_grad)
+    return made[form]
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
