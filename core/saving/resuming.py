@@ -131,12 +131,20 @@ def _newest(store: storage.Store, notes: list[str]) -> Found:
     if older is not None:
         return Found(*older, store.run_name, store.run_name, notes)
     _refuse_another_s_name(store)
-    if unusable := store.count():
-        note = f"begins afresh: none of the {unusable} checkpoints of {store.run_name!r} in {store.folder} can be used"
+    if unusable := _unusable(store):
+        note = f"begins afresh: none of the {unusable} in {store.folder} can be used"
         logger.warning(note)
     else:
         note = f"begins afresh: no checkpoint of {store.run_name!r} in {store.folder}"
     return Found(notes=[*notes, note])
+
+
+def _unusable(store: storage.Store) -> str | None:
+    """Return how many checkpoints resume='auto' might have continued from, and whose they are; None for no such."""
+    entries, _ = store.entries()
+    of_others = sum(each.training != entries[0].training for each in entries)
+    number, training = store.count() - of_others, "the newest training of " if of_others else ""
+    return f"{number} checkpoints of {training}{store.run_name!r}" if number else None
 
 
 def _refuse_another_s_name(store: storage.Store) -> None:

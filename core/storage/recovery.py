@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -52,15 +53,16 @@ def _settle(files: Files, hidden: Hidden, folder: Path) -> list[str]:
     if not left:
         return []
     begun = _read(files, hidden.manifest) or _in_place(files, hidden, folder)
-    finished = begun is not None and _finish(files, hidden, begun)
     former = _read(files, hidden.former_manifest) or begun
-    if former is not None and not _is_whole(files, former):
-        _bring_back(files, hidden, _own_path(files, former))
+    ours = [each for each in (begun, former) if each is not None]
+    finished = None if begun is None else _finish(files, hidden, begun, ours)
+    if finished is None and former is not None and not _is_whole(files, former):
+        _bring_back(files, hidden, _own_path(files, former, ours))
     files.sync_folder(folder)
     for path in left:
         files.remove_folder(path) if path in folders else files.unlink(path)
-    if finished and begun is not None:
-        return [f"The save of {begun.path}, which was interrupted, is finished."]
+    if finished is not None:
+        return [f"The save of {finished}, which was interrupted, is finished."]
     return [f"An interrupted save left {', '.join(path.name for path in left)}: removed."]
 
 
@@ -77,33 +79,45 @@ def _in_place(files: Files, hidden: Hidden, folder: Path) -> Entry | None:
     return next(chain(of_data, of_shards), None)
 
 
-def _finish(files: Files, hidden: Hidden, begun: Entry) -> bool:
-    """Put a complete save in place; return whether it was complete, and its place not given to another training."""
-    shards = shards_path(begun.path)
-    if _own_path(files, begun) != begun.path:
-        return False
+def _finish(files: Files, hidden: Hidden, begun: Entry, ours: Sequence[Entry]) -> Path | None:
+    """Put a complete save in place; return where, None where it was not complete."""
+    path = _own_path(files, begun, ours)
+    shards = shards_path(path)
     if not (_holds(files, hidden.shards, begun) or _holds(files, shards, begun)):
-        return False
+        return None
     if _digest(files, hidden.data) == begun.sha256:
-        files.rename(hidden.data, begun.path)
-    elif _digest(files, begun.path) != begun.sha256:
-        return False
+        files.rename(hidden.data, path)
+    elif _digest(files, path) != begun.sha256:
+        return None
     if not (begun.shards and _holds(files, shards, begun)):
         files.remove_folder(shards)  # of what is being replaced
         if begun.shards:
             files.rename(hidden.shards, shards)
     if _read(files, hidden.manifest) is not None:
-        files.rename(hidden.manifest, manifest_path(begun.path))
-    return True
+        files.rename(hidden.manifest, manifest_path(path))
+    return path
 
 
-def _own_path(files: Files, entry: Entry) -> Path:
+def _own_path(files: Files, entry: Entry, ours: Sequence[Entry]) -> Path:
     """Return where a checkpoint belongs; with a number, where another training has taken its name meanwhile."""
     path, number = entry.path, 1
-    while (there := _read(files, manifest_path(path))) is not None and there.training != entry.training:
+    there = _read(files, manifest_path(path))
+    if there is None or there.training == entry.training:
+        return path
+    while not _is_own(files, path, ours):
         number += 1
         path = entry.path.with_name(f"{entry.path.stem}-{number}{SUFFIX}")
     return path
+
+
+def _is_own(files: Files, path: Path, ours: Sequence[Entry]) -> bool:
+    """Return whether a name is free, or what has it is of the interrupted save itself."""
+    there, shards, digests = _read(files, manifest_path(path)), shards_path(path), {each.sha256 for each in ours}
+    if there is not None:
+        return there.sha256 in digests
+    if files.exists(path) and _digest(files, path) not in digests:
+        return False
+    return not files.exists(shards) or any(each.shards and _holds(files, shards, each) for each in ours)
 
 
 def _is_whole(files: Files, entry: Entry) -> bool:

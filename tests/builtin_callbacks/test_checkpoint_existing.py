@@ -241,6 +241,25 @@ def test_what_on_existing_may_be(tmp_path: Path) -> None:
 # Going on where there are several.
 
 
+def test_auto_begins_afresh_where_the_newest_training_has_nothing_whole_and_names_the_other(
+    fit: Make, tmp_path: Path
+) -> None:
+    fit(Checkpoint(tmp_path), epochs=1)
+    fit(Checkpoint(tmp_path), epochs=1)
+    damaged = tmp_path / "run-2_epoch_1_iter_3.pth"
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    result = fit(Checkpoint(tmp_path, resume="auto"), epochs=1)
+
+    said = f"begins afresh: none of the 1 checkpoints of the newest training of 'run' in {tmp_path} can be used"
+    assert said in result.notes
+    assert (
+        f"passed over: other trainings of the name are left alone; resume one of them by its path, "
+        f"resume={tmp_path / FIRST}"
+    ) in result.notes
+    assert result.progress.steps == 3
+    assert {FIRST, damaged.name} < set(names(tmp_path))
+
+
 def test_auto_resumes_the_one_that_was_written_last_and_warns(
     fit: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -246,7 +246,8 @@ class Folder:
     def check(self, may_go: Callable[[str], bool] = lambda training: False) -> None:
         """Compare with what was good before."""
         now = look(self.path)
-        lost = [training for training in self.good if training not in now and not may_go(training)]
+        kept = now.keys() | {each.training for good in now.values() for each in good}  # of some, none has an identity
+        lost = [training for training in self.good if training not in kept and not may_go(training)]
         assert not lost, f"lost {[(each, self.good[each]) for each in lost]}"
         self.good = now
 
@@ -269,11 +270,11 @@ class Folder:
         self.steps.append(f"train {name!r} {how} {fault}")
         checkpoint, run = Checkpoint(self.path, **how), make_run(name, random)
         checkpoint._writer = Writer()  # type: ignore[assignment]
-        outcome, begun, error = "done", False, None
+        outcome, begun, error, newest_training = "done", False, None, self._newest_training(name)
         try:
             with under(fault):
                 checkpoint.begin(run, TrainStart())  # type: ignore[arg-type]
-                self._check_begun(run, resume)
+                self._check_begun(run, resume, newest_training)
                 begun = True
                 self._save(checkpoint, run)
         except Death:
@@ -284,7 +285,8 @@ class Folder:
             leave(checkpoint)
         is_refused = isinstance(error, ValueError) and (how["on_existing"] == "refuse" or isinstance(resume, Path))
         is_gone = isinstance(error, FileNotFoundError) and isinstance(resume, Path)  # a killed removal was finished
-        assert fault.at >= 0 or error is None or is_refused or is_gone, error
+        is_of_another = isinstance(error, ValueError) and resume == "auto" and self._is_only_of_another(name)
+        assert fault.at >= 0 or error is None or is_refused or is_gone or is_of_another, error
         self.steps[-1] += f": {outcome}{'' if begun else ' before it began'}, {run.notes}"
         self.counts[outcome] += 1
 
@@ -298,9 +300,22 @@ class Folder:
 
         self.check(was_replaced)
 
-    def _check_begun(self, run: FakeRun, resume: object) -> None:
-        """A run that was to go on does so from the newest that is good, if there is something good of its name."""
-        known = [each for good in self.good.values() for each in good if each.family == run.name]
+    def _is_only_of_another(self, name: str) -> bool:
+        """Return whether files of this name are there, and all of them of trainings asked for by another name."""
+        entries = [each.entry for each in Manifests(self.path).look() if each.entry is not None and each.has_data]
+        families = {each.family for each in entries if name in (each.family, each.run_name)}
+        return bool(families) and name not in families
+
+    def _newest_training(self, name: str) -> str | None:
+        """Return the training that a run of this name continues: of what the last look found, whole or not."""
+        found = Manifests(self.path.with_name(f"{self.path.name}-seen")).look()
+        entries = [each.entry for each in found if each.entry is not None and each.has_data]
+        own = [each for each in entries if each.family == name]
+        return max(own, key=lambda each: each.order).training if own else None
+
+    def _check_begun(self, run: FakeRun, resume: object, newest_training: str | None) -> None:
+        """A run that was to continue the newest training of its name does so, where that has a good one."""
+        known = [each for good in self.good.values() for each in good if each.training == newest_training]
         if resume == "auto" and known:
             newest = max(known, key=lambda each: each.order).path.name
             assert run.saved is not None, f"it begins afresh beside {newest}"

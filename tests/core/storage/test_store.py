@@ -343,7 +343,7 @@ def test_a_name_that_another_store_writes_under_is_refused(opened: Make, state: 
 def test_what_a_killed_save_left_does_not_displace_another_training(
     tmp_path: Path, opened: Make, state: Make, names: Make, former: bool
 ) -> None:
-    """Its name was given away meanwhile, to a run of another name: so far-fetched that only a law asks for it."""
+    """Its name was given away meanwhile, to a run of another name: it takes a number, and nothing is lost."""
     store = opened()
     path = store.save("a.pth", state(1)).path
     store.close()
@@ -354,6 +354,51 @@ def test_what_a_killed_save_left_does_not_displace_another_training(
     store = opened()
 
     assert storage.verify(theirs.path) == theirs
-    found = [(each.path.name, each.progress["steps"]) for each in store.entries()[0]]
-    assert found == ([("a-2.pth", 1)] if former else [])  # a save that has not returned was never promised
+    assert [(each.path.name, each.progress["steps"]) for each in store.entries()[0]] == [("a-2.pth", 1)]
+    assert storage.verify(tmp_path / "a-2.pth").progress["steps"] == 1
+    assert not [name for name in names() if name.endswith(".tmp")]
+
+
+@pytest.mark.parametrize("there", ["a-2.shards", "a-2.pth", "a-2.json"])
+def test_it_takes_a_number_that_nothing_else_has(
+    tmp_path: Path, opened: Make, state: Make, names: Make, there: str
+) -> None:
+    """Neither somebody's file or folder nor another checkpoint of its own training is written over."""
+    store = opened()
+    path = store.save("a.pth", state(1)).path
+    if there == "a-2.json":
+        store.save("a-2.pth", state(5))
+    store.close()
+    path.rename(tmp_path / ".run.data.tmp")
+    path.with_suffix(".json").rename(tmp_path / ".run.manifest.tmp")
+    opened("other").save("a.pth", state(2, name="other"))
+    if there == "a-2.shards":
+        (tmp_path / there).mkdir()
+    elif there == "a-2.pth":
+        (tmp_path / there).write_text("somebody's")
+    before = {each.name: each.read_bytes() for each in tmp_path.glob("a-2.*") if each.is_file()}
+
+    store = Store(tmp_path, "run")
+    notes = store.open()
+    store.close()
+
+    assert notes == [f"The save of {tmp_path / 'a-3.pth'}, which was interrupted, is finished."]
+    assert storage.verify(tmp_path / "a-3.pth").progress["steps"] == 1
+    assert there in names()
+    assert {each.name: each.read_bytes() for each in tmp_path.glob("a-2.*") if each.is_file()} == before
+
+
+def test_a_second_kill_while_it_takes_a_number_loses_nothing(
+    tmp_path: Path, opened: Make, state: Make, names: Make
+) -> None:
+    store = opened()
+    path = store.save("a.pth", state(1)).path
+    store.close()
+    path.rename(tmp_path / "a-2.pth")  # where the first one had put it
+    path.with_suffix(".json").rename(tmp_path / ".run.manifest.tmp")
+    opened("other").save("a.pth", state(2, name="other"))
+    store = opened()
+
+    assert [each.path.name for each in store.entries()[0]] == ["a-2.pth"]
+    assert storage.verify(tmp_path / "a-2.pth").progress["steps"] == 1
     assert not [name for name in names() if name.endswith(".tmp")]
