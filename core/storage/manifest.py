@@ -58,6 +58,7 @@ class Entry:
         shards: bytes and digest of each file in its folder of shards, by name; none where it has no such folder.
         training_id: of which training it is; empty where it was written when trainings had no identity yet.
         asked_name: the name that the program gave the run; that of the files may have a number more.
+        replaces: the digest of a file without a valid manifest that had the name and was to be replaced; else empty.
     """
 
     path: Path
@@ -75,6 +76,7 @@ class Entry:
     shards: Mapping[str, tuple[int, str]] = field(default_factory=dict, hash=False)
     training_id: str = ""
     asked_name: str = ""
+    replaces: str = ""
 
     @property
     def claim(self) -> Claim:
@@ -126,6 +128,7 @@ def encode(entry: Entry) -> bytes:
             "judged_by": judged_by,
             **({"shards": shards} if shards else {}),
             **({"training_id": entry.training_id, "asked_name": entry.family} if entry.training_id else {}),
+            **({"replaces": entry.replaces} if entry.replaces else {}),
         }
     )
 
@@ -198,6 +201,7 @@ def _entry(facts: Mapping[str, Any], place: Path, data: Path | None) -> Entry:
         shards={_bare(name): _shard(each) for name, each in _each(facts.get("shards", {}), "shards", dict).items()},
         training_id=_typed(facts.get("training_id", ""), "training_id", str),
         asked_name=_typed(facts.get("asked_name", ""), "asked_name", str),
+        replaces=_typed(facts.get("replaces", ""), "replaces", str),
     )
 
 

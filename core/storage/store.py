@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from .listing import Manifests
 from .lock import Lock
 from .manifest import Entry, JudgedBy, manifest_path, shards_path
 from .names import PINNED, SUFFIX, Hidden, Label, check_name, pointer_path
-from .recovery import finish_removal, sweep
+from .recovery import finish_removal, interrupted_names, sweep
 from .saving import take_in, write, write_manifest, write_small
 
 logger = logging.getLogger("heliograph")
@@ -78,7 +78,8 @@ class Store:
         try:
             if not self._lock.acquire(patience):
                 notes.append(f"{self.folder} has no file locks: nothing keeps a second process from writing this run.")
-            notes += sweep(self._files, self.folder, self.run_name)
+            with self._locks_of_interrupted(patience):
+                notes += sweep(self._files, self.folder, self.run_name)
             self._sequence = reading.highest_sequence(self._manifests, self.run_name)
             return notes + reading.refused(self._manifests)
         except BaseException as error:
@@ -152,7 +153,7 @@ class Store:
             raise ValueError(f"A state of training {training} was given to the store of {self.training_id}.")
         path = self._free_path(self.folder / check_name(name), training, replace_unknown)
         entry = self._entry(path, state, newest + 1 if sequence is None else sequence, judged_by)
-        entry = replace(entry, shards=dict(shards or {}))
+        entry = replace(entry, shards=dict(shards or {}), replaces=self._unknown(path) if replace_unknown else "")
         entry = write(self._files, self._hidden, entry, state, read_back=read_back)
         self._sequence = max(newest, entry.sequence)
         return entry
@@ -304,6 +305,16 @@ class Store:
         write_small(self._files, self._hidden.pointer, f"{path.name}\n".encode())
         self._files.rename(self._hidden.pointer, pointer)
 
+    @contextmanager
+    def _locks_of_interrupted(self, patience: float) -> Iterator[None]:
+        """Hold the locks of the names under which what is brought in order has its files: others may write there."""
+        with ExitStack() as held:
+            for name in sorted(interrupted_names(self._files, self.folder, self.run_name) - {self.run_name}):
+                lock = self._lock_of(name)
+                lock.acquire(patience)
+                held.callback(lock.release)
+            yield
+
     def _lock_of(self, name: str) -> Lock:
         return Lock(Hidden.of(self.folder, name).lock, f"The checkpoints of run {name!r} in {self.folder} are written")
 
@@ -355,6 +366,16 @@ class Store:
             return replace_unknown and not manifest_path(path).is_dir()
         except OSError:  # whose it is cannot be told
             return False
+
+    def _unknown(self, path: Path) -> str:
+        """Return the digest of a file without a valid manifest, empty for none: who finishes a save must know it."""
+        try:
+            reading.read_manifest(path, files=self._files)
+        except FileNotFoundError:
+            pass
+        except ValueError:
+            return self._files.digest(path)[1] if self._files.exists(path) else ""
+        return ""
 
     def _is_no_file(self, path: Path) -> bool:
         """Return whether a folder, a link, a pipe or a device has a name: it is somebody's, and stays."""
