@@ -34,6 +34,12 @@ Lane = IntEnum("Lane", ["TRANSFORM", "MEASURE", "DECIDE", "PERSIST", "REPORT"])
 Lane.__doc__ = "The order in which the handlers of one event run."
 
 
+class FunctionName(str):
+    """The name of a function that no plugin connected, told apart from a plugin that is called the same."""
+
+    __slots__ = ()
+
+
 @dataclass(slots=True)
 class Seat:
     """What the signal knows of a receiver: where it sits in the chain, whose it is and when it listens."""
@@ -75,7 +81,7 @@ class OrderedSignal(Signal, Generic[E]):
         """
         if seat is None:
             check_receiver(receiver, self.event)
-            seat = Seat((len(Lane) + 1,), describe(receiver))
+            seat = Seat((len(Lane) + 1,), _connector(receiver))
         with self._lock:
             if (key := make_id(receiver)) not in self.seats:
                 self.seats[key] = replace(seat, order=(*seat.order, next(self._arrivals)))
@@ -137,13 +143,13 @@ class OrderedSignal(Signal, Generic[E]):
         called = {make_id(receiver): receiver for receiver in super().receivers_for(sender)}
         return iter([called[key] for key in self._sorted() if key in called and not self.seats[key].paused])
 
-    def listeners(self) -> Iterator[tuple[Receiver, str]]:
-        """Yield the receivers that are called, in order, with their owners' names."""
+    def listeners(self) -> Iterator[tuple[Receiver, Seat]]:
+        """Yield the receivers that are called, in order, each with what is known of it."""
         for key in self._sorted():
             held, seat = self.receivers.get(key), self.seats.get(key)  # a weak one may be gone by now
             receiver = held() if isinstance(held, weakref.ref) else held
             if receiver is not None and seat is not None and not seat.paused:
-                yield receiver, seat.owner
+                yield receiver, seat
 
     def rebuild(self) -> None:
         """Prepare the tuple that `emit` walks."""
@@ -176,7 +182,8 @@ class OrderedSignal(Signal, Generic[E]):
         self._bus.links += len(self.chain) - links
 
     def _sorted(self) -> list[Any]:
-        return sorted((key for key in self.seats if key in self.receivers), key=lambda key: self.seats[key].order)
+        with self._lock:
+            return sorted((key for key in self.seats if key in self.receivers), key=lambda key: self.seats[key].order)
 
     def _link(self, key: Any, seat: Seat) -> Receiver:
         """Return the receiver itself, or a closure where it is weak, filtered or bound to a sender."""
@@ -279,8 +286,7 @@ class Bus:
             raise ValueError(f"{describe(receiver)} hears {event.__name__} already: remove its handle first.")
         check_receiver(receiver, event)
         own = when if ismethod(when) else deepcopy(when)  # a filter has state, a method's state is its object's
-        owner = current_owner() or describe(receiver)
-        signal.connect(receiver, weak=False, seat=Seat((lane, sys.maxsize), owner, own))
+        signal.connect(receiver, weak=False, seat=Seat((lane, sys.maxsize), _connector(receiver), own))
         return Handle(signal, receiver)
 
     def forgive(self, owner: str, run: Run, event: Event, error: BaseException) -> bool:
@@ -336,11 +342,22 @@ def current_owner(frame: FrameType | None = None) -> str | None:
 
 def current_handler(frame: FrameType | None = None) -> tuple[str | None, str]:
     """Return whose handler is running, and the event's name; from the stack, so only a question costs anything."""
-    frame = frame or sys._getframe(1)
+    owner, event = _emitting(frame or sys._getframe(1))
+    return None if owner is None else str(owner), event
+
+
+def _connector(receiver: Receiver) -> str:
+    """Return in whose name a receiver is connected: of the plugin whose handler is running, else its own."""
+    owner, _ = _emitting(sys._getframe(1))
+    if owner is None or isinstance(owner, FunctionName):
+        return FunctionName(owner or describe(receiver))
+    return str(owner)
+
+
+def _emitting(frame: FrameType | None) -> tuple[str | None, str]:
     while frame is not None:
         if frame.f_code in _EMITTERS:
             held = frame.f_locals
-            owner: str = held["owners"][id(held["receiver"])]
-            return str(owner), held["event"].name
+            return held["owners"][id(held["receiver"])], held["event"].name
         frame = frame.f_back
     return None, ""

@@ -35,7 +35,7 @@ def emitted_again(names: Sequence[str]) -> tuple[str, ...]:
 def listeners_to_epoch_start(plugins: Plugins, bus: Bus) -> tuple[str, ...]:
     """Return, in words, the plugins and functions of the user's own that listen to `EpochStart`."""
     names = set(plugins.names())
-    owners = dict.fromkeys(owner for _, owner in bus.signal(EpochStart).listeners())
+    owners = dict.fromkeys(seat.owner for _, seat in bus.signal(EpochStart).listeners())
     return tuple(
         f"plugin {str(owner)!r}" if owner in names else str(owner)
         for owner in owners

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from .attributes import CLASS, Part, encoded, holder_of, parts, storages
-from .listening import listeners, listening_changes, order_changes, orders
+from .listening import listeners, listening_changes
 from .options import options_of, overridden
 from .program import program, program_changes
 from .reach import numbers
@@ -34,12 +33,14 @@ class Unseen:
         options: of the optimizers and schedulers, as the program made them.
         changed: those that had changed before, in the runs that this one resumes.
         cut: what was saved, until it has been seen what listens now.
+        suspected: what of that is not as it was; None before it was looked at.
     """
 
     began: dict[str, dict[str, Any]]
     options: dict[str, dict[str, Any]]
     changed: set[str] = field(default_factory=set)
     cut: Mapping[str, Any] | None = None
+    suspected: list[str] | None = None
 
     @classmethod
     def of(cls, run: RunContext) -> Unseen:
@@ -62,8 +63,7 @@ class Unseen:
             "numbers": kept,
             "changed": sorted(self.changed),
             "options": self.options,
-            "listeners": listeners(run),
-            "orders": orders(run),
+            "listening": listeners(run),
             **program(run),
         }
 
@@ -126,15 +126,28 @@ class Unseen:
         self.began, self.cut = _looked_at(run), saved
 
 
-def compare_listeners(run: RunContext) -> None:
-    """Compare what listens with what did, now that plugins have connected what they connect when an epoch begins."""
-    if run.unseen is None or run.unseen.cut is None:
+def compare_listeners(run: RunContext, *, epoch_begun: bool) -> None:
+    """Compare what listens with what did when the state was saved.
+
+    Asked before and after plugins connect what they connect when an epoch begins, only what differs both times counts:
+    some remove it when the epoch ends, before the save, and some do not.
+
+    Args:
+        run: the run.
+        epoch_begun: whether this is the last time.
+    """
+    unseen = run.unseen
+    if unseen is None or unseen.cut is None:
         return
-    cut, run.unseen.cut = run.unseen.cut, None
-    if "listeners" in cut:
-        changes = listening_changes(cut["listeners"], listeners(run), cut["plugins"], program(run)["plugins"])
-        for change in chain(changes, order_changes(cut["orders"], orders(run))):
+    cut = unseen.cut
+    if "listening" in cut:
+        found = listening_changes(cut["listening"], listeners(run), cut["plugins"], program(run)["plugins"])
+        former = unseen.suspected
+        unseen.suspected = [change for change in found if former is None or change in former]
+    if epoch_begun:
+        for change in unseen.suspected or ():
             run.data.doubt("not exact", change)
+        unseen.cut = unseen.suspected = None
 
 
 def _looked_at(run: RunContext) -> dict[str, dict[str, Any]]:

@@ -30,6 +30,7 @@ WORDS: Final = {
 }
 MEND: Final = ": keep it in its state_dict, or set affects_training = False on a plugin that only looks"
 EARLIER: Final = "a lane before PERSIST, or set affects_training = False on a plugin that only looks"
+LISTENS: Final = {"opaque": "Handle"}  # what listens is compared itself
 DECIDES: Final = ("precision", "dtype")  # the others change how numbers are rounded, at most
 
 
@@ -110,7 +111,7 @@ def doubt_late_listeners(run: RunContext, saver: str) -> None:
         run: the run.
         saver: the name of the plugin that saves.
     """
-    owners = [owner for _, owner in run.bus.signal(SavePoint).listeners()]
+    owners = [seat.owner for _, seat in run.bus.signal(SavePoint).listeners()]
     names = set(run.plugins.names())
     for name in dict.fromkeys(owners[owners.index(saver) + 1 :] if saver in owners else ()):
         plugin = run.plugins[name] if name in names else None
@@ -130,9 +131,8 @@ def _options(plugin: Any) -> dict[str, Any]:
     names = [name for name in vars(plugin) if name not in skip and not (_is_ours(plugin) and name.startswith("_"))]
     package, values = package_of(plugin), {name: getattr(plugin, name) for name in names}
     return {
-        name: encode(_plain(value), package=package)
+        name: LISTENS if isinstance(value, Handle) else encode(_plain(value), package=package)
         for name, value in values.items()
-        if not isinstance(value, Handle)  # what listens is compared itself
     }
 
 

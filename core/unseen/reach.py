@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import CellType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from torch import nn
+
+from ...events.bus import FunctionName, Seat
 from ..data.users_code import attributes_of, global_names, is_users
+from .attributes import ignored_names
 from .program import affects_training
 from .values import encode
 
@@ -39,11 +43,12 @@ class Variable(NamedTuple):
 def numbers(run: RunContext) -> dict[str, dict[str, Any]]:
     """Return the numbers that the user's functions and classes read and could change, encoded, by where they are.
 
-    These are the methods of the task, its modules, optimizers, schedulers and plugins, the functions that listen to
-    events, and what all of these name. Lists and other objects are left out, since most of them are logs; but not a
-    list, dict or set that is a default argument.
+    These are the methods of the task, its modules, optimizers, schedulers and plugins, the functions and objects that
+    listen to events, and what all of these name. Lists and other objects are left out, since most of them are logs; but
+    not a list, dict or set that is a default argument.
     """
-    pending, seen, found = deque[Any](_roots(run)), set[int](), dict[tuple[int, str | int], Variable]()
+    pending, seen = deque[Any](_roots(run)), set[int]()
+    found = {variable.key: variable for variable in _of_objects(run) if is_number(variable.value)}
     while pending and len(seen) < MOST:
         thing = pending.popleft()
         if id(thing) in seen:
@@ -62,6 +67,18 @@ def is_number(value: Any) -> bool:
     return kind in (bool, float, type(None)) or (kind is int and value.bit_length() <= BITS)
 
 
+def held_by(run: RunContext, receiver: Callable[..., Any]) -> Any:
+    """Return the user's object that is called, or whose method is; None for a function, and for what has a state."""
+    while isinstance(receiver, partial):
+        receiver = receiver.func
+    holder = receiver.__self__ if isinstance(receiver, MethodType) else receiver
+    if isinstance(holder, FunctionType | type | nn.Module) or not is_users(type(holder).__module__):
+        return None
+    plugins = (run.plugins[name] for name in run.plugins.names())
+    compared = (run.task, *run.optimizers.values(), *run.schedulers.values(), *plugins)
+    return None if any(holder is each for each in compared) else holder
+
+
 def _roots(run: RunContext) -> Iterator[Any]:
     """Yield the user's classes and functions that a run calls."""
     for each in _objects(run):
@@ -71,10 +88,16 @@ def _roots(run: RunContext) -> Iterator[Any]:
             if type(value) in CALLED:
                 yield from _codes(value)
     plugins = {name: run.plugins[name] for name in run.plugins.names()}
+    for receiver, seat in _receivers(run):
+        if seat.owner not in plugins or isinstance(seat.owner, FunctionName) or affects_training(plugins[seat.owner]):
+            yield from _codes(receiver)
+            if (holder := held_by(run, receiver)) is not None:
+                yield type(holder)
+
+
+def _receivers(run: RunContext) -> Iterator[tuple[Callable[..., Any], Seat]]:
     for signal in run.bus.signals():
-        for receiver, owner in signal.listeners():
-            if owner not in plugins or affects_training(plugins[owner]):
-                yield from _codes(receiver)
+        yield from signal.listeners()
 
 
 def _objects(run: RunContext) -> Iterator[Any]:
@@ -85,6 +108,16 @@ def _objects(run: RunContext) -> Iterator[Any]:
     yield from run.optimizers.values()
     yield from run.schedulers.values()
     yield from (plugin for name in run.plugins.names() if affects_training(plugin := run.plugins[name]))
+
+
+def _of_objects(run: RunContext) -> Iterator[Variable]:
+    """Yield what the objects hold that listen, or whose methods do, and that no plugin connected."""
+    for receiver, seat in _receivers(run):
+        if isinstance(seat.owner, FunctionName) and (holder := held_by(run, receiver)) is not None:
+            ignored, kind = ignored_names(holder), type(holder)
+            for name, value in attributes_of(holder).items():
+                if name not in ignored:
+                    yield Variable((id(holder), name), f"{name} of a {kind.__module__}.{kind.__qualname__}", value)
 
 
 def _of_class(kind: type) -> Iterator[Variable]:

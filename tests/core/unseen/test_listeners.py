@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import heliograph as h
 import pytest
 import torch
-from heliograph.core.unseen.listening import GONE, NEW
+from heliograph.core.unseen.listening import COUNTS, GONE, NEW, OBSERVE, SAME
 from torch import nn
 
 SAVED, STEPS, BATCHES = 5, 8, 3
@@ -104,18 +104,127 @@ class Looking(h.Plugin):
             run.bus.on(h.BatchStart, scale)
 
 
+class OfAnEpochWithNone(OfAnEpoch):
+    """Says which attribute the handle will have."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+
+class FromTheStart(h.Plugin):
+    """Connects a function at the start."""
+
+    def __init__(self, function: Any, options: Any) -> None:
+        self._function, self._options = function, options
+
+    @h.on(h.TrainStart)
+    def connect(self, run: h.Run, event: h.TrainStart) -> None:
+        run.bus.on(h.BatchStart, self._function, **self._options)
+
+
+class Connected(h.Plugin):
+    """Connects something at the start, and something else in its place when the second step is done.
+
+    Args:
+        first: the function, and what `bus.on` takes beside it.
+        second: the same of what takes its place.
+        beside: a function that stays where it is.
+        event: that they listen to.
+    """
+
+    resume_ignores = ("_first", "_second", "_beside")  # named below by what listens
+
+    def __init__(self, first: Any, second: Any, beside: Any = None, event: type[h.Event] = h.BatchStart) -> None:
+        self._first, self._second, self._beside, self._event = first, second, beside, event
+
+    @h.on(h.TrainStart)
+    def connect(self, run: h.Run, event: h.TrainStart) -> None:
+        self._handle = run.bus.on(self._event, self._first[0], **self._first[1])
+        if self._beside is not None:
+            run.bus.on(self._event, self._beside)
+
+    @h.on(h.StepEnd)
+    def replace(self, run: h.Run, event: h.StepEnd) -> None:
+        if run.progress.steps == 2:
+            self._handle.remove()
+            run.bus.on(self._event, self._second[0], **self._second[1])
+
+
+class Scaler:
+    """Scales the loss by what it holds, which grows."""
+
+    def __init__(self, by: float, grows: float = 0.0) -> None:
+        self.by, self.grows = by, grows
+        self.log: list[float] = []
+
+    def __call__(self, run: h.Run, event: h.BatchStart) -> None:
+        self.scale(run, event)
+
+    def scale(self, run: h.Run, event: h.BatchStart) -> None:
+        self.by += self.grows
+        self.log.append(self.by)
+        run.control.scale_loss(self.by, "a test wants it")
+
+
+def look(run: h.Run, event: h.Event) -> None:
+    pass
+
+
+def double(run: h.Run, event: h.GradientsReady) -> None:
+    for parameter in run.task.model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.mul_(2)
+
+
+def clip(run: h.Run, event: h.GradientsReady) -> None:
+    for parameter in run.task.model.parameters():
+        if parameter.grad is not None:
+            parameter.grad.clamp_(-0.01, 0.01)
+
+
+class PausingItself(h.Plugin):
+    """Pauses its own handler when the second step is done."""
+
+    @h.on(h.BatchStart)
+    def scale(self, run: h.Run, event: h.BatchStart) -> None:
+        scale(run, event)
+
+    @h.on(h.StepEnd)
+    def pause(self, run: h.Run, event: h.StepEnd) -> None:
+        if run.progress.steps == 2:
+            run.bus.signal(h.BatchStart).pause(self.scale, paused=True)
+
+
+class ConnectingByBlinker(h.Plugin):
+    """Connects a function as blinker does, when the second step is done."""
+
+    @h.on(h.StepEnd)
+    def connect(self, run: h.Run, event: h.StepEnd) -> None:
+        if run.progress.steps == 2:
+            run.bus.signal(h.BatchStart).connect(scale)
+
+
+class Named(h.Plugin):
+    """Is called as a function is."""
+
+    name = "look"
+
+    @h.on(h.BatchEnd)
+    def look(self, run: h.Run, event: h.BatchEnd) -> None:
+        pass
+
+
 def saving(folder: Path, *plugins: Any, **checkpoint: Any) -> list[Any]:
-    return [
-        h.RNGCapture(), *plugins, h.SaveSchedule(h.At(steps=SAVED)), h.Checkpoint(folder, keep_last=None, **checkpoint)
-    ]  # fmt: skip
+    schedule = h.SaveSchedule(h.At(steps=[BATCHES, SAVED]))
+    return [h.RNGCapture(), *plugins, schedule, h.Checkpoint(folder, keep_last=None, **checkpoint)]
 
 
 def fit(folder: Path, steps: int, *plugins: Any, listen: Iterable[Any] = (), **checkpoint: Any) -> h.RunResult:
     torch.manual_seed(0)
     batches = [(torch.full((3, 4), number / 10), torch.tensor([0, 1, 0])) for number in range(BATCHES)]
     trainer = h.Trainer(saving(folder, *plugins, **checkpoint), device="cpu")
-    for event, function in listen:
-        trainer.bus.on(event, function)
+    for event, function, *options in listen:
+        trainer.bus.on(event, function, **(options[0] if options else {}))
     task = h.Supervised(nn.Linear(4, 2), nn.functional.cross_entropy)
     return trainer.fit(task, batches, optimizer=lambda each: torch.optim.SGD(each, 0.1), steps=steps)
 
@@ -126,8 +235,10 @@ class Legs:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def reasons(self, *plugins: Callable[[], Any], before: Iterable[Any] = (), now: Iterable[Any] = ()) -> Any:
-        first = fit(self.folder / "first", SAVED, *(make() for make in plugins[:1]), listen=before)
+    def reasons(
+        self, *plugins: Callable[[], Any], before: Iterable[Any] = (), now: Iterable[Any] = (), saved: int = SAVED
+    ) -> Any:
+        first = fit(self.folder / "first", saved, *(make() for make in plugins[:1]), listen=before)
         result = fit(
             self.folder / "second", STEPS, *(make() for make in plugins[-1:]), listen=now, resume=first.last_checkpoint
         )
@@ -145,13 +256,95 @@ def test_what_a_plugin_connects_later_is_named_where_it_is_not_connected_again(l
     assert legs.reasons(Connecting) == (f"scale listened to BatchStart and does not: {GONE}",)
 
 
-@pytest.mark.parametrize("make", [partial(Connecting, again=True), OfAnEpoch, partial(Connecting, "observer")])
+AGAIN = [partial(Connecting, again=True), OfAnEpoch, OfAnEpochWithNone, partial(Connecting, "observer")]
+
+
+@pytest.mark.parametrize("make", AGAIN)
 def test_it_is_not_where_it_is_nor_is_what_an_observer_connects(legs: Legs, make: Callable[[], Any]) -> None:
     assert legs.reasons(make) == ()
 
 
 def test_what_a_plugin_pauses_later_is_named(legs: Legs) -> None:
     assert legs.reasons(Pausing) == (f"scale listens to BatchStart and did not: {NEW}",)
+
+
+@pytest.mark.parametrize("make", [OfAnEpoch, OfAnEpochWithNone])
+def test_what_listens_for_an_epoch_is_not_missed_where_the_save_is_between_two(legs: Legs, make: type) -> None:
+    assert legs.reasons(make, saved=BATCHES) == ()
+
+
+REPLACED = {
+    "a partial": (
+        Connected((partial(scale, by=1.0), {}), (partial(scale, by=3.0), {})),
+        f"scale listened to BatchStart with {{'by': 3.0}} and listens with {{'by': 1.0}}: {SAME}",
+    ),
+    "an object": (
+        Connected((Scaler(1.0), {}), (Scaler(3.0), {})),
+        "Scaler listened to BatchStart with {'by': 3.0, 'grows': 0.0} and listens with {'by': 1.0, 'grows': 0.0}: "
+        f"{SAME}",
+    ),
+    "a method of an object": (
+        Connected((Scaler(1.0).scale, {}), (Scaler(3.0).scale, {})),
+        "Scaler.scale listened to BatchStart with {'by': 3.0, 'grows': 0.0} and listens with "
+        f"{{'by': 1.0, 'grows': 0.0}}: {SAME}",
+    ),
+    "a filter": (
+        Connected((scale, {"when": h.Every(steps=1)}), (scale, {"when": h.Every(steps=3)})),
+        f"scale listened to BatchStart when 'every 3 steps' and listens when 'every step': {SAME}",
+    ),
+    "what a filter has counted": (
+        Connected((scale, {}), (scale, {"when": h.Every(emissions=2)})),
+        f"scale listened to BatchStart when 'every 2 emissions' and listens when 'always': {SAME}",
+    ),
+    "the order": (
+        Connected((clip, {}), (clip, {}), double, h.GradientsReady),
+        "the order of the listeners to GradientsReady was double, clip and is clip, double",
+    ),
+    "the lane": (
+        Connected((clip, {"lane": h.Lane.MEASURE}), (clip, {"lane": h.Lane.PERSIST}), double, h.GradientsReady),
+        "the order of the listeners to GradientsReady was double, clip and is clip, double",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REPLACED)
+def test_what_a_plugin_connects_in_the_place_of_another_is_named(legs: Legs, what: str) -> None:
+    plugin, reason = REPLACED[what]
+    assert legs.reasons(lambda: deepcopy(plugin)) == (reason,)
+
+
+def test_what_the_filter_of_a_function_has_counted_is_named(tmp_path: Path) -> None:
+    """No checkpoint holds it: a function has no name to keep it under."""
+    within, outside = Legs(tmp_path / "within"), Legs(tmp_path / "outside")
+    twice = (partial(scale, by=2.0), {"when": h.Every(emissions=2)})
+    reason = (
+        f"scale listened to BatchStart by a filter that had counted {SAVED} events and has counted 0: {COUNTS}, "
+        f"{OBSERVE}"
+    )
+    assert within.reasons(lambda: FromTheStart(*twice)) == (reason,)
+    listening = [(h.BatchStart, *twice)]
+    assert outside.reasons(before=listening, now=listening) == (reason,)
+
+
+def test_a_handler_that_a_plugin_pauses_is_named(legs: Legs) -> None:
+    assert legs.reasons(PausingItself) == (f"PausingItself.scale listens to BatchStart and did not: {NEW}",)
+
+
+def test_what_a_plugin_connects_as_blinker_does_is_the_plugin_s(legs: Legs) -> None:
+    assert legs.reasons(ConnectingByBlinker) == (f"scale listened to BatchStart and does not: {GONE}",)
+
+
+def test_a_function_that_is_called_as_a_plugin_is_outside_of_plugins(legs: Legs) -> None:
+    assert legs.reasons(Named, before=[(h.BatchStart, look)], now=[(h.BatchEnd, look)]) == ()
+
+
+@pytest.mark.parametrize("method", ["scale", "__call__"])
+def test_what_an_object_counts_that_listens_outside_of_plugins_is_named(legs: Legs, method: str) -> None:
+    before, now = ([(h.BatchStart, getattr(Scaler(1.0, grows=0.5), method))] for _ in range(2))
+    [reason] = legs.reasons(before=before, now=now)
+    assert reason.startswith(
+        f"the training changed by of a {__name__}.Scaler, which no checkpoint restores: it was 3.5, and is 1.0"
+    )
 
 
 def test_functions_outside_of_plugins_may_come_and_leave(tmp_path: Path) -> None:
@@ -226,7 +419,7 @@ def test_another_order_of_plugins_is_named(tmp_path: Path) -> None:
     assert same.resume is not None
     assert other.resume is not None
     assert same.resume.reasons == ()
-    assert other.resume.reasons == ("the order of plugins at BatchStart was first, second and is second, first",)
+    assert other.resume.reasons == ("the order of the listeners to BatchStart was first, second and is second, first",)
 
 
 class FirstAtEnd(h.Plugin):
