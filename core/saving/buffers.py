@@ -113,7 +113,7 @@ def _has_storage(value: Any) -> bool:
     return (
         type(value) in (Tensor, nn.Parameter)
         and value.layout is torch.strided
-        and not (value.is_conj() or value.is_neg() or value.is_quantized or value.is_meta)
+        and not (value.is_conj() or value.is_neg() or value.is_quantized or value.is_meta or value.is_nested)
     )
 
 
@@ -124,6 +124,8 @@ def _rebuilt(value: Any, copy_tensor: Callable[[Tensor], Tensor]) -> Any:
         return type(value)([_rebuilt(item, copy_tensor) for item in value])
     if _has_storage(value):
         return copy_tensor(value)
+    if type(value) in (Tensor, nn.Parameter):  # sparse and such, of which deepcopy knows some only
+        return value.detach().clone()
     return deepcopy(value.detach() if isinstance(value, Tensor) else value)
 
 

@@ -22,12 +22,15 @@ def compact(state: Any) -> Any:
     """
     views: dict[int, dict[View, int]] = {}
     sizes: dict[int, int] = {}
+    dtypes: dict[int, set[torch.dtype]] = {}  # by address: two storages may have the same memory, as of NumPy's arrays
+    addresses: dict[int, int] = {}
     for tensor in _tensors(state):
         storage = tensor.untyped_storage()
-        sizes[storage._cdata] = storage.nbytes()
+        sizes[storage._cdata], addresses[storage._cdata] = storage.nbytes(), storage.data_ptr()
+        dtypes.setdefault(storage.data_ptr(), set()).add(tensor.dtype)
         views.setdefault(storage._cdata, {})[_view(tensor)] = tensor.nbytes
     loose = {number for number, size in sizes.items() if size > sum(views[number].values())}
-    loose |= {number for number, found in views.items() if len({dtype for _, _, _, dtype, *_ in found}) > 1}
+    loose |= {number for number, address in addresses.items() if address and len(dtypes[address]) > 1}
     return _rebuilt(state, loose, {}) if loose else state
 
 
@@ -64,7 +67,7 @@ def _has_memory(value: Any) -> bool:
     return (
         type(value) in (Tensor, nn.Parameter)
         and value.layout is torch.strided
-        and not (value.is_quantized or value.is_meta)
+        and not (value.is_quantized or value.is_meta or value.is_nested)
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from io import BytesIO
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from heliograph.core.saving.buffers import Buffers
@@ -180,3 +181,25 @@ def test_what_is_expanded_takes_what_it_is_made_of(opened: Make, state: Make, si
     expanded = torch.ones(()).expand(size)
 
     assert opened().save("a.pth", state(modules={"m": {"expanded": expanded}})).size < 10_000
+
+
+def test_numpys_memory_that_is_seen_as_two_dtypes_is_saved(opened: Make, state: Make) -> None:
+    raw = np.arange(4, dtype=np.int32)
+    both = {"bits": torch.from_numpy(raw), "numbers": torch.from_numpy(raw.view(np.float32))}
+    loaded = torch.load(opened().save("a.pth", state(modules={"m": both})).path, weights_only=True)["modules"]["m"]
+
+    assert {name: each.dtype for name, each in loaded.items()} == {"bits": torch.int32, "numbers": torch.float32}
+    assert all(torch.equal(loaded[name], both[name]) for name in both)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support:UserWarning")
+@pytest.mark.parametrize("in_background", [False, True])
+def test_nested_and_compressed_tensors_are_saved(opened: Make, state: Make, in_background: bool) -> None:
+    odd = {"nested": torch.nested.nested_tensor([torch.ones(2), torch.zeros(3)]), "csr": torch.eye(4).to_sparse_csr()}
+    given = Buffers().copy(odd) if in_background else odd
+    loaded = torch.load(opened().save("a.pth", state(modules={"m": given})).path, weights_only=True)["modules"]["m"]
+
+    assert [each.tolist() for each in loaded["nested"].unbind()] == [[1.0, 1.0], [0.0, 0.0, 0.0]]
+    assert loaded["csr"].layout is torch.sparse_csr
+    assert torch.equal(loaded["csr"].to_dense(), torch.eye(4))
