@@ -91,10 +91,8 @@ def take_up(run: TrainRun) -> None:
 def begin_epoch(run: TrainRun) -> None:
     """Tell that an epoch begins; one that had begun before the state was saved has had its boundary here, too."""
     resumed, run.epoch_begun = run.epoch_begun, True
-    if not resumed:
-        compare_listeners(run, epoch_begun=False)
     run.emit(ev.EpochStart(run.progress.epoch, resumed=resumed))
-    compare_listeners(run, epoch_begun=True)
+    compare_listeners(run)
     if not resumed and (run.control.pending or run.shared):
         boundary(run)
 

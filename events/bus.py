@@ -37,15 +37,16 @@ Lane.__doc__ = "The order in which the handlers of one event run."
 class FunctionName(str):
     """The name of a function that no plugin connected, told apart from a plugin that is called the same."""
 
-    __slots__ = ()
-
 
 @dataclass(slots=True)
 class Seat:
-    """What the signal knows of a receiver: where it sits in the chain, whose it is and when it listens."""
+    """What the signal knows of a receiver: where it sits in the chain, whose it is and when it listens.
+
+    Without an owner it is the plugin's whose handler connects it, else its own.
+    """
 
     order: Place
-    owner: str
+    owner: str = ""
     when: When | None = None
     paused: bool = False
 
@@ -81,10 +82,11 @@ class OrderedSignal(Signal, Generic[E]):
         """
         if seat is None:
             check_receiver(receiver, self.event)
-            seat = Seat((len(Lane) + 1,), _connector(receiver))
+            seat = Seat((len(Lane) + 1,))
+        owner = seat.owner or current_owner() or FunctionName(describe(receiver))
         with self._lock:
             if (key := make_id(receiver)) not in self.seats:
-                self.seats[key] = replace(seat, order=(*seat.order, next(self._arrivals)))
+                self.seats[key] = replace(seat, order=(*seat.order, next(self._arrivals)), owner=owner)
             try:
                 return super().connect(receiver, sender, weak)
             finally:
@@ -182,8 +184,8 @@ class OrderedSignal(Signal, Generic[E]):
         self._bus.links += len(self.chain) - links
 
     def _sorted(self) -> list[Any]:
-        with self._lock:
-            return sorted((key for key in self.seats if key in self.receivers), key=lambda key: self.seats[key].order)
+        seats = self.seats.copy().items()  # weak receivers may die in any thread
+        return [key for key, _ in sorted(seats, key=lambda each: each[1].order) if key in self.receivers]
 
     def _link(self, key: Any, seat: Seat) -> Receiver:
         """Return the receiver itself, or a closure where it is weak, filtered or bound to a sender."""
@@ -286,7 +288,7 @@ class Bus:
             raise ValueError(f"{describe(receiver)} hears {event.__name__} already: remove its handle first.")
         check_receiver(receiver, event)
         own = when if ismethod(when) else deepcopy(when)  # a filter has state, a method's state is its object's
-        signal.connect(receiver, weak=False, seat=Seat((lane, sys.maxsize), _connector(receiver), own))
+        signal.connect(receiver, weak=False, seat=Seat((lane, sys.maxsize), when=own))
         return Handle(signal, receiver)
 
     def forgive(self, owner: str, run: Run, event: Event, error: BaseException) -> bool:
@@ -342,22 +344,10 @@ def current_owner(frame: FrameType | None = None) -> str | None:
 
 def current_handler(frame: FrameType | None = None) -> tuple[str | None, str]:
     """Return whose handler is running, and the event's name; from the stack, so only a question costs anything."""
-    owner, event = _emitting(frame or sys._getframe(1))
-    return None if owner is None else str(owner), event
-
-
-def _connector(receiver: Receiver) -> str:
-    """Return in whose name a receiver is connected: of the plugin whose handler is running, else its own."""
-    owner, _ = _emitting(sys._getframe(1))
-    if owner is None or isinstance(owner, FunctionName):
-        return FunctionName(owner or describe(receiver))
-    return str(owner)
-
-
-def _emitting(frame: FrameType | None) -> tuple[str | None, str]:
+    frame = frame or sys._getframe(1)
     while frame is not None:
         if frame.f_code in _EMITTERS:
             held = frame.f_locals
-            return held["owners"][id(held["receiver"])], held["event"].name
+            return str(held["owners"][id(held["receiver"])]), held["event"].name
         frame = frame.f_back
     return None, ""

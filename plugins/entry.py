@@ -18,8 +18,6 @@ from .plugin import Plugin, snake_case
 class PluginName(str):
     """A registered plugin's name, told apart from a function that happens to be called the same."""
 
-    __slots__ = ()
-
 
 @dataclass(slots=True)
 class Entry:

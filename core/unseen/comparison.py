@@ -33,7 +33,7 @@ class Unseen:
         options: of the optimizers and schedulers, as the program made them.
         changed: those that had changed before, in the runs that this one resumes.
         cut: what was saved, until it has been seen what listens now.
-        suspected: what of that is not as it was; None before it was looked at.
+        suspected: what did not listen as it had, before an epoch began; None where it had begun.
     """
 
     began: dict[str, dict[str, Any]]
@@ -124,30 +124,28 @@ class Unseen:
                 run.note(change)
                 logger.warning(change)
         self.began, self.cut = _looked_at(run), saved
+        self.suspected = None if run.epoch_begun else _listening_changes(run, saved)
 
 
-def compare_listeners(run: RunContext, *, epoch_begun: bool) -> None:
-    """Compare what listens with what did when the state was saved.
+def compare_listeners(run: RunContext) -> None:
+    """Compare what listens with what did, now that plugins have connected what they connect when an epoch begins.
 
-    Asked before and after plugins connect what they connect when an epoch begins, only what differs both times counts:
-    some remove it when the epoch ends, before the save, and some do not.
-
-    Args:
-        run: the run.
-        epoch_begun: whether this is the last time.
+    Where the epoch had not begun when the state was saved, only what differed before counts, too: some plugins remove
+    it when the epoch ends, some do not.
     """
     unseen = run.unseen
     if unseen is None or unseen.cut is None:
         return
-    cut = unseen.cut
-    if "listening" in cut:
-        found = listening_changes(cut["listening"], listeners(run), cut["plugins"], program(run)["plugins"])
-        former = unseen.suspected
-        unseen.suspected = [change for change in found if former is None or change in former]
-    if epoch_begun:
-        for change in unseen.suspected or ():
+    cut, unseen.cut = unseen.cut, None
+    for change in _listening_changes(run, cut):
+        if unseen.suspected is None or change in unseen.suspected:
             run.data.doubt("not exact", change)
-        unseen.cut = unseen.suspected = None
+
+
+def _listening_changes(run: RunContext, saved: Mapping[str, Any]) -> list[str]:
+    if "listening" not in saved:
+        return []
+    return list(listening_changes(saved["listening"], listeners(run), saved["plugins"], program(run)["plugins"]))
 
 
 def _looked_at(run: RunContext) -> dict[str, dict[str, Any]]:

@@ -98,22 +98,34 @@ def run_leg(orders: Orders, pipe: int) -> None:
     folder = Path(orders.folder)
     with patch.object(storage, "Store", partial(TellingStore, teller)):
         deciding = training.deciding(folder, background=orders.background)
-        trainer = h.Trainer([*deciding, *training.reporting(folder)], device="cpu")
-        trainer.bus.on(h.EpochStart, partial(_tell_beginning, teller), when=h.Once())
+        trainer = h.Trainer([*deciding, *training.reporting(folder), _Beginning(teller)], device="cpu")
         result = training.train(trainer, training.task(), orders.epochs, workers=orders.workers)
     assert result.resume is not None
     teller.tell("ended", status=result.status, guarantee=str(result.resume))
 
 
-def _tell_beginning(teller: Teller, run: h.Run, event: h.EpochStart) -> None:
-    path, notes = cast(TrainRun, run).resumed_from, cast(TrainRun, run).notes
-    entry = None if path is None else storage.read_manifest(path)
-    teller.tell(
-        "began",
-        sequence=0 if entry is None else entry.sequence,
-        step=run.progress.steps,
-        passed_over=[note for note in notes if note.startswith("passed over")],
-    )
+class _Beginning(h.Plugin):
+    """Tells once where this leg begins."""
+
+    name = "beginning"
+    affects_training = False
+
+    def __init__(self, teller: Teller) -> None:
+        self._teller: Teller | None = teller
+
+    @h.on(h.EpochStart)
+    def tell(self, run: h.Run, event: h.EpochStart) -> None:
+        teller, self._teller = self._teller, None
+        if teller is None:
+            return
+        path, notes = cast(TrainRun, run).resumed_from, cast(TrainRun, run).notes
+        entry = None if path is None else storage.read_manifest(path)
+        teller.tell(
+            "began",
+            sequence=0 if entry is None else entry.sequence,
+            step=run.progress.steps,
+            passed_over=[note for note in notes if note.startswith("passed over")],
+        )
 
 
 def command(orders: Orders, pipe: int) -> list[str]:

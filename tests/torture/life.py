@@ -57,6 +57,8 @@ class Killer:
         leg: the number of this leg.
     """
 
+    resume_ignores = ("_batches", "_saved")
+
     def __init__(self, kill: Kill | None, journal: int, leg: int) -> None:
         self._kill, self._journal, self._leg = kill, journal, leg
         self._batches = self._saved = -1
