@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from shutil import copytree, rmtree
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -14,12 +16,15 @@ from heliograph.core.storage import Store, manifest
 from heliograph.core.storage import store as stores
 from heliograph.core.storage.files import digest_of
 from heliograph.core.storage.manifest import TooNewError
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from .test_shards import Death, Faulty
 
 Make = Callable[..., Any]
 Contents = dict[str, bytes]
 ONE = "1" * 32
+RUNS = ["run", "other"]
 
 
 def saved(store: Store, name: str, state: dict[str, Any], *, shards: bool = False) -> Path:
@@ -277,3 +282,54 @@ def test_a_removal_that_was_killed_among_the_shards_is_finished(tmp_path: Path, 
     opened()
 
     assert not path.with_suffix(".shards").exists()
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("save"), st.sampled_from(RUNS), st.sampled_from(["a.pth", "a.pth", "a-2.pth"]), st.booleans()),
+    st.tuples(st.just("remove"), st.sampled_from(RUNS)),
+    st.tuples(st.just("put"), st.sampled_from(["a.pth", "a.json", "a-2.pth"])),
+    st.tuples(st.just("take away")),
+)
+
+
+@given(story=st.lists(st.tuples(STEPS, st.one_of(st.integers(2, 12), st.none())), min_size=2, max_size=8))
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_runs_that_want_the_same_names_lose_nothing_of_each_other(
+    state: Make, story: list[tuple[tuple[Any, ...], int | None]]
+) -> None:
+    """Each step is killed at an operation, or not; then every run starts in a copy of the folder."""
+    with TemporaryDirectory() as made:
+        folder, saved_steps, mine = Path(made) / "folder", dict[str, int](), set[Path]()
+        folder.mkdir()
+        for number, ((kind, *facts), killed_at) in enumerate(story):
+            if kind == "put" and not (path := folder / facts[0]).exists():
+                path.write_text("somebody's")
+                mine.add(path)
+            elif kind == "take away":
+                while mine:
+                    mine.pop().unlink()
+            elif kind in ("save", "remove"):
+                store = Store(folder, facts[0], files=Faulty(killed_at, Death(), times=float("inf")))
+                with suppress(Death):
+                    store.open()
+                    if kind == "save":
+                        saved(store, facts[1], state(number + 1, name=facts[0]), shards=facts[2])
+                        saved_steps[facts[0]] = number + 1
+                    elif others := store.own()[1:]:
+                        store.remove(others[-1].path)
+                store.close()
+            check(folder, Path(made) / "copy", saved_steps, {path.name for path in mine})
+
+
+def check(folder: Path, copy: Path, saved_steps: dict[str, int], mine: set[str]) -> None:
+    """Check in a copy that a start finds the newest of each run whole, and changes no file of somebody else's."""
+    copytree(folder, copy)
+    for run in RUNS:
+        store = Store(copy, run)
+        store.open()
+        entries = [storage.verify(each.path) for each in store.own() if each.family == run]
+        store.close()
+        assert max((each.progress["steps"] for each in entries), default=0) >= saved_steps.get(run, 0)
+    assert {name for name in mine if (copy / name).read_text() == "somebody's"} == mine
+    assert not [*copy.glob(".*")]
+    rmtree(copy)
