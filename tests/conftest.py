@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -10,6 +11,9 @@ from heliograph.tests.ranks_pool import Pool
 
 # A store looks up the name of its own address; where nobody answers that, the default lets a test wait for seconds.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
+# A shell without job control begins `make test &` with SIGINT ignored; tests that send one would wait forever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
