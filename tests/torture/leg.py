@@ -130,8 +130,11 @@ class _Beginning(h.Plugin):
 
 def command(orders: Orders, pipe: int) -> list[str]:
     """Return the command line of a leg in an interpreter of its own."""
-    return [sys.executable, "-m", __name__, json.dumps(asdict(orders)), str(pipe)]
+    # Not `-m`: the plugin's class would be one of `__main__` there, and the checkpoints say of which class a plugin is.
+    code = f"from {__name__} import main; main()"
+    return [sys.executable, "-c", code, json.dumps(asdict(orders)), str(pipe)]
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Run the leg that the command line orders."""
     run_leg(Orders(**json.loads(sys.argv[1])), int(sys.argv[2]))
