@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
 
+from heliograph.builtin_callbacks.recorder.explain import command as telling
+from heliograph.builtin_callbacks.recorder.replay import command as replaying
 from heliograph.builtin_callbacks.rules import command as rules
-from heliograph.core.installed import states_of
-from heliograph.core.printable import printable
-from heliograph.core.replaying import command as replaying
-from heliograph.core.telling import command as telling
+from heliograph.core.system.printable import printable
 from heliograph.events import CATALOGUE
 from heliograph.plugins.discovery import discover
+from heliograph.plugins.installed import states_of
 from heliograph.testing import command as verify_resume
 
 
@@ -45,7 +45,7 @@ def _run(arguments: Sequence[str]) -> int:
         module.add_command(commands)
     commands.add_parser("checkpoint", help="inspect, verify, migrate, consolidate or prune checkpoints", add_help=False)
     if arguments[:1] == ["checkpoint"]:
-        from heliograph.core.storage import commands as checkpoint  # torch is a second of waiting, for others as well
+        from heliograph.builtin_callbacks.checkpoint import command as checkpoint
 
         return checkpoint.main(arguments[1:])
     options = parser.parse_args(arguments)

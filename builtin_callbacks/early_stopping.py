@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from ..core.monitor import Monitor
+from ..core.metrics.monitor import Monitor
 from ..events import CheckpointLoaded, Log, Run, TrainStart, ValidationEnd
 from ..plugins import Plugin, on
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..core.storage import clean
+from ..core.checkpoint.storage import clean
 from ..events import (
     CheckpointLoaded,
     CheckpointPruned,

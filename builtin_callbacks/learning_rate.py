@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from inspect import signature
 from typing import Any, Literal
 
-from ..core.monitor import Monitor
+from ..core.metrics.monitor import Monitor
 from ..events import EpochEnd, Lane, Log, Run, StepEnd, TrainStart, ValidationEnd
 from ..plugins import Plugin, on
 

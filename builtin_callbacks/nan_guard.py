@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from ..core.losses import WindowLosses
+from ..core.metrics.window_losses import WindowLosses
 from ..events import BatchStart, CheckpointLoaded, GradientsReady, Lane, Run, TrainStart
 from ..plugins import Plugin, on
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from signal import Signals
 
 from ..core.errors import NotRecorded
-from ..core.hosting import current_host
-from ..core.signals import Deadline, SignalHook
+from ..core.system.host import current_host
+from ..core.system.signals import Deadline, SignalHook
 from ..events import (
     BatchEnd,
     CheckpointLoaded,

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any, TextIO
 
 from ..core.data.guarantee import verified
-from ..core.extras import require
+from ..core.system.extras import require
 from ..events import (
     BatchEnd,
     CheckpointLoaded,

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core import rng
-from ..core.data.draws import Generator, digest, isolated
-from ..core.data.search import find_generators
+from ..core.data import rng
+from ..core.data.draws.generators import Generator, digest, isolated
+from ..core.data.draws.search import find_generators
 from ..events import (
     CheckpointLoaded,
     CheckpointPruned,

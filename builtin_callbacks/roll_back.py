@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from ..core import storage
-from ..core.losses import WindowLosses
-from ..core.sharded import weights
+from ..core.checkpoint import storage
+from ..core.checkpoint.state.shards import weights
+from ..core.metrics.window_losses import WindowLosses
 from ..events import BatchStart, CheckpointLoaded, CheckpointSaved, GradientsReady, Lane, Run, TrainStart
 from ..plugins import Plugin, on
 

@@ -28,22 +28,22 @@ from ..events import (
 )
 from ..events.bus import Receiver
 from ..events.catalogue import Phase, Status
+from ..events.run import CheckpointSource
 from ..plugins import Plugins
 from . import batches as data
-from . import state
+from .checkpoint.state import snapshot
+from .checkpoint.state.global_batch import BatchChange
+from .checkpoint.unseen.comparison import Unseen
 from .data.training_data import TrainingData
+from .distributed.launch import RankQueue, child_queue
+from .distributed.ranks.agreement import Agreement, Alone
+from .distributed.ranks.means import SharedMeans
 from .engines.contract import LoopEngine
-from .global_batch import BatchChange
-from .launching import RankQueue, child_queue
-from .metrics import Means, Metrics
-from .ranks.agreement import Agreement, Alone
+from .metrics.means import Means, Metrics
 from .result import checked_note
-from .rounds import Round
-from .saving.resuming import Depot
 from .settings import Settings
-from .shared_means import SharedMeans
 from .task import modules_of
-from .unseen.comparison import Unseen
+from .windows import Round
 
 
 class HotSignals:
@@ -123,7 +123,7 @@ class RunContext:
         self.began = perf_counter()
         self.saved: Mapping[str, Any] | None = None
         self.saved_path: Path | None = None
-        self.depot: Depot | None = None
+        self.checkpoint_source: CheckpointSource | None = None
         self.batch_change: BatchChange = "refuse"
         self.unseen: Unseen | None = None
         self.restores_attributes = True
@@ -205,7 +205,7 @@ class RunContext:
 
     def state_dict(self) -> dict[str, Any]:
         """Return one consistent cut of everything that a resumed run needs."""
-        return state.capture(self)
+        return snapshot.capture(self)
 
     def resume(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
         """Continue from a saved state, applied when every `TrainStart` handler has run."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..events.catalogue import Phase
-from .metrics import Means
-from .shared_means import Terms, merged
+from .distributed.ranks.means import Terms, merged
+from .metrics.means import Means
 from .task import eval_mode
 
 if TYPE_CHECKING:

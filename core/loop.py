@@ -24,16 +24,16 @@ from ..events import Request
 from ..events import catalogue as ev
 from ..events.control import EVALUATION
 from .batches import abandon, check_exhausted, refuse_unread
+from .checkpoint.state.snapshot import restore, settle_unseen
+from .checkpoint.unseen.comparison import Unseen, compare_listeners
 from .evaluation import evaluating
-from .metrics import Metrics
-from .rounds import checked_losses, next_loss
-from .state import restore, settle_unseen
+from .metrics.means import Metrics
 from .task import check_loss
-from .unseen.comparison import Unseen, compare_listeners
+from .windows import checked_losses, next_loss
 
 if TYPE_CHECKING:
-    from .rounds import Round, Turn
     from .run import TrainRun
+    from .windows import Round, Turn
 
 logger = logging.getLogger("heliograph")
 BATCH_START, GRADIENTS_READY, STEP_END = ev.BatchStart(), ev.GradientsReady(), ev.StepEnd()

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from ..events import History, Progress
 from ..events.catalogue import Status
+from ..plugins.discovery import find
 from .data.guarantee import Guarantee, verified
-from .printable import printable_lines
+from .system.printable import printable_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +116,7 @@ class RunResult:
 
         Without a recording, it is told from this result: how the run ended, who asked for what, the notes.
         """
-        from .telling.from_result import story_of
-
-        return story_of(self)
+        return str(find("result", "heliograph.explainers").load()(self))
 
     def _checkpoints(self) -> list[tuple[str, Path | None]]:
         return [("best", self.best_checkpoint), ("last", self.last_checkpoint)]

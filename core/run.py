@@ -15,12 +15,12 @@ from ..events.catalogue import Phase
 from ..plugins import Plugins
 from . import batches as data
 from . import loop
-from .closing import close_run
 from .context import RunContext
 from .engines.contract import LoopEngine
-from .hosting import current_host
 from .result import RunResult
+from .run_end import close_run
 from .settings import Settings
+from .system.host import current_host
 
 _ENGINES: set[int] = set()  # the ids of those that are in a run
 

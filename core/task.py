@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from ..events import Run
 from .batches import batch_size
-from .spread import loadable
+from .checkpoint.state.expanded_tensors import loadable
 
 EXTRA_STATE = "_extra_state"  # in torch, what the name ends with of what a module's `set_extra_state` takes
 Metric = Callable[[Any, Any], Tensor | float]

@@ -9,15 +9,15 @@ from typing import Any, Literal, Unpack
 from ..events import Bus
 from ..events.catalogue import Phase
 from ..plugins import Plugins
+from ..plugins.plan import plan
 from . import loop, settings
 from .data.loaders import LoaderParams, check_params, of_one_process
 from .data.module import DataModule, complete, evaluated, opened
-from .engines.choosing import EngineOptions, made_engine
+from .engines.choice import EngineOptions, made_engine
 from .engines.contract import LoopEngine
-from .hosting import current_host
-from .plan import plan
 from .result import RunResult
 from .run import TrainRun
+from .system.host import current_host
 
 
 class Trainer:

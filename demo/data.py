@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import torch
-from heliograph.core.extras import require
+from heliograph.core.system.extras import require
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from time import perf_counter
 
 import heliograph as h
-from heliograph.core import storage
-from heliograph.core.recording.reading import read
-from heliograph.core.telling.story import brief
-from heliograph.core.telling.timeline import write_timeline
+from heliograph.builtin_callbacks.recorder.explain.story import brief
+from heliograph.builtin_callbacks.recorder.format.reader import read
+from heliograph.builtin_callbacks.recorder.timeline.page import write_timeline
+from heliograph.core.checkpoint import storage
 from torch.utils.data import DataLoader
 
 from .data import digits

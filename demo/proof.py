@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from heliograph.core import storage
+from heliograph.core.checkpoint import storage
 from torch import Tensor
 
 

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from heliograph.core.extras import require
 from heliograph.core.result import RunResult
+from heliograph.core.system.extras import require
 
 PANELS = {
     "loss": ("train/loss", "validation/loss"),

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from heliograph.core.recording.reading import read
-from heliograph.core.telling.timeline import write_timeline
+from heliograph.builtin_callbacks.recorder.format.reader import read
+from heliograph.builtin_callbacks.recorder.timeline.page import write_timeline
 from playwright.sync_api import sync_playwright
 
 PICTURE = Path(__file__).parent / "images/timeline.png"

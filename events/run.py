@@ -33,6 +33,27 @@ class Data(Protocol):
         """Return whether batches come as so many ranks would read them; of loaders that are read as they are, yes."""
 
 
+class CheckpointSource(Protocol):
+    """Where checkpoints of a run lie beside its own folder, such as the storage of a cluster.
+
+    Attributes:
+        patience: seconds to wait until a process that this one replaces has released the folder.
+    """
+
+    patience: float
+
+    def fetch(self, store: Any, resume: str | Path | None) -> tuple[str | Path | None, list[str]]:
+        """Put what a run is to resume into its folder; called on the main rank.
+
+        Args:
+            store: the run's `heliograph.core.checkpoint.storage.Store`, open.
+            resume: what the run was asked to resume: None, `auto` or a path.
+
+        Returns:
+            What it is to resume: that, or the path of what was fetched; and notes for the result.
+        """
+
+
 class Run(Protocol):
     """One `fit`, `validate` or `test`, fresh for every call. Plugins read; what they may write is said so.
 
@@ -67,6 +88,8 @@ class Run(Protocol):
         verified_steps: the steps done again after a resume that equal the killed run's; written by who compares them.
         difference: where what is done again differs first; written by who compares it.
         recording: where what happens is recorded; written by who records it.
+        checkpoint_source: where else checkpoints of the run lie; written at `TrainStart` by the plugin that knows, in a
+            lane before `PERSIST`, and asked by the plugin that resumes.
         plugin_seconds: seconds in each plugin's handlers; written by who measures them.
         in_boundary: whether the state that was loaded was saved at the end of a boundary, of which only `ShouldStop` is
             left to be emitted.
@@ -100,6 +123,7 @@ class Run(Protocol):
     verified_steps: int
     difference: str | None
     recording: Path | None
+    checkpoint_source: CheckpointSource | None
     plugin_seconds: dict[str, float]
     in_boundary: bool
     is_replay: bool

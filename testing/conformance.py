@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 import torch
+from heliograph.core.checkpoint.state.plain import check_plain
 from heliograph.core.filters import Every
-from heliograph.core.plain import check_plain
 from heliograph.core.result import RunResult
 from heliograph.core.task import Supervised
 from heliograph.core.trainer import Trainer

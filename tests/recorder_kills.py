@@ -14,8 +14,8 @@ from pathlib import Path
 
 import heliograph as h
 import torch
-from heliograph.builtin_callbacks.recorder import Recorder
-from heliograph.core.recording import tail, writing
+from heliograph.builtin_callbacks.recorder.format import tail, writer
+from heliograph.builtin_callbacks.recorder.plugin import Recorder
 from heliograph.tests.recordings import fit
 
 
@@ -74,7 +74,7 @@ def injected(witness: Witness) -> None:
             witness.act("begin")
             pack(buffer, at, *values)
 
-    writing.os.write = killing  # type: ignore[attr-defined]
+    writer.os.write = killing  # type: ignore[attr-defined]
     tail.HEAD = Head  # type: ignore[assignment]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import heliograph as h
 import torch
-from heliograph.core.recording.lines import encode, encode_attempt, encode_head
-from heliograph.core.recording.records import Attempt, Batches, Entry
+from heliograph.builtin_callbacks.recorder.format.lines import encode, encode_attempt, encode_head
+from heliograph.builtin_callbacks.recorder.format.records import Attempt, Batches, Entry
 from torch import Tensor, nn
 
 PLAIN = Attempt(

@@ -10,9 +10,9 @@ from typing import Any
 
 import heliograph as h
 import torch
-from heliograph.core.recording.reading import read
-from heliograph.core.replaying.replay import replay
-from heliograph.core.replaying.report import Replayed
+from heliograph.builtin_callbacks.recorder.format.reader import read
+from heliograph.builtin_callbacks.recorder.replay.replay import replay
+from heliograph.builtin_callbacks.recorder.replay.report import Replayed
 from torch import Tensor, nn
 
 Asked = tuple[str, str, str, int, int, int, int, str]

@@ -16,8 +16,8 @@ import pytest
 import torch
 from heliograph import CATALOGUE
 from heliograph.__main__ import main
-from heliograph.core.recording.records import Happened, Place
-from heliograph.core.storage import Store
+from heliograph.builtin_callbacks.recorder.format.records import Happened, Place
+from heliograph.core.checkpoint.storage import Store
 from heliograph.demo import digits, proof, report
 from heliograph.tests.recordings import attempt, write
 

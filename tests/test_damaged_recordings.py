@@ -10,15 +10,15 @@ from typing import Any
 import heliograph as h
 import pytest
 from heliograph.__main__ import main
-from heliograph.core.recording.lines import ROWS
-from heliograph.core.recording.reading import read
-from heliograph.core.recording.records import Batches
-from heliograph.core.recording.sealing import parse, sealed
-from heliograph.core.recording.tail import tail_of
-from heliograph.core.recording.walking import walk
-from heliograph.core.telling.story import brief, story
-from heliograph.core.telling.timeline import page
-from heliograph.core.telling.trace import trace
+from heliograph.builtin_callbacks.recorder.explain.story import brief, story
+from heliograph.builtin_callbacks.recorder.format.checksum import parse, sealed
+from heliograph.builtin_callbacks.recorder.format.lines import ROWS
+from heliograph.builtin_callbacks.recorder.format.reader import read
+from heliograph.builtin_callbacks.recorder.format.records import Batches
+from heliograph.builtin_callbacks.recorder.format.tail import tail_of
+from heliograph.builtin_callbacks.recorder.format.walk import walk
+from heliograph.builtin_callbacks.recorder.timeline.page import page
+from heliograph.builtin_callbacks.recorder.timeline.trace import trace
 from heliograph.tests.recordings import fit
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

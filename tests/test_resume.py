@@ -18,7 +18,7 @@ import heliograph as h
 import numpy as np
 import pytest
 import torch
-from heliograph.core.storage import Files
+from heliograph.core.checkpoint.storage import Files
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn

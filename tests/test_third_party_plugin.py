@@ -31,7 +31,7 @@ from heliograph import (
     ValidationSchedule,
     ValidationStart,
 )
-from heliograph.core import storage
+from heliograph.core.checkpoint import storage
 from torch import Tensor, nn
 
 EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "heliograph-weight-averaging"

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from heliograph.core.recording.records import Recording
-from heliograph.core.telling.timeline import write_timeline
-from heliograph.tests.core.telling.making import Script, killed_and_resumed, recording
+from heliograph.builtin_callbacks.recorder.format.records import Recording
+from heliograph.builtin_callbacks.recorder.timeline.page import write_timeline
+from heliograph.tests.builtin_callbacks.recorder.explain.factory import Script, killed_and_resumed, recording
 from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph.core.state import SCHEMA
-from heliograph.core.storage import Store
+from heliograph.core.checkpoint.state.snapshot import SCHEMA
+from heliograph.core.checkpoint.storage import Store
 from heliograph.demo.training import NAME
 from heliograph.tests.torture.checks import first_difference, newest_whole
 from heliograph.tests.torture.torture import MISSING

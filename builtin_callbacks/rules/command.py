@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .errors import RuleError
-    from .loading.blueprint import Ready
+    from .files.blueprint import Ready
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -71,7 +71,7 @@ def run_dry(options: argparse.Namespace) -> int:
     Args:
         options: parsed by what `add_command` added.
     """
-    from ...core.recording.reading import read
+    from ..recorder.format.reader import read
     from .controller import RuleController
     from .dry_run import dry_run
 
@@ -97,10 +97,10 @@ def checked(path: Path) -> tuple[tuple[Ready, ...], list[RuleError]]:
         ImportError: the extra `rules` is not installed, or a package that the file names is broken.
     """
     from .errors import RuleError
-    from .loading.blueprint import Given
-    from .loading.building import build
-    from .loading.config import read_rules
-    from .loading.problems import Problems
+    from .files.blueprint import Given
+    from .files.builder import build
+    from .files.config import read_rules
+    from .files.problems import Problems
 
     problems = Problems(keeps=True)
     try:

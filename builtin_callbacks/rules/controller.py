@@ -19,13 +19,13 @@ from ...events import (
 )
 from ...plugins import Plugin, on
 from .base import RuleMetric, RuleOperation
-from .loading.blueprint import Given
-from .loading.building import build
-from .loading.config import Source, read_rules
-from .loading.specs import ON_ERROR, OnError
+from .files.blueprint import Given
+from .files.builder import build
+from .files.config import Source, read_rules
+from .files.specs import ON_ERROR, OnError
 from .operations.functions import Function
 from .session import Session
-from .showing import shown
+from .text import shown
 
 T = TypeVar("T", RuleMetric, RuleOperation)
 BEGINNINGS = (TrainStart, ValidationStart, TestStart)

@@ -9,18 +9,18 @@ from functools import partial
 from typing import Any
 
 from ...core.errors import NotRecorded
-from ...core.recording.records import Recording
-from ...core.replaying.replay import replay
 from ...events import Event, Run, RunClosed
 from ...events.errors import describe_error
 from ...plugins import Plugin, on
+from ..recorder.format.records import Recording
+from ..recorder.replay.replay import replay
 from .base import Action, RuleFiring, RuleMetric, RuleOperation
 from .controller import RuleController
 from .errors import RuleError
+from .files.blueprint import Blueprint
 from .fired import RuleFired
-from .loading.blueprint import Blueprint
 from .session import Session
-from .showing import shown
+from .text import shown
 
 SHOWN = 20  # acts of one rule, in full
 

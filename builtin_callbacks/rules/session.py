@@ -8,9 +8,9 @@ from typing import Any
 
 from ...events import Event, Log, Run, ValidationEnd
 from .base import Ending
-from .judging import Judge
-from .loading.blueprint import Blueprint
-from .loading.triggers import BEFORE_BOUNDARY, Trigger
+from .files.blueprint import Blueprint
+from .files.triggers import BEFORE_BOUNDARY, Trigger
+from .judge import Judge
 from .table import Table, Values
 
 BRINGING: tuple[type[Event], ...] = (Log, ValidationEnd)  # as a boundary serves them

@@ -9,12 +9,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ...events import Engine
 from ..batches import length_of
-from .choosing import order_of
-from .dealing import EveryNth
-from .draws import digest
-from .foreign import knows_ranks
-from .reading import Reading
-from .shares import Share
+from .draws.generators import digest
+from .order.choice import order_of
+from .order.dealt import EveryNth
+from .order.opaque import knows_ranks
+from .order.shares import Share
+from .reader import Reading
 from .source import Source, Sourced
 from .sources import IterableSource, MapSource, SequenceSource
 from .stateful import is_stateful

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
@@ -12,7 +11,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from ...events.checks import known_names
 from ..batches import check_loader
-from .samplers import RandomSampler, SequentialSampler
+from .adapters import adapter_of
+from .order.samplers import RandomSampler, SequentialSampler
 from .workers import prepare_worker
 
 ONLY_TRAINING = ("shuffle", "sampler", "drop_last", "draws_per", "as_ranks")
@@ -111,7 +111,7 @@ def _check_given(params: dict[str, Any], given: list[Any]) -> None:
         raise ValueError(
             f"loader_params= says how to read a dataset, but {kinds} is a loader, made already: give its dataset."
         )
-    if "columns" in params and not any(map(is_ray_dataset, given)):
+    if "columns" in params and not any(map(adapter_of, given)):
         raise ValueError(
             "loader_params['columns'] is for a Ray dataset: of others, each sample is what the dataset gives."
         )
@@ -179,24 +179,16 @@ def shielded(loader: DataLoader[Any]) -> DataLoader[Any]:
 
 def is_dataset(data: Any) -> bool:
     """Return whether something holds samples, not batches; other libraries' datasets are told by their methods."""
-    if isinstance(data, Dataset) or is_ray_dataset(data):
+    if isinstance(data, Dataset) or adapter_of(data) is not None:
         return True
     is_batches = isinstance(data, DataLoader | list | tuple | Mapping)
     return not is_batches and hasattr(data, "__getitem__") and hasattr(data, "__len__")
 
 
-def is_ray_dataset(data: Any) -> bool:
-    """Return whether something is a dataset of Ray Data, which is not imported for that."""
-    module = sys.modules.get("ray.data")
-    return module is not None and isinstance(data, module.Dataset)
-
-
 def made(data: Any, params: Any, split: str) -> Any:
     """Return a loader as it is, or one that is made from a dataset."""
-    if is_ray_dataset(data):
-        from ..ray.datasets import loader_of  # which makes use of what is here
-
-        return loader_of(data, params, split)
+    if (adapter := adapter_of(data)) is not None:
+        return adapter.loader(data, params, split)
     if params is None or not is_dataset(data):
         return data
     options = {name: value for name, value in params.items() if name not in OURS}

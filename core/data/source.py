@@ -11,8 +11,8 @@ from torch.utils.data import Dataset
 from ...events import Engine
 from ..batches import length_of
 from .guarantee import Guarantee
-from .reading import Reading
-from .shares import ALONE, Layout, Share
+from .order.shares import ALONE, Layout, Share
+from .reader import Reading
 
 Worth = tuple[Guarantee, tuple[str, ...]]
 EXACT: Worth = ("exact", ())

@@ -10,15 +10,15 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate, defau
 
 from ...events import Engine
 from ..batches import batch_size, set_epoch
-from .choosing import order_of
-from .draws import isolated
-from .held import Held
-from .keyed import Around, KeyedDataset, KeyedIterable, as_it_is
-from .orders import Order, full_batches
-from .outline import outline
-from .probe import LEFT_OUT, Probe, is_plain, order_differs
-from .reading import Reading, apart, begun, read_again, rewired
-from .shares import ALONE, Share
+from .draws.generators import isolated
+from .draws.held_generators import Held
+from .draws.keyed import Around, KeyedDataset, KeyedIterable, as_it_is
+from .draws.outline import outline
+from .draws.probe import LEFT_OUT, Probe, is_plain, order_differs
+from .order.batch_samplers import Order, full_batches
+from .order.choice import order_of
+from .order.shares import ALONE, Share
+from .reader import Reading, apart, begun, read_again, rewired
 from .source import EXACT, Known, Source, Sourced, Stateless, Worth
 from .stateful import StatefulSource, is_stateful
 

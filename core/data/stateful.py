@@ -10,12 +10,12 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from ..batches import set_epoch
-from .draws import isolated
-from .held import BEGIN, Held
-from .keyed import KeyedDataset, KeyedIndex, Place, keyed_batch
-from .probe import LEFT_OUT, Probe, is_plain
-from .reading import Reading, apart, begun
-from .shares import ALONE, Share
+from .draws.generators import isolated
+from .draws.held_generators import BEGIN, Held
+from .draws.keyed import KeyedDataset, KeyedIndex, Place, keyed_batch
+from .draws.probe import LEFT_OUT, Probe, is_plain
+from .order.shares import ALONE, Share
+from .reader import Reading, apart, begun
 from .source import EXACT, Stateless, Worth
 
 

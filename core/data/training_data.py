@@ -13,8 +13,8 @@ from .agreed import agree
 from .evaluation_data import EvaluationData
 from .guarantee import Guarantee, weaker
 from .last_batch import LastBatch
-from .reading import Reading
-from .shares import Layout, Share, converted
+from .order.shares import Layout, Share, converted
+from .reader import Reading
 from .source import Source
 from .sources import source_of
 

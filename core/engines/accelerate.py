@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..extras import require
-from ..ranks.buckets import average_gradients
+from ..distributed.ranks.buckets import average_gradients
+from ..system.extras import require
 from .places import Backend
 from .precision import PrecisionName
 from .prepared import Prepared, checked

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...events import Engine
-from ..ranks.watch import Watch
+from ..distributed.ranks.watch import Watch
 
 
 class LoopEngine(Engine, Protocol):

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..ranks.buckets import average_gradients
+from ..distributed.ranks.buckets import average_gradients
+from .batch_norm import Converted, separate_batch_norm, synchronize_batch_norm
 from .places import Backend
 from .precision import PrecisionName
 from .processes import ProcessEngine
-from .synchronized import Converted, separate_batch_norm, synchronize_batch_norm
 
 
 class DDPEngine(ProcessEngine):

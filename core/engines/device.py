@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from ...events.engine import Reduction
-from ..ranks.watch import Watch
+from ..distributed.ranks.watch import Watch
 from ..task import load_module
 from .determinism import Determinism
-from .moving import move
+from .movers import move
 from .precision import Precision, PrecisionName
 
 

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from ..ranks.membership import Membership
+from ..distributed.ranks.membership import Membership
 
 Backend = Literal["gloo", "nccl"]
 

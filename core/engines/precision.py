@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...events.checks import known_names
-from .scaling import LossScaling
+from .loss_scale import LossScaling
 
 PrecisionName = Literal["fp32", "tf32", "bf16", "fp16"]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}

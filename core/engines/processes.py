@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from ...events.engine import Reduction
-from ..ranks.buckets import broadcast_tensors
-from ..ranks.failure import release_groups
-from ..ranks.group import Group
-from ..ranks.membership import membership
-from ..ranks.patrol import Limits
-from ..ranks.watch import Watch
+from ..distributed.ranks.buckets import broadcast_tensors
+from ..distributed.ranks.failure import release_groups
+from ..distributed.ranks.group import Group
+from ..distributed.ranks.membership import membership
+from ..distributed.ranks.watch import Watch
+from ..distributed.ranks.watchdog import Limits
 from .device import DeviceEngine
+from .model_check import check_same
 from .places import Backend, checked_backend, own_device
 from .precision import PrecisionName
-from .sameness import check_same
 
 
 class ProcessEngine(DeviceEngine, ABC):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from heliograph.core.repeated.suspects import HIDDEN_STATE, emitted_again
+from heliograph.builtin_callbacks.checkpoint.repeated.suspects import HIDDEN_STATE, emitted_again
 from heliograph.testing.resume.differences import Comparison, Difference
 
 WITHOUT_A_KILL = {

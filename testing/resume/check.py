@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from heliograph.core import rng
+from heliograph.core.data import rng
 from heliograph.core.data.guarantee import weaker
 from heliograph.events.checks import known_names
 from heliograph.testing.resume import causes, moments
 from heliograph.testing.resume.differences import Comparison, compare, varying
 from heliograph.testing.resume.errors import UsageError
+from heliograph.testing.resume.factory import Maker, MakeTrainer
 from heliograph.testing.resume.legs import Leg, Saved, run_leg
-from heliograph.testing.resume.making import Maker, MakeTrainer
 from heliograph.testing.resume.moments import Moment, Position
 from heliograph.testing.resume.report import InterruptedLeg, ResumeCheck
 

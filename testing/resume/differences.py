@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from heliograph.core.repeated.ring import Row
-from heliograph.core.repeated.words import told_apart, what_differs
+from heliograph.builtin_callbacks.checkpoint.repeated.ring import Row
+from heliograph.builtin_callbacks.checkpoint.repeated.words import told_apart, what_differs
 
 if TYPE_CHECKING:
     from heliograph.testing.resume.facts import Fact, Leaf

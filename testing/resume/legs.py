@@ -12,9 +12,9 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from heliograph.builtin_callbacks.checkpoint.repeated.rows import Rows
+from heliograph.builtin_callbacks.checkpoint.repeated.suspects import listeners_to_epoch_start
 from heliograph.core.data.guarantee import Guarantee
-from heliograph.core.repeated.rows import Rows
-from heliograph.core.repeated.suspects import listeners_to_epoch_start
 from heliograph.core.trainer import Trainer
 from heliograph.events import CATALOGUE, Event, Lane, Log, Run, SavePoint, ValidationEnd
 from heliograph.testing.resume import suspects

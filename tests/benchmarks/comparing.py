@@ -14,11 +14,11 @@ from typing import Any, cast
 
 import heliograph as h
 import torch
+from heliograph.builtin_callbacks.checkpoint.repeated.ring import Owner, Ring
+from heliograph.builtin_callbacks.checkpoint.repeated.rows import quick_writer
+from heliograph.core.checkpoint.storage import read_manifest
+from heliograph.core.checkpoint.storage.manifest import encode, manifest_path
 from heliograph.core.context import RunContext
-from heliograph.core.repeated.ring import Owner, Ring
-from heliograph.core.repeated.rows import quick_writer
-from heliograph.core.storage import read_manifest
-from heliograph.core.storage.manifest import encode, manifest_path
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.data import DataLoader, Dataset

@@ -8,17 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph import (
-    BatchEnd,
-    BatchStart,
-    EpochEnd,
-    GradientAccumulation,
-    Lane,
-    Run,
-    StepEnd,
-    Trainer,
-    TrainStart,
-)
+from heliograph import BatchEnd, BatchStart, EpochEnd, GradientAccumulation, Lane, Run, StepEnd, Trainer, TrainStart
 from torch import Tensor, nn
 
 Make = Callable[..., Any]

@@ -25,8 +25,8 @@ from heliograph import (
     ValidationSchedule,
     on,
 )
-from heliograph.builtin_callbacks.profile import Profile
-from heliograph.core import tracing
+from heliograph.builtin_callbacks.profile import trace as tracing
+from heliograph.builtin_callbacks.profile.plugin import Profile
 from heliograph.testing import check_plugin
 
 Make = Callable[..., Any]

@@ -34,9 +34,9 @@ from heliograph import (
     Trainer,
     on,
 )
-from heliograph.core import storage
-from heliograph.core.saving import writers
-from heliograph.core.saving.background import BackgroundWorker, nothing
+from heliograph.builtin_callbacks.checkpoint import writers
+from heliograph.builtin_callbacks.checkpoint.background import BackgroundWorker, nothing
+from heliograph.core.checkpoint import storage
 
 Make = Callable[..., Any]
 

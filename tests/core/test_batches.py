@@ -8,7 +8,7 @@ import pytest
 import torch
 from heliograph.core.batches import batch_size, length_of, set_epoch, with_last
 from heliograph.core.engines.device import DeviceEngine
-from heliograph.core.engines.moving import move
+from heliograph.core.engines.movers import move
 from torch import Tensor
 
 

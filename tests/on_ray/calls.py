@@ -8,7 +8,7 @@ from pathlib import Path
 
 import heliograph as h
 import torch
-from heliograph.core.launching import child_queue
+from heliograph.core.distributed.launch import child_queue
 from torch import nn
 from torch.utils.data import TensorDataset
 

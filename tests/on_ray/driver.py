@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import heliograph as h
-from heliograph.core.ray.attempts import RayValues
+from heliograph.builtin_callbacks.ray.launcher.attempts import RayValues
 from heliograph.tests.on_ray.surviving import Story, train
 
 HELD_AT = 20

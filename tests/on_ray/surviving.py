@@ -18,7 +18,7 @@ from typing import Any
 
 import heliograph as h
 import torch
-from heliograph.core.ray.session import current_session
+from heliograph.builtin_callbacks.ray.session import current_session
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 

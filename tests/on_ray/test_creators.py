@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph.core.creating import LocalLauncher
-from heliograph.core.ray.launcher import RayLauncher
-from heliograph.tests.core.creating import creators
-from heliograph.tests.core.creating.creators import make, weights
+from heliograph.builtin_callbacks.ray.creators import LocalLauncher
+from heliograph.builtin_callbacks.ray.launcher.launcher import RayLauncher
+from heliograph.tests.builtin_callbacks.ray.creators import creators
+from heliograph.tests.builtin_callbacks.ray.creators.creators import make, weights
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 SHARES = (7 * 7 + 4 * 4) / creators.HELD_OUT  # the mean over samples of how many the rank of each has read

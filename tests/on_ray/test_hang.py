@@ -7,7 +7,7 @@ from pathlib import Path
 
 import heliograph as h
 import pytest
-from heliograph.core.ray.attempts import Work
+from heliograph.builtin_callbacks.ray.launcher.attempts import Work
 from heliograph.tests.on_ray.surviving import Blow, Story, order, train
 
 

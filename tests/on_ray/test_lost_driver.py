@@ -10,7 +10,7 @@ from pathlib import Path
 import heliograph as h
 import pytest
 import ray
-from heliograph.core.ray.attempts import Work
+from heliograph.builtin_callbacks.ray.launcher.attempts import Work
 from heliograph.tests.on_ray import driver
 from heliograph.tests.on_ray.surviving import held, is_gone, order, train, wait_until
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import heliograph as h
 import pytest
 import torch
-from heliograph.core.ray.attempts import Work
+from heliograph.builtin_callbacks.ray.launcher.attempts import Work
 from heliograph.tests.on_ray.clusters import in_thread, several_nodes
 from heliograph.tests.on_ray.surviving import Story, held, lines, order, train
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from heliograph import launch
-from heliograph.core import storage
-from heliograph.core.ray.launcher import RayLauncher
+from heliograph.builtin_callbacks.ray.launcher.launcher import RayLauncher
+from heliograph.core.checkpoint import storage
 from heliograph.tests.on_ray import reporting
 
 pytestmark = pytest.mark.usefixtures("local_ray")

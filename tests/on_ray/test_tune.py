@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from heliograph import Supervised, load_weights
-from heliograph.core.ray.perturbing import Tune
-from heliograph.core.ray.trials import Search, tune_results
-from heliograph.core.ray.tuning import tune
+from heliograph.builtin_callbacks.ray.search.pbt import Tune
+from heliograph.builtin_callbacks.ray.search.trials import Search, tune_results
+from heliograph.builtin_callbacks.ray.search.tune import tune
 from heliograph.tests.on_ray import searching
 from heliograph.tests.on_ray.searching import NotTodayError, diary
 from ray import tune as ray_tune
@@ -55,7 +55,7 @@ def test_asha_stops_trials_which_close_properly_and_the_best_is_found_by_another
 
     script = "\n".join(
         [
-            "from heliograph.core.ray.trials import tune_results",
+            "from heliograph.builtin_callbacks.ray.search.trials import tune_results",
             f"best = tune_results({str(tmp_path / 'ray')!r}, 'search').best",
             f"print(best.number, repr(best.value), best.status, best.fetch({str(tmp_path / 'fetched')!r}).name)",
         ]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from heliograph.core import storage
+from heliograph.core.checkpoint import storage
 from heliograph.demo.training import NAME
 from heliograph.testing.resume.facts import leaves
 

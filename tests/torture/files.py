@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from io import FileIO
 from pathlib import Path
 
-from heliograph.core import storage
+from heliograph.core.checkpoint import storage
 
 
 class WatchedFiles(storage.Files):

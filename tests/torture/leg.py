@@ -19,7 +19,7 @@ from typing import Any, cast
 from unittest.mock import patch
 
 import heliograph as h
-from heliograph.core import storage
+from heliograph.core.checkpoint import storage
 from heliograph.core.run import TrainRun
 from heliograph.demo import training
 from heliograph.tests.torture.files import WatchedFiles

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 import heliograph as h
-from heliograph.core import storage
+from heliograph.core.checkpoint import storage
 from heliograph.testing.resume.facts import Leaf, leaves
 from heliograph.tests.torture.assembly import parts_of, train
 from heliograph.tests.torture.files import WatchedFiles, kind_of

@@ -31,11 +31,12 @@ from unittest.mock import patch
 
 import torch
 from heliograph import Checkpoint
-from heliograph.core.state import SCHEMA, training_of
-from heliograph.core.storage import Files, Store, commands, load
-from heliograph.core.storage.files import SYSTEM
-from heliograph.core.storage.listing import Manifests
-from heliograph.core.storage.manifest import Entry, encode, manifest_path
+from heliograph.builtin_callbacks.checkpoint import command as commands
+from heliograph.core.checkpoint.state.snapshot import SCHEMA, training_of
+from heliograph.core.checkpoint.storage import Files, Store, load
+from heliograph.core.checkpoint.storage.files import SYSTEM
+from heliograph.core.checkpoint.storage.folder import Manifests
+from heliograph.core.checkpoint.storage.manifest import Entry, encode, manifest_path
 from heliograph.events import CheckpointLoaded, RunClosed, SavePoint, TrainStart
 
 NAMES = ("run", "run", "run", "run-2", "a b", "a-b")
@@ -182,7 +183,9 @@ class FakeRun(SimpleNamespace):
 
 def make_run(name: str, random: Random) -> FakeRun:
     progress = SimpleNamespace(epoch=0, steps=0, batches=0)
-    run = FakeRun(name=name, engine=Engine(), is_replay=False, depot=None, saved=None, resumed_from=None, notes=[])
+    run = FakeRun(
+        name=name, engine=Engine(), is_replay=False, checkpoint_source=None, saved=None, resumed_from=None, notes=[]
+    )
     run.training_id, run.progress, run.task = f"{random.getrandbits(128):032x}", progress, None
     run.last_checkpoint = run.best_checkpoint = None
     run.validation_sets = run.metrics = {"validation": 1}

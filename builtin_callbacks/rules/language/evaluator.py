@@ -9,10 +9,10 @@ from typing import Any
 from simpleeval import EvalWithCompoundTypes
 
 from ..errors import RuleEvaluationError, RuleTypeError
+from .access import Reader
 from .functions import Functions
 from .limits import NODE, WORK, Budget, check_format, check_length
 from .operators import Operators
-from .reading import Reader
 from .values import INCORRECT, Held, Unavailable, admit
 
 NO_CONVERSION = -1

@@ -10,9 +10,9 @@ from reprlib import repr as shortened
 from typing import Any
 
 from ..errors import RuleTypeError
+from .access import Reader
 from .kinds import SEQUENCES, SYMBOLS, WHOLE, can_compare, named, of_binary, of_unary
 from .limits import check_bits, check_length
-from .reading import Reader
 from .values import INCORRECT, Held, Unavailable
 
 BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {

@@ -7,10 +7,10 @@ from random import Random
 from types import MappingProxyType
 from typing import Any
 
-from ....core.extras import require
+from ....core.system.extras import require
 from ..errors import MetricUnavailable, RuleError, RuleEvaluationError, RuleLimitError, RuleTypeError
 from .kinds import named
-from .parsing import Source
+from .parser import Source
 from .values import INCORRECT
 
 
@@ -56,7 +56,7 @@ class Rule:
 
     def __init__(self, text: str, names: Collection[str], kinds: Mapping[str, type] = MappingProxyType({})) -> None:
         require("simpleeval", "A rule", extra="rules")
-        from .checking import Checker
+        from .checks import Checker
         from .evaluator import Evaluator
 
         self._source = Source(text)

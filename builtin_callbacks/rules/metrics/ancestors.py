@@ -9,7 +9,7 @@ from ....events import Event, Log, Run, TestEnd, ValidationEnd
 from ....events.checks import known_names
 from ..base import Ending, RuleMetric
 from ..errors import RuleError
-from ..showing import shown
+from ..text import shown
 from .log_history import LOGGED, Entry, LogHistory, entry_of, has_loss
 from .names import fractional_epoch, under_both_names
 

@@ -10,7 +10,7 @@ from typing import Any
 from ....events import Event, Log, Run, ValidationEnd
 from ..base import RuleMetric
 from ..errors import RuleTypeError
-from ..showing import shown
+from ..text import shown
 from .log_history import entry_of, has_loss, is_new
 from .names import ancestor_name, fractional_epoch
 

@@ -8,9 +8,9 @@ from ....events import Run
 from ....events.checks import known_names
 from ..base import RuleFiring, RuleOperation
 from ..errors import RuleError, RuleTypeError
-from ..showing import shown
+from ..text import shown
 from .fields import values_of
-from .formatting import Format
+from .format_strings import Format
 
 logger = logging.getLogger("heliograph")
 

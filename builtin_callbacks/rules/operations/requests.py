@@ -22,7 +22,7 @@ from ....events import (
 from ....events.checks import describe
 from ..base import RuleFiring, RuleOperation
 from ..errors import RuleTypeError
-from ..showing import shown
+from ..text import shown
 from .functions import Function, function
 
 EVALUATING = (ValidationStart, ValidationBatchStart, ValidationBatchEnd, TestStart, TestBatchStart, TestBatchEnd)

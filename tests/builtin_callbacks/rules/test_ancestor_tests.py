@@ -10,16 +10,7 @@ import heliograph as h
 import pytest
 from heliograph.builtin_callbacks.rules.base import RuleFiring, RuleMetric, RuleOperation
 from heliograph.builtin_callbacks.rules.controller import RuleController
-from heliograph.tests.builtin_callbacks.rules.scripted import (
-    EVAL,
-    LOSS,
-    STATE,
-    Fired,
-    controller,
-    lines,
-    rules,
-    train,
-)
+from heliograph.tests.builtin_callbacks.rules.scripted import EVAL, LOSS, STATE, Fired, controller, lines, rules, train
 
 ONE = {"name": "window", "class": "HistoryBasedMetric", "arguments": {"window_size": 1}}
 TWO = ONE | {"arguments": {"window_size": 2}}

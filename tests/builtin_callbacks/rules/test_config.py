@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from heliograph.builtin_callbacks.rules.errors import RuleError, RuleKeyError, RuleTypeError
-from heliograph.builtin_callbacks.rules.loading.config import read_rules
-from heliograph.builtin_callbacks.rules.loading.problems import Problems
-from heliograph.builtin_callbacks.rules.loading.specs import RulePart, RuleSet, RuleSpec
+from heliograph.builtin_callbacks.rules.files.config import read_rules
+from heliograph.builtin_callbacks.rules.files.problems import Problems
+from heliograph.builtin_callbacks.rules.files.specs import RulePart, RuleSet, RuleSpec
 from heliograph.builtin_callbacks.rules.patience import RulePatience
 
 WHOLE = """\

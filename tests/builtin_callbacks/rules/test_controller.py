@@ -14,8 +14,8 @@ import torch
 from heliograph.builtin_callbacks.rules.base import RuleFiring, RuleMetric, RuleOperation
 from heliograph.builtin_callbacks.rules.controller import RuleController
 from heliograph.builtin_callbacks.rules.errors import RuleError, RuleEvaluationError
+from heliograph.builtin_callbacks.rules.files.specs import RulePart, RuleSet, RuleSpec
 from heliograph.builtin_callbacks.rules.fired import RuleFired
-from heliograph.builtin_callbacks.rules.loading.specs import RulePart, RuleSet, RuleSpec
 from heliograph.testing import check_plugin
 from heliograph.tests.builtin_callbacks.rules.scripted import (
     EVAL,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from heliograph.builtin_callbacks.rules.errors import RuleError
-from heliograph.builtin_callbacks.rules.loading.document import read_document
+from heliograph.builtin_callbacks.rules.files.document import read_document
 
 
 def written(folder: Path, text: str) -> Path:

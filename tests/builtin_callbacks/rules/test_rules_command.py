@@ -10,13 +10,13 @@ from typing import Any
 import heliograph as h
 import pytest
 import yaml
-from heliograph.builtin_callbacks.recorder import Recorder
+from heliograph.builtin_callbacks.recorder.format.reader import read
+from heliograph.builtin_callbacks.recorder.plugin import Recorder
+from heliograph.builtin_callbacks.recorder.replay.replay import replay
 from heliograph.builtin_callbacks.rules.base import RuleMetric
 from heliograph.builtin_callbacks.rules.command import add_command
 from heliograph.builtin_callbacks.rules.controller import RuleController
 from heliograph.builtin_callbacks.rules.dry_run import dry_run
-from heliograph.core.recording.reading import read
-from heliograph.core.replaying.replay import replay
 from heliograph.tests.builtin_callbacks.rules.scripted import EVAL, LOSS, STOP, Fired, controller, rules, train
 
 Captured = pytest.CaptureFixture[str]

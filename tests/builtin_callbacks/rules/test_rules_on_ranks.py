@@ -10,15 +10,7 @@ import torch
 from heliograph.builtin_callbacks.rules.base import RuleFiring, RuleOperation
 from heliograph.builtin_callbacks.rules.controller import RuleController
 from heliograph.builtin_callbacks.rules.errors import RuleEvaluationError
-from heliograph.tests.builtin_callbacks.rules.scripted import (
-    EVAL,
-    STOP,
-    Fired,
-    Scripted,
-    controller,
-    data,
-    rules,
-)
+from heliograph.tests.builtin_callbacks.rules.scripted import EVAL, STOP, Fired, Scripted, controller, data, rules
 from heliograph.tests.ranks_pool import Pool
 
 RANK = {"name": "process", "class": "PerProcessState"}

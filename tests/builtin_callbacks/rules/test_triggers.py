@@ -9,7 +9,7 @@ import heliograph as h
 import pytest
 from heliograph.builtin_callbacks.rules.controller import RuleController
 from heliograph.builtin_callbacks.rules.errors import RuleKeyError
-from heliograph.builtin_callbacks.rules.loading.triggers import ANCESTOR, trigger_named
+from heliograph.builtin_callbacks.rules.files.triggers import ANCESTOR, trigger_named
 from heliograph.tests.builtin_callbacks.rules.scripted import Fired, Scripted, controller, data, rules, train
 
 QUIET = [{"name": "quiet", "class": "LogControl", "arguments": {"log_format": "", "log_level": "debug"}}]

@@ -26,7 +26,7 @@ from heliograph import (
     Trainer,
     TrainStart,
 )
-from heliograph.core.data.reading import Reading
+from heliograph.core.data.reader import Reading
 from heliograph.core.data.source import Source
 from heliograph.core.data.sources import source_of
 from numpy.random import mtrand

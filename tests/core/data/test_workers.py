@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from heliograph.core.data import workers
 from heliograph.core.data.loaders import evaluation_loader, shielded
-from heliograph.core.data.reading import rewired
+from heliograph.core.data.reader import rewired
 from heliograph.core.data.sources import IterableSource
 from heliograph.core.data.workers import prepare_worker
 from torch.utils.data import DataLoader, IterableDataset

@@ -27,8 +27,8 @@ from heliograph import (
     Trainer,
     ValidationSchedule,
 )
+from heliograph.core.engines.loss_scale import LossScaling
 from heliograph.core.engines.precision import Precision, PrecisionName
-from heliograph.core.engines.scaling import LossScaling
 from torch import Tensor, nn
 
 Batch = tuple[Tensor, Tensor]

@@ -1,0 +1,67 @@
+"""The best state of a run, brought back at its end."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import isnan
+from typing import TYPE_CHECKING, Literal, cast
+
+from ...core.checkpoint import storage
+from ...core.checkpoint.state.parameter_groups import load_scheduler
+from ...core.checkpoint.state.shards import load_parts
+from ...core.checkpoint.storage import State
+from ...core.distributed.ranks.outcomes import on_main
+from ...core.metrics.monitor import Monitor
+from ...events import Run
+from .resume import shared
+
+if TYPE_CHECKING:
+    from ...core.context import RunContext
+
+Extent = Literal["weights", "everything"]
+
+
+def load_best(run: Run, best: storage.Entry | None, monitor: Monitor, extent: Extent) -> str:
+    """Give a run's task, optimizers and schedulers the state of its best checkpoint; return what was done.
+
+    On several ranks a collective.
+
+    Args:
+        run: the run, at its end.
+        best: on the main rank, the checkpoint as it was ranked; None or one that was judged NaN is none to load.
+        monitor: what it was ranked by.
+        extent: only the weights, or the optimizers and the schedulers too.
+
+    Raises:
+        FileNotFoundError: it is gone.
+        ValueError: it is damaged, or no longer the one that was ranked.
+    """
+    read: list[State] = []
+    best = on_main(run.engine, partial(_checked, best, read))
+    if best is None or best.judged_by is None:
+        return f"nothing loaded back at the end: no checkpoint was saved where {monitor.name!r} was measured"
+    saved = shared(run.engine, best.path, next(iter(read), None))
+    context = cast("RunContext", run)
+    optimizers = context.optimizers if extent == "everything" else {}
+    load_parts(context, saved, optimizers, best.path)
+    for name, scheduler in context.schedulers.items() if extent == "everything" else ():
+        load_scheduler(name, scheduler, saved)
+    return (
+        f"loaded back at the end: {extent} of the best checkpoint {best.path}, {monitor.name} {best.judged_by[2]:.6g}"
+    )
+
+
+def _checked(best: storage.Entry | None, read: list[State]) -> storage.Entry | None:
+    """Return the checkpoint where it is one to load, and add its state to what was read."""
+    value = None if best is None or best.judged_by is None else best.judged_by[2]
+    if best is None or value is None or isnan(value):
+        return None
+    state = storage.load(best.path)
+    now = storage.read_manifest(best.path)
+    if (now.sha256, now.judged_by) != (best.sha256, best.judged_by):
+        raise ValueError(
+            f"{best.path} is not the checkpoint that was ranked best by {best.judged_by}: another was put in its "
+            f"place, judged by {now.judged_by}. Nothing was loaded."
+        )
+    read.append(state)
+    return best

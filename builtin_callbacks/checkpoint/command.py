@@ -1,0 +1,214 @@
+"""The command line on checkpoints: `python -m heliograph checkpoint inspect | verify | migrate | ...`."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TypeVar
+
+from ...core.checkpoint.migration.migrations import files_in, migrate_file
+from ...core.checkpoint.storage import reader
+from ...core.checkpoint.storage.consolidation import consolidate
+from ...core.checkpoint.storage.manifest import Entry, manifest_path
+from ...core.checkpoint.storage.names import MANIFEST, SUFFIX
+from ...core.checkpoint.storage.removable import Verdict, by_training, judge, ranked
+from ...core.checkpoint.storage.store import Store
+from ...core.metrics.monitor import Monitor
+from ...core.system.printable import printable, printable_lines
+from ...events.checks import known_names
+from .description import content_of, describe, table
+
+T = TypeVar("T")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a command; return its exit status: 1 where a checkpoint is bad or could not be dealt with."""
+    options = _parser().parse_args(arguments)
+    command: Callable[[Namespace], int] = options.run
+    return command(options)
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(
+        prog="heliograph checkpoint", description="Look into checkpoints, verify, migrate, remove them."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    inspect = commands.add_parser(
+        "inspect", help="tell what a checkpoint holds and whether it is whole, or list a folder"
+    )
+    verify = commands.add_parser("verify", help="hold every byte against its digest, and load it")
+    migrate = commands.add_parser("migrate", help="bring older checkpoints, and those of Helios, up to date")
+    for each, act in ((inspect, _inspect), (verify, _verify), (migrate, _migrate)):
+        each.add_argument("paths", metavar="PATH", nargs="+", type=Path, help="a checkpoint or a folder of them")
+        each.set_defaults(run=act)
+    migrate.add_argument("--dry-run", action="store_true", help="change nothing, only say what would be done")
+    migrate.add_argument("--no-backup", action="store_true", help="do not keep the former files in the end")
+    migrate.add_argument(
+        "--as-data", metavar="CLASS", action="append", default=[], help="read objects of this class as plain records"
+    )
+    consolidate = commands.add_parser("consolidate", help="make an ordinary checkpoint of one with shards")
+    consolidate.add_argument("path", metavar="FILE", type=Path)
+    consolidate.add_argument("--out", metavar="FILE", type=Path, help="write there, and leave the former as it is")
+    consolidate.set_defaults(run=_consolidate)
+    _add_prune(commands.add_parser("prune", help="remove checkpoints of a run; never the newest or a pinned one"))
+    return parser
+
+
+def _add_prune(prune: ArgumentParser) -> None:
+    prune.add_argument("folder", metavar="FOLDER", type=Path)
+    prune.add_argument("--keep-last", metavar="K", type=_positive, required=True, help="keep the newest K")
+    prune.add_argument("--keep-best", metavar="M", type=_positive, help="besides, keep the best M by --monitor")
+    prune.add_argument("--monitor", metavar="METRIC", help="such as validation/loss")
+    prune.add_argument("--mode", choices=("min", "max"), help="which is better; min for a loss or an error")
+    prune.add_argument("--run", dest="run_name", metavar="NAME", help="only runs of this name; else all in the folder")
+    prune.add_argument("--dry-run", action="store_true", help="remove nothing, only say what would be done")
+    prune.set_defaults(run=_prune, parser=prune)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"a whole number of at least 1 is needed, got {text!r}")
+    return int(text)
+
+
+def _inspect(options: Namespace) -> int:
+    return _each(options.paths, _inspected)
+
+
+def _verify(options: Namespace) -> int:
+    return _each([each for path in options.paths for each in _files(path)], _verified)
+
+
+def _migrate(options: Namespace) -> int:
+    def act(path: Path) -> list[str]:
+        keep = not options.no_backup
+        return migrate_file(path, keep_backup=keep, dry_run=options.dry_run, as_data=options.as_data)
+
+    return _each([each for path in options.paths for each in _files(path)], act)
+
+
+def _consolidate(options: Namespace) -> int:
+    def act(path: Path) -> list[str]:
+        entry = consolidate(path, options.out)
+        return [f"{path}: written as one file, {entry.path} ({entry.size / 1e6:,.3f} MB)"]
+
+    return _each([options.path], act)
+
+
+def _each(things: Iterable[T], act: Callable[[T], Iterable[str]]) -> int:
+    """Do something to each; one that fails gets a sentence, does not keep the others, and makes the status 1."""
+    status = 0
+    for thing in things:
+        try:
+            for line in act(thing):
+                print(printable_lines(line))
+        except (OSError, ValueError) as error:
+            print(f"heliograph checkpoint: {printable(error)}", file=sys.stderr)
+            status = 1
+    return status
+
+
+def _prune(options: Namespace) -> int:
+    if (options.keep_best is None) != (options.monitor is None):
+        options.parser.error("--keep-best M and --monitor METRIC go together: how many, and the best of what")
+    if options.monitor is not None:
+        try:
+            options.mode = Monitor(options.monitor, options.mode).mode
+        except ValueError as error:
+            options.parser.error(str(error))
+    names = _asked_names(options.folder, options.run_name) or ([options.run_name] if options.run_name else [])
+    if not names:
+        print(f"heliograph checkpoint: There is no checkpoint with a manifest in {options.folder}.", file=sys.stderr)
+    return _each(names, lambda name: _pruned(Store(options.folder, name), options)) if names else 1
+
+
+def _pruned(store: Store, options: Namespace) -> list[str]:
+    """Remove what the trainings of one name need not keep; return a line for each checkpoint."""
+    _check_monitor(*store.entries(), options)
+    notes = [] if options.dry_run else store.open()  # refused where a process trains into the folder
+    try:
+        entries, passed_over = store.entries()
+        entries = [each for each in entries if options.run_name in (None, each.family, each.run_name)]
+        verdicts = (
+            judge(
+                each,
+                store.is_pinned,
+                keep_last=options.keep_last,
+                keep_best=options.keep_best or 0,
+                monitor=options.monitor,
+                mode=options.mode,
+            )
+            for each in by_training(entries)
+        )
+        lines = [_dealt_with(store, each, dry_run=options.dry_run) for each in chain.from_iterable(verdicts)]
+    finally:
+        store.close()
+    return [*notes, *lines, *(f"left     {line}" for line in passed_over)]
+
+
+def _check_monitor(entries: list[Entry], passed_over: list[str], options: Namespace) -> None:
+    """Raise ValueError where a run has no checkpoints, or none with the metric."""
+    if not entries:
+        raise ValueError(" ".join(passed_over) or f"There is no checkpoint in {options.folder}.")
+    if options.monitor is not None and not ranked(entries, options.monitor, options.mode):
+        known = {name for each in entries for name in each.metrics}
+        raise ValueError(
+            f"No checkpoint of run {entries[0].run_name!r} has a metric {options.monitor!r}."
+            f"{known_names(options.monitor, known)}"
+        )
+
+
+def _dealt_with(store: Store, verdict: Verdict, *, dry_run: bool) -> str:
+    path = verdict.entry.path
+    if verdict.stays is not None:
+        return f"kept     {path}: {verdict.stays}"
+    if dry_run:
+        return f"would go {path}"
+    return f"removed  {path}" if store.remove(path, verdict.entry.training) else f"kept     {path}: pinned a moment ago"
+
+
+def _asked_names(folder: Path, run_name: str | None) -> list[str]:
+    """Return by which names the runs in a folder were asked for; of one name only, where that is given."""
+    names = set()
+    for path in folder.glob(f"*{SUFFIX}"):
+        try:
+            entry = reader.read_manifest(path)
+        except (OSError, ValueError):
+            continue  # listed with each run as passed over
+        if run_name in (None, entry.family, entry.run_name):
+            names.add(entry.family)
+    return sorted(names)
+
+
+def _inspected(path: Path) -> Iterator[str]:
+    """Yield what there is to tell of a checkpoint or a folder; ValueError behind that where a checkpoint is damaged."""
+    yield table(path) if path.is_dir() else describe(path)
+    if not path.is_dir() and manifest_path(path).exists():
+        reader.check(path)
+
+
+def _verified(path: Path) -> list[str]:
+    state = reader.load(path)
+    with content_of(path):
+        return [f"whole    {path}: run {state['run_name']!r}, step {state['progress']['steps']}"]
+
+
+def _files(path: Path) -> list[Path]:
+    """Return a file, or those in a folder that are checkpoints or, by a manifest that is left, should be."""
+    if not path.is_dir():
+        return [path]
+    orphans = [each.with_suffix(SUFFIX) for each in path.glob(f"*{MANIFEST}") if _lost_its_data(each)]
+    return sorted([*orphans, *files_in(path)]) or [path / f"*{SUFFIX}"]  # which is not there, and a clear name
+
+
+def _lost_its_data(manifest: Path) -> bool:
+    if manifest.with_suffix(SUFFIX).exists():
+        return False
+    try:
+        reader.read_manifest(manifest)
+    except (OSError, ValueError):  # another program's
+        return False
+    return True

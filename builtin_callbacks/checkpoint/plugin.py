@@ -1,0 +1,391 @@
+"""Save the run, keep the newest and the best, and resume."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from ...core.checkpoint import storage
+from ...core.checkpoint.state.global_batch import CHANGES, BatchChange
+from ...core.checkpoint.unseen.program import doubt_late_listeners
+from ...core.distributed.ranks.outcomes import on_main
+from ...core.engines.sharded.states import ShardingEngine
+from ...core.errors import NotRecorded
+from ...core.metrics.monitor import Monitor
+from ...events import (
+    CheckpointLoaded,
+    CheckpointPruned,
+    CheckpointSaved,
+    Lane,
+    Log,
+    Run,
+    RunClosed,
+    SavePoint,
+    TrainEnd,
+    TrainStart,
+    ValidationEnd,
+)
+from ...plugins import Plugin, on
+from . import file_names
+from . import shards as sharding
+from .best import Extent, load_best
+from .repeated.proof import ACTIONS, OnDifference, Proof
+from .resume import Found, find, shared
+from .retention import Retention
+from .run_names import ON_EXISTING, OnExisting, place
+from .writers import BackgroundWriter, LoopWriter, Writer
+
+if TYPE_CHECKING:
+    from ...core.context import RunContext
+
+
+class Checkpoint(Plugin):
+    """Write `<run_name>_epoch_<epoch>_iter_<step>[_<metadata>].pth` at every save point, and resume from such files.
+
+    A save is written aside in the same folder, synced and renamed, its manifest last; only then are older ones removed.
+    The newest is never removed, nor are the best, what is pinned, and what is of another training. A save that fails
+    raises and leaves the former ones as they were. While the run lasts, no other process may write checkpoints of its
+    name to the folder.
+
+    Args:
+        folder: where to write; made where it is missing.
+        metadata: the end of the name: a template of metric names such as `"accuracy_{validation/accuracy:.4f}"`, or a
+            function of the run; by default what the task's `checkpoint_metadata(run)` returns, if it has one. On
+            several ranks the main one is asked.
+        keep_last: how many of the newest to keep, pinned ones not counted; None keeps all.
+        keep_best: how many of the best by `monitor` to keep besides. Only a save at the very step at which the metric
+            was measured competes: a value never stands for other weights.
+        monitor: the metric that `keep_best` goes by, such as `validation/loss`.
+        mode: whether smaller (`min`) or larger (`max`) is better; may be left out for a loss or an error.
+        resume: None begins afresh; `auto` resumes the newest whole checkpoint of this run's name, if there is one,
+            and notes what it passed over; a path resumes that file.
+        on_existing: what to do where the folder holds another training under the run's name: write under a `new_name`
+            (`run-2`, and the result says so), `refuse` to begin, or `replace` it: its checkpoints go when the first of
+            this run is written, but for pinned ones.
+        background: the loop only copies the state, and continues while it is written. One save at a time: the next one
+            waits, and the result notes for how long. `CheckpointSaved` is emitted when the file is durable, at the end
+            of a later batch, and `CheckpointPruned` when older ones are gone; an error of the writing is raised there,
+            too. Takes as much memory again as the state.
+        load_best: at the end of a run that completed or was stopped, load the best checkpoint back: only the `weights`,
+            or `everything`, the optimizers and the schedulers too.
+        batch_change: what to do where a resumed run has another global batch (ranks x batch size x accumulation):
+            `refuse` it, but if it is one process that resumes one, the result notes it; `keep` the learning rates
+            as they were saved; scale them in proportion (`linear`) or with the square root (`sqrt`) of the ratio. The
+            resume is not exact then. Where nobody knows the batch size, nothing is refused or scaled.
+        on_difference: what to do where a step that is done again after a kill is not what the killed run had done:
+            `note` it (a warning, and `result.resume` says `not exact`), also ask for a `stop`, or `raise`
+            `ResumeDiffers`. The losses of the last 4,096 batches are kept for that in a file `.<run>.steps`.
+        sharded: let every rank write what it holds, into a folder `<name>.shards`, instead of gathering all on the main
+            rank; for an engine that holds shards, `FSDPEngine`. By default as that engine says.
+        restore_attributes: at a resume, give plain attributes of the task and its modules that no `state_dict` holds,
+            such as a counter or an annealed dropout, the values that the training gave them. What was restored is in
+            `result.resume.restored`; anything else that differs is a reason in `result.resume.reasons`.
+
+    On several ranks the main rank (0) holds the folder and writes, one file for all; every rank hears of it at the same
+    step, and a save that fails raises on all of them. A file that not every rank can see is sent by the main rank.
+
+    Raises:
+        ValueError: an argument is out of its range; at the run's start, the folder cannot be written, another process
+            writes this run's checkpoints there, or the path to resume from is damaged; at a save, a metric in
+            `metadata` or `monitor` does not exist; at the end, the best checkpoint is damaged.
+        FileNotFoundError: at the run's start, the path to resume from does not exist.
+        OSError: a save failed.
+        ResumeDiffers: a repeated step differs, with `on_difference="raise"`.
+    """
+
+    affects_training = False
+    needs = ("save",)
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        metadata: file_names.Metadata | None = None,
+        keep_last: int | None = 1,
+        keep_best: int = 0,
+        monitor: str | None = None,
+        mode: Literal["min", "max"] | None = None,
+        resume: str | Path | None = None,
+        background: bool = False,
+        load_best: Extent | None = None,
+        batch_change: BatchChange = "refuse",
+        sharded: bool | None = None,
+        restore_attributes: bool = True,
+        on_difference: OnDifference = "note",
+        on_existing: OnExisting = "new_name",
+    ) -> None:
+        if keep_last is not None and keep_last < 1:
+            raise ValueError(f"keep_last must be at least 1 (the newest is always kept), or None; got {keep_last!r}.")
+        if keep_best < 0 or (keep_best > 0) != (monitor is not None):
+            raise ValueError("keep_best=1 and monitor='validation/loss' go together: the best of what, and how many.")
+        if load_best not in (None, "weights", "everything"):
+            raise ValueError(f"load_best is 'weights', 'everything' or None, got {load_best!r}.")
+        if load_best is not None and monitor is None:
+            raise ValueError(
+                f"load_best={load_best!r} needs keep_best=1 and monitor='validation/loss': the best of what?"
+            )
+        if batch_change not in CHANGES:
+            raise ValueError(f"batch_change is one of {', '.join(CHANGES)}; got {batch_change!r}.")
+        if on_difference not in ACTIONS:
+            raise ValueError(f"on_difference is one of {', '.join(ACTIONS)}; got {on_difference!r}.")
+        if on_existing not in ON_EXISTING:
+            raise ValueError(f"on_existing is one of {', '.join(ON_EXISTING)}; got {on_existing!r}.")
+        if not isinstance(folder, str | Path) or not isinstance(resume, str | Path | None):
+            raise TypeError(f"Checkpoint takes paths: folder={folder!r}, resume={resume!r} ('auto', a path, or None).")
+        if isinstance(resume, str) and resume != "auto" and not Path(resume).suffix and not Path(resume).exists():
+            raise ValueError(f"resume is None, 'auto', or the path of a checkpoint's .pth file, got {resume!r}.")
+        if isinstance(metadata, str):
+            file_names.fields(metadata)
+        self.folder, self.metadata, self.resume, self.load_best = Path(folder), metadata, resume, load_best
+        self.batch_change, self.sharded, self.background = batch_change, sharded, background
+        self.restore_attributes = restore_attributes
+        self.on_existing: OnExisting = on_existing
+        self.monitor = None if monitor is None else Monitor(monitor, mode)
+        self.ignores = (Log, ValidationEnd) if self.monitor is None else self.monitor.ignores
+        self.asks = ("stop",) if on_difference == "stop" else ()
+        self._proof = Proof(on_difference)
+        self._kept = Retention(keep_last, keep_best, self.monitor)  # used on the main rank only, as is the store
+        self._writer: Writer = BackgroundWriter() if background else LoopWriter()
+        self._store: storage.Store | None = None
+        self._found, self._replaces = Found(), list[storage.Entry]()
+        self._name = ""  # what the names of its files begin with, when that is settled
+        self._is_open = False
+        self._last: Path | None = None
+        self._value: float | None = None
+        self._value_at = -1
+        self._world_size = 1
+
+    @on(TrainStart, lane=Lane.PERSIST)
+    def begin(self, run: Run, event: TrainStart) -> None:
+        """Take the folder, forget the former run, and find what to resume from."""
+        if run.is_replay:
+            raise NotRecorded("the state of the run, such as its weights")
+        self.close()  # a second interrupt may have left the former run's writing as it was
+        self._last, self._value, self._value_at = None, None, -1
+        self._world_size = run.engine.world_size
+        if self.monitor is not None:
+            self.monitor.check_measured(run)
+        if self.sharded and not isinstance(run.engine, ShardingEngine):
+            raise ValueError(
+                f"sharded=True is for an engine that holds shards, as FSDPEngine does; a {type(run.engine).__name__} "
+                f"holds everything on every rank: leave it out."
+            )
+
+        def look() -> tuple[str, str, Path | None, list[str]]:
+            store, context = self._opened(run), cast("RunContext", run)
+            with store.steady() if run.checkpoint_source is None else nullcontext():  # a source puts files there
+                found = self._found = find(store, self.resume, run.checkpoint_source)
+                training_id, name, notes = found.begun(run.name, context.training_id)
+                if found.path is not None or context.saved is None:  # else another plugin says what it resumes
+                    notes += self._place(store, training_id, name)
+            return training_id, self._name, found.path, notes
+
+        self._found, self._replaces, self._name, self._is_open = Found(), [], "", True
+        training_id, self._proof.name, path, notes = on_main(run.engine, look)
+        cast("RunContext", run).training_id = training_id
+        self._kept.begin(())
+        self._writer.begin(run)
+        self._proof.begin(run, self.folder)
+        for note in notes:
+            run.note(note)
+        if path is not None:
+            state = shared(run.engine, path, self._found.state)
+            self._found.state = None
+            how = {"batch_change": self.batch_change, "restore_attributes": self.restore_attributes}
+            run.resume({**state, "training_id": training_id, **how}, path)
+
+    @on(CheckpointLoaded, lane=Lane.PERSIST)
+    def tell_kept(self, run: Run, event: CheckpointLoaded) -> None:
+        """See what of this training is on disk, and tell it."""
+
+        def look() -> tuple[Path | None, bool, str, list[str]]:
+            store, training_id = self._opened(run), cast("RunContext", run).training_id
+            is_placed = self._name and store.training_id == training_id
+            notes = [] if is_placed else self._place(store, training_id, run.name)
+            own = store.own()
+            self._kept.begin(own, self._found.damaged)
+            is_newest = bool(own) and event.path is not None and event.path.resolve() == own[0].path.resolve()
+            return self._best(), is_newest, self._name, notes
+
+        best, is_newest, self._proof.name, notes = on_main(run.engine, look)
+        for note in notes:
+            run.note(note)
+        run.best_checkpoint = best
+        self._proof.continue_from(run)
+        if event.path is not None:
+            self._last = run.last_checkpoint = event.path
+            if is_newest:  # a kill may have come between the last save and its tidying, and nothing may be left to save
+                self._tidy(run, event.path, best, [])
+
+    @on(ValidationEnd, Log)
+    def read(self, run: Run, event: ValidationEnd | Log) -> None:
+        """Read the metric that the best are chosen by; it stands for the weights of this very step only."""
+        if self.monitor is not None and self.monitor.is_for(event) and run.optimizer is not None:
+            self._value, self._value_at = float(self.monitor.read(event.metrics)), run.progress.batches
+
+    @on(SavePoint, lane=Lane.PERSIST)
+    def save(self, run: Run, event: SavePoint) -> None:
+        """Write; then, or when it is written, tell and remove what is no longer kept."""
+
+        def prepare() -> str:
+            store = self._opened(run)
+            if not self._name:  # the plugin was switched off when the run began
+                for note in self._place(store, cast("RunContext", run).training_id, run.name):
+                    run.note(note)
+            return file_names.file_name(run, self._name, self.metadata)
+
+        self._is_open = True
+        doubt_late_listeners(cast("RunContext", run), self.name)
+        name = on_main(run.engine, prepare)
+        judged_by: storage.JudgedBy | None = None
+        if self.monitor is not None and self._value_at == run.progress.batches:
+            judged_by = self.monitor.name, self.monitor.mode, self._value
+        if isinstance(run.engine, ShardingEngine) and self._is_sharded(run.engine):
+            self._save_shards(run, run.engine, name, judged_by)
+        else:
+            state = self._writer.hold(run)
+            self._writer.do(run, partial(self._write, name, state, judged_by), partial(self._saved, run))
+        self._proof.save(run)
+
+    @on(TrainEnd, lane=Lane.PERSIST)
+    def wait(self, run: Run, event: TrainEnd) -> None:
+        """Let an error of the writing fail the run; say what comparing repeated steps has shown."""
+        self._writer.drain()
+        self._proof.finish(run)
+
+    @on(RunClosed, lane=Lane.PERSIST)
+    def end(self, run: Run, event: RunClosed) -> None:
+        """Finish the writing however the run ended, then load the best back if the run ended well."""
+        if not self._is_open:
+            return
+        self._writer.end(run)
+        if event.status in ("completed", "stopped"):
+            self._proof.end(run)
+        if self.load_best and self.monitor and event.status in ("completed", "stopped"):
+            run.note(load_best(run, self._kept.best, self.monitor, self.load_best))
+
+    def pin(self, path: str | Path | None = None) -> Path:
+        """Keep a checkpoint for good; remove the file `<name>.pinned` beside it to let it go.
+
+        Args:
+            path: the checkpoint; by default the last one that was written.
+
+        Returns:
+            Where it lies.
+
+        Raises:
+            ValueError: nothing was written yet, or the file is no checkpoint.
+            FileNotFoundError: there is no such file.
+        """
+        if path is None and self._last is None:
+            raise ValueError("No checkpoint is written yet: pin one later, or give its path.")
+        entry = storage.read_manifest(Path(path or self._last or ""))
+        storage.Store(entry.path.parent, entry.run_name).pin(entry.path)
+        return entry.path
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the value by which the run's present state competes, and how often it went back."""
+        return {
+            "value": self._value,
+            "value_at": self._value_at,
+            "world_size": self._world_size,
+            "returns": self._proof.returns,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue; which checkpoints there are is read from the folder."""
+        self._proof.returns = max(self._proof.returns, state.get("returns", 0))
+        self._value, self._value_at = state.get("value"), state.get("value_at", -1)
+        if state.get("world_size", 1) != self._world_size:  # which counts batches otherwise
+            self._value_at = -1
+
+    def close(self) -> None:
+        """Finish the writing, and let others write to the folder; not while something is still being written."""
+        try:
+            self._writer.close()
+        finally:
+            self._is_open = False
+            self._proof.close()
+            if self._store is not None and self._writer.is_idle:
+                self._store.close()
+                self._store = None
+
+    def _opened(self, run: Run) -> storage.Store:
+        """Return the run's store; it is closed while the plugin is switched off."""
+        if self._store is None:
+            store, source = storage.Store(self.folder, run.name), run.checkpoint_source
+            for line in store.open(patience=0.0 if source is None else source.patience):
+                run.note(line)
+            self._store = store
+            if self._name:
+                store.write_as(cast("RunContext", run).training_id, self._name)
+        return self._store
+
+    def _place(self, store: storage.Store, training_id: str, wanted: str) -> list[str]:
+        """Find the name that the training writes under; return what there is to say."""
+        notes, self._replaces = place(store, training_id, wanted, self.on_existing)
+        self._name = store.name
+        return notes
+
+    def _is_sharded(self, engine: ShardingEngine) -> bool:
+        return engine.state == "sharded" if self.sharded is None else self.sharded
+
+    def _save_shards(self, run: Run, engine: ShardingEngine, name: str, judged_by: storage.JudgedBy | None) -> None:
+        """Let every rank write its shards, then the main rank the rest; it is a checkpoint only then."""
+        tensors, rest = engine.shard_state(run.modules, run.optimizers)
+        state = self._writer.hold(run, rest)
+        needed = sum(run.engine.gather_objects(sharding.room_for(tensors, is_main=run.engine.is_main)))
+        folder = on_main(run.engine, lambda: self._opened(run).begin_shards(needed))
+        write = sharding.begin(engine, tensors, folder, run.engine.rank, beside=self.background)
+
+        def commit(of_ranks: list[sharding.Shards]) -> None:
+            shards = sharding.merged(of_ranks)
+            self._writer.do(run, partial(self._write, name, state, judged_by, shards), partial(self._saved, run))
+
+        self._writer.do_on_each(run, write, commit)
+
+    def _best(self) -> Path | None:
+        return None if self._kept.best is None else self._kept.best.path
+
+    def _write(
+        self,
+        name: str,
+        state: storage.State,
+        judged_by: storage.JudgedBy | None,
+        shards: sharding.Shards | None = None,
+    ) -> tuple[Path, Path | None]:
+        """Make a checkpoint durable; return where it lies, and which is the best now."""
+        assert self._store is not None
+        hinges = bool(self._found.damaged or self._replaces)  # what is good by itself goes for this one
+        read_back = self.background or hinges
+        entry = self._store.save(name, state, judged_by=judged_by, shards=shards, read_back=read_back)
+        self._kept.add(entry)
+        return entry.path, self._best()
+
+    def _saved(self, run: Run, where: tuple[Path, Path | None]) -> None:
+        """Tell of a durable checkpoint, then point to it and remove what is no longer kept."""
+        path, best = where
+        self._last, run.last_checkpoint, run.best_checkpoint = path, path, best
+        run.emit(CheckpointSaved(path, is_best=best == path))
+        replaced, self._replaces = self._replaces, []
+        self._tidy(run, path, best, replaced)
+
+    def _tidy(self, run: Run, last: Path, best: Path | None, replaced: list[storage.Entry]) -> None:
+        self._writer.do(run, partial(self._remove, last, best, replaced), partial(self._removed, run), is_save=False)
+
+    def _remove(self, last: Path, best: Path | None, replaced: list[storage.Entry]) -> list[tuple[Path, str]]:
+        """Point to the newest and the best and remove what is no longer kept; return what went, and why."""
+        store = self._store
+        assert store is not None
+        store.point("last", last)
+        store.point("best", best)
+        own = [(path, self._kept.rule) for path in self._kept.drop(store.is_pinned) if store.remove(path)]
+        others = [(each.path, "on_existing='replace'") for each in replaced if store.remove(each.path, each.training)]
+        return own + others
+
+    def _removed(self, run: Run, removed: list[tuple[Path, str]]) -> None:
+        for path, reason in removed:
+            run.emit(CheckpointPruned(path, reason))

@@ -1,0 +1,307 @@
+"""The proof by repeated steps: what a resumed run does again must equal what the killed run had done."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
+
+from ....core.checkpoint.storage.names import steps_path
+from ....core.errors import ResumeDiffers
+from ....events import BatchEnd, Handle, Lane, ResumeVerified, Run
+from . import words
+from .ring import Owner, Ring, Row
+from .rows import Rows, is_plain, quick_writer
+from .suspects import likely_causes
+
+if TYPE_CHECKING:
+    from ....core.context import RunContext
+
+OnDifference = Literal["note", "stop", "raise"]
+ACTIONS: tuple[str, ...] = get_args(OnDifference)
+logger = logging.getLogger("heliograph")
+
+
+class Finding(NamedTuple):
+    """What a rank found.
+
+    Attributes:
+        batches: how many were compared.
+        steps: the repeated optimizer steps that were found equal.
+        is_done: whether nothing is left to compare.
+        differs_at: the batch that was the first to differ, None without.
+        difference: in words.
+        obstacle: why the rank could compare nothing.
+    """
+
+    batches: int
+    steps: int
+    is_done: bool
+    differs_at: int | None
+    difference: str | None
+    obstacle: str | None
+
+
+class Proof:
+    """Keeps the losses of the last batches beside the checkpoints, and compares those that a resumed run does again.
+
+    Each rank has a file of its own. On one process `ResumeVerified` is emitted when the last repeated batch is
+    compared, or at the first difference; several ranks exchange what they found at the next save, or at the end.
+
+    Args:
+        on_difference: `note` it, ask for a `stop`, or `raise`.
+
+    Attributes:
+        returns: how often the run went back to a saved state; part of the checkpoint.
+        name: under which the run writes its checkpoints; empty for its own.
+    """
+
+    def __init__(self, on_difference: OnDifference = "note") -> None:
+        self.on_difference = on_difference
+        self.returns = 0
+        self.name = ""
+        self._keeps_former = False
+        self._ring: Ring | None = None
+        self._handle: Handle | None = None
+        self._teller: Handle | None = None
+        self._forget()
+
+    def begin(self, run: Run, folder: Path) -> None:
+        """At `TrainStart`: forget the former run, and wait for the first batch or for the state to continue from."""
+        self.close()
+        self._forget()
+        self.returns, self._folder = 0, folder
+        self._listen(run, self._open_afresh)
+
+    def continue_from(self, run: Run) -> None:
+        """At `CheckpointLoaded`: look for what was done after the state, or drop it where the run went back."""
+        context = cast("RunContext", run)
+        self._steps, self._saved_at = run.progress.steps, run.progress.batches
+        if context.resumed_at is run.origin:
+            self._is_resumed = True
+            self._guarded(run, lambda: self._look(context))
+            return
+        self.returns += 1
+        self._rows.forget()
+        self._expected.clear()
+        if self._ring is not None:
+            self._ring.drop(run.progress.batches)
+            self._ring.sign(self._owner(context))
+            if self.returns == self._other_path[0]:  # the killed run had gone back, too: from here on it did the same
+                self._expect(run, self._other_path[1])
+            self._listen(run, self._hear)
+
+    def save(self, run: Run) -> None:
+        """At `SavePoint`: take in what a device has by now, and exchange with the other ranks."""
+        if self._handle is None and self._obstacle is None:  # the plugin was off for a while
+            self._listen(run, self._open_afresh)
+        self._saved_at = run.progress.batches
+        self._take(run, self._rows.late())
+        self._exchange(run, is_end=False)
+        if self._keeps_former and self._ring is not None:  # from here on, the checkpoint says that it differs
+            self._keeps_former = False
+            self._ring.drop(run.progress.batches)
+
+    def finish(self, run: Run) -> None:
+        """At `TrainEnd`: take in the rest, and tell what was found."""
+        self._take(run, self._rows.late(wait=True))
+        self._exchange(run, is_end=True)
+        if run.engine.world_size == 1 and self._batches:
+            self._tell(run)
+
+    def end(self, run: Run) -> None:
+        """At the end of a run that ended well: remove the file where nothing was done after the last save."""
+        if self._ring is not None and self._saved_at == run.progress.batches:
+            self._ring.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Let go of the file, which stays for the next run."""
+        self._stop_telling()
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+        if self._ring is not None:
+            self._ring.close()
+            self._ring = None
+        self._rows.forget()
+
+    def _forget(self) -> None:
+        self._folder = Path()
+        self._rows = Rows()
+        self._expected: dict[int, Row] = {}
+        self._other_path: tuple[int, list[Row]] = 0, []  # after how many returns the killed run did what, beside ours
+        self._batches = self._equal = self._steps = 0
+        self._saved_at = -1
+        self._is_resumed = self._is_told = False
+        self._keeps_former = False  # what the killed run had done, until a checkpoint knows that this one differs
+        self._found: tuple[int, str] | None = None
+        self._obstacle: str | None = None
+
+    def _listen(self, run: Run, handler: Callable[..., None]) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+        self._handle = run.bus.on(BatchEnd, handler, lane=Lane.PERSIST)
+
+    # The file.
+
+    def _open_afresh(self, run: Run, event: BatchEnd) -> None:
+        """At the first batch of a run that begins afresh: begin an empty file."""
+        self._guarded(run, lambda: self._begin_file(cast("RunContext", run)))
+        if self._ring is not None:
+            self._hear(run, event)
+
+    def _begin_file(self, run: RunContext) -> None:
+        self._ring = Ring.new(self._path(run), self._owner(run))
+        self._listen(run, self._hear)
+
+    def _look(self, run: RunContext) -> None:
+        """Find out what the killed run had done after the state, or begin an empty file."""
+        owner = self._owner(run)
+        if (found := Ring.found(self._path(run), owner.training)) is None:
+            self._begin_file(run)
+            return
+        ring, former = found
+        rows = ring.rows()
+        if former == owner and run.other_batches is None:
+            self._ring = ring
+            self._expect(run, rows)
+            self._listen(run, self._hear)
+            return
+        ring.close()
+        if former == replace(owner, returns=former.returns) and run.other_batches is None:
+            self._other_path = former.returns, rows
+        if former.returns == owner.returns and any(row.steps > run.progress.steps for row in rows):
+            run.note(f"the steps that are done again were not compared: {_other(former, owner, run.other_batches)}")
+        self._begin_file(run)
+
+    def _expect(self, run: Run, rows: Iterable[Row]) -> None:
+        """Compare what is done from here on with rows of the killed run."""
+        self._expected = {row.number: row for row in rows if row.number > run.progress.batches}
+        if self._expected and run.engine.world_size == 1 and self._teller is None:
+            self._teller = run.bus.on(BatchEnd, self._tell_when_done, lane=Lane.REPORT)
+
+    def _owner(self, run: RunContext) -> Owner:
+        layout = _digest(repr(run.data.layouts))
+        return Owner(bytes.fromhex(run.training_id), layout, run.engine.rank, run.engine.world_size, self.returns)
+
+    def _path(self, run: Run) -> Path:
+        return steps_path(self._folder, self.name or run.name, run.engine.rank)
+
+    def _guarded(self, run: Run, work: Callable[[], None]) -> None:
+        """Do some work on the file; where the system refuses, the run continues without the proof, and says so."""
+        try:
+            work()
+        except OSError as error:
+            self.close()
+            who = f"rank {run.engine.rank}: " if run.engine.world_size > 1 else ""
+            self._obstacle = f"{who}repeated steps are not compared, nor kept for it: {error}"
+            run.note(self._obstacle)
+            logger.warning("%s", self._obstacle)
+
+    # The comparison.
+
+    def _hear(self, run: Run, event: BatchEnd) -> None:
+        self._take(run, self._rows.of(run))
+        if self._ring is not None and not (self._expected or self._keeps_former) and is_plain(run):
+            self._listen(run, quick_writer(run, self._ring))
+
+    def _take(self, run: Run, rows: Iterable[Row]) -> None:
+        """Compare rows with what is expected there, and write them."""
+        if self._ring is None:
+            return
+        for row in rows:
+            expected = self._expected.pop(row.number, None)
+            if expected is not None:
+                self._compare(run, expected, row)
+            if not self._keeps_former:
+                self._ring.write(row)
+            self._steps = row.steps
+
+    def _compare(self, run: Run, expected: Row, row: Row) -> None:
+        assert self._ring is not None
+        self._batches += 1
+        if expected.bits != row.bits:
+            self._differ(run, expected, row)
+            self._keeps_former = True
+            self._expected.clear()
+            return
+        self._equal += row.steps - self._steps
+        if run.engine.world_size == 1:
+            run.verified_steps = self._equal
+
+    def _differ(self, run: Run, expected: Row, row: Row) -> None:
+        """Lower the guarantee, name the likely causes, and do what was asked for."""
+        assert self._ring is not None
+        text = words.difference(expected, row, run.engine.rank if run.engine.world_size > 1 else None)
+        reasons = cast("RunContext", run).data.guarantee()[1]
+        causes = likely_causes(cast("RunContext", run))
+        if self.on_difference == "raise":  # the file stays as it is, for the next try
+            raise ResumeDiffers(text, row.steps, row.number, self._ring.path, "; ".join(causes))
+        self._found = row.number, text
+        _lower(run, text)
+        if causes != reasons:  # those the result lists anyway
+            run.note(f"likely cause of the difference: {'; '.join(causes)}")
+        logger.warning("what is done again %s; likely cause: %s", text, "; ".join(causes))
+        if self.on_difference == "stop":
+            run.control.stop(f"what is done again {text}")
+
+    def _tell_when_done(self, run: Run, event: BatchEnd) -> None:
+        """Tell at the batch's end, after all handlers of the batch itself."""
+        if not self._expected:
+            if self._batches:
+                self._tell(run)
+            self._stop_telling()
+
+    def _stop_telling(self) -> None:
+        if self._teller is not None:
+            self._teller.remove()
+            self._teller = None
+
+    def _tell(self, run: Run) -> None:
+        if not self._is_told:
+            self._is_told = True
+            run.emit(ResumeVerified(run.verified_steps, run.difference))
+
+    def _exchange(self, run: Run, *, is_end: bool) -> None:
+        """Let all ranks know what each found, as soon as nothing is left to compare. A collective."""
+        if run.engine.world_size == 1 or not self._is_resumed or self._is_told:
+            return
+        at, text = self._found or (None, None)
+        mine = Finding(self._batches, self._equal, not self._expected, at, text, self._obstacle)
+        found: list[Finding] = run.engine.gather_objects(mine)
+        differing = [each for each in found if each.differs_at is not None]
+        if not (is_end or differing or all(each.is_done for each in found)):
+            return
+        run.verified_steps = min(each.steps for each in found)
+        if differing:
+            first = min(differing, key=lambda each: each.differs_at or 0)
+            assert first.difference is not None
+            _lower(run, first.difference)
+        for each in found:
+            if each.obstacle is not None and each.obstacle != self._obstacle:
+                run.note(each.obstacle)
+        if any(each.batches for each in found):
+            self._tell(run)
+        self._is_told = True
+
+
+def _digest(text: str) -> bytes:
+    return blake2b(text.encode(), digest_size=16).digest()
+
+
+def _lower(run: Run, text: str) -> None:
+    run.difference = text
+    cast("RunContext", run).data.doubt("not exact", f"what was done again {text}")
+
+
+def _other(before: Owner, now: Owner, batches: str | None) -> str:
+    """Return why the batches of a run are not those of the killed one."""
+    if before.world_size != now.world_size:
+        were = "1 process" if before.world_size == 1 else f"{before.world_size} processes"
+        return (
+            f"{were} had done them, now there are {now.world_size}" if now.world_size > 1 else f"{were} had done them"
+        )
+    return batches or "the batches are other ones than those of the killed run"

@@ -1,0 +1,208 @@
+"""What a run resumes: looked for by the main rank, read by every rank that can."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from errno import errorcode
+from functools import partial
+from pathlib import Path
+
+from ...core.checkpoint import storage
+from ...core.checkpoint.migration import migrations
+from ...core.checkpoint.state.snapshot import training_of
+from ...core.checkpoint.storage import State
+from ...core.checkpoint.storage.files import TRIES
+from ...core.checkpoint.storage.manifest import MissingManifestError
+from ...core.checkpoint.storage.reader import OfOthers
+from ...core.checkpoint.storage.removable import by_training
+from ...core.distributed.ranks.outcomes import Outcome, of_each, outcome_of
+from ...events import Engine
+from ...events.run import CheckpointSource
+
+logger = logging.getLogger("heliograph")
+
+
+@dataclass(slots=True)
+class Found:
+    """What there is to resume.
+
+    Attributes:
+        path: the checkpoint, None where there is none.
+        state: what is in it.
+        name: under which name its training was written.
+        asked_name: the name that the program gave the run then.
+        notes: what there is to say of the search.
+        damaged: newer checkpoints, which cannot be read.
+    """
+
+    path: Path | None = None
+    state: State | None = None
+    name: str = ""
+    asked_name: str = ""
+    notes: list[str] = field(default_factory=list)
+    damaged: list[Path] = field(default_factory=list)
+
+    def begun(self, run_name: str, fresh_id: str) -> tuple[str, str, list[str]]:
+        """Return which training a run of this name continues, under which name, and what there is to say.
+
+        From a checkpoint of a run of another name a training of its own begins, and so nothing of that other is lost.
+
+        Args:
+            run_name: the name that the program gives the run.
+            fresh_id: the identity of a training of its own.
+        """
+        if self.path is None or self.state is None:
+            return fresh_id, run_name, self.notes
+        if self.asked_name == run_name:
+            return training_of(self.state), self.name, self.notes
+        note = f"{self.path} is of run {self.asked_name!r}: run {run_name!r} begins there as a training of its own"
+        return fresh_id, run_name, [*self.notes, note]
+
+
+def find(store: storage.Store, resume: str | Path | None, source: CheckpointSource | None = None) -> Found:
+    """Look for what a run is told to resume.
+
+    Args:
+        store: the run's own, for `auto`.
+        resume: None, `auto` or a path.
+        source: where else checkpoints of the run may lie; what it has goes before.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        OSError: the system refuses to read what may be a checkpoint of the run, also when that is tried again.
+        ValueError: it is damaged, or of a newer version.
+    """
+    try:
+        resume, notes = (resume, []) if source is None else source.fetch(store, resume)
+        if resume is None:
+            return Found(notes=notes)
+        return _newest(store, notes) if resume == "auto" else _given(Path(resume), notes)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise _refused(error, resume, store.folder) from error
+
+
+def _given(path: Path, notes: list[str]) -> Found:
+    state = migrations.load_any(path)
+    try:
+        told = storage.read_manifest(path)
+    except MissingManifestError:
+        return Found(path, state, state["run_name"], state["run_name"], notes)
+    return Found(path, state, told.run_name, told.family, notes)
+
+
+def _newest(store: storage.Store, notes: list[str]) -> Found:
+    entry, state, passed_over = store.newest()
+    older = None if entry is not None else migrations.newest_without_manifest(store.folder, store.run_name)
+    for line in passed_over:
+        if older is None or str(older[0]) not in line:
+            notes.append(f"passed over: {line}")
+            level = logging.INFO if isinstance(line, OfOthers) else logging.WARNING
+            logger.log(level, "resume passed over: %s", line)
+    if entry is not None:
+        entries, _ = store.entries()
+        damaged = [each.path for each in entries if each.order > entry.order]
+        return Found(
+            entry.path, state, entry.run_name, entry.family, [*notes, *_several(store, entries, entry)], damaged
+        )
+    if older is not None:
+        return Found(*older, store.run_name, store.run_name, notes)
+    _refuse_another_s_name(store)
+    if unusable := _unusable(store):
+        note = f"begins afresh: none of the {unusable} in {store.folder} can be used"
+        logger.warning(note)
+    else:
+        note = f"begins afresh: no checkpoint of {store.run_name!r} in {store.folder}"
+    return Found(notes=[*notes, note])
+
+
+def _unusable(store: storage.Store) -> str | None:
+    """Return how many checkpoints resume='auto' might have continued from, and whose they are; None for no such."""
+    entries, _ = store.entries()
+    of_others = sum(each.training != entries[0].training for each in entries)
+    number, training = store.count() - of_others, "the newest training of " if of_others else ""
+    return f"{number} checkpoints of {training}{store.run_name!r}" if number else None
+
+
+def _refuse_another_s_name(store: storage.Store) -> None:
+    """Raise where a training writes under the name that this run was given, but was asked for by another one."""
+    written, _ = store.under(store.run_name)
+    if others := [each for each in written if each.family != store.run_name]:
+        newest = max(others, key=lambda each: each.order)
+        raise ValueError(
+            f"resume='auto' finds no checkpoint of a run {store.run_name!r} in {store.folder}, but a training that was "
+            f"asked for as {newest.family!r} writes there under that name. To continue it, give the run "
+            f"name={newest.family!r}, or resume={str(newest.path)!r}; to begin another training, resume=None."
+        )
+
+
+def _refused(error: OSError, resume: str | Path | None, folder: Path) -> OSError:
+    """Return what to say where the system refuses to read: nobody knows then what there is, so nothing is begun."""
+    kind, asked = errorcode.get(error.errno or 0, type(error).__name__), resume and str(resume)
+    return OSError(
+        error.errno,
+        f"resume={asked!r} cannot tell what to resume: {error.filename or folder} cannot be read, in {TRIES} "
+        f"tries: {error.strerror or error} ({kind}). Nothing was begun, passed over or removed. Start again when it is "
+        f"readable; give resume= the path of another checkpoint; or begin another training with resume=None, which "
+        f"leaves all there as it is.",
+    )
+
+
+def _several(store: storage.Store, entries: Sequence[storage.Entry], chosen: storage.Entry) -> list[str]:
+    """Return what there is to say where several trainings were asked for by one name."""
+    newest = [each[0] for each in by_training(entries)]
+    others = [each for each in newest if each.training != chosen.training]
+    if not others:
+        return []
+    names = ", ".join(f"{each.run_name!r} ({each.path.name})" for each in others)
+    note = (
+        f"{len(newest)} trainings in {store.folder} were asked for as {store.run_name!r}: this run continues "
+        f"{chosen.run_name!r}, from {chosen.path.name}, and leaves alone {names}; to continue one of those, give its "
+        f"path, resume={str(others[0].path)!r}"
+    )
+    logger.warning(note)
+    return [note]
+
+
+def shared(engine: Engine, path: Path, state: State | None) -> State:
+    """Return on every rank what the main rank has read from a file. A collective.
+
+    Ranks that find the very same checkpoint in that place read it; where one does not, the main rank sends the state,
+    but no shards. These were verified by the main rank, for all.
+
+    Args:
+        engine: connects the ranks.
+        path: the checkpoint.
+        state: on the main rank, what is in it.
+
+    Raises:
+        ValueError: a rank cannot read it; on all of them.
+    """
+    if engine.world_size > 1:
+        seals = engine.gather_objects(_seal(path))
+        if len(set(seals)) > 1:
+            state = engine.broadcast(state)
+            if "shards" in state:
+                raise ValueError(
+                    f"Not every rank sees the checkpoint {path}: its shards must lie where all ranks read."
+                )
+        else:
+            read = partial(migrations.load_any, path, with_shards=False)
+            outcome = Outcome(state) if engine.is_main else outcome_of(read)
+            of_each(engine, Outcome(error=outcome.error))
+            state = outcome.value
+    assert state is not None
+    return state
+
+
+def _seal(path: Path) -> str | None:
+    """Return the digest that the manifest of a checkpoint tells, None where this rank does not see it."""
+    try:
+        return storage.read_manifest(path).sha256 if path.is_file() else None
+    except MissingManifestError:  # of a schema that had none
+        return f"{path.stat().st_size} bytes"
+    except (OSError, ValueError):
+        return None

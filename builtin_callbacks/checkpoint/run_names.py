@@ -1,0 +1,74 @@
+"""Under which name a training writes into a folder that may hold others': nothing of theirs is lost by it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from itertools import count
+from typing import Literal
+
+from ...core.checkpoint.storage import Entry, Store
+
+OnExisting = Literal["new_name", "refuse", "replace"]
+ON_EXISTING: tuple[OnExisting, ...] = ("new_name", "refuse", "replace")
+logger = logging.getLogger("heliograph")
+
+
+def place(store: Store, training_id: str, wanted: str, on_existing: OnExisting) -> tuple[list[str], list[Entry]]:
+    """Let a store write for a training, under the wanted name unless that is another's.
+
+    Returns:
+        What there is to say, and the checkpoints of others that go as soon as one of this training is written.
+
+    Args:
+        store: an open one.
+        training_id: the training.
+        wanted: the name.
+        on_existing: what to do where the name is another training's.
+
+    Raises:
+        ValueError: it is, and that is to be refused; or another process writes under the name.
+    """
+    known, unknown = store.under(wanted)
+    others = [each for each in known if each.training != training_id]
+    is_ours = len(others) < len(known) and store.pointed(wanted) not in {each.path.name for each in others}
+    if is_ours or not (others or unknown):
+        store.write_as(training_id, wanted)
+        return [], []
+    there = f"{store.folder} holds another training under the name {wanted!r} ({_summary(others, len(unknown))})"
+    if on_existing == "refuse":
+        raise ValueError(
+            f"{there}, and on_existing='refuse'. Continue it, resume='auto'; give this run another name= or folder; "
+            f"or choose on_existing='new_name', which leaves it there and numbers the name of this one, or 'replace', "
+            f"which removes it when the first checkpoint of this one is written."
+        )
+    if on_existing == "replace":
+        store.write_as(training_id, wanted)
+        note = f"{there}: it is removed when the first checkpoint of this one is written, on_existing='replace'"
+    else:
+        name = _take_free_name(store, training_id, wanted)
+        others, note = [], f"{there}: it stays, and this one is written as {name!r}"
+    logger.warning(note)
+    return [note], others
+
+
+def _take_free_name(store: Store, training_id: str, wanted: str) -> str:
+    for number in count(2):
+        name = f"{wanted}-{number}"
+        known, unknown = store.under(name)
+        if unknown or any(each.training != training_id for each in known):
+            continue
+        try:
+            store.write_as(training_id, name)
+        except ValueError:  # of another process, which has not saved yet
+            continue
+        return name
+    raise AssertionError
+
+
+def _summary(others: Sequence[Entry], unknown: int) -> str:
+    """Return what lies there, in words: the newest, and how many."""
+    if not others:
+        return f"{unknown} without a manifest that can be used"
+    newest = max(others, key=lambda each: each.order)
+    return f"{len(others) + unknown} in all, the newest is {newest.path.name}"

@@ -1,0 +1,127 @@
+"""A sampler that writes down where its random states are, at each suggestion. Imported where optuna is there."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler, PartialFixedSampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+
+from .random_states import States, load_states, states_of
+
+KEY, RELATIVE = "heliograph:sampler:{}", "heliograph:sampler:relative"
+SLOTS = (KEY.format(0), KEY.format(1), RELATIVE)
+# Those that keep nothing but random states beside what is in the storage.
+EXACT = ("BruteForceSampler", "GridSampler", "NSGAIIISampler", "NSGAIISampler", "RandomSampler", "TPESampler")
+
+logger = logging.getLogger("heliograph")
+Record = dict[str, Any]
+
+
+class RememberingSampler(BaseSampler):
+    """Lets a sampler suggest, and writes the states of its random generators into the trial that it drew for.
+
+    A record is written before the storage gets the value that was drawn, and counts when it has got it: of two that
+    alternate, one does whenever the process is killed. What is drawn for several parameters at once is in its record.
+    The states are read back before each trial, wherever the last suggestion was made.
+
+    Args:
+        sampler: suggests.
+    """
+
+    def __init__(self, sampler: BaseSampler) -> None:
+        self.sampler = sampler
+        self._saved: States = {}
+        self._index = 0
+
+    def __str__(self) -> str:
+        return str(self.sampler)
+
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        """Go on from the newest record, and begin the trial, unless that was done."""
+        trials = study._storage.get_all_trials(study._study_id, deepcopy=False)
+        if (newest := next(_valid_of(trials), None)) is not None:
+            self._load(newest)
+        own = next(_valid_of([trial]), None)
+        self._index = 0 if own is None else own["index"] + 1
+        self._saved = states_of(self.sampler)
+        if own is None:
+            self.sampler.before_trial(study, trial)
+            self._save(study, trial, {"what": "begin"})
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """Return what is to be drawn at once."""
+        return self.sampler.infer_relative_search_space(study, trial)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Draw several parameters at once, or return what was drawn."""
+        drawn = trial.system_attrs.get(RELATIVE)
+        if drawn is not None:
+            values = drawn["values"].items()
+            return {name: search_space[name].to_external_repr(each) for name, each in values if name in search_space}
+        relative = self.sampler.sample_relative(study, trial, search_space)
+        internal = {name: float(search_space[name].to_internal_repr(each)) for name, each in relative.items()}
+        self._save(study, trial, {"what": "relative", "values": internal}, always=bool(relative))
+        return relative
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """Draw one parameter."""
+        value = self.sampler.sample_independent(study, trial, param_name, param_distribution)
+        self._save(study, trial, {"what": "parameter", "name": param_name})
+        return value
+
+    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
+        """Let the sampler see how the trial ended."""
+        self.sampler.after_trial(study, trial, state, values)
+        self._save(study, trial, {"what": "end"})
+
+    def reseed_rng(self) -> None:
+        """Draw otherwise from now on."""
+        self.sampler.reseed_rng()
+
+    def _load(self, record: Record) -> None:
+        name = type(self.sampler).__name__
+        if record["sampler"] != name:
+            logger.warning("the study was sampled by %s: %s begins with states of its own", record["sampler"], name)
+            return
+        load_states(self.sampler, record["states"])
+
+    def _save(self, study: Study, trial: FrozenTrial, record: Record, *, always: bool = False) -> None:
+        states = states_of(self.sampler)
+        if states == self._saved and not always:
+            return
+        record |= {"index": self._index, "sampler": type(self.sampler).__name__, "states": states}
+        key = RELATIVE if record["what"] == "relative" else KEY.format(self._index % 2)
+        study._storage.set_trial_system_attr(trial._trial_id, key, record)
+        self._index, self._saved = self._index + 1, states
+
+
+def is_exact(sampler: BaseSampler) -> bool:
+    """Return whether a sampler's random states are all that it keeps."""
+    if isinstance(sampler, PartialFixedSampler):
+        return is_exact(sampler._base_sampler)
+    return type(sampler).__module__.startswith("optuna.") and type(sampler).__name__ in EXACT
+
+
+def _valid_of(trials: Iterable[FrozenTrial]) -> Iterator[Record]:
+    """Yield the records that count, the newest first."""
+    for trial in sorted(trials, key=lambda each: each.number, reverse=True):
+        records = [trial.system_attrs[key] for key in SLOTS if key in trial.system_attrs]
+        for record in sorted(records, key=lambda each: each["index"], reverse=True):
+            if _counts(record, trial):
+                yield record
+
+
+def _counts(record: Record, trial: FrozenTrial) -> bool:
+    """Return whether the storage has got what was drawn."""
+    if record["what"] == "parameter":
+        return record["name"] in trial.params
+    return record["what"] != "end" or trial.state.is_finished()

@@ -1,0 +1,1 @@
+"""Trace some steps with torch's profiler."""

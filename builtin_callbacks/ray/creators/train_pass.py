@@ -1,0 +1,140 @@
+"""A pass of a user's own train_function, amid the events of the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from ....core import loop
+from .returned_values import checked_numbers
+
+if TYPE_CHECKING:
+    from ....core.run import TrainRun
+    from .parts import Parts
+    from .recipe import Recipe
+
+
+class TrainingBatches:
+    """The batches of a pass on this rank, as a train_function gets them.
+
+    Attributes:
+        run: the run, for what is not here, such as `run.engine.autocast()`.
+        samples: how many samples this rank has read in this pass.
+    """
+
+    def __init__(self, run: TrainRun) -> None:
+        self.run = run
+        self.samples = 0
+        self._is_given = False  # whether the loop was given a loss of the batch in hand
+        self._is_begun = False
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches on the device; one whose gradients are left for a later step is no error here.
+
+        Raises:
+            RuntimeError: the function goes through them a second time.
+        """
+        if self._is_begun:
+            raise RuntimeError(
+                "A train_function goes once through its iterator, which has the batches of one pass: call "
+                "train(passes=2) to have it called for two."
+            )
+        self._is_begun, run = True, self.run
+        for batch in run.batches():
+            self._is_given, size = False, run.size_of(batch)
+            try:
+                yield batch
+            finally:  # a function may break out of the batches
+                self.samples += size
+                if not self._is_given:
+                    run.progress.samples += size if not run.shared else run.data.of_all_ranks(size)
+            run.unstepped = False
+
+    def __len__(self) -> int:
+        if self.run.batches_per_epoch is None:
+            raise TypeError("Nobody knows how many batches an iterable dataset has.")
+        return self.run.batches_per_epoch
+
+    def step(self, loss: Tensor, optimizer: int = 0) -> None:
+        """Take a loss backward and step an optimizer, as the default training does: with every plugin and precision.
+
+        Args:
+            loss: a scalar tensor, averaged over the samples of the batch.
+            optimizer: the number of the one that this loss is for, where there are several; one loss for each.
+
+        Raises:
+            ValueError: there is no such optimizer, or it had its loss of this batch.
+        """
+        names = list(self.run.optimizers)
+        if not 0 <= optimizer < len(names):
+            raise ValueError(f"There are {len(names)} optimizers, counted from 0: there is none of number {optimizer}.")
+        self._is_given = True
+        self.run.step(loss, names[optimizer])
+
+
+class SteppedOptimizer:
+    """An optimizer as a train_function gets it: what it does is the optimizer's own, but a step is the loop's.
+
+    The gradients are averaged over all ranks, handlers see them, and the step counts.
+    """
+
+    def __init__(self, run: TrainRun, name: str, *, is_scaled: bool) -> None:
+        self._run, self._name, self._is_scaled = run, name, is_scaled
+        self._optimizer = run.optimizers[name]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+    def step(self, closure: object = None) -> None:
+        """Step with the gradients that the function has left, then drop them.
+
+        Raises:
+            RuntimeError: something about this step was asked for that needs the loss.
+            TypeError: there is a closure, as LBFGS wants one.
+        """
+        if closure is not None:
+            raise TypeError("optimizer.step() of a train_function takes no closure: the loop steps once for a batch.")
+        run, control = self._run, self._run.control
+        if self._is_scaled or (control.holds_step and not run.is_last_batch) or control.loss_scale != 1.0:
+            why = (
+                "precision='fp16' scales the loss" if self._is_scaled else "a plugin holds the step or scales the loss"
+            )
+            raise RuntimeError(
+                f"A train_function that calls loss.backward() and optimizer.step() cannot be helped where {why}: "
+                f"call iterator.step(loss) instead of both."
+            )
+        assert run.round is not None
+        control.touched = True  # so that the round is closed behind the batch
+        run.unstepped = False
+        loop.close_turn(run, run.round, run.round.turn(self._name))
+        run.round.put_down(run)
+
+
+def train_pass(run: TrainRun, recipe: Recipe, parts: Parts) -> None:
+    """Call the train_function for the rest of the epoch; track what it returns, weighted by this rank's samples.
+
+    Raises:
+        RuntimeError: it has left all batches without a step.
+        TypeError: it returned no dict of numbers.
+    """
+    assert recipe.train_function is not None
+    is_scaled = "scaler" in run.engine.state_dict()
+    optimizers = [SteppedOptimizer(run, name, is_scaled=is_scaled) for name in run.optimizers]
+    batches, before = TrainingBatches(run), run.progress.steps + run.progress.skipped_steps
+    returned = recipe.train_function(
+        recipe.config,
+        parts.model,
+        batches,
+        parts.criterion,
+        optimizers if isinstance(parts.optimizer, list) else optimizers[0],
+        parts.scheduler,
+    )
+    if batches.samples and run.progress.steps + run.progress.skipped_steps == before:
+        raise RuntimeError(
+            "train_function trained nothing: for each batch of its iterator, call loss.backward() and optimizer.step() "
+            "of the optimizer that it is given, or iterator.step(loss)."
+        )
+    for name, value in checked_numbers(returned, "train_function").items():
+        run.track(name, value, batches.samples)

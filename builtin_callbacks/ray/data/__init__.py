@@ -1,0 +1,1 @@
+"""Ray datasets as loaders."""

@@ -1,0 +1,1 @@
+"""Workers on a cluster that train together."""

@@ -1,0 +1,1 @@
+"""Search for hyper-parameters with Ray Tune."""

@@ -1,0 +1,1 @@
+"""Checkpoints in Ray's storage."""

@@ -1,0 +1,1 @@
+"""Record a run, and read recordings: explain, replay, timeline."""

@@ -1,0 +1,98 @@
+"""How numbers, times, places and other people's texts are said in plain text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from textwrap import wrap
+
+from ..format.records import Place
+
+WIDTH = 100  # columns
+TOGETHER = "\N{NO-BREAK SPACE}"  # a blank at which no line is broken
+
+
+def counted(number: int, thing: str, things: str = "") -> str:
+    """Return a count with its noun: `1 step`, `12 steps`, `1,204 batches`."""
+    return f"{number:,} {thing if number == 1 else things or _plural(thing)}"
+
+
+def times(number: int) -> str:
+    """Return how often: `once`, `twice`, `12 times`."""
+    return {1: "once", 2: "twice"}.get(number, f"{number:,} times")
+
+
+def seconds(value: float) -> str:
+    """Return a duration as people say it: `15 µs`, `3.2 ms`, `12.3 s`, `3 min 12 s`, `2 h 5 min`, `3 d 4 h`."""
+    if value < 0.0001:
+        return f"{value * 1e6:.0f} µs"
+    if value < 0.0995:
+        return f"{value * 1e3:.1f} ms"
+    if value < 9.95:
+        return f"{value:.2f} s"
+    if value < 99.95:
+        return f"{value:.1f} s"
+    for size, unit, part, smaller in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if value >= size - part / 2:
+            whole, rest = divmod(round(value / part), size // part)
+            return f"{whole} {unit}" + f" {rest} {smaller}" * bool(rest)
+    raise AssertionError(value)
+
+
+def share(part: float, whole: float) -> str:
+    """Return a part in per cent of the whole; nothing where there is no whole."""
+    return f"{100 * part / whole:.1f} %" if whole > 0 else ""
+
+
+def number(value: float) -> str:
+    """Return a metric's value."""
+    return f"{value:.6g}" if math.isfinite(value) else str(value)
+
+
+def place(at: Place) -> str:
+    """Return where a run was, by the counters that its plugins saw."""
+    return f"epoch {at.epoch}, batch {at.batch}, step {at.steps}"
+
+
+def listed(words: Sequence[str]) -> str:
+    """Return words as a list in a sentence: `a, b and c`."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def lines(text: str, first: str = "  ", rest: str | None = None) -> list[str]:
+    """Return a text broken into lines of at most 100 columns.
+
+    Args:
+        text: a sentence, or several.
+        first: what stands before its first line.
+        rest: what stands before the others; as many blanks, by default.
+    """
+    rest = " " * len(first) if rest is None else rest
+    broken = wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+    return [line.replace(TOGETHER, " ") for line in broken]
+
+
+def table(rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
+    """Return rows in columns; the last column is broken into lines where it is too wide.
+
+    Args:
+        rows: as many cells each.
+        right: the columns whose cells stand at the right.
+    """
+    rows = list(rows)
+    if not rows:
+        return []
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
+    told = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if column in right else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=False))
+        ]
+        head = "  " + "  ".join(cells)
+        told += lines(row[-1], head + "  ", " " * min(len(head) + 2, 60)) if row[-1] else [head.rstrip()]
+    return told
+
+
+def _plural(thing: str) -> str:
+    return thing + ("es" if thing.endswith(("ch", "s", "x")) else "s")

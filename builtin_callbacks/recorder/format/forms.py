@@ -1,0 +1,153 @@
+"""The form of what a recording holds: whatever a line says, its values are of the kind that readers take them for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from math import isfinite
+from types import NoneType
+from typing import Any, get_args
+
+from ....events.catalogue import Phase, Status
+from ....events.control import Verb
+
+Form = Callable[[Any], bool]
+MOST = 2**52  # more than anything counts up to, and than any clock shows
+PLACE = [*[int] * 9, float]
+REQUESTS = [[str, str, str, int, int, int, int, rank, str] for rank in (int, NoneType)]
+VERBS = frozenset(get_args(Verb))
+COUNTERS = (
+    "epoch", "batch", "earlier_batches", "steps", "skipped_steps", "skipped_batches", "samples", "validations",
+    "evaluated",
+)  # fmt: skip
+
+
+def is_text(value: Any) -> bool:
+    """Return whether a value is a string."""
+    return type(value) is str
+
+
+def is_flag(value: Any) -> bool:
+    """Return whether a value is true or false."""
+    return type(value) is bool
+
+
+def is_count(value: Any) -> bool:
+    """Return whether a value is a whole number that may count something."""
+    return type(value) is int and 0 <= value < MOST
+
+
+def is_time(value: Any) -> bool:
+    """Return whether a value is a number of seconds; a clock may begin a little below 0."""
+    return type(value) in (int, float) and isfinite(value) and -1.0 <= value < MOST
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number, NaN and infinity included."""
+    return type(value) is float or (type(value) is int and abs(value) < 2**512)
+
+
+def is_place(values: Any) -> bool:
+    """Return whether values are the numbers of a place."""
+    return (
+        type(values) is list
+        and list(map(type, values)) == PLACE
+        and min(values) >= 0
+        and max(values) < MOST
+        and isfinite(values[9])
+    )
+
+
+def is_request(values: Any) -> bool:
+    """Return whether values are the fields of a request."""
+    return (
+        list(map(type, values)) in REQUESTS and values[0] in VERBS and min(values[3:7]) >= 0 and max(values[3:7]) < MOST
+    )
+
+
+def _or_none(form: Form) -> Form:
+    return lambda value: value is None or form(value)
+
+
+def _each(form: Form) -> Form:
+    return lambda value: type(value) is list and all(map(form, value))
+
+
+def _by_name(form: Form) -> Form:
+    return lambda value: type(value) is dict and all(map(form, value.values()))
+
+
+def _is_origin(value: Any) -> bool:
+    names = (*COUNTERS, "seconds")
+    return type(value) is dict and value.keys() == {*names} and is_place([value[name] for name in names])
+
+
+def _is_status(value: Any) -> bool:
+    return value in get_args(Status)
+
+
+def _is_phase(value: Any) -> bool:
+    return value in get_args(Phase)
+
+
+def _is_moment(value: Any) -> bool:
+    try:
+        return value == "" or datetime.fromisoformat(value).tzinfo is not None
+    except (TypeError, ValueError):
+        return False
+
+
+METRICS = _by_name(is_number)
+COUNTS = _by_name(is_count)
+COUNTED = {"batches": _or_none(is_count)}
+MEASURED = {"metrics": METRICS, "batches": COUNTS}
+EVENTS: Mapping[str, Mapping[str, Form]] = {
+    "checkpoint_loaded": {"path": _or_none(is_text), "origin": _is_origin},
+    "checkpoint_saved": {"path": is_text, "is_best": is_flag},
+    "checkpoint_pruned": {"path": is_text, "reason": is_text},
+    "epoch_start": {"epoch": is_count, "resumed": is_flag, **COUNTED},
+    "epoch_end": {"epoch": is_count},
+    "replay": {"done": is_count, "batches": is_count},
+    "log": {"metrics": METRICS},
+    "validation_start": COUNTED,
+    "validation_end": MEASURED,
+    "validation_cut": {"reason": is_text, "batches": COUNTS},
+    "test_start": COUNTED,
+    "test_end": MEASURED,
+    "plugin_changed": {"plugin": is_text, "change": is_text, "by": is_text},
+    "plugin_failed": {"plugin": is_text, "event": is_text, "error": is_text},
+    "run_failed": {
+        "error": is_text, "text": is_text, "phase": _is_phase, "plugin": _or_none(is_text), "event": _or_none(is_text),
+        "batches": COUNTS, "in_hand": is_flag, "is_last": is_flag, "window": is_count, "loss": _or_none(is_number),
+    },
+    "run_closed": {
+        "status": _is_status, "reason": is_text, "by": _or_none(is_text), "rank": _or_none(is_count),
+        "metrics": METRICS, "best": _or_none(is_text), "last": _or_none(is_text), "notes": _each(is_text),
+    },
+}  # fmt: skip
+OPTIONAL: Mapping[str, Form] = {"asked": _each(is_count), "emission": is_count}
+ATTEMPT: Mapping[str, Form] = {
+    "name": is_text, "phase": _is_phase, "began": _is_moment, "run": is_text, "world_size": is_count,
+    "max_epochs": _or_none(is_count), "max_steps": _or_none(is_count), "validation_sets": _each(is_text),
+    "optimizers": _each(is_text), "hyper_parameters": _by_name(lambda _: True), "versions": _by_name(is_text),
+    "losses": is_flag, "plan": _by_name(_each(is_text)),
+}  # fmt: skip
+
+
+def check_data(event: str, data: Mapping[str, Any]) -> None:
+    """Raise ValueError unless an event has the data that it is told with; of an event of others nothing is known."""
+    for name, form in EVENTS.get(event, {}).items():
+        if name not in data or not form(data[name]):
+            raise ValueError(f"{event!r} with {name!r} missing or of another kind")
+    for name, form in OPTIONAL.items():
+        if name in data and not form(data[name]):
+            raise ValueError(f"{event!r} with {name!r} of another kind")
+
+
+def check_attempt(about: Any) -> None:
+    """Raise ValueError unless an attempt is told by all that it has."""
+    if type(about) is not dict or not about.keys() >= ATTEMPT.keys():
+        raise ValueError("an attempt without all that it is told by")
+    for name, form in ATTEMPT.items():
+        if not form(about[name]):
+            raise ValueError(f"an attempt whose {name!r} is of another kind")

@@ -1,0 +1,1 @@
+"""A recorded run as a page and as a trace."""

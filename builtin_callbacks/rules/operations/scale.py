@@ -1,0 +1,119 @@
+"""Scale the learning rate from a rule, so that the schedule goes on from there; or the loss of a batch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from math import inf
+from typing import Any
+
+from torch import Tensor
+
+from ....events import BatchStart, Event, Run
+from ....events.checks import known_names
+from ..base import RuleFiring, RuleOperation
+from ..errors import RuleError
+from ..text import shown
+
+logger = logging.getLogger("heliograph")
+RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # of a parameter group: schedulers keep theirs there, too
+
+
+class ScaleLearningRate(RuleOperation):
+    """Multiply the learning rate by a factor, now and in whatever its scheduler makes of it from now on.
+
+    The scheduler's base rates, their maxima and `eta_min` are scaled with it; a plateau scheduler's `min_lr` stays the
+    bound that it is. A checkpoint keeps all of them.
+
+    Args:
+        name: what controllers call the operation.
+        factor: a positive number.
+        minimum: what no rate of the optimizer is brought below by this; its groups are scaled alike, so that their
+            rates keep their ratios. What a scheduler does later is not bounded.
+        optimizer: the name of the optimizer, of several; all of them by default.
+
+    Raises:
+        RuleError: a number is out of its range; when it acts, there is no optimizer of this name.
+    """
+
+    shared = True
+
+    def __init__(self, name: str, factor: float, minimum: float = 0.0, optimizer: str | None = None) -> None:
+        super().__init__(name)
+        if not _is_number(factor) or not 0 < factor < inf:
+            raise RuleError(f"factor is a positive number, such as 0.5, got {shown(factor)}.")
+        if not _is_number(minimum) or not 0 <= minimum < inf:
+            raise RuleError(f"minimum is a learning rate, at least 0, got {shown(minimum)}.")
+        if optimizer is not None and not isinstance(optimizer, str):
+            raise RuleError(f"optimizer is the name of an optimizer, got {shown(optimizer)}.")
+        self.factor, self.minimum, self.optimizer = factor, minimum, optimizer
+
+    def should_scale(self, run: Run, firing: RuleFiring) -> None:
+        """Scale."""
+        optimizers, schedulers = run.optimizers, run.schedulers
+        names = list(optimizers) if self.optimizer is None else [self.optimizer]
+        for name in names:
+            if name not in optimizers:
+                raise RuleError(f"There is no optimizer {name!r} to scale.{known_names(name, optimizers)}")
+            groups = optimizers[name].param_groups
+            factor = self._bounded([float(group["lr"]) for group in groups])
+            for group in groups:
+                _scale_group(group, factor)
+            if name in schedulers:
+                _scale_scheduler(schedulers[name], factor)
+            rates = ", ".join(f"{float(group['lr']):.6g}" for group in groups)
+            logger.info("learning rate of %r times %.6g is %s: %s", name, factor, rates, firing.reason)
+
+    def _bounded(self, rates: Iterable[float]) -> float:
+        """Return the factor, nearer to 1 where it would bring a rate below the minimum."""
+        bounds = [min(1.0, self.minimum / rate) for rate in rates if rate > 0]
+        return max([self.factor, *bounds])
+
+
+class ScaleLoss(RuleOperation):
+    """Multiply the loss of the micro-batch that begins by a factor, for its backward pass only.
+
+    Args:
+        name: what controllers call the operation.
+        factor: a finite number.
+
+    Raises:
+        RuleError: it is no such number.
+    """
+
+    shared = True
+    only_on: Mapping[str, tuple[type[Event], ...]] = {"should_scale": (BatchStart,)}
+
+    def __init__(self, name: str, factor: float) -> None:
+        super().__init__(name)
+        if not _is_number(factor) or not -inf < factor < inf:
+            raise RuleError(f"factor is a number, such as 0.5, got {shown(factor)}.")
+        self.factor = factor
+
+    def should_scale(self, run: Run, firing: RuleFiring) -> None:
+        """Scale."""
+        run.control.scale_loss(self.factor, firing.reason)
+
+
+def _scale_group(group: dict[str, Any], factor: float) -> None:
+    """Scale the rates of a parameter group; a tensor that is stepped with stays the same object, as graphs hold it."""
+    scaled = {key: group[key] * factor for key in RATES if key in group}
+    rate = group["lr"]
+    group.update(scaled)
+    if isinstance(rate, Tensor):
+        group["lr"] = rate.copy_(scaled["lr"])
+
+
+def _scale_scheduler(scheduler: Any, factor: float) -> None:
+    """Scale what a scheduler computes rates from, and the schedulers in it."""
+    if hasattr(scheduler, "eta_min"):
+        scheduler.eta_min *= factor
+    for name in ("base_lrs", "max_lrs"):
+        if hasattr(scheduler, name):
+            setattr(scheduler, name, [rate * factor for rate in getattr(scheduler, name)])
+    for part in getattr(scheduler, "_schedulers", ()):
+        _scale_scheduler(part, factor)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

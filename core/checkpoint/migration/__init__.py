@@ -1,0 +1,1 @@
+"""Checkpoints of older schemas and of Helios, made checkpoints of today."""

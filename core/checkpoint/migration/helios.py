@@ -1,0 +1,214 @@
+"""Checkpoints of Helios 1 and 2, as checkpoints of ours in schema 1, the first: the migrations take it from there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ....plugins.discovery import discover
+from ..state.plain import brief, check_plain
+from ..storage.names import SUFFIX
+
+RECORDS = (r"helios(\.\w+)*\.TrainingState",)
+TEXTS = r"helios(\.\w+)*\.\w*Keys"  # version 2 keeps its keys as members of enumerations
+RESERVED = ("version", "training_state", "model", "rng", "loggers", "datamodule", "log_path", "run_path")
+COUNTERS = ("current_iteration", "global_iteration", "global_epoch", "validation_cycles", "dataset_iter")
+NAME = re.compile(r"(?P<run>.+?)_epoch_\d+_iter_\d+")
+
+
+def is_ancestor(saved: Any) -> bool:
+    """Return whether an object that was read is a checkpoint of Helios."""
+    return isinstance(saved, Mapping) and "schema" not in saved and {"training_state", "model", "rng"} <= saved.keys()
+
+
+def convert(saved: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], list[str]]:
+    """Return a state of schema 1, and a sentence for each thing that is not the same there.
+
+    Args:
+        saved: what the file holds, as plain types.
+        path: the file: its name holds the name of the run, which the file does not.
+
+    Raises:
+        ValueError: the counters are missing, or are no numbers.
+    """
+    run_name, version = _run_name(path), str(saved.get("version", "before 1.0"))
+    progress, notes = _progress(saved["training_state"])
+    user, scaler = _split(saved)
+    parts, more = _parts(user)
+    plugins, others = _plugins(saved)
+    aside = {
+        "version": version,
+        "training_state": saved["training_state"],
+        "model": {name: value for name, value in user.items() if name not in parts["taken"]},
+        "amp_scaler": scaler,
+        "loggers": _loggers(saved),
+        "datamodule": saved.get("datamodule", {}),
+    }
+    state = {
+        "schema": 1,
+        "saved_at": path.stat().st_mtime,
+        "library": {"helios": version},
+        "run_name": run_name,
+        "progress": progress,
+        "modules": parts["modules"],
+        **parts["parts"],
+        "task": {},
+        "metrics": {},
+        "means": {},
+        "plugins": plugins,
+        "helios": aside,
+    }
+    begin = f"read the layout of Helios {version}; the run is called {run_name!r}, after the file"
+    return state, [begin, *notes, *more, *others, *_left_out(state), *_told(aside)]
+
+
+def batches(converted: Mapping[str, Any]) -> int:
+    """Return how many batches a converted state has seen: the order of writing, where times may be those of a copy."""
+    progress = converted["progress"]
+    return int(progress["earlier_batches"] + progress["batch"])
+
+
+def _run_name(path: Path) -> str:
+    name = path.name.partition(SUFFIX)[0]  # what follows marks a backup
+    match = NAME.match(name)
+    return match["run"] if match else name
+
+
+def _progress(counters: Any) -> tuple[dict[str, int | float], list[str]]:
+    """Return our counters: theirs count the running epoch as one, and keep no number of samples."""
+    if not isinstance(counters, Mapping) or not all(isinstance(counters.get(name), int) for name in COUNTERS):
+        raise ValueError(
+            f"The training state of Helios needs whole numbers for {', '.join(COUNTERS)}, got {brief(counters)}."
+        )
+    steps, batches, epoch, validations, batch = (counters[name] for name in COUNTERS)
+    notes = ["the samples and seconds before this point are unknown: both are counted from here"]
+    if batch:  # only a run that counts in iterations saves amid an epoch, and it has counted that epoch already
+        epoch -= 1
+        if epoch > 0 and batch * epoch == batches - batch:  # as long as each epoch before it
+            epoch, batch = epoch + 1, 0
+            notes.append(f"it was saved after the last batch of an epoch: epoch {epoch} begins")
+    return {
+        "epoch": epoch,
+        "batch": batch,
+        "earlier_batches": batches - batch,
+        "steps": steps,
+        "skipped_steps": 0,
+        "skipped_batches": 0,
+        "samples": 0,
+        "validations": validations,
+        "evaluated": 0,
+        "earlier_seconds": 0.0,
+    }, notes
+
+
+def _split(saved: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+    """Return what the user's model saved, and the state of the gradient scaler, None where there was none."""
+    model = dict(saved["model"])
+    if "datamodule" in saved and "user" in model:  # version 2
+        return dict(model["user"]), model.get("amp_scaler")
+    scaler = model.pop("_helios_amp_scaler", None)
+    return model, scaler
+
+
+def _parts(user: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Sort what a model saved into modules, the optimizer and the scheduler, going by what each holds."""
+    states = {name: value for name, value in user.items() if isinstance(value, Mapping)}
+    modules = {
+        name: dict(state) for name, state in states.items() if all(isinstance(each, Tensor) for each in state.values())
+    }
+    optimizers = [name for name, state in states.items() if state.keys() >= {"state", "param_groups"}]
+    schedulers = [name for name, state in states.items() if "last_epoch" in state]
+    notes = [f"modules {', '.join(modules) or '(none)'}: the task's attributes must be called the same"]
+    parts: dict[str, Any] = {"optimizer": {"state": {}, "param_groups": []}, "scheduler": None}
+    taken = [*modules, *optimizers]
+    if len(optimizers) == 1:
+        parts["optimizer"] = states[optimizers[0]]
+    elif optimizers:
+        parts["optimizers"] = {name: states[name] for name in optimizers}
+        notes.append(f"optimizers {', '.join(optimizers)}: they must be called the same, fit(optimizer={{...}})")
+    else:
+        notes.append("0 optimizers: the file serves load_weights only, it cannot be resumed")
+    if len(optimizers) == len(schedulers) == 1:
+        parts["scheduler"] = states[schedulers[0]]
+        taken += schedulers
+    elif schedulers:
+        notes.append(f"schedulers {', '.join(schedulers)}: whose each is, is not known, so they begin anew")
+    return {"taken": taken, "modules": modules, "parts": parts}, notes
+
+
+def _plugins(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the states by plugin; ids that mean another plugin here are left out."""
+    ours = {each.name for each in discover()}
+    theirs = {name: value for name, value in saved.items() if name not in RESERVED}
+    states: dict[str, Any] = {name: value for name, value in theirs.items() if name not in ours}
+    notes = [f"state of plugin {name!r} left out: that name is another plugin's here" for name in theirs.keys() & ours]
+    if {"torch", "rand", "numpy"} <= saved["rng"].keys():
+        now = _generators(saved["rng"])
+        states["rng_capture"] = {"now": now, "epoch": now}
+        notes.append("the state of NumPy's legacy generator was never kept: it begins anew")
+    else:
+        notes.append("there is no state of the random generators: they begin anew")
+    log = _loggers(saved).get("root", {}).get("log_file")
+    if isinstance(log, str):
+        states["file_log"] = {"file": _last_part(log)}
+    return states, notes
+
+
+def _generators(rng: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the random generators in the form of schema 1."""
+    version, internal, gauss = rng["rand"]
+    key = np.random.RandomState(0).get_state(legacy=False)
+    legacy = key | {"state": key["state"] | {"key": {"dtype": "uint32", "values": key["state"]["key"].tolist()}}}
+    return {
+        "globals": {
+            "python": [version, list(internal), gauss],
+            "numpy": legacy,
+            "torch": rng["torch"],
+            "cuda": [rng["cuda"]] if "cuda" in rng else [],
+        },
+        "generator": rng["numpy"],
+        "loaders": [],
+    }
+
+
+def _loggers(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the places of the logs in the form of version 2."""
+    loggers = dict(saved.get("loggers", {}))
+    if "log_path" in saved:
+        loggers["root"] = {"log_file": saved["log_path"]}
+    if "run_path" in saved:
+        loggers["tensorboard"] = {"run_path": saved["run_path"]}
+    return loggers
+
+
+def _last_part(path: str) -> str:
+    return (PureWindowsPath(path) if "\\" in path else PurePosixPath(path)).name
+
+
+def _left_out(state: dict[str, Any]) -> list[str]:
+    """Take out what could not be loaded safely again; return a sentence for each."""
+    notes = []
+    for group in (state["plugins"], state["helios"], state["helios"]["model"]):
+        for name in list(group):
+            try:
+                check_plain(group[name], name)
+            except TypeError as error:
+                del group[name]
+                notes.append(f"left out, {str(error).split(':')[0]}")
+    return notes
+
+
+def _told(aside: Mapping[str, Any]) -> list[str]:
+    """Say what is kept, but does not act."""
+    names = {
+        "the gradient scaler": aside.get("amp_scaler"),
+        "the places of its logs": aside.get("loggers"),
+        "the count of early stopping": aside.get("training_state", {}).get("early_stop_count"),
+    }
+    kept = [name for name, value in names.items() if value] + [f"model[{name!r}]" for name in aside.get("model", {})]
+    return [f"kept under 'helios', without effect: {', '.join(kept)}"] if kept else []

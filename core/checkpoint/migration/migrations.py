@@ -1,0 +1,256 @@
+"""Old checkpoints on disk made new, in one step each: nothing is lost by a kill in between."""
+
+from __future__ import annotations
+
+import filecmp
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ..state.snapshot import SCHEMA, check_schema, training_of
+from ..storage import reader, stand_ins
+from ..storage.archives import check_content
+from ..storage.manifest import Entry, JudgedBy, MissingManifestError, manifest_path
+from ..storage.names import SUFFIX
+from ..storage.reader import State
+from ..storage.store import Store
+from . import helios
+from .schemas import BEFORE_OURS, judged, migrate_state, place_of
+
+BACKUP = ".backup"
+
+
+@dataclass(frozen=True, slots=True)
+class Upgraded:
+    """A checkpoint as the present schema has it.
+
+    Attributes:
+        origin: what it was.
+        state: what is in it.
+        changes: what is not as it was, in sentences.
+        place: its place in the order of writing; None where the clock decides.
+        judged_by: metric, mode and value by which it competes for the best, if it does.
+        is_current: it is of the present schema already, and only lacks its manifest.
+    """
+
+    origin: str
+    state: State
+    changes: list[str]
+    place: int | None
+    judged_by: JudgedBy | None = None
+    is_current: bool = False
+
+
+def migrate(
+    path: Path | str, *, keep_backup: bool = True, dry_run: bool = False, as_data: Collection[str] = ()
+) -> list[str]:
+    """Bring a checkpoint, or all in a folder, into the present schema, and write its manifest.
+
+    The former file stays as `<name>.pth.backup`. The new one takes its place in one step, as every save does, so a kill
+    at any instant loses nothing: run it again. What is up to date is left alone; where only its manifest was lost, that
+    is written anew. Reads the checkpoints of Helios too.
+
+    Args:
+        path: a data file or a folder.
+        keep_backup: keep the former file in the end.
+        dry_run: change nothing, only say what would be done.
+        as_data: full names of classes whose objects are read as their attributes, where a file is refused for them.
+
+    Returns:
+        What was done, line by line.
+
+    Raises:
+        FileNotFoundError: there is no such file, or no checkpoint in the folder.
+        ValueError: a file is damaged or no checkpoint, or another process writes this run's checkpoints.
+        OSError: the new file could not be written; the former is as it was.
+    """
+    lines: list[str] = []
+    files = files_in(Path(path))
+    if not files:
+        raise FileNotFoundError(f"There is no checkpoint in {path}.")
+    for each in files:
+        lines += migrate_file(each, keep_backup=keep_backup, dry_run=dry_run, as_data=as_data)
+    return lines
+
+
+def files_in(path: Path) -> list[Path]:
+    """Return a file, or the data files in a folder, those included that a killed migration has just moved aside."""
+    if not path.is_dir():
+        return [path]
+    moved = (each.with_suffix("") for each in path.glob(f"*{SUFFIX}{BACKUP}"))
+    found = {each for each in [*path.glob(f"*{SUFFIX}"), *filter(_was_interrupted, moved)] if not each.is_dir()}
+    return sorted(found)
+
+
+def migrate_file(
+    path: Path, *, keep_backup: bool = True, dry_run: bool = False, as_data: Collection[str] = ()
+) -> list[str]:
+    """Migrate one file; see `migrate`."""
+    if is_current(path):
+        return [f"{path}: up to date (schema {SCHEMA})"]
+    found = read_any(backup_of(path) if _was_interrupted(path) else path, as_data)
+    if dry_run:
+        would = "its manifest would be written anew" if found.is_current else f"would be migrated to schema {SCHEMA}"
+        return [f"{path}: {would}", *_indented(found.changes)]
+    store = Store(path.parent, found.state["run_name"], training_of(found.state))
+    notes = store.open()
+    try:
+        if is_current(path):  # a migration that was killed is finished by opening
+            return [f"{path}: up to date (schema {SCHEMA})", *_indented(notes)]
+        entries = store.entries()[0]
+        former = next((each for each in entries if each.path == path), None)
+        if former is not None:  # of a schema that had manifests
+            found = replace(found, place=former.sequence, judged_by=former.judged_by)
+            store.write_as(former.training, former.run_name)
+        place = _among(entries, found.state["saved_at"]) if found.place is None else found.place
+        if found.is_current and path.exists():
+            store.adopt(path.name, found.state, place)
+            return [f"{path}: wrote its manifest anew", *_indented([*notes, *found.changes])]
+        if store.is_pinned(path):
+            raise ValueError(f"{path} is pinned, and so is not replaced: remove the pin, migrate, and pin it again.")
+        backup = back_up(path)
+        store.save(path.name, found.state, judged_by=found.judged_by, sequence=place, replace_unknown=True)
+    finally:
+        store.close()
+    if not keep_backup:
+        backup.unlink()
+    kept = f", the former file is {backup.name}" if keep_backup else ""
+    return [f"{path}: migrated to schema {SCHEMA}{kept}", *_indented([*notes, *found.changes])]
+
+
+def is_current(path: Path) -> bool:
+    """Return whether a checkpoint is of the present schema, and whole.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    if not path.exists() or not manifest_path(path).exists():
+        return False
+    return reader.check(path).schema == SCHEMA
+
+
+def read_any(path: Path, as_data: Collection[str] = ()) -> Upgraded:
+    """Return what a checkpoint of any schema, or of Helios, is in the present one.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged, no checkpoint, or holds objects that are not safe to make.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"There is no checkpoint {path}.")
+    saved = stand_ins.read(path, [*helios.RECORDS, *map(re.escape, as_data)], helios.TEXTS)
+    try:
+        saved = stand_ins.as_plain(saved)
+        check_content(saved, path)
+        return _upgrade(saved, path)
+    except (
+        ValueError,
+        TypeError,
+        AttributeError,
+        LookupError,
+    ) as error:  # parts are missing, or not ours
+        raise ValueError(f"{path} is no checkpoint that can be migrated: {error}") from error
+
+
+def load_any(path: Path, *, with_shards: bool = True) -> State:
+    """Return the state in a checkpoint of any schema, or of Helios, in the present one; see `load`.
+
+    Older ones, which had no manifest, are taken where the checksums in the file hold. The file stays as it is.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        OSError: it cannot be read.
+        ValueError: it is damaged, no checkpoint, has lost its manifest, or is of a newer schema.
+    """
+    try:
+        return reader.load(path, with_shards=with_shards)
+    except MissingManifestError:
+        found = read_any(path)
+        if found.is_current:
+            raise
+        return {**found.state, "migrated": found.changes}
+
+
+def newest_without_manifest(folder: Path, run_name: str) -> tuple[Path, State] | None:
+    """Return the newest checkpoint of a run that was written when there were no manifests, and what is in it.
+
+    Only files that are called like those of the run are looked into.
+    """
+    newest: tuple[tuple[int, float], Path, Upgraded] | None = None
+    for path in reader.without_manifest(folder, run_name):
+        try:
+            found = read_any(path)
+        except ValueError:
+            continue  # told of as without a manifest
+        order = (found.place or 0, found.state["saved_at"])
+        if not found.is_current and found.state["run_name"] == run_name and (newest is None or order > newest[0]):
+            newest = order, path, found
+    return None if newest is None else (newest[1], {**newest[2].state, "migrated": newest[2].changes})
+
+
+def _upgrade(saved: Any, path: Path) -> Upgraded:
+    if helios.is_ancestor(saved):
+        converted, notes = helios.convert(saved, path)
+        state, changes = migrate_state(converted)
+        origin = f"Helios {state['versions']['helios']}"
+        return Upgraded(origin, state, [*notes, *changes], place=2 * BEFORE_OURS + helios.batches(converted))
+    if not isinstance(saved, Mapping):
+        raise ValueError(f"it holds a {type(saved).__name__}, where a checkpoint is a dict.")
+    state, changes = migrate_state(saved)
+    check_schema(state)
+    origin = f"schema {saved['schema']}"
+    if not changes:
+        held = "the checksums in the file hold; by which metric it was judged is not known any more"
+        return Upgraded(origin, state, [held], place=None, is_current=True)
+    if saved["schema"] > 1:
+        return Upgraded(origin, state, changes, place=None)
+    name = path.name.partition(SUFFIX)[0] + SUFFIX
+    return Upgraded(origin, state, changes, place_of(saved), judged(saved, name))
+
+
+def backup_of(path: Path) -> Path:
+    """Return where the former file is kept."""
+    return path.with_name(path.name + BACKUP)
+
+
+def back_up(path: Path) -> Path:
+    """Keep a file under another name, whole or not at all; return that name.
+
+    Raises:
+        ValueError: there is another file of that name.
+    """
+    backup = backup_of(path)
+    if backup.exists():
+        if not filecmp.cmp(path, backup, shallow=False):
+            raise ValueError(f"{backup} is there already, with other content: move it away first.")
+        return backup
+    try:
+        os.link(path, backup)  # at once and for nothing: a save never writes into an old file
+    except OSError:  # a file system without links
+        aside = backup.with_name(f".{backup.name}.tmp")
+        shutil.copy2(path, aside)
+        with aside.open("rb") as file:
+            os.fsync(file.fileno())
+        aside.replace(backup)
+    return backup
+
+
+def _was_interrupted(path: Path) -> bool:
+    """Return whether a migration was killed when it had moved a file aside and not yet put the new one in its place."""
+    return not path.exists() and backup_of(path).exists() and any(path.parent.glob(".*.former-data.tmp"))
+
+
+def _among(entries: Iterable[Entry], saved_at: float) -> int:
+    """Return a place in the order of writing by the clock; a tie is decided by it too."""
+    known = sorted(entries, key=lambda each: each.sequence)
+    earlier = [each.sequence for each in known if each.saved_at <= saved_at]
+    is_newest = len(earlier) == len(known)
+    return max(earlier, default=0) + is_newest
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return [f"    {line}" for line in lines]

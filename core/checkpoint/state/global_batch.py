@@ -1,0 +1,121 @@
+"""How many samples make one optimizer step, and what becomes of the learning rates where that number changes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import sqrt
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ...context import RunContext
+
+BatchChange = Literal["refuse", "keep", "linear", "sqrt"]
+CHANGES: tuple[str, ...] = get_args(BatchChange)
+RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # in the groups of an optimizer
+LISTS = ("base_lrs", "max_lrs", "_last_lr")  # of a scheduler
+
+
+def layout(run: RunContext) -> dict[str, int | None]:
+    """Return what the global batch is made of: `size` ranks, `batch_size` of each, `accumulation` of batches.
+
+    The batch size counts samples; where batches are dealt out to the ranks as they are, it is 1. It is None where
+    nobody knows it.
+    """
+    source = run.data.source
+    batch_size = None if source is None else source.layout.batch_size
+    return {"size": run.engine.world_size, "batch_size": batch_size, "accumulation": _accumulation(run)}
+
+
+def global_batch(world: Mapping[str, int | None]) -> int | None:
+    """Return how many samples (or batches, where these are dealt out) make one step, None where nobody knows."""
+    batch_size, accumulation = world.get("batch_size"), world.get("accumulation")
+    if batch_size is None or accumulation is None:
+        return None
+    return (world["size"] or 1) * batch_size * accumulation
+
+
+def difference(before: Mapping[str, int | None], now: Mapping[str, int | None]) -> str | None:
+    """Return what became of the global batch, None where it is the same; of one unknown, what is known is compared."""
+    then, here = global_batch(before), global_batch(now)
+    if then is None or here is None:
+        known = [name for name in now if None not in (before.get(name), now[name])]
+        differs = any(before[name] != now[name] for name in known)
+    else:
+        differs = then != here
+    return f"the global batch was {_told(before)}, and is {_told(now)}" if differs else None
+
+
+def settle_change(run: RunContext, before: Mapping[str, int | None], how: BatchChange) -> None:
+    """Scale the learning rates of a resumed run by what became of its global batch, or refuse that it changed.
+
+    Without a word on it, a change is refused, but not of one process that goes on from one, whose batch size or
+    accumulation somebody changed: the result notes it. Where nobody knows the batch size, nothing is refused or scaled.
+
+    Args:
+        run: the run, with its position, optimizers and schedulers as they were saved.
+        before: the layout of the run that wrote the checkpoint.
+        how: what to do about a change.
+
+    Raises:
+        ValueError: the global batch changed, on several ranks before or now, and nobody said how.
+    """
+    now = layout(run)
+    run.other_batches = told = difference(before, now)
+    if told is None:
+        return
+    then, here = global_batch(before), global_batch(now)
+    factor = 1.0
+    if then is not None and here is not None:
+        if how == "refuse" and run.resumes and (before["size"], now["size"]) != (1, 1):
+            raise ValueError(
+                f"The global batch changed: {_told(before)} made one optimizer step when the checkpoint was written, "
+                f"{_told(now)} would now. Keep the product by another batch_size or GradientAccumulation, or say what "
+                f"becomes of the learning rate: Checkpoint(..., batch_change='keep'), 'linear' or 'sqrt'."
+            )
+        factor = {"linear": here / then, "sqrt": sqrt(here / then)}.get(how, 1.0)
+    if factor == 1.0:
+        run.note(f"{told}: learning rates as they were saved")
+        return
+    for optimizer in run.optimizers.values():
+        scale_optimizer(optimizer, factor)
+    for scheduler in run.schedulers.values():
+        scale_scheduler(scheduler, factor)
+    run.note(f"{told}: learning rates times {factor:.6g} ({how})")
+
+
+def scale_optimizer(optimizer: Any, factor: float) -> None:
+    """Multiply the learning rates of an optimizer."""
+    for group in optimizer.param_groups:
+        for name in RATES:
+            if name in group:
+                group[name] = _scaled(group[name], factor)
+
+
+def scale_scheduler(scheduler: Any, factor: float) -> None:
+    """Multiply the learning rates that a scheduler computes from, and those of the schedulers in it."""
+    for name in LISTS:
+        if isinstance(rates := getattr(scheduler, name, None), list):
+            setattr(scheduler, name, [_scaled(rate, factor) for rate in rates])
+    for inner in getattr(scheduler, "_schedulers", ()):
+        scale_scheduler(inner, factor)
+
+
+def _scaled(rate: Any, factor: float) -> Any:
+    return rate.mul_(factor) if isinstance(rate, Tensor) else rate * factor
+
+
+def _accumulation(run: RunContext) -> int | None:
+    """Return how many micro-batches make a step, as the plugin that claims `accumulation` tells, if it does."""
+    for plugin in run.plugins:
+        if "accumulation" in getattr(plugin, "exclusive", ()) and run.plugins.is_enabled(plugin):
+            number = getattr(plugin, "number", None)
+            return None if number is None else int(number(run.progress.epoch))
+    return 1
+
+
+def _told(world: Mapping[str, int | None]) -> str:
+    ranks = "1 rank" if world["size"] == 1 else f"{world['size']} ranks"
+    batch_size, accumulation = ("unknown" if world.get(n) is None else world[n] for n in ("batch_size", "accumulation"))
+    return f"{ranks} x batch_size {batch_size} x accumulation {accumulation}"

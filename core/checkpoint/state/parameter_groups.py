@@ -1,0 +1,124 @@
+"""The parameter groups of optimizers: saved by the names of their parameters, and made again where a run added some."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from ...context import RunContext
+
+Names = list[list[str | None]]  # of each group; None for a parameter that is of no module of the task
+
+
+def groups_of(run: RunContext) -> dict[str, Any]:
+    """Return what is saved of the groups: the names of their parameters, and which share a scheduler's function."""
+    named = {id(each): name for name, each in _parameters(run.modules).items()}
+    return {
+        "parameters": {name: _names(each, named) for name, each in run.optimizers.items()},
+        "functions": {
+            name: [_place(each, functions) for each in functions]
+            for name, scheduler in run.schedulers.items()
+            if (functions := getattr(scheduler, "lr_lambdas", None))
+        },
+    }
+
+
+def settle_groups(run: RunContext, saved: Mapping[str, Any], optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
+    """Give optimizers the groups that they had when a cut was taken.
+
+    Raises:
+        ValueError: nobody knows which parameters were in them, or the program's have some that were in none.
+    """
+    parameters = _parameters(run.modules)
+    named = {id(each): name for name, each in parameters.items()}
+    for name, optimizer in optimizers.items():
+        groups = (saved["optimizers"] or saved["shards"]["optimizers"])[name]["param_groups"]
+        now, then = _names(optimizer, named), saved.get("groups", {}).get("parameters", {}).get(name)
+        sizes = [len(each["params"]) for each in groups]
+        is_known = then is not None and all(key in parameters for each in then for key in each)
+        if then == now or (not is_known and sizes == list(map(len, now))):
+            continue
+        change = f"{_told(sizes)}, the program's has {_told(map(len, now))}"
+        added = _all(now) - _all(then) if is_known and run.resumes else set()
+        if not is_known or added:
+            raise ValueError(_refusal(name, change, then, added))
+        _regroup(optimizer, groups, [[parameters[key] for key in each] for each in then])
+        run.note(f"the {name!r} continues with the checkpoint's {change}")
+
+
+def load_scheduler(name: str, scheduler: Any, saved: Mapping[str, Any]) -> None:
+    """Load a scheduler's state from a cut, whose groups the optimizer has again.
+
+    Raises:
+        ValueError: a group had a function of its own that the program's scheduler does not have.
+    """
+    state = deepcopy(saved["schedulers"][name])
+    functions: list[Any] = getattr(scheduler, "lr_lambdas", [])
+    count = len(state.get("lr_lambdas", functions))
+    del functions[count:]
+    for place in saved.get("groups", {}).get("functions", {}).get(name, [])[len(functions) : count]:
+        if place < len(functions):
+            functions.append(functions[place])
+    if len(functions) < count:
+        raise ValueError(
+            f"The scheduler {type(scheduler).__name__} had functions for {count} parameter groups, the program gives "
+            f"it {len(functions)}, and functions are not saved. A group that is added in a run can be resumed where it "
+            f"has the function of another group: scheduler.lr_lambdas.append(scheduler.lr_lambdas[0])."
+        )
+    scheduler.load_state_dict(state)
+
+
+def _parameters(modules: Mapping[str, nn.Module]) -> dict[str, nn.Parameter]:
+    named = ((f"{root}.{name}", each) for root, module in modules.items() for name, each in module.named_parameters())
+    return dict(named)
+
+
+def _names(optimizer: torch.optim.Optimizer, named: Mapping[int, str]) -> Names:
+    return [[named.get(id(each)) for each in group["params"]] for group in optimizer.param_groups]
+
+
+def _place(one: Any, of: list[Any]) -> int:
+    """Return the place of the first object that is this very one."""
+    return next(place for place, each in enumerate(of) if each is one)
+
+
+def _all(names: Names) -> set[str]:
+    return {str(name) for each in names for name in each}
+
+
+def _refusal(name: str, change: str, then: Names | None, added: set[str]) -> str:
+    """Return why groups cannot be made what they were."""
+    if then is None:
+        why = "it was written by a version that did not save which parameters they held"
+    elif added:
+        why = f"they did not hold {', '.join(sorted(added)[:5])}"
+    else:
+        why = "they held parameters that are in no module of the task"
+    return (
+        f"The {name!r} of the checkpoint has {change}, and {why}. Give fit an optimizer with the checkpoint's groups, "
+        f"and add others by optimizer.add_param_group() at CheckpointLoaded; or load only the weights, with "
+        f"load_weights."
+    )
+
+
+def _told(sizes: Iterable[int]) -> str:
+    counts = list(map(str, sizes))
+    return f"{len(counts)} parameter group{'s' * (len(counts) != 1)} of {' and '.join(counts)} parameters"
+
+
+def _regroup(
+    optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], parameters: list[list[nn.Parameter]]
+) -> None:
+    """Make the groups of an optimizer hold other parameters; what else they hold is loaded after that."""
+    del optimizer.param_groups[len(groups) :]
+    for group, held in zip(optimizer.param_groups, parameters, strict=False):
+        group["params"] = held
+    for group, held in list(zip(groups, parameters, strict=True))[len(optimizer.param_groups) :]:
+        options = {key: deepcopy(value) for key, value in group.items() if key not in ("params", "param_names")}
+        named = list(zip(group["param_names"], held, strict=True)) if "param_names" in group else held
+        optimizer.add_param_group({"params": named, **options})

@@ -1,0 +1,242 @@
+"""The operations on files that a store is made of: one seam, so that a test can record, refuse or stop each of them."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from io import BufferedReader, FileIO
+from pathlib import Path
+from time import sleep
+from typing import Any, TypeVar
+
+from .safe_open import FOLLOW_NO_LINK, open_regular, read_small
+
+T = TypeVar("T")
+PAUSES = (0.1, 0.5, 2.0)  # seconds before reading is tried again
+TRIES = 1 + len(PAUSES)
+NOT_THERE = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+logger = logging.getLogger("heliograph")
+
+
+class Files:
+    """The real file system. Nothing is durable before its `sync`, no name before its folder's.
+
+    What reads is tried again after a pause, a few times, where the system refuses it for another reason than that there
+    is no such file: `exists`, `read`, `digest`, `names` and whatever is done `patiently`. Each goes by one of the
+    operations that begin with `try`.
+    """
+
+    def create(self, path: Path) -> FileIO:
+        """Open a new, unbuffered file, emptied where there was one; its permissions are what the umask says.
+
+        A symbolic link of that name is not followed: it would have us empty a file of somebody else's.
+        """
+        return FileIO(path, "w", opener=lambda name, flags: os.open(name, flags | FOLLOW_NO_LINK, 0o666))
+
+    def write(self, file: FileIO, content: bytes | memoryview) -> None:
+        """Append all of `content`: the system may take less at a time."""
+        rest = memoryview(content)
+        while rest:
+            rest = rest[file.write(rest) :]
+
+    def sync(self, file: FileIO) -> None:
+        """Make a file's content durable."""
+        os.fsync(file.fileno())
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Give a file another name in the same folder, in the place of whatever had it."""
+        try:
+            old.replace(new)
+        except IsADirectoryError:
+            raise _folder(new) from None
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file, if it is there."""
+        try:
+            path.unlink(missing_ok=True)
+        except IsADirectoryError:
+            raise _folder(path) from None
+
+    def remove_folder(self, path: Path) -> None:
+        """Remove a folder with the files in it, if it is there; of a symbolic link to one, only the link."""
+        if path.is_symlink():
+            path.unlink()
+        elif path.exists():
+            shutil.rmtree(path)
+
+    def sync_folder(self, folder: Path) -> None:
+        """Make names in a folder durable, where that can be asked for: not of Windows, nor of some network's files."""
+        if not hasattr(os, "O_DIRECTORY"):
+            return
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        except OSError as error:
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
+        finally:
+            os.close(handle)
+
+    def free(self, folder: Path) -> int:
+        """Return the bytes that this user may still write there."""
+        return shutil.disk_usage(folder).free
+
+    def exists(self, path: Path) -> bool:
+        """Return whether something has this name; a link is something, wherever it leads."""
+        try:
+            self.patiently(partial(self.try_status, path))
+        except NOT_THERE:
+            return False
+        return True
+
+    def read(self, path: Path, most: int) -> bytes:
+        """Return all of a small file; see `read_small`."""
+        return self.patiently(partial(self.try_read, path, most))
+
+    def digest(self, path: Path) -> tuple[int, str]:
+        """Return the size of a regular file, and its SHA-256 in hexadecimal."""
+
+        def digest() -> tuple[int, str]:
+            with self.try_open(path) as file:
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+                return file.tell(), sha256
+
+        return self.patiently(digest)
+
+    def names(self, folder: Path) -> list[os.DirEntry[str]]:
+        """Return what lies in a folder."""
+        return self.patiently(partial(self.try_names, folder))
+
+    def patiently(self, work: Callable[[], T]) -> T:
+        """Do some reading; where the system refuses it, again after a pause, a few times.
+
+        Raises:
+            OSError: it still refuses, or there is no such file.
+        """
+        for seconds in PAUSES:
+            try:
+                return work()
+            except NOT_THERE:
+                raise
+            except OSError as error:
+                logger.warning("reading failed and is tried again in %s s: %s", seconds, error)
+            self.pause(seconds)
+        return work()
+
+    def pause(self, seconds: float) -> None:
+        """Wait before reading is tried again."""
+        sleep(seconds)
+
+    def try_status(self, path: Path) -> os.stat_result:
+        """Return what the system tells of a name."""
+        return os.lstat(path)
+
+    def try_open(self, path: Path) -> BufferedReader:
+        """Open a regular file for reading."""
+        return open_regular(path)
+
+    def try_read(self, path: Path, most: int) -> bytes:
+        """Return all of a file of at most so many bytes."""
+        return read_small(path, most)
+
+    def try_names(self, folder: Path) -> list[os.DirEntry[str]]:
+        """Return what lies in a folder."""
+        with os.scandir(folder) as names:
+            return list(names)
+
+
+SYSTEM = Files()
+
+
+def _folder(path: Path) -> IsADirectoryError:
+    return IsADirectoryError(errno.EISDIR, "A folder has the name of a file of ours, move it away", str(path))
+
+
+def digest_of(path: Path) -> tuple[int, str]:
+    """Return the size of a regular file, and its SHA-256 in hexadecimal."""
+    return SYSTEM.digest(path)
+
+
+class WatchedReader(BufferedReader):
+    """What `torch.load` reads from: a file that remembers why it could not be read, which torch does not tell.
+
+    Attributes:
+        failure: what the first failed read raised.
+    """
+
+    failure: OSError | None = None
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read, and remember a failure."""
+        with self._watched():
+            return super().read(size)
+
+    def readinto(self, buffer: Any, /) -> int:
+        """Read, and remember a failure."""
+        with self._watched():
+            return super().readinto(buffer)
+
+    @contextmanager
+    def _watched(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.failure = self.failure or error
+            raise
+
+
+class HashingWriter:
+    """What `torch.save` writes into: a file, whose digest is known when its last byte is written.
+
+    Attributes:
+        size: bytes so far.
+        failure: what the first failed write raised; torch hides it behind an error of its own.
+    """
+
+    def __init__(self, files: Files, file: FileIO) -> None:
+        self.size = 0
+        self.failure: BaseException | None = None
+        self._files, self._file, self._digest = files, file, hashlib.sha256()
+
+    def write(self, content: bytes) -> int:
+        """Append and digest; once a write has failed, every other fails alike."""
+        if self.failure is not None:
+            raise self.failure
+        try:
+            self._files.write(self._file, content)
+        except BaseException as error:
+            self.failure = error
+            raise
+        self._digest.update(content)
+        self.size += len(content)
+        return len(content)
+
+    def flush(self) -> None:
+        """Do nothing: the file is unbuffered."""
+
+    def sha256(self) -> str:
+        """Return the digest so far."""
+        return self._digest.hexdigest()
+
+
+def prepare_folder(folder: Path) -> None:
+    """Make a folder and try it, so that a run does not find out hours later that it cannot save.
+
+    Raises:
+        ValueError: the path is a file, or nothing can be written there.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):  # has no name, or only for a moment: a kill leaves nothing behind
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"Nothing can be saved in {folder}: {error.strerror}. Choose a folder that this user may write."
+        ) from error

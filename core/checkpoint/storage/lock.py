@@ -1,0 +1,148 @@
+"""One writer at a time for the files of a run."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import weakref
+from io import FileIO
+from pathlib import Path
+from time import monotonic, sleep
+
+from .safe_open import FOLLOW_NO_LINK
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+TICK = 0.1  # seconds between two tries
+LONGEST = 1024  # bytes of what a lock's holder writes about itself
+_UNSUPPORTED = {errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP}
+_held: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+class Lock:
+    """An advisory lock that lives as long as its process: one that was killed holds nothing.
+
+    Whoever comes second is refused at once, in the same process too. Where the system has no `fcntl` (Windows), or the
+    file system no locks, nothing is held and nobody refused.
+
+    Args:
+        path: the lock file; made by the holder, removed when it is released.
+        purpose: what the lock is for, for the error sentence.
+        remedy: what else than closing the other to do, for the same.
+    """
+
+    def __init__(self, path: Path, purpose: str, remedy: str = "give this run another name= or folder") -> None:
+        self.path, self.purpose, self.remedy = path, purpose, remedy
+        self._file: FileIO | None = None
+
+    def acquire(self, patience: float = 0.0) -> bool:
+        """Take the lock; return False where there are no locks.
+
+        Args:
+            patience: seconds to wait for another process to let it go.
+
+        Raises:
+            ValueError: another process has it, or another holder in this one.
+        """
+        if fcntl is None:
+            return False
+        limit = monotonic() + patience
+        while self._file is None:
+            file = self._open()
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                with file:
+                    if error.errno in _UNSUPPORTED:
+                        self.path.unlink(missing_ok=True)
+                        return False
+                    holder = file.read(LONGEST).decode(errors="replace").split()
+                if monotonic() >= limit or holder == _own():
+                    raise self._refusal(holder) from None
+                sleep(TICK)
+                continue
+            if _names(self.path, file):
+                self._file = file
+            else:  # its holder removed it between our opening and locking it
+                file.close()
+        self._file.truncate(0)
+        self._file.write(f"{' '.join(_own())}\n".encode())
+        _held.add(self)
+        return True
+
+    def release(self) -> None:
+        """Give the lock back, if it is held."""
+        if self._file is None:
+            return
+        file, self._file = self._file, None
+        with file:
+            if _names(self.path, file):
+                self.path.unlink()
+        _held.discard(self)
+
+    def forget(self) -> None:
+        """In a forked child: let go without releasing what the parent holds.
+
+        A child that kept the file open (a loader's worker, say) would hold the lock on after its parent was killed.
+        """
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self) -> FileIO:
+        """Open the lock file, or make it.
+
+        Raises:
+            ValueError: something else has its name, such as a link to a file of somebody's, which would be emptied.
+            OSError: it cannot be opened.
+        """
+        flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC | FOLLOW_NO_LINK
+        try:
+            file = FileIO(os.open(self.path, flags, 0o666), "r+")
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise self._foreign() from None
+            raise
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
+            file.close()
+            raise self._foreign()
+        return file
+
+    def _foreign(self) -> ValueError:
+        return ValueError(f"{self.path} is no lock of ours, but a link, a folder, a pipe or a device: remove it.")
+
+    def _refusal(self, holder: list[str]) -> ValueError:
+        who = f"process {holder[0]} on {holder[1]}" if len(holder) == 2 else "another process"
+        own = " (this very process)" if holder == _own() else ""
+        return ValueError(
+            f"{self.purpose} by {who}{own}, which holds {self.path}: close that one first, or {self.remedy}."
+        )
+
+
+def _own() -> list[str]:
+    """Return what this process writes into the file of a lock that it holds."""
+    return [str(os.getpid()), socket.gethostname()]
+
+
+def _names(path: Path, file: FileIO) -> bool:
+    """Return whether a path still names an open file."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+def _forget_all() -> None:
+    for lock in list(_held):
+        lock.forget()
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,267 @@
+"""Manifests: what a checkpoint is said to hold, and how that is known to be true."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+from ..state.snapshot import SCHEMA, training_named
+from .names import MANIFEST, SHARDS, check_name
+
+FORMAT = "heliograph checkpoint"
+MARK = b'"format": "heliograph checkpoint"'
+MOST = 16 * 2**20  # bytes of a manifest: one of 100,000 shards has as many
+SEAL, DIGITS = b'\n  "sha256": "', 64  # two spaces: the manifest's own digest, not one of a file
+YEARS_1_TO_9999 = (-6e10, 2.5e11)  # about, in seconds since 1970
+JudgedBy = tuple[str, str, float | None]
+Claim = tuple[str, int]
+
+
+class MissingManifestError(ValueError):
+    """A checkpoint has no manifest."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(
+            f"The checkpoint {path} has no manifest {manifest_path(path).name}, so nothing tells whether it is whole: "
+            f"copy both, or, if you trust the file or it was written by an older version, run `python -m heliograph "
+            f"checkpoint migrate {path}`."
+        )
+
+
+class TooNewError(ValueError):
+    """A checkpoint was written by a newer version: it is as it should be, and cannot be read by this one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A checkpoint, as its manifest tells. A digest was checked: the manifest's own, not yet that of the data.
+
+    Attributes:
+        path: the data file.
+        run_name: the name that the files of its training have.
+        sequence: its place in the order of writing; the newest of a run has the highest.
+        saved_at: when, in seconds since the epoch; for people.
+        size: bytes of the data.
+        sha256: their digest, in hexadecimal.
+        schema: the version of the state inside.
+        progress: the counters of the run.
+        metrics: the latest value of every metric.
+        versions: the software that wrote it.
+        world: how many ranks wrote it, and what else its global batch is made of.
+        judged_by: metric, mode and value by which it competes for the best; None where it does not.
+        shards: bytes and digest of each file in its folder of shards, by name; none where it has no such folder.
+        training_id: of which training it is; empty where it was written when trainings had no identity yet.
+        asked_name: the name that the program gave the run; that of the files may have a number more.
+        replaces: the digest of a file without a valid manifest that had the name and was to be replaced; else empty.
+    """
+
+    path: Path
+    run_name: str
+    sequence: int
+    saved_at: float
+    size: int
+    sha256: str
+    schema: int = SCHEMA
+    progress: Mapping[str, int | float] = field(default_factory=dict, hash=False)
+    metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
+    versions: Mapping[str, str] = field(default_factory=dict, hash=False)
+    world: Mapping[str, int | None] = field(default_factory=dict, hash=False)
+    judged_by: JudgedBy | None = None
+    shards: Mapping[str, tuple[int, str]] = field(default_factory=dict, hash=False)
+    training_id: str = ""
+    asked_name: str = ""
+    replaces: str = ""
+
+    @property
+    def claim(self) -> Claim:
+        """The name that the run was asked for by, and the place in the order of writing."""
+        return self.family, self.sequence
+
+    @property
+    def order(self) -> tuple[int, float, str]:
+        """What the order of writing goes by: the clock decides among equal sequences only."""
+        return self.sequence, self.saved_at, self.path.name
+
+    @property
+    def training(self) -> str:
+        """Of which training it is: without an identity, of the one that all such of its name are taken for."""
+        return self.training_id or training_named(self.run_name)
+
+    @property
+    def family(self) -> str:
+        """The name that all trainings were asked for as that share one order of writing, and one lock."""
+        return self.asked_name or self.run_name
+
+
+def manifest_path(path: Path) -> Path:
+    """Return where the manifest of a data file lies."""
+    return path.with_suffix(MANIFEST)
+
+
+def shards_path(path: Path) -> Path:
+    """Return the folder in which the shards of a checkpoint lie, where it has some."""
+    return path.with_suffix(SHARDS)
+
+
+def encode(entry: Entry) -> bytes:
+    """Return the manifest of an entry: canonical JSON that ends in its own digest."""
+    judged_by = entry.judged_by and [*entry.judged_by[:2], _to_json(entry.judged_by[2])]
+    shards = {name: {"bytes": size, "sha256": sha256} for name, (size, sha256) in entry.shards.items()}
+    return _sealed(
+        {
+            "format": FORMAT,
+            "schema": entry.schema,
+            "run_name": entry.run_name,
+            "sequence": entry.sequence,
+            "saved_at": entry.saved_at,
+            "files": {entry.path.name: {"bytes": entry.size, "sha256": entry.sha256}},
+            "progress": dict(entry.progress),
+            "metrics": {name: _to_json(value) for name, value in entry.metrics.items()},
+            "versions": dict(entry.versions),
+            "world": dict(entry.world),
+            "judged_by": judged_by,
+            **({"shards": shards} if shards else {}),
+            **({"training_id": entry.training_id, "asked_name": entry.family} if entry.training_id else {}),
+            **({"replaces": entry.replaces} if entry.replaces else {}),
+        }
+    )
+
+
+def decode(content: bytes, place: Path, data: Path | None = None) -> Entry:
+    """Return the entry in a manifest; its data file is the one that the manifest names, beside `place`.
+
+    Args:
+        content: all bytes of the manifest.
+        place: where they were read.
+        data: the data file, if it has the name that the manifest tells: to make a path anew takes time.
+
+    Raises:
+        TooNewError: they are of a newer version.
+        ValueError: they are no manifest, or not the very bytes that were written.
+    """
+    if MARK not in content:
+        raise ValueError(f"{place} is damaged, or no manifest of a heliograph checkpoint.")
+    try:
+        facts = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"The manifest {place} is damaged, or of something else: {error}.") from None
+    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
+        raise ValueError(f"{place} is damaged, or no manifest of a heliograph checkpoint.")
+    if not _is_sealed(content):
+        raise ValueError(f"The manifest {place} is damaged: its bytes do not have the digest that it tells.")
+    try:
+        if (schema := _typed(facts["schema"], "schema", int)) > SCHEMA:
+            raise TooNewError(
+                f"The checkpoint of {place} has schema {schema}, this version reads up to {SCHEMA}: update heliograph."
+            )
+        return _entry(facts, place, data)
+    except TooNewError:
+        raise
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
+        raise ValueError(f"The manifest {place} cannot be used: {error}.") from None
+
+
+def claim_of(content: bytes) -> Claim | None:
+    """Return the asked name and the sequence that a manifest tells, damaged or not; None where it tells none."""
+    try:
+        facts = json.loads(content) if MARK in content else None
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
+        return None
+    asked_name, sequence = facts.get("asked_name", facts.get("run_name")), facts.get("sequence")
+    return (asked_name, sequence) if type(asked_name) is str and type(sequence) is int else None
+
+
+def _entry(facts: Mapping[str, Any], place: Path, data: Path | None) -> Entry:
+    """Return the entry of facts whose every value has its type: whatever has a right digest may still be forged."""
+    [(name, file)] = facts["files"].items()
+    saved_at = _typed(facts["saved_at"], "saved_at", int, float)
+    if not YEARS_1_TO_9999[0] < saved_at < YEARS_1_TO_9999[1]:
+        raise ValueError(f"saved_at={saved_at!r} is no time")
+    return Entry(
+        path=data if data is not None and data.name == name else place.with_name(check_name(name)),
+        run_name=_typed(facts["run_name"], "run_name", str),
+        sequence=_typed(facts["sequence"], "sequence", int),
+        saved_at=saved_at,
+        size=_typed(file["bytes"], "bytes", int),
+        sha256=_typed(file["sha256"], "sha256", str),
+        schema=facts["schema"],
+        progress=_each(facts["progress"], "progress", int, float),
+        metrics={name: float(value) for name, value in _each(facts["metrics"], "metrics", int, float, str).items()},
+        versions=_each(facts["versions"], "versions", str),
+        world=_each(facts["world"], "world", int, NoneType),
+        judged_by=_judged_by(facts["judged_by"]),
+        shards={_bare(name): _shard(each) for name, each in _each(facts.get("shards", {}), "shards", dict).items()},
+        training_id=_typed(facts.get("training_id", ""), "training_id", str),
+        asked_name=_typed(facts.get("asked_name", ""), "asked_name", str),
+        replaces=_typed(facts.get("replaces", ""), "replaces", str),
+    )
+
+
+def _judged_by(told: Any) -> JudgedBy | None:
+    if told is None:
+        return None
+    metric, mode, value = _typed(told, "judged_by", list)
+    if mode not in ("min", "max"):
+        raise ValueError(f"judged_by has the mode {mode!r}")
+    value = _typed(value, "judged_by", int, float, str, NoneType)
+    return _typed(metric, "judged_by", str), mode, _from_json(value)
+
+
+def _shard(told: Mapping[str, Any]) -> tuple[int, str]:
+    return _typed(told["bytes"], "bytes", int), _typed(told["sha256"], "sha256", str)
+
+
+def _typed(value: Any, name: str, *kinds: type) -> Any:
+    """Return a value of one of these very types: True is no number here."""
+    if type(value) not in kinds:
+        raise TypeError(f"{name} is a {type(value).__name__}, not {' or '.join(each.__name__ for each in kinds)}")
+    return value
+
+
+def _each(values: Any, name: str, *kinds: type) -> dict[str, Any]:
+    """Return a dict, each of whose values is of one of these very types."""
+    found = set(map(type, _typed(values, name, dict).values()))
+    if not found.issubset(kinds):
+        wrong = " and ".join(sorted(each.__name__ for each in found.difference(kinds)))
+        raise TypeError(f"{name} holds {wrong}, not {' or '.join(each.__name__ for each in kinds)}")
+    return values  # type: ignore[no-any-return]  # just checked
+
+
+def _bare(name: str) -> str:
+    if Path(name).name != name:
+        raise ValueError(f"the name of a shard is a bare file name, not {name!r}")
+    return name
+
+
+def _sealed(facts: Mapping[str, Any]) -> bytes:
+    digest = hashlib.sha256(_canonical(facts)).hexdigest()
+    return _canonical({**facts, "sha256": digest})
+
+
+def _is_sealed(content: bytes) -> bool:
+    """Return whether a manifest has the digest that it tells, which is that of all its other lines."""
+    before, _, rest = content.partition(SEAL)
+    told, end, after = rest[:DIGITS], rest[DIGITS : DIGITS + 2], rest[DIGITS + 2 :]
+    return end == b'",' and hashlib.sha256(before + after).hexdigest().encode() == told
+
+
+def _canonical(facts: Mapping[str, Any]) -> bytes:
+    """Return the only spelling of some facts: a changed byte that means the same is damage, too."""
+    return (json.dumps(facts, sort_keys=True, indent=2, allow_nan=False) + "\n").encode("ascii")
+
+
+def _to_json(value: float | None) -> float | str | None:
+    """Return a number as strict JSON has it: those that it lacks as strings."""
+    return value if value is None or isfinite(value) else str(float(value))
+
+
+def _from_json(value: float | str | None) -> float | None:
+    return None if value is None else float(value)

@@ -1,0 +1,331 @@
+"""Reading checkpoints: verified first, unpickled safely, found by what they hold."""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+
+from ....events.checks import known_names
+from ...task import check_fits, load_module, modules_of
+from ..migration.schemas import is_older, migrate_state
+from ..state.shards import whole
+from ..state.snapshot import check_schema
+from .archives import check_archive, check_content
+from .files import SYSTEM, Files, WatchedReader
+from .folder import Manifests
+from .manifest import MOST, Entry, MissingManifestError, TooNewError, decode, manifest_path, shards_path
+from .names import MANIFEST, SUFFIX, run_part
+from .safe_open import read_small
+
+State = dict[str, Any]
+LONGEST_NAME = 255  # bytes, on most file systems
+SHOWN = 5  # names of other runs that are told: a search may have hundreds
+
+
+class OfOthers(str):
+    """A sentence on checkpoints that are other runs': worth a note, and no warning."""
+
+    __slots__ = ()
+
+
+def load(path: Path, *, verify: bool = True, with_shards: bool = True, files: Files = SYSTEM) -> State:
+    """Return the state in a checkpoint, in the present schema; of one with shards, without these.
+
+    Where it is of an older schema, what is not as it was stands under `migrated`, in sentences; the file stays.
+
+    Args:
+        path: the data file.
+        verify: hold the data against the manifest before a byte of it is unpickled.
+        with_shards: hold the shards against it, too.
+        files: the operations on files.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        OSError: it cannot be read, also when that is tried again.
+        ValueError: it is damaged, has no manifest, holds something else or more than plain types, or is of a newer
+            schema; names what to do.
+    """
+    if verify:
+        check(path, with_shards=with_shards, files=files)
+    state = read(path, files=files)
+    try:
+        if isinstance(state, dict) and is_older(state):
+            state, changes = migrate_state(state)
+            state["migrated"] = changes
+        check_schema(state)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    return state  # type: ignore[no-any-return]  # the schema was checked
+
+
+def read(path: Path, *, map_tensors: bool = False, files: Files = SYSTEM) -> Any:
+    """Return whatever lies in a file of torch's, read with `weights_only=True`, not compared with a manifest.
+
+    Args:
+        path: the data file.
+        map_tensors: leave the tensors on the disk, for who only wants to know what there is.
+        files: the operations on files.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        OSError: the system refuses to read it, also when that is tried again.
+        ValueError: it cannot be read, or not safely, or claims more than its size.
+    """
+    files.patiently(partial(_check_is_there, path))
+    files.patiently(partial(check_archive, path))
+    content = files.patiently(partial(_unpickled, path, map_tensors, files))
+    check_content(content, path)
+    return content
+
+
+def _unpickled(path: Path, map_tensors: bool, files: Files) -> Any:
+    with WatchedReader(files.try_open(path).detach()) as file:
+        try:
+            source = path if map_tensors else file
+            return torch.load(source, map_location="cpu", weights_only=True, mmap=map_tensors)
+        except MemoryError:
+            raise
+        except Exception as error:  # a damaged file fails in many ways; all of them mean the same
+            if file.failure is not None:
+                raise file.failure from None
+            raise ValueError(f"The checkpoint {path} cannot be read: {cause(error)}") from error
+
+
+def cause(error: Exception) -> str:
+    """Return what went wrong in reading, without torch's advice to read the file unsafely."""
+    inner = error.__context__ if isinstance(error, UnpicklingError) else None
+    return f"{type(error).__name__}: {inner or error}"
+
+
+def read_manifest(path: Path, *, files: Files = SYSTEM) -> Entry:
+    """Return what the manifest of a checkpoint tells, at the cost of a small file.
+
+    Args:
+        path: the data file, or the manifest itself.
+        files: the operations on files.
+
+    Raises:
+        FileNotFoundError: there is neither.
+        ValueError: there is no manifest, or it is damaged, or of a newer version.
+    """
+    path = path.with_suffix(SUFFIX) if path.suffix == MANIFEST else path
+    place = manifest_path(path)
+    try:
+        entry = decode(files.read(place, MOST), place)
+    except FileNotFoundError:
+        _check_is_file(path)
+        raise MissingManifestError(path) from None
+    return replace(entry, path=path)  # a pair may have been renamed
+
+
+def read_pointer(pointer: Path) -> str | None:
+    """Return the file name in a pointer, None where that is no file of ours."""
+    try:
+        return read_small(pointer, LONGEST_NAME + 1, follow=False).decode().removesuffix("\n")
+    except (OSError, ValueError):
+        return None
+
+
+def check(path: Path, *, with_shards: bool = True, files: Files = SYSTEM) -> Entry:
+    """Hold the data of a checkpoint, and its shards, against its manifest: the sizes, then every byte.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        OSError: it cannot be read, also when that is tried again.
+        ValueError: something differs; names the fault.
+    """
+    files.patiently(partial(_check_is_file, path))
+    entry = read_manifest(path, files=files)
+    _check_bytes(path, entry.size, entry.sha256, f"The checkpoint {path}", files)
+    for name, (size, sha256) in entry.shards.items() if with_shards else ():
+        shard = shards_path(path) / name
+        if not files.patiently(shard.is_file):
+            raise ValueError(f"The checkpoint {path} is damaged: its shard {shard} is not there.")
+        _check_bytes(shard, size, sha256, f"The shard {shard} of the checkpoint {path}", files)
+    return entry
+
+
+def is_complete(entry: Entry) -> bool:
+    """Return whether the files of a checkpoint have the sizes that its manifest tells; `check` reads every byte."""
+    shards = {shards_path(entry.path) / name: size for name, (size, _) in entry.shards.items()}
+    return all(
+        path.is_file() and path.stat().st_size == size for path, size in {entry.path: entry.size, **shards}.items()
+    )
+
+
+def _check_bytes(path: Path, size: int, sha256: str, what: str, files: Files) -> None:
+    found = files.patiently(path.stat).st_size
+    if found != size:
+        raise ValueError(f"{what} is damaged: it has {found} bytes, its manifest tells {size}.")
+    if files.digest(path)[1] != sha256:
+        raise ValueError(f"{what} is damaged: its SHA-256 is not the one in its manifest.")
+
+
+def entries(folder: Path | Manifests, run_name: str) -> tuple[list[Entry], list[str]]:
+    """Return the checkpoints of a run, newest first, and a sentence for each file that was passed over.
+
+    Only manifests are read: whether the data is whole, `verify` tells. Checkpoints of other runs are none of this run's
+    business; they are named if there is nothing else.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+    manifests = _manifests(folder)
+    own, others, passed_over = [], set(), []
+    for found in manifests.look():
+        entry = found.entry
+        if entry is None:
+            is_ours = found.has_data or _is_named_after(run_name, found.path)
+            passed_over += [str(found.problem)] if is_ours else []
+        elif entry.family != run_name:
+            others.add(entry.family)
+        elif found.has_data:
+            own.append(entry)
+        else:
+            name = manifest_path(entry.path).name
+            passed_over.append(f"The checkpoint {entry.path} is gone: only its manifest {name} is left.")
+    if others and not own:
+        names = ", ".join(map(repr, sorted(others)[:SHOWN])) + f" and {len(others) - SHOWN} more" * (
+            len(others) > SHOWN
+        )
+        told = f"{manifests.folder} has no checkpoint of run {run_name!r}; those in it are of {names}."
+        passed_over.append(OfOthers(told))
+    return sorted(own, key=lambda each: each.order, reverse=True), passed_over
+
+
+def under(folder: Path | Manifests, name: str) -> tuple[list[Entry], list[Path]]:
+    """Return the checkpoints in a folder whose training writes under a name, and files of that name that tell nothing.
+
+    These have no manifest that can be used, so nobody knows whose they are.
+    """
+    found = [each for each in _manifests(folder).look() if each.has_data]
+    known = [each.entry for each in found if each.entry is not None and each.entry.run_name == name]
+    return known, [each.path for each in found if each.entry is None and _is_named_after(name, each.path)]
+
+
+def without_manifest(folder: Path, run_name: str) -> list[Path]:
+    """Return the files that are called like checkpoints of a run, and have no manifest."""
+    found = (each for each in Manifests(folder).look() if isinstance(each.problem, MissingManifestError))
+    return [each.path for each in found if each.has_data and _is_named_after(run_name, each.path)]
+
+
+def count(folder: Path | Manifests, run_name: str) -> int:
+    """Return how many checkpoints of a run there are, with those that only their names still tell of."""
+    return sum(
+        _is_named_after(run_name, each.path) if each.entry is None else each.entry.family == run_name
+        for each in _manifests(folder).look()
+        if each.has_data
+    )
+
+
+def highest_sequence(folder: Path | Manifests, run_name: str) -> int:
+    """Return the highest sequence that any manifest of a run claims, at least 0: migrated ones have negative ones."""
+    claims = (each.claim for each in _manifests(folder).look())
+    return max([0, *(claim[1] for claim in claims if claim is not None and claim[0] == run_name)])
+
+
+def refused(manifests: Manifests) -> list[str]:
+    """Return a sentence for each manifest, of whatever run, that the system refused to read at the last look."""
+    found = [each for each in manifests.seen if each.has_data and isinstance(each.problem, OSError)]
+    unknown = "whose it is, and its place in the order of writing, is not known"
+    return [f"{manifest_path(each.path)} cannot be read ({each.problem}): {unknown}" for each in found]
+
+
+def newest(folder: Path | Manifests, run_name: str) -> tuple[Entry | None, State | None, list[str]]:
+    """Return the newest whole checkpoint of a run, what is in it, and a sentence for each one that was passed over.
+
+    Only what is known to be damaged, or no checkpoint, is passed over, and only for an older one of the same training:
+    where several were asked for by the name, to continue another one is not what was asked for.
+
+    Raises:
+        OSError: the system refuses to read the folder, or what may be a checkpoint of the run, also when tried again.
+        TooNewError: a checkpoint of the run was written by a newer version.
+    """
+    manifests, gone = _manifests(folder), set[Path]()
+    while True:
+        found, passed_over = entries(manifests, run_name)
+        _check_told(manifests, run_name)
+        for entry in (each for each in found if each.training == found[0].training):
+            try:
+                return entry, load(entry.path, files=manifests.files), passed_over
+            except FileNotFoundError as error:
+                if entry.path not in gone:  # somebody has just removed it: see what there is now
+                    gone.add(entry.path)
+                    manifests.look_again()
+                    break
+                passed_over.append(str(error))
+            except ValueError as error:
+                passed_over.append(str(error))
+        else:
+            if others := [each for each in found if each.training != found[0].training]:
+                passed_over.append(
+                    f"other trainings of the name are left alone; resume one of them by its path, "
+                    f"resume={others[0].path}"
+                )
+            return None, None, passed_over
+
+
+def _check_told(manifests: Manifests, run_name: str) -> None:
+    """Raise where a manifest that may be of a run could not be read at the last look, without being damaged."""
+    for each in manifests.seen:
+        of_another = each.claim is not None and each.claim[0] != run_name
+        is_candidate = each.has_data or _is_named_after(run_name, each.path)
+        if isinstance(each.problem, OSError | TooNewError) and is_candidate and not of_another:
+            raise each.problem
+
+
+def load_weights(task: Any, path: Path | str) -> dict[str, float]:
+    """Load the weights of a checkpoint, and nothing else, into the modules of a task.
+
+    Args:
+        task: the task whose modules the checkpoint holds.
+        path: the checkpoint.
+
+    Returns:
+        The metrics that the run had when it was written.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged, or of other modules.
+    """
+    state = whole(load(Path(path)), Path(path))
+    modules = modules_of(task)
+    try:
+        check_fits(modules, state["modules"])
+        for name, module in modules.items():
+            load_module(name, module, state["modules"][name])
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    return dict(state["metrics"])
+
+
+def _manifests(folder: Path | Manifests) -> Manifests:
+    return folder if isinstance(folder, Manifests) else Manifests(folder)
+
+
+def _is_named_after(run_name: str, path: Path) -> bool:
+    return path.name.startswith(f"{run_part(run_name)}_epoch_")
+
+
+def _check_is_file(path: Path) -> None:
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder: Checkpoint({str(path)!r}, resume='auto') finds the newest in it.")
+    if path.suffix != SUFFIX:
+        raise ValueError(f"{path} is no checkpoint: the data of one lies in a file that ends in {SUFFIX}.")
+    _check_is_there(path)
+
+
+def _check_is_there(path: Path) -> None:
+    if path.is_symlink() and not path.exists():  # such as into storage that is not mounted: it may come back
+        raise OSError(errno.EIO, f"it is a link to {path.readlink()}, which is not there", str(path))
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is no checkpoint: a folder, a pipe or a device has that name.")
+    if not path.is_file():
+        siblings = [each.name for each in path.parent.glob(f"*{SUFFIX}")] if path.parent.is_dir() else []
+        raise FileNotFoundError(f"There is no checkpoint {path}.{known_names(path.name, siblings)}")

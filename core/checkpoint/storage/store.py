@@ -1,0 +1,385 @@
+"""The checkpoints of one training in one folder: written so that a whole one is there at every instant."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from stat import S_ISREG
+from time import time
+from typing import Any
+
+from ..state.snapshot import SCHEMA, training_of
+from . import reader
+from .files import NOT_THERE, SYSTEM, Files, prepare_folder
+from .folder import Manifests
+from .lock import Lock
+from .manifest import Entry, JudgedBy, manifest_path, shards_path
+from .names import PINNED, SUFFIX, Hidden, Label, check_name, pointer_path
+from .recovery import finish_removal, interrupted_names, sweep
+from .save_steps import take_in, write, write_manifest, write_small
+
+logger = logging.getLogger("heliograph")
+
+
+class Store:
+    """Writes, lists and removes the checkpoints of a training, from one thread at a time.
+
+    One store may be open per run's name and folder: a second one, of another process or of this, is refused. A killed
+    process holds nothing. Where the system has no `fcntl` (Windows) there is no such lock.
+
+    Several trainings may have been asked for by one name. They share the lock and the order of writing; each has its
+    identity, and a name of its own for its files. What is of another training than the store's is neither removed nor
+    written over.
+
+    A checkpoint is `<name>.pth` with its manifest `<name>.json`. Both are written aside and made durable, then renamed,
+    the manifest last; a save has happened when `save` returns. `<name>.pinned` beside it, which `touch` makes too,
+    keeps it from being removed. The shards of several ranks lie in the folder `<name>.shards`. `<run>.last` and
+    `<run>.best` hold a file name each, for people and tools.
+
+    Args:
+        folder: where the checkpoints lie; made where it is missing.
+        run_name: the name that the program gave the run.
+        training_id: of which training they are; by default of any that this name was asked for.
+        files: the operations on files, for tests.
+
+    Attributes:
+        name: what the files of the training begin with, and its pointers: see `write_as`.
+    """
+
+    def __init__(
+        self, folder: Path, run_name: str, training_id: str | None = None, *, files: Files | None = None
+    ) -> None:
+        self.folder, self.run_name, self.name = folder, run_name, run_name
+        self.training_id = training_id
+        self._files = files or SYSTEM
+        self._manifests = Manifests(folder, self._files)
+        self._hidden = Hidden.of(folder, run_name)
+        self._lock = self._lock_of(run_name)
+        self._own_lock: Lock | None = None  # of the name of its files, where that is another
+        self._sequence: int | None = None  # the highest so far, while the store is open
+
+    def open(self, patience: float = 0.0) -> list[str]:
+        """Take the lock, and bring in order what an interrupted writer left; return what there is to say.
+
+        Args:
+            patience: seconds to wait for another process to let the lock go.
+
+        Raises:
+            ValueError: another process writes this run's checkpoints there (it is named), or nothing can be written.
+            OSError: what was left cannot be brought in order.
+        """
+        prepare_folder(self.folder)
+        notes = []
+        try:
+            if not self._lock.acquire(patience):
+                notes.append(f"{self.folder} has no file locks: nothing keeps a second process from writing this run.")
+            with self._locks_of_interrupted(patience):
+                notes += sweep(self._files, self.folder, self.run_name)
+            self._sequence = reader.highest_sequence(self._manifests, self.run_name)
+            return notes + reader.refused(self._manifests)
+        except BaseException as error:
+            self._lock.release()
+            if isinstance(error, OSError) and not isinstance(error, IsADirectoryError):  # which says what to do
+                what = error.filename or "a file in it"
+                raise OSError(
+                    error.errno,
+                    f"The folder of checkpoints {self.folder} cannot be brought in order: {what} cannot be read or "
+                    f"changed: {error.strerror or error}. Nothing was begun: start again when that works, or choose "
+                    f"another folder.",
+                ) from error
+            raise
+
+    def close(self) -> None:
+        """Release the lock; closing twice does nothing."""
+        self._sequence = None
+        if self._own_lock is not None:
+            self._own_lock.release()
+        self._own_lock, self.name = None, self.run_name
+        self._lock.release()
+
+    def write_as(self, training_id: str, name: str) -> None:
+        """Write the checkpoints of this training from now on, under this name.
+
+        Raises:
+            ValueError: another process writes under this name.
+        """
+        if name != self.name:
+            lock = None if name == self.run_name else self._lock_of(name)
+            if lock is not None:
+                lock.acquire()
+            if self._own_lock is not None:
+                self._own_lock.release()
+            self._own_lock = lock
+        self.training_id, self.name = training_id, name
+
+    def save(
+        self,
+        name: str,
+        state: Mapping[str, Any],
+        *,
+        judged_by: JudgedBy | None = None,
+        sequence: int | None = None,
+        shards: Mapping[str, tuple[int, str]] | None = None,
+        replace_unknown: bool = False,
+        read_back: bool = True,
+    ) -> Entry:
+        """Write a checkpoint, and return when it is durable.
+
+        One of this training under the same name is replaced. Where the name belongs to something else (a pinned one,
+        another training's, a file without a valid manifest), a number is added to it: go by the entry's path.
+
+        Args:
+            name: the file name, which ends in `.pth`.
+            state: plain types and tensors.
+            judged_by: metric, mode and value by which it competes for the best.
+            sequence: its place in the order of writing; by default the next. For who brings in older checkpoints.
+            shards: bytes and digest, by name, of the files that lie in the folder that `begin_shards` returned.
+            replace_unknown: replace a file without a valid manifest, too.
+            read_back: read the data again before it gets its name.
+
+        Raises:
+            OSError: the disk is full, the folder read-only, what is read back is not what was written, and the like;
+                names the file and the free space. All former checkpoints are as they were.
+            ValueError: the name is none, or the state is another training's.
+        """
+        newest = self._highest(state["run_name"])
+        training = training_of(state)
+        if training != (self.training_id or training):
+            raise ValueError(f"A state of training {training} was given to the store of {self.training_id}.")
+        path = self._free_path(self.folder / check_name(name), training, replace_unknown)
+        entry = self._entry(path, state, newest + 1 if sequence is None else sequence, judged_by)
+        entry = replace(entry, shards=dict(shards or {}), replaces=self._unknown(path) if replace_unknown else "")
+        entry = write(self._files, self._hidden, entry, state, read_back=read_back)
+        self._sequence = max(newest, entry.sequence)
+        return entry
+
+    def begin_shards(self, needed: int) -> Path:
+        """Return an empty folder for the shards of the next save, which puts it in its place.
+
+        Args:
+            needed: bytes of all shards.
+
+        Raises:
+            OSError: there is no room for them, or the folder could not be made.
+        """
+        sweep(self._files, self.folder, self.run_name)
+        if needed > (free := self._files.free(self.folder)):
+            raise OSError(
+                errno.ENOSPC,
+                f"The shards of a checkpoint in {self.folder} need {needed / 1e6:.1f} MB, {free / 1e6:.1f} MB are "
+                f"free: keep fewer or free some space",
+            )
+        self._hidden.shards.mkdir()
+        return self._hidden.shards
+
+    def take_in(self, path: Path) -> Entry:
+        """Move a whole checkpoint here, from another folder of the same file system; return its entry.
+
+        It keeps its training and its place in the order of writing; its name is treated as `save` treats one.
+
+        Raises:
+            OSError: it could not be moved.
+            ValueError: it has no manifest, or it is another run's.
+        """
+        entry = reader.read_manifest(path, files=self._files)
+        newest = self._highest(entry.family)
+        entry = replace(entry, path=self._free_path(self.folder / path.name, entry.training, replace_unknown=False))
+        take_in(self._files, self._hidden, entry, path)
+        self._sequence = max(newest, entry.sequence)
+        return entry
+
+    def adopt(self, name: str, state: Mapping[str, Any], sequence: int) -> Entry:
+        """Write a manifest for a file that has lost its own, and return when it is durable; the file stays as it is.
+
+        Args:
+            name: of the file.
+            state: what was read from it.
+            sequence: its place in the order of writing.
+
+        Raises:
+            OSError: the file could not be read, or the manifest not be written.
+            ValueError: the name is none, or the state is another run's.
+        """
+        newest, training = self._highest(state["run_name"]), training_of(state)
+        names = (each.run_name for each in self.entries()[0] if each.training == training)
+        entry = self._entry(self.folder / check_name(name), state, sequence, None)
+        entry = replace(entry, run_name=next(names, self.name))
+        if "shards" in state:
+            entry = replace(
+                entry, shards={each.name: self._files.digest(each) for each in shards_path(entry.path).iterdir()}
+            )
+        entry = write_manifest(self._files, self._hidden, entry)
+        self._sequence = max(newest, sequence)
+        return entry
+
+    def steady(self) -> AbstractContextManager[None]:
+        """Look at the folder once, and take it as it is then for a while."""
+        return self._manifests.steady()
+
+    def entries(self) -> tuple[list[Entry], list[str]]:
+        """Return the checkpoints of all trainings of the run's name, newest first, and what was passed over."""
+        return reader.entries(self._manifests, self.run_name)
+
+    def own(self) -> list[Entry]:
+        """Return the training's checkpoints, newest first."""
+        return [each for each in self.entries()[0] if each.training == (self.training_id or each.training)]
+
+    def under(self, name: str) -> tuple[list[Entry], list[Path]]:
+        """Return the checkpoints of whatever trainings write under a name, and files of that name that tell nothing."""
+        return reader.under(self._manifests, name)
+
+    def count(self) -> int:
+        """Return how many checkpoints of this run there are, with those that only their names still tell of."""
+        return reader.count(self._manifests, self.run_name)
+
+    def newest(self) -> tuple[Entry | None, reader.State | None, list[str]]:
+        """Return the newest whole checkpoint, what is in it, and a sentence for each one that was passed over."""
+        return reader.newest(self._manifests, self.run_name)
+
+    def remove(self, path: Path, training: str | None = None) -> bool:
+        """Remove a checkpoint of the training, unless it is pinned or has no manifest; return whether it is gone.
+
+        Args:
+            path: the checkpoint.
+            training: of which training it must be, where that is another.
+
+        Raises:
+            OSError: it could not be removed.
+        """
+        if self._files.exists(self._hidden.doomed):
+            finish_removal(self._files, self._hidden)
+        manifest = manifest_path(path)
+        if self.is_pinned(path) or not self._files.exists(manifest):
+            return not self._files.exists(path)
+        try:
+            of = reader.read_manifest(path, files=self._files).training
+            if of != (training or self.training_id or of):
+                return False
+        except ValueError:  # nobody knows whose it is
+            return False
+        self._files.rename(manifest, self._hidden.doomed)  # from here on it is no checkpoint any more
+        self._files.unlink(path)
+        self._files.remove_folder(shards_path(path))
+        self._files.unlink(self._hidden.doomed)
+        return True
+
+    def pin(self, path: Path) -> None:
+        """Keep a checkpoint from being removed."""
+        if not self.is_pinned(path):  # a link of that name is one, too, and is not followed
+            path.with_suffix(PINNED).touch()
+
+    def unpin(self, path: Path) -> None:
+        """Let a checkpoint be removed again."""
+        path.with_suffix(PINNED).unlink(missing_ok=True)
+
+    def is_pinned(self, path: Path) -> bool:
+        """Return whether a checkpoint is kept whatever happens."""
+        return self._files.exists(path.with_suffix(PINNED))
+
+    def pointed(self, name: str) -> str | None:
+        """Return the file name of the checkpoint that is pointed to as the last one under a name."""
+        return reader.read_pointer(pointer_path(self.folder, name, "last"))
+
+    def point(self, label: Label, path: Path | None) -> None:
+        """Write down, for people and tools, which checkpoint is the last or the best; None removes the pointer.
+
+        Where a folder has the name, nothing is written, and a warning logged.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        pointer = pointer_path(self.folder, self.name, label)
+        if pointer.is_dir():  # somebody's; a pointer is a help, and no reason to fail
+            logger.warning("A folder has the name of the pointer %s, which is not written: move it away", pointer)
+            return
+        if path is None:
+            self._files.unlink(pointer)
+            return
+        if reader.read_pointer(pointer) == path.name:
+            return
+        write_small(self._files, self._hidden.pointer, f"{path.name}\n".encode())
+        self._files.rename(self._hidden.pointer, pointer)
+
+    @contextmanager
+    def _locks_of_interrupted(self, patience: float) -> Iterator[None]:
+        """Hold the locks of the names under which what is brought in order has its files: others may write there."""
+        with ExitStack() as held:
+            for name in sorted(interrupted_names(self._files, self.folder, self.run_name) - {self.run_name}):
+                lock = self._lock_of(name)
+                lock.acquire(patience)
+                held.callback(lock.release)
+            yield
+
+    def _lock_of(self, name: str) -> Lock:
+        return Lock(Hidden.of(self.folder, name).lock, f"The checkpoints of run {name!r} in {self.folder} are written")
+
+    def _highest(self, run_name: str) -> int:
+        """Return the highest place in the order of writing, where the store is open and is for runs of this name."""
+        if self._sequence is None:
+            raise ValueError(f"The store of {self.folder} is not open: call open() before save().")
+        if run_name != self.run_name:
+            raise ValueError(f"A state of run {run_name!r} was given to the store of {self.run_name!r}.")
+        return self._sequence
+
+    def _entry(self, path: Path, state: Mapping[str, Any], sequence: int, judged_by: JudgedBy | None) -> Entry:
+        """Return what there is to tell of a state; size and digest are not known yet."""
+        training_id = state.get("training_id", "")
+        return Entry(
+            path=path,
+            run_name=self.name,
+            asked_name=self.run_name if training_id else "",
+            training_id=training_id,
+            sequence=sequence,
+            saved_at=state.get("saved_at", time()),
+            size=0,
+            sha256="",
+            schema=SCHEMA,
+            progress=state["progress"],
+            metrics=state["metrics"],
+            versions=state.get("versions", {}),
+            world=state.get("world", {"size": 1}),
+            judged_by=judged_by,
+        )
+
+    def _free_path(self, wanted: Path, training: str, replace_unknown: bool) -> Path:
+        """Return the wanted path, or the first numbered one that a checkpoint of a training may have."""
+        path, number = wanted, 1
+        while not self._may_write(path, training, replace_unknown):
+            number += 1
+            path = wanted.with_name(f"{wanted.stem}-{number}{SUFFIX}")
+        return path
+
+    def _may_write(self, path: Path, training: str, replace_unknown: bool) -> bool:
+        if self.is_pinned(path) or self._is_no_file(path):
+            return False
+        if not any(self._files.exists(each) for each in (path, manifest_path(path), shards_path(path))):
+            return True
+        try:
+            there = reader.read_manifest(path, files=self._files)
+            return there.training == training and (there.training_id == training or replace_unknown)
+        except (ValueError, FileNotFoundError):
+            return replace_unknown and not manifest_path(path).is_dir()
+        except OSError:  # whose it is cannot be told
+            return False
+
+    def _unknown(self, path: Path) -> str:
+        """Return the digest of a file without a valid manifest, empty for none: who finishes a save must know it."""
+        try:
+            reader.read_manifest(path, files=self._files)
+        except FileNotFoundError:
+            pass
+        except ValueError:
+            return self._files.digest(path)[1] if self._files.exists(path) else ""
+        return ""
+
+    def _is_no_file(self, path: Path) -> bool:
+        """Return whether a folder, a link, a pipe or a device has a name: it is somebody's, and stays."""
+        try:
+            return not S_ISREG(self._files.patiently(partial(self._files.try_status, path)).st_mode)
+        except NOT_THERE:
+            return False

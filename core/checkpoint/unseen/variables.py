@@ -1,0 +1,183 @@
+"""Numbers that the user's code counts in beside its objects: globals, attributes of classes, closures, defaults."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from types import CellType, FunctionType, MethodType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from torch import nn
+
+from ....events.bus import FunctionName, Seat
+from ...data.draws.users_code import attributes_of, global_names, is_users
+from .attributes import ignored_names
+from .program import affects_training
+from .values import encode
+
+if TYPE_CHECKING:
+    from ...context import RunContext
+
+MOST: Final = 5_000  # functions and classes
+CALLED: Final = frozenset({FunctionType, MethodType, partial})
+BITS: Final = 63  # of a whole number: what `torch.load` reads safely
+
+
+class Variable(NamedTuple):
+    """A variable.
+
+    Attributes:
+        key: of what it is a variable, and which.
+        where: it is, in words.
+        value: that it has.
+        is_default: whether it is a default argument: a list there that changes is no log.
+    """
+
+    key: tuple[int, str | int]
+    where: str
+    value: Any
+    is_default: bool = False
+
+
+def numbers(run: RunContext) -> dict[str, dict[str, Any]]:
+    """Return the numbers that the user's functions and classes read and could change, encoded, by where they are.
+
+    These are the methods of the task, its modules, optimizers, schedulers and plugins, the functions and objects that
+    listen to events, and what all of these name. Lists and other objects are left out, since most of them are logs; but
+    not a list, dict or set that is a default argument.
+    """
+    pending, seen = deque[Any](_roots(run)), set[int]()
+    found = {variable.key: variable for variable in _of_objects(run) if is_number(variable.value)}
+    while pending and len(seen) < MOST:
+        thing = pending.popleft()
+        if id(thing) in seen:
+            continue
+        seen.add(id(thing))
+        for variable in _of_class(thing) if isinstance(thing, type) else _of_function(thing):
+            pending += _codes(variable.value)
+            if is_number(variable.value) or (variable.is_default and isinstance(variable.value, list | dict | set)):
+                found[variable.key] = variable
+    return _named(found.values())
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number that can be kept, or the None in the place of one."""
+    kind = type(value)
+    return kind in (bool, float, type(None)) or (kind is int and value.bit_length() <= BITS)
+
+
+def held_by(run: RunContext, receiver: Callable[..., Any]) -> Any:
+    """Return the user's object that is called, or whose method is; None for a function, and for what has a state."""
+    while isinstance(receiver, partial):
+        receiver = receiver.func
+    holder = receiver.__self__ if isinstance(receiver, MethodType) else receiver
+    if isinstance(holder, FunctionType | type | nn.Module) or not is_users(type(holder).__module__):
+        return None
+    plugins = (run.plugins[name] for name in run.plugins.names())
+    compared = (run.task, *run.optimizers.values(), *run.schedulers.values(), *plugins)
+    return None if any(holder is each for each in compared) else holder
+
+
+def _roots(run: RunContext) -> Iterator[Any]:
+    """Yield the user's classes and functions that a run calls."""
+    for each in _objects(run):
+        if is_users(type(each).__module__):
+            yield type(each)
+        for value in attributes_of(each).values():
+            if type(value) in CALLED:
+                yield from _codes(value)
+    plugins = {name: run.plugins[name] for name in run.plugins.names()}
+    for receiver, seat in _receivers(run):
+        if seat.owner not in plugins or isinstance(seat.owner, FunctionName) or affects_training(plugins[seat.owner]):
+            yield from _codes(receiver)
+            if (holder := held_by(run, receiver)) is not None:
+                yield type(holder)
+
+
+def _receivers(run: RunContext) -> Iterator[tuple[Callable[..., Any], Seat]]:
+    for signal in run.bus.signals():
+        yield from signal.listeners()
+
+
+def _objects(run: RunContext) -> Iterator[Any]:
+    """Yield the objects whose attributes are compared."""
+    yield run.task
+    for module in run.modules.values():
+        yield from module.modules()
+    yield from run.optimizers.values()
+    yield from run.schedulers.values()
+    yield from (plugin for name in run.plugins.names() if affects_training(plugin := run.plugins[name]))
+
+
+def _of_objects(run: RunContext) -> Iterator[Variable]:
+    """Yield what the objects hold that listen, or whose methods do, and that no plugin connected."""
+    for receiver, seat in _receivers(run):
+        if isinstance(seat.owner, FunctionName) and (holder := held_by(run, receiver)) is not None:
+            ignored, kind = ignored_names(holder), type(holder)
+            for name, value in attributes_of(holder).items():
+                if name not in ignored:
+                    yield Variable((id(holder), name), f"{name} of a {kind.__module__}.{kind.__qualname__}", value)
+
+
+def _of_class(kind: type) -> Iterator[Variable]:
+    bases = [base for base in type.mro(kind) if type(base.__module__) is str and is_users(base.__module__)]
+    ignored = next((names for base in bases if (names := vars(base).get("resume_ignores"))), ())
+    for base in bases:
+        for name, value in list(vars(base).items()):
+            is_pythons = name.startswith("__") and name.endswith("__") and not isinstance(value, FunctionType)
+            if not is_pythons and name not in ignored:
+                yield Variable((id(base), name), f"{base.__module__}.{base.__qualname__}.{name}", value)
+
+
+def _of_function(function: FunctionType) -> Iterator[Variable]:
+    name, space = f"{function.__module__}.{function.__qualname__}", function.__globals__
+    for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        yield from _in_cell(f"{variable} in {name}", cell)
+    defaults = dict(enumerate(function.__defaults__ or ())) | (function.__kwdefaults__ or {})
+    for key, value in defaults.items():
+        yield Variable((id(function), f"default {key}"), f"default {key} of {name}", value, is_default=True)
+    for key, value in vars(function).items():
+        yield Variable((id(function), key), f"{name}.{key}", value)
+    for key in global_names(function):
+        if key in space:
+            yield Variable((id(space), key), f"the global {key} of {function.__module__}", space[key])
+
+
+def _in_cell(where: str, cell: CellType) -> Iterator[Variable]:
+    try:
+        yield Variable((id(cell), 0), where, cell.cell_contents)
+    except ValueError:  # not filled yet
+        return
+
+
+def _codes(value: Any) -> Iterator[Any]:
+    """Yield the user's functions and classes in a value, which is a function or a class, or wraps one."""
+    kind = type(value)
+    found: tuple[Any, ...] = ()
+    if issubclass(kind, FunctionType | type):
+        found = (value,)
+    elif issubclass(kind, MethodType):
+        found = value.__func__, value.__self__ if isinstance(value.__self__, type) else type(value.__self__)
+    elif issubclass(kind, staticmethod | classmethod):
+        found = (value.__func__,)
+    elif kind is property:
+        found = value.fget, value.fset
+    elif kind is partial:
+        found = (value.func,)
+    for each in found:
+        is_code = issubclass(type(each), FunctionType | type)
+        if is_code and type(each.__module__) is str and is_users(each.__module__):
+            yield each
+
+
+def _named(variables: Iterable[Variable]) -> dict[str, dict[str, Any]]:
+    """Return encoded values by where they are, with one more number where several are called alike, as closures may."""
+    found: dict[str, dict[str, Any]] = {}
+    for variable in variables:
+        where, number = variable.where, 1
+        while where in found:
+            number += 1
+            where = f"{variable.where} ({number})"
+        found[where] = encode(variable.value)
+    return found

@@ -1,0 +1,1 @@
+"""The order of samples: a pure function of the seed and the epoch."""

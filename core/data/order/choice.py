@@ -1,0 +1,68 @@
+"""Which order stands in for the sampler of a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch.utils.data import BatchSampler, DataLoader, Sampler
+from torch.utils.data import RandomSampler as TorchRandomSampler
+from torch.utils.data import SequentialSampler as TorchSequentialSampler
+
+from .batch_samplers import Order, SeekableOrder, SingleOrder
+from .dealt import DealtBatches, DealtSamples, InTurn
+from .opaque import ForeignOrder, knows_ranks
+from .samplers import DistributedSampler, RandomSampler, SeekableSampler, SequentialSampler, is_seekable
+from .shares import ALONE, Share
+
+
+def order_of(loader: DataLoader[Any], share: Share = ALONE) -> Order:
+    """Return the part of a process in the order that a map-style loader means.
+
+    A sampler that deals out to ranks by itself is left alone.
+    """
+    batch_sampler: Any = loader.batch_sampler
+    plain = type(batch_sampler) is BatchSampler
+    indices = loader.sampler if batch_sampler is None else batch_sampler.sampler if plain else None
+    known = None if indices is None else seekable(indices)
+    if known is not None:
+        size, drop_last = (batch_sampler.batch_size, batch_sampler.drop_last) if plain else (None, False)
+        return _seekable_order(known, size, drop_last=drop_last, share=share)
+    inner = loader.sampler if batch_sampler is None else batch_sampler
+    if knows_ranks(inner):
+        return ForeignOrder(inner, share, batched=batch_sampler is not None)
+    if plain:
+        return DealtSamples(batch_sampler, share)
+    return DealtBatches(inner, share, batched=batch_sampler is not None)
+
+
+def _seekable_order(sampler: SeekableSampler, size: int | None, *, drop_last: bool, share: Share) -> Order:
+    def order(sampler: SeekableSampler, rank: int, ranks: int) -> Order:
+        if size is None:
+            return SingleOrder(sampler, rank, ranks)
+        return SeekableOrder(sampler, size, drop_last=drop_last, rank=rank, world_size=ranks)
+
+    if share.ranks == 1 or knows_ranks(sampler):
+        whole = order(sampler, share.rank, share.world_size)
+        if not isinstance(sampler, DistributedSampler) and share.world_size > 1:  # how it deals out nobody knows
+            whole.even = whole.common = False
+        return whole
+    parts = [DistributedSampler(sampler, rank, share.ranks, drop_last=drop_last) for rank in share.own]
+    orders = [order(part, part.rank, part.world_size) for part in parts]
+    return orders[0] if len(orders) == 1 else InTurn(orders)
+
+
+def seekable(sampler: Sampler[Any] | Iterable[Any]) -> SeekableSampler | None:
+    """Return a seekable sampler that does what another means, or None where nobody can know that.
+
+    torch's shuffle without replacement is one of ours with another permutation; a generator that it was given still
+    says which.
+    """
+    if is_seekable(sampler):
+        return sampler
+    if type(sampler) is TorchSequentialSampler:
+        return SequentialSampler(len(sampler))
+    if type(sampler) is TorchRandomSampler and not sampler.replacement and sampler._num_samples is None:
+        generator = sampler.generator
+        return RandomSampler(len(sampler), seed=None if generator is None else generator.initial_seed())
+    return None

@@ -1,0 +1,164 @@
+"""Orders dealt out to ranks: each reads its part of the one that all have in common.
+
+In a training every rank has equally many batches: the last round is filled up from the beginning of the order, or left
+out where the loader drops its last batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain, count, cycle, islice
+from typing import Any
+
+from torch.utils.data import BatchSampler
+
+from ...batches import length_of
+from ..draws.keyed import KeyedBatch, KeyedIndex, Place, keyed_batch
+from .batch_samplers import Order, full_batches
+from .opaque import Foreign
+from .shares import Share
+
+BLOCK = 256  # indices that a sampler is asked for under one key: more cost less, but are known longer ahead
+Part = tuple[
+    Any, int, int
+]  # what a rank takes of a round, the position of its first sample, and the stride to the next
+
+
+class InTurn:
+    """The batches of several ranks, each in its turn: what a process reads that stands in for them."""
+
+    def __init__(self, orders: Sequence[Order]) -> None:
+        self._orders = orders
+        first = orders[0]
+        self.draws, self.unknown, self.kind = first.draws, first.unknown, first.kind
+        self.batch_size, self.even, self.common = first.batch_size, first.even, first.common
+        self.length = None if first.length is None else first.length * len(orders)
+        self._turn = 0
+
+    def begin(self, seed: int, epoch: int, batch: int) -> None:
+        """Set seed, epoch and the first batch, of all that are read here."""
+        done, self._turn = divmod(batch, len(self._orders))
+        for number, order in enumerate(self._orders):
+            order.begin(seed, epoch, done + (number < self._turn))
+
+    def __iter__(self) -> Iterator[KeyedBatch | KeyedIndex]:
+        ranks = [iter(order) for order in self._orders]
+        for number in count(self._turn):
+            chosen = next(ranks[number % len(ranks)], None)
+            if chosen is None:  # of all of them: they are equally long
+                return
+            yield chosen
+
+
+class Dealt(Foreign):
+    """A foreign sampler or batch sampler: every rank runs all of it, under the same keys, and takes its part.
+
+    So the order of the samples is the same for any number of ranks.
+    """
+
+    batched, common = True, True
+    batch_size: int
+    length: int | None
+    even: bool
+
+    def rounds(self) -> Iterator[Sequence[Part]]:
+        """Yield the parts of all ranks, round by round."""
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[KeyedBatch | KeyedIndex]:
+        done, turn = divmod(self.batch, self.share.turns)
+        for number, parts in enumerate(self.rounds()):
+            if number < done:
+                continue
+            for rank in self.share.own[turn:]:
+                indices, first, stride = parts[rank]
+                place = Place((self.seed, self.epoch, number, rank), first, stride)
+                yield keyed_batch(indices, place) if self.batched else KeyedIndex(indices, place)
+            turn = 0
+
+
+class DealtSamples(Dealt):
+    """The samples of a foreign sampler, in turn to the ranks, and batched there.
+
+    Args:
+        batches: how a rank batches, and the sampler.
+        share: the part of this process.
+    """
+
+    even = True
+
+    def __init__(self, batches: BatchSampler, share: Share) -> None:
+        super().__init__(batches, share)
+        self.batch_size, self._drop_last = batches.batch_size, batches.drop_last
+        samples, drop_last = length_of(batches.sampler), batches.drop_last
+        of_each = None if samples is None else full_batches(samples, share.ranks, drop_last=drop_last)
+        full = None if of_each is None else full_batches(of_each, self.batch_size, drop_last=drop_last)
+        self.length = None if full is None else full * share.turns
+
+    def rounds(self) -> Iterator[Sequence[Part]]:
+        """Yield the samples of each round, a rank's every so many of them."""
+        ranks, position = self.share.ranks, 0
+        indices, size = self.pulled(self.inner.sampler, BLOCK), self.batch_size * ranks
+        beginning = chosen = list(islice(indices, size))
+        while len(chosen) == size or (chosen and not self._drop_last):
+            filled = [*chosen, *islice(cycle(beginning), -len(chosen) % ranks)]
+            yield [(filled[rank::ranks], position + rank, ranks) for rank in range(ranks)]
+            position += size
+            chosen = list(islice(indices, size))
+
+
+class DealtBatches(Dealt):
+    """The batches of a foreign batch sampler, or of a sampler whose indices are batches, in turn to the ranks.
+
+    Args:
+        inner: yields batches of indices, or single ones.
+        share: the part of this process.
+        batched: which of both.
+    """
+
+    even = False
+    batch_size = 1
+
+    def __init__(self, inner: Any, share: Share, *, batched: bool) -> None:
+        super().__init__(inner, share)
+        self.batched, self._drop_last = batched, bool(getattr(inner, "drop_last", False))
+        batches = length_of(inner)
+        of_each = None if batches is None else full_batches(batches, share.ranks, drop_last=self._drop_last)
+        self.length = None if of_each is None else of_each * share.turns
+
+    def rounds(self) -> Iterator[Sequence[Part]]:
+        """Yield as many batches as there are ranks."""
+        indices, ranks, position = self.pulled(self.inner), self.share.ranks, 0
+        beginning = chosen = list(islice(indices, ranks))
+        while len(chosen) == ranks or (chosen and not self._drop_last):
+            parts = []
+            for each in islice(chain(chosen, cycle(beginning)), ranks):
+                parts.append((each, position, 1))
+                position += len(each) if self.batched else 1
+            yield parts
+            chosen = list(islice(indices, ranks))
+
+
+class EveryNth:
+    """Every batch of so many, as one process would read all of them: nothing is filled up and nothing left out.
+
+    Args:
+        order: of one process.
+        rank: the first batch.
+        world_size: how many batches on the next one is.
+    """
+
+    def __init__(self, order: Order, rank: int, world_size: int) -> None:
+        self._order, self._rank, self._world_size = order, rank, world_size
+        self.draws, self.unknown, self.kind = order.draws, order.unknown, order.kind
+        self.batch_size, self.even, self.common = order.batch_size, False, order.common
+        self.length = None if order.length is None else len(range(rank, order.length, world_size))
+        self._first = rank
+
+    def begin(self, seed: int, epoch: int, batch: int) -> None:
+        """Set seed, epoch and the first batch."""
+        self._order.begin(seed, epoch, 0)
+        self._first = batch * self._world_size + self._rank
+
+    def __iter__(self) -> Iterator[KeyedBatch | KeyedIndex]:
+        return islice(iter(self._order), self._first, None, self._world_size)

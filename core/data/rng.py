@@ -1,0 +1,92 @@
+"""Random generators: seed, capture and restore them all, as plain types and tensors."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from .draws.generators import Generator
+
+
+def seed_all(seed: int) -> None:
+    """Seed python, NumPy's legacy generator, torch on the CPU and on every CUDA device."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # third-party code draws from it
+    torch.manual_seed(seed)
+
+
+def capture() -> dict[str, Any]:
+    """Return the state of every global generator."""
+    version, internal, gauss = random.getstate()
+    return {
+        "python": [version, list(internal), gauss],
+        "numpy": _plain(np.random.get_state(legacy=False)),
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+    }
+
+
+def restore(state: Mapping[str, Any]) -> None:
+    """Set every global generator; CUDA states are for the devices that there are."""
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    np.random.set_state(_from_plain(state["numpy"]))
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
+
+
+def generator_state(generator: Generator) -> Any:
+    """Return the state of one generator, of any kind, as plain types and tensors."""
+    if isinstance(generator, np.random.Generator):
+        return _plain(generator.bit_generator.state)
+    if isinstance(generator, np.random.BitGenerator):
+        return _plain(generator.state)
+    if isinstance(generator, np.random.SeedSequence):
+        entropy = np.asarray(generator.entropy, dtype=object).tolist()  # a number, or several
+        return [entropy, list(generator.spawn_key), generator.pool_size, generator.n_children_spawned]
+    if isinstance(generator, np.random.RandomState):
+        return _plain(generator.get_state(legacy=False))
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    version, internal, gauss = generator.getstate()
+    return [version, list(internal), gauss]
+
+
+def set_generator_state(generator: Generator, state: Any) -> None:
+    """Set a generator to a captured state of one of its kind."""
+    if isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = _from_plain(state)
+    elif isinstance(generator, np.random.BitGenerator):
+        generator.state = _from_plain(state)
+    elif isinstance(generator, np.random.SeedSequence):
+        entropy, spawn_key, pool_size, spawned = state
+        generator.__init__(  # type: ignore[misc]  # it has no other way
+            entropy, spawn_key=spawn_key, pool_size=pool_size, n_children_spawned=spawned
+        )
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(_from_plain(state))
+    elif isinstance(generator, torch.Generator):
+        generator.set_state(state)
+    else:
+        version, internal, gauss = state
+        generator.setstate((version, tuple(internal), gauss))
+
+
+def _plain(value: Any) -> Any:
+    """Return nested NumPy states as dicts, lists and numbers."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, np.ndarray):
+        return {"dtype": value.dtype.name, "values": value.tolist()}
+    return value
+
+
+def _from_plain(value: Any) -> Any:
+    if isinstance(value, Mapping) and value.keys() == {"dtype", "values"}:
+        return np.array(value["values"], dtype=value["dtype"])
+    return {key: _from_plain(item) for key, item in value.items()} if isinstance(value, Mapping) else value

@@ -1,0 +1,257 @@
+"""What the processes of a group give each other."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from math import inf
+from numbers import Real
+from typing import Any
+from zlib import crc32
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import ProcessGroup
+
+from ....events.engine import Reduction
+
+SLOTS = 16  # numbers in what every collective begins with
+NAMED = 64  # bytes of a collective's name that the others are told
+LENGTH = 8  # bytes
+
+
+class Exchange:
+    """The collectives of a group, by name. Every rank must call them, in one order.
+
+    Tensors on the device travel by `backend`. Votes, objects and tensors on the CPU have a gloo group of their own:
+    they never wait for the device, and never get between gradients.
+
+    Args:
+        rank: this process among `world_size`, from 0.
+        world_size: how many processes there are.
+        backend: `gloo` or `nccl`, for gradients and for tensors on the device.
+        device: where this process computes.
+
+    Attributes:
+        tensors: the torch process group for gradients and tensors on the device.
+        control: that for all else.
+        waiting_in: the name of the collective that is under way, with `time.monotonic()` of its beginning; else None.
+    """
+
+    tensors: ProcessGroup
+    control: ProcessGroup
+
+    def __init__(self, rank: int, world_size: int, backend: str, device: torch.device) -> None:
+        self.rank, self.world_size, self.backend, self.device = rank, world_size, backend, device
+        self.waiting_in: tuple[str, float] | None = None
+        self._refusal: tuple[str, str] | None = None
+
+    def reduce(self, value: Any, how: Reduction = "mean") -> Any:
+        """Return a new tensor, or a number, reduced over all ranks.
+
+        Args:
+            value: a tensor, of one shape and type on all ranks; or a number. Sums of bools are whole numbers.
+            how: `sum`, `mean` or `max`; as in torch, whole numbers and bools in a tensor have no mean.
+        """
+        if how not in ("sum", "mean", "max"):
+            raise ValueError(f"reduce(value, how) takes 'sum', 'mean' or 'max', got {how!r}.")
+        if isinstance(value, Tensor):
+            with self.collective("reduce"):
+                self.meet(f"reduce by {how}", value.numel())
+                return self._reduced(value.detach(), how)
+        if not isinstance(value, Real):
+            raise TypeError(f"reduce takes a tensor or a number, got {type(value).__name__}.")
+        with self.collective("reduce"):
+            values = self._gathered_objects(value, "reduce")
+        if how == "max":
+            return max(values)
+        return sum(values) / self.world_size if how == "mean" else sum(values)
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of all ranks, by rank, on this rank's device; their shapes and types may differ."""
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"gather takes a tensor, got {type(tensor).__name__}: for others there is gather_objects.")
+        with self.collective("gather"):
+            return self._gathered(tensor.detach())
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return the objects of all ranks, by rank; any that can be pickled."""
+        with self.collective("gather_objects"):
+            return self._gathered_objects(value, "gather_objects")
+
+    def broadcast(self, value: Any, source: int = 0) -> Any:
+        """Return the tensor, on this rank's kind of device, or the object of one rank on all ranks."""
+        if not 0 <= source < self.world_size:
+            raise ValueError(f"broadcast from rank {source}: ranks count from 0 to {self.world_size - 1}.")
+        with self.collective("broadcast"):
+            self.meet(f"broadcast from rank {source}")
+            if self.rank != source:
+                return self._receive(source)
+            self._send(value)
+            return value
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        with self.collective("barrier"):
+            self.meet("barrier")
+
+    def vote(self, values: Sequence[float]) -> list[float]:
+        """Return the largest of each value over all ranks; up to 12 values."""
+        with self.collective("vote"):
+            return self.meet("vote", len(values), values)
+
+    # What is known of them from outside.
+
+    @contextmanager
+    def refusing(self, plugin: str, event: str) -> Iterator[None]:
+        """Refuse collectives within, where only some ranks are: they would wait for the others for ever."""
+        before, self._refusal = self._refusal, (plugin, event)
+        try:
+            yield
+        finally:
+            self._refusal = before
+
+    @contextmanager
+    def collective(self, name: str) -> Iterator[None]:
+        """Say that a collective is under way, and refuse it where that is asked.
+
+        Raises:
+            RuntimeError: not all ranks are here; names who called it.
+        """
+        if self._refusal is not None:
+            plugin, event = self._refusal
+            raise RuntimeError(
+                f"{plugin} calls {name} on {event}, but its handlers run on some ranks only: the others would never "
+                f"come. Declare ranks = 'all' in the plugin, or exchange where every rank is."
+            )
+        before, self.waiting_in = self.waiting_in, (name, time.monotonic())
+        try:
+            yield
+        finally:
+            self.waiting_in = before
+
+    # How they travel; for use within `collective`.
+
+    def meet(self, name: str, size: int = 0, values: Sequence[float] = ()) -> list[float]:
+        """Begin a collective: one small all-reduce, which finds out whether the others begin the same one.
+
+        gloo ends a process whose peers exchange something else than it does, without a word of who and what.
+
+        Args:
+            name: of the collective.
+            size: what must be the same on all ranks, too.
+            values: some numbers to exchange on the occasion.
+
+        Returns:
+            The largest of each value over all ranks.
+
+        Raises:
+            RuntimeError: the ranks are in different collectives; tells which.
+        """
+        kind = crc32(name.encode())
+        cast = [kind, -kind, size, -size, *map(float, values)]
+        assert len(cast) <= SLOTS
+        header = torch.tensor(cast + [-inf] * (SLOTS - len(cast)), dtype=torch.float64)
+        dist.all_reduce(header, dist.ReduceOp.MAX, self.control)
+        most_kind, least_kind, most, least, *largest = header.tolist()
+        if most_kind != -least_kind or most != -least:
+            raise RuntimeError(self._tell_apart(f"{name} ({size})" if size else name))
+        return largest[: len(values)]
+
+    def _tell_apart(self, name: str) -> str:
+        """Return who is where, when all ranks know that they do not agree."""
+        own = torch.tensor([*name.encode()[:NAMED].ljust(NAMED)], dtype=torch.uint8)
+        names = [torch.empty_like(own) for _ in range(self.world_size)]
+        dist.all_gather(names, own, self.control)
+        where = "; ".join(f"rank {rank} in {bytes(each.tolist()).decode().strip()}" for rank, each in enumerate(names))
+        return (
+            f"The ranks are in different collectives: {where}. Every rank must call the same ones, in one order: a "
+            f"handler or a step does so on some ranks only, or in another order, or left before."
+        )
+
+    def add_up(self, tensor: Tensor, how: Reduction = "sum") -> None:
+        """Reduce a contiguous tensor over all ranks, in place."""
+        sent, group = self._route(tensor)
+        dist.all_reduce(sent, dist.ReduceOp.MAX if how == "max" else dist.ReduceOp.SUM, group)
+        if sent is not tensor:
+            tensor.copy_(sent)
+
+    def spread(self, tensor: Tensor, source: int = 0) -> None:
+        """Give all ranks the content of one rank's contiguous tensor, in place."""
+        sent, group = self._route(tensor)
+        if len(sent):
+            dist.broadcast(sent, source, group=group)
+        if sent is not tensor:
+            tensor.copy_(sent)
+
+    def _route(self, tensor: Tensor) -> tuple[Tensor, ProcessGroup]:
+        """Return the tensor where its group can take it, and the group."""
+        if tensor.is_cuda and self.backend == "nccl":
+            return tensor, self.tensors
+        return tensor.cpu(), self.control
+
+    def _reduced(self, tensor: Tensor, how: Reduction) -> Tensor:
+        exact = tensor.is_floating_point() or tensor.is_complex()
+        if how == "mean" and not exact:
+            raise TypeError(f"A tensor of {tensor.dtype} has no mean: reduce(value.float(), 'mean').")
+        dtype = tensor.dtype if exact else torch.int64  # gloo cannot add the small ones, and they would overflow
+        total = tensor.to(dtype, memory_format=torch.contiguous_format, copy=True)
+        self.add_up(total, how)
+        if how == "mean":
+            return total / self.world_size
+        return total.to(tensor.dtype) if how == "max" else total
+
+    def _gathered(self, tensor: Tensor) -> list[Tensor]:
+        kinds = self._gathered_objects((tensor.shape, tensor.dtype), "gather")
+        lengths = [shape.numel() * dtype.itemsize for shape, dtype in kinds]
+        sent, group = self._route(plain_bytes(tensor))
+        padded = torch.cat([sent, sent.new_empty(max(lengths) - len(sent))])
+        received = [torch.empty_like(padded) for _ in kinds]
+        if len(padded):
+            dist.all_gather(received, padded, group)
+        return [
+            each[:length].to(tensor.device).view(dtype).reshape(shape)
+            for each, length, (shape, dtype) in zip(received, lengths, kinds, strict=True)
+        ]
+
+    def _gathered_objects(self, value: Any, name: str) -> list[Any]:
+        pickled = pickle.dumps(value)
+        (longest,) = self.meet(name, values=[len(pickled)])
+        own = bytearray(len(pickled).to_bytes(LENGTH, "little") + pickled)
+        sent = torch.frombuffer(own.ljust(LENGTH + int(longest)), dtype=torch.uint8)
+        received = [torch.empty_like(sent) for _ in range(self.world_size)]
+        dist.all_gather(received, sent, self.control)
+        return [_unpickled(each.numpy().tobytes()) for each in received]
+
+    def _send(self, value: Any) -> None:
+        """Give all ranks a value of this one: what it is first, for a tensor."""
+        is_tensor = isinstance(value, Tensor)
+        kind = (value.shape, value.dtype, value.device.type) if is_tensor else None
+        dist.broadcast_object_list([kind, None if is_tensor else value], self.rank, group=self.control)
+        if is_tensor:
+            self.spread(plain_bytes(value.detach()), self.rank)
+
+    def _receive(self, source: int) -> Any:
+        held: list[Any] = [None, None]
+        dist.broadcast_object_list(held, source, group=self.control)
+        if held[0] is None:
+            return held[1]
+        shape, dtype, device = held[0]
+        received = torch.empty(
+            shape.numel() * dtype.itemsize, dtype=torch.uint8, device="cpu" if device == "cpu" else self.device
+        )
+        self.spread(received, source)
+        return received.view(dtype).reshape(shape)
+
+
+def plain_bytes(tensor: Tensor) -> Tensor:
+    """Return the content of a tensor as plain bytes: any type travels thus, by any backend."""
+    return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def _unpickled(sent: bytes) -> Any:
+    length = int.from_bytes(sent[:LENGTH], "little")
+    return pickle.loads(sent[LENGTH : LENGTH + length])  # noqa: S301  # of a process of the same run

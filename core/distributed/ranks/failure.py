@@ -1,0 +1,122 @@
+"""A rank's failure: how the others are told of it, and how they know that theirs is only its consequence."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from dis import opname
+from typing import Self
+
+from torch.distributed import DistError, ProcessGroup
+from torch.nn.parallel import DistributedDataParallel
+
+from ....events.errors import error_text
+from ...errors import RankFailed
+
+# The backends name themselves; but for gloo, where it says again that a rank was waited for too long.
+BROKEN = re.compile(r"\bgloo\b|\bNCCL\b|\bProcessGroup\w*\b|\bpair closure\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What is told of the rank that failed first.
+
+    Attributes:
+        rank: the one that failed.
+        kind: the qualified name of the exception's type; `died`, `hung` or `left` where another rank tells it.
+        text: the exception's text, or what was seen of that rank.
+        place: where in the run it was.
+        interrupt: whether it was a Ctrl-C.
+    """
+
+    rank: int
+    kind: str
+    text: str = ""
+    place: str = ""
+    interrupt: bool = False
+
+    @classmethod
+    def of(cls, error: BaseException, rank: int, place: str) -> Self:
+        """Return what is to be told of an exception."""
+        return cls(rank, qualified_name(type(error)), error_text(error), place, isinstance(error, KeyboardInterrupt))
+
+    @classmethod
+    def read(cls, told: str | bytes) -> Self:
+        """Return what a rank wrote."""
+        return cls(**json.loads(told))
+
+    def write(self) -> str:
+        """Return it as JSON."""
+        return json.dumps(asdict(self))
+
+    def as_error(self) -> BaseException:
+        """Return what the other ranks raise: a KeyboardInterrupt where it was one, else RankFailed."""
+        error = RankFailed(self.rank, self.kind, self.text, self.place)
+        return KeyboardInterrupt(str(error)) if self.interrupt else error
+
+
+def qualified_name(kind: type[BaseException]) -> str:
+    """Return a type's name with its module, but for built-in ones."""
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def is_broken_collective(error: BaseException) -> bool:
+    """Return whether an exception, or one that it came from, is a collective that the other ranks did not complete."""
+    return any(_is_broken(each) for each in chain(error))
+
+
+def release_groups(error: BaseException) -> None:
+    """Forget the local variables of the functions that an exception left and that hold a process group.
+
+    While anything refers to a gloo group, its connections stay open and the other ranks go on waiting.
+    """
+    for each in chain(error):
+        trace = each.__traceback__
+        while trace is not None:
+            frame, trace = trace.tb_frame, trace.tb_next
+            held = frame.f_locals  # a dict that stays with the frame
+            if any(map(_holds_group, held.values())):
+                try:
+                    frame.clear()
+                except RuntimeError:  # it still runs: its variables are its own
+                    continue
+                held.clear()
+
+
+def _holds_group(value: object) -> bool:
+    """Return whether a variable refers to a process group: itself, or as arguments that torch's wrappers pass on."""
+    parts = value if type(value) is tuple else value.values() if type(value) is dict else (value,)
+    return any(isinstance(each, ProcessGroup | DistributedDataParallel) for each in parts)
+
+
+def _is_broken(error: BaseException) -> bool:
+    if isinstance(error, DistError):
+        return True
+    return isinstance(error, RuntimeError) and bool(BROKEN.search(error_text(error))) and not _is_of_python(error)
+
+
+def _is_of_python(error: BaseException) -> bool:
+    """Return whether a `raise` has raised an error: a user's own, whatever it says. Those of a backend come out of C++.
+
+    Which functions it has left tells nothing: user code runs within torch's wrappers, and may itself exchange.
+    """
+    trace = error.__traceback__
+    if trace is None:
+        return False
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return opname[trace.tb_frame.f_code.co_code[trace.tb_lasti]] == "RAISE_VARARGS"
+
+
+def chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, and those that it came from or that were being handled."""
+    seen: dict[int, BaseException] = {}
+    found: list[BaseException | None] = [error]
+    while found:
+        each = found.pop()
+        if each is not None and id(each) not in seen:
+            seen[id(each)] = each
+            found += [each.__context__, each.__cause__]
+    yield from seen.values()

@@ -1,0 +1,124 @@
+"""Means over the samples of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ....events import Engine
+from ...metrics.means import Means, check_scalar
+
+
+class SharedMeans(Means):
+    """Weighted running means over all ranks: each adds its own values, and reading, a collective, adds up their sums.
+
+    The sums are added in float64, in the order of the ranks, so all read the same. A rank need not know every name.
+
+    Args:
+        engine: connects the ranks.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        super().__init__()
+        self._engine = engine
+
+    def sums(self) -> dict[str, tuple[float, float]]:
+        """Return the sum of all ranks and its weight by name. A collective."""
+        totals: dict[str, tuple[float, float]] = {}
+        own = super().sums()
+        of_ranks: list[dict[str, tuple[float, float]]] = self._engine.gather_objects(own)
+        for sums in of_ranks:
+            for name, (value, weight) in sums.items():
+                value_before, weight_before = totals.get(name, (0.0, 0.0))
+                totals[name] = value_before + value, weight_before + weight
+        return totals
+
+
+class Term(NamedTuple):
+    """A value of a mean.
+
+    Attributes:
+        batch: in which of its rank's batches it was added.
+        value: the value itself; a plain number where it was none but a tensor's.
+        dtype: the tensor's, None for a plain number.
+        device: the kind of device that the tensor was on.
+        weight: how many samples it stands for.
+    """
+
+    batch: int
+    value: float
+    dtype: torch.dtype | None
+    device: str
+    weight: float
+
+
+class Terms(Means):
+    """Keeps every value of an evaluation on one of several ranks, so that they add up as one process would add them.
+
+    Attributes:
+        batch: the number of the batch in hand, among this rank's.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batch = 0
+        self._kept: dict[str, list[tuple[int, Tensor | float, float]]] = {}
+
+    def add(self, name: str, value: Tensor | float, weight: float = 1.0) -> None:
+        """Keep a value with its weight, on its device."""
+        if isinstance(value, Tensor):
+            check_scalar(name, value)
+            value = value.detach().reshape(()).clone()
+        self._kept.setdefault(name, []).append((self.batch, value, weight))
+
+    def take(self) -> dict[str, list[Term]]:
+        """Return the values by name, and begin anew; waits for the device once for each name."""
+        kept, self._kept = self._kept, {}
+        return {name: _terms(each) for name, each in kept.items()}
+
+
+def merged(of_ranks: Sequence[Mapping[str, Iterable[Term]]], engine: Engine) -> Means:
+    """Return the means of one process that read all batches: the first of every rank, then the second of every rank.
+
+    That is bit for bit what it would have come to, where the batches are dealt out in turn.
+
+    Args:
+        of_ranks: what each rank kept, by rank.
+        engine: where they are added up.
+    """
+    means = Means()
+    for name in {name: None for terms in of_ranks for name in terms}:
+        terms = [term for each in of_ranks for term in each.get(name, ())]
+        for kind, group in groupby(sorted(terms, key=attrgetter("batch")), key=attrgetter("dtype", "device")):
+            alike = list(group)
+            for value, term in zip(_values(alike, *kind, engine), alike, strict=True):
+                means.add(name, value, term.weight)
+    return means
+
+
+def _terms(kept: list[tuple[int, Tensor | float, float]]) -> list[Term]:
+    terms = []
+    for kind, group in groupby(kept, key=lambda each: _kind(each[1])):
+        alike = list(group)
+        values = [value for _, value, _ in alike]
+        plain = torch.stack(values).tolist() if kind[0] is not None else values  # type: ignore[arg-type]  # all tensors
+        terms += [Term(batch, value, *kind, weight) for (batch, _, weight), value in zip(alike, plain, strict=True)]
+    return terms
+
+
+def _kind(value: Tensor | float) -> tuple[torch.dtype | None, str]:
+    return (value.dtype, value.device.type) if isinstance(value, Tensor) else (None, "")
+
+
+def _values(terms: list[Term], dtype: torch.dtype | None, device: str, engine: Engine) -> Sequence[Tensor | float]:
+    """Return the values as they were."""
+    plain = [term.value for term in terms]
+    if dtype is None:
+        return plain
+    where = engine.device if device == engine.device.type else device
+    return torch.tensor(plain, dtype=dtype, device=where).unbind()

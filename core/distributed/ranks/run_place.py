@@ -1,0 +1,34 @@
+"""What a run's watch knows of the run: read by another thread, so that the loop pays next to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from ....events import CATALOGUE, Event, Lane, Run
+from ....events import catalogue as ev
+from .status import place_of
+
+if TYPE_CHECKING:
+    from ...context import RunContext
+
+QUIET = (ev.BatchStart, ev.GradientsReady, ev.StepEnd, ev.Log, ev.ShouldStop, ev.Replay)  # a listener changes the loop
+
+
+def follow(run: RunContext) -> tuple[Callable[[], str], Callable[[], None]]:
+    """Listen to a run; return what tells where it stands, and what ends the listening."""
+    last = ""
+
+    def hear(_: Run, *, event: Event) -> None:
+        nonlocal last
+        last = event.name
+
+    def place() -> str:
+        return f"{place_of(run)}, last event {last or 'none'}"
+
+    handles = ExitStack()
+    for kind in CATALOGUE:
+        if kind not in QUIET:
+            handles.enter_context(run.bus.on(kind, hear, lane=Lane.REPORT))
+    return place, handles.close

@@ -1,0 +1,126 @@
+"""Where a rank stands: in which collective, at which place of its run, in which functions."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import monotonic
+from types import FrameType
+from typing import TYPE_CHECKING, Literal, Self
+
+from torch.distributed.distributed_c10d import Store
+
+if TYPE_CHECKING:
+    from ...context import RunContext
+
+ANSWERS = 2.0  # seconds in which a living rank answers
+FRAMES = 6  # how many functions a report names
+BELOW = ("torch.", "heliograph.core.distributed.ranks.", "heliograph.core.engines.")  # in every collective the same
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What one rank reports of itself.
+
+    Attributes:
+        state: it waits in a collective, it works outside of any, or it leaves since one broke.
+        collective: in which it waits, or which broke.
+        seconds: since when it waits.
+        place: where its run is; empty outside of a run.
+        functions: those that its main thread is in, the innermost first; empty where it leaves.
+    """
+
+    state: Literal["waits", "works", "leaves"]
+    collective: str
+    seconds: float
+    place: str
+    functions: str
+
+    @classmethod
+    def of(cls, thread: int, waiting: tuple[str, float] | None, place: str, *, leaves: bool) -> Self:
+        """Return where the thread of this number stands."""
+        name, since = waiting or ("", monotonic())
+        state: Literal["waits", "works", "leaves"] = "leaves" if leaves else "waits" if waiting else "works"
+        frame = None if leaves else sys._current_frames().get(thread)
+        functions = _functions(frame, everything=waiting is None)
+        return cls(state, name, monotonic() - since, place, functions)
+
+    @classmethod
+    def read(cls, told: str | bytes) -> Self:
+        """Return what a rank wrote."""
+        return cls(**json.loads(told))
+
+    def write(self) -> str:
+        """Return it as JSON."""
+        return json.dumps(asdict(self))
+
+    def __str__(self) -> str:
+        kinds = {
+            "waits": f"waits in {self.collective} for {self.seconds:.0f} s",
+            "works": "is in no collective",
+            "leaves": "was waiting too, and leaves now",
+        }
+        parts = [kinds[self.state], self.place, self.functions and f"at {self.functions}"]
+        return "; ".join(part for part in parts if part)
+
+
+class Roll:
+    """One call of the roll: every rank's watch answers where it stands.
+
+    Args:
+        name: the prefix of the answers' keys.
+        world_size: how many ranks there are.
+        is_report: whether it is to be logged.
+
+    Attributes:
+        answers: where those stand that have answered, by rank.
+        missing: the ranks that have not.
+        limit: seconds until the roll is closed.
+        done: set when it is.
+    """
+
+    def __init__(self, name: str, world_size: int, *, is_report: bool) -> None:
+        self.name, self.is_report, self.limit = name, is_report, ANSWERS
+        self.answers: dict[int, Standing] = {}
+        self.missing = list(range(world_size))
+        self.done = threading.Event()
+        self._end = monotonic() + self.limit
+
+    @property
+    def working(self) -> list[int]:
+        """The ranks that are in no collective, though others are or were."""
+        return [rank for rank, standing in sorted(self.answers.items()) if standing.state == "works"]
+
+    def collect(self, store: Store) -> bool:
+        """Read what has come; return whether the roll is closed."""
+        for rank in self.missing[:]:
+            if store.check([key := f"{self.name}/{rank}"]):
+                self.answers[rank] = Standing.read(store.get(key))
+                self.missing.remove(rank)
+        if not self.missing or monotonic() > self._end:
+            self.done.set()
+        return self.done.is_set()
+
+    def __str__(self) -> str:
+        lines = {rank: str(standing) for rank, standing in self.answers.items()}
+        lines |= dict.fromkeys(self.missing, f"gives no sign of life for {self.limit:g} s")
+        return "\n".join(f"  rank {rank} {lines[rank]}" for rank in sorted(lines))
+
+
+def place_of(run: RunContext) -> str:
+    """Return where a run is, in words."""
+    progress = run.progress
+    return f"in {run.phase}, epoch {progress.epoch}, batch {progress.batch}, step {progress.steps}"
+
+
+def _functions(frame: FrameType | None, *, everything: bool) -> str:
+    names: list[str] = []
+    while frame is not None and len(names) < FRAMES:
+        code = frame.f_code
+        if everything or not str(frame.f_globals.get("__name__")).startswith(BELOW):
+            names.append(f"{code.co_name} ({Path(code.co_filename).name}:{frame.f_lineno})")
+        frame = frame.f_back
+    return " < ".join(names)

@@ -1,0 +1,170 @@
+"""What each rank tells the others beside the collectives: that it failed, and where it stands."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch.distributed.distributed_c10d import Store
+
+from ...errors import SEEN
+from .failure import Failure, is_broken_collective
+from .run_place import follow
+from .status import Roll
+from .watchdog import Limits, Patrol, Waiting
+
+if TYPE_CHECKING:
+    from ...context import RunContext
+
+
+class Watch:
+    """The watch of one rank over its group; a thread of it talks to the others by way of the store.
+
+    A wait in a collective of gloo cannot be broken off from within. So a rank that fails announces it and then leaves
+    the group, which breaks the collectives of the others; theirs are explained by what it announced. How long the
+    others wait for a rank, from their next collective on:
+
+    - It fails in code: until it has left the group, a fraction of a second.
+    - Its process dies: no longer; then 2 s, for the roll to show who is gone.
+    - It hangs or is stopped: as long as the engine's `timeout`, and those 2 s. Its process ends itself `limits.grace`
+      later, what it is writing being finished before; unless it is stopped.
+
+    Where each rank stands is logged before, when a wait gets long. As long as a collective waits, Python runs no signal
+    handlers: a SIGTERM or Ctrl-C is seen when it returns.
+
+    Args:
+        store: what only this group's processes read and write; a clone of it is used.
+        rank: this rank.
+        world_size: how many there are.
+        waiting: returns the name of the collective that this thread is in, with `time.monotonic()` of its beginning;
+            None outside of any.
+        host: the rank whose process hosts the store; None where another process does (torchrun's agent).
+        limits: when waits are reported, and when the process is ended.
+        interval: seconds between two looks at the store.
+        abort: breaks off the collective that this thread is in, where the backend can (nccl).
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        *,
+        waiting: Waiting,
+        host: int | None = 0,
+        limits: Limits | None = None,
+        interval: float = 0.2,
+        abort: Callable[[], None] | None = None,
+    ) -> None:
+        cloned: Any = store
+        self._rank = rank
+        self._lock = threading.Lock()
+        self.limits = limits or Limits()
+        self._patrol = Patrol(cloned.clone(), rank, world_size, waiting, host, self.limits, interval, abort)
+        self._patrol.start()
+
+    def announce(self, error: BaseException, place: str) -> None:
+        """Tell all ranks that this one fails; only the first announcement of all counts.
+
+        Args:
+            error: why.
+            place: where in the run.
+        """
+        self._patrol.leaves = True
+        failure = Failure.of(error, self._rank, place)
+        self._patrol.do(lambda: self._patrol.tell_failure(failure))
+
+    def failure(self) -> Failure | None:
+        """Return the first failure of all, as far as this rank has heard; that costs nothing."""
+        return self._patrol.failure
+
+    def check(self) -> None:
+        """Raise where a rank has failed, as far as this one has heard; that costs nothing.
+
+        Raises:
+            RankFailed: it has; KeyboardInterrupt where it was interrupted.
+        """
+        if self._patrol.failure is not None:
+            raise self._patrol.failure.as_error()
+
+    def explain(self, error: BaseException) -> BaseException:
+        """Return what stands behind an error: RankFailed for a collective that others broke, else the error itself.
+
+        Where nobody announced a failure, the roll is called: a rank that gives no answer within 2 s has died, or hangs
+        where the collective was waited for too long; one that is in no collective hangs, or has left the group.
+
+        Args:
+            error: what was raised; it is the cause of what is returned.
+
+        Returns:
+            The error, RankFailed, or KeyboardInterrupt where a rank was interrupted.
+        """
+        if not is_broken_collective(error):
+            return error
+        patrol, roll = self._patrol, None
+        patrol.leaves = True
+        patrol.do(patrol.look_up)
+        if patrol.failure is None and not patrol.is_lost:
+            roll = patrol.call_roll()
+            patrol.do(lambda: self._judge(roll, str(error)))
+        failure = patrol.failure
+        if failure is not None and (failure.rank != self._rank or failure.kind in SEEN):
+            explained = failure.as_error()
+            explained.__cause__ = error
+            error = explained
+        if roll is not None:
+            error.add_note(f"heliograph: rank {self._rank} asked where each rank stands:\n{roll}")
+        elif patrol.is_lost:
+            error.add_note("heliograph: the store by which the ranks tell each other of failures is gone.")
+        return error
+
+    def tell(self, topic: str, text: str) -> None:
+        """Tell all ranks something, without a wait; the first text of a topic counts."""
+        self._patrol.notices.setdefault(topic, text)
+        self._patrol.put(lambda: self._patrol.tell(topic, text))
+
+    def told(self, topic: str) -> str | None:
+        """Return what a rank told of a topic, as far as this one has heard; that costs nothing."""
+        return self._patrol.notices.get(topic)
+
+    def follow(self, run: RunContext) -> Callable[[], None]:
+        """Report where this run stands, and end the process if it does not end when it must; return what ends that."""
+        self._patrol.place, unfollow = follow(run)
+
+        def end() -> None:
+            self._patrol.place = None
+            unfollow()
+
+        return end
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Say that a checkpoint is being written, in whatever thread: until then the process is not ended."""
+        with self._lock:
+            self._patrol.writes += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._patrol.writes -= 1
+
+    def close(self) -> None:
+        """End the thread; twice does no harm."""
+        self._patrol.close()
+
+    def _judge(self, roll: Roll, reason: str) -> None:
+        """Tell all ranks which one broke a collective without a word, if the answers show it."""
+        self._patrol.look_up()
+        if self._patrol.failure is not None:
+            return
+        is_late, silence = "Timed out" in reason, f"no sign of life for {roll.limit:g} s"
+        if roll.missing and is_late:  # of a process that is gone, the connection breaks at once
+            silence += ": its process is stopped (SIGSTOP), or its machine cannot be reached"
+            self._patrol.tell_failure(Failure(roll.missing[0], "hung", silence))
+        elif roll.missing:
+            self._patrol.tell_failure(Failure(roll.missing[0], "died", silence))
+        elif roll.working:
+            rank = roll.working[0]
+            self._patrol.tell_failure(Failure(rank, "hung" if is_late else "left", f"it {roll.answers[rank]}"))

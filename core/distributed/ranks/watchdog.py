@@ -1,0 +1,256 @@
+"""The thread of a watch: it alone talks to the store, and looks after the main thread."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from time import monotonic, sleep
+from typing import Any
+
+from torch.distributed import DistError
+from torch.distributed.distributed_c10d import Store
+
+from .failure import Failure
+from .messages import News
+from .status import Roll, Standing
+
+Waiting = Callable[[], tuple[str, float] | None]
+Job = Callable[[], None]
+FIRST, HEARD = "failure", "heard"  # keys of the store
+ACKNOWLEDGED = 1.0  # seconds in which the others hear of a failure, before the store goes with the rank that hosts it
+BOUND = 5.0  # seconds that the main thread waits for this one at most
+logger = logging.getLogger("heliograph")
+
+
+@dataclass(slots=True)
+class Limits:
+    """How long a watch puts up with something; it may be changed at any time.
+
+    Attributes:
+        report_after: seconds in one collective after which it is logged where each rank stands; then at twice that.
+        grace: seconds that a run gets to end by itself once another rank has failed, before the process is ended;
+            those in which it writes a checkpoint are not counted.
+    """
+
+    report_after: float = 60.0
+    grace: float = 30.0
+
+
+class Patrol:
+    """Reads what the others tell, answers when the roll is called, and ends the process where nothing else does.
+
+    Args:
+        store: a store of its own: a client serves one thread at a time.
+        rank: this rank.
+        world_size: how many there are.
+        waiting: as `Watch`.
+        host: as `Watch`.
+        limits: as `Watch`.
+        interval: as `Watch`.
+        abort: as `Watch`.
+
+    Attributes:
+        failure: the first one of all, as far as this rank has heard.
+        notices: what was told, by topic.
+        place: tells where the run is; None outside of one.
+        leaves: whether the main thread ends its run already.
+        is_lost: whether the store is gone.
+        writes: how many checkpoints are being written; the process is not ended amid one.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        waiting: Waiting,
+        host: int | None,
+        limits: Limits,
+        interval: float,
+        abort: Callable[[], None] | None,
+    ) -> None:
+        self.failure: Failure | None = None
+        self.notices: dict[str, str] = {}
+        self.place: Callable[[], str] | None = None
+        self.leaves = self.is_lost = False
+        self.writes = 0
+        self._store, self._news = store, News(store, rank, world_size)
+        self._rank, self._world_size, self._host = rank, world_size, host
+        self._waiting, self._limits, self._interval, self._abort = waiting, limits, interval, abort
+        self._watched = threading.get_ident()
+        self._heard_at = self._grace_since = self._waits_since = 0.0
+        self._next_report = math.inf
+        self._reports = self._calls = 0
+        self._rolls: list[Roll] = []
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="heliograph-watch", daemon=True)
+
+    # For the main thread.
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread; twice does no harm."""
+        self._jobs.put(None)
+        self._thread.join(BOUND)
+
+    def put(self, job: Job) -> None:
+        """Have the thread do something soon."""
+        self._jobs.put(job)
+
+    def do(self, job: Job) -> None:
+        """Have the thread do something, and wait for that, if not for ever: the store may be out of reach."""
+        done = threading.Event()
+
+        def reported() -> None:
+            try:
+                job()
+            finally:
+                done.set()
+
+        if self._thread.is_alive():
+            self._jobs.put(reported)
+            done.wait(BOUND)
+
+    def call_roll(self) -> Roll:
+        """Ask all ranks where they stand; return their answers."""
+        roll = self._new_roll(is_report=False)
+        self.do(lambda: self._open(roll))
+        roll.done.wait(BOUND)
+        return roll
+
+    # Jobs of the thread.
+
+    def tell(self, topic: str, text: str) -> None:
+        """Tell all ranks something."""
+        self._news.post(topic=topic, text=text)
+
+    def tell_failure(self, failure: Failure) -> None:
+        """Tell all ranks of a failure, unless there is one already."""
+        first = Failure.read(self._first(FIRST, failure.write()))
+        self._learn(first)
+        if first != failure:
+            return
+        self._news.post(failure=True)
+        end = monotonic() + ACKNOWLEDGED
+        while self._host == self._rank and self._store.add(HEARD, 0) < self._world_size and monotonic() < end:
+            sleep(self._interval / 10)
+
+    def look_up(self) -> None:
+        """Learn of a failure before the next look."""
+        if self._store.check([FIRST]):
+            self._learn(Failure.read(self._store.get(FIRST)))
+
+    # Its own business.
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=self._interval / 10 if self._rolls else self._interval)
+                if job is None:
+                    return
+            except Empty:
+                job = None
+            try:
+                if job is not None:
+                    job()
+                if not self.is_lost:
+                    self._exchange()
+            except DistError:  # told where it matters: in what `Watch.explain` returns
+                self._lose_store()
+            self._mind_failure()
+
+    def _exchange(self) -> None:
+        """Read what others posted, collect answers, and ask where all stand when a wait gets long."""
+        for message in self._news.fresh():
+            self._hear(message)
+        for roll in self._rolls[:]:
+            if roll.collect(self._store):
+                self._rolls.remove(roll)
+                if roll.is_report:
+                    logger.warning("rank %d waits in a collective. Where each rank stands:\n%s", self._rank, roll)
+        self._mind_wait()
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        if "failure" in message:
+            self.look_up()
+        elif "topic" in message:
+            self.notices.setdefault(message["topic"], message["text"])
+        else:
+            if message["is_report"]:
+                self._reports += 1
+                self._next_report = 2 * max(self._waited(), self._limits.report_after)
+            self._store.set(f"{message['roll']}/{self._rank}", self._standing().write())
+
+    def _learn(self, failure: Failure) -> None:
+        if self.failure is None:
+            self.failure = failure
+            self._store.add(HEARD, 1)
+
+    def _standing(self) -> Standing:
+        place = "" if self.place is None else self.place()
+        return Standing.of(self._watched, self._waiting(), place, leaves=self.leaves)
+
+    def _new_roll(self, *, is_report: bool) -> Roll:
+        self._calls += 1
+        return Roll(f"roll/{self._rank}/{self._calls}", self._world_size, is_report=is_report)
+
+    def _open(self, roll: Roll) -> None:
+        self._rolls.append(roll)
+        self._news.post(roll=roll.name, is_report=roll.is_report)
+
+    def _mind_wait(self) -> None:
+        """Call the roll for a report, where the main thread waits for long and no other rank has called it."""
+        if self._waited() < self._next_report:
+            return
+        self._next_report *= 2
+        if self._first(f"report/{self._reports}", str(self._rank)) == str(self._rank):
+            self._open(self._new_roll(is_report=True))
+
+    def _waited(self) -> float:
+        """Return for how many seconds the main thread has been in its collective, 0 outside of any."""
+        waiting = self._waiting()
+        if waiting is None:
+            return 0.0
+        if waiting[1] != self._waits_since:
+            self._waits_since, self._next_report = waiting[1], self._limits.report_after
+        return monotonic() - waiting[1]
+
+    def _first(self, key: str, value: str) -> str:
+        """Return the first value that any rank gave to a key, perhaps this one."""
+        first: bytes = self._store.compare_set(key, "", value)
+        return first.decode()
+
+    def _lose_store(self) -> None:
+        self.is_lost = True
+        if self.failure is None and self._host not in (None, self._rank):
+            self.failure = Failure(self._host, "died", "the store that it hosted is gone")
+        while self._rolls:
+            self._rolls.pop().done.set()
+
+    def _mind_failure(self) -> None:
+        """Break off the collective that the main thread is in, where that is possible; end the process at last."""
+        if self.failure is None or self.leaves:
+            return
+        now, waits = monotonic(), self._waiting() is not None
+        self._heard_at = self._heard_at or now
+        if self._abort is not None and waits and now - self._heard_at >= ACKNOWLEDGED:
+            abort, self._abort = self._abort, None
+            abort()
+        if self.writes:  # what is behind that has the whole grace
+            self._grace_since = 0.0
+            return
+        self._grace_since = self._grace_since or now
+        if now - self._grace_since >= self._limits.grace and (waits or self.place is not None):
+            text = (
+                f"heliograph: rank {self._rank} is ended: its run goes on {self._limits.grace:g} s after another's end"
+            )
+            os.write(2, f"{text} ({self.failure.as_error()}). It {self._standing()}.\n".encode())
+            os._exit(1)  # no exception reaches a thread that hangs

@@ -1,0 +1,73 @@
+"""A metric that something watches: which, and which way is better."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+from ...events import Event, Log, Run, ValidationEnd
+from ...events.checks import known_names
+
+
+class Monitor:
+    """A metric's name with its direction.
+
+    Args:
+        name: such as `validation/loss`.
+        mode: `min` or `max`; None is `min` for a name that ends in `loss` or `error`.
+        min_delta: improvements up to this, in the metric's units, do not count.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+
+    def __init__(self, name: str, mode: Literal["min", "max"] | None, min_delta: float = 0.0) -> None:
+        if not (math.isfinite(min_delta) and min_delta >= 0):
+            raise ValueError(f"min_delta must be at least 0, got {min_delta!r}.")
+        if not isinstance(name, str) or "/" not in name:
+            raise ValueError(f"A metric is named <split>/<name>, as in 'validation/loss', got {name!r}.")
+        if name.split("/")[0] not in ("train", "validation"):
+            raise ValueError(f"A metric to watch is one of train/... or validation/..., got {name!r}.")
+        mode = "min" if mode is None and name.endswith(("loss", "error")) else mode
+        if mode not in ("min", "max"):
+            raise ValueError(f"Which way is {name!r} better? mode is 'min' (smaller is better) or 'max', got {mode!r}.")
+        self.name, self.mode, self.min_delta = name, mode, min_delta
+        self.split = name.split("/")[0]
+
+    def check_measured(self, run: Run) -> None:
+        """Raise ValueError where no validation will ever measure the metric."""
+        if self.split == "validation" and not run.validation_sets:
+            raise ValueError(f"{self.name!r} is monitored, but there is no validation data: pass validation= to fit.")
+
+    @property
+    def ignores(self) -> tuple[type[Event], ...]:
+        """The event that never measures this metric; where nobody hears `Log`, nothing is averaged for it."""
+        return (Log,) if self.split == "validation" else (ValidationEnd,)
+
+    def is_for(self, event: Log | ValidationEnd) -> bool:
+        """Return whether an event measured this metric's split.
+
+        The loop averages `train/loss` over every batch: a log without it comes of no batch, whatever plugins add to it.
+        """
+        if isinstance(event, Log):
+            return self.split == "train" and "train/loss" in event.metrics
+        return self.split == "validation"
+
+    def read(self, metrics: Mapping[str, float]) -> float:
+        """Return the metric's value.
+
+        Raises:
+            ValueError: there is no such metric; the error lists those that there are.
+        """
+        if self.name not in metrics:
+            raise ValueError(f"There is no metric {self.name!r}.{known_names(self.name, metrics)}")
+        return metrics[self.name]
+
+    def improves(self, value: float, best: float | None) -> bool:
+        """Return whether a value is better than the best; NaN never is."""
+        if math.isnan(value):
+            return False
+        if best is None:
+            return True
+        return value < best - self.min_delta if self.mode == "min" else value > best + self.min_delta

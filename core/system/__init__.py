@@ -1,0 +1,1 @@
+"""What the process meets: signals, optional packages, a cluster, a terminal."""

@@ -1,0 +1,64 @@
+"""What installed plugins hear. Those of others are imported in a process of their own, which may hang or die."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from .discovery import Discovered, find
+from .marks import marked_methods
+
+LIMIT = 20.0  # seconds for one import
+AT_ONCE = 4
+OWN = "heliograph"
+State = tuple[str, str]
+
+
+def states_of(plugins: Sequence[Discovered], limit: float = LIMIT) -> list[State]:
+    """Return whether each plugin can be had, and the events that it hears or what is wrong with it.
+
+    Args:
+        plugins: as `discover` found them.
+        limit: seconds that the import of one may take.
+    """
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        return list(pool.map(lambda plugin: _state(plugin, limit), plugins))
+
+
+def tell(name: str) -> None:
+    """Import a plugin and print its state as JSON; whatever its package prints goes to the error stream."""
+    with os.fdopen(os.dup(1), "w") as answer:
+        os.dup2(2, 1)
+        print(json.dumps(_imported(find(name))), file=answer)
+
+
+def _state(plugin: Discovered, limit: float) -> State:
+    if plugin.switched_off:
+        return "switched off", "not imported: HELIOGRAPH_DISABLE_PLUGINS names it"
+    if plugin.package == OWN:
+        return _imported(plugin)
+    code = f"from {__name__} import tell; tell({f'{plugin.package}:{plugin.name}'!r})"
+    known = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    try:
+        done = subprocess.run(  # noqa: S603  # this very Python
+            [sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=known, timeout=limit
+        )
+    except subprocess.TimeoutExpired:
+        return "broken", f"its import was given up after {limit:g} s"
+    if done.returncode != 0:
+        return "broken", f"its import ended the process, with exit status {done.returncode}"
+    state, events = json.loads(done.stdout)
+    return state, events
+
+
+def _imported(plugin: Discovered) -> State:
+    try:
+        loaded = plugin.load()
+    except ImportError as error:
+        return "broken", str(error.__cause__ or error)
+    marks = marked_methods(loaded) if isinstance(loaded, type) else ()
+    return "available", " ".join(sorted({event.name for _, mark in marks for event in mark.events}))

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import math
+import struct
+
+import pytest
+from heliograph.builtin_callbacks.checkpoint.repeated.ring import Row
+from heliograph.builtin_callbacks.checkpoint.repeated.words import difference, told_apart
+from heliograph.core.data.guarantee import verified
+
+ROW = Row(253, 13, 253, 2024, 0.4513, 0, 253)
+
+
+@pytest.mark.parametrize(
+    ("steps", "text"),
+    [
+        (1, "verified: 1 repeated step equal, bit for bit"),
+        (37, "verified: 37 repeated steps equal, bit for bit"),
+        (1234, "verified: 1,234 repeated steps equal, bit for bit"),
+    ],
+)
+def test_how_many_were_equal(steps: int, text: str) -> None:
+    assert verified(steps) == text
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"loss": 0.4512}, "loss 0.4512 instead of 0.4513"),
+        ({"loss": 0.45130001}, "loss 0.45130001 instead of 0.4513"),
+        ({"loss": math.nan}, "loss nan instead of 0.4513"),
+        ({"steps": 252}, "optimizer steps 252 instead of 253"),
+        ({"samples": 2020}, "samples 2,020 instead of 2,024"),
+        ({"batch": 14, "loss": 0.1}, "batch of the epoch 14 instead of 13"),
+        ({"loss": 0.0, "end": -253}, "the batch was left out, not trained on"),
+        ({"others": 5}, "the loss of another optimizer than the first"),
+        ({"others": 5, "loss": 0.5}, "loss of the first optimizer 0.5 instead of 0.4513"),
+    ],
+)
+def test_what_differs(changes: dict[str, float], text: str) -> None:
+    other = ROW._replace(**changes)  # type: ignore[arg-type]
+    assert difference(ROW, other) == f"differs first at step {other.steps}: {text}"
+    assert difference(ROW, other, 1) == f"differs first at step {other.steps}: {text} (rank 1)"
+
+
+def test_a_batch_that_was_left_out_before() -> None:
+    before = ROW._replace(loss=0.0, end=-253)
+    assert difference(before, ROW).endswith("the batch was trained on, not left out")
+
+
+def test_numbers_have_the_digits_that_it_takes() -> None:
+    one = struct.unpack("<d", struct.pack("<Q", struct.unpack("<Q", struct.pack("<d", 0.1))[0] + 1))[0]
+    assert told_apart(0.25, 0.5) == ("0.25", "0.5")
+    assert told_apart(0.1, one) == ("0.10000000000000001", "0.10000000000000002")
+    assert told_apart(math.nan, math.nan) == ("nan", "nan")

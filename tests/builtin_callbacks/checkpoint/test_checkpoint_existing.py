@@ -1,0 +1,399 @@
+"""Checkpoint in a folder that holds another training: nothing of it is lost, whatever the names are."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from heliograph import (
+    BatchEnd,
+    Checkpoint,
+    CheckpointPruned,
+    EpochEnd,
+    Every,
+    Plugin,
+    RollBack,
+    Run,
+    RunResult,
+    SaveSchedule,
+    Supervised,
+    Trainer,
+    on,
+)
+from heliograph.core.checkpoint import storage
+from torch import nn
+
+Make = Callable[..., Any]
+FIRST, SECOND = "run_epoch_1_iter_3.pth", "run_epoch_2_iter_6.pth"
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*.pth"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".steps"}
+
+
+def training_of(path: Path | None) -> str:
+    assert path is not None
+    return storage.read_manifest(path).training
+
+
+@pytest.fixture
+def fit(task: Make, batches: Make, sgd: Any) -> Callable[..., RunResult]:
+    """Return a function that trains 3 batches an epoch and saves after each."""
+
+    def run(checkpoint: Checkpoint, *plugins: Any, **options: Any) -> RunResult:
+        trainer = Trainer([SaveSchedule(Every(epochs=1)), *plugins, checkpoint], device="cpu")
+        return trainer.fit(task(), batches(3), optimizer=sgd, **{"epochs": 2, **options})
+
+    return run
+
+
+# The identity.
+
+
+def test_a_training_has_an_identity_that_its_resumes_inherit(fit: Make, tmp_path: Path) -> None:
+    first = fit(Checkpoint(tmp_path))
+    second = fit(Checkpoint(tmp_path, resume="auto"), epochs=3)
+    other = fit(Checkpoint(tmp_path / "other"))
+    resumed = fit(Checkpoint(tmp_path / "third", resume=other.last_checkpoint), epochs=3)
+
+    assert first.last_checkpoint == tmp_path / SECOND
+    assert len(training_of(second.last_checkpoint)) == 32
+    assert names(tmp_path) == ["run_epoch_3_iter_9.pth"]  # the first one's went: it is the same training
+    assert training_of(resumed.last_checkpoint) == training_of(other.last_checkpoint)
+    assert training_of(other.last_checkpoint) != training_of(second.last_checkpoint)
+    saved = storage.load(tmp_path / "run_epoch_3_iter_9.pth")
+    assert saved["training_id"] == training_of(second.last_checkpoint)
+
+
+def test_it_draws_from_no_generator(fit: Make, tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    fit(Checkpoint(tmp_path), epochs=1)
+    after = torch.get_rng_state()
+    torch.set_rng_state(before)
+    fit(Checkpoint(tmp_path), epochs=1)
+
+    assert torch.equal(torch.get_rng_state(), after)
+    assert len({training_of(path) for path in tmp_path.glob("*.pth")}) == 2
+
+
+def test_a_run_that_rolls_back_stays_the_training_that_it_is(batches: Make, sgd: Any, tmp_path: Path) -> None:
+    """Also where it goes back to a checkpoint of another run, from which it began."""
+
+    def train(checkpoint: Checkpoint, bad: int | None, **options: Any) -> RunResult:
+        def loss(output: Any, target: Any) -> Any:
+            calls.append(1)
+            return nn.functional.mse_loss(output, target) * (float("nan") if len(calls) == bad else 1.0)
+
+        calls: list[int] = []
+        trainer = Trainer([SaveSchedule(Every(epochs=1)), RollBack(), checkpoint], device="cpu")
+        return trainer.fit(Supervised(nn.Linear(4, 2), loss), batches(3), optimizer=sgd, **options)
+
+    pretrained = train(Checkpoint(tmp_path / "a"), None, epochs=1, name="pretrained").last_checkpoint
+    tuned = train(Checkpoint(tmp_path / "a", resume=pretrained), 2, epochs=2, name="tuned")
+
+    assert "rolled back" in str(tuned)
+    assert f"{pretrained} is of run 'pretrained': run 'tuned' begins there as a training of its own" in tuned.notes
+    assert training_of(tuned.last_checkpoint) != training_of(pretrained)
+    assert names(tmp_path / "a") == ["pretrained_epoch_1_iter_3.pth", "tuned_epoch_2_iter_5.pth"]
+
+
+# A fresh run with a name that is taken: E2.
+
+
+def test_a_rerun_without_resume_loses_nothing_of_the_former(
+    fit: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fit(Checkpoint(tmp_path), epochs=1)
+    before = contents(tmp_path)
+    with caplog.at_level(logging.WARNING, "heliograph"):
+        result = fit(Checkpoint(tmp_path), epochs=2)
+
+    said = (
+        f"{tmp_path} holds another training under the name 'run' (1 in all, the newest is {FIRST}): it stays, and this "
+        f"one is written as 'run-2'"
+    )
+    assert result.notes == (said,)
+    assert ("heliograph", logging.WARNING, said) in caplog.record_tuples
+    assert {name: content for name, content in contents(tmp_path).items() if name in before} == before
+    assert result.last_checkpoint == tmp_path / "run-2_epoch_2_iter_6.pth"
+    assert (tmp_path / "run-2.last").read_text() == "run-2_epoch_2_iter_6.pth\n"
+    manifest = storage.read_manifest(result.last_checkpoint)
+    assert (manifest.run_name, manifest.family, manifest.sequence) == ("run-2", "run", 3)
+    assert storage.load(result.last_checkpoint)["run_name"] == "run"
+
+
+def test_the_lock_is_visible_under_both_names(fit: Make, tmp_path: Path) -> None:
+    class Look(Plugin):
+        @on(BatchEnd)
+        def look(self, run: Run, event: BatchEnd) -> None:
+            seen.append(sorted(path.name for path in tmp_path.glob(".*.lock")))
+            names_seen.add(run.name)
+
+    seen: list[list[str]] = []
+    names_seen: set[str] = set()
+    fit(Checkpoint(tmp_path), epochs=1)
+    fit(Checkpoint(tmp_path), Look(), epochs=1)
+
+    assert seen == [[".run-2.lock", ".run.lock"]] * 3
+    assert names_seen == {"run"}  # as the program calls it: loggers go by it
+    assert list(tmp_path.glob(".*")) == []
+
+
+def test_the_same_file_name_is_not_written_over(fit: Make, tmp_path: Path) -> None:
+    """The name of the second's files would be that of the first's, but for the number."""
+    for _ in range(3):
+        fit(Checkpoint(tmp_path), epochs=1)
+
+    assert names(tmp_path) == ["run-2_epoch_1_iter_3.pth", "run-3_epoch_1_iter_3.pth", FIRST]
+    assert len({training_of(path) for path in tmp_path.glob("*.pth")}) == 3
+
+
+def test_a_name_that_a_number_was_added_to_is_taken_too(fit: Make, tmp_path: Path) -> None:
+    for _ in range(2):
+        fit(Checkpoint(tmp_path), epochs=1)
+    fit(Checkpoint(tmp_path), epochs=1, name="run-2")
+
+    assert names(tmp_path) == ["run-2-2_epoch_1_iter_3.pth", "run-2_epoch_1_iter_3.pth", FIRST]
+
+
+def test_a_name_that_another_process_has_just_taken_is_passed_over(fit: Make, tmp_path: Path) -> None:
+    """It has saved nothing yet: only its lock is there."""
+    fit(Checkpoint(tmp_path), epochs=1)
+
+    class Nested(Plugin):
+        @on(EpochEnd)
+        def nest(self, run: Run, event: EpochEnd) -> None:
+            fit(Checkpoint(tmp_path), epochs=1)
+
+    fit(Checkpoint(tmp_path), Nested(), epochs=1, name="run-2")
+    assert names(tmp_path) == ["run-2_epoch_1_iter_3.pth", "run-3_epoch_1_iter_3.pth", FIRST]
+
+
+def test_refused_with_the_choices(fit: Make, tmp_path: Path) -> None:
+    fit(Checkpoint(tmp_path), epochs=1)
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match="holds another training under the name 'run'") as info:
+        fit(Checkpoint(tmp_path, on_existing="refuse"))
+
+    for choice in ("resume='auto'", "another name= or folder", "on_existing='new_name'", "'replace'"):
+        assert choice in str(info.value)
+    assert contents(tmp_path) == before
+    assert fit(Checkpoint(tmp_path, on_existing="refuse"), name="other").notes == ()
+    assert fit(Checkpoint(tmp_path, on_existing="refuse", resume="auto")).progress.epoch == 2
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_replaced_when_the_first_of_this_run_is_written(fit: Make, tmp_path: Path, background: bool) -> None:
+    pinning = Checkpoint(tmp_path, keep_last=None)
+    fit(pinning, epochs=2)
+    pinning.pin(tmp_path / SECOND)
+    events: list[tuple[str, str]] = []
+
+    class Watch(Plugin):
+        @on(BatchEnd)
+        def look(self, run: Run, event: BatchEnd) -> None:
+            if run.progress.batches < 3:
+                assert names(tmp_path) == [FIRST, SECOND]
+
+        @on(CheckpointPruned)
+        def note(self, run: Run, event: CheckpointPruned) -> None:
+            events.append((event.path.name, event.reason))
+
+    checkpoint = Checkpoint(tmp_path, on_existing="replace", background=background)
+    result = fit(checkpoint, Watch(), epochs=2)
+
+    assert events[0] == (FIRST, "on_existing='replace'")
+    assert "is removed when the first checkpoint of this one is written, on_existing='replace'" in result.notes[0]
+    assert names(tmp_path) == ["run_epoch_2_iter_6-2.pth", SECOND]
+    assert storage.read_manifest(result.last_checkpoint).run_name == "run"
+    assert training_of(tmp_path / SECOND) != training_of(result.last_checkpoint)
+
+
+def test_nothing_is_replaced_by_a_run_that_saves_nothing(fit: Make, tmp_path: Path) -> None:
+    class Fail(Plugin):
+        @on(BatchEnd)
+        def fail(self, run: Run, event: BatchEnd) -> None:
+            raise RuntimeError("at once")
+
+    fit(Checkpoint(tmp_path), epochs=1)
+    before = contents(tmp_path)
+    with pytest.raises(RuntimeError, match="at once"):
+        fit(Checkpoint(tmp_path, on_existing="replace"), Fail())
+
+    assert contents(tmp_path) == before
+
+
+def test_what_on_existing_may_be(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="on_existing is one of new_name, refuse, replace; got 'overwrite'"):
+        Checkpoint(tmp_path, on_existing="overwrite")  # type: ignore[arg-type]
+
+
+# Going on where there are several.
+
+
+def test_auto_begins_afresh_where_the_newest_training_has_nothing_whole_and_names_the_other(
+    fit: Make, tmp_path: Path
+) -> None:
+    fit(Checkpoint(tmp_path), epochs=1)
+    fit(Checkpoint(tmp_path), epochs=1)
+    damaged = tmp_path / "run-2_epoch_1_iter_3.pth"
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    result = fit(Checkpoint(tmp_path, resume="auto"), epochs=1)
+
+    said = f"begins afresh: none of the 1 checkpoints of the newest training of 'run' in {tmp_path} can be used"
+    assert said in result.notes
+    assert (
+        f"passed over: other trainings of the name are left alone; resume one of them by its path, "
+        f"resume={tmp_path / FIRST}"
+    ) in result.notes
+    assert result.progress.steps == 3
+    assert {FIRST, damaged.name} < set(names(tmp_path))
+
+
+def test_auto_resumes_the_one_that_was_written_last_and_warns(
+    fit: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fit(Checkpoint(tmp_path), epochs=1)
+    fit(Checkpoint(tmp_path), epochs=1)
+    caplog.clear()
+    result = fit(Checkpoint(tmp_path, resume="auto"), epochs=2)
+
+    said = (
+        f"2 trainings in {tmp_path} were asked for as 'run': this run continues 'run-2', from "
+        f"run-2_epoch_1_iter_3.pth, and leaves alone 'run' ({FIRST}); to continue one of those, give its path, "
+        f"resume={str(tmp_path / FIRST)!r}"
+    )
+    assert said in result.notes
+    assert [each.message for each in caplog.records if each.levelno == logging.WARNING] == [said]
+    assert names(tmp_path) == ["run-2_epoch_2_iter_6.pth", FIRST]
+
+    resumed = fit(Checkpoint(tmp_path, resume=tmp_path / FIRST), epochs=3)
+    assert not any("holds another training" in note for note in resumed.notes)
+    assert names(tmp_path) == ["run-2_epoch_2_iter_6.pth", "run_epoch_3_iter_9.pth"]
+    last = fit(Checkpoint(tmp_path, resume="auto"), epochs=4)
+    assert last.last_checkpoint == tmp_path / "run_epoch_4_iter_12.pth"
+
+
+def test_auto_refuses_the_name_that_only_the_files_of_another_have(fit: Make, tmp_path: Path) -> None:
+    fit(Checkpoint(tmp_path))
+    second = fit(Checkpoint(tmp_path), epochs=3)
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match="asked for as 'run' writes there under that name") as caught:
+        fit(Checkpoint(tmp_path, resume="auto"), name="run-2", epochs=4)
+    assert "give the run name='run', or resume=" in str(caught.value)
+    assert repr(str(second.last_checkpoint)) in str(caught.value)
+    assert contents(tmp_path) == before
+
+    continued = fit(Checkpoint(tmp_path, resume="auto"), epochs=4)
+    assert training_of(continued.last_checkpoint) == before_id(before, second.last_checkpoint)
+    other = fit(Checkpoint(tmp_path), name="run-2")
+    assert other.last_checkpoint == tmp_path / "run-2-2_epoch_2_iter_6.pth"
+
+
+def before_id(before: dict[str, bytes], path: Path | None) -> str:
+    """Return the training that a manifest told of."""
+    assert path is not None
+    return str(json.loads(before[f"{path.stem}.json"])["training_id"])
+
+
+def test_from_a_path_into_a_folder_that_holds_another(fit: Make, tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    path = fit(Checkpoint(there), epochs=1).last_checkpoint
+    fit(Checkpoint(here), epochs=1)
+    with pytest.raises(ValueError, match="holds another training"):
+        fit(Checkpoint(here, resume=path, on_existing="refuse"))
+    result = fit(Checkpoint(here, resume=path))
+
+    assert names(here) == ["run-2_epoch_2_iter_6.pth", FIRST]
+    assert training_of(result.last_checkpoint) == training_of(path)
+    assert (here / "run.last").read_text() == f"{FIRST}\n"
+    assert names(there) == [FIRST]
+
+
+def test_a_checkpoint_that_was_brought_here_takes_no_name_away(fit: Make, tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    fit(Checkpoint(here), epochs=1)
+    for _ in range(2):
+        fit(Checkpoint(there, resume="auto"), epochs=2)
+    for suffix in (".pth", ".json"):
+        (there / SECOND).with_suffix(suffix).rename((here / SECOND).with_suffix(suffix))
+    result = fit(Checkpoint(here, resume="auto"), epochs=3)
+
+    assert result.last_checkpoint == here / "run-2_epoch_3_iter_9.pth"
+    assert names(here) == ["run-2_epoch_3_iter_9.pth", FIRST]
+    assert (here / "run.last").read_text() == f"{FIRST}\n"
+
+
+def test_switched_off_at_the_start_it_finds_its_name_when_it_is_switched_on(fit: Make, tmp_path: Path) -> None:
+    fit(Checkpoint(tmp_path), epochs=1)
+
+    class Switch(Plugin):
+        @on(EpochEnd)
+        def switch(self, run: Run, event: EpochEnd) -> None:
+            plugins = run.plugins  # type: ignore[attr-defined]  # the real run has them
+            (plugins.disable if run.progress.epoch == 3 else plugins.enable)("checkpoint")
+
+    trainer_checkpoint = Checkpoint(tmp_path)
+    result = fit(trainer_checkpoint, Switch(), Off(), epochs=4)
+
+    assert names(tmp_path) == ["run-2_epoch_4_iter_12.pth", FIRST]
+    assert result.last_checkpoint == tmp_path / "run-2_epoch_4_iter_12.pth"
+
+
+class Off(Plugin):
+    """Switches the checkpoints off at the first batch."""
+
+    @on(BatchEnd)
+    def switch(self, run: Run, event: BatchEnd) -> None:
+        if run.progress.batches == 1:
+            run.plugins.disable("checkpoint")  # type: ignore[attr-defined]  # the real run has them
+
+
+# Names that cleaning makes alike: B5.
+
+
+@pytest.mark.parametrize(("one", "other"), [("a b", "a-b"), ("r" * 100 + "1", "r" * 100 + "2"), ("x-", "x")])
+def test_names_that_clean_alike_are_two(fit: Make, tmp_path: Path, one: str, other: str) -> None:
+    class Nested(Plugin):
+        @on(EpochEnd)
+        def nest(self, run: Run, event: EpochEnd) -> None:
+            assert fit(Checkpoint(tmp_path), epochs=1, name=other).notes == ()
+
+    assert fit(Checkpoint(tmp_path), Nested(), epochs=1, name=one).notes == ()
+    assert len(names(tmp_path)) == len(list(tmp_path.glob("*.last"))) == 2
+    for name in (one, other):
+        resumed = fit(Checkpoint(tmp_path, resume="auto"), epochs=2, name=name)
+        assert (resumed.resume.epoch, storage.read_manifest(resumed.last_checkpoint).run_name) == (1, name)
+
+
+def test_checkpoints_with_the_former_spelling_are_found(fit: Make, tmp_path: Path) -> None:
+    path = fit(Checkpoint(tmp_path), epochs=1, name="a b").last_checkpoint
+    for suffix in (".pth", ".json"):
+        path.with_suffix(suffix).rename(tmp_path / f"a-b_epoch_1_iter_3{suffix}")
+
+    assert fit(Checkpoint(tmp_path, resume="auto"), name="a b").resume.path == tmp_path / "a-b_epoch_1_iter_3.pth"
+
+
+def test_a_training_whose_newest_is_damaged_never_becomes_another_one(fit: Make, tmp_path: Path) -> None:
+    former = fit(Checkpoint(tmp_path), epochs=3)
+    newest = fit(Checkpoint(tmp_path), epochs=1)
+    newest.last_checkpoint.write_bytes(newest.last_checkpoint.read_bytes()[:-1])
+    kept = former.last_checkpoint.read_bytes()
+
+    result = fit(Checkpoint(tmp_path, resume="auto"), epochs=3)
+
+    assert result.resume.path is None
+    assert result.progress.steps == former.progress.steps
+    assert result.last_checkpoint.name.startswith("run-3_")
+    assert any(f"resume one of them by its path, resume={former.last_checkpoint}" in note for note in result.notes)
+    assert former.last_checkpoint.read_bytes() == kept

@@ -1,0 +1,276 @@
+"""Checkpoint where the system refuses to read, or what is there is damaged: nothing good goes, and nothing unsaid."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from heliograph import BatchEnd, Checkpoint, Every, Plugin, Run, RunResult, SaveSchedule, Trainer, on
+from heliograph.core.checkpoint import storage
+from heliograph.core.checkpoint.storage.files import PAUSES, SYSTEM
+
+Make = Callable[..., Any]
+FIRST, SECOND, THIRD = (f"run_epoch_{epoch}_iter_{3 * epoch}.pth" for epoch in (1, 2, 3))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*.pth"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".steps"}
+
+
+def spoil(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.fixture
+def fit(task: Make, batches: Make, sgd: Any) -> Callable[..., RunResult]:
+    """Return a function that trains 3 batches an epoch and saves after each."""
+
+    def run(checkpoint: Checkpoint, *plugins: Any, **options: Any) -> RunResult:
+        trainer = Trainer([SaveSchedule(Every(epochs=1)), *plugins, checkpoint], device="cpu")
+        return trainer.fit(task(), batches(3), optimizer=sgd, **{"epochs": 2, **options})
+
+    return run
+
+
+@pytest.fixture
+def refuse(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[float]]:
+    """Return a function that lets an operation on files fail so many times; it returns the pauses that were made."""
+
+    def refuse(operation: str, name: str, times: float, number: int = errno.EIO) -> list[float]:
+        real, left, pauses = getattr(SYSTEM, operation), [times], list[float]()
+
+        def operate(path: Path, *arguments: Any) -> Any:
+            if path.name == name and left[0] > 0:
+                left[0] -= 1
+                raise OSError(number, os.strerror(number), str(path))
+            return real(path, *arguments)
+
+        monkeypatch.setattr(SYSTEM, operation, operate)
+        monkeypatch.setattr(SYSTEM, "pause", pauses.append)
+        return pauses
+
+    return refuse
+
+
+# One refusal to read the only checkpoint: E2.
+
+
+@pytest.mark.parametrize(
+    ("operation", "name"), [("try_open", FIRST), ("try_read", "run_epoch_1_iter_3.json"), ("try_names", "here")]
+)
+def test_a_refusal_that_passes_costs_nothing(
+    fit: Make, tmp_path: Path, refuse: Make, caplog: pytest.LogCaptureFixture, operation: str, name: str
+) -> None:
+    here = tmp_path / "here"
+    fit(Checkpoint(here), epochs=1)
+    pauses = refuse(operation, name, 1)
+    result = fit(Checkpoint(here, resume="auto"))
+
+    assert result.resume.path == here / FIRST
+    assert names(here) == [SECOND]
+    assert pauses == [PAUSES[0]]
+    assert "reading failed and is tried again in 0.1 s: [Errno 5] Input/output error" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("operation", "name"), [("try_open", FIRST), ("try_read", "run_epoch_1_iter_3.json"), ("try_names", "here")]
+)
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
+def test_a_refusal_that_stays_is_fatal_and_says_what_to_do(
+    fit: Make, tmp_path: Path, refuse: Make, operation: str, name: str, number: int
+) -> None:
+    here = tmp_path / "here"
+    fit(Checkpoint(here), epochs=1)
+    before = contents(here)
+    refuse(operation, name, float("inf"), number)
+    with pytest.raises(OSError, match="cannot be read") as info:
+        fit(Checkpoint(here, resume="auto"))
+
+    assert info.value.errno == number
+    if operation == "try_open":
+        assert str(info.value) == (
+            f"[Errno {number}] resume='auto' cannot tell what to resume: {here / FIRST} cannot be read, in 4 "
+            f"tries: {os.strerror(number)} ({errno.errorcode[number]}). Nothing was begun, passed over or removed. "
+            f"Start again when it is readable; give resume= the path of another checkpoint; or begin another training "
+            f"with resume=None, which leaves all there as it is."
+        )
+    assert contents(here) == before
+
+
+def test_a_path_that_cannot_be_read(fit: Make, tmp_path: Path, refuse: Make) -> None:
+    fit(Checkpoint(tmp_path), epochs=1)
+    refuse("try_open", FIRST, 2)
+    assert fit(Checkpoint(tmp_path / "other", resume=tmp_path / FIRST)).resume.path == tmp_path / FIRST
+    refuse("try_open", FIRST, float("inf"))
+    with pytest.raises(OSError, match=r"cannot tell what to resume: .* cannot be read, in 4 tries"):
+        fit(Checkpoint(tmp_path / "other", resume=tmp_path / FIRST))
+
+
+def test_a_fresh_run_leaves_alone_what_it_cannot_read(fit: Make, tmp_path: Path, refuse: Make) -> None:
+    fit(Checkpoint(tmp_path), epochs=1)
+    before = contents(tmp_path)
+    refuse("try_read", "run_epoch_1_iter_3.json", float("inf"))
+    result = fit(Checkpoint(tmp_path), epochs=1)
+
+    assert "(1 without a manifest that can be used): it stays, and this one is written as 'run-2'" in str(result.notes)
+    assert f"{tmp_path / 'run_epoch_1_iter_3.json'}" in result.notes[0]
+    assert "whose it is, and its place in the order of writing, is not known" in result.notes[0]
+    assert {name: content for name, content in contents(tmp_path).items() if name in before} == before
+
+
+# What is damaged.
+
+
+def test_a_link_into_storage_that_is_not_there_is_no_reason_to_begin_afresh(
+    fit: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, elsewhere = tmp_path / "here", tmp_path / "elsewhere.pth"
+    fit(Checkpoint(folder), epochs=1)
+    (folder / FIRST).rename(elsewhere)
+    (folder / FIRST).symlink_to(elsewhere)
+    unmounted = elsewhere.rename(tmp_path / "unmounted.pth")
+    monkeypatch.setattr(SYSTEM, "pause", lambda seconds: None)
+    with pytest.raises(OSError, match=f"it is a link to {elsewhere}, which is not there") as caught:
+        fit(Checkpoint(folder, resume="auto"))
+    assert "Nothing was begun, passed over or removed" in str(caught.value)
+
+    unmounted.rename(elsewhere)
+    result = fit(Checkpoint(folder, resume="auto"))
+    assert result.resume is not None
+    assert result.resume.step == 3
+    assert elsewhere.exists()
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link"])
+def test_what_took_the_place_of_a_checkpoint_stays_there(fit: Make, tmp_path: Path, kind: str) -> None:
+    first = fit(Checkpoint(tmp_path, keep_last=None))
+    (place := tmp_path / SECOND).unlink()
+    if kind == "folder":
+        (place / "within").mkdir(parents=True)
+    elif kind == "pipe":
+        os.mkfifo(place)
+    else:
+        place.symlink_to(tmp_path / FIRST)
+    before = os.lstat(place)
+    result = fit(Checkpoint(tmp_path, keep_last=None, resume=tmp_path / FIRST))
+
+    assert first.last_checkpoint == place
+    assert result.last_checkpoint == tmp_path / "run_epoch_2_iter_6-2.pth"
+    assert os.lstat(place).st_ino == before.st_ino
+    assert storage.load(result.last_checkpoint)["progress"]["epoch"] == 2
+    again = fit(Checkpoint(tmp_path, keep_last=None, resume="auto"), epochs=3)
+    assert again.resume is not None
+    assert again.resume.step == 6
+
+
+@pytest.mark.parametrize("label", ["last", "best"])
+def test_a_folder_with_the_name_of_a_pointer_is_said_and_costs_nothing(
+    fit: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture, label: str
+) -> None:
+    (tmp_path / f"run.{label}").mkdir()
+    fit(Checkpoint(tmp_path, keep_last=None))
+    result = fit(Checkpoint(tmp_path, keep_last=None, resume="auto"), epochs=3)
+    assert result.status == "completed"
+    assert names(tmp_path) == [FIRST, SECOND, THIRD]
+    assert f"A folder has the name of the pointer {tmp_path / f'run.{label}'}, which is not written" in caplog.text
+
+
+def test_a_damaged_one_stays_until_a_newer_one_is_written(fit: Make, tmp_path: Path) -> None:
+    class Look(Plugin):
+        @on(BatchEnd)
+        def look(self, run: Run, event: BatchEnd) -> None:
+            seen.append(names(tmp_path))
+
+    seen: list[list[str]] = []
+    fit(Checkpoint(tmp_path, keep_last=None), epochs=2)
+    spoil(tmp_path / SECOND)
+    damaged = (tmp_path / SECOND).read_bytes()
+    result = fit(Checkpoint(tmp_path, resume="auto", metadata=lambda run: "again"), Look(), epochs=3)
+
+    assert result.resume.path == tmp_path / FIRST
+    assert any("passed over: " in note and "is damaged: its SHA-256" in note for note in result.notes)
+    assert seen[:3] == [[FIRST, SECOND]] * 3
+    assert seen[3:] == [["run_epoch_2_iter_6_again.pth"]] * 3
+    assert damaged not in contents(tmp_path).values()
+
+
+def test_a_damaged_one_does_not_count_as_kept(fit: Make, tmp_path: Path) -> None:
+    fit(Checkpoint(tmp_path, keep_last=None), epochs=3)
+    spoil(tmp_path / THIRD)
+    fit(Checkpoint(tmp_path, resume="auto", keep_last=2, metadata=lambda run: "again"), epochs=3)
+
+    assert names(tmp_path) == [SECOND, "run_epoch_3_iter_9_again.pth"]
+
+
+def test_where_all_are_damaged_another_training_begins_and_they_stay(
+    fit: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fit(Checkpoint(tmp_path), epochs=1)
+    spoil(tmp_path / FIRST)
+    before = contents(tmp_path)
+    with caplog.at_level(logging.WARNING, "heliograph"):
+        result = fit(Checkpoint(tmp_path, resume="auto"), epochs=2)
+
+    assert f"begins afresh: none of the 1 checkpoints of 'run' in {tmp_path} can be used" in result.notes
+    assert any("it stays, and this one is written as 'run-2'" in note for note in result.notes)
+    assert {name: content for name, content in contents(tmp_path).items() if name in before} == before
+    assert names(tmp_path) == ["run-2_epoch_2_iter_6.pth", FIRST]
+    assert len([each for each in caplog.records if each.levelno == logging.WARNING]) == 3
+
+
+def test_one_of_a_newer_version_is_not_passed_over(fit: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would go with the next save."""
+    fit(Checkpoint(tmp_path, keep_last=None), epochs=1)
+    with monkeypatch.context() as newer:
+        newer.setattr("heliograph.core.checkpoint.storage.store.SCHEMA", 99)
+        fit(Checkpoint(tmp_path, keep_last=None, resume="auto"), epochs=2)
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match=r"has schema 99, this version reads up to 3: update heliograph"):
+        fit(Checkpoint(tmp_path, resume="auto"), epochs=3)
+
+    assert contents(tmp_path) == before
+
+
+# What is written is read back.
+
+
+@pytest.mark.parametrize("hinges", ["in the background", "on what is damaged", "on what is replaced"])
+def test_a_save_that_cannot_be_read_back_fails_and_removes_nothing(
+    fit: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hinges: str
+) -> None:
+    """A disk that loses a bit on the way."""
+    fit(Checkpoint(tmp_path, keep_last=None), epochs=2 if hinges == "on what is damaged" else 1)
+    if hinges == "on what is damaged":
+        spoil(tmp_path / SECOND)
+    before = contents(tmp_path)
+    real = SYSTEM.write
+
+    def write(file: Any, content: bytes | memoryview) -> None:
+        spoiled = bytearray(content)
+        if file.name.name == ".run.data.tmp" and len(spoiled) > 100:
+            spoiled[50] ^= 1
+        real(file, bytes(spoiled))
+
+    monkeypatch.setattr(SYSTEM, "write", write)
+    with pytest.raises(OSError, match="what was read back is not what was written: the disk or the memory is faulty"):
+        if hinges == "on what is replaced":
+            fit(Checkpoint(tmp_path, on_existing="replace"))
+        else:
+            fit(Checkpoint(tmp_path, resume="auto", background=hinges == "in the background"))
+
+    assert contents(tmp_path) == before
+    monkeypatch.undo()
+    assert storage.verify(tmp_path / FIRST).progress["steps"] == 3
+    assert torch.load(tmp_path / FIRST, weights_only=True)["progress"]["steps"] == 3

@@ -1,0 +1,545 @@
+"""What a resumed run does again is compared with what the killed run had done."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import heliograph as h
+import pytest
+import torch
+from heliograph.builtin_callbacks.checkpoint.repeated import proof as module
+from heliograph.builtin_callbacks.checkpoint.repeated.ring import OFFSETS, ROW, SIZE, Ring
+from heliograph.tests import repeated_kills
+from heliograph.tests.ranks_pool import Pool
+from torch import Tensor, nn
+
+NOTHING = "the task or a plugin has state that no checkpoint holds: give it state_dict and load_state_dict"
+
+
+# Real kills.
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return where the trainings wrote."""
+    folder = tmp_path_factory.mktemp("killed")
+    command = [sys.executable, repeated_kills.__file__, str(folder)]
+    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("plain", [[13, 3, None]]),
+        ("chain", [[13, 3, None], [19, 4, None]]),
+        ("at_the_save", [[15, 5, None]]),
+        ("leaves_out", [[13, 2, None]]),
+        ("two_losses", [[13, 3, None]]),
+        ("accumulates", [[33, 1, None]]),
+        ("counts", [[13, 2, "differs first at step 13: loss 3.021 instead of 2.014"]]),
+        ("second_loss_differs", [[12, 1, "differs first at step 12: the loss of another optimizer than the first"]]),
+    ],
+)
+def test_every_step_that_a_kill_undid_is_compared(killed: Path, name: str, told: list[Any]) -> None:
+    result = json.loads((killed / name / "result").read_text())
+    assert [json.loads(line) for line in (killed / name / "told").read_text().splitlines()] == told
+    _, steps, difference = told[-1]
+    assert (result["steps"], result["difference"]) == (steps, difference)
+    assert result["guarantee"] == ("exact" if difference is None else "not exact")
+    assert f"verified: {steps} repeated step{'s' * (steps > 1)} equal, bit for bit" in result["text"]
+    assert f"verified: {steps} repeated step{'s' * (steps > 1)} equal, bit for bit" in result["story"]
+
+
+def test_a_difference_is_told_with_its_likely_cause(killed: Path) -> None:
+    result = json.loads((killed / "counts" / "result").read_text())
+    said = "what was done again differs first at step 13: loss 3.021 instead of 2.014"
+    assert result["reasons"] == [said]
+    assert f"likely cause of the difference: {NOTHING}" in result["text"].splitlines()
+    assert said in result["story"]
+
+
+# Runs that end between two saves stand for killed ones.
+
+
+@cache
+def calls() -> dict[str, int]:
+    """Return what counts the calls of the task that was made last: in a function's cache, which nobody looks at."""
+    return {}
+
+
+class Counting(h.Supervised):
+    """Changes the loss of one of its batches."""
+
+    def __init__(self, model: nn.Module, at: int) -> None:
+        super().__init__(model, nn.functional.mse_loss)
+        calls().update(calls=0, at=at)
+
+    def training_step(self, run: h.Run, batch: Any) -> Tensor:
+        calls()["calls"] += 1
+        return super().training_step(run, batch) * (1.5 if calls()["calls"] == calls()["at"] else 1.0)
+
+
+def fit(
+    folder: Path, steps: int, *plugins: Any, at: int = 0, resume: str | None = "auto", seed: int = 0, **options: Any
+) -> h.RunResult:
+    torch.manual_seed(seed)
+    checkpoint_options = {name: options.pop(name) for name in ("on_difference", "keep_last") if name in options}
+    generator = torch.Generator().manual_seed(0)
+    batches = [(torch.randn(3, 4, generator=generator), torch.randn(3, 2, generator=generator)) for _ in range(10)]
+    checkpoint = h.Checkpoint(folder, resume=resume, **checkpoint_options)
+    trainer = h.Trainer([h.RNGCapture(), h.SaveSchedule(h.Every(steps=5)), checkpoint, *plugins], device="cpu")
+    options = {"optimizer": lambda parameters: torch.optim.Adam(parameters, lr=0.01), **options}
+    return trainer.fit(Counting(nn.Linear(4, 2), at), options.pop("train", batches), steps=steps, **options)
+
+
+def report(result: h.RunResult) -> tuple[int, str | None]:
+    assert result.resume is not None
+    return result.resume.verified_steps, result.resume.difference
+
+
+def test_a_fresh_run_claims_nothing(tmp_path: Path) -> None:
+    result = fit(tmp_path, 7)
+    assert report(result) == (0, None)
+    assert str(result.resume) == "exact"
+    assert "verified" not in str(result)
+
+
+def test_a_run_without_anything_to_repeat_claims_nothing(tmp_path: Path) -> None:
+    fit(tmp_path, 5)
+    assert not (tmp_path / ".run.steps").exists()
+    assert str(fit(tmp_path, 8).resume) == "exact"
+
+
+def test_what_was_found_equal_is_compared_with_again(tmp_path: Path) -> None:
+    fit(tmp_path, 8)
+    assert report(fit(tmp_path, 7)) == (2, None)
+    result = fit(tmp_path, 12)
+    assert report(result) == (3, None)
+    assert str(result.resume) == "exact; verified: 3 repeated steps equal, bit for bit"
+
+
+def test_behind_a_difference_the_new_way_counts(tmp_path: Path) -> None:
+    fit(tmp_path, 9)
+    for steps in (9, 12):  # killed before a checkpoint says so, it is found again
+        assert report(fit(tmp_path, steps, at=2)) == (1, "differs first at step 7: loss 3.014 instead of 2.01")
+    result = fit(tmp_path, 14)
+    assert report(result) == (2, None)
+    assert result.resume is not None
+    assert result.resume.guarantee == "not exact"
+
+
+def test_the_guarantee_stays_lowered(tmp_path: Path) -> None:
+    fit(tmp_path, 9)
+    fit(tmp_path, 12, at=2)
+    result = fit(tmp_path, 14)
+    assert result.resume is not None
+    assert result.resume.guarantee == "not exact"
+    assert result.resume.reasons == ("what was done again differs first at step 7: loss 3.014 instead of 2.01",)
+    assert report(result)[1] is None
+
+
+def test_a_difference_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fit(tmp_path, 9)
+    with caplog.at_level(logging.WARNING, "heliograph"):
+        fit(tmp_path, 9, at=2)
+    assert caplog.messages == [
+        f"what is done again differs first at step 7: loss 3.014 instead of 2.01; likely cause: {NOTHING}"
+    ]
+
+
+def test_who_hears_of_an_epoch_twice_is_suspected(tmp_path: Path) -> None:
+    class Restless(h.Plugin):
+        @h.on(h.EpochStart)
+        def change(self, run: h.Run, event: h.EpochStart) -> None:
+            calls()["at"] = calls()["calls"] + 2
+
+    fit(tmp_path, 9, Restless())
+    result = fit(tmp_path, 9, Restless())
+    assert any("plugin 'restless' received EpochStart twice in one epoch" in note for note in result.notes)
+
+
+def test_stop(tmp_path: Path) -> None:
+    fit(tmp_path, 9)
+    result = fit(tmp_path, 20, at=2, on_difference="stop")
+    assert (result.status, result.stopped_by, result.progress.steps) == ("stopped", "checkpoint", 7)
+    assert result.reason == "what is done again differs first at step 7: loss 3.014 instead of 2.01"
+    assert h.Checkpoint(tmp_path).asks == ()
+    assert h.Checkpoint(tmp_path, on_difference="stop").asks == ("stop",)
+
+
+def test_raise_and_raise_again(tmp_path: Path) -> None:
+    fit(tmp_path, 9)
+    for _ in range(2):
+        with pytest.raises(h.ResumeDiffers) as caught:
+            fit(tmp_path, 20, at=2, on_difference="raise")
+    error = caught.value
+    assert (error.step, error.batch, error.path, error.causes) == (7, 7, tmp_path / ".run.steps", NOTHING)
+    assert str(error) == (
+        f"What is done again differs first at step 7: loss 3.014 instead of 2.01 (batch 7 of the run, as the killed "
+        f"one had left it in {tmp_path / '.run.steps'}). Likely cause: {NOTHING}. To continue all the same: "
+        f"Checkpoint(on_difference='note')."
+    )
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+    assert report(fit(tmp_path, 9)) == (4, None)
+
+
+def test_an_unknown_choice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="on_difference is one of note, stop, raise; got 'halt'"):
+        h.Checkpoint(tmp_path, on_difference="halt")  # type: ignore[arg-type]
+
+
+def test_a_loss_that_is_no_number_equals_itself(tmp_path: Path) -> None:
+    infinite: Any = lambda output, target: (output - target).mean() * float("nan")  # noqa: E731
+
+    def run(steps: int) -> h.RunResult:
+        torch.manual_seed(0)
+        plugins = [h.RNGCapture(), h.SaveSchedule(h.Every(steps=5)), h.Checkpoint(tmp_path, resume="auto")]
+        batches = [(torch.ones(2, 4), torch.ones(2, 2))] * 10
+        task = h.Supervised(nn.Linear(4, 2), infinite)
+        return h.Trainer(plugins, device="cpu").fit(
+            task, batches, optimizer=lambda each: torch.optim.SGD(each, lr=0.1), steps=steps
+        )
+
+    run(8)
+    assert report(run(8)) == (3, None)
+
+
+def test_an_epochs_end_between_the_save_and_the_kill(tmp_path: Path) -> None:
+    fit(tmp_path, 14)
+    assert report(fit(tmp_path, 20)) == (4, None)
+    fit(tmp_path, 23)
+    assert report(fit(tmp_path, 30)) == (3, None)
+
+
+def test_a_killed_run_that_came_further_than_the_file_is_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from heliograph.builtin_callbacks.checkpoint.repeated import ring, rows
+
+    for each in (ring, rows):
+        monkeypatch.setattr(each, "MASK", 3)
+    fit(tmp_path, 7, keep_last=None)
+    first = tmp_path / "run_epoch_0_iter_5.pth"
+    fit(tmp_path, 14, resume=str(first), keep_last=None)
+    result = fit(tmp_path, 18, resume=str(first))
+    assert report(result) == (4, None)  # of 6 to 14 the last four: 11 to 14
+
+
+class Turns(h.Plugin):
+    """Goes back once, to the first checkpoint."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.state, self.path = at, None, None
+
+    @h.on(h.CheckpointSaved)
+    def remember(self, run: h.Run, event: h.CheckpointSaved) -> None:
+        if self.path is None:
+            self.path, self.state = event.path, torch.load(event.path, weights_only=True)
+
+    @h.on(h.CheckpointLoaded)
+    def know(self, run: h.Run, event: h.CheckpointLoaded) -> None:
+        if self.path is None and event.path is not None:
+            self.path, self.state = event.path, torch.load(event.path, weights_only=True)
+        elif event.path is not None:
+            calls()["at"] = calls()["calls"] + 1  # the path behind the return is another one
+
+    @h.on(h.BatchEnd)
+    def turn(self, run: h.Run, event: h.BatchEnd) -> None:
+        if run.progress.batches == self.at and self.state is not None:
+            self.at = -1
+            run.roll_back(self.state, self.path)
+
+
+def test_a_path_that_was_given_up_is_not_compared(tmp_path: Path) -> None:
+    fit(tmp_path, 8, Turns(7))  # 6, 7, and then 6, 7, 8 on another path
+    result = fit(tmp_path, 9, Turns(-1))
+    assert report(result) == (0, None)
+    assert "other" not in str(result)
+
+
+def test_behind_a_return_a_new_path_is_compared(tmp_path: Path) -> None:
+    fit(tmp_path, 14, Turns(7))  # saved at 5, back to 5, saved at 10 behind the return
+    assert report(fit(tmp_path, 14)) == (4, None)
+
+
+def test_what_follows_the_same_return_is_compared(tmp_path: Path) -> None:
+    fit(tmp_path, 8, Turns(7))  # 6, 7, and then 6, 7, 8 on another path
+    assert report(fit(tmp_path, 9, Turns(7))) == (3, None)
+
+
+def test_a_return_ends_the_comparison(tmp_path: Path) -> None:
+    fit(tmp_path, 9)
+    assert report(fit(tmp_path, 9, Turns(7))) == (2, None)
+    assert report(fit(tmp_path, 9)) == (0, None)
+
+
+# The file.
+
+
+def test_a_corrupted_file_is_not_believed(tmp_path: Path) -> None:
+    for name, content in {"short": b"x" * 1000, "random": os.urandom(SIZE)}.items():
+        fit(tmp_path / name, 8)
+        (tmp_path / name / ".run.steps").write_bytes(content)
+        assert report(fit(tmp_path / name, 8)) == (0, None)
+        assert report(fit(tmp_path / name, 8)) == (3, None)
+
+
+def test_rows_of_another_training_are_not_compared(tmp_path: Path) -> None:
+    fit(tmp_path, 8)
+    fit(tmp_path, 8, name="other", seed=1)
+    (tmp_path / ".other.steps").replace(tmp_path / ".run.steps")
+    assert report(fit(tmp_path, 8)) == (0, None)
+
+
+def test_a_row_that_is_not_whole_is_not_compared(tmp_path: Path) -> None:
+    fit(tmp_path, 9)
+    path = tmp_path / ".run.steps"
+    content = bytearray(path.read_bytes())
+    content[OFFSETS[8] + ROW.size - 8 : OFFSETS[8] + ROW.size] = bytes(8)
+    path.write_bytes(content)
+    assert report(fit(tmp_path, 9)) == (3, None)
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo"])
+def test_what_is_no_file_of_ours_switches_the_proof_off(tmp_path: Path, kind: str) -> None:
+    path, other = tmp_path / ".run.steps", tmp_path / "other"
+    other.write_text("mine")
+    path.symlink_to(other) if kind == "link" else os.mkfifo(path)
+    for _ in range(2):
+        result = fit(tmp_path, 8)
+        said = f"repeated steps are not compared, nor kept for it: [Errno 17] no regular file: '{path}'"
+        assert said in result.notes
+        assert report(result) == (0, None)
+    assert other.read_text() == "mine"
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_full_disk_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resumed: bool) -> None:
+    if resumed:
+        fit(tmp_path, 8)
+
+    def refuse(file: int, start: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    result = fit(tmp_path, 12)
+    assert result.status == "completed"
+    assert "repeated steps are not compared, nor kept for it: [Errno 28] No space left on device" in result.notes
+
+
+def test_switched_off_and_on_again(tmp_path: Path) -> None:
+    class Switch(h.Plugin):
+        @h.on(h.BatchEnd)
+        def switch(self, run: h.Run, event: h.BatchEnd) -> None:
+            plugins = run.plugins  # type: ignore[attr-defined]
+            if run.progress.batches == 3:
+                plugins.disable("checkpoint")
+            elif run.progress.batches == 4:
+                plugins.enable("checkpoint")
+
+    fit(tmp_path, 8, Switch())
+    assert report(fit(tmp_path, 8)) == (3, None)
+
+
+def test_other_batches_are_not_compared_and_that_is_said(tmp_path: Path) -> None:
+    fit(tmp_path, 8)
+    result = fit(tmp_path, 12, h.GradientAccumulation(2))
+    assert report(result) == (0, None)
+    assert (
+        "the steps that are done again were not compared: the global batch was 1 rank x batch_size 1 x accumulation 1, "
+        "and is 1 rank x batch_size 1 x accumulation 2" in result.notes
+    )
+
+
+# A device that takes its time, and a loop that keeps its losses.
+
+
+def test_losses_that_come_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from heliograph.builtin_callbacks.checkpoint.repeated import pending_losses, rows
+
+    class Arrival:
+        def __init__(self) -> None:
+            self.asked = 0
+
+        def query(self) -> bool:
+            self.asked += 1
+            return self.asked > 1
+
+        def synchronize(self) -> None:
+            pass
+
+    monkeypatch.setattr(rows.Rows, "_reads_at_once", lambda self, losses: False)
+    monkeypatch.setattr(module, "is_plain", lambda run: False)
+    monkeypatch.setattr(pending_losses, "fetched", lambda losses: (losses, Arrival()))
+    monkeypatch.setattr(pending_losses, "CHUNK", 2)
+    monkeypatch.setattr(pending_losses, "LOOK_EVERY", 1)
+    fit(tmp_path, 9)
+    assert report(fit(tmp_path, 9)) == (4, None)
+    assert report(fit(tmp_path, 9, at=3)) == (2, "differs first at step 8: loss 1.901 instead of 1.267")
+
+
+# Where it is told.
+
+
+def test_the_progress_bar_tells(tmp_path: Path) -> None:
+    fit(tmp_path, 9)
+    file = io.StringIO()
+    fit(tmp_path, 9, h.ProgressBar(plain=True, file=file))
+    assert file.getvalue().splitlines()[:2] == [
+        "run  resumed at step 5",
+        "run  verified: 4 repeated steps equal, bit for bit",
+    ]
+    file = io.StringIO()
+    fit(tmp_path, 9, h.ProgressBar(plain=False, file=file, interval=0.0), at=2)
+    lines = file.getvalue().replace("\r", "\n").splitlines()
+    assert "run  resumed at step 5" in lines
+    assert "run  verified: 1 repeated step equal, bit for bit" in lines
+    assert "run  NOT exact: what was done again differs first at step 7: loss 3.014 instead of 2.01" in lines
+
+
+def test_the_progress_bar_tells_of_a_return(tmp_path: Path) -> None:
+    file = io.StringIO()
+    fit(tmp_path, 8, Turns(7), h.ProgressBar(plain=True, file=file))
+    assert [line for line in file.getvalue().splitlines() if "step 5" in line] == ["run  went back to step 5"]
+
+
+def test_a_recording_tells_and_replays(tmp_path: Path) -> None:
+    fit(tmp_path, 9, h.Recorder(tmp_path))
+    result = fit(tmp_path, 12, h.Recorder(tmp_path), at=2)
+    assert result.recording is not None
+    assert "verified: 1 repeated step equal, bit for bit" in result.explain()
+    from heliograph.builtin_callbacks.recorder.format.reader import read
+    from heliograph.builtin_callbacks.recorder.timeline.page import page
+    from heliograph.builtin_callbacks.recorder.timeline.trace import trace
+
+    recording = read(result.recording)
+    assert "verified: 1 repeated step equal, bit for bit" in page(recording)
+    assert "what was done again differs first at step 7" in page(recording)
+    assert [each["args"] for each in trace(recording)["traceEvents"] if each["name"] == "resume_verified"] == [
+        {"steps": 1, "difference": "differs first at step 7: loss 3.014 instead of 2.01"}
+    ]
+
+    class Hears(h.Plugin):
+        def __init__(self) -> None:
+            self.heard: list[Any] = []
+
+        @h.on(h.ResumeVerified)
+        def hear(self, run: h.Run, event: h.ResumeVerified) -> None:
+            self.heard.append((run.progress.steps, event))
+
+    hears = Hears()
+    h.replay(result.recording, [hears])
+    assert hears.heard == [
+        (7, h.ResumeVerified(1, "differs first at step 7: loss 3.014 instead of 2.01")),
+    ]
+
+
+# Several ranks.
+
+
+def fit_on_ranks(folder: Path, differs_on: int | None = None, **options: Any) -> list[Any]:
+    """Train twice, as two processes; return what each resume says, and what was told."""
+    found = []
+    for steps, at in ((8, 0), (12, 2)):
+        torch.manual_seed(0)
+        engine = h.DDPEngine(device="cpu")
+        told: list[Any] = []
+        trainer = h.Trainer(
+            [h.RNGCapture(), h.SaveSchedule(h.Every(steps=5)), h.Checkpoint(folder, resume="auto", **options)],
+            engine=engine,
+        )
+        trainer.bus.on(h.ResumeVerified, lambda run, event, told=told: told.append((run.progress.steps, event)))
+        task = Counting(nn.Linear(4, 2), at if engine.rank == differs_on else 0)
+        generator = torch.Generator().manual_seed(0)
+        batches = [(torch.randn(3, 4, generator=generator), torch.randn(3, 2, generator=generator)) for _ in range(20)]
+        result = trainer.fit(task, batches, optimizer=lambda each: torch.optim.SGD(each, lr=0.01), steps=steps)
+        found.append((report(result), result.resume, told, result.notes, result.status, result.progress.steps))
+    return found
+
+
+def test_each_rank_compares_its_own(ranks: Pool, tmp_path: Path) -> None:
+    for rank, (first, second) in enumerate(ranks(2).run(fit_on_ranks, tmp_path)):
+        assert first[0] == (0, None)
+        assert second[0] == (3, None)
+        assert str(second[1]) == "exact; verified: 3 repeated steps equal, bit for bit"
+        assert second[2] == [(10, h.ResumeVerified(3, None))]
+        assert (tmp_path / (".run.steps.1" if rank else ".run.steps")).exists()
+
+
+def test_a_difference_on_one_rank_is_told_on_all(ranks: Pool, tmp_path: Path) -> None:
+    for _, second in ranks(2).run(fit_on_ranks, tmp_path, 1):
+        (steps, difference), resume, told, *_ = second
+        assert steps == 1
+        assert difference is not None
+        assert difference.startswith("differs first at step 7: loss ")
+        assert difference.endswith(" (rank 1)")
+        assert resume.guarantee == "not exact"
+        assert told == [(10, h.ResumeVerified(1, difference))]
+
+
+def test_a_stop_for_a_difference_on_one_rank_is_agreed_upon(ranks: Pool, tmp_path: Path) -> None:
+    for _, second in ranks(2).run(fit_on_ranks, tmp_path, 1, on_difference="stop"):
+        assert second[4:] == ("stopped", 7)
+        assert second[0][1].endswith(" (rank 1)")
+
+
+def raise_on_ranks(folder: Path) -> str:
+    try:
+        fit_on_ranks(folder, 1, on_difference="raise")
+    except (h.ResumeDiffers, h.RankFailed) as error:
+        return type(error).__name__ + str(error)
+    return ""
+
+
+def test_a_difference_on_one_rank_fails_all(ranks: Pool, tmp_path: Path) -> None:
+    main, other = ranks(2).run(raise_on_ranks, tmp_path)
+    assert main.startswith("RankFailedrank 1 failed with heliograph.core.errors.ResumeDiffers: What is done again")
+    assert other.startswith("ResumeDiffersWhat is done again differs first at step 7: loss ")
+
+
+def fit_without_a_folder(folder: Path) -> list[Any]:
+    """Rank 1 cannot write beside the checkpoints."""
+    if os.environ["RANK"] == "1":
+        real = Ring.new
+
+        def refuse(path: Path, owner: Any) -> Ring:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+
+        Ring.new = refuse  # type: ignore[method-assign]
+        try:
+            return fit_on_ranks(folder)
+        finally:
+            Ring.new = real  # type: ignore[method-assign]
+    return fit_on_ranks(folder)
+
+
+def test_a_rank_that_does_not_see_the_folder_says_so(ranks: Pool, tmp_path: Path) -> None:
+    said = (
+        f"rank 1: repeated steps are not compared, nor kept for it: [Errno 2] No such file or directory: "
+        f"'{tmp_path / '.run.steps.1'}'"
+    )
+    for _, second in ranks(2).run(fit_without_a_folder, tmp_path):
+        assert second[0] == (0, None)
+        assert said in second[3]
+
+
+def test_another_number_of_ranks_is_not_compared_and_that_is_said(ranks: Pool, tmp_path: Path) -> None:
+    ranks(2).run(fit_on_ranks, tmp_path)
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
+    batches = [(torch.randn(3, 4, generator=generator), torch.randn(3, 2, generator=generator)) for _ in range(20)]
+    plugins = [h.RNGCapture(), h.SaveSchedule(h.Every(steps=5)), h.GradientAccumulation(2)]
+    trainer = h.Trainer([*plugins, h.Checkpoint(tmp_path, resume="auto")], device="cpu")
+    task = Counting(nn.Linear(4, 2), 0)
+    result = trainer.fit(task, batches, optimizer=lambda each: torch.optim.SGD(each, lr=0.01), steps=12)
+    assert report(result) == (0, None)
+    assert "the steps that are done again were not compared: 2 processes had done them" in result.notes

@@ -1,0 +1,523 @@
+"""Checkpoint: whose the files in a folder are, pinning, pointers, and the best that comes back at the end."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from heliograph import (
+    BatchEnd,
+    Checkpoint,
+    CheckpointSaved,
+    EpochEnd,
+    Every,
+    Lane,
+    Plugin,
+    Run,
+    RunClosed,
+    RunResult,
+    SaveSchedule,
+    TrainEnd,
+    Trainer,
+    ValidationSchedule,
+    on,
+)
+from heliograph.core.checkpoint import storage
+from heliograph.events import CheckpointPruned, Event
+from torch import Tensor
+
+Make = Callable[..., Any]
+MONITOR: dict[str, Any] = {"keep_best": 1, "monitor": "validation/loss"}
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.glob("*.pth"))
+
+
+@pytest.fixture
+def fit(scripted: Make, batches: Make) -> Callable[..., RunResult]:
+    """Return a function that trains an epoch of one batch per scripted loss, validating and saving after each."""
+
+    def run(checkpoint: Checkpoint, values: list[float], *plugins: Any, **options: Any) -> RunResult:
+        schedules = [ValidationSchedule(Every(epochs=1)), SaveSchedule(Every(epochs=1))]
+        trainer = Trainer([*schedules, *plugins, checkpoint], device="cpu")
+        options = {"epochs": len(values), "optimizer": adam, "task": scripted(values), **options}
+        return trainer.fit(options.pop("task"), batches(1), validation=batches(1), **options)
+
+    return run
+
+
+def adam(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.1)
+
+
+# Whose checkpoints.
+
+
+def test_what_was_written_after_the_resumed_checkpoint_does_not_pile_up(fit: Make, tmp_path: Path) -> None:
+    """The plugin's own state knows nothing of the later files: the folder does."""
+    fit(Checkpoint(tmp_path, keep_last=None), [1.0, 1.0, 1.0, 1.0])
+    path = tmp_path / "run_epoch_2_iter_2.pth"
+    fit(Checkpoint(tmp_path, resume=path, metadata=lambda run: "again"), [1.0], epochs=3)
+
+    assert names(tmp_path) == ["run_epoch_3_iter_3_again.pth"]
+
+
+def test_retention_is_rebuilt_from_the_folder_where_the_state_is_lost(fit: Make, tmp_path: Path) -> None:
+    fit(Checkpoint(tmp_path, keep_last=None, **MONITOR), [1.0, 3.0, 2.0])
+    result = fit(Checkpoint(tmp_path, resume="auto", **MONITOR).named("saver"), [4.0], epochs=4)
+
+    assert any("no state of them: saver" in line for line in result.notes)
+    assert names(tmp_path) == ["run_epoch_1_iter_1.pth", "run_epoch_4_iter_4.pth"]
+    assert result.best_checkpoint == tmp_path / "run_epoch_1_iter_1.pth"
+
+
+@pytest.mark.parametrize("resumes", [1, 2])
+def test_an_earlier_run_of_the_same_name_is_left_alone(fit: Make, tmp_path: Path, resumes: int) -> None:
+    """It began afresh, so it is another training: its checkpoints neither go nor compete."""
+    fit(Checkpoint(tmp_path, **MONITOR), [0.1, 0.2])
+    fit(Checkpoint(tmp_path, **MONITOR), [0.9, 0.8])
+    for epoch in range(resumes):
+        result = fit(Checkpoint(tmp_path, resume="auto", **MONITOR), [0.85], epochs=3 + epoch)
+
+    assert names(tmp_path) == [
+        "run-2_epoch_2_iter_2.pth",
+        f"run-2_epoch_{2 + resumes}_iter_{2 + resumes}.pth",
+        "run_epoch_1_iter_1.pth",
+        "run_epoch_2_iter_2.pth",
+    ]
+    assert result.best_checkpoint == tmp_path / "run-2_epoch_2_iter_2.pth"
+
+
+def test_the_numbers_of_another_folder_mean_nothing(fit: Make, tmp_path: Path) -> None:
+    """A run resumed from elsewhere finds its own checkpoints again, and leaves alone what was there before it."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    fit(Checkpoint(first), [1.0, 1.0, 1.0])
+    fit(Checkpoint(second), [1.0])
+    fit(Checkpoint(second, resume=first / "run_epoch_3_iter_3.pth"), [1.0], epochs=4)
+    assert names(second) == ["run-2_epoch_4_iter_4.pth", "run_epoch_1_iter_1.pth"]
+
+    fit(Checkpoint(second, resume="auto"), [1.0], epochs=5)
+    assert names(second) == ["run-2_epoch_5_iter_5.pth", "run_epoch_1_iter_1.pth"]
+    assert names(first) == ["run_epoch_3_iter_3.pth"]
+
+
+def test_a_value_is_remembered_for_a_save_at_the_resumed_step(fit: Make, tmp_path: Path) -> None:
+    fit(Checkpoint(tmp_path, **MONITOR), [0.5])
+    at_start = SaveSchedule(Every(epochs=1), at_start=True).named("start")
+    result = fit(Checkpoint(tmp_path, resume="auto", **MONITOR), [0.7], at_start, epochs=2)
+
+    assert result.best_checkpoint == tmp_path / "run_epoch_1_iter_1.pth"
+    assert storage.read_manifest(result.best_checkpoint).judged_by == ("validation/loss", "min", 0.5)
+    assert names(tmp_path) == ["run_epoch_1_iter_1.pth", "run_epoch_2_iter_2.pth"]
+
+
+def test_manifests_tell_what_a_checkpoint_competes_by(fit: Make, tmp_path: Path) -> None:
+    fit(Checkpoint(tmp_path, keep_last=None, **MONITOR), [0.5, float("nan")])
+    first, second = (storage.read_manifest(tmp_path / name).judged_by for name in names(tmp_path))
+
+    assert first == ("validation/loss", "min", 0.5)
+    assert second is not None
+    assert str(second[2]) == "nan"
+    assert json.loads((tmp_path / "run_epoch_1_iter_1.json").read_text())["judged_by"] == [
+        "validation/loss",
+        "min",
+        0.5,
+    ]
+
+
+def test_pointers_name_the_last_and_the_best(fit: Make, tmp_path: Path) -> None:
+    fit(Checkpoint(tmp_path, **MONITOR), [0.5, 0.1, 0.9], name="my run")
+
+    assert (tmp_path / "my-run-d33e7609.last").read_text() == "my-run-d33e7609_epoch_3_iter_3.pth\n"
+    assert (tmp_path / "my-run-d33e7609.best").read_text() == "my-run-d33e7609_epoch_2_iter_2.pth\n"
+
+
+def test_there_is_no_best_without_a_monitor(fit: Make, tmp_path: Path) -> None:
+    fit(Checkpoint(tmp_path), [0.5])
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "run.last",
+        "run_epoch_1_iter_1.json",
+        "run_epoch_1_iter_1.pth",
+    ]
+
+
+class Nested(Plugin):
+    """Tries to train another run of the same name in the same folder in the midst of this one."""
+
+    def __init__(self, fit: Callable[[], RunResult]) -> None:
+        self.fit = fit
+
+    @on(EpochEnd)
+    def nest(self, run: Run, event: EpochEnd) -> None:
+        self.fit()
+
+
+def test_a_second_writer_is_refused_and_harms_nothing(fit: Make, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"checkpoints of run 'run' in .* are written by process \d+") as info:
+        fit(Checkpoint(tmp_path), [1.0], Nested(lambda: fit(Checkpoint(tmp_path), [1.0])))
+
+    assert "in checkpoint on train_start" in str(info.value.__notes__)
+    assert fit(Checkpoint(tmp_path), [1.0]).status == "completed"
+
+
+def test_another_run_may_write_to_the_same_folder(fit: Make, tmp_path: Path) -> None:
+    fit(Checkpoint(tmp_path), [1.0], Nested(lambda: fit(Checkpoint(tmp_path), [1.0], name="other")))
+
+    assert names(tmp_path) == ["other_epoch_1_iter_1.pth", "run_epoch_1_iter_1.pth"]
+
+
+def test_switched_off_it_lets_go_of_the_folder_and_on_again_it_goes_on(fit: Make, tmp_path: Path) -> None:
+    checkpoint, locked = Checkpoint(tmp_path, keep_last=2), list[bool]()
+
+    class Switch(Plugin):
+        @on(EpochEnd)
+        def switch(self, run: Run, event: EpochEnd) -> None:
+            trainer_plugins = run.plugins  # type: ignore[attr-defined]  # the real run has them
+            (trainer_plugins.disable if run.progress.epoch == 2 else trainer_plugins.enable)("checkpoint")
+
+        @on(BatchEnd)
+        def look(self, run: Run, event: BatchEnd) -> None:
+            locked.append((tmp_path / ".run.lock").exists())
+
+    fit(checkpoint, [1.0] * 4, Switch())
+
+    assert locked == [True, True, False, True]
+    assert names(tmp_path) == ["run_epoch_3_iter_3.pth", "run_epoch_4_iter_4.pth"]
+    assert not (tmp_path / ".run.lock").exists()
+
+
+# What was removed is told.
+
+
+class Removals(Plugin):
+    """Notes what it hears of checkpoints, and when the run closes."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, ...]] = []
+        self.threads: set[str] = set()
+
+    @on(CheckpointSaved, CheckpointPruned, lane=Lane.REPORT)
+    def note(self, run: Run, event: CheckpointSaved | CheckpointPruned) -> None:
+        reason = (event.reason,) if isinstance(event, CheckpointPruned) else ()
+        self.told.append((event.name.removeprefix("checkpoint_"), event.path.stem.split("_")[2], *reason))
+        self.threads.add(threading.current_thread().name)
+        assert event.path.exists() == isinstance(event, CheckpointSaved)
+
+    @on(RunClosed, lane=Lane.REPORT)
+    def close_up(self, run: Run, event: RunClosed) -> None:
+        self.told.append((event.name,))
+
+    def of(self, kind: type[Event]) -> list[tuple[str, ...]]:
+        return [each for each in self.told if each[0] == kind.name.removeprefix("checkpoint_")]
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_each_removal_is_told_once_with_its_reason_before_the_run_is_closed(
+    fit: Make, tmp_path: Path, background: bool
+) -> None:
+    removals, plain = Removals(), "keep_last=1"
+    fit(Checkpoint(tmp_path, background=background), [1.0] * 3, removals)
+
+    assert removals.of(CheckpointPruned) == [("pruned", "1", plain), ("pruned", "2", plain)]
+    assert removals.told[-1] == ("run_closed",)
+    assert removals.threads == {threading.main_thread().name}
+    if not background:
+        assert [each[:2] for each in removals.told[:-1]] == [
+            ("saved", "1"),
+            ("saved", "2"),
+            ("pruned", "1"),
+            ("saved", "3"),
+            ("pruned", "2"),
+        ]
+
+
+def test_the_reason_names_the_best_that_are_kept_too(fit: Make, tmp_path: Path) -> None:
+    removals, words = Removals(), "keep_last=2, and not among the keep_best=1 by validation/loss"
+    fit(Checkpoint(tmp_path, keep_last=2, **MONITOR), [2.0, 1.0, 3.0, 4.0, 5.0], removals)
+
+    assert removals.of(CheckpointPruned) == [("pruned", "1", words), ("pruned", "3", words)]
+
+
+def test_what_is_kept_or_pinned_is_not_told_of(fit: Make, tmp_path: Path) -> None:
+    removals, checkpoint = Removals(), Checkpoint(tmp_path)
+    fit(Checkpoint(tmp_path / "all", keep_last=None), [1.0] * 3, removals)
+    fit(checkpoint, [1.0] * 2, Pin(checkpoint, 1), removals)
+
+    assert removals.of(CheckpointPruned) == []
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_what_a_resumed_run_tidies_is_told(fit: Make, tmp_path: Path, background: bool) -> None:
+    """A kill may have come between the last save and its tidying: a smaller `keep_last` leaves as much to do."""
+    removals = Removals()
+    fit(Checkpoint(tmp_path, keep_last=None), [1.0] * 3)
+    fit(Checkpoint(tmp_path, resume="auto", background=background), [], removals, epochs=3)
+
+    assert removals.told == [("pruned", "1", "keep_last=1"), ("pruned", "2", "keep_last=1"), ("run_closed",)]
+    assert names(tmp_path) == ["run_epoch_3_iter_3.pth"]
+
+
+def test_a_run_that_fails_tells_what_was_removed_behind_it(fit: Make, tmp_path: Path) -> None:
+    class Fail(Plugin):
+        @on(BatchEnd, when=Every(batches=3))
+        def fail(self, run: Run, event: BatchEnd) -> None:
+            raise RuntimeError("amid the third")
+
+    removals = Removals()
+    with pytest.raises(RuntimeError, match="amid the third"):
+        fit(Checkpoint(tmp_path, background=True), [1.0] * 3, Fail(), removals)
+
+    assert removals.told[-2:] == [("pruned", "1", "keep_last=1"), ("run_closed",)]
+
+
+# Pinning.
+
+
+class Pin(Plugin):
+    """Pins the checkpoint of an epoch when it is saved."""
+
+    def __init__(self, checkpoint: Checkpoint, epoch: int) -> None:
+        self.checkpoint, self.epoch = checkpoint, epoch
+
+    @on(CheckpointSaved)
+    def pin(self, run: Run, event: CheckpointSaved) -> None:
+        if run.progress.epoch == self.epoch:
+            assert self.checkpoint.pin() == event.path
+
+
+def test_a_pinned_one_stays_and_is_not_counted(fit: Make, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path, keep_last=2)
+    fit(checkpoint, [1.0] * 5, Pin(checkpoint, 2))
+
+    assert names(tmp_path) == [f"run_epoch_{epoch}_iter_{epoch}.pth" for epoch in (2, 4, 5)]
+    assert (tmp_path / "run_epoch_2_iter_2.pinned").exists()
+
+    (tmp_path / "run_epoch_2_iter_2.pinned").unlink()
+    fit(Checkpoint(tmp_path, keep_last=2, resume="auto"), [1.0], epochs=6)
+    assert names(tmp_path) == ["run_epoch_5_iter_5.pth", "run_epoch_6_iter_6.pth"]
+
+
+def test_pinning_after_the_run_and_by_path(fit: Make, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path, keep_last=None)
+    fit(checkpoint, [1.0, 1.0])
+
+    assert checkpoint.pin() == tmp_path / "run_epoch_2_iter_2.pth"
+    assert Checkpoint(tmp_path).pin(str(tmp_path / "run_epoch_1_iter_1.pth")) == tmp_path / "run_epoch_1_iter_1.pth"
+    fit(Checkpoint(tmp_path, resume="auto"), [1.0, 1.0], epochs=4)
+    assert names(tmp_path) == [f"run_epoch_{epoch}_iter_{epoch}.pth" for epoch in (1, 2, 4)]
+
+
+def test_what_cannot_be_pinned(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="No checkpoint is written yet"):
+        Checkpoint(tmp_path).pin()
+    with pytest.raises(FileNotFoundError, match=r"There is no checkpoint .*x.pth"):
+        Checkpoint(tmp_path).pin(tmp_path / "x.pth")
+
+
+# The best comes back.
+
+
+class Watch(Plugin):
+    """Remembers the state at each save, and at the end of the training."""
+
+    def __init__(self) -> None:
+        self.weights: dict[str, Tensor] = {}
+        self.moments: dict[str, Tensor] = {}
+        self.at_train_end: Tensor | None = None
+
+    @on(CheckpointSaved)
+    def remember(self, run: Run, event: CheckpointSaved) -> None:
+        self.weights[event.path.name] = run.task.model.weight.detach().clone()
+        self.moments[event.path.name] = moment(run.optimizer)
+
+    @on(TrainEnd)
+    def finish(self, run: Run, event: TrainEnd) -> None:
+        self.at_train_end = run.task.model.weight.detach().clone()
+
+
+def moment(optimizer: torch.optim.Optimizer) -> Tensor:
+    state: Tensor = next(iter(optimizer.state.values()))["exp_avg"]
+    return state.detach().clone()
+
+
+BEST, LAST = "run_epoch_2_iter_2.pth", "run_epoch_4_iter_4.pth"
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("extent", ["weights", "everything"])
+def test_the_best_is_loaded_back_after_the_last_save(
+    fit: Make, scripted: Make, tmp_path: Path, extent: Any, background: bool
+) -> None:
+    values, kept, watch = [3.0, 1.0, 2.0, 4.0], list[torch.optim.Optimizer](), Watch()
+    task = scripted(values)
+
+    def optimizer(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+        kept.append(adam(parameters))
+        return kept[0]
+
+    def scheduler(optimizer: torch.optim.Optimizer) -> Any:
+        return torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+
+    class Halve(Plugin):
+        asks = ("scheduler",)
+
+        @on(BatchEnd)
+        def halve(self, run: Run, event: BatchEnd) -> None:
+            run.scheduler.step()
+
+    checkpoint = Checkpoint(tmp_path, load_best=extent, background=background, **MONITOR)
+    result = fit(checkpoint, values, watch, Halve(), task=task, optimizer=optimizer, scheduler=scheduler)
+    saved = storage.load(tmp_path / LAST)
+
+    assert torch.equal(task.model.weight, storage.load(tmp_path / BEST)["modules"]["model"]["weight"])
+    assert watch.at_train_end is not None
+    assert torch.equal(saved["modules"]["model"]["weight"], watch.at_train_end)  # the last save holds the last weights
+    assert not torch.equal(task.model.weight, watch.at_train_end)
+    everything = extent == "everything"
+    assert torch.equal(
+        moment(kept[0]),
+        storage.load(tmp_path / (BEST if everything else LAST))["optimizers"]["optimizer"]["state"][0]["exp_avg"],
+    )
+    assert kept[0].param_groups[0]["lr"] == 0.1 * 0.5 ** (2 if everything else 4)
+    assert (
+        result.notes[-1]
+        == f"loaded back at the end: {extent} of the best checkpoint {tmp_path / BEST}, validation/loss 1"
+    )
+    assert (result.best_checkpoint, result.last_checkpoint) == (tmp_path / BEST, tmp_path / LAST)
+
+
+def test_a_save_that_is_asked_for_at_the_end_holds_the_last_weights(fit: Make, scripted: Make, tmp_path: Path) -> None:
+    """It is served after `TrainEnd`: the best comes back later still."""
+    task, watch = scripted([1.0, 2.0]), Watch()
+
+    class Late(Plugin):
+        asks = ("save",)
+
+        @on(TrainEnd)
+        def ask(self, run: Run, event: TrainEnd) -> None:
+            run.control.request_save("at the end")
+
+    checkpoint = Checkpoint(tmp_path, load_best="weights", **MONITOR)
+    fit(checkpoint, [1.0, 2.0], watch, Late(), task=task)
+
+    assert watch.at_train_end is not None
+    assert torch.equal(
+        storage.load(tmp_path / "run_epoch_2_iter_2.pth")["modules"]["model"]["weight"], watch.at_train_end
+    )
+    assert not torch.equal(task.model.weight, watch.at_train_end)
+
+
+NOTHING = "nothing loaded back at the end: no checkpoint was saved where 'validation/loss' was measured"
+
+
+def test_nan_is_no_best_to_load_back(fit: Make, tmp_path: Path) -> None:
+    result = fit(Checkpoint(tmp_path, load_best="weights", **MONITOR), [float("nan"), float("nan")])
+
+    assert result.notes == (NOTHING,)
+
+
+def test_without_a_best_it_says_so(scripted: Make, batches: Make, tmp_path: Path) -> None:
+    schedules = [ValidationSchedule(Every(steps=2)), SaveSchedule(Every(steps=3))]
+    trainer = Trainer([*schedules, Checkpoint(tmp_path, load_best="weights", **MONITOR)], device="cpu")
+    result = trainer.fit(scripted([1.0]), batches(3), validation=batches(1), optimizer=adam, epochs=1)
+
+    assert names(tmp_path) == ["run_epoch_0_iter_3.pth"]
+    assert result.notes == (NOTHING,)
+
+
+def test_a_best_that_was_damaged_is_not_loaded(fit: Make, scripted: Make, tmp_path: Path) -> None:
+    task = scripted([1.0, 2.0])
+
+    class Damage(Plugin):
+        @on(TrainEnd)
+        def damage(self, run: Run, event: TrainEnd) -> None:
+            data = (tmp_path / "run_epoch_1_iter_1.pth").read_bytes()
+            (tmp_path / "run_epoch_1_iter_1.pth").write_bytes(data[:-1] + b"x")
+
+    with pytest.raises(ValueError, match="its SHA-256 is not the one in its manifest"):
+        fit(Checkpoint(tmp_path, load_best="weights", **MONITOR), [1.0, 2.0], Damage(), task=task)
+    assert torch.equal(
+        task.model.weight, storage.load(tmp_path / "run_epoch_2_iter_2.pth")["modules"]["model"]["weight"]
+    )
+
+
+def test_a_best_that_was_replaced_is_not_loaded(fit: Make, tmp_path: Path) -> None:
+    class Replace(Plugin):
+        @on(TrainEnd)
+        def replace(self, run: Run, event: TrainEnd) -> None:
+            state = storage.load(tmp_path / "run_epoch_2_iter_2.pth")
+            other = storage.Store(tmp_path / "aside", "run")
+            other.open()
+            made = other.save("run_epoch_1_iter_1.pth", state).path
+            other.close()
+            for path in (made, made.with_suffix(".json")):
+                path.replace(tmp_path / path.name)
+
+    with pytest.raises(ValueError, match=r"run_epoch_1_iter_1.pth is not the checkpoint that was ranked best by"):
+        fit(Checkpoint(tmp_path, load_best="weights", **MONITOR), [1.0, 2.0], Replace())
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_run_that_fails_keeps_its_weights(
+    fit: Make, scripted: Make, tmp_path: Path, error: type[BaseException]
+) -> None:
+    task, before = scripted([1.0, 2.0, 3.0]), list[Tensor]()
+
+    class Fail(Plugin):
+        @on(BatchEnd, when=Every(batches=3))
+        def fail(self, run: Run, event: BatchEnd) -> None:
+            before.append(task.model.weight.detach().clone())
+            raise error
+
+    with pytest.raises(error):
+        fit(Checkpoint(tmp_path, load_best="everything", **MONITOR), [1.0, 2.0, 3.0], Fail(), task=task)
+    assert torch.equal(task.model.weight, before[0])
+
+
+def test_the_best_of_an_earlier_process_comes_back(fit: Make, scripted: Make, tmp_path: Path) -> None:
+    fit(Checkpoint(tmp_path, **MONITOR), [0.5, 0.9])
+    task = scripted([0.7])
+    fit(Checkpoint(tmp_path, resume="auto", load_best="weights", **MONITOR), [0.7], task=task, epochs=3)
+
+    assert torch.equal(
+        task.model.weight, storage.load(tmp_path / "run_epoch_1_iter_1.pth")["modules"]["model"]["weight"]
+    )
+
+
+def test_a_test_on_the_same_trainer_loads_nothing(scripted: Make, task: Make, batches: Make, tmp_path: Path) -> None:
+    plugins = [ValidationSchedule(Every(epochs=1)), SaveSchedule(Every(epochs=1))]
+    trainer = Trainer([*plugins, Checkpoint(tmp_path, load_best="weights", **MONITOR)], device="cpu")
+    trainer.fit(scripted([1.0]), batches(1), validation=batches(1), optimizer=adam, epochs=1)
+
+    assert trainer.test(task(), batches(1)).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"load_best": "all", **MONITOR}, "load_best is 'weights', 'everything' or None, got 'all'"),
+        ({"load_best": "weights"}, "load_best='weights' needs keep_best=1 and monitor="),
+    ],
+)
+def test_arguments_are_checked(tmp_path: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        Checkpoint(tmp_path, **options)
+
+
+def test_others_hear_the_closing_before_the_best_comes_back(fit: Make, scripted: Make, tmp_path: Path) -> None:
+    task, seen = scripted([1.0, 2.0]), list[Tensor]()
+
+    class Closing(Plugin):
+        @on(RunClosed)
+        def look(self, run: Run, event: RunClosed) -> None:
+            seen.append(task.model.weight.detach().clone())
+
+    fit(Checkpoint(tmp_path, load_best="weights", **MONITOR), [1.0, 2.0], Closing(), task=task)
+    assert torch.equal(seen[0], storage.load(tmp_path / "run_epoch_2_iter_2.pth")["modules"]["model"]["weight"])

@@ -1,0 +1,352 @@
+"""The command line on checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from math import nan
+from pathlib import Path
+from subprocess import run as call
+from typing import Any
+
+import pytest
+import torch
+from heliograph.__main__ import main
+from heliograph.core.checkpoint import storage
+from heliograph.core.checkpoint.state.snapshot import SCHEMA
+from heliograph.core.checkpoint.storage import Store
+from heliograph.core.checkpoint.storage.manifest import encode
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "schema_1"
+OLD = "golden_epoch_1_iter_6.pth"
+Make = Callable[..., Any]
+Names = Callable[[], list[str]]
+
+
+class Said:
+    """What a command printed."""
+
+    def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
+        self._capture = capture
+        self.out = self.error = ""
+
+    def __call__(self, *words: object) -> int:
+        status = main(["checkpoint", *map(str, words)])
+        self.out, self.error = self._capture.readouterr()
+        return status
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Said:
+    return Said(capsys)
+
+
+@pytest.fixture
+def write(state: Make, tmp_path: Path) -> Callable[..., Path]:
+    """Return a function that writes a checkpoint, whose loss it is given, into the test's folder."""
+
+    def make(step: int, loss: float, *, name: str = "run", judged: bool = False) -> Path:
+        progress = {"epoch": step // 10, "batch": step % 10, "steps": step, "samples": 4 * step, "validations": 1}
+        cut = state(
+            step,
+            name=name,
+            progress=progress | {"earlier_batches": 0, "earlier_seconds": 1.5},
+            metrics={"validation/loss": loss, "validation/accuracy": 1 - loss},
+            optimizers={"optimizer": {"state": {}, "param_groups": [{}, {}]}},
+            optimizer_kinds={"optimizer": "SGD"},
+            plugins={"early_stopping": {"best": 0.5, "count": 1}, "bar": {}},
+        )
+        store = Store(tmp_path, name)
+        store.open()
+        judged_by = ("validation/loss", "min", loss) if judged else None
+        try:
+            return store.save(f"{name}_{step}.pth", cut, judged_by=judged_by).path
+        finally:
+            store.close()
+
+    return make
+
+
+def damage(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_inspect_tells_what_a_checkpoint_holds(command: Said, write: Make) -> None:
+    path = write(12, 0.25, judged=True)
+    path.with_suffix(".pinned").touch()
+    path.with_name("run.best").write_text("run_12.pth\n")
+    assert command("inspect", path) == 0
+    lines = command.out.splitlines()
+    assert lines[0] == str(path)
+    facts = [re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in lines[1:]]
+    told = dict(fact for fact in facts if len(fact) == 2)
+    assert told["layout"] == f"schema {SCHEMA}"
+    assert told["run"] == "run"
+    assert told["position"] == "epoch 1, batch 2, step 12"
+    assert told["so far"] == "48 samples, 1 validations, 1.5 s"
+    assert told["marks"] == "best, pinned"
+    assert told["versions"] == "heliograph 0"
+    assert told["judged by"] == "validation/loss (min) 0.25"
+    assert told["modules"] == "model: 50 values in 1 tensors"
+    assert told["optimizers"] == "optimizer: SGD, 2 groups"
+    assert told["plugins"] == "bar: no state"
+    assert lines[-1].strip() == "early_stopping: best, count"
+
+
+def test_inspect_tells_of_old_checkpoints_too(command: Said) -> None:
+    assert command("inspect", GOLDEN / OLD) == 0
+    assert "layout      schema 1, without a manifest: run `checkpoint migrate` on it" in command.out
+    assert "position    epoch 1, batch 2, step 6" in command.out
+
+
+def test_inspect_lists_a_folder_by_run_the_newest_first(command: Said, write: Make, tmp_path: Path) -> None:
+    write(1, 0.5, name="b")
+    write(9, 0.5)
+    write(10, nan)
+    shutil.copy(GOLDEN / OLD, tmp_path)
+    assert command("inspect", tmp_path) == 0
+    head, *rows, unreadable = command.out.splitlines()
+    assert head.split() == ["FILE", "RUN", "EPOCH", "BATCH", "STEP", "SAVED", "SIZE", "MARKS", "METRICS"]
+    assert [row.split()[0] for row in rows] == ["b_1.pth", "run_10.pth", "run_9.pth"]
+    assert rows[1].split()[1:5] == ["run", "1", "0", "10"]
+    assert rows[1].endswith("validation/accuracy=nan validation/loss=nan")
+    assert unreadable.startswith(f"The checkpoint {tmp_path / OLD} has no manifest")
+
+
+def test_inspect_tells_what_a_damaged_checkpoint_holds_and_that_it_is_damaged(command: Said, write: Make) -> None:
+    path = write(12, 0.25)
+    shutil.copy(write(13, 0.25), path)
+    assert command("inspect", path) == 1
+    assert "position    epoch 1, batch 3, step 13" in command.out
+    assert command.error.startswith(f"heliograph checkpoint: The checkpoint {path} is damaged: it")
+
+
+def test_inspect_marks_in_a_folder_what_has_another_size(command: Said, write: Make, tmp_path: Path) -> None:
+    write(1, 0.5)
+    cut = write(2, 0.5)
+    cut.write_bytes(cut.read_bytes()[:-1])
+    cut.with_suffix(".pinned").touch()
+    assert command("inspect", tmp_path) == 0
+    _, second, first = command.out.splitlines()
+    assert "  damaged,pinned  " in second
+    assert "damaged" not in first
+
+
+@pytest.mark.parametrize("name", ["inspect", "verify", "migrate"])
+def test_what_is_not_there_is_told(command: Said, tmp_path: Path, name: str) -> None:
+    assert command(name, tmp_path / "a.pth", tmp_path) == 1
+    assert command.out == ""
+    one, other = command.error.splitlines()
+    assert one.startswith(f"heliograph checkpoint: There is no checkpoint {tmp_path / 'a.pth'}.")
+    assert other.startswith("heliograph checkpoint: There is no checkpoint ")
+    assert str(tmp_path) in other
+
+
+def test_verify_lists_the_whole_and_the_bad(command: Said, write: Make, tmp_path: Path) -> None:
+    write(1, 0.5)
+    damage(write(2, 0.5))
+    write(3, 0.5).unlink()
+    write(4, 0.5).with_suffix(".json").unlink()
+    (tmp_path / "results.json").write_text('{"accuracy": 1.0}')
+    assert command("verify", tmp_path) == 1
+    assert command.out == f"whole    {tmp_path / 'run_1.pth'}: run 'run', step 1\n"
+    assert [re.search(r"run_\d\.pth", line)[0] for line in command.error.splitlines()] == [  # type: ignore[index]
+        "run_2.pth",
+        "run_3.pth",
+        "run_4.pth",
+    ]
+    assert "damaged" in command.error.splitlines()[0]
+    assert command("verify", tmp_path / "run_1.pth") == 0
+
+
+def test_verify_refuses_what_is_not_safe_to_load(command: Said, write: Make) -> None:
+    path = write(1, 0.5)
+    torch.save({"evil": Path}, path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    forged = replace(storage.read_manifest(path), size=path.stat().st_size, sha256=digest)
+    path.with_suffix(".json").write_bytes(encode(forged))
+    assert command("verify", path) == 1
+    assert f"The checkpoint {path} cannot be read: UnpicklingError" in command.error
+
+
+def test_migrate_prints_what_it_changed(command: Said, tmp_path: Path) -> None:
+    shutil.copy(GOLDEN / OLD, tmp_path)
+    assert command("migrate", "--dry-run", tmp_path) == 0
+    assert f"{tmp_path / OLD}: would be migrated to schema {SCHEMA}" in command.out
+    assert command("migrate", tmp_path) == 0
+    assert (
+        f"{tmp_path / OLD}: migrated to schema {SCHEMA}, the former file is {OLD}.backup\n    schema 1 to 2: "
+        in command.out
+    )
+    assert command("migrate", tmp_path / OLD) == 0
+    assert command.out == f"{tmp_path / OLD}: up to date (schema {SCHEMA})\n"
+
+
+def test_migrate_goes_on_behind_a_bad_one(command: Said, tmp_path: Path) -> None:
+    (tmp_path / "a.pth").write_text("nothing")
+    shutil.copy(GOLDEN / OLD, tmp_path)
+    assert command("migrate", "--no-backup", tmp_path) == 1
+    assert command.error.startswith(f"heliograph checkpoint: {tmp_path / 'a.pth'} is damaged")
+    assert storage.load(tmp_path / OLD)["schema"] == SCHEMA
+    assert not list(tmp_path.glob("*.backup"))
+
+
+def test_prune_keeps_the_newest_the_best_and_the_pinned(command: Said, write: Make, tmp_path: Path) -> None:
+    for step, loss in ((1, 0.1), (2, 0.3), (3, 0.2), (4, 0.4), (5, nan), (6, 0.9)):
+        write(step, loss)
+    (tmp_path / "run_2.pinned").touch()
+    options = ("--keep-last", 1, "--keep-best", 2, "--monitor", "validation/loss")
+    assert command("prune", tmp_path, *options, "--dry-run") == 0
+    assert command.out.splitlines()[1:3] == [f"would go {tmp_path / 'run_5.pth'}", f"would go {tmp_path / 'run_4.pth'}"]
+    assert len(list(tmp_path.glob("*.pth"))) == 6
+    assert command("prune", tmp_path, *options) == 0
+    assert command.out.splitlines() == [
+        f"kept     {tmp_path / 'run_6.pth'}: among the newest",
+        f"removed  {tmp_path / 'run_5.pth'}",
+        f"removed  {tmp_path / 'run_4.pth'}",
+        f"kept     {tmp_path / 'run_3.pth'}: among the best by validation/loss",
+        f"kept     {tmp_path / 'run_2.pth'}: pinned",
+        f"kept     {tmp_path / 'run_1.pth'}: among the best by validation/loss",
+    ]
+    assert sorted(path.name for path in tmp_path.glob("*.pth")) == ["run_1.pth", "run_2.pth", "run_3.pth", "run_6.pth"]
+    assert len(list(tmp_path.glob("*.json"))) == 4
+
+
+def test_prune_by_a_metric_that_grows(command: Said, write: Make, tmp_path: Path) -> None:
+    for step, loss in ((1, 0.5), (2, 0.1), (3, 0.3)):
+        write(step, loss)
+    options = ("--keep-last", 1, "--keep-best", 1, "--monitor", "validation/accuracy", "--mode", "max")
+    assert command("prune", tmp_path, *options) == 0
+    assert sorted(path.name for path in tmp_path.glob("*.pth")) == ["run_2.pth", "run_3.pth"]
+
+
+def test_prune_believes_what_a_run_was_judged_by(command: Said, write: Make, tmp_path: Path) -> None:
+    write(1, 0.5, judged=True)
+    write(2, 0.1)  # of other weights: it was measured before
+    write(3, 0.6, judged=True)
+    write(4, 0.6)
+    options = ("--keep-last", 1, "--keep-best", 1, "--monitor", "validation/loss")
+    assert command("prune", tmp_path, *options) == 0
+    assert sorted(path.name for path in tmp_path.glob("*.pth")) == ["run_1.pth", "run_4.pth"]
+
+
+def test_prune_spares_what_the_run_calls_its_best(command: Said, write: Make, tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        write(step, 0.5)
+    (tmp_path / "run.best").write_text("run_1.pth\n")
+    assert command("prune", tmp_path, "--keep-last", 1) == 0
+    assert f"kept     {tmp_path / 'run_1.pth'}: called the best by its run" in command.out
+    assert sorted(path.name for path in tmp_path.glob("*.pth")) == ["run_1.pth", "run_3.pth"]
+
+
+def test_a_damaged_checkpoint_counts_for_nothing(command: Said, write: Make, tmp_path: Path) -> None:
+    for step in (1, 2):
+        write(step, 0.5)
+    damage(write(3, 0.5))
+    assert command("prune", tmp_path, "--keep-last", 1) == 0
+    damaged, newest, removed = command.out.splitlines()
+    assert damaged.startswith(f"kept     {tmp_path / 'run_3.pth'}: damaged, look at it: ")
+    assert newest == f"kept     {tmp_path / 'run_2.pth'}: among the newest"
+    assert removed == f"removed  {tmp_path / 'run_1.pth'}"
+
+
+def test_prune_deals_with_every_run_or_with_one(command: Said, write: Make, tmp_path: Path) -> None:
+    for step in (1, 2):
+        write(step, 0.5, name="a")
+        write(step, 0.5, name="b")
+    assert command("prune", tmp_path, "--keep-last", 1, "--run", "a") == 0
+    assert sorted(path.name for path in tmp_path.glob("*.pth")) == ["a_2.pth", "b_1.pth", "b_2.pth"]
+    assert command("prune", tmp_path, "--keep-last", 1) == 0
+    assert sorted(path.name for path in tmp_path.glob("*.pth")) == ["a_2.pth", "b_2.pth"]
+
+
+def test_prune_keeps_something_of_every_training_of_a_name(
+    command: Said, opened: Make, state: Make, tmp_path: Path
+) -> None:
+    store = opened()
+    for step, name in ((1, "run"), (2, "run-2"), (3, "run-2"), (4, "run")):
+        store.write_as("12"[name == "run"] * 32, name)
+        store.save(f"{name}_{step}.pth", state(step, training_id="12"[name == "run"] * 32))
+    store.close()
+    assert command("prune", tmp_path, "--keep-last", 1, "--run", "run-2") == 0
+    assert sorted(path.name for path in tmp_path.glob("*.pth")) == ["run-2_3.pth", "run_1.pth", "run_4.pth"]
+    assert command("prune", tmp_path, "--keep-last", 1) == 0
+    assert sorted(path.name for path in tmp_path.glob("*.pth")) == ["run-2_3.pth", "run_4.pth"]
+
+
+def test_prune_spares_the_best_by_the_former_spelling_of_its_pointer(
+    command: Said, opened: Make, state: Make, tmp_path: Path
+) -> None:
+    store = opened("a b")
+    for step in (1, 2):
+        store.save(f"a-b_{step}.pth", state(step, name="a b"))
+    store.close()
+    (tmp_path / "a-b.best").write_text("a-b_1.pth\n")
+    assert command("prune", tmp_path, "--keep-last", 1) == 0
+    assert f"kept     {tmp_path / 'a-b_1.pth'}: called the best by its run" in command.out
+
+
+def test_prune_leaves_alone_what_has_no_manifest(command: Said, write: Make, tmp_path: Path) -> None:
+    write(1, 0.5)
+    shutil.copy(GOLDEN / OLD, tmp_path)
+    assert command("prune", tmp_path, "--keep-last", 1) == 0
+    assert command.out.splitlines()[-1].startswith(f"left     The checkpoint {tmp_path / OLD} has no manifest")
+    assert (tmp_path / OLD).exists()
+
+
+def test_prune_refuses_where_a_process_trains(command: Said, write: Make, opened: Make, tmp_path: Path) -> None:
+    write(1, 0.5)
+    write(2, 0.5)
+    opened()
+    assert command("prune", tmp_path, "--keep-last", 1) == 1
+    assert "are written by process" in command.error
+    assert len(list(tmp_path.glob("*.pth"))) == 2
+
+
+def test_prune_says_what_there_is_not(command: Said, write: Make, tmp_path: Path) -> None:
+    assert command("prune", tmp_path / "nowhere", "--keep-last", 1) == 1
+    assert (
+        command.error == f"heliograph checkpoint: There is no checkpoint with a manifest in {tmp_path / 'nowhere'}.\n"
+    )
+    assert not (tmp_path / "nowhere").exists()
+    write(1, 0.5)
+    assert command("prune", tmp_path, "--keep-last", 1, "--run", "other") == 1
+    assert "has no checkpoint of run 'other'; those in it are of 'run'" in command.error
+    options = ("--keep-best", 1, "--monitor", "validation/los", "--mode", "min")
+    assert command("prune", tmp_path, "--keep-last", 1, *options) == 1
+    assert "has a metric 'validation/los'. Did you mean 'validation/loss'?" in command.error
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        ((), "required"),
+        (("prune", "folder"), "--keep-last"),
+        (("prune", "folder", "--keep-last", "0"), "a whole number of at least 1 is needed, got '0'"),
+        (("prune", "folder", "--keep-last", "1", "--keep-best", "1"), "--keep-best M and --monitor METRIC go together"),
+        (
+            ("prune", "folder", "--keep-last", "1", "--keep-best", "1", "--monitor", "validation/f1"),
+            "Which way is 'validation/f1' better?",
+        ),
+        (("inspect",), "PATH"),
+        (("burn", "x"), "invalid choice"),
+    ],
+)
+def test_usage_errors(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], fault: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["checkpoint", *words])
+    assert caught.value.code == 2
+    assert fault in capsys.readouterr().err
+
+
+def test_it_runs_as_a_module(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "heliograph", "checkpoint", "inspect", str(GOLDEN / OLD)]
+    done = call(words, capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert "run         golden" in done.stdout
+    assert done.stderr == ""

@@ -1,0 +1,145 @@
+"""Retention: the newest, the best and the pinned stay, everything else goes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import nan
+from pathlib import Path
+
+import pytest
+from heliograph.builtin_callbacks.checkpoint.retention import Retention
+from heliograph.core.checkpoint.storage import Entry
+from heliograph.core.metrics.monitor import Monitor
+
+LOSS = Monitor("validation/loss", "min")
+ACCURACY = Monitor("validation/accuracy", "max")
+
+
+def entry(sequence: int, value: float | None = None, monitor: Monitor = LOSS, name: str | None = None) -> Entry:
+    judged_by = None if value is None else (monitor.name, monitor.mode, value)
+    path = Path(name or f"{sequence}.pth")
+    return Entry(path, "run", sequence, 0.0, 0, "", judged_by=judged_by, training_id="1" * 32)
+
+
+def drop(retention: Retention, *pinned: int) -> list[int]:
+    return [int(path.stem) for path in retention.drop(lambda path: int(path.stem) in pinned)]
+
+
+def best(retention: Retention) -> str | None:
+    return None if retention.best is None else retention.best.path.name
+
+
+@pytest.mark.parametrize(("keep", "dropped"), [(1, [1, 2]), (2, [1]), (3, []), (9, []), (None, [])])
+def test_the_newest_stay(keep: int | None, dropped: list[int]) -> None:
+    retention = Retention(keep, 0, None)
+    for sequence in (1, 2, 3):
+        retention.add(entry(sequence))
+
+    assert drop(retention) == dropped
+    assert drop(retention) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "keep_best", "first", "dropped"),
+    [
+        ([3.0, 1.0, 2.0, 4.0], 1, 2, [1, 3]),
+        ([3.0, 1.0, 2.0, 4.0], 2, 2, [1]),
+        ([1.0, 1.0, 1.0], 1, 1, [2]),
+        ([nan, 2.0, 3.0], 1, 2, [1]),
+        ([nan, nan, nan], 1, 1, [2]),
+        ([None, 5.0, None, 9.0], 1, 2, [1, 3]),
+    ],
+)
+def test_the_best_stay_besides(values: list[float | None], keep_best: int, first: int, dropped: list[int]) -> None:
+    retention = Retention(1, keep_best, LOSS)
+    for sequence, value in enumerate(values, 1):
+        retention.add(entry(sequence, value))
+
+    assert best(retention) == f"{first}.pth"
+    assert drop(retention) == dropped
+
+
+def test_larger_may_be_better() -> None:
+    retention = Retention(1, 1, ACCURACY)
+    retention.begin([entry(1, 0.5, ACCURACY), entry(2, 0.9, ACCURACY), entry(3, 0.7, ACCURACY)])
+
+    assert best(retention) == "2.pth"
+    assert drop(retention) == [1]
+
+
+def test_another_metric_does_not_compete() -> None:
+    retention = Retention(1, 2, LOSS)
+    other_way = Monitor("validation/loss", "max")
+    retention.begin([entry(1, 0.1, ACCURACY), entry(2, 0.2, other_way), entry(3, 0.9), entry(4)])
+
+    assert best(retention) == "3.pth"
+    assert drop(retention) == [1, 2]
+
+
+def test_without_a_monitor_nothing_is_best() -> None:
+    retention = Retention(1, 0, None)
+    retention.begin([entry(1, 0.1), entry(2, 0.2)])
+
+    assert best(retention) is None
+    assert drop(retention) == [1]
+
+
+def test_pinned_ones_stay_and_are_not_counted() -> None:
+    retention = Retention(2, 0, None)
+    retention.begin([entry(sequence) for sequence in range(1, 7)])
+
+    assert drop(retention, 2, 6) == [1, 3]
+    assert drop(retention, 6) == [2]
+
+
+def test_a_pinned_one_can_be_the_best() -> None:
+    retention = Retention(1, 1, LOSS)
+    retention.begin([entry(1, 0.5), entry(2, 0.1), entry(3, 0.9)])
+
+    assert drop(retention, 2) == [1]
+    assert best(retention) == "2.pth"
+
+
+def test_the_order_is_that_of_writing() -> None:
+    retention = Retention(1, 0, None)
+    retention.begin([entry(3), entry(1), entry(2)])
+
+    assert drop(retention) == [1, 2]
+
+
+def test_the_same_place_is_one_checkpoint() -> None:
+    retention = Retention(1, 1, LOSS)
+    retention.add(entry(1, 0.1, name="7.pth"))
+    retention.add(entry(2, 0.5, name="7.pth"))
+
+    assert retention.best is not None
+    assert retention.best.judged_by == ("validation/loss", "min", 0.5)
+    assert drop(retention) == []
+
+
+def test_beginning_forgets() -> None:
+    retention = Retention(1, 1, LOSS)
+    retention.add(entry(1, 0.1))
+    retention.begin([])
+
+    assert best(retention) is None
+    assert drop(retention) == []
+
+
+def test_what_has_no_identity_competes_and_never_goes() -> None:
+    """It may be of several trainings of one name."""
+    retention = Retention(1, 1, LOSS)
+    old = [entry(1, 0.1), entry(2, 0.5)]
+    retention.begin([*(replace(each, training_id="") for each in old), entry(3, 0.9), entry(4, 0.8)])
+
+    assert best(retention) == "1.pth"
+    assert drop(retention) == [3]
+
+
+def test_damaged_ones_count_for_nothing_and_go_with_others() -> None:
+    retention = Retention(2, 1, LOSS)
+    retention.begin([entry(1, 0.5), entry(2, 0.4), entry(3, 0.3), entry(4, 0.1)], [Path("3.pth"), Path("4.pth")])
+    retention.add(entry(5, 0.9))
+
+    assert best(retention) == "2.pth"
+    assert drop(retention) == [1, 3, 4]

@@ -1,0 +1,369 @@
+"""Checkpoints in shards: every rank writes its part, all of it is one checkpoint or none, any engine reads it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from heliograph import (
+    BatchEnd,
+    Checkpoint,
+    CheckpointSaved,
+    DDPEngine,
+    DeviceEngine,
+    Every,
+    FSDPEngine,
+    Lane,
+    Plugin,
+    RankFailed,
+    RNGCapture,
+    Run,
+    RunClosed,
+    RunFailed,
+    RunResult,
+    SaveSchedule,
+    Supervised,
+    Trainer,
+    ValidationSchedule,
+    load_weights,
+    on,
+)
+from heliograph.builtin_callbacks.checkpoint.command import main
+from heliograph.core.checkpoint import storage
+from heliograph.core.checkpoint.state.shards import whole
+from heliograph.tests.ranks_pool import Pool
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+Weights = dict[str, Tensor]
+Saved = list[tuple[int, str]]  # the step at which each was told of, and its name
+FILES = [".metadata", "__0_0.distcp", "__1_0.distcp"]
+
+
+def make_task() -> Supervised:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
+    return Supervised(model, nn.functional.mse_loss)
+
+
+def train(
+    checkpoint: Checkpoint, engine: Any, *plugins: Any, batch_size: int = 4, saved: Saved | None = None, **options: Any
+) -> tuple[RunResult, Weights, Saved]:
+    task, saved = make_task(), [] if saved is None else saved
+    generator = torch.Generator().manual_seed(1)
+    data = TensorDataset(torch.randn(32, 4, generator=generator), torch.randn(32, 2, generator=generator))
+    trainer = Trainer([RNGCapture(3), SaveSchedule(Every(steps=2)), *plugins, checkpoint], engine=engine)
+    trainer.bus.on(CheckpointSaved, lambda run, event: saved.append((run.progress.steps, event.path.name)))
+    result = trainer.fit(
+        task,
+        DataLoader(data, batch_size=batch_size, shuffle=True),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+        **{"epochs": 2, **options},
+    )
+    return result, {name: value.clone() for name, value in task.model.state_dict().items()}, saved
+
+
+def equal(one: Weights, other: Weights) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def resume_sharded(folder: Path, background: bool) -> dict[str, Any]:
+    options: dict[str, Any] = {"sharded": True, "background": background}
+    _, whole, _ = train(Checkpoint(folder / "whole"), FSDPEngine(device="cpu"))
+    first, _, saved = train(Checkpoint(folder / "parts", **options), FSDPEngine(device="cpu"), steps=5)
+    again = Checkpoint(folder / "parts", resume="auto", keep_last=None, **options)
+    result, weights, _ = train(again, FSDPEngine(device="cpu"))
+    _, gathered, _ = train(Checkpoint(folder / "other", resume=first.last_checkpoint), DDPEngine(device="cpu"))
+    return {
+        "equal": equal(weights, whole),
+        "equal on another engine": equal(gathered, whole),
+        "saved": [name for _, name in saved],
+        "report": str(result.resume),
+        "last": result.last_checkpoint,
+        "first": first.last_checkpoint,
+    }
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_a_run_goes_on_from_shards(ranks: Pool, tmp_path: Path, background: bool) -> None:
+    for each in ranks(2).run(resume_sharded, tmp_path, background):
+        assert each["equal"]
+        assert each["equal on another engine"]
+        assert each["report"] == "exact; verified: 1 repeated step equal, bit for bit"
+        assert each["saved"] == ["run_epoch_0_iter_2.pth", "run_epoch_0_iter_4.pth"]
+        assert each["first"] == tmp_path / "parts" / "run_epoch_0_iter_4.pth"
+        assert each["last"] == tmp_path / "parts" / "run_epoch_1_iter_8.pth"
+    names = sorted(path.name for path in (tmp_path / "parts").iterdir())
+    assert names == [
+        "run.last",
+        *(
+            f"run_epoch_{place}.{end}"
+            for place in ("0_iter_4", "1_iter_6", "1_iter_8")
+            for end in ("json", "pth", "shards")
+        ),
+    ]
+    last = tmp_path / "parts" / "run_epoch_1_iter_8.pth"
+    assert sorted(path.name for path in last.with_suffix(".shards").iterdir()) == FILES
+    assert sorted(storage.verify(last).shards) == FILES
+    state = storage.load(last)
+    assert (state["modules"], state["optimizers"]) == ({}, {})
+
+
+def write_shards(folder: Path) -> Weights:
+    return train(Checkpoint(folder, sharded=True), FSDPEngine(device="cpu"), steps=2)[1]
+
+
+def write_whole(folder: Path) -> None:
+    train(Checkpoint(folder), FSDPEngine(device="cpu"), steps=2)
+
+
+def test_shards_are_made_one_file(ranks: Pool, tmp_path: Path) -> None:
+    weights = ranks(2).run(write_shards, tmp_path / "parts")[0]
+    ranks(2).run(write_whole, tmp_path / "whole")
+    path = tmp_path / "parts" / "run_epoch_0_iter_2.pth"
+    former = storage.read_manifest(path)
+    task = make_task()
+    load_weights(task, path)
+    assert equal(dict(task.model.state_dict()), weights)
+
+    entry = storage.consolidate(path, tmp_path / "copy" / "one.pth")
+    assert entry.path == tmp_path / "copy" / "one.pth"
+    assert (entry.sequence, entry.judged_by, entry.shards) == (former.sequence, former.judged_by, {})
+    assert storage.verify(path).shards
+    one, other = storage.load(entry.path), storage.load(tmp_path / "whole" / "run_epoch_0_iter_2.pth")
+    assert equal(one["modules"]["model"], other["modules"]["model"])
+    assert repr(one["optimizers"]) == repr(other["optimizers"])
+    assert "shards" not in one
+
+    storage.consolidate(path)
+    assert sorted(each.name for each in path.parent.iterdir()) == [
+        "run.last",
+        "run_epoch_0_iter_2.json",
+        "run_epoch_0_iter_2.pth",
+    ]
+    assert equal(storage.load(path)["modules"]["model"], weights)
+    with pytest.raises(ValueError, match="has no shards: it is an ordinary checkpoint already"):
+        storage.consolidate(path)
+
+
+def write_by_the_engines_word(folder: Path) -> list[list[str]]:
+    names = []
+    for sharded, steps in ((None, 2), (False, 4)):
+        engine = FSDPEngine(device="cpu", state="sharded")
+        train(Checkpoint(folder, sharded=sharded, resume="auto"), engine, steps=steps)
+        names.append(sorted(path.suffix for path in folder.iterdir()))
+    return names
+
+
+def test_the_engine_says_whether_shards_are_written(ranks: Pool, tmp_path: Path) -> None:
+    for each in ranks(2).run(write_by_the_engines_word, tmp_path):
+        assert each == [[".json", ".last", ".pth", ".shards"], [".json", ".last", ".pth"]]
+
+
+def resume_on_one_rank(folder: Path) -> tuple[Weights, str]:
+    checkpoint = Checkpoint(folder / "alone", resume=folder / "run_epoch_0_iter_2.pth", sharded=True)
+    result, weights, _ = train(checkpoint, FSDPEngine(device="cpu"), steps=2, batch_size=8)
+    assert result.resume is not None
+    return weights, result.resume.guarantee
+
+
+def test_another_number_of_ranks_takes_the_shards(ranks: Pool, tmp_path: Path) -> None:
+    before = ranks(2).run(write_shards, tmp_path)[0]
+    [(weights, guarantee)] = ranks(1).run(resume_on_one_rank, tmp_path)
+    assert equal(weights, before)
+    assert guarantee == "order-exact"
+
+
+def load_back(folder: Path) -> tuple[Weights, Weights]:
+    losses, best = iter((0.5, 0.1, 0.9)), list[Weights]()
+
+    class Scripted(Supervised):
+        def validation_step(self, run: Run, batch: Any) -> dict[str, float]:
+            return {"loss": next(losses)}
+
+    task = Scripted(make_task().model, nn.functional.mse_loss)
+    checkpoint = Checkpoint(folder, keep_best=1, monitor="validation/loss", load_best="weights", sharded=True)
+    schedules = [ValidationSchedule(Every(epochs=1)), SaveSchedule(Every(epochs=1))]
+    trainer = Trainer([*schedules, checkpoint], engine=FSDPEngine(device="cpu"))
+    data = [(torch.full((4, 4), number), torch.ones(4, 2)) for number in (1.0, 2.0)]
+    optimizer = torch.optim.AdamW(task.model.parameters(), lr=0.1)
+    result = trainer.fit(task, data, validation=data, optimizer=optimizer, epochs=3)
+    assert result.best_checkpoint == folder / "run_epoch_2_iter_2.pth"
+    read = make_task()
+    load_weights(read, result.best_checkpoint)
+    best.append({name: value.clone() for name, value in read.model.state_dict().items()})
+    return best[0], {name: value.clone() for name, value in task.model.state_dict().items()}
+
+
+def test_the_best_comes_back_from_shards(ranks: Pool, tmp_path: Path) -> None:
+    for best, now in ranks(2).run(load_back, tmp_path):
+        assert equal(best, now)
+
+
+def lack_room(folder: Path, background: bool) -> tuple[str, str, Saved]:
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+    engine, saved, writes = FSDPEngine(device="cpu"), Saved(), 0
+    real = FileSystemWriter.write_data
+
+    def write(*arguments: Any) -> Any:
+        nonlocal writes
+        writes += 1
+        if writes > 1:
+            raise OSError(28, "No space left on device")
+        return real(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        if engine.rank == 1:
+            patch.setattr(FileSystemWriter, "write_data", write)
+        checkpoint = Checkpoint(folder, sharded=True, background=background)
+        try:
+            train(checkpoint, engine, epochs=20, saved=saved)
+        except OSError as error:
+            return type(error).__name__, str(error), saved
+    return "", "", saved
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_shards_that_fail_on_one_rank_fail_the_save_on_all(ranks: Pool, tmp_path: Path, background: bool) -> None:
+    main, other = ranks(2).run(lack_room, tmp_path, background)
+    assert main == other
+    kind, text, saved = main
+    assert kind == "OSError"
+    assert text.endswith(".run.shards.tmp: rank 1: OSError: [Errno 28] No space left on device")
+    assert [name for _, name in saved] == ["run_epoch_0_iter_2.pth"]
+    store = storage.Store(tmp_path, "run")
+    store.open()
+    entry, _, passed_over = store.newest()
+    store.close()
+    assert entry is not None
+    assert (entry.path.name, passed_over) == ("run_epoch_0_iter_2.pth", [])
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name[0] != ".") == [
+        "run.last",
+        *(f"run_epoch_0_iter_2.{end}" for end in ("json", "pth", "shards")),
+    ]
+
+
+def lose_a_peer(folder: Path) -> dict[str, Any]:
+    """Rank 1 fails while the main rank is still writing its shards, which goes on when that one knows of it."""
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+    engine, saved, notes, pause = FSDPEngine(device="cpu"), Saved(), list[str](), threading.Event()
+    real, abandon, beside = FileSystemWriter.write_data, engine.abandon, list[str]()
+
+    def write(*arguments: Any) -> Any:
+        while engine.is_main and engine.watch is not None and engine.watch.failure() is None:
+            pause.wait(0.01)
+        return real(*arguments)
+
+    def leave() -> None:
+        beside.extend(thread.name for thread in threading.enumerate() if "ThreadPool" in thread.name)
+        abandon()
+
+    class Failing(Plugin):
+        @on(BatchEnd)
+        def fail(self, run: Run, event: BatchEnd) -> None:
+            if run.progress.batches == 4 and run.engine.rank == 1:
+                raise ArithmeticError("on purpose")
+
+        @on(RunClosed, lane=Lane.REPORT)
+        def read(self, run: Any, event: RunClosed) -> None:
+            notes.extend(run.notes)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FileSystemWriter, "write_data", write)
+        patch.setattr(engine, "abandon", leave)
+        error = ""
+        try:
+            train(Checkpoint(folder, sharded=True, background=True), engine, Failing(), saved=saved)
+        except (ArithmeticError, RankFailed) as failure:
+            error = type(failure).__name__
+    return {"error": error, "saved": saved, "notes": notes, "beside": beside}
+
+
+def test_shards_that_a_peer_left_unfinished_are_no_checkpoint(ranks: Pool, tmp_path: Path) -> None:
+    main, other = ranks(2).run(lose_a_peer, tmp_path)
+    assert (main["error"], other["error"]) == ("RankFailed", "ArithmeticError")
+    for each in (main, other):
+        assert each["saved"] == []
+        assert each["beside"] == []  # no thread still uses the group that is left
+        assert each["notes"] == [
+            "the save under way is given up: its shards are no checkpoint without the other ranks, as the run did not "
+            "end on all ranks together"
+        ]
+    store = storage.Store(tmp_path, "run")
+    notes = store.open()
+    store.close()
+    assert notes == ["An interrupted save left .run.shards.tmp: removed."]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".run.steps", ".run.steps.1"]
+
+
+def interrupt(folder: Path, sharded: bool) -> tuple[str, Path | None, tuple[str, ...], Saved]:
+    """Rank 1 is interrupted while a save is being written, which goes on when all have raised that."""
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+
+    gate = threading.Event()
+    place: tuple[Any, str] = (FileSystemWriter, "write_data") if sharded else (storage.Store, "save")
+    real = getattr(*place)
+
+    def write(*arguments: Any, **options: Any) -> Any:
+        gate.wait()
+        return real(*arguments, **options)
+
+    class Interrupted(Plugin):
+        @on(BatchEnd)
+        def interrupt(self, run: Run, event: BatchEnd) -> None:
+            if run.progress.batches == 3 and run.engine.rank == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        @on(RunFailed)
+        def go_on(self, run: Run, event: RunFailed) -> None:
+            gate.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(*place, write)
+        checkpoint, engine = Checkpoint(folder, sharded=sharded, background=True), FSDPEngine(device="cpu")
+        saved = Saved()
+        result, _, _ = train(checkpoint, engine, Interrupted(), saved=saved, on_interrupt="return")
+    return result.status, result.last_checkpoint, result.notes, saved
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_save_is_finished_together_behind_an_interrupt(ranks: Pool, tmp_path: Path, sharded: bool) -> None:
+    path = tmp_path / "run_epoch_0_iter_2.pth"
+    assert ranks(2).run(interrupt, tmp_path, sharded) == [("interrupted", path, (), [(3, path.name)])] * 2
+    assert bool(storage.verify(path).shards) == sharded
+
+
+def test_an_engine_without_shards_writes_none(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"sharded=True is for an engine that holds shards, .* a DeviceEngine holds"):
+        train(Checkpoint(tmp_path, sharded=True), DeviceEngine("cpu"))
+
+
+def test_a_state_without_its_file_has_no_shards(ranks: Pool, tmp_path: Path) -> None:
+    ranks(2).run(write_shards, tmp_path)
+    path = tmp_path / "run_epoch_0_iter_2.pth"
+    with pytest.raises(ValueError, match="weights lie in shards beside its file"):
+        whole(storage.load(path), None)
+    (path.with_suffix(".shards") / "__1_0.distcp").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"The shards in .*\.shards cannot be read: rank 0: "):
+        whole(storage.load(path, verify=False), path)
+
+
+def test_the_command_line_makes_one_file(ranks: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ranks(2).run(write_shards, tmp_path)
+    path = tmp_path / "run_epoch_0_iter_2.pth"
+    assert main(["inspect", str(path)]) == 0
+    assert "model: 69 values in 9 tensors, in shards" in capsys.readouterr().out
+    assert main(["consolidate", str(path), "--out", str(tmp_path / "one.pth")]) == 0
+    assert capsys.readouterr().out.startswith(f"{path}: written as one file, {tmp_path / 'one.pth'} (0.0")
+    assert main(["consolidate", str(tmp_path / "one.pth")]) == 1
+    assert "has no shards" in capsys.readouterr().err
+    path.with_suffix(".pinned").touch()
+    assert main(["consolidate", str(path)]) == 1
+    assert "is pinned, and so is not replaced" in capsys.readouterr().err

@@ -1,0 +1,181 @@
+"""What is kept between calls: saved, restored, looked at, let go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import heliograph as h
+import pytest
+import torch
+from heliograph.builtin_callbacks.ray.creators.packed_state import unpacked
+from heliograph.core.checkpoint import storage
+from heliograph.tests.builtin_callbacks.ray.creators import creators
+from heliograph.tests.builtin_callbacks.ray.creators.creators import make, weights
+
+OPTIONS: dict[str, Any] = {
+    "scheduler_creator": creators.scheduler,
+    "scheduler_step_freq": "epoch",
+    "config": {"dropout": 0.2},
+}
+PAIR: dict[str, Any] = {
+    "model_creator": creators.pair,
+    "optimizer_creator": creators.pair_of_optimizers,
+    "train_function": creators.train_pair,
+    "scheduler_creator": creators.pair_of_schedulers,
+    "scheduler_step_freq": "epoch",
+}
+
+
+@pytest.mark.parametrize("options", [OPTIONS, PAIR], ids=["one", "several"])
+def test_what_is_restored_goes_on_as_if_nothing_had_happened(options: dict[str, Any], tmp_path: Path) -> None:
+    whole, first, second = make(**options), make(**options), make(**options)
+    expected = whole.train(passes=4)
+    first.train(passes=2)
+    path = first.save(tmp_path / "after_two.pth")
+    assert path == tmp_path / "after_two.pth"
+    second.restore(path)
+    assert torch.equal(weights(second), weights(first))
+    assert second.train(passes=2) == expected
+    assert torch.equal(weights(second), weights(whole))
+
+
+def test_a_saved_state_is_a_checkpoint_like_any_other(tmp_path: Path) -> None:
+    trainer = make(**OPTIONS)
+    trainer.train()
+    path = trainer.save(tmp_path / "model.pth")
+    entry = storage.verify(path)
+    assert (entry.run_name, entry.progress["epoch"]) == ("run", 1)
+    state = storage.load(path)
+    assert {"creators", "rng_capture", "learning_rate"} >= {name for name, each in state["plugins"].items() if each}
+    assert state["plugins"]["rng_capture"]["globals"].keys() == {"python", "numpy", "torch", "cuda"}
+    task = h.Supervised(creators.model({}), torch.nn.CrossEntropyLoss())
+    h.load_weights(task, path)
+    assert torch.equal(torch.cat([each.detach().flatten() for each in task.model.parameters()]), weights(trainer))
+
+
+def test_saving_again_replaces_and_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
+    trainer = make()
+    trainer.train()
+    path = trainer.save(tmp_path / "model.pth")
+    trainer.train()
+    assert trainer.save(path) == path
+    assert storage.load(path)["progress"]["epoch"] == 2
+    with pytest.raises(ValueError, match="pth"):
+        trainer.save(tmp_path / "model.txt")
+    assert storage.verify(path).progress["epoch"] == 2
+
+
+def test_a_checkpoint_of_a_fit_can_be_restored_amid_a_pass_too(tmp_path: Path) -> None:
+    def save(config: Any) -> list[h.Plugin]:
+        return [h.SaveSchedule(h.Every(steps=3)), h.Checkpoint(tmp_path, keep_last=None)]
+
+    saving, going_on, whole = make(plugin_creator=save), make(), make()
+    saving.train(passes=2)
+    entries, _ = storage.entries(tmp_path, "run")
+    assert [entry.progress["steps"] for entry in entries] == [8, 6, 4, 3]  # at the end of each pass, too
+    going_on.restore(entries[1].path)
+    for _ in range(2):
+        going_on.train()
+    assert going_on.result is not None
+    assert (going_on.result.progress.epoch, going_on.result.progress.steps) == (3, 12)
+    whole.train(passes=3)
+    assert torch.equal(weights(going_on), weights(whole))
+
+
+def test_where_a_plugin_has_found_more_than_was_asked_for_that_is_handed_over(tmp_path: Path) -> None:
+    def keep(config: Any) -> list[h.Plugin]:
+        return [h.SaveSchedule(h.Every(epochs=1)), h.Checkpoint(tmp_path, resume="auto")]
+
+    first, second = make(plugin_creator=keep), make(plugin_creator=keep)
+    metrics = first.train(passes=3)
+    assert second.train() == metrics
+    assert torch.equal(weights(second), weights(first))
+    assert second.train() == make().train(passes=4)
+
+
+def test_a_damaged_file_is_refused_and_nothing_is_changed(tmp_path: Path) -> None:
+    trainer = make()
+    trainer.train()
+    before, path = weights(trainer), trainer.save(tmp_path / "model.pth")
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(ValueError, match="is damaged"):
+        trainer.restore(path)
+    with pytest.raises(FileNotFoundError):
+        trainer.restore(tmp_path / "another.pth")
+    assert torch.equal(weights(trainer), before)
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    trainer = make()
+    trainer.train()
+    other = make(model_creator=lambda config: torch.nn.Linear(4, 2))
+    other.restore(trainer.save(tmp_path / "model.pth"))
+    with pytest.raises(ValueError, match="another network"):
+        other.get_model()
+    with pytest.raises(ValueError, match="another network"):
+        other.train()
+
+
+def test_a_new_trainer_has_the_weights_that_it_begins_with() -> None:
+    trainer = make(optimizer_creator=lambda model, config: torch.optim.SGD(model.parameters(), lr=0.0))
+    before = weights(trainer)
+    trainer.train()
+    assert torch.equal(weights(trainer), before)
+    assert trainer.get_model() is not trainer.get_model()
+    assert [type(each) for each in make(**PAIR).get_model()] == [torch.nn.Linear, torch.nn.Linear]
+
+
+def test_a_scheduler_is_stepped_by_hand() -> None:
+    trainer = make(scheduler_creator=creators.plateau, scheduler_step_freq="manual")
+    with pytest.raises(RuntimeError, match="There is no state yet"):
+        trainer.update_scheduler(1.0)
+    rates = []
+    for metric in (1.0, 0.5, 0.7, 0.4):
+        trainer.train()
+        trainer.update_scheduler(metric)
+        rates.append(_rate(trainer))
+    assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01])
+
+
+def test_a_scheduler_without_a_metric_is_stepped_by_hand_too() -> None:
+    by_hand = make(scheduler_creator=creators.scheduler, scheduler_step_freq="manual")
+    by_epoch = make(scheduler_creator=creators.scheduler, scheduler_step_freq="epoch")
+    for _ in range(3):
+        by_hand.train()
+        by_hand.update_scheduler(0.0)
+        by_epoch.train()
+    assert torch.equal(weights(by_hand), weights(by_epoch))
+
+
+def test_who_is_not_to_step_by_hand_is_told_so() -> None:
+    for options in ({}, {"scheduler_creator": creators.scheduler}, {"scheduler_step_freq": "manual"}):
+        with pytest.raises(ValueError, match=r"update_scheduler\(metric\) needs scheduler_creator="):
+            make(**options).update_scheduler(1.0)
+
+
+def test_after_the_shutdown_nothing_is_left(tmp_path: Path) -> None:
+    trainer = make()
+    with pytest.raises(RuntimeError, match="There is no state yet"):
+        trainer.save(tmp_path / "model.pth")
+    trainer.train()
+    path = trainer.save(tmp_path / "model.pth")
+    trainer.shutdown()
+    trainer.shutdown()
+    calls: list[Callable[[], object]] = [
+        trainer.train,
+        trainer.validate,
+        trainer.get_model,
+        lambda: trainer.save(path),
+        lambda: trainer.restore(path),
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError, match="was shut down"):
+            call()
+
+
+def _rate(trainer: Any) -> float:
+    """Return the learning rate of the state that is kept."""
+    rate: float = unpacked(trainer._state)["optimizers"]["optimizer"]["param_groups"][0]["lr"]
+    return rate

@@ -1,0 +1,102 @@
+"""A session without Ray: what is reported lies in a folder, as Ray would have stored it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from heliograph.builtin_callbacks.ray.session import Notice
+from heliograph.builtin_callbacks.ray.storage.checkpoints import StoredFolder, listed, name_of
+from heliograph.core.result import RunResult
+from heliograph.core.system.host import hosted_by
+from heliograph.events import Progress
+from heliograph.plugins import Plugins
+from pyarrow.fs import LocalFileSystem  # type: ignore[import-untyped]
+
+
+class CountingFolder(StoredFolder):
+    """Counts how often it is fetched."""
+
+    fetches: list[str]
+
+    def fetch(self, folder: Path) -> None:
+        self.fetches.append(self.name)
+        super().fetch(folder)
+
+
+class FakeSession:
+    """What a run tells it, in lists.
+
+    Args:
+        storage: where what is reported is copied to.
+        call: which call of a launcher this is.
+        is_restart: whether it is not the first attempt.
+        answers: what `report` returns, one after the other; None behind them.
+    """
+
+    def __init__(
+        self, storage: Path, call: str = "one", *, is_restart: bool = False, answers: tuple[Notice | None, ...] = ()
+    ) -> None:
+        self.storage, self.call, self.is_restart = storage, call, is_restart
+        self.left: Notice | None = None
+        self.warned: Notice | None = None
+        self.reports: list[tuple[dict[str, float], list[str] | None]] = []
+        self.beginnings: list[tuple[int, Path | None]] = []
+        self.pulses: list[int] = []
+        self.fetches: list[str] = []
+        self.before_report: Callable[[], object] = bool
+        self._answers = iter(answers)
+        found = listed(LocalFileSystem(), str(storage))
+        self._first = self._next = max((each.number for each in found), default=0) + 1
+
+    def report(self, metrics: dict[str, float], folder: Path | None) -> Notice | None:
+        self.before_report()
+        names = None
+        if folder is not None:
+            names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+            shutil.copytree(folder, self.storage / name_of(self._next, self.call))
+            self._next += 1
+        self.reports.append((dict(metrics), names))
+        return next(self._answers, None)
+
+    def stored(self) -> list[StoredFolder]:
+        found = []
+        for each in listed(LocalFileSystem(), str(self.storage)):
+            is_own = each.call == self.call and each.number < self._first
+            found.append(CountingFolder(each.filesystem, each.path, is_own=is_own))
+            found[-1].fetches = self.fetches
+        return list(found)
+
+    def notice(self) -> Notice | None:
+        return self.warned
+
+    def leave(self, notice: Notice) -> None:
+        self.left = notice
+
+    def pulse(self, run: str, progress: Progress) -> None:
+        self.pulses.append(progress.batches)
+
+    def resumed(self, run: str, progress: Progress, path: Path | None) -> None:
+        self.beginnings.append((progress.batches, path))
+
+
+class FakeHost:
+    """Does nothing but hold a session."""
+
+    def __init__(self, session: FakeSession) -> None:
+        self.session = session
+
+    def prepare(self, plugins: Plugins) -> None:
+        pass
+
+    def ended(self, result: RunResult) -> None:
+        pass
+
+
+@contextmanager
+def on_ray(session: FakeSession) -> Iterator[FakeSession]:
+    """Have every training within talk to a session."""
+    with hosted_by(FakeHost(session)):
+        yield session

@@ -1,0 +1,446 @@
+"""Attempts, and what the caller does between and during them, without a cluster."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from threading import Event as Flag
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from heliograph.builtin_callbacks.ray.launcher import driver_loop
+from heliograph.builtin_callbacks.ray.launcher import room as waitings
+from heliograph.builtin_callbacks.ray.launcher.attempts import Attempt, Journal, attempts
+from heliograph.builtin_callbacks.ray.launcher.driver_loop import Hearing
+from heliograph.builtin_callbacks.ray.launcher.failures import WorkerFailed, follows
+from heliograph.builtin_callbacks.ray.launcher.job import RayJob
+from heliograph.builtin_callbacks.ray.launcher.mailbox import (
+    Desk,
+    Failed,
+    Left,
+    Letter,
+    Message,
+    Orders,
+    Pulse,
+    Reported,
+    Resumed,
+    Started,
+    Told,
+    Value,
+)
+from heliograph.builtin_callbacks.ray.launcher.sizes import Sizes
+from heliograph.builtin_callbacks.ray.session import Notice
+from heliograph.core.distributed.launch.exceptions import carry
+from heliograph.core.errors import RankFailed
+from ray.exceptions import RayActorError
+from ray.train import ControllerError, WorkerGroupError
+from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
+
+
+class FakeDesk:
+    """A mailbox within this process.
+
+    Attributes:
+        orders: all that were given.
+        closed: set when nobody waits any longer.
+    """
+
+    def __init__(self) -> None:
+        self._letters: SimpleQueue[Letter] = SimpleQueue()
+        self.orders: list[Orders] = []
+        self.closed = Flag()
+
+    def put(self, *letters: Letter) -> None:
+        """Have letters taken."""
+        for each in letters:
+            self._letters.put(each)
+
+    def take(self, timeout: float) -> list[Letter]:
+        """Return what is there."""
+        try:
+            first = self._letters.get(timeout=timeout)
+        except Empty:
+            return []
+        found = [first]
+        while not self._letters.empty():
+            found.append(self._letters.get())
+        return found
+
+    def order(self, orders: Orders) -> None:
+        """Take orders."""
+        self.orders.append(orders)
+
+    def close(self) -> None:
+        """Take note of it."""
+        self.closed.set()
+
+
+Attempted = Callable[["Story", str], object]
+
+
+class Story:
+    """A job on two workers, whose attempts are functions of this test.
+
+    Args:
+        tries: what Ray does, attempt by attempt.
+        options: of the job and of what hears it.
+    """
+
+    def __init__(self, *tries: Attempted, **options: Any) -> None:
+        self.desk, self.pauses, self.messages = FakeDesk(), list[float](), list[Any]()
+        self.journal = Journal()
+        self._left = list(tries)
+        self.hearing = Hearing(
+            cast("Desk", self.desk),
+            self.journal,
+            options.get("grace", 10.0),
+            options.get("on_message", lambda *message: self.messages.append(message)),
+            options.get("on_report"),
+        )
+        self.hearing.pause = self.pauses.append  # type: ignore[method-assign, assignment]
+        self._job = RayJob(
+            self.hearing,
+            self.journal,
+            options.get("sizes", Sizes(1, 2, None, {"CPU": 1.0}, None)),
+            self._trainer,
+            max_failures=options.get("max_failures", 0),
+            backoff=options.get("backoff", 1.0),
+        )
+
+    def run(self) -> list[bytes]:
+        """Run the job; return the values."""
+        group = self._job.run()
+        assert not self._left
+        return [value for _, value in sorted(group.values.items())]
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """What came of it."""
+        return attempts(self.journal.groups)
+
+    def tell(self, fit: str, *messages: Message, ranks: Sequence[int] = (0, 1), group: str = "group") -> None:
+        """Have workers begin, and tell something."""
+        for rank in ranks:
+            self.desk.put(*(Letter(fit, group, rank, each) for each in (Started(2, f"n{rank}"), *messages)))
+
+    def begin(self, fit: str, *messages: Message, ranks: Sequence[int] = (0, 1)) -> None:
+        """Have workers begin, and wait until the caller knows of them."""
+        self.tell(fit, *messages, ranks=ranks)
+        while self.journal.group is None:
+            Flag().wait(0.01)
+
+    def _trainer(self, fit: str) -> Any:
+        attempt = self._left.pop(0)
+        return SimpleNamespace(fit=lambda: attempt(self, fit))
+
+
+def complete(story: Story, fit: str) -> None:
+    """Return on both workers."""
+    story.tell(fit, Value(b"v"))
+
+
+def lose(*messages: Message) -> Attempted:
+    """Return an attempt that tells something, and loses worker 1."""
+
+    def attempt(story: Story, fit: str) -> None:
+        story.tell(fit, *messages)
+        raise WorkerGroupError("...", {1: RayActorError(error_msg="no heartbeat")})
+
+    return attempt
+
+
+def failed(error: BaseException) -> Failed:
+    """Return what a worker tells of an error."""
+    return Failed(carry(error), follows=follows(error))
+
+
+def test_values_that_come_last_are_taken() -> None:
+    story = Story(complete)
+    assert story.run() == [b"v", b"v"]
+    assert [each.kind for each in story.attempts] == ["completed"]
+
+
+def test_lost_workers_are_made_up_for_with_pauses_that_double_until_the_run_gets_further() -> None:
+    further = (
+        lose(Resumed("run", 0, 0, None), Pulse("run", 3, 3, 3)),
+        lose(Resumed("run", 2, 2, None)),
+        lose(Pulse("run", 3, 3, 3)),
+    )
+    story = Story(lose(), lose(), *further, complete, max_failures=5, backoff=0.5)
+    assert story.run() == [b"v", b"v"]
+    assert story.pauses == [0.5, 1.0, 0.5, 1.0, 2.0]
+    assert [each.kind for each in story.attempts] == ["lost"] * 5 + ["completed"]
+    assert story.attempts[0].failure == "rank 1 died: no heartbeat"
+
+
+def test_the_log_says_whether_an_attempt_was_lost_or_hung(caplog: pytest.LogCaptureFixture) -> None:
+    def hang(story: Story, fit: str) -> None:
+        story.tell(fit, failed(RankFailed(1, "hung", "it trains on", "")), ranks=[0])
+        raise WorkerGroupError("...", {})
+
+    Story(lose(), hang, complete, max_failures=2).run()
+    assert caplog.messages == [
+        "attempt 1 was lost, and another one follows in 1 s: rank 1 died: no heartbeat",
+        "attempt 2 hung, and another one follows in 2 s: rank 1 hung: it trains on",
+    ]
+
+
+def test_what_is_waited_for_is_said_until_a_worker_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[bool] = []
+
+    def wait(story: Story, fit: str) -> None:
+        while not looked:
+            Flag().wait(0.01)
+        story.begin(fit)
+        looked.clear()
+        complete(story, fit)
+
+    monkeypatch.setattr(driver_loop, "Waiting", lambda sizes: SimpleNamespace(look=lambda: looked.append(True)))
+    Story(wait).run()
+    assert looked == []
+
+
+def test_where_ray_had_no_room_the_error_is_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def give_up(story: Story, fit: str) -> None:
+        raise ControllerError(WorkerGroupStartupTimeoutError(2))
+
+    cluster = SimpleNamespace(cluster_resources=lambda: {"CPU": 0.5}, available_resources=dict)
+    monkeypatch.setattr(waitings, "require", lambda *args, **kwargs: cluster)
+    with pytest.raises(TimeoutError, match=r"with resources_per_worker={'CPU': 1.0}: .* {'CPU': 0.5}") as caught:
+        Story(give_up, max_failures=9).run()
+    assert isinstance(caught.value.__cause__, ControllerError)
+
+
+def test_a_pause_is_a_minute_at_most() -> None:
+    story = Story(*[lose()] * 9, complete, max_failures=-1)
+    story.run()
+    assert story.pauses == [1, 2, 4, 8, 16, 32, 60, 60, 60]
+
+
+def test_one_loss_too_many_is_raised() -> None:
+    story = Story(lose(), lose(), max_failures=1)
+    with pytest.raises(RankFailed, match="rank 1 died: no heartbeat") as caught:
+        story.run()
+    assert isinstance(caught.value.__cause__, WorkerGroupError)
+    assert caught.value.__notes__ == ["heliograph: no other attempt follows number 2: max_failures=1"]
+    assert vars(caught.value)["heliograph_rank"] == 1
+
+
+def test_an_error_of_the_users_ends_all_at_once() -> None:
+    def attempt(story: Story, fit: str) -> None:
+        story.tell(fit, failed(RankFailed(1, "KeyError", "'label'", "")), ranks=[0])
+        story.tell(fit, failed(KeyError("label")), ranks=[1])
+        raise WorkerGroupError("...", {0: WorkerFailed(0, "RankFailed")})
+
+    story = Story(attempt, max_failures=9)
+    with pytest.raises(KeyError, match="label") as caught:
+        story.run()
+    assert vars(caught.value)["heliograph_rank"] == 1
+    assert caught.value.__cause__ is None
+    assert caught.value.__notes__[0].startswith("heliograph: raised on rank 1:")
+    assert "also failed: rank 0, with RankFailed: rank 1 failed with KeyError" in caught.value.__notes__[1]
+
+
+def test_workers_leave_for_more_of_them_and_the_order_is_gone_with_them() -> None:
+    def leave(story: Story, fit: str) -> None:
+        story.begin(fit)
+        while not story.desk.orders:
+            Flag().wait(0.01)
+        story.tell(fit, Left(Notice("launcher", "there is room")))
+
+    class Roomy(Sizes):
+        def room(self, world_size: int) -> str | None:
+            return "there is room"
+
+    story = Story(leave, complete, sizes=Roomy(1, 2, None, {"CPU": 1.0}, None))
+    assert story.run() == [b"v", b"v"]
+    assert story.pauses == [0.0]
+    assert [(each.kind, each.failure) for each in story.attempts] == [("resized", None), ("completed", None)]
+    assert [each.leave for each in story.desk.orders][:2] == [Notice("launcher", "there is room"), None]
+
+
+def test_a_notice_is_no_failure_and_needs_no_pause() -> None:
+    def leave(story: Story, fit: str) -> None:
+        story.tell(fit, Left(Notice("ray", "its price rose")), Value(b"half"))
+
+    story = Story(leave, leave, complete)
+    assert story.run() == [b"v", b"v"]
+    assert story.pauses == [0.0, 0.0]
+    assert [(each.kind, each.failure) for each in story.attempts][:2] == [("preempted", "its price rose")] * 2
+
+
+def test_a_run_that_has_returned_everywhere_has_succeeded_whatever_becomes_of_its_workers(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def attempt(story: Story, fit: str) -> None:
+        complete(story, fit)
+        raise RayActorError(error_msg="the machine was switched off")
+
+    assert Story(attempt).run() == [b"v", b"v"]
+    assert "all ranks had returned when Ray's run failed: the machine was switched off" in caplog.text
+
+
+def test_a_failed_worker_is_released_when_all_have_told_how_they_ended() -> None:
+    def wait(story: Story, fit: str, **told: Failed) -> None:
+        for rank, each in enumerate(told.values()):
+            assert story.desk.orders == []
+            story.tell(fit, each, ranks=[rank])
+        while not story.desk.orders:
+            Flag().wait(0.01)
+        raise WorkerGroupError("...", {})
+
+    def both(story: Story, fit: str) -> None:
+        story.tell(fit, ranks=[1])
+        wait(story, fit, first=failed(RankFailed(1, "KeyError", "", "")), second=failed(KeyError("label")))
+
+    def one_hangs(story: Story, fit: str) -> None:
+        story.tell(fit, ranks=[1])
+        wait(story, fit, first=failed(RankFailed(1, "hung", "", "")))
+
+    for attempt, error in ((both, KeyError), (one_hangs, RankFailed)):
+        story = Story(attempt)
+        with pytest.raises(error):
+            story.run()
+        assert [each.released for each in story.desk.orders] == [frozenset({"group"})]
+
+
+def test_a_search_stops_the_run_by_what_it_reports() -> None:
+    def attempt(story: Story, fit: str) -> None:
+        story.tell(fit, Reported({"loss": 2.0}, None), ranks=[0])
+        story.tell(fit, Reported({"loss": 3.0}, "there"), ranks=[0])
+        while not story.desk.orders:
+            Flag().wait(0.01)
+        story.tell(fit, Left(Notice("tune", "it is no good")), Value(b"v"))
+
+    def decide(report: Reported) -> tuple[str, str] | None:
+        return ("tune", "it is no good") if report.metrics["loss"] > 2 else None
+
+    story = Story(attempt, on_report=decide)
+    assert story.run() == [b"v", b"v"]
+    assert [each.stop for each in story.desk.orders] == [Notice("tune", "it is no good")]
+    assert story.desk.orders[0].leave is None
+
+
+@pytest.mark.parametrize(
+    ("signum", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)], ids=["int", "term"]
+)
+def test_upon_a_signal_the_workers_are_asked_to_end(signum: int, error: type[BaseException]) -> None:
+    def attempt(story: Story, fit: str) -> None:
+        story.begin(fit)
+        os.kill(os.getpid(), signum)
+        while not story.desk.orders:
+            Flag().wait(0.01)
+        lose(Left(Notice("launcher", driver_loop.ENDS)))(story, fit)
+
+    before = signal.getsignal(signum)
+    story = Story(attempt, max_failures=9)
+    with pytest.raises(error) as caught:
+        story.run()
+    assert getattr(caught.value, "code", 143) == 143
+    assert [each.leave for each in story.desk.orders] == [Notice("launcher", driver_loop.ENDS)]
+    assert signal.getsignal(signum) == before
+    assert not story.desk.closed.is_set()
+
+
+def test_upon_an_interrupt_nobody_waits_for_workers_that_are_not_there_yet() -> None:
+    gone = Flag()
+
+    def attempt(story: Story, fit: str) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert story.desk.closed.wait(10)
+        assert gone.wait(10)
+
+    story = Story(attempt, grace=1e9)
+    with pytest.raises(KeyboardInterrupt):
+        story.run()
+    gone.set()
+    assert [(each.world_size, each.kind) for each in story.attempts] == [(0, "failed")]
+
+
+def test_a_second_interrupt_is_obeyed_at_once() -> None:
+    ended = Flag()
+
+    def attempt(story: Story, fit: str) -> None:
+        story.begin(fit)
+        os.kill(os.getpid(), signal.SIGINT)
+        while not story.hearing.heard:
+            Flag().wait(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+        ended.wait()
+
+    story = Story(attempt, grace=1e9)
+    with pytest.raises(KeyboardInterrupt):
+        story.run()
+    ended.set()
+    assert story.journal.group is not None  # nobody waited for its end
+
+
+def test_an_error_of_a_worker_meanwhile_is_told() -> None:
+    def attempt(story: Story, fit: str) -> None:
+        story.begin(fit, failed(KeyError("label")), ranks=[0])
+        os.kill(os.getpid(), signal.SIGINT)
+        while not story.desk.orders:
+            Flag().wait(0.01)
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        Story(attempt).run()
+    assert caught.value.__notes__ == ["heliograph: meanwhile, rank 0 failed with KeyError: 'label'"]
+
+
+def test_workers_that_do_not_end_in_time_are_given_up() -> None:
+    def attempt(story: Story, fit: str) -> None:
+        story.tell(fit, Told(pickle.dumps("hello")), ranks=[1])
+        assert story.desk.closed.wait(10)
+
+    def refuse(rank: int, message: object) -> None:
+        raise ValueError(message)
+
+    story = Story(attempt, on_message=refuse, grace=0.01)
+    with pytest.raises(ValueError, match="hello") as caught:
+        story.run()
+    assert caught.value.__notes__ == ["heliograph: while a message of rank 1 was taken"]
+    assert [each.leave is None for each in story.desk.orders] == [False]
+
+
+def test_after_an_error_of_the_callers_own_nothing_else_is_delivered() -> None:
+    taken: list[object] = []
+
+    def refuse(rank: int, message: object) -> None:
+        taken.append(message)
+        raise ValueError(message)
+
+    def attempt(story: Story, fit: str) -> None:
+        story.tell(fit, Told(pickle.dumps("one")), Told(pickle.dumps("two")), Value(b"v"), ranks=[0, 1])
+
+    with pytest.raises(ValueError, match="one"):
+        Story(attempt, on_message=refuse).run()
+    assert taken == ["one"]
+
+
+def test_messages_are_kept_in_their_order_those_of_the_dead_are_not() -> None:
+    former: list[str] = []
+
+    def first(story: Story, fit: str) -> None:
+        former.append(fit)
+        lose(Told(pickle.dumps("early")))(story, fit)
+
+    def second(story: Story, fit: str) -> None:
+        story.tell(former[0], Told(pickle.dumps("late")))
+        story.tell(fit, Told(pickle.dumps("then")), Value(b"v"), group="another")
+
+    story = Story(first, second, max_failures=1)
+    story.run()
+    assert story.messages == [(0, "early"), (1, "early"), (0, "then"), (1, "then")]
+
+
+def test_a_pause_ends_upon_a_signal() -> None:
+    hearing = Hearing(cast("Desk", FakeDesk()), Journal(), 1.0, lambda *message: None, None)
+    hearing.pause(0.0)
+    with hearing.signals():
+        os.kill(os.getpid(), signal.SIGINT)
+        hearing.pause(1e9)
+    assert hearing.heard == {signal.SIGINT}

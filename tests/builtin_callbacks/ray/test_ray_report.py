@@ -1,0 +1,531 @@
+"""RayReport: what is reported and when, what a restart goes on from, and how a run leaves."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from heliograph import (
+    At,
+    BatchEnd,
+    Checkpoint,
+    CheckpointSaved,
+    Every,
+    Log,
+    LogSchedule,
+    Plugin,
+    Recorder,
+    RNGCapture,
+    Run,
+    RunResult,
+    SaveSchedule,
+    Trainer,
+    ValidationBatchEnd,
+    ValidationSchedule,
+    on,
+    replay,
+)
+from heliograph.builtin_callbacks.ray import report as ray_report
+from heliograph.builtin_callbacks.ray.report import RayReport
+from heliograph.builtin_callbacks.ray.session import Notice
+from heliograph.core.checkpoint import storage
+from heliograph.testing import check_plugin
+from heliograph.tests.builtin_callbacks.ray.fakes import FakeSession, on_ray
+from torch import Tensor
+
+Make = Callable[..., Any]
+Fit = Callable[..., tuple[RunResult, list[Tensor]]]
+PREEMPTED = Notice("ray", "the machine of rank 0 is to be taken away")
+
+
+class GoneError(RuntimeError):
+    """Stands for the end of a worker."""
+
+
+class Dies(Plugin):
+    """Ends a run in its midst."""
+
+    affects_training = False
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    @on(BatchEnd)
+    def die(self, run: Run, event: BatchEnd) -> None:
+        if run.progress.batches == self.at:
+            raise GoneError
+
+
+@pytest.fixture
+def fit(task: Make, batches: Make, sgd: Make, weights: Make) -> Fit:
+    """Return what trains for some epochs of five batches, saves and validates, and returns the weights, too."""
+
+    def train(*plugins: Any, epochs: int = 2, name: str = "run", validates: bool = False) -> Any:
+        mine = task(dropout=0.5)
+        trainer = Trainer([RNGCapture(0), RayReport(), *plugins], device="cpu")
+        options = {"validation": batches(2, seed=1)} if validates else {}
+        result = trainer.fit(mine, batches(), optimizer=sgd, epochs=epochs, name=name, **options)
+        return result, weights(mine)
+
+    return train
+
+
+def saving(folder: Path, every: Any = None, **options: Any) -> list[Any]:
+    return [SaveSchedule(every or Every(batches=2)), Checkpoint(folder, **options)]
+
+
+def equal(some: list[Tensor], others: list[Tensor]) -> bool:
+    return all(map(torch.equal, some, others))
+
+
+# What is reported, and when.
+
+
+def test_outside_of_ray_it_does_nothing(fit: Fit, tmp_path: Path) -> None:
+    result, _ = fit(*saving(tmp_path), LogSchedule(Every(steps=1)))
+    assert result.status == "completed"
+    assert not any("Ray" in note for note in result.notes)
+
+
+def test_a_checkpoint_is_reported_with_its_manifest_and_the_metrics_of_its_save(fit: Fit, tmp_path: Path) -> None:
+    schedules = [ValidationSchedule(Every(epochs=1)), *saving(tmp_path / "here", Every(epochs=1))]
+    with on_ray(FakeSession(tmp_path / "there")) as session:
+        result, _ = fit(*schedules, validates=True)
+    facts, names = zip(*session.reports, strict=True)
+    assert names == (
+        ["run_epoch_1_iter_5.json", "run_epoch_1_iter_5.pth"],
+        ["run_epoch_2_iter_10.json", "run_epoch_2_iter_10.pth"],
+    )
+    assert [(each["epoch"], each["step"]) for each in facts] == [(1, 5), (2, 10)]
+    assert facts[-1]["validation/loss"] == result.metrics["validation/loss"]
+    stored = sorted((tmp_path / "there").iterdir())
+    assert [path.name for path in stored] == ["checkpoint_000001_one", "checkpoint_000002_one"]
+    for folder in stored:
+        [path] = folder.glob("*.pth")
+        storage.verify(path)
+    assert not list((tmp_path / "here").glob(".*"))
+
+
+def test_only_on_ray_a_folder_is_waited_for(fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that Ray has ended may hold it for a moment, while those that make up for them begin."""
+    waits, open_ = [], storage.Store.open
+
+    def note(store: storage.Store, patience: float = 0.0) -> list[str]:
+        waits.append(patience)
+        return open_(store, patience)
+
+    monkeypatch.setattr(storage.Store, "open", note)
+    fit(*saving(tmp_path / "here"))
+    with on_ray(FakeSession(tmp_path / "there")):
+        fit(*saving(tmp_path / "here"))
+    assert waits == [0.0, RayReport.patience]
+
+
+def test_the_best_travels_along_where_it_is_another(scripted: Make, batches: Make, sgd: Make, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path / "here", keep_best=1, monitor="validation/loss")
+    plugins = [ValidationSchedule(Every(epochs=1)), SaveSchedule(Every(epochs=1)), checkpoint, RayReport()]
+    with on_ray(FakeSession(tmp_path / "there")) as session:
+        task = scripted([3.0, 1.0, 2.0])
+        Trainer(plugins, device="cpu").fit(task, batches(2), validation=batches(1), optimizer=sgd, epochs=3)
+    names = [[name for name in names or [] if name.endswith(".pth")] for _, names in session.reports]
+    assert names == [
+        ["run_epoch_1_iter_2.pth"],
+        ["run_epoch_2_iter_4.pth"],
+        ["run_epoch_2_iter_4.pth", "run_epoch_3_iter_6.pth"],
+    ]
+
+
+def test_a_validation_without_a_save_is_reported_at_the_next_batch(fit: Fit, tmp_path: Path) -> None:
+    seen = []
+
+    class Looks(Plugin):
+        @on(BatchEnd)
+        def look(self, run: Run, event: BatchEnd) -> None:
+            seen.append((run.progress.batches, len(session.reports)))
+
+    with on_ray(FakeSession(tmp_path)) as session:
+        result, _ = fit(ValidationSchedule(Every(batches=4)), Looks(), validates=True)
+    assert [(facts["step"], names) for facts, names in session.reports] == [(4, None), (8, None)]
+    assert seen[4:6] == [(5, 1), (6, 1)]
+    assert session.reports[-1][0]["validation/loss"] == result.metrics["validation/loss"]
+
+
+def test_what_is_left_at_the_end_is_reported_once(fit: Fit, tmp_path: Path) -> None:
+    with on_ray(FakeSession(tmp_path)) as session:
+        fit(ValidationSchedule(At(steps=10)), LogSchedule(Every(steps=5)), validates=True)
+    assert [facts["step"] for facts, _ in session.reports] == [5, 10]
+    assert {"train/loss", "validation/loss"} <= session.reports[-1][0].keys()
+
+
+def test_logs_are_reported_by_the_clock(fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr(ray_report, "monotonic", lambda: clock[0])
+
+    class Ticks(Plugin):
+        @on(Log)
+        def tick(self, run: Run, event: Log) -> None:
+            clock[0] += 4.0
+
+    with on_ray(FakeSession(tmp_path)) as session:
+        fit(LogSchedule(Every(steps=1)), Ticks())
+    assert [facts["step"] for facts, _ in session.reports] == [1, 4, 7, 10]
+    assert session.reports[1][0].keys() == {"train/loss", "epoch", "step"}
+
+
+def test_a_save_in_the_background_is_reported_when_it_is_there(fit: Fit, tmp_path: Path) -> None:
+    with on_ray(FakeSession(tmp_path / "there")) as session:
+        fit(ValidationSchedule(Every(batches=2)), *saving(tmp_path / "here", background=True), validates=True)
+    saved = [facts for facts, names in session.reports if names is not None]
+    assert [facts["step"] for facts in saved] == [2, 4, 6, 8, 10]
+    for facts, path in zip(saved, sorted((tmp_path / "there").iterdir()), strict=True):
+        [manifest] = path.glob("*.json")
+        assert facts.items() >= storage.read_manifest(manifest).metrics.items()
+    assert {facts["step"] for facts, _ in session.reports} == {2, 4, 6, 8, 10}
+
+
+def test_what_was_measured_behind_a_save_is_not_lost_with_it(fit: Fit, tmp_path: Path) -> None:
+    plugins = [ValidationSchedule(Every(epochs=1)), *saving(tmp_path / "here", At(steps=10), background=True)]
+    with on_ray(FakeSession(tmp_path / "there")) as session:
+        result, _ = fit(*plugins, validates=True)
+    (_, first), (saved, names), (last, none) = session.reports
+    assert (first, names is not None, none) == (None, True, None)
+    assert saved["step"] == last["step"] == 10
+    assert saved["validation/loss"] != last["validation/loss"] == result.metrics["validation/loss"]
+
+
+def test_a_validation_alone_is_not_reported(task: Make, batches: Make, sgd: Make, tmp_path: Path) -> None:
+    trainer, mine = Trainer([RayReport()], device="cpu"), task()
+    with on_ray(FakeSession(tmp_path)) as session:
+        trainer.validate(mine, batches())
+        trainer.fit(mine, batches(), optimizer=sgd, epochs=1)
+        trainer.validate(mine, batches())
+        trainer.test(mine, batches())
+    assert session.reports == []
+    assert session.beginnings == [(0, None)]
+
+
+def test_a_run_that_fails_reports_nothing_more(fit: Fit, tmp_path: Path) -> None:
+    with on_ray(FakeSession(tmp_path)) as session, pytest.raises(GoneError):
+        fit(LogSchedule(Every(steps=2)), Dies(5))
+    assert [facts["step"] for facts, _ in session.reports] == [2]
+
+
+def test_an_error_of_the_storage_fails_the_run(fit: Fit, tmp_path: Path) -> None:
+    session = FakeSession(tmp_path / "there")
+
+    def refuse() -> None:
+        raise OSError("the bucket is gone")
+
+    session.before_report = refuse
+    with on_ray(session), pytest.raises(OSError, match="the bucket is gone"):
+        fit(*saving(tmp_path / "here"))
+    assert not list((tmp_path / "here").glob(".run.report"))
+
+
+def test_a_checkpoint_that_is_not_all_there_is_refused(fit: Fit, tmp_path: Path) -> None:
+    class Damages(Plugin):
+        @on(CheckpointSaved)
+        def damage(self, run: Run, event: CheckpointSaved) -> None:
+            event.path.write_bytes(b"")
+
+    with on_ray(FakeSession(tmp_path / "there")), pytest.raises(ValueError, match="not all of its files are there"):
+        fit(*saving(tmp_path / "here"), Damages())
+
+
+# What a restart goes on from.
+
+
+@pytest.mark.parametrize("resume", [None, "auto"])
+def test_a_restart_elsewhere_equals_the_uninterrupted_run(fit: Fit, tmp_path: Path, resume: str | None) -> None:
+    _, whole = fit(*saving(tmp_path / "whole"))
+    there = tmp_path / "there"
+    with on_ray(FakeSession(there)), pytest.raises(GoneError):
+        fit(*saving(tmp_path / "first", resume=resume), Dies(7))
+    with on_ray(FakeSession(there, is_restart=True)) as session:
+        result, rest = fit(*saving(tmp_path / "second", resume=resume))
+    path = tmp_path / "second" / "run_epoch_1_iter_6.pth"
+    assert equal(whole, rest)
+    assert session.beginnings == [(6, path)]
+    assert f"fetched {path} from checkpoint_000003_one in Ray's storage" in result.notes
+    assert result.resume is not None
+    assert (result.resume.path, str(result.resume)) == (path, "exact")
+    assert sorted(path.name for path in (tmp_path / "second").iterdir()) == [
+        "run.last",
+        "run_epoch_1_iter_10.json",
+        "run_epoch_1_iter_10.pth",
+    ]
+
+
+def test_a_damaged_one_is_passed_over_for_the_one_before(fit: Fit, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    with on_ray(FakeSession(there)), pytest.raises(GoneError):
+        fit(*saving(tmp_path / "first"), Dies(9))
+    newest, second, *_ = sorted(there.iterdir(), reverse=True)
+    [data] = newest.glob("*.pth")
+    data.write_bytes(data.read_bytes()[:-100])
+    [manifest] = second.glob("*.json")
+    manifest.unlink()
+    with on_ray(FakeSession(there, is_restart=True)) as session:
+        result, _ = fit(*saving(tmp_path / "second"))
+    assert session.beginnings == [(4, tmp_path / "second" / "run_epoch_0_iter_4.pth")]
+    damaged, cut, fetched = (note for note in result.notes if "Ray's storage" in note)
+    assert damaged.startswith("passed over: checkpoint_000004_one in Ray's storage: The checkpoint ")
+    assert "its manifest tells" in damaged
+    assert cut.startswith("passed over: checkpoint_000003_one in Ray's storage: it has no manifest")
+    assert fetched.startswith("fetched ")
+    assert not list((tmp_path / "second").glob(".*"))
+
+
+def test_a_restart_begins_afresh_where_nothing_is_whole(fit: Fit, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    (there / "checkpoint_000001_one").mkdir(parents=True)
+    with on_ray(FakeSession(there, is_restart=True)) as session:
+        result, _ = fit(*saving(tmp_path / "here"))
+    assert session.beginnings == [(0, None)]
+    assert "begins afresh: Ray's storage has no whole checkpoint of 'run' from this call" in result.notes
+
+
+def test_checkpoints_of_another_run_are_not_taken(fit: Fit, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    with on_ray(FakeSession(there)), pytest.raises(GoneError):
+        fit(*saving(tmp_path / "first"), name="before", epochs=1)
+        fit(*saving(tmp_path / "first"), Dies(5), name="after")
+    with on_ray(FakeSession(there, is_restart=True)) as session:
+        before, _ = fit(*saving(tmp_path / "second"), name="before", epochs=1)
+        fit(*saving(tmp_path / "second"), name="after")
+    assert session.beginnings == [
+        (4, tmp_path / "second" / "before_epoch_0_iter_4.pth"),
+        (4, tmp_path / "second" / "after_epoch_0_iter_4.pth"),
+    ]
+    assert session.fetches == ["checkpoint_000002_one", "checkpoint_000004_one"]
+    assert before.progress.batches == 5
+
+
+def test_another_call_goes_on_only_where_it_is_told_to(fit: Fit, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    with on_ray(FakeSession(there, "one")):
+        fit(*saving(tmp_path / "first"), epochs=1)
+    with on_ray(FakeSession(there, "two")) as session:
+        fit(*saving(tmp_path / "second"), epochs=1)
+        fit(*saving(tmp_path / "third", resume="auto"))
+    assert session.beginnings == [(0, None), (4, tmp_path / "third" / "run_epoch_0_iter_4.pth")]
+    with on_ray(FakeSession(there, "three", is_restart=True)) as session:
+        fit(*saving(tmp_path / "fourth"), epochs=1)
+    assert session.beginnings == [(0, None)]
+
+
+def test_a_second_training_of_a_process_does_not_go_on_from_the_first(fit: Fit, tmp_path: Path) -> None:
+    with on_ray(FakeSession(tmp_path / "there")) as session:
+        fit(*saving(tmp_path / "here"), epochs=1)
+        fit(*saving(tmp_path / "here"), epochs=1)
+    assert session.beginnings == [(0, None), (0, None)]
+
+
+def test_what_lies_in_the_folder_is_not_fetched(fit: Fit, tmp_path: Path) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    with on_ray(FakeSession(there)), pytest.raises(GoneError):
+        fit(*saving(here), Dies(7))
+    with on_ray(FakeSession(there, is_restart=True)) as session:
+        fit(*saving(here))
+    assert session.beginnings == [(6, here / "run_epoch_1_iter_6.pth")]
+    assert session.fetches == []
+
+
+def test_what_is_newer_in_the_folder_is_taken_and_said(fit: Fit, tmp_path: Path) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    with on_ray(FakeSession(there)), pytest.raises(GoneError):
+        fit(*saving(here, keep_last=2), Dies(7))
+    shutil.rmtree(there / "checkpoint_000003_one")
+    with on_ray(FakeSession(there, is_restart=True)) as session:
+        result, _ = fit(*saving(here))
+    path = here / "run_epoch_1_iter_6.pth"
+    assert session.beginnings == [(6, path)]
+    assert f"goes on from {path}, which is newer than what Ray's storage has" in result.notes
+
+
+def test_a_newer_one_of_another_training_is_not_taken(fit: Fit, tmp_path: Path) -> None:
+    there, stale = tmp_path / "there", tmp_path / "stale"
+    fit(*saving(stale))
+    with on_ray(FakeSession(there)), pytest.raises(GoneError):
+        fit(*saving(tmp_path / "first"), Dies(3))
+    with on_ray(FakeSession(there, is_restart=True)) as session:
+        result, _ = fit(*saving(stale, keep_last=None))
+    assert session.beginnings == [(2, stale / "run_epoch_0_iter_2.pth")]
+    assert result.last_checkpoint is not None
+    newest, *_ = storage.entries(stale, "run")[0]
+    assert newest.path == result.last_checkpoint
+
+
+def test_the_best_comes_back_too(scripted: Make, batches: Make, sgd: Make, tmp_path: Path) -> None:
+    def train(folder: Path, values: list[float], epochs: int) -> RunResult:
+        checkpoint = Checkpoint(folder, keep_best=1, monitor="validation/loss", load_best="weights")
+        plugins = [ValidationSchedule(Every(epochs=1)), SaveSchedule(Every(epochs=1)), checkpoint, RayReport()]
+        data = batches(2)
+        return Trainer(plugins, device="cpu").fit(
+            scripted(values), data, validation=data[:1], optimizer=sgd, epochs=epochs
+        )
+
+    with on_ray(FakeSession(tmp_path / "there")):
+        train(tmp_path / "first", [1.0, 2.0], 2)
+    with on_ray(FakeSession(tmp_path / "there", is_restart=True)):
+        result = train(tmp_path / "second", [3.0], 3)
+    best = tmp_path / "second" / "run_epoch_1_iter_2.pth"
+    assert result.best_checkpoint == best
+    assert f"loaded back at the end: weights of the best checkpoint {best}, validation/loss 1" in result.notes
+
+
+def test_a_run_without_checkpoints_says_what_that_means(fit: Fit, tmp_path: Path) -> None:
+    with on_ray(FakeSession(tmp_path)):
+        result, _ = fit(epochs=1)
+    assert "no plugin keeps checkpoints: where a worker is lost, the run begins afresh. Add a Checkpoint." in (
+        result.notes
+    )
+
+
+def test_a_training_that_was_over_reports_that_it_is(fit: Fit, tmp_path: Path) -> None:
+    with on_ray(FakeSession(tmp_path / "there")):
+        fit(*saving(tmp_path / "first", Every(epochs=1)))
+    with on_ray(FakeSession(tmp_path / "there", is_restart=True)) as session:
+        result, _ = fit(*saving(tmp_path / "second", Every(epochs=1)))
+    assert result.reason == "nothing left to do: resumed at epoch 2, step 10"
+    assert session.beginnings == [(10, tmp_path / "second" / "run_epoch_2_iter_10.pth")]
+    assert session.reports == []
+
+
+# How a run leaves.
+
+
+class Warns(Plugin):
+    """Has a session be warned at a batch."""
+
+    def __init__(self, session: FakeSession, at: int) -> None:
+        self.session, self.at = session, at
+
+    @on(BatchEnd)
+    def warn(self, run: Run, event: BatchEnd) -> None:
+        if run.progress.batches == self.at:
+            self.session.warned = PREEMPTED
+
+
+def test_a_machine_that_goes_is_left_with_a_save(fit: Fit, tmp_path: Path) -> None:
+    _, whole = fit(*saving(tmp_path / "whole"))
+    session = FakeSession(tmp_path / "there")
+    with on_ray(session), pytest.raises(SystemExit) as caught:
+        fit(*saving(tmp_path / "first", At(epochs=9)), Warns(session, 7))
+    assert caught.value.code == 143
+    assert session.left == PREEMPTED
+    assert [facts["step"] for facts, _ in session.reports] == [8]
+    with on_ray(FakeSession(tmp_path / "there", is_restart=True)) as session:
+        _, rest = fit(*saving(tmp_path / "second"))
+    assert session.beginnings == [(8, tmp_path / "second" / "run_epoch_1_iter_8.pth")]
+    assert equal(whole, rest)
+
+
+def test_a_validation_is_put_off_where_the_machine_goes(fit: Fit, tmp_path: Path) -> None:
+    session = FakeSession(tmp_path / "there")
+
+    class WarnsAmid(Plugin):
+        @on(ValidationBatchEnd)
+        def warn(self, run: Run, event: ValidationBatchEnd) -> None:
+            session.warned = PREEMPTED
+
+    with on_ray(session), pytest.raises(SystemExit):
+        fit(ValidationSchedule(Every(batches=3)), *saving(tmp_path / "here"), WarnsAmid(), validates=True)
+    facts = [facts for facts, names in session.reports if names][-1]
+    assert facts["step"] == 4
+    assert "validation/loss" not in facts
+
+
+def test_a_run_that_ray_ends_is_stopped_by_it(fit: Fit, tmp_path: Path) -> None:
+    notice = Notice("tune", "the scheduler has stopped this trial")
+    with on_ray(FakeSession(tmp_path / "there", answers=(None, notice))) as session:
+        result, _ = fit(*saving(tmp_path / "here"))
+    assert (result.status, result.stopped_by, result.reason) == ("stopped", "tune", notice.reason)
+    assert (result.progress.batches, result.exit_status) == (4, 0)
+    assert session.left == notice
+    assert len(session.reports) == 2
+
+
+def test_a_run_that_stopped_for_another_reason_has_not_left(fit: Fit, tmp_path: Path) -> None:
+    class Stops(Plugin):
+        @on(BatchEnd)
+        def stop(self, run: Run, event: BatchEnd) -> None:
+            run.control.stop("done")
+
+    with on_ray(FakeSession(tmp_path)) as session:
+        result, _ = fit(Stops())
+    assert result.stopped_by == "stops"
+    assert session.left is None
+
+
+# The rest.
+
+
+@pytest.mark.parametrize("hosted", [False, True])
+def test_it_conforms(tmp_path: Path, hosted: bool) -> None:
+    if not hosted:
+        check_plugin(RayReport)
+        return
+    with on_ray(FakeSession(tmp_path)):
+        check_plugin(RayReport)
+
+
+@pytest.mark.parametrize(
+    ("interval", "error", "text"),
+    [
+        ("10", TypeError, "a number of seconds, got '10'"),
+        (True, TypeError, "got True"),
+        (-1.0, ValueError, "from 0, got -1.0"),
+        (float("inf"), ValueError, "got inf"),
+        (float("nan"), ValueError, "got nan"),
+    ],
+)
+def test_options_are_checked(interval: Any, error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        RayReport(interval)
+
+
+def test_a_run_that_went_back_goes_on_reporting(fit: Fit, tmp_path: Path) -> None:
+    class Returns(Plugin):
+        done = False
+
+        @on(BatchEnd)
+        def go_back(self, run: Run, event: BatchEnd) -> None:
+            if run.progress.batches == 5 and not self.done:
+                self.done = True
+                assert run.last_checkpoint is not None
+                run.roll_back(storage.load(run.last_checkpoint), run.last_checkpoint)
+
+    with on_ray(FakeSession(tmp_path / "there")) as session:
+        result, _ = fit(*saving(tmp_path / "here"), Returns())
+    assert [facts["step"] for facts, _ in session.reports] == [2, 4, 6, 8, 10]
+    assert session.beginnings == [(0, None)]
+    assert result.progress.batches == 10
+
+
+def test_a_return_asks_for_the_save_anew(fit: Fit, tmp_path: Path) -> None:
+    session = FakeSession(tmp_path / "there")
+
+    class Returns(Plugin):
+        @on(BatchEnd)
+        def go_back(self, run: Run, event: BatchEnd) -> None:
+            if run.progress.batches == 3 and session.warned is None:
+                session.warned = PREEMPTED
+                assert run.last_checkpoint is not None
+                run.roll_back(storage.load(run.last_checkpoint), run.last_checkpoint)
+
+    with on_ray(session), pytest.raises(SystemExit):
+        fit(*saving(tmp_path / "here", At(batches=2)), Returns())
+    assert session.left == PREEMPTED
+    assert [facts["step"] for facts, _ in session.reports][-1] == 2
+
+
+def test_a_replay_has_nothing_of_ray(fit: Fit, tmp_path: Path) -> None:
+    fit(Recorder(tmp_path))
+    [path] = tmp_path.glob("*.recording")
+    report = replay(path, [RayReport()])
+    assert "what Ray said to the run" in str(report)

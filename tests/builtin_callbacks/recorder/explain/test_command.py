@@ -1,0 +1,99 @@
+"""`python -m heliograph explain` and `timeline`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+from heliograph.builtin_callbacks.recorder.explain.command import add_command
+from heliograph.builtin_callbacks.recorder.explain.story import story
+from heliograph.builtin_callbacks.recorder.format.reader import read
+from heliograph.builtin_callbacks.recorder.timeline.page import page
+from heliograph.tests.builtin_callbacks.recorder.explain.factory import killed_and_resumed
+from heliograph.tests.recordings import write
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> Path:
+    return write(tmp_path / "digits.v2.recording", *killed_and_resumed().attempts)
+
+
+def command(*arguments: object) -> int:
+    parser = argparse.ArgumentParser()
+    add_command(parser.add_subparsers(dest="command"))
+    options = parser.parse_args([str(each) for each in arguments])
+    return int(options.run(options))
+
+
+def test_explain_prints_the_story(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("explain", recorded) == 0
+    assert capsys.readouterr().out == story(read(recorded)) + "\n"
+
+
+def test_explain_takes_a_folder(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("explain", recorded.parent) == 0
+    assert capsys.readouterr().out.startswith("digits: stopped by early_stopping on rank 2\n")
+
+
+def test_timeline_writes_beside_the_recording(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("timeline", recorded) == 0
+    written = [recorded.with_name("digits.v2.html"), recorded.with_name("digits.v2.trace.json")]
+    assert capsys.readouterr().out.splitlines() == [str(path) for path in written]
+    assert written[0].read_text(encoding="utf-8") == page(read(recorded))
+    assert json.loads(written[1].read_text())["otherData"] == {"recording": "digits.v2.recording"}
+
+
+def test_timeline_writes_where_it_is_told_to(recorded: Path, tmp_path: Path) -> None:
+    assert command("timeline", recorded, "--output", tmp_path / "a.html", "--trace", tmp_path / "b.json") == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "b.json", recorded.name]
+
+
+@pytest.mark.parametrize("name", ["explain", "timeline"])
+def test_a_folder_without_a_recording_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(name, tmp_path) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"heliograph {name}: The folder {tmp_path} holds no recording")
+
+
+def test_a_page_that_cannot_be_written_is_said(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("timeline", recorded, "--output", recorded / "a.html") == 2
+    assert capsys.readouterr().err.startswith("heliograph timeline: ")
+
+
+def test_missing_folders_are_made(recorded: Path, tmp_path: Path) -> None:
+    page, trace = tmp_path / "pages" / "of" / "a.html", tmp_path / "traces" / "b.json"
+    assert command("timeline", recorded, "--output", page, "--trace", trace) == 0
+    assert page.exists()
+    assert trace.exists()
+
+
+@pytest.mark.parametrize("option", ["--output", "--trace"])
+@pytest.mark.parametrize("name", ["digits.v2.recording", "digits.v2.recording.tail", "link"])
+def test_the_recording_is_not_written_over(
+    recorded: Path, option: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = recorded.read_bytes()
+    (recorded.parent / "link").symlink_to(recorded)
+    assert command("timeline", recorded, option, recorded.parent / name) == 2
+    assert "is the recording itself, which nothing is written over: give another file." in capsys.readouterr().err
+    assert recorded.read_bytes() == before
+    assert sorted(each.name for each in recorded.parent.iterdir()) == ["digits.v2.recording", "link"]
+
+
+def test_no_other_recording_is_written_over(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("timeline", recorded, "--output", tmp_path / "another.recording") == 2
+    assert "another.recording has the name of a recording: give one that ends otherwise" in capsys.readouterr().err
+    assert not (tmp_path / "another.recording").exists()
+
+
+def test_page_and_trace_are_not_written_into_one_file(
+    recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("timeline", recorded, "--output", tmp_path / "a", "--trace", tmp_path / "." / "a") == 2
+    assert f"cannot both be written to {tmp_path / 'a'}: give two files." in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()

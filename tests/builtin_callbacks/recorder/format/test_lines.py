@@ -1,0 +1,134 @@
+"""Entries come back as they were, to the last bit."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import pytest
+from heliograph.builtin_callbacks.recorder.format.checksum import parse, sealed
+from heliograph.builtin_callbacks.recorder.format.lines import decode, encode
+from heliograph.builtin_callbacks.recorder.format.reader import read
+from heliograph.builtin_callbacks.recorder.format.records import (
+    Asked,
+    Batches,
+    Entry,
+    Happened,
+    Place,
+    Recounted,
+    Spending,
+    Spent,
+)
+from heliograph.events import Request
+from heliograph.tests.recordings import attempt, write
+from hypothesis import given
+from hypothesis import strategies as st
+
+NUMBERS = st.integers(0, 2**40)
+SECONDS = NUMBERS.map(lambda number: number / 100)
+PLACES = st.builds(Place, *[NUMBERS] * 9, seconds=SECONDS)
+FLOATS = st.floats(allow_nan=True)
+DATA = st.dictionaries(st.text(), st.none() | FLOATS | st.text() | st.lists(NUMBERS))
+TEXTS = st.text(max_size=20)
+REQUESTS = st.builds(
+    Request, st.sampled_from(["stop", "save"]), TEXTS, TEXTS, NUMBERS, NUMBERS, NUMBERS, NUMBERS,
+    st.none() | st.integers(0, 9), TEXTS,
+)  # fmt: skip
+
+
+@st.composite
+def blocks(draw: st.DrawFn) -> Batches:
+    rows = draw(st.integers(1, 400))
+
+    def column(most: int) -> tuple[int, ...]:
+        if draw(st.booleans()):
+            step, start = draw(st.integers(0, most)), draw(NUMBERS)
+            return tuple(start + step * index for index in range(rows))
+        return tuple(draw(st.lists(st.integers(0, most), min_size=rows, max_size=rows)))
+
+    losses = st.none() | st.lists(st.floats(width=32) | FLOATS, min_size=rows, max_size=rows).map(tuple)
+    one, two, three, four, five, six = (column(most) for most in (9, 300, 70_000, 2**40, 9, 900))
+    return Batches(draw(PLACES), draw(SECONDS), one, two, three, four, five, six, draw(losses))
+
+
+ENTRIES = st.one_of(
+    st.builds(Happened, TEXTS, SECONDS, PLACES, DATA),
+    st.builds(Asked, NUMBERS, REQUESTS),
+    st.builds(Recounted, NUMBERS, NUMBERS),
+    st.builds(
+        Spent, st.lists(st.builds(Spending, TEXTS, TEXTS, NUMBERS, NUMBERS, SECONDS, SECONDS), max_size=3).map(tuple)
+    ),
+    blocks(),
+)
+
+
+def bits(entry: Entry) -> str:
+    """Return what differs where any bit of a number does, and is alike for two NaN."""
+    return repr(entry)
+
+
+@given(ENTRIES)
+def test_an_entry_comes_back_as_it_was(entry: Entry) -> None:
+    line = encode(entry, number=3)
+    assert "\n" not in line
+    assert bits(decode(parse(line))) == bits(entry)
+
+
+@given(ENTRIES, st.data())
+def test_a_line_that_is_cut_is_refused(entry: Entry, data: st.DataObject) -> None:
+    line = encode(entry)
+    end = data.draw(st.integers(0, len(line) - 1))
+    with pytest.raises(ValueError, match="damaged"):
+        parse(line[:end])
+
+
+@given(ENTRIES, st.data())
+def test_a_line_in_which_a_bit_is_wrong_is_refused(entry: Entry, data: st.DataObject) -> None:
+    line = bytearray(encode(entry).encode())
+    line[data.draw(st.integers(0, len(line) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    with pytest.raises(ValueError, match="damaged"):
+        parse(bytes(line))
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "1", "[]", "[1]", "[" * 100_000], ids=["none", "number", "empty", "name", "deep"]
+)
+def test_a_line_that_is_no_array_with_a_name_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="it is no"):
+        parse(f"{text}\t{crc32(text.encode()):08x}")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=9) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=20,
+)
+KINDS = st.sampled_from(["happened", "asked", "recounted", "spent", "batches", "attempt", "new"])
+
+
+@given(KINDS, st.lists(JSON, max_size=8))
+def test_a_line_of_another_form_is_an_entry_or_a_value_error(kind: str, rest: list[Any]) -> None:
+    with suppress(ValueError):
+        decode(parse(sealed(kind, *rest)))
+
+
+def test_an_attempt_comes_back_as_it_was(tmp_path: Path) -> None:
+    given_one = attempt(
+        Happened("train_start", 0.0, Place()),
+        max_steps=7,
+        validation_sets=("a", "b"),
+        hyper_parameters={"lr": 0.1, "layers": [1, 2]},
+        plan={"log": ("x", "y")},
+        losses=True,
+    )
+    recording = read(write(tmp_path / "x.recording", given_one, replace(given_one, name="a2")))
+    assert recording.attempts == (given_one, replace(given_one, name="a2"))
+
+
+def test_a_block_is_compact() -> None:
+    rows = range(1, 1_001)
+    regular = Batches(Place(), 10.0, tuple(rows), (0,) * 1_000, (0,) * 1_000, tuple(rows), (0,) * 1_000, tuple(rows))
+    assert len(encode(regular)) < 100

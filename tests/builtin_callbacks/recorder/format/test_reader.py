@@ -1,0 +1,236 @@
+"""A recording is read whatever happened to its file."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from heliograph.builtin_callbacks.recorder.format.checksum import sealed
+from heliograph.builtin_callbacks.recorder.format.lines import (
+    ROWS,
+    encode,
+    encode_attempt,
+    encode_head,
+    encode_lost,
+    encode_mark,
+)
+from heliograph.builtin_callbacks.recorder.format.reader import leftover, read
+from heliograph.builtin_callbacks.recorder.format.records import Asked, Batches, Happened, Place
+from heliograph.builtin_callbacks.recorder.format.tail import BEGIN, ROW, SIZE, Tail, read_tail, tail_of
+from heliograph.events import Request
+from heliograph.tests.recordings import PLAIN, attempt, write
+
+START = Happened("train_start", 0.0, Place())
+ASKED = Asked(0, Request("stop", "me", "enough", 0, 3, 3))
+
+
+def block(begin: int, end: int) -> Batches:
+    """Return regular batches from one to another."""
+    steps, zeros = tuple(range(begin + 1, end + 1)), (0,) * (end - begin)
+    first = Place(0, begin, 0, begin, samples=begin, seconds=begin / 100)
+    return Batches(first, end / 100, steps, zeros, zeros, steps, zeros, steps)
+
+
+def fill(path: Path, number: int, begin: int, end: int, *skipped: int) -> Tail:
+    """Write the tail of an attempt `a1`, with a row for every batch but those that were not heard of."""
+    tail = Tail(tail_of(path))
+    tail.begin("a1", number, Place(0, begin, 0, begin, samples=begin, seconds=begin / 100), begin / 100)
+    at = BEGIN
+    for batch in range(begin + 1, end + 1):
+        if batch not in skipped:
+            ROW.pack_into(tail.buffer, at, batch, batch, 0, 0, batch, 0, batch)
+            tail.keep(at)
+            at += ROW.size
+    return tail
+
+
+def test_a_folder_means_its_newest_recording(tmp_path: Path) -> None:
+    for age, name in ((3, "b"), (1, "a"), (2, "c")):
+        path = write(tmp_path / f"{name}.recording", attempt(run=name))
+        os.utime(path, ns=(10**18 - age, 10**18 - age))
+    (tmp_path / "empty.recording").touch()
+    assert read(tmp_path).path.name == "a.recording"
+    assert read(str(tmp_path / "b.recording")).attempts[0].run == "b"
+
+
+def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="holds no recording"):
+        read(tmp_path)
+    with pytest.raises(FileNotFoundError, match="There is no recording"):
+        read(tmp_path / "x.recording")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("hello\n", "is no recording of heliograph"),
+        ("[1]\n", "is no recording"),
+        ('["recording",99]\n', "has format 99, this version reads 1"),
+    ],
+    ids=["empty", "text", "json", "newer"],
+)
+def test_what_is_no_recording_is_refused(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.recording"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read(path)
+
+
+def test_the_last_line_may_be_torn(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.recording", attempt(START, ASKED))
+    path.write_bytes(path.read_bytes()[:-5])
+    (only,) = read(path).attempts
+    assert only.entries == (START,)
+    assert only.damage == ("line 4, the last, was cut short: it is damaged",)
+
+
+def test_a_last_line_that_only_lacks_its_end_is_whole(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.recording", attempt(START, ASKED))
+    path.write_bytes(path.read_bytes()[:-1])
+    assert read(path).attempts[0].entries == (START, ASKED)
+
+
+def test_damage_amid_the_file_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.recording", attempt(START, ASKED, block(0, 3)))
+    lines = path.read_text().splitlines()
+    lines[3:3] = ["\0" * 50, sealed("happened", "log", 0), sealed("unheard of"), encode_lost(7)]
+    path.write_text("\n".join(lines) + "\n")
+    (only,) = read(path).attempts
+    assert only.entries == (START, ASKED, block(0, 3))
+    assert only.damage == (
+        "line 4: it is damaged",
+        "line 5: a line 'happened' of another form",
+        "line 6: a line 'unheard of' of another form",
+        "7 lines could not be written",
+    )
+
+
+def test_an_attempt_whose_beginning_is_damaged_is_not_another_ones(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.recording", attempt(START), attempt(START, ASKED))
+    lines = path.read_text().splitlines()
+    lines[3] = lines[3][:40]
+    path.write_text("\n".join(lines) + "\n")
+    first, second = read(path).attempts
+    assert (len(first.entries), len(second.entries), second.name) == (1, 2, "")
+    assert second.damage == ("line 4: it is damaged",)
+
+
+def test_a_first_line_that_is_damaged_hides_no_other(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.recording", attempt(START))
+    path.write_bytes(b"\0\0" + path.read_bytes()[2:])
+    (only,) = read(path).attempts
+    assert (only.entries, only.damage) == ((START,), ("line 1: it is damaged",))
+
+
+@pytest.mark.parametrize(
+    ("at", "bits"),
+    [(24 + 9 * 8, b"\xff" * 8), (BEGIN + 8, b"\xff" * 8), (BEGIN + ROW.size + 8, b"\0" * 8)],
+    ids=["no number", "negative", "going back"],
+)
+def test_an_open_block_that_is_damaged_is_told_and_not_gone_on_behind(at: int, bits: bytes, tmp_path: Path) -> None:
+    path = write(tmp_path / "x.recording", attempt(START, block(0, 3)))
+    fill(path, 2, 3, 5).close(remove=False)
+    content = tail_of(path).read_bytes()
+    tail_of(path).write_bytes(content[:at] + bits + content[at + 8 :])
+    (only,) = read(path).attempts
+    assert (only.entries, only.damage) == ((START, block(0, 3)), ("the block that was open is damaged",))
+    with pytest.raises(ValueError, match="the block that was open is damaged"):
+        leftover(path)
+
+
+def test_the_open_block_is_read_with_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.recording", attempt(START, block(0, 3)))
+    fill(path, 2, 3, 5)
+    assert read(path).attempts[0].entries == (START, block(0, 3), block(3, 5))
+
+
+def test_a_block_counts_once_wherever_the_kill_came(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.recording", attempt(START, block(0, 3)))
+    fill(path, 1, 0, 3)
+    assert read(path).attempts[0].entries == (START, block(0, 3))
+    assert leftover(path) == []
+    with path.open("a") as file:
+        file.write(encode(block(0, 3), 1) + "\n")  # and again
+    assert read(path).attempts[0].entries == (START, block(0, 3))
+
+
+def test_a_tail_of_another_attempt_is_left_out(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.recording", attempt(START), attempt(START, name="a2"))
+    fill(path, 1, 0, 3)
+    assert [len(each.entries) for each in read(path).attempts] == [1, 1]
+
+
+@pytest.mark.parametrize("whole", range(ROW.size), ids=str)
+def test_a_row_that_a_kill_cut_short_is_none(whole: int, tmp_path: Path) -> None:
+    path = write(tmp_path / "x.recording", attempt(START))
+    tail = fill(path, 1, 0, 3)
+    data = ROW.pack(4, 4, 0, 0, 4, 0, 4)[:whole]
+    tail.buffer[BEGIN + 3 * ROW.size : BEGIN + 3 * ROW.size + whole] = data
+    expected = 4 if data[-8:].rstrip(b"\0") and whole > ROW.size - 8 else 3
+    assert len(read(path).attempts[0].entries[-1]) == expected  # type: ignore[arg-type]  # it has a length
+
+
+def test_a_head_that_a_kill_cut_short_is_none(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.recording", attempt(START))
+    tail = fill(path, 1, 0, 3)
+    tail.buffer[BEGIN - 20 : BEGIN] = bytes(20)
+    assert read_tail(path) is None
+    assert read(path).attempts[0].entries == (START,)
+
+
+def test_batches_that_were_not_heard_of_are_no_part_of_a_block(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.recording", attempt(START))
+    fill(path, 1, 0, 9, 4, 5)
+    _, before, behind = read(path).attempts[0].entries
+    assert isinstance(before, Batches)
+    assert isinstance(behind, Batches)
+    assert (before.first.batch, before.steps) == (0, (1, 2, 3))
+    assert (behind.first.batch, behind.steps) == (5, (6, 7, 8, 9))
+    (first, second) = leftover(path)
+    with path.open("a") as file:
+        file.write(first + "\n")  # and a kill before the second
+    assert leftover(path) == [second]
+    assert read(path).attempts[0].entries == (START, before, behind)
+
+
+def test_a_full_block_and_the_next_one(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.recording", attempt(START))
+    tail = fill(path, 1, 0, ROWS)
+    assert len(tail.rows(SIZE).table) == ROWS
+    tail.begin("a1", 2, Place(0, ROWS), 0.0)
+    assert read_tail(path) is None  # no row of the former block is taken for one of this
+
+
+def test_what_was_written_before_its_block_stands_between_the_batches(tmp_path: Path) -> None:
+    logs = [Happened("log", batch / 100, Place(0, batch, 0, batch), {"metrics": {}}) for batch in (0, 2, 5, 5)]
+    path = write(tmp_path / "x.recording", attempt(START))
+    with path.open("a") as file:
+        file.write(encode(block(0, 1), 1) + "\n")
+        for mark, log in zip((1, 2, 5, None), logs, strict=True):
+            file.write("" if mark is None else encode_mark(2, mark) + "\n")
+            file.write(encode(log) + "\n")
+    assert read(path).attempts[0].entries == (START, block(0, 1), *logs)  # the block is lost
+    fill(path, 2, 1, 7, 3)
+    entries = read(path).attempts[0].entries
+    spans = [
+        (each.first.batch, each.first.batch + len(each)) if isinstance(each, Batches) else each.event
+        for each in entries
+        if isinstance(each, Batches | Happened)
+    ]
+    assert spans == ["train_start", (0, 1), "log", (1, 2), "log", (3, 5), "log", "log", (5, 7)]
+    with path.open("a") as file:
+        file.write("".join(f"{line}\n" for line in leftover(path)))
+    tail_of(path).unlink()
+    assert read(path).attempts[0].entries == entries
+
+
+def test_the_first_lines_alone(tmp_path: Path) -> None:
+    path = tmp_path / "x.recording"
+    path.write_text(encode_head() + "\n")
+    assert read(path).attempts == ()
+    path.write_text(encode_head() + "\n" + encode_attempt(PLAIN)[:30])
+    assert read(path).attempts[0].damage == ("line 2, the last, was cut short: it is damaged",)
+    path.write_text(encode_head() + "\n" + encode(START) + "\n")
+    assert read(path).attempts[0].damage == ("its beginning is missing",)

@@ -1,0 +1,139 @@
+"""Whatever a plugin reads of a replayed run is as it was, or it is told that the recording does not hold it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import heliograph as h
+import pytest
+import torch
+from heliograph.builtin_callbacks.recorder.replay.replay import replay
+from heliograph.core.errors import NotRecorded
+from heliograph.events import CATALOGUE, Control, Event, Progress
+from heliograph.events import Run as Protocol
+from heliograph.tests.recordings import fit
+
+ANNOTATED, PROPERTIES = Protocol.__annotations__, [k for k, v in vars(Protocol).items() if isinstance(v, property)]
+OTHERWISE = {"bus", "is_replay", "tracks"}  # what a replay is, and that nobody reads what is tracked in it
+NAMES = sorted({*ANNOTATED, *PROPERTIES} - OTHERWISE)
+ASKED = [
+    "should_stop", "should_log", "should_save", "should_validate", "should_end_epoch", "skips_batch", "holds_step",
+    "drops_step", "loss_scale", "turns_back", "vetoed", "stage", "pending", "leaving", "stopped",
+]  # fmt: skip
+UNTOLD = "not recorded"
+
+
+class Reads(h.Plugin):
+    """Reads everything on every event."""
+
+    name = "reads"
+
+    def __init__(self) -> None:
+        self.read: list[tuple[str, dict[str, Any]]] = []
+
+    @h.on(*CATALOGUE, lane=h.Lane.REPORT)
+    def hear(self, run: h.Run, event: Event) -> None:
+        self.read.append((event.name, {name: _plain(_value(run, name)) for name in NAMES}))
+
+
+def _value(thing: Any, name: str) -> Any:
+    try:
+        return getattr(thing, name)
+    except NotRecorded:
+        return UNTOLD
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as one that can be compared; of what is as large as a model, only its type."""
+    match value:
+        case Progress():
+            return {name: count for name, count in value.state_dict().items() if name != "earlier_seconds"}
+        case torch.Tensor():
+            return value.tolist()
+        case Mapping():
+            return {name: _plain(each) for name, each in value.items()}
+        case Control():
+            return {name: _value(value, name) for name in ASKED}
+        case None | int() | str() | float() | tuple() | Path():
+            return value
+    return "something"
+
+
+@pytest.mark.parametrize("more", [[], [h.GradientAccumulation(2)]], ids=["plain", "accumulating"])
+def test_it_is_what_it_was_or_it_is_not_recorded(more: list[Any], tmp_path: Path) -> None:
+    live, replayed = Reads(), Reads()
+    plugins = [
+        h.LogSchedule(h.Every(steps=2)),
+        h.ValidationSchedule(h.Every(epochs=1)),
+        h.SaveSchedule(h.Every(steps=4)),
+        h.Checkpoint(tmp_path / "saved", keep_last=2),
+        h.HandlerTimes(),
+        *more,
+        h.Recorder(tmp_path, losses=True),
+        live,
+    ]
+    fit(plugins, batches=5)
+    report = replay(tmp_path, [replayed])
+    assert not report.unheld
+    assert not report.failed
+    assert [name for name, _ in replayed.read] == [name for name, _ in live.read]
+    untold = set()
+    for (event, was), (_, shown) in zip(live.read, replayed.read, strict=True):
+        for name, value in shown.items():
+            if value == UNTOLD:
+                untold.add(name)
+            elif name == "control":
+                assert {**was[name], **{k: v for k, v in value.items() if v == UNTOLD}} == value, (event, name)
+            elif (event, name) != ("train_start", "recording"):  # which is named only then
+                assert value == was[name], (event, name)
+    assert untold == {
+        "batch", "modules", "outputs", "plugin_seconds", "scheduler", "schedulers", "task", "train_loader",
+    }  # fmt: skip
+
+
+def test_one_s_own_factor_on_the_loss_is_known_and_another_s_is_not(tmp_path: Path) -> None:
+    class Scales(h.Plugin):
+        def __init__(self) -> None:
+            self.read: list[Any] = []
+
+        @h.on(h.BatchStart)
+        def scale(self, run: h.Run, event: h.BatchStart) -> None:
+            run.control.scale_loss(0.25, "mine")
+            self.read.append(_value(run.control, "loss_scale"))
+
+    live, again = Scales(), Scales()
+    fit([h.GradientAccumulation(2), live, h.Recorder(tmp_path)], batches=2, epochs=1, validation=None)
+    assert live.read == [0.125, 0.125]
+    replay(tmp_path, [h.GradientAccumulation(2), again])
+    assert again.read == [0.125, 0.125]
+    again.read.clear()
+    replay(tmp_path, [again])
+    assert again.read == [UNTOLD, UNTOLD]
+
+
+@pytest.mark.parametrize(
+    ("act", "told"),
+    [
+        (lambda each: each.zero_grad(set_to_none=True), "the optimizer"),
+        (lambda each: each.step(lambda: 0.0), "the optimizer"),
+        (lambda each: each.add_param_group({}), "the optimizer"),
+        (lambda each: each.param_groups[0]["params"], "the optimizer's 'params'"),
+        (lambda each: each.param_groups[0].update(lr=0.1), "a training that goes on with another 'lr'"),
+        (lambda each: each.param_groups[0].__delitem__("lr"), "a training that goes on without 'lr'"),
+    ],
+    ids=["zero_grad", "step", "add_param_group", "params", "update", "delete"],
+)
+def test_an_optimizer_does_nothing_and_says_so(act: Callable[[Any], object], told: str, tmp_path: Path) -> None:
+    class Acts(h.Plugin):
+        @h.on(h.BatchEnd)
+        def act(self, run: h.Run, event: h.BatchEnd) -> None:
+            act(run.optimizer)
+
+    fit([h.Recorder(tmp_path)], batches=1, epochs=1, validation=None)
+    report = replay(tmp_path, [Acts()])
+    assert report.unheld == {
+        "acts": (f"A recording does not hold {told}. (batch_end, attempt 1, epoch 0 batch 1 step 1)",)
+    }
+    assert not report.failed

@@ -1,0 +1,478 @@
+"""The recorder writes down what happens, and disturbs nothing."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import heliograph as h
+import pytest
+import torch
+from heliograph.builtin_callbacks.recorder.format import writer
+from heliograph.builtin_callbacks.recorder.format.reader import read, walk
+from heliograph.builtin_callbacks.recorder.format.records import (
+    Asked,
+    Attempt,
+    Batch,
+    Batches,
+    Entry,
+    Happened,
+    Recounted,
+    Spent,
+)
+from heliograph.builtin_callbacks.recorder.plugin import Recorder
+from heliograph.testing import check_plugin
+from heliograph.tests.ranks_pool import Pool
+from heliograph.tests.recordings import data, fit
+from torch import nn
+
+
+class Moved(h.Event):
+    """An event of one's own."""
+
+    distance: float
+    notes: Any = None
+
+
+class Act(h.Plugin):
+    """Does something behind the batches of these numbers."""
+
+    asks: tuple[str, ...] = ("stop", "save", "log", "validation")
+
+    def __init__(self, action: Any, *batches: int) -> None:
+        self.action, self.batches = action, batches
+
+    @h.on(h.BatchEnd)
+    def act(self, run: h.Run, event: h.BatchEnd) -> None:
+        if run.progress.batches in self.batches:
+            self.action(run)
+
+
+class Seen(h.Plugin):
+    """Writes down the counters and the clock, as a handler sees them."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[float, ...]] = []
+        self.others: list[tuple[str, float]] = []
+
+    @h.on(h.BatchEnd)
+    def note(self, run: h.Run, event: h.BatchEnd) -> None:
+        place = run.progress
+        self.batches.append((place.epoch, place.batch, place.steps, place.samples, run.window, place.seconds))
+
+    @h.on(h.EpochStart, h.Log, h.ValidationEnd)
+    def note_clock(self, run: h.Run, event: h.EpochStart | h.Log | h.ValidationEnd) -> None:
+        self.others.append((event.name, run.progress.seconds))
+
+
+def usual(folder: Path, *more: Any) -> list[Any]:
+    """Return a recorder amid plugins that ask."""
+    asking = [
+        h.LogSchedule(h.Every(steps=3)),
+        h.ValidationSchedule(h.Every(epochs=1)),
+        h.SaveSchedule(h.Every(steps=5)),
+    ]
+    return [Recorder(folder), *asking, h.Checkpoint(folder / "checkpoints", resume="auto"), *more]
+
+
+def only(path: Path | None) -> Attempt:
+    """Return the one attempt of a recording."""
+    assert path is not None
+    (attempt,) = read(path).attempts
+    return attempt
+
+
+def batches(attempt: Attempt) -> list[Batch]:
+    return [batch for entry in attempt.entries if isinstance(entry, Batches) for batch in entry]
+
+
+def happened(attempt: Attempt, *names: str) -> list[Happened]:
+    return [each for each in attempt.entries if isinstance(each, Happened) and (not names or each.event in names)]
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(each.name for each in folder.iterdir() if each.is_file())
+
+
+def test_it_keeps_every_rule_of_plugins(tmp_path: Path) -> None:
+    check_plugin(lambda: Recorder(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"folder": 3}, TypeError, "the path of a folder, got 3"),
+        ({"losses": 1}, TypeError, "losses is True or False, got 1"),
+        ({"sample": 0}, ValueError, "sample must be at least 1"),
+        ({"sample": 2.0}, TypeError, "sample is a whole number of batches, got 2.0"),
+        ({"sample": True}, TypeError, "sample is a whole number"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
+def test_it_refuses_what_it_cannot_use(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Recorder(**{"folder": ".", **options})
+
+
+def test_every_batch_is_recorded_as_handlers_saw_it(tmp_path: Path) -> None:
+    seen = Seen()
+    result, _ = fit(usual(tmp_path, h.GradientAccumulation(3), seen))
+    told = [
+        (each.place.epoch, each.place.batch, each.place.steps, each.place.samples, each.window, each.place.seconds)
+        for each in batches(only(result.recording))
+    ]
+    assert told == seen.batches
+    clocks = [(each.event, each.place.seconds) for each in happened(only(result.recording), "epoch_start", "log", "validation_end")]  # fmt: skip  # noqa: E501
+    assert clocks == seen.others
+    assert files(tmp_path) == [result.recording.name] if result.recording else False
+
+
+def test_events_come_in_their_order_and_requests_behind_what_they_were_made_in(tmp_path: Path) -> None:
+    attempt = only(fit(usual(tmp_path), batches=5, epochs=1)[0].recording)
+
+    def told(entry: Entry) -> str:
+        if isinstance(entry, Happened):
+            return entry.event
+        return f"{entry.number} {entry.request.verb}" if isinstance(entry, Asked) else type(entry).__name__
+
+    assert [told(each) for each in attempt.entries] == [
+        "train_start", "epoch_start", "Batches", "0 log", "log", "Batches", "1 save", "save_point", "checkpoint_saved",
+        "epoch_end", "2 validation", "validation_start", "validation_end", "train_end", "Spent", "run_closed",
+    ]  # fmt: skip
+    asked = {each.event: each.data["asked"] for each in happened(attempt) if "asked" in each.data}
+    assert asked == {"log": [0], "save_point": [1], "epoch_end": [], "validation_start": [2], "train_end": []}
+    assert [each.request.event for each in attempt.entries if isinstance(each, Asked)] == ["batch_end", "batch_end", "epoch_end"]  # fmt: skip  # noqa: E501
+
+
+def test_the_data_of_events(tmp_path: Path) -> None:
+    result, _ = fit(usual(tmp_path), batches=5, epochs=1, validation={"a": data(2), "b": data(3)})
+    attempt = only(result.recording)
+    of = {each.event: dict(each.data) for each in happened(attempt)}
+    assert of["epoch_start"] == {"epoch": 0, "resumed": False, "batches": 5}
+    assert of["validation_start"] == {"batches": 5, "asked": [2]}
+    assert of["validation_end"]["batches"] == {"a": 2, "b": 3}
+    assert of["checkpoint_saved"] == {"path": str(result.last_checkpoint), "is_best": False}
+    assert of["log"]["metrics"].keys() == {"train/loss"}
+    assert of["run_closed"] == {
+        "status": "completed", "reason": result.reason, "by": None, "rank": None, "metrics": result.metrics,
+        "best": None, "last": str(result.last_checkpoint), "notes": list(result.notes),
+    }  # fmt: skip
+    assert (attempt.run, attempt.phase, attempt.status, attempt.validation_sets) == ("run", "train", "completed", ("a", "b"))  # fmt: skip  # noqa: E501
+    assert (attempt.max_epochs, attempt.max_steps, attempt.world_size, attempt.optimizers) == (1, None, 1, ("optimizer",))  # fmt: skip  # noqa: E501
+    assert attempt.plan["batch_end"] == ("recorder", "log_schedule", "validation_schedule", "save_schedule")
+
+
+def test_a_stop_tells_who_asked(tmp_path: Path) -> None:
+    result, _ = fit(usual(tmp_path, Act(lambda run: run.control.stop("enough " * 1_000), 4)))
+    ending = happened(only(result.recording), "run_closed", "train_end")
+    assert ending[0].data["asked"] == [1]
+    assert (ending[1].data["by"], ending[1].data["status"]) == ("act", "stopped")
+    assert len(ending[1].data["reason"]) < 2_100
+
+
+def test_a_failure_is_told_with_its_place(tmp_path: Path) -> None:
+    def fail(run: h.Run) -> None:
+        raise LookupError("lost")
+
+    recorder = Recorder(tmp_path)
+    with pytest.raises(LookupError):
+        fit([recorder, h.ValidationSchedule(h.Every(epochs=1)), Act(fail, 4)])
+    attempt = only(recorder.path)
+    failed, closed = happened(attempt, "run_failed", "run_closed")
+    told = {name: failed.data[name] for name in ("error", "text", "phase", "plugin", "event")}
+    assert told == {"error": "LookupError", "text": "LookupError: lost", "phase": "train", "plugin": "act", "event": "batch_end"}  # fmt: skip  # noqa: E501
+    assert (closed.data["status"], closed.data["reason"]) == ("failed", "LookupError: lost")
+    assert len(batches(attempt)) == 4
+
+
+def test_a_request_that_is_counted_up_is_recounted(tmp_path: Path) -> None:
+    attempt = only(fit(usual(tmp_path, h.GradientAccumulation(3)), batches=9, epochs=1)[0].recording)
+    holds = {each.number: each.request.times for each in attempt.entries if isinstance(each, Asked) and each.request.verb == "hold_step"}  # fmt: skip  # noqa: E501
+    holds |= {
+        each.number: each.times for each in attempt.entries if isinstance(each, Recounted) and each.number in holds
+    }
+    assert list(holds.values()) == [6]
+
+
+def test_the_time_of_handlers(tmp_path: Path) -> None:
+    attempt = only(fit([Recorder(tmp_path, sample=1), *usual(tmp_path)[1:]], batches=10, epochs=2)[0].recording)
+    (spent,) = [each for each in attempt.entries if isinstance(each, Spent)]
+    rows = {(row.plugin, row.event): row for row in spent.rows}
+    assert rows["log_schedule", "batch_end"].emissions == 20
+    assert rows["log_schedule", "batch_end"].timed == 19  # from the second on
+    assert rows["recorder", "log"].timed == rows["log_schedule", "log"].timed == 6
+    assert rows["checkpoint", "save_point"].seconds > 0
+    assert rows["recorder", "validation_batch_end"].emissions == 6
+
+
+def test_nothing_of_the_training_changes(tmp_path: Path) -> None:
+    plugins = [h.RNGCapture(), h.ValidationSchedule(h.Every(epochs=1)), h.GradientAccumulation(3)]
+    _, with_one = fit([Recorder(tmp_path, losses=True, sample=1), *plugins])
+    _, without = fit(plugins)
+    for ours, theirs in zip(with_one.parameters(), without.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_it_hears_nothing_that_would_cost_more_where_nobody_else_does(tmp_path: Path) -> None:
+    heard: dict[str, int] = {}
+
+    def look(run: h.Run) -> None:
+        for event in (h.Log, h.Replay, h.BatchStart, h.GradientsReady, h.StepEnd, h.ShouldStop):
+            heard[event.name] = len(run.bus.signal(event).chain)
+
+    fit([Recorder(tmp_path), h.ValidationSchedule(h.Every(epochs=1)), Silent(look, 3)])
+    assert heard == dict.fromkeys(heard, 0)
+    fit([Recorder(tmp_path), h.ValidationSchedule(h.Every(epochs=1)), Act(look, 3)])  # it declares that it asks
+    assert heard["log"] == 2
+
+
+class Silent(Act):
+    """Asks for nothing."""
+
+    asks = ()
+
+
+def test_the_run_s_clock_goes_on_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result, _ = fit(usual(tmp_path))
+    assert result.progress.seconds < math.inf
+    monkeypatch.setattr("heliograph.events.progress.monotonic", lambda: math.inf)
+    assert result.progress.seconds == math.inf
+
+
+def test_events_of_one_s_own_are_recorded_and_very_many_in_a_sample(tmp_path: Path) -> None:
+    def move(run: h.Run) -> None:
+        run.emit(Moved(1.5, notes={"text": "x" * 5_000}))
+
+    def often(run: h.Run) -> None:
+        for _ in range(1_100):
+            run.emit(Moved(2.0))
+
+    class Mover(Silent):
+        @h.on(h.TrainStart)
+        def declare(self, run: h.Run, event: h.TrainStart) -> None:
+            run.bus.signal(Moved)
+
+    recorder, validation = Recorder(tmp_path), h.ValidationSchedule(h.Every(epochs=1))
+    moved = happened(only(fit([recorder, validation, Mover(move, 3)])[0].recording), "moved")
+    assert [each.data["distance"] for each in moved] == [1.5]
+    assert len(moved[0].data["notes"]["text"]) < 2_100
+    moved = happened(only(fit([Recorder(tmp_path, sample=20), validation, Mover(often, 3)])[0].recording), "moved")
+    assert (len(moved), moved[-1].data["emission"]) == (1_005, 1_100)
+
+
+def test_losses_are_kept_to_the_last_bit(tmp_path: Path) -> None:
+    losses: list[float] = []
+
+    class Losses(h.Plugin):
+        asks = ("skip_batch",)
+
+        @h.on(h.BatchStart)
+        def skip(self, run: h.Run, event: h.BatchStart) -> None:
+            if run.progress.batch == 2:
+                run.control.skip_batch("the third")
+
+        @h.on(h.BatchEnd)
+        def note(self, run: h.Run, event: h.BatchEnd) -> None:
+            losses.append(math.nan if run.progress.batch == 3 else run.loss.item())
+
+    plugins = [Recorder(tmp_path, losses=True), h.ValidationSchedule(h.Every(epochs=1)), Losses()]
+    attempt = only(fit(plugins)[0].recording)
+    assert attempt.losses
+    assert repr([each.loss for each in batches(attempt)]) == repr(losses)
+
+
+def test_a_file_is_no_folder_to_record_in(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"takes the path of a folder, but .*file is a file"):
+        Recorder(tmp_path / "file")
+
+
+def test_a_full_disk_ends_no_run_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = [False]
+    whole = os.write
+
+    def limited(file: int, text: bytes) -> int:
+        if full[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return whole(file, text)
+
+    monkeypatch.setattr(writer.os, "write", limited)  # type: ignore[attr-defined]  # the module's own os
+    fill, clear = (
+        Act(lambda run: full.__setitem__(0, True), 4).named("fill"),
+        Act(lambda run: full.__setitem__(0, False), 12),
+    )
+    plugins = [
+        Recorder(tmp_path),
+        h.LogSchedule(h.Every(steps=3)),
+        h.ValidationSchedule(h.Every(epochs=1)),
+        fill,
+        clear,
+    ]
+    result, _ = fit(plugins)
+    assert result.status == "completed"
+    assert [error.partition(": ")[2] for error in result.plugin_errors["recorder"]] == ["OSError: [Errno 28] No space left on device"]  # fmt: skip  # noqa: E501
+    attempt = only(result.recording)
+    assert len(batches(attempt)) == 16
+    assert len(happened(attempt, "log")) == 5
+    assert happened(attempt, "plugin_failed")[0].data["plugin"] == "recorder"
+
+    full[0] = False
+    result, _ = fit([Recorder(tmp_path), *plugins[1:4]])  # and stays full
+    assert result.status == "completed"
+    assert len(result.plugin_errors["recorder"]) == 2
+    assert [each.place.batches for each in batches(only(result.recording))] == [*range(1, 7)]  # from the tail
+
+
+def test_a_folder_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result, _ = fit([Recorder(tmp_path / "file" / "x"), h.ValidationSchedule(h.Every(epochs=1))])
+    assert (result.status, result.recording, len(result.plugin_errors["recorder"])) == ("completed", None, 3)
+
+
+def test_a_second_fit_begins_a_file_and_a_test_appends_to_it(tmp_path: Path) -> None:
+    trainer = h.Trainer([Recorder(tmp_path), h.ValidationSchedule(h.Every(epochs=1))], device="cpu")
+    task = h.Supervised(nn.Linear(4, 2), nn.functional.cross_entropy)
+    options: dict[str, Any] = {"validation": data(2), "optimizer": lambda each: torch.optim.SGD(each, lr=0.1)}
+    first = trainer.fit(task, data(), epochs=1, **options)
+    second = trainer.fit(task, data(), epochs=1, **options)
+    tested = trainer.test(task, data(3))
+    assert first.recording != second.recording == tested.recording
+    assert [each.phase for each in read(second.recording or "").attempts] == ["train", "test"]
+    assert only(first.recording).status == "completed"
+    attempt = read(tested.recording or "").attempts[-1]
+    assert [each.event for each in happened(attempt)] == ["test_start", "test_end", "run_closed"]
+    assert happened(attempt)[1].data["batches"] == {"": 3}
+
+
+def test_a_resumed_run_goes_on_in_its_file(tmp_path: Path) -> None:
+    whole, _ = fit(usual(tmp_path, Act(lambda run: run.control.stop("later"), 12)))
+    resumed, _ = fit(usual(tmp_path))
+    assert whole.recording == resumed.recording
+    recording = read(tmp_path)
+    assert [each.status for each in recording.attempts] == ["stopped", "completed"]
+    (seam,) = happened(recording.attempts[1], "checkpoint_loaded")
+    assert (seam.data["origin"]["batch"], seam.data["origin"]["epoch"], seam.place.steps) == (2, 1, 10)
+    kept = [each.entry for each in walk(recording) if isinstance(each.entry, Batches) and not each.lost]
+    assert [batch.place.batches for entry in kept for batch in entry] == list(range(1, 17))
+
+
+def test_where_the_file_is_gone_a_resumed_run_begins_one(tmp_path: Path) -> None:
+    whole, _ = fit(usual(tmp_path, Act(lambda run: run.control.stop("later"), 12)))
+    assert whole.recording is not None
+    whole.recording.unlink()
+    resumed, _ = fit(usual(tmp_path))
+    assert len(batches(only(resumed.recording))) == 6
+
+
+def test_a_file_that_another_process_writes_is_left_alone(tmp_path: Path) -> None:
+    whole, _ = fit(usual(tmp_path, Act(lambda run: run.control.stop("later"), 12)))
+    assert whole.recording is not None
+    other = writer.Writer.again(whole.recording)
+    resumed, _ = fit(usual(tmp_path))
+    other.close()
+    assert resumed.recording != whole.recording
+    assert any("the recording goes on in a new file" in note for note in resumed.notes)
+
+
+def test_a_return_amid_the_run_is_marked(tmp_path: Path) -> None:
+    class Returner(h.Plugin):
+        saved: Any = None
+
+        @h.on(h.BatchEnd)
+        def act(self, run: h.Run, event: h.BatchEnd) -> None:
+            if run.progress.batches == 3 and self.saved is None:
+                self.saved = run.state_dict()
+            elif run.progress.batches == 6 and self.saved:
+                run.roll_back(self.saved)
+                self.saved = {}
+
+    result, _ = fit([Recorder(tmp_path), h.ValidationSchedule(h.Every(epochs=1)), Returner()], epochs=1)
+    attempt = only(result.recording)
+    assert [each.place.batch for each in batches(attempt)] == [1, 2, 3, 4, 5, 6, 4, 5, 6, 7, 8]
+    walked = list(walk(read(tmp_path)))
+    lost = [
+        batch.place.batch for each in walked if each.lost and isinstance(each.entry, Batches) for batch in each.entry
+    ]
+    assert lost == [4, 5, 6]
+
+
+def toggling(folder: Path, off: Sequence[int], on: Sequence[int], **options: Any) -> Attempt:
+    """Return what is recorded where the recorder is off from one batch to another."""
+    recorder = Recorder(folder, **options)
+    trainer = h.Trainer([recorder, h.ValidationSchedule(h.Every(epochs=1))], device="cpu")
+    trainer.plugins.register(Act(lambda run: trainer.plugins.disable("recorder"), *off).named("off"))
+    trainer.plugins.register(Act(lambda run: trainer.plugins.enable("recorder"), *on).named("on"))
+    task = h.Supervised(nn.Linear(4, 2), nn.functional.cross_entropy)
+    trainer.fit(task, data(), validation=data(2), optimizer=lambda each: torch.optim.SGD(each, lr=0.1), epochs=2)
+    return only(recorder.path)
+
+
+@pytest.mark.parametrize("losses", [False, True], ids=["plain", "losses"])
+def test_a_gap_is_marked_where_it_is_switched_off_and_on(losses: bool, tmp_path: Path) -> None:
+    attempt = toggling(tmp_path, (3,), (5,), losses=losses)
+    assert not attempt.damage
+    assert [each.place.batch for each in batches(attempt)] == [1, 2, 3, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8]
+    (change,) = happened(attempt, "plugin_changed")
+    assert change.data == {"plugin": "recorder", "change": "enabled", "by": "on"}
+    (before, behind) = [each for each in attempt.entries if isinstance(each, Batches)][:2]
+    assert (before.first.batch, behind.first.batch, behind.steps) == (0, 5, (6, 7, 8))
+
+
+def test_one_that_joins_amid_the_run_records_from_there(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    trainer = h.Trainer([h.ValidationSchedule(h.Every(epochs=1))], device="cpu")
+    trainer.plugins.register(Act(lambda run: trainer.plugins.register(recorder), 3))
+    task = h.Supervised(nn.Linear(4, 2), nn.functional.cross_entropy)
+    trainer.fit(task, data(), validation=data(2), optimizer=lambda each: torch.optim.SGD(each, lr=0.1), epochs=1)
+    assert [each.place.batch for each in batches(only(recorder.path))] == [4, 5, 6, 7, 8]
+
+
+def test_the_kill_switch_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HELIOGRAPH_DISABLE_PLUGINS", "recorder")
+    with pytest.warns(RuntimeWarning, match="switched off"):
+        result, _ = fit([Recorder(tmp_path / "none"), h.ValidationSchedule(h.Every(epochs=1))])
+    assert (result.recording, (tmp_path / "none").exists()) == (None, False)
+
+
+def train_on_rank(folder: Path) -> tuple[str | None, list[float]]:
+    """Train on one of several ranks; the other one than the main one asks for a stop."""
+
+    class Stopper(h.Plugin):
+        asks = ("stop",)
+
+        @h.on(h.StepEnd)
+        def act(self, run: h.Run, event: h.StepEnd) -> None:
+            if run.engine.rank == 1 and run.progress.steps == 3:
+                run.control.stop("rank 1 has enough")
+
+    class Clocks(h.Plugin):
+        @h.on(h.BatchEnd)
+        def act(self, run: h.Run, event: h.BatchEnd) -> None:
+            clocks.append(run.progress.seconds)
+
+    clocks: list[float] = []
+    recorder = Recorder(folder)
+    torch.manual_seed(0)
+    trainer = h.Trainer([recorder, Stopper(), Clocks()], use_cpu=True)
+    result = trainer.fit(
+        h.Supervised(nn.Linear(4, 2), nn.functional.cross_entropy),
+        torch.utils.data.TensorDataset(torch.zeros(40, 4), torch.zeros(40, dtype=torch.long)),
+        loader_params={"global_batch_size": 4},
+        optimizer=lambda each: torch.optim.SGD(each, lr=0.1),
+        epochs=1,
+    )
+    return None if result.recording is None else str(result.recording), clocks
+
+
+def test_on_several_ranks_the_main_one_records_what_all_ask(ranks: Pool, tmp_path: Path) -> None:
+    (path, clocks), (nothing, _) = ranks(2).run(train_on_rank, tmp_path)
+    assert nothing is None
+    attempt = only(Path(path))
+    (stop,) = [each.request for each in attempt.entries if isinstance(each, Asked)]
+    assert (stop.verb, stop.rank, stop.reason) == ("stop", 1, "rank 1 has enough")
+    assert (attempt.world_size, attempt.status, len(batches(attempt))) == (2, "stopped", 3)
+    assert [each.place.seconds for each in batches(attempt)] == [math.floor(each * 100) / 100 for each in clocks]

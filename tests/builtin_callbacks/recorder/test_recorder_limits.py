@@ -1,0 +1,45 @@
+"""The recorder where the system itself lets files grow no further."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import heliograph as h
+import pytest
+from heliograph.builtin_callbacks.recorder.format.reader import read
+from heliograph.builtin_callbacks.recorder.format.records import Batches
+from heliograph.builtin_callbacks.recorder.replay.replay import replay
+from heliograph.tests.recordings import fit
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Let no file of this process grow beyond so many bytes; Python takes no notice of the signal that comes of it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("size", [10, 300, 5_000])
+def test_a_file_that_can_grow_no_further_ends_no_run_and_what_it_holds_is_read(size: int, tmp_path: Path) -> None:
+    with files_of_at_most(size):
+        result, _ = fit([h.LogSchedule(h.Every(steps=1)), h.Recorder(tmp_path)], batches=64, validation=None)
+    assert (result.status, result.progress.steps) == ("completed", 128)
+    assert all("File too large" in error for error in result.plugin_errors["recorder"])
+    assert result.explain().startswith("the run: completed\n  2 epochs done\n")
+    if size == 10:
+        assert not list(tmp_path.iterdir())
+        return
+    (attempt,) = read(tmp_path).attempts
+    (damage,) = attempt.damage
+    assert damage.endswith(", the last, was cut short: it is damaged")
+    told = [batch.place.steps for entry in attempt.entries if isinstance(entry, Batches) for batch in entry]
+    assert told == list(range(1, len(told) + 1))
+    assert bool(told) == (size > 300)
+    assert not replay(tmp_path, [h.LogSchedule(h.Every(steps=2))]).failed

@@ -1,0 +1,126 @@
+"""The page, as a file; what a browser makes of it is tested in `tests/test_timeline_in_browser.py`."""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64encode
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from heliograph.builtin_callbacks.recorder.timeline.page import facts, page, write_timeline
+from heliograph.tests.builtin_callbacks.recorder.explain.factory import Script, killed_and_resumed, recording
+
+
+def embedded(text: str) -> Any:
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_the_policy_allows_the_pages_own_script_and_style_and_nothing_else() -> None:
+    text = page(killed_and_resumed())
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
+    assert policy is not None
+    own = {}
+    for tag in ("script", "style"):
+        found = re.search(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        assert found is not None
+        own[tag] = b64encode(sha256(found[1].encode()).digest()).decode()
+    assert policy[1].split("; ") == [
+        "default-src 'none'",
+        f"script-src 'sha256-{own['script']}'",
+        f"style-src 'sha256-{own['style']}'",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+
+
+def test_the_page_names_no_address() -> None:
+    text = page(killed_and_resumed()).replace("http://www.w3.org/2000/svg", "")  # a name, never loaded
+    assert "://" not in text
+    assert "@import" not in text
+    assert "url(" not in text
+
+
+@pytest.mark.parametrize(
+    "hostile", ["</script><script>alert(1)</script>", "<!--<script>", "{{SCRIPT}}", "\u2028 & \\u003c", "]]>"]
+)
+def test_what_others_wrote_is_data(hostile: str) -> None:
+    script = Script(run=hostile)
+    script.start()
+    script.batches(1)
+    script.happen("log", metrics={f"train/{hostile}": 1.0}, asked=[])
+    script.ask("end_epoch", hostile, hostile)
+    script.close("failed", hostile, notes=[hostile])
+    text = page(recording(script))
+    data = embedded(text)
+    assert data["run"] == hostile
+    assert data["notes"] == [hostile]
+    assert data["requests"][0][2] == hostile
+    assert text.count("<script") == 2
+    assert text.count("</script") == 2
+    assert "{{DATA}}" not in text
+
+
+def test_numbers_that_are_none_are_told_as_words() -> None:
+    script = Script()
+    script.start()
+    for value in (1.0, float("nan"), float("inf"), 0.1 + 0.2):
+        script.batches(1)
+        script.happen("log", metrics={"train/loss": value}, asked=[])
+    (chart,) = embedded(page(recording(script)))["charts"]
+    assert chart["curves"][0]["pieces"] == [
+        {"leg": 1, "lost": False, "x": [1, 2, 3, 4], "t": [0.6, 1.1, 1.6, 2.1], "y": [1.0, "nan", "inf", 0.3]}
+    ]
+
+
+def test_the_page_holds_the_facts() -> None:
+    data = facts(killed_and_resumed())
+    assert (data["status"], data["verdict"]) == ("stopped", "stopped by early_stopping on rank 2")
+    assert [(each["number"], each["ended"], each["gap"]) for each in data["attempts"]] == [
+        (1, "killed", ""),
+        (2, "stopped by early_stopping on rank 2", "2 h"),
+    ]
+    assert [(kind, step) for kind, step, *_ in data["marks"]] == [
+        ("pruned", 4),
+        ("plugin", 4),
+        ("best", 8),
+        ("decision", 10),
+        ("decision", 10),
+        ("decision", 8),
+        ("plugin", 12),
+        ("stop", 12),
+        ("decision", 12),
+    ]
+    assert [(each["step"], each["left"], each["title"]) for each in data["returns"]] == [
+        (4, 11, "attempt 2: resumed"),
+        (8, 10, "rolled back"),
+    ]
+    assert [row[:3] for row in data["costs"]] == [
+        ["checkpoint", "save_point", 0.4],
+        ["checkpoint", "batch_end", pytest.approx(0.05)],
+        ["progress", "batch_end", 0.02],
+    ]
+    assert data["checkpoints"][0] == [4, 0, "step_4.pth", True, 8, "keep_last=1"]
+    assert data["folder"] == "ckpt"
+
+
+def test_a_page_is_written_where_it_is_told_to_be(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text("an older one")
+    write_timeline(killed_and_resumed(), tmp_path / "page.html")
+    assert (tmp_path / "page.html").read_text(encoding="utf-8") == page(killed_and_resumed())
+
+
+def test_tens_of_thousands_of_readings_stay_a_page_that_can_be_opened() -> None:
+    script = Script()
+    script.start()
+    for step in range(20_000):
+        script.happen("log", 0.1, metrics={"train/loss": 1.0 / (1 + step)}, asked=[])
+    text = page(recording(script))
+    (chart,) = embedded(text)["charts"]
+    assert chart["curves"][0]["total"] == 20_000
+    assert sum(len(piece["x"]) for piece in chart["curves"][0]["pieces"]) <= 2_000
+    assert len(text) < 300_000

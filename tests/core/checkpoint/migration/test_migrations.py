@@ -1,0 +1,307 @@
+"""Old checkpoints on disk made new."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from heliograph.core.checkpoint import storage
+from heliograph.core.checkpoint.migration import schemas
+from heliograph.core.checkpoint.migration.migrations import migrate
+from heliograph.core.checkpoint.state.snapshot import SCHEMA
+from heliograph.core.checkpoint.storage import Files, Store
+
+ALL_GOLDEN = Path(__file__).parents[3] / "golden"
+GOLDEN = ALL_GOLDEN / "schema_1"
+BORDER, MIDDLE = "golden_epoch_1_iter_4.pth", "golden_epoch_1_iter_6.pth"
+Make = Callable[..., Any]
+Names = Callable[[], list[str]]
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """Return a folder of checkpoints that schema 1 wrote."""
+    for path in GOLDEN.glob("*.pth"):
+        shutil.copy2(path, tmp_path)
+    return tmp_path
+
+
+def test_a_file_is_migrated_and_its_former_self_kept(old: Path) -> None:
+    before = (old / BORDER).read_bytes()
+    lines = migrate(old / BORDER)
+    assert lines[0] == f"{old / BORDER}: migrated to schema {SCHEMA}, the former file is {BORDER}.backup"
+    assert lines[1].startswith("    schema 1 to 2: ")
+    assert (old / f"{BORDER}.backup").read_bytes() == before
+    state = storage.load(old / BORDER)
+    assert (state["schema"], state["progress"]["steps"]) == (SCHEMA, 4)
+    former = torch.load(GOLDEN / BORDER, weights_only=True)
+    assert torch.equal(state["modules"]["model"]["0.weight"], former["modules"]["model"]["0.weight"])
+    entry = storage.verify(old / BORDER)
+    assert (entry.run_name, entry.saved_at) == ("golden", former["saved_at"])
+    assert entry.judged_by == ("validation/loss", "min", former["metrics"]["validation/loss"])
+
+
+def test_a_folder_is_migrated_and_the_order_of_writing_kept(old: Path) -> None:
+    migrate(old)
+    entries, passed_over = storage.entries(old, "golden")
+    assert [each.path.name for each in entries] == [MIDDLE, BORDER]
+    assert passed_over == []
+
+
+def test_what_is_up_to_date_is_left_alone(old: Path, names: Names) -> None:
+    migrate(old / MIDDLE)
+    before = {name: (old / name).stat().st_mtime_ns for name in names()}
+    assert migrate(old / MIDDLE) == [f"{old / MIDDLE}: up to date (schema {SCHEMA})"]
+    assert {name: (old / name).stat().st_mtime_ns for name in names()} == before
+
+
+def test_a_dry_run_changes_nothing(old: Path, names: Names) -> None:
+    lines = migrate(old / MIDDLE, dry_run=True)
+    assert lines[0] == f"{old / MIDDLE}: would be migrated to schema {SCHEMA}"
+    assert any("the epoch was left after 2 batches" in line for line in lines)
+    assert names() == [BORDER, MIDDLE]
+    assert (old / MIDDLE).read_bytes() == (GOLDEN / MIDDLE).read_bytes()
+
+
+def test_without_a_backup_there_is_none_in_the_end(old: Path, names: Names) -> None:
+    assert migrate(old / BORDER, keep_backup=False)[0] == f"{old / BORDER}: migrated to schema {SCHEMA}"
+    assert names() == ["golden_epoch_1_iter_4.json", BORDER, MIDDLE]
+
+
+def test_a_file_that_is_migrated_late_is_older_than_what_was_saved_since(old: Path, state: Make) -> None:
+    migrate(old / BORDER)
+    store = Store(old, "golden")
+    store.open()
+    store.save("later.pth", state(5, name="golden", saved_at=0.0))
+    store.close()
+    migrate(old / MIDDLE)
+    assert [each.path.name for each in storage.entries(old, "golden")[0]] == ["later.pth", MIDDLE, BORDER]
+
+
+def test_a_checkpoint_whose_manifest_was_lost_gets_its_place_again(tmp_path: Path, state: Make, opened: Make) -> None:
+    store = opened()
+    for step in (1, 2, 3):
+        store.save(f"{step}.pth", state(step))
+    store.close()
+    (tmp_path / "2.json").unlink()
+    lines = migrate(tmp_path / "2.pth")
+    assert lines[0] == f"{tmp_path / '2.pth'}: wrote its manifest anew"
+    assert lines[1] == "    the checksums in the file hold; by which metric it was judged is not known any more"
+    assert [each.path.name for each in storage.entries(tmp_path, "run")[0]] == ["3.pth", "2.pth", "1.pth"]
+    (tmp_path / "3.json").unlink()
+    migrate(tmp_path / "3.pth")
+    assert [each.path.name for each in storage.entries(tmp_path, "run")[0]] == ["3.pth", "2.pth", "1.pth"]
+
+
+def test_a_file_that_only_lost_its_manifest_stays_as_it_is(
+    tmp_path: Path, state: Make, opened: Make, names: Names
+) -> None:
+    store = opened()
+    former = store.save("1.pth", state(1))
+    store.pin(former.path)  # which is no reason to refuse: the file is not replaced
+    store.close()
+    before, inode = former.path.read_bytes(), former.path.stat().st_ino
+    (tmp_path / "1.json").unlink()
+    assert migrate(former.path, dry_run=True)[0] == f"{former.path}: its manifest would be written anew"
+    assert names() == ["1.pinned", "1.pth"]
+    migrate(former.path)
+    assert names() == ["1.json", "1.pinned", "1.pth"]
+    assert (former.path.read_bytes(), former.path.stat().st_ino) == (before, inode)
+    entry = storage.verify(former.path)
+    assert (entry.sequence, entry.size, entry.sha256) == (1, former.size, former.sha256)
+    assert entry.progress == {"steps": 1}
+
+
+@pytest.mark.parametrize("operation", ["create", "sync", "rename", "sync_folder"])
+def test_a_kill_while_a_manifest_is_written_anew_loses_nothing(
+    tmp_path: Path, state: Make, opened: Make, names: Names, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    store = opened()
+    store.save("1.pth", state(1))
+    store.close()
+    before = (tmp_path / "1.pth").read_bytes()
+    (tmp_path / "1.json").unlink()
+
+    def refuse(*arguments: Any) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Files, operation, refuse)
+        with pytest.raises(OSError, match="Input/output error"):
+            migrate(tmp_path / "1.pth")
+    migrate(tmp_path / "1.pth")
+    assert names() == ["1.json", "1.pth"]
+    assert (tmp_path / "1.pth").read_bytes() == before
+    assert storage.load(tmp_path / "1.pth")["progress"] == {"steps": 1}
+
+
+def test_a_flipped_bit_in_an_old_file_is_noticed(old: Path, names: Names) -> None:
+    weight = torch.load(GOLDEN / BORDER, weights_only=True)["modules"]["model"]["0.weight"]
+    content = bytearray((old / BORDER).read_bytes())
+    content[content.index(weight.numpy().tobytes())] ^= 4
+    (old / BORDER).write_bytes(content)
+    with pytest.raises(ValueError, match="is damaged"):
+        migrate(old / BORDER)
+    assert names() == [BORDER, MIDDLE]
+
+
+def test_a_damaged_new_file_is_an_error_and_stays(old: Path) -> None:
+    migrate(old / BORDER)
+    with (old / BORDER).open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(ValueError, match="is damaged: it has"):
+        migrate(old / BORDER)
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        ([1, 2], "it holds a list, where a checkpoint is a dict"),
+        ({"weight": torch.ones(1)}, f"has schema None, this version migrates 1 to {SCHEMA}"),
+        ({"schema": 1}, "lacks run_name"),
+        ({"schema": SCHEMA + 1}, "update heliograph"),
+        (dict.fromkeys(("schema", "run_name", "progress", "modules", "optimizer", "plugins", "metrics"), 1), "int"),
+    ],
+)
+def test_what_is_no_checkpoint_is_an_error(tmp_path: Path, names: Names, content: Any, fault: str) -> None:
+    torch.save(content, tmp_path / "a.pth")
+    with pytest.raises(ValueError, match=f"a.pth is no checkpoint that can be migrated: .*{fault}"):
+        migrate(tmp_path / "a.pth")
+    assert names() == ["a.pth"]
+
+
+def test_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"There is no checkpoint .*a\.pth"):
+        migrate(tmp_path / "a.pth")
+    with pytest.raises(FileNotFoundError, match="There is no checkpoint in"):
+        migrate(tmp_path)
+
+
+def test_a_run_that_is_training_there_is_not_disturbed(old: Path, opened: Make) -> None:
+    opened("golden", folder=old)
+    with pytest.raises(ValueError, match="process"):
+        migrate(old / BORDER)
+    assert (old / BORDER).read_bytes() == (GOLDEN / BORDER).read_bytes()
+
+
+def test_a_pinned_file_is_not_replaced(old: Path) -> None:
+    (old / "golden_epoch_1_iter_4.pinned").touch()
+    with pytest.raises(ValueError, match="is pinned"):
+        migrate(old / BORDER)
+    assert (old / BORDER).read_bytes() == (GOLDEN / BORDER).read_bytes()
+
+
+def test_a_backup_of_something_else_is_never_overwritten(old: Path) -> None:
+    (old / f"{BORDER}.backup").write_text("precious")
+    with pytest.raises(ValueError, match="is there already, with other content"):
+        migrate(old / BORDER)
+    assert (old / f"{BORDER}.backup").read_text() == "precious"
+    assert (old / BORDER).read_bytes() == (GOLDEN / BORDER).read_bytes()
+
+
+def test_a_backup_is_copied_where_there_are_no_links(old: Path, monkeypatch: pytest.MonkeyPatch, names: Names) -> None:
+    def refuse(*paths: Path) -> None:
+        raise OSError(1, "no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    migrate(old / BORDER)
+    assert (old / f"{BORDER}.backup").read_bytes() == (GOLDEN / BORDER).read_bytes()
+    assert names() == ["golden_epoch_1_iter_4.json", BORDER, f"{BORDER}.backup", MIDDLE]
+
+
+def test_a_save_that_fails_leaves_the_former_file(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Files, "free", lambda self, folder: 10)
+    with pytest.raises(OSError, match="could not be written"):
+        migrate(old / BORDER)
+    assert (old / BORDER).read_bytes() == (GOLDEN / BORDER).read_bytes()
+
+
+def test_the_data_of_other_classes_is_read_when_somebody_vouches_for_them(old: Path) -> None:
+    class Mine:
+        def __init__(self) -> None:
+            self.value = 3
+
+    state = torch.load(old / BORDER, weights_only=True)
+    state["plugins"]["mine"] = Mine()
+    Mine.__module__, Mine.__qualname__ = "nowhere", "Mine"
+    with pytest.MonkeyPatch.context() as patch:
+        module = ModuleType("nowhere")
+        module.Mine = Mine  # type: ignore[attr-defined]  # as a module of its own would
+        patch.setitem(sys.modules, "nowhere", module)
+        torch.save(state, old / BORDER)
+    with pytest.raises(ValueError, match=r"holds objects of nowhere\.Mine: .*--as-data nowhere\.Mine"):
+        migrate(old / BORDER)
+    migrate(old / BORDER, as_data=["nowhere.Mine"])
+    assert storage.load(old / BORDER)["plugins"]["mine"] == {"value": 3}
+
+
+def killed_at(operation: int, path: Path) -> int:
+    """Migrate in a child that dies at an operation on files; return its exit status, 0 if it had fewer."""
+    child = os.fork()
+    if child == 0:
+        count = 0
+
+        def dying(act: Callable[..., Any]) -> Callable[..., Any]:
+            def step(*arguments: Any) -> Any:
+                nonlocal count
+                count += 1
+                if count == operation:
+                    os._exit(9)
+                return act(*arguments)
+
+            return step
+
+        for name in ("create", "sync", "rename", "unlink", "sync_folder"):  # writes go where nobody looks yet
+            setattr(Files, name, dying(getattr(Files, name)))
+        os.link = dying(os.link)
+        migrate(path)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.mark.parametrize("schema", [1, 2])
+def test_a_kill_at_any_instant_loses_nothing(tmp_path: Path, schema: int) -> None:
+    """What schema 1 wrote has no manifests; those of a later one tell the order of writing, and who is the best."""
+    golden, operation = ALL_GOLDEN / f"schema_{schema}", 0
+    while True:
+        operation += 1
+        folder = tmp_path / str(operation)
+        shutil.copytree(golden, folder)
+        status = killed_at(operation, folder / BORDER)
+        migrate(folder)
+        entries, passed_over = storage.entries(folder, "golden")
+        assert [each.path.name for each in entries] == [MIDDLE, BORDER]
+        assert passed_over == []
+        assert all(storage.load(each.path)["schema"] == SCHEMA for each in entries)
+        assert entries[1].judged_by == ("validation/loss", "min", entries[1].metrics["validation/loss"])
+        assert (folder / f"{BORDER}.backup").read_bytes() == (golden / BORDER).read_bytes()
+        assert not [each.name for each in folder.iterdir() if each.name.startswith(".")]
+        if status == 0:
+            break
+    assert operation > 10
+
+
+def test_helios_checkpoints_are_ordered_by_their_batches_not_by_the_time_of_a_copy(tmp_path: Path) -> None:
+    counters = {
+        "current_iteration": 0,
+        "global_iteration": 0,
+        "global_epoch": 0,
+        "validation_cycles": 0,
+        "dataset_iter": 0,
+    }
+    for epoch in (10, 2, 1):
+        now = counters | {"global_epoch": epoch, "global_iteration": 4 * epoch, "current_iteration": 4 * epoch}
+        torch.save(
+            {"training_state": now, "model": {}, "rng": {}}, tmp_path / f"net_epoch_{epoch}_iter_{4 * epoch}.pth"
+        )
+    migrate(tmp_path)
+    entries, _ = storage.entries(tmp_path, "net")
+    assert [each.progress["epoch"] for each in entries] == [10, 2, 1]
+    assert entries[0].sequence < schemas.place_of({"saved_at": 0.0})

@@ -1,0 +1,185 @@
+"""Files that claim more than they have: told of, and not believed."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+import subprocess
+import sys
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from heliograph.builtin_callbacks.checkpoint.command import main
+from heliograph.core.checkpoint import storage
+from heliograph.core.checkpoint.storage.archives import check_archive, check_content
+from heliograph.core.checkpoint.storage.files import digest_of
+from heliograph.core.checkpoint.storage.manifest import Entry, encode
+
+Make = Callable[..., Any]
+
+
+class Storage:
+    """What a file says of a storage of floats."""
+
+    def __init__(self, values: int) -> None:
+        self.values = values
+
+
+class Rebuilt:
+    """What a file says of a tensor."""
+
+    def __init__(self, values: int, size: tuple[int, ...], stride: tuple[int, ...]) -> None:
+        self.arguments: tuple[Any, ...] = (Storage(values), 0, size, stride, False, OrderedDict())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return torch._utils._rebuild_tensor_v2, self.arguments
+
+
+class Pickler(pickle.Pickler):
+    def persistent_id(self, value: Any) -> Any:
+        return ("storage", torch.FloatStorage, "0", "cpu", value.values) if isinstance(value, Storage) else None
+
+
+def write(path: Path, content: Any, storage_bytes: bytes = bytes(4), compression: int = zipfile.ZIP_STORED) -> Path:
+    """Write an archive as torch does, with any content."""
+    pickled = io.BytesIO()
+    Pickler(pickled, 2).dump(content)
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("archive/data.pkl", pickled.getvalue())
+        archive.writestr("archive/byteorder", "little")
+        archive.writestr("archive/data/0", storage_bytes)
+        archive.writestr("archive/version", "3\n")
+    return path
+
+
+def with_manifest(path: Path) -> Path:
+    """Write a manifest that fits a file."""
+    size, sha256 = digest_of(path)
+    path.with_suffix(".json").write_bytes(encode(Entry(path, "run", 1, 1000.0, size, sha256)))
+    return path
+
+
+@pytest.fixture(params=[True, False], ids=["with a manifest", "without"])
+def is_told(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> Callable[[Path, str], None]:
+    """Return a check that every command tells what is wrong with a file, in one sentence."""
+
+    def check(path: Path, says: str) -> None:
+        if request.param:
+            with_manifest(path)
+        for command in ("inspect", "migrate", "verify")[: 1 if request.param else 2]:
+            assert main([command, str(path)]) == 1
+            error = capsys.readouterr().err
+            assert says in error
+            assert error.startswith("heliograph checkpoint: ")
+            assert error.count("\n") == 1
+
+    return check
+
+
+def test_a_zip_bomb(tmp_path: Path, is_told: Make, state: Make) -> None:
+    content = state(modules={"m": {"w": Rebuilt(5_000_000, (5_000_000,), (1,))}})
+    path = write(tmp_path / "a.pth", content, bytes(20_000_000), zipfile.ZIP_DEFLATED)
+
+    assert path.stat().st_size < 30_000
+    is_told(path, "its part 'archive/data.pkl' is compressed")
+
+
+def test_parts_that_overlap(tmp_path: Path, is_told: Make, state: Make) -> None:
+    path = write(tmp_path / "a.pth", state(modules={}), bytes(100_000))
+    content = bytearray(path.read_bytes())
+    end = content.rfind(b"PK\5\6")
+    size, begin = struct.unpack_from("<LL", content, end + 12)
+    listed = bytes(content[begin : begin + size])
+    at = listed.index(b"archive/data/0") - 46
+    again = listed[at : at + 46 + len("archive/data/0")].replace(b"data/0", b"data/1")
+    struct.pack_into("<HHLL", content, end + 8, 5, 5, size + len(again), begin)
+    path.write_bytes(bytes(content[: begin + size]) + again + bytes(content[end:]))
+
+    is_told(path, "its parts claim ")
+
+
+@pytest.mark.parametrize(
+    ("values", "stride", "says"),
+    [
+        (1, (0, 0), "a tensor of [1000000, 1000000] claims 4,000,000,000,000 bytes, the file has"),
+        (10**12, (10**6, 1), "cannot be read: RuntimeError"),
+        (1, (10**6, 1), "cannot be read: RuntimeError"),
+    ],
+)
+def test_sizes_beyond_all_memory(
+    tmp_path: Path, is_told: Make, state: Make, values: int, stride: tuple[int, ...], says: str
+) -> None:
+    modules = {"m": {"w": Rebuilt(values, (10**6, 10**6), stride)}}
+
+    is_told(write(tmp_path / "a.pth", state(modules=modules)), says)
+
+
+def test_what_is_no_archive(tmp_path: Path, is_told: Make) -> None:
+    (tmp_path / "a.pth").write_bytes(pickle.dumps({"schema": 3}))
+    is_told(tmp_path / "a.pth", "is damaged, or no file of torch.save")
+
+
+@pytest.mark.parametrize("part", ["plugins", "schema", "modules", "run_name", "progress"])
+def test_lists_that_are_shared_again_and_again(tmp_path: Path, is_told: Make, state: Make, part: str) -> None:
+    shared: list[Any] = []
+    for _ in range(60):
+        shared = [shared, shared]
+    torch.save(state(**{part: shared}), tmp_path / "a.pth")
+
+    is_told(tmp_path / "a.pth", "holds the same lists or dicts again and again")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"progress": []}, {"progress": {}}, {"run_name": 7}, {"modules": 3}, {"metrics": {"a": "b"}}, {"versions": None}],
+)
+def test_contents_of_other_types(tmp_path: Path, state: Make, changes: dict[str, Any], capsys: Any) -> None:
+    torch.save(state(**changes), tmp_path / "a.pth")
+    status = main(["inspect", str(with_manifest(tmp_path / "a.pth"))])
+
+    assert status == 1
+    assert "a.pth holds something else than a checkpoint: " in capsys.readouterr().err
+
+
+def test_what_torch_saves_is_believed(tmp_path: Path) -> None:
+    one = torch.zeros(1)
+    content = {"a": torch.randn(100), "b": one.expand(1000), "c": torch.eye(3).to_sparse(), "d": [1, "x", None]}
+    torch.save(content, tmp_path / "a.pth")
+    check_archive(tmp_path / "a.pth")
+    check_content(torch.load(tmp_path / "a.pth", weights_only=True), tmp_path / "a.pth")
+
+
+def test_a_bomb_does_not_fill_the_memory(tmp_path: Path, state: Make) -> None:
+    content = state(modules={"m": {"w": Rebuilt(250_000_000, (250_000_000,), (1,))}})
+    path = with_manifest(write(tmp_path / "a.pth", content, bytes(10**9), zipfile.ZIP_DEFLATED))
+    code = (
+        "import resource, sys; from heliograph.builtin_callbacks.checkpoint.command import main;"
+        "status = main(['verify', sys.argv[1]]); print(status, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    status, kilobytes = map(int, done.stdout.split())
+
+    assert status == 1
+    assert kilobytes < 1_200_000
+
+
+def test_names_do_not_steer_the_terminal(tmp_path: Path, opened: Make, state: Make, capsys: Any) -> None:
+    name = "\x1b[2J\u202eevil\nwhole    everything"
+    store = opened(name)
+    counters = ("epoch", "batch", "steps", "samples", "validations", "earlier_seconds")
+    more = {"progress": dict.fromkeys(counters, 4), "metrics": {"\x1b[31mloss": 1.0}, "modules": {"\x07": {}}}
+    entry = store.save("a.pth", state(4, name=name, **more))
+    store.close()
+    assert main(["inspect", str(tmp_path), str(entry.path)]) == main(["verify", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+
+    assert "\\x1b[2J\\u202eevil" in said
+    assert all(line.isprintable() for line in said.split("\n"))
+    assert "\nwhole    everything" not in said
+    assert storage.entries(tmp_path, name)[0] == [entry]

@@ -1,0 +1,109 @@
+"""One pass over a folder: what is read, and how often."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from heliograph.core.checkpoint.storage import folder as listing
+from heliograph.core.checkpoint.storage.files import SYSTEM
+from heliograph.core.checkpoint.storage.folder import Manifests
+
+Make = Callable[..., Any]
+LONG_AGO = 1_000_000_000
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the names of the manifests that are read, as they are."""
+    names: list[str] = []
+
+    def read_small(path: Path, most: int) -> bytes:
+        names.append(path.name)
+        return path.read_bytes()
+
+    monkeypatch.setattr(SYSTEM, "try_read", read_small)
+    return names
+
+
+def age(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let an hour go by: a file's time of change cannot be set."""
+    monkeypatch.setattr(listing, "time_ns", lambda: folder.stat().st_ctime_ns + 3600 * 10**9)
+
+
+def test_each_manifest_is_read_once(
+    tmp_path: Path, opened: Make, state: Make, read: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened()
+    for name in ("a.pth", "b.pth"):
+        store.save(name, state())
+    age(tmp_path, monkeypatch)
+    manifests = Manifests(tmp_path)
+    first = manifests.look()
+    store.save("c.pth", state())
+    read.clear()
+    second = manifests.look()
+
+    assert read == ["c.json"]
+    assert [found.path.name for found in second] == ["a.pth", "b.pth", "c.pth"]
+    assert second[:2] == first
+
+
+def test_a_manifest_that_changed_is_read_again(
+    tmp_path: Path, opened: Make, state: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened().save("a.pth", state(1))
+    age(tmp_path, monkeypatch)
+    manifests = Manifests(tmp_path)
+    [found] = manifests.look()
+    content = (tmp_path / "a.json").read_bytes()
+    (tmp_path / "a.json").write_bytes(content.replace(b'"steps": 1', b'"steps": 2'))
+    os.utime(tmp_path / "a.json", ns=(LONG_AGO, LONG_AGO))
+    [changed] = manifests.look()
+
+    assert found.entry is not None
+    assert changed.entry is None
+    assert "digest" in str(changed.problem)
+    assert changed.claim == found.claim == ("run", 1)
+
+
+def test_what_was_written_a_moment_ago_is_read_again(
+    tmp_path: Path, opened: Make, state: Make, read: list[str]
+) -> None:
+    opened().save("a.pth", state(1))
+    read.clear()
+    manifests = Manifests(tmp_path)
+    manifests.look()
+    manifests.look()
+
+    assert read == ["a.json", "a.json"]
+
+
+def test_data_that_comes_and_goes(tmp_path: Path, opened: Make, state: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened().save("a.pth", state(1))
+    age(tmp_path, monkeypatch)
+    manifests = Manifests(tmp_path)
+    [before] = manifests.look()
+    (tmp_path / "a.pth").unlink()
+    [behind] = manifests.look()
+
+    assert (before.has_data, behind.has_data) == (True, False)
+    assert behind.entry == before.entry
+
+
+def test_a_folder_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+
+    assert Manifests(tmp_path / "nowhere").look() == []
+    assert Manifests(tmp_path / "file").look() == []
+
+
+def test_hidden_files_are_not_ours(tmp_path: Path, opened: Make, state: Make) -> None:
+    opened().save("a.pth", state(1))
+    for name in ("._a.pth", "._a.json"):
+        (tmp_path / name).write_bytes(b"another system's")
+
+    assert [found.path.name for found in Manifests(tmp_path).look()] == ["a.pth"]

@@ -1,0 +1,132 @@
+"""Manifests: what they tell, and that no byte of them changes unnoticed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from math import inf, isnan, nan
+from pathlib import Path
+from typing import Any
+
+import pytest
+from heliograph.core.checkpoint.state.snapshot import SCHEMA
+from heliograph.core.checkpoint.storage.manifest import Entry, claim_of, decode, encode, manifest_path
+
+ENTRY = Entry(
+    path=Path("/somewhere/a.pth"),
+    run_name="Läufe 1",
+    sequence=7,
+    saved_at=1e-05,
+    size=12,
+    sha256="ab" * 32,
+    progress={"steps": 3, "earlier_seconds": 1.5},
+    metrics={"loss": 0.25, "worst": inf, "least": -inf, "count": 3},
+    versions={"torch": "2"},
+    world={"size": 1},
+    judged_by=("loss", "min", 0.25),
+)
+PLACE = Path("/somewhere/a.json")
+
+
+def sealed(**changes: Any) -> bytes:
+    """Return a manifest with a right digest and anything inside."""
+    facts = {**json.loads(encode(ENTRY)), **changes}
+    del facts["sha256"]
+    facts = {key: value for key, value in facts.items() if value != "leave out"}
+    text = json.dumps(facts, sort_keys=True, indent=2) + "\n"
+    facts["sha256"] = hashlib.sha256(text.encode()).hexdigest()
+    return (json.dumps(facts, sort_keys=True, indent=2) + "\n").encode()
+
+
+def test_what_goes_in_comes_out() -> None:
+    assert decode(encode(ENTRY), PLACE) == ENTRY
+    assert decode(encode(ENTRY), Path("/elsewhere/.run.manifest.tmp")).path == Path("/elsewhere/a.pth")
+    assert hash(ENTRY) == hash(replace(ENTRY, metrics={}))
+
+
+def test_a_manifest_is_strict_json_for_people() -> None:
+    text = encode(ENTRY).decode("ascii")
+    facts = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+
+    assert text.endswith("}\n")
+    assert facts["format"] == "heliograph checkpoint"
+    assert facts["schema"] == SCHEMA
+    assert facts["files"] == {"a.pth": {"bytes": 12, "sha256": "ab" * 32}}
+    assert facts["metrics"] == {"loss": 0.25, "worst": "inf", "least": "-inf", "count": 3}
+    assert facts["judged_by"] == ["loss", "min", 0.25]
+
+
+@pytest.mark.parametrize("value", [nan, inf, None, -0.0])
+def test_what_json_lacks(value: float | None) -> None:
+    metrics = {} if value is None else {"m": value}
+    entry = decode(encode(replace(ENTRY, metrics=metrics, judged_by=("m", "max", value))), PLACE)
+
+    assert entry.judged_by is not None
+    assert str(entry.judged_by[2]) == str(value)
+    assert [str(each) for each in entry.metrics.values()] == [str(each) for each in metrics.values()]
+    assert value is None or not isnan(value) or isnan(entry.metrics["m"])
+    assert decode(encode(replace(ENTRY, judged_by=None)), PLACE).judged_by is None
+
+
+def test_every_flipped_bit_is_noticed() -> None:
+    content = encode(ENTRY)
+    for index in range(len(content)):
+        for bit in range(8):
+            changed = bytearray(content)
+            changed[index] ^= 1 << bit
+            with pytest.raises(ValueError, match=r"a\.json"):
+                decode(bytes(changed), PLACE)
+
+
+def test_every_truncation_is_noticed() -> None:
+    content = encode(ENTRY)
+    for size in range(len(content)):
+        with pytest.raises(ValueError, match=r"a\.json"):
+            decode(content[:size], PLACE)
+
+
+@pytest.mark.parametrize("spelling", [b" %s", b"%s\n", b"\xef\xbb\xbf%s", b"[%s]"])
+def test_another_spelling_of_the_same_is_damage(spelling: bytes) -> None:
+    with pytest.raises(ValueError, match=r"a\.json.*(damaged|no manifest)"):
+        decode(spelling % encode(ENTRY), PLACE)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"7", b"null", b'{"format": 1}', b"\xff\xfe", b"[" * 100_000])
+def test_what_is_no_manifest(content: bytes) -> None:
+    with pytest.raises(ValueError, match=r"/somewhere/a\.json.*damaged"):
+        decode(content, PLACE)
+    assert claim_of(content) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"schema": SCHEMA + 1}, f"schema {SCHEMA + 1}, this version reads up to {SCHEMA}: update heliograph"),
+        ({"schema": "9"}, "cannot be used"),
+        ({"files": {}}, "cannot be used"),
+        ({"files": {"../../evil.pth": {"bytes": 1, "sha256": ""}}}, "bare, visible file name"),
+        ({"files": {"/etc/evil.pth": {"bytes": 1, "sha256": ""}}}, "bare, visible file name"),
+        ({"files": {"a.pth": {}}}, "cannot be used: 'bytes'"),
+        ({"metrics": {"a": []}}, "cannot be used"),
+        ({"progress": "leave out"}, "cannot be used: 'progress'"),
+        ({"format": "another"}, "no manifest of a heliograph checkpoint"),
+    ],
+)
+def test_a_right_digest_alone_is_not_enough(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        decode(sealed(**changes), PLACE)
+
+
+def test_the_sequence_is_read_of_damaged_ones_too() -> None:
+    content = encode(ENTRY)
+    damaged = content.replace(b'"steps": 3', b'"steps": 4')
+
+    assert claim_of(content) == ("Läufe 1", 7)
+    assert claim_of(damaged) == ("Läufe 1", 7)
+    assert claim_of(sealed(sequence="x")) is None
+    assert claim_of(sealed(run_name=[])) is None
+
+
+def test_the_manifest_of_a_name_with_dots() -> None:
+    assert manifest_path(Path("run_acc_0.98.pth")) == Path("run_acc_0.98.json")

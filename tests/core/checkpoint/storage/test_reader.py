@@ -1,0 +1,385 @@
+"""Reading: what is wrong with a file is said, and nothing in it is run."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+from io import BufferedReader, FileIO
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from heliograph import Supervised
+from heliograph.core.checkpoint import storage
+from heliograph.core.checkpoint.state.snapshot import SCHEMA
+from heliograph.core.checkpoint.storage import Entry, Files
+from heliograph.core.checkpoint.storage.files import PAUSES, TRIES
+from heliograph.core.checkpoint.storage.folder import Manifests
+from heliograph.core.checkpoint.storage.manifest import TooNewError, encode
+from torch import nn
+
+Make = Callable[..., Any]
+ADVICE = r"no manifest a\.json, so nothing tells whether it is whole.*python -m heliograph checkpoint migrate .*a\.pth`"
+
+
+class Evil:
+    """What runs when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def forge(path: Path, content: Any, **more: Any) -> Entry:
+    """Write anything, with a manifest in which everything is right."""
+    torch.save(content, path)
+    data = path.read_bytes()
+    entry = Entry(path, "run", 99, 0.0, len(data), sha256(data).hexdigest(), **more)
+    path.with_suffix(".json").write_bytes(encode(entry))
+    return entry
+
+
+def test_a_file_without_a_manifest(tmp_path: Path, opened: Make, state: Make) -> None:
+    opened().save("a.pth", state(3))
+    (tmp_path / "a.json").unlink()
+    for read in (storage.load, storage.verify, storage.read_manifest):
+        with pytest.raises(ValueError, match=ADVICE):
+            read(tmp_path / "a.pth")
+
+    assert storage.load(tmp_path / "a.pth", verify=False)["progress"]["steps"] == 3
+
+
+def test_a_manifest_without_its_file(tmp_path: Path, opened: Make, state: Make) -> None:
+    store = opened()
+    store.save("a.pth", state())
+    (tmp_path / "a.pth").unlink()
+    for read in (storage.load, storage.verify):
+        with pytest.raises(FileNotFoundError, match=r"There is no checkpoint .*a\.pth"):
+            read(tmp_path / "a.pth")
+
+    assert storage.read_manifest(tmp_path / "a.json").sequence == 1
+    assert store.newest()[:2] == (None, None)
+    assert store.entries() == ([], [f"The checkpoint {tmp_path / 'a.pth'} is gone: only its manifest a.json is left."])
+
+
+def test_a_missing_file_lists_its_siblings(tmp_path: Path, opened: Make, state: Make) -> None:
+    opened().save("run_epoch_1_iter_2.pth", state())
+    with pytest.raises(FileNotFoundError, match=r"Did you mean 'run_epoch_1_iter_2.pth'\? Known: run_epoch_1"):
+        storage.load(tmp_path / "run_epoch_1_iter_3.pth")
+    with pytest.raises(FileNotFoundError, match=r"Known: none"):
+        storage.load(tmp_path / "nowhere" / "run.pth")
+    with pytest.raises(FileNotFoundError, match=r"There is no checkpoint"):
+        storage.read_manifest(tmp_path / "b.json")
+
+
+@pytest.mark.parametrize("name", ["a.json", "run.last"])
+def test_a_path_to_something_else(tmp_path: Path, opened: Make, state: Make, name: str) -> None:
+    store = opened()
+    store.point("last", store.save("a.pth", state()).path)
+    with pytest.raises(ValueError, match=r"is no checkpoint: .* ends in \.pth"):
+        storage.load(tmp_path / name)
+
+
+def test_a_pair_may_be_renamed(tmp_path: Path, opened: Make, state: Make) -> None:
+    store = opened()
+    store.save("a.pth", state(4))
+    for suffix in (".pth", ".json"):
+        (tmp_path / f"a{suffix}").rename(tmp_path / f"best{suffix}")
+
+    assert storage.load(tmp_path / "best.pth")["progress"]["steps"] == 4
+    assert store.newest()[0].path == tmp_path / "best.pth"
+    assert store.newest()[2] == []
+
+
+def test_another_size_or_content_is_told_before_anything_is_unpickled(
+    tmp_path: Path, opened: Make, state: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened().save("a.pth", state())
+    monkeypatch.setattr(torch, "load", lambda *args, **kwargs: pytest.fail("it was unpickled"))
+    content = (tmp_path / "a.pth").read_bytes()
+    (tmp_path / "a.pth").write_bytes(content + b"\0")
+    with pytest.raises(
+        ValueError, match=rf"damaged: it has {len(content) + 1} bytes, its manifest tells {len(content)}"
+    ):
+        storage.load(tmp_path / "a.pth")
+    (tmp_path / "a.pth").write_bytes(content[:-1] + b"\1")
+    with pytest.raises(ValueError, match=r"a\.pth is damaged: its SHA-256 is not the one in its manifest"):
+        storage.load(tmp_path / "a.pth")
+
+
+def test_a_malicious_pickle_with_a_forged_manifest_is_refused(tmp_path: Path, opened: Make, state: Make) -> None:
+    store = opened()
+    good = store.save("good.pth", state(1))
+    forge(tmp_path / "evil.pth", state(99, evil=Evil(tmp_path / "it ran")))
+    storage.verify(tmp_path / "evil.pth")
+    for verify in (True, False):
+        with pytest.raises(ValueError, match=r"evil\.pth cannot be read: UnpicklingError: Unsupported global"):
+            storage.load(tmp_path / "evil.pth", verify=verify)
+    found, loaded, passed_over = store.newest()
+
+    assert found == good
+    assert loaded["progress"]["steps"] == 1
+    assert len(passed_over) == 1
+    assert "evil.pth cannot be read" in passed_over[0]
+    assert not (tmp_path / "it ran").exists()
+
+
+@pytest.mark.parametrize("foreign", [{"state_dict": {}}, [1, 2], torch.ones(1), 7])
+def test_a_foreign_file_is_named(tmp_path: Path, foreign: Any) -> None:
+    forge(tmp_path / "foreign.pth", foreign)
+    with pytest.raises(ValueError, match=r"foreign\.pth.*no checkpoint of heliograph: it lacks"):
+        storage.load(tmp_path / "foreign.pth")
+    read = storage.read(tmp_path / "foreign.pth")
+    assert type(read) is type(foreign)
+
+
+def test_a_newer_version_s_is_no_damage(tmp_path: Path, opened: Make, state: Make) -> None:
+    """It would be pruned, if an older one were taken in its place."""
+    store = opened()
+    store.save("good.pth", state(1))
+    forge(tmp_path / "newer.pth", state(2, schema=SCHEMA + 1), schema=SCHEMA + 1)
+    for read in (storage.load, lambda path: store.newest()):
+        with pytest.raises(TooNewError, match=rf"schema {SCHEMA + 1}, this version reads up to {SCHEMA}: update"):
+            read(tmp_path / "newer.pth")
+    manifest = tmp_path / "newer.json"
+    manifest.write_bytes(encode(replace(storage.read_manifest(tmp_path / "good.pth"), run_name="other", asked_name="")))
+    assert store.newest()[1]["progress"]["steps"] == 1
+
+
+def test_an_older_schema_is_migrated_in_memory(tmp_path: Path, opened: Make, state: Make) -> None:
+    older = state(2, schema=2, optimizer={"state": {}}, scheduler=None)
+    del older["optimizers"], older["schedulers"]
+    forge(tmp_path / "older.pth", older, schema=2)
+    before = (tmp_path / "older.pth").read_bytes()
+    for loaded in (storage.load(tmp_path / "older.pth"), opened().newest()[1]):
+        assert loaded["schema"] == SCHEMA
+        assert loaded["optimizers"] == {"optimizer": {"state": {}}}
+        assert loaded["migrated"] == [
+            "schema 2 to 3: optimizer and scheduler are kept by name, as 'optimizer'; added 'ranks', what differs "
+            "between processes"
+        ]
+
+    assert (tmp_path / "older.pth").read_bytes() == before
+    forge(tmp_path / "half.pth", state(3, schema=1), schema=1)
+    with pytest.raises(ValueError, match=r"half\.pth: The state says schema 1, but lacks optimizer"):
+        storage.load(tmp_path / "half.pth")
+
+
+class Refusing(Files):
+    """Refuses some reading so many times, and waits for nothing."""
+
+    def __init__(self, what: str, times: float, number: int = errno.EIO) -> None:
+        self.what, self.times, self.number = what, times, number
+        self.paused: list[float] = []
+        self.refused = 0
+
+    def _step(self, what: str, path: Path) -> None:
+        if what == self.what and self.refused < self.times:
+            self.refused += 1
+            raise OSError(self.number, os.strerror(self.number), str(path))
+
+    def pause(self, seconds: float) -> None:
+        self.paused.append(seconds)
+
+    def try_names(self, folder: Path) -> list[os.DirEntry[str]]:
+        self._step("names", folder)
+        return super().try_names(folder)
+
+    def try_read(self, path: Path, most: int) -> bytes:
+        self._step("manifest", path)
+        return super().try_read(path, most)
+
+    def try_open(self, path: Path) -> BufferedReader:
+        self._step("open", path)
+        refusing = self
+
+        class Broken(FileIO):
+            def readinto(self, buffer: Any, /) -> int | None:
+                refusing._step("data", path)
+                return super().readinto(buffer)
+
+        return BufferedReader(Broken(path))
+
+
+@pytest.mark.parametrize("what", ["names", "manifest", "open", "data"])
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT])
+def test_what_is_refused_is_tried_again_and_never_passed_over(
+    tmp_path: Path, opened: Make, state: Make, what: str, number: int
+) -> None:
+    store = opened()
+    for steps, name in enumerate(("a.pth", "b.pth")):
+        store.save(name, state(steps))
+    for times in range(1, len(PAUSES) + 1):
+        files = Refusing(what, times, number)
+        newest: Any = storage.newest(Manifests(tmp_path, files), "run")
+        entry, loaded, passed_over = newest
+        assert (entry.path.name, loaded["progress"]["steps"], passed_over) == ("b.pth", 1, [])
+        assert tuple(files.paused) == PAUSES[:times]
+    for enough in (TRIES, inf):  # what can be read again a moment later was not passed over, either
+        files = Refusing(what, enough, number)
+        with pytest.raises(OSError, match=re.escape(os.strerror(number))) as info:
+            storage.newest(Manifests(tmp_path, files), "run")
+        assert info.value.errno == number
+        assert Path(info.value.filename).is_relative_to(tmp_path)
+        assert tuple(files.paused[: len(PAUSES)]) == PAUSES
+
+
+def test_torch_does_not_hide_that_reading_was_refused(tmp_path: Path, opened: Make, state: Make) -> None:
+    """Data that is whole by its digest, and cannot be read a second time, is not damaged."""
+    path = opened().save("a.pth", state(modules={"model": {"weight": torch.ones(100_000)}})).path
+    files = Refusing("data", 1)
+    assert torch.equal(storage.read(path, files=files)["modules"]["model"]["weight"], torch.ones(100_000))
+    assert files.paused == [PAUSES[0]]
+    with pytest.raises(OSError, match="Input/output error"):
+        storage.read(path, files=Refusing("data", inf))
+
+
+def test_what_is_removed_amid_the_search_is_looked_for_again(tmp_path: Path, opened: Make, state: Make) -> None:
+    """By whom ever: it is neither damaged nor an error."""
+    store = opened()
+    for steps, name in enumerate(("a.pth", "b.pth", "c.pth")):
+        store.save(name, state(steps))
+
+    class Racing(Files):
+        def try_read(self, path: Path, most: int) -> bytes:
+            if path.name == "c.json":
+                for each in (path, path.with_suffix(".pth")):
+                    each.unlink(missing_ok=True)
+            return super().try_read(path, most)
+
+        def try_open(self, path: Path) -> BufferedReader:
+            if path.name == "b.pth":
+                for each in (path, path.with_suffix(".json")):
+                    each.unlink(missing_ok=True)
+            return super().try_open(path)
+
+    newest: Any = storage.newest(Manifests(tmp_path, Racing()), "run")
+    entry, loaded, passed_over = newest
+    assert (entry.path.name, loaded["progress"]["steps"], passed_over) == ("a.pth", 0, [])
+
+
+def test_what_cannot_be_read_of_another_run_is_none_of_its_business(tmp_path: Path, opened: Make, state: Make) -> None:
+    """A manifest without data is no checkpoint that could be lost; one with data may be of any run."""
+    opened().save("a.pth", state(1))
+    (tmp_path / "config.json").write_text("{}")
+
+    class Closed(Files):
+        def try_read(self, path: Path, most: int) -> bytes:
+            if path.name == "config.json":
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return super().try_read(path, most)
+
+        def pause(self, seconds: float) -> None: ...
+
+    assert storage.newest(Manifests(tmp_path, Closed()), "run")[2] == []
+    (tmp_path / "config.pth").touch()
+    with pytest.raises(PermissionError):
+        storage.newest(Manifests(tmp_path, Closed()), "run")
+
+
+def test_memory_that_runs_out_is_no_damage(opened: Make, state: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An older checkpoint must not be taken because the newest did not fit."""
+    store = opened()
+    store.save("a.pth", state())
+
+    def load(*args: Any, **kwargs: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(torch, "load", load)
+    with pytest.raises(MemoryError):
+        store.newest()
+
+
+def test_newest_passes_over_what_is_damaged_and_says_so(tmp_path: Path, opened: Make, state: Make) -> None:
+    store = opened()
+    for steps, name in enumerate(("a.pth", "b.pth", "c.pth", "d.pth", "e.pth")):
+        store.save(name, state(steps))
+    (tmp_path / "e.pth").write_bytes(b"")
+    (tmp_path / "d.json").write_bytes((tmp_path / "d.json").read_bytes()[:-9])
+    (tmp_path / "c.json").unlink()
+    (tmp_path / "b.pth").unlink()
+    entry, loaded, passed_over = store.newest()
+
+    assert entry.path.name == "a.pth"
+    assert loaded["progress"]["steps"] == 0
+    assert [path for path in "abcde" for line in passed_over if f"{path}.pth" in line] == ["b", "c", "e"]
+    assert [line for line in passed_over if f"{tmp_path / 'd.json'} is damaged" in line]
+    assert len(passed_over) == 4
+
+
+def test_other_runs_are_none_of_its_business_unless_there_is_nothing_else(
+    tmp_path: Path, opened: Make, state: Make
+) -> None:
+    for name in ("b", "a"):
+        opened(name).save(f"{name}.pth", state(name=name))
+    (tmp_path / "a.pth").write_bytes(b"broken")
+    (tmp_path / "settings.json").write_text('{"format": "mine"}')
+    store = opened()
+
+    assert store.newest() == (None, None, [f"{tmp_path} has no checkpoint of run 'run'; those in it are of 'a', 'b'."])
+    store.save("c.pth", state())
+    assert store.newest()[2] == []
+
+
+def test_an_empty_or_missing_folder(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        assert storage.entries(folder, "run") == ([], [])
+        assert storage.newest(folder, "run") == (None, None, [])
+
+
+def test_a_folder_and_a_link_to_nowhere_with_the_suffix(tmp_path: Path, opened: Make, state: Make) -> None:
+    store = opened()
+    store.save("a.pth", state())
+    (tmp_path / "folder.pth").mkdir()
+    (tmp_path / "folder.json").mkdir()
+    (tmp_path / "link.pth").symlink_to(tmp_path / "gone.pth")
+    entry, _, passed_over = store.newest()
+
+    assert entry.path.name == "a.pth"
+    assert len(passed_over) == 1
+    assert "link.pth" in passed_over[0]
+    store.close()
+    assert opened().save("b.pth", state()).sequence == 2
+
+
+def test_load_weights(opened: Make, state: Make) -> None:
+    source, target = (Supervised(nn.Linear(4, 2), nn.functional.mse_loss) for _ in range(2))
+    path = opened().save("a.pth", state(modules={"model": source.model.state_dict()})).path
+    metrics = storage.load_weights(target, str(path))
+
+    assert metrics == {"validation/loss": 0.5}
+    assert torch.equal(source.model.weight, target.model.weight)  # type: ignore[arg-type]
+
+
+def test_load_weights_of_other_modules(tmp_path: Path, opened: Make, state: Make) -> None:
+    opened().save("a.pth", state(modules={"net": {}}))
+    with pytest.raises(ValueError, match=r"holds the modules \['net'\], the task has \['model'\]"):
+        storage.load_weights(Supervised(nn.Linear(4, 2), nn.functional.mse_loss), tmp_path / "a.pth")
+    with pytest.raises(FileNotFoundError):
+        storage.load_weights(Supervised(nn.Linear(4, 2), nn.functional.mse_loss), tmp_path / "b.pth")
+
+
+def test_entries_are_of_the_folder_not_of_what_was_written(tmp_path: Path, opened: Make, state: Make) -> None:
+    store = opened()
+    first = store.save("a.pth", state(1))
+    copy = replace(first, path=tmp_path / "z.pth", sequence=50)
+    (tmp_path / "z.pth").write_bytes(first.path.read_bytes())
+    (tmp_path / "z.json").write_bytes(encode(copy))
+
+    assert store.entries() == ([copy, first], [])
+
+
+def test_of_many_other_runs_a_few_are_named(opened: Make, state: Make) -> None:
+    for name in "abcdefg":
+        opened(name).save(f"{name}.pth", state(name=name))
+
+    (sentence,) = opened().newest()[2]
+    assert sentence.endswith("those in it are of 'a', 'b', 'c', 'd', 'e' and 2 more.")

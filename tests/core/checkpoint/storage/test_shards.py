@@ -1,0 +1,245 @@
+"""Shards beside a checkpoint: they come, go and count as one with it, whatever fails and whenever it is killed."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from heliograph.core.checkpoint import storage
+from heliograph.core.checkpoint.storage import Entry, Files, Store
+from heliograph.core.checkpoint.storage.files import digest_of
+from heliograph.core.checkpoint.storage.manifest import decode, encode
+
+Make = Callable[..., Any]
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+class Death(BaseException):
+    """The process is gone: nothing that it would still do happens."""
+
+
+class Faulty(Files):
+    """Fails at one operation, or from it on."""
+
+    def __init__(self, first: int | None = None, error: BaseException = FULL, times: float = 1) -> None:
+        self.first, self.error, self.times, self.count = first, error, times, 0
+
+    def _step(self) -> None:
+        self.count += 1
+        if self.first is not None and self.first < self.count <= self.first + self.times:
+            raise self.error
+
+    def create(self, path: Path) -> Any:
+        self._step()
+        return super().create(path)
+
+    def sync(self, file: Any) -> None:
+        self._step()
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._step()
+        super().rename(old, new)
+
+    def unlink(self, path: Path) -> None:
+        self._step()
+        super().unlink(path)
+
+    def remove_folder(self, path: Path) -> None:
+        self._step()
+        if self.first is not None and self.first + 1 == self.count + 1 and path.exists():
+            next(iter(path.iterdir())).unlink(missing_ok=True)  # half of it is gone when the next one fails
+        super().remove_folder(path)
+
+    def sync_folder(self, folder: Path) -> None:
+        self._step()
+
+
+def save(store: Store, name: str, state: dict[str, Any], shards: int | None = None) -> Entry:
+    """Save with two shards that tell the step, or without any."""
+    if shards is None:
+        return store.save(name, state)
+    folder = store.begin_shards(100)
+    for number in range(2):
+        (folder / f"__{number}_0.distcp").write_bytes(f"shard {number} of {shards}".encode() * 5)
+    facts = {path.name: digest_of(path) for path in folder.iterdir()}
+    return store.save(name, {**state, "shards": {}}, shards=facts)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return every file, but for the lock."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def check_whole(folder: Path) -> int:
+    """Check that what there is is whole, and nothing else is there; return the step of the newest."""
+    found, passed_over = storage.entries(folder, "run")
+    assert passed_over == []
+    belonging = {"run.last", "run.best"}
+    for entry in found:
+        storage.verify(entry.path)
+        belonging |= {entry.path.name, entry.path.with_suffix(".json").name}
+        for name in entry.shards:
+            belonging.add(f"{entry.path.stem}.shards/{name}")
+            text = (entry.path.with_suffix(".shards") / name).read_text()
+            assert f"of {entry.progress['steps']}" in text
+    assert set(contents(folder)) <= belonging
+    assert {path.stem for path in folder.glob("*.shards")} <= {entry.path.stem for entry in found if entry.shards}
+    return int(found[0].progress["steps"]) if found else 0
+
+
+BOTH = [(1, 2), (1, None), (None, 2)]
+IDS = ["shards by shards", "shards by one file", "one file by shards"]
+
+
+@pytest.mark.parametrize("name", ["b.pth", "a.pth"], ids=["a new name", "replacing"])
+@pytest.mark.parametrize(("former", "later"), BOTH, ids=IDS)
+def test_a_save_that_fails_at_any_operation_changes_nothing(
+    tmp_path: Path, opened: Make, state: Make, name: str, former: int | None, later: int | None
+) -> None:
+    for trial in range(100):
+        folder, files = tmp_path / str(trial), Faulty()
+        store = opened(folder=folder, files=files)
+        save(store, "a.pth", state(1), former)
+        before = contents(folder)
+        files.count, files.first = 0, trial
+        try:
+            save(store, name, state(2), later)
+        except OSError:
+            assert contents(folder) == before
+            assert check_whole(folder) == 1
+        if files.count <= trial:
+            break
+        store.close()
+    assert trial > 8
+    assert check_whole(folder) == 2
+
+
+@pytest.mark.parametrize("name", ["b.pth", "a.pth"], ids=["a new name", "replacing"])
+@pytest.mark.parametrize(("former", "later"), BOTH, ids=IDS)
+@pytest.mark.parametrize("error", [Death(), FULL])
+def test_a_kill_at_any_operation_loses_nothing(
+    tmp_path: Path, opened: Make, state: Make, name: str, former: int | None, later: int | None, error: BaseException
+) -> None:
+    """Nothing works from there on, not even undoing: what is left is put in order by the next start."""
+    for trial in range(100):
+        folder, files = tmp_path / str(trial), Faulty(error=error, times=float("inf"))
+        store = opened(folder=folder, files=files)
+        save(store, "a.pth", state(1), former)
+        files.count, files.first = 0, trial
+        returned = False
+        with suppress(OSError, Death):
+            save(store, name, state(2), later)
+            returned = True
+        ended = files.count <= trial
+        store.close()
+        opened(folder=folder).close()
+        assert check_whole(folder) in ((2,) if returned else (1, 2))
+        if ended:
+            break
+    assert trial > 8
+
+
+def test_a_removal_that_is_killed_is_finished(tmp_path: Path, opened: Make, state: Make) -> None:
+    for trial in range(20):
+        folder, files = tmp_path / str(trial), Faulty(error=Death(), times=float("inf"))
+        store = opened(folder=folder, files=files)
+        path = save(store, "a.pth", state(1), 1).path
+        save(store, "b.pth", state(2), 2)
+        files.count, files.first = 0, trial
+        with suppress(Death):
+            store.remove(path)
+        ended = files.count <= trial
+        store.close()
+        opened(folder=folder).close()
+        assert check_whole(folder) == 2
+        if ended:
+            break
+    assert trial > 2
+    assert not path.with_suffix(".shards").exists()
+
+
+def test_what_a_killed_writer_of_shards_left_is_removed(tmp_path: Path, opened: Make, names: Make) -> None:
+    store = opened()
+    (store.begin_shards(100) / "__0_0.distcp").write_bytes(b"half")
+    store.close()
+    again = Store(tmp_path, "run")
+    notes = again.open()
+    again.close()
+    assert names() == []
+    assert notes == ["An interrupted save left .run.shards.tmp: removed."]
+
+
+def test_there_must_be_room_for_all_shards(tmp_path: Path, opened: Make, names: Make) -> None:
+    store = opened()
+    with pytest.raises(OSError, match=r"The shards of a checkpoint in .* need [\d.]+ MB, [\d.]+ MB are free"):
+        store.begin_shards(10**18)
+    assert names() == []
+
+
+@pytest.mark.parametrize("fault", ["flipped", "cut", "gone"])
+def test_a_damaged_shard_is_noticed(tmp_path: Path, opened: Make, state: Make, fault: str) -> None:
+    store = opened()
+    path = save(store, "a.pth", state(1), 1).path
+    save(store, "b.pth", state(2), 2)
+    shard = tmp_path / "b.shards" / "__1_0.distcp"
+    content = shard.read_bytes()
+    if fault == "gone":
+        shard.unlink()
+    else:
+        shard.write_bytes(content[:-1] if fault == "cut" else content[:-1] + b"?")
+    said = {
+        "flipped": "SHA-256 is not the one",
+        "cut": "it has 59 bytes, its manifest tells 60",
+        "gone": "is not there",
+    }
+    with pytest.raises(ValueError, match=rf"shard .*b\.shards/__1_0\.distcp.*{said[fault]}"):
+        storage.verify(tmp_path / "b.pth")
+    assert storage.load(tmp_path / "b.pth", with_shards=False)["progress"] == {"steps": 2}
+    entry, _, passed_over = store.newest()
+    assert entry is not None
+    assert entry.path == path
+    assert len(passed_over) == 1
+
+
+def test_the_manifest_names_the_shards(tmp_path: Path, opened: Make, state: Make) -> None:
+    entry = save(opened(), "a.pth", state(1), 1)
+    read = storage.read_manifest(entry.path)
+    assert read == entry
+    assert read.shards == entry.shards
+    assert {name: size for name, (size, _) in read.shards.items()} == {"__0_0.distcp": 60, "__1_0.distcp": 60}
+    outside = encode(Entry(entry.path, "run", 1, 0.0, 1, "", shards={"../a": (1, "")}))
+    with pytest.raises(ValueError, match=r"the name of a shard is a bare file name, not '\.\./a'"):
+        decode(outside, tmp_path / "a.json")
+
+
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, opened: Make, state: Make) -> None:
+    (tmp_path / "a.shards").mkdir()
+    (tmp_path / "a.shards" / "precious").write_text("mine")
+    assert save(opened(), "a.pth", state(1), 1).path == tmp_path / "a-2.pth"
+    assert (tmp_path / "a.shards" / "precious").read_text() == "mine"
+
+
+def test_a_lost_manifest_is_written_anew_with_its_shards(tmp_path: Path, opened: Make, state: Make) -> None:
+    store = opened()
+    entry = save(store, "a.pth", state(1), 1)
+    entry.path.with_suffix(".json").unlink()
+    adopted = store.adopt("a.pth", storage.read(entry.path), 1)
+    assert adopted.shards == entry.shards
+    storage.verify(entry.path)
+
+
+def test_the_room_of_a_removed_checkpoint_is_free_again(tmp_path: Path, opened: Make, state: Make, names: Make) -> None:
+    store = opened()
+    path = save(store, "a.pth", state(1), 1).path
+    store.pin(path)
+    assert not store.remove(path)
+    store.unpin(path)
+    assert store.remove(path)
+    assert names() == []
+    assert partial(check_whole, tmp_path)() == 0

@@ -1,0 +1,339 @@
+"""A store: saving, replacing, removing, pinning, pointing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import nullcontext
+from io import FileIO
+from math import isnan, nan
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from heliograph.core.checkpoint import storage
+from heliograph.core.checkpoint.storage import Files, Store
+from heliograph.core.checkpoint.storage.space import estimate
+
+Make = Callable[..., Any]
+
+
+def test_save_and_load(tmp_path: Path, opened: Make, state: Make, names: Make) -> None:
+    entry = opened().save("a.pth", state(3, metrics={"loss": nan}), judged_by=("loss", "min", 0.5))
+    loaded = storage.load(tmp_path / "a.pth")
+
+    assert names() == ["a.json", "a.pth"]
+    assert loaded["progress"] == {"steps": 3}
+    assert torch.equal(loaded["modules"]["model"]["weight"], torch.full((50,), 3.0))
+    assert (entry.path, entry.run_name, entry.sequence, entry.saved_at) == (tmp_path / "a.pth", "run", 1, 1003.0)
+    assert (entry.progress, entry.versions, entry.world) == ({"steps": 3}, {"heliograph": "0"}, {"size": 1})
+    assert entry.size == (tmp_path / "a.pth").stat().st_size
+    assert entry.judged_by == ("loss", "min", 0.5)
+    assert isnan(storage.read_manifest(tmp_path / "a.pth").metrics["loss"])
+
+
+def test_tensors_that_share_memory_go_on_sharing_it(opened: Make, state: Make) -> None:
+    whole = torch.arange(100_000.0)
+    entry = opened().save("a.pth", state(modules={"m": {"whole": whole, "part": whole[:10], "again": whole}}))
+    loaded = storage.load(entry.path)["modules"]["m"]
+    loaded["whole"][3] = -1
+
+    assert entry.size < 450_000
+    assert loaded["part"][3] == loaded["again"][3] == -1
+
+
+def test_permissions_are_what_the_umask_says(opened: Make, state: Make) -> None:
+    before = os.umask(0o027)
+    try:
+        entry = opened().save("a.pth", state())
+    finally:
+        os.umask(before)
+
+    assert [path.stat().st_mode & 0o777 for path in (entry.path, entry.path.with_suffix(".json"))] == [0o640, 0o640]
+
+
+def test_the_same_name_again_replaces(opened: Make, state: Make, names: Make) -> None:
+    store = opened()
+    store.save("a.pth", state(1))
+    store.save("b.pth", state(2))
+    entry = store.save("a.pth", state(3))
+
+    assert names() == ["a.json", "a.pth", "b.json", "b.pth"]
+    assert [each.progress["steps"] for each in store.entries()[0]] == [3, 2]
+    assert storage.load(entry.path)["progress"]["steps"] == 3
+
+
+def test_what_belongs_to_something_else_is_never_replaced(opened: Make, state: Make, names: Make) -> None:
+    store, other = opened(), opened("other")
+    theirs = other.save("a.pth", state(1, name="other"))
+    (theirs.path.parent / "a-2.pth").write_bytes(b"somebody's")
+    (theirs.path.parent / "a-3.json").write_bytes(b"somebody's")
+    pinned = store.save("a.pth", state(2))
+    store.pin(pinned.path)
+    entry = store.save("a.pth", state(3))
+
+    assert (pinned.path.name, entry.path.name) == ("a-4.pth", "a-5.pth")
+    assert names() == [
+        "a-2.pth",
+        "a-3.json",
+        "a-4.json",
+        "a-4.pinned",
+        "a-4.pth",
+        "a-5.json",
+        "a-5.pth",
+        "a.json",
+        "a.pth",
+    ]
+    assert storage.load(theirs.path)["progress"]["steps"] == 1
+    assert storage.load(pinned.path)["progress"]["steps"] == 2
+    assert (theirs.path.parent / "a-2.pth").read_bytes() == b"somebody's"
+
+
+@pytest.mark.parametrize("manifest", [None, b"broken"])
+def test_an_old_file_is_replaced_where_that_is_asked_for(
+    tmp_path: Path, opened: Make, state: Make, names: Make, manifest: bytes | None
+) -> None:
+    (tmp_path / "a.pth").write_bytes(b"old")
+    if manifest is not None:
+        (tmp_path / "a.json").write_bytes(manifest)
+    entry = opened().save("a.pth", state(3), replace_unknown=True)
+
+    assert entry.path == tmp_path / "a.pth"
+    assert names() == ["a.json", "a.pth"]
+    assert storage.verify(entry.path) == entry
+
+
+def test_another_runs_is_not_unknown(opened: Make, state: Make) -> None:
+    opened("other").save("a.pth", state(1, name="other"))
+
+    assert opened().save("a.pth", state(2), replace_unknown=True).path.name == "a-2.pth"
+
+
+def test_the_order_of_writing_is_not_the_order_of_names_times_or_steps(opened: Make, state: Make) -> None:
+    store = opened()
+    for name, steps in (("c.pth", 9), ("a.pth", 5), ("b.pth", 1)):
+        store.save(name, state(steps, saved_at=float(steps)))
+
+    assert [each.path.name for each in store.entries()[0]] == ["b.pth", "a.pth", "c.pth"]
+    assert store.newest()[0].path.name == "b.pth"
+
+
+def test_the_sequence_goes_on_after_all_that_was_ever_known(tmp_path: Path, opened: Make, state: Make) -> None:
+    store = opened()
+    for name in ("a.pth", "b.pth", "c.pth", "d.pth"):
+        store.save(name, state())
+    store.remove(tmp_path / "d.pth")
+    assert store.save("e.pth", state()).sequence == 5
+    store.close()
+    (tmp_path / "e.pth").unlink()  # only its manifest is left
+    damaged = (tmp_path / "e.json").read_bytes().replace(b'"steps": 0', b'"steps": 1')
+    (tmp_path / "e.json").write_bytes(damaged)
+
+    assert opened().save("f.pth", state()).sequence == 6
+
+
+def test_older_ones_can_be_brought_in(opened: Make, state: Make) -> None:
+    store = opened()
+    store.save("new.pth", state(9))
+    old = store.save("old.pth", state(1), sequence=-3)
+
+    assert old.sequence == -3
+    assert [each.path.name for each in store.entries()[0]] == ["new.pth", "old.pth"]
+    assert store.save("next.pth", state(10)).sequence == 2
+
+
+def test_remove(tmp_path: Path, opened: Make, state: Make, names: Make) -> None:
+    store = opened()
+    for name in ("a.pth", "b.pth"):
+        store.save(name, state())
+    (tmp_path / "old.pth").touch()
+
+    assert store.remove(tmp_path / "a.pth") is True
+    assert store.remove(tmp_path / "a.pth") is True
+    assert store.remove(tmp_path / "old.pth") is False
+    assert names() == ["b.json", "b.pth", "old.pth"]
+
+
+def test_what_is_pinned_stays(tmp_path: Path, opened: Make, state: Make, names: Make) -> None:
+    store = opened()
+    path = store.save("a.pth", state()).path
+    store.pin(path)
+    store.pin(path)
+    assert store.is_pinned(path)
+    assert store.remove(path) is False
+    assert names() == ["a.json", "a.pinned", "a.pth"]
+
+    store.unpin(path)
+    store.unpin(path)
+    (tmp_path / "a.pinned").touch()  # as a person does it
+    assert store.remove(path) is False
+    (tmp_path / "a.pinned").unlink()
+    assert store.remove(path) is True
+    assert names() == []
+
+
+def test_pointers(tmp_path: Path, opened: Make, state: Make, names: Make) -> None:
+    store = opened("my run")
+    path = store.save("a.pth", state(name="my run")).path
+    store.point("last", path)
+    store.point("best", path)
+    store.point("last", path.with_name("b.pth"))
+
+    assert (tmp_path / "my-run-d33e7609.last").read_text() == "b.pth\n"
+    assert (tmp_path / "my-run-d33e7609.best").read_text() == "a.pth\n"
+    store.point("last", None)
+    store.point("last", None)
+    assert names() == ["a.json", "a.pth", "my-run-d33e7609.best"]
+
+
+def test_open_and_close(tmp_path: Path, state: Make, names: Make) -> None:
+    store = Store(tmp_path / "a" / "b", "run")
+    with pytest.raises(ValueError, match=r"not open: call open\(\) before save\(\)"):
+        store.save("a.pth", state())
+    assert store.open() == []
+    store.save("a.pth", state())
+    store.close()
+    store.close()
+
+    assert sorted(path.name for path in (tmp_path / "a" / "b").iterdir()) == ["a.json", "a.pth"]
+    with pytest.raises(ValueError, match="not open"):
+        store.save("a.pth", state())
+    assert store.open() == []
+    assert store.save("a.pth", state()).sequence == 2
+    store.close()
+
+
+def test_a_state_of_another_run(opened: Make, state: Make, names: Make) -> None:
+    with pytest.raises(ValueError, match="A state of run 'other' was given to the store of 'run'"):
+        opened().save("a.pth", state(name="other"))
+    assert names() == []
+
+
+def test_two_runs_in_one_folder(opened: Make, state: Make) -> None:
+    first, second = opened("first"), opened("second")
+    first.save("a.pth", state(1, name="first"))
+    second.save("b.pth", state(2, name="second"))
+    first.save("c.pth", state(3, name="first"))
+
+    assert [each.path.name for each in first.entries()[0]] == ["c.pth", "a.pth"]
+    assert [each.path.name for each in second.entries()[0]] == ["b.pth"]
+    assert first.entries()[1] == second.entries()[1] == []
+
+
+def test_prepare_folder_makes_it_and_leaves_nothing(tmp_path: Path) -> None:
+    storage.prepare_folder(tmp_path / "a" / "b")
+    storage.prepare_folder(tmp_path / "a" / "b")
+
+    assert list((tmp_path / "a" / "b").iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_one(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(ValueError, match=r"Nothing can be saved in .*: .*Choose a folder that this user may write"):
+            Store(folder, "run").open()
+
+
+def test_a_folder_that_is_read_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    with pytest.raises(ValueError, match=r"Nothing can be saved in .*: Read-only file system. Choose a folder"):
+        Store(tmp_path, "run").open()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_system_that_takes_less_at_a_time(tmp_path: Path) -> None:
+    class Narrow(FileIO):
+        def write(self, content: Any) -> int:
+            return super().write(content[:7]) or 0
+
+    content = bytes(range(100))
+    with Narrow(tmp_path / "file", "w") as file:
+        Files().write(file, content)
+
+    assert (tmp_path / "file").read_bytes() == content
+
+
+@pytest.mark.parametrize(("number", "minds"), [(errno.EINVAL, False), (errno.ENOTSUP, False), (errno.EIO, True)])
+def test_folders_that_cannot_be_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, minds: bool
+) -> None:
+    def fsync(handle: int) -> None:
+        raise OSError(number, "not here")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises(OSError, match="not here") if minds else nullcontext():
+        Files().sync_folder(tmp_path)
+    monkeypatch.delattr(os, "O_DIRECTORY")  # as on Windows
+    Files().sync_folder(tmp_path)
+
+
+@pytest.mark.parametrize("count", [0, 1, 50])
+@pytest.mark.parametrize("size", [0, 1, 1000, 30_000])
+def test_the_estimate_is_enough_and_not_much_more(opened: Make, state: Make, count: int, size: int) -> None:
+    whole = torch.zeros(size)
+    modules = {f"layer.{index}": torch.zeros(size) for index in range(count)} | {"view": whole[: size // 2], "w": whole}
+    full = state(modules=modules, plugins={"rng": [2**32 - 1] * 625, "text": "x" * 5_000, "raw": b"y" * 7_000})
+    real = opened().save("a.pth", full).size
+
+    assert real <= estimate(full) <= 1.2 * real + 100_000
+
+
+def test_the_estimate_of_a_sparse_tensor() -> None:
+    assert estimate({"a": torch.eye(100).to_sparse()}) >= 100 * 4
+
+
+# Several trainings of one name.
+
+
+ONE, OTHER = "1" * 32, "2" * 32
+
+
+def test_what_is_of_another_training_is_neither_replaced_nor_removed(
+    tmp_path: Path, opened: Make, state: Make, names: Make
+) -> None:
+    store = opened()
+    store.write_as(ONE, "run")
+    first = store.save("a.pth", state(1, training_id=ONE))
+    store.write_as(OTHER, "run-2")
+    second = store.save("a.pth", state(2, training_id=OTHER))
+
+    assert (tmp_path / ".run-2.lock").exists()
+    assert (second.path.name, second.sequence, second.run_name, second.family) == ("a-2.pth", 2, "run-2", "run")
+    assert (store.own(), store.entries()[0]) == ([second], [second, first])
+    assert store.remove(first.path) is False
+    assert store.remove(first.path, OTHER) is False
+    with pytest.raises(ValueError, match=f"A state of training {ONE} was given to the store of {OTHER}"):
+        store.save("b.pth", state(3, training_id=ONE))
+    assert storage.verify(first.path) == first
+    assert store.remove(first.path, ONE) is True
+    store.point("last", second.path)
+    store.close()
+    assert names() == ["a-2.json", "a-2.pth", "run-2.last"]
+    assert not (tmp_path / ".run-2.lock").exists()
+
+
+def test_what_has_no_identity_is_never_written_over(opened: Make, state: Make) -> None:
+    store = opened()
+    old = state(1)
+    del old["training_id"]
+    former = store.save("a.pth", old)
+
+    assert (former.training_id, former.training) == ("", state()["training_id"])
+    assert store.save("a.pth", state(2)).path.name == "a-2.pth"
+    assert storage.verify(former.path) == former
+
+
+def test_a_name_that_another_store_writes_under_is_refused(opened: Make, state: Make) -> None:
+    store, other = opened(), opened("run-2")
+    with pytest.raises(ValueError, match=r"The checkpoints of run 'run-2' in .* are written by process \d+"):
+        store.write_as(ONE, "run-2")
+    other.close()
+    store.write_as(ONE, "run-2")
+    store.close()
+    opened("run-2")

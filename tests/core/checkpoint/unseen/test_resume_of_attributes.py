@@ -1,0 +1,647 @@
+"""State that no state_dict holds: restored where it is plain data of a module or the task, else named."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import heliograph as h
+import numpy as np
+import pytest
+import torch
+from heliograph.core.checkpoint.unseen.attributes import filled
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, Subset
+
+SAVED, STEPS = 6, 12
+
+
+def batches() -> list[tuple[Tensor, Tensor]]:
+    return [(torch.full((3, 4), number / 10), torch.tensor([0, 1, 0])) for number in range(5)]
+
+
+class Net(nn.Module):
+    """A layer, and whatever a test puts beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.drop = nn.Linear(4, 2), nn.Dropout(0.0)
+        self.calls = 0
+        self.register_buffer("seen", torch.zeros(()), persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.drop(self.layer(inputs)) * self.factor()  # type: ignore[no-any-return]  # a module returns Any
+
+    def factor(self) -> float:
+        return 1.0
+
+
+class Counting(Net):
+    """Its attribute changes what it computes."""
+
+    def factor(self) -> float:
+        self.calls += self.training
+        return 1 + self.calls / 100
+
+
+class Buffering(Net):
+    """So does its buffer, which is not saved."""
+
+    seen: Tensor
+
+    def factor(self) -> float:
+        self.seen += self.training
+        return 1 + float(self.seen) / 100
+
+
+class LazyCache(Net):
+    """Makes the attribute when it is first needed."""
+
+    def factor(self) -> float:
+        self.history: list[float] = getattr(self, "history", [])
+        self.history.append(1.0)
+        return 1 + len(self.history) / 100
+
+
+def supervised(net: type[Net] = Net) -> h.Supervised:
+    torch.manual_seed(0)
+    return h.Supervised(net(), nn.functional.cross_entropy)
+
+
+class Job:
+    """One program: made anew for each leg."""
+
+    def __init__(
+        self,
+        task: Callable[[], Any] = supervised,
+        plugins: Callable[[], Iterable[Any]] = tuple,
+        *,
+        data: Callable[[], Any] = batches,
+        optimizer: Callable[[Any], Any] = lambda each: torch.optim.SGD(each, 0.1),
+        scheduler: Callable[[Any], Any] | None = None,
+        **engine: Any,
+    ) -> None:
+        self.task, self.plugins, self.data, self.optimizer, self.engine = task, plugins, data, optimizer, engine
+        self.scheduler = scheduler
+
+    def fit(self, folder: Path, steps: int, **checkpoint: Any) -> tuple[h.RunResult, Any]:
+        task, scheduling = self.task(), [h.LearningRate("step")] if self.scheduler else []
+        saving = [h.SaveSchedule(h.At(steps=SAVED)), h.Checkpoint(folder, **checkpoint)]
+        trainer = h.Trainer([h.RNGCapture(), *scheduling, *self.plugins(), *saving], device="cpu", **self.engine)
+        result = trainer.fit(
+            task, self.data(), optimizer=self.optimizer, scheduler=self.scheduler, steps=steps, name="unseen"
+        )
+        return result, task
+
+    def legs(self, folder: Path, later: Job | None = None, **options: Any) -> tuple[h.RunResult, bool]:
+        """Train in one go, and in two legs; return the second leg's result and whether it ended with the same bits."""
+        _, whole = self.fit(folder / "whole", STEPS)
+        first, _ = self.fit(folder / "first", SAVED)
+        result, resumed = (later or self).fit(folder / "second", STEPS, resume=first.last_checkpoint, **options)
+        mine, theirs = (task.model.state_dict() for task in (resumed, whole))
+        return result, all(torch.equal(mine[name], theirs[name]) for name in theirs)
+
+
+def reasons(result: h.RunResult) -> str:
+    assert result.resume is not None
+    return "; ".join(result.resume.reasons)
+
+
+class AtStep(h.Plugin):
+    """Changes something once, in a way that no state_dict sees."""
+
+    def __init__(self, action: Callable[[h.Run], object]) -> None:
+        self.action = action
+
+    @h.on(h.StepEnd)
+    def act(self, run: h.Run, event: h.StepEnd) -> None:
+        if run.progress.steps == 3:
+            self.action(run)
+
+
+class CountingTask(h.Supervised):
+    """A task with a counter that weighs its loss."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(Net(), nn.functional.cross_entropy)
+        self.calls, self.kept = 0, torch.zeros(2)
+
+    def training_step(self, run: h.Run, batch: Any) -> Tensor:
+        self.calls += 1
+        self.kept += 1
+        return super().training_step(run, batch) * (1 + self.calls / 100 + float(self.kept[0]) / 50)
+
+
+def anneal(run: h.Run) -> None:
+    run.modules["model"].get_submodule("drop").p = 0.3
+
+
+def freeze(run: h.Run) -> None:
+    run.modules["model"].get_parameter("layer.bias").requires_grad_(False)
+
+
+def evaluate_dropout(run: h.Run) -> None:
+    run.modules["model"].get_submodule("drop").eval()
+
+
+class NormNet(Net):
+    """With a batch norm that a plugin freezes in mid-run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.BatchNorm1d(2)  # type: ignore[assignment]  # in the place of the dropout
+
+
+RESTORED = {
+    "a module's counter": (Job(lambda: supervised(Counting)), "model.calls = 6"),
+    "a buffer that is not persistent": (Job(lambda: supervised(Buffering)), "model.seen = tensor(6.)"),
+    "an attribute that the training made": (Job(lambda: supervised(LazyCache)), "model.history = "),
+    "a task's counter and tensor": (Job(CountingTask), "task.calls = 6"),
+    "a dropout's rate": (Job(supervised, lambda: [AtStep(anneal)]), "model.drop.p = 0.3"),
+    "requires_grad": (Job(supervised, lambda: [AtStep(freeze)]), "model.layer.bias.requires_grad = False"),
+    "eval mode": (Job(lambda: supervised(NormNet), lambda: [AtStep(evaluate_dropout)]), "model.drop.training = False"),
+}
+
+
+@pytest.mark.parametrize(("job", "restored"), RESTORED.values(), ids=RESTORED)
+def test_plain_attributes_are_restored_and_the_run_is_exact(job: Job, restored: str, tmp_path: Path) -> None:
+    result, is_equal = job.legs(tmp_path)
+    assert result.resume is not None
+    assert any(each.startswith(restored) for each in result.resume.restored), result.resume.restored
+    assert result.resume.guarantee == "exact", reasons(result)
+    assert is_equal
+    assert any(note.startswith("restored what no state_dict holds: ") for note in result.notes)
+
+
+@pytest.mark.parametrize(("job", "restored"), RESTORED.values(), ids=RESTORED)
+def test_without_restoring_they_are_named(job: Job, restored: str, tmp_path: Path) -> None:
+    result, is_equal = job.legs(tmp_path, restore_attributes=False)
+    assert result.resume is not None
+    assert (result.resume.guarantee, result.resume.restored, is_equal) == ("not exact", (), False)
+    assert f"the training changed {restored.partition(' = ')[0]}" in reasons(result)
+
+
+class Decay(torch.optim.SGD):
+    """An optimizer with a counter of its own."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, 0.1)
+        self.calls = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.calls += 1
+        for group in self.param_groups:
+            group["lr"] = 0.1 / self.calls
+        return super().step(closure)
+
+
+def remembering() -> Callable[[int], float]:
+    seen: list[int] = []
+
+    def factor(step: int) -> float:
+        seen.append(step)
+        return 1 / len(seen)
+
+    return factor
+
+
+class Remembering:
+    """A loss function with a state."""
+
+    def __init__(self) -> None:
+        self.worst = 0.0
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        loss = nn.functional.cross_entropy(outputs, targets)
+        self.worst = max(self.worst, loss.item())
+        return loss * self.worst
+
+
+class Caching(Dataset[Any]):
+    """Keeps what it drew when it was first asked."""
+
+    def __init__(self) -> None:
+        self.cache: dict[int, Tensor] = {}
+
+    def __len__(self) -> int:
+        return 15
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        if index not in self.cache:
+            self.cache[index] = torch.rand(4)
+        return self.cache[index], index % 2
+
+
+class Growing:
+    """A sampler that changes itself."""
+
+    def __init__(self) -> None:
+        self.order = list(range(15))
+
+    def __iter__(self) -> Any:
+        self.order.append(self.order.pop(0))
+        return iter(self.order)
+
+    def __len__(self) -> int:
+        return 15
+
+
+class Rate(h.Plugin):
+    """A plugin with a count that is in no state."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    @h.on(h.GradientsReady)
+    def scale(self, run: h.Run, event: h.GradientsReady) -> None:
+        self.seen += 1
+        for parameter in run.modules["model"].parameters():
+            assert parameter.grad is not None
+            parameter.grad /= self.seen
+
+
+def hooked() -> h.Supervised:
+    task, calls = supervised(), [0]
+
+    def hook(module: nn.Module, inputs: Any, outputs: Tensor) -> Tensor:
+        calls[0] += 1
+        return outputs * (1 + calls[0] / 10)
+
+    task.model.register_forward_hook(hook)
+    return task
+
+
+def iterating() -> h.Supervised:
+    task = supervised()
+    task.stream = (number for number in range(1000))  # type: ignore[attr-defined]  # the user's own
+    return task
+
+
+NAMED = {
+    "an optimizer's counter": (
+        Job(optimizer=Decay),
+        "the training changed optimizer.calls, which no checkpoint restores: it was 6, and is 0: keep it in a state",
+    ),
+    "a closure of a scheduler": (
+        Job(scheduler=lambda each: torch.optim.lr_scheduler.LambdaLR(each, remembering())),
+        "the training changed the scheduler of optimizer.lr_lambdas",
+    ),
+    "a loss function's state": (
+        Job(lambda: (torch.manual_seed(0), h.Supervised(Net(), Remembering()))[1]),
+        "the training changed task.loss_fn",
+    ),
+    "a dataset's cache": (
+        Job(data=lambda: DataLoader(Caching(), 3, shuffle=True)),
+        "the training changed dataset.cache",
+    ),
+    "a dataset's cache in a subset": (
+        Job(data=lambda: DataLoader(Subset(Caching(), range(12)), 3, shuffle=True)),
+        "the training changed dataset.cache",
+    ),
+    "a sampler that changes itself": (
+        Job(data=lambda: DataLoader(Caching(), 3, sampler=Growing())),
+        "the training changed sampler.order",
+    ),
+    "a plugin's count": (Job(supervised, lambda: [Rate()]), "plugin 'rate' had seen = 6 and has 0"),
+    "a hook's closure": (Job(hooked), "the training changed model.forward_hooks"),
+    "where a generator function stands": (
+        Job(iterating),
+        "task.stream is in no state_dict, and where a generator function stands cannot be",
+    ),
+}
+
+
+@pytest.mark.parametrize(("job", "reason"), NAMED.values(), ids=NAMED)
+def test_whatever_else_changed_is_named_and_lowers_the_guarantee(job: Job, reason: str, tmp_path: Path) -> None:
+    result, _ = job.legs(tmp_path)
+    assert result.resume is not None
+    assert reason in reasons(result)
+    assert result.resume.guarantee == "not exact"
+
+
+class Option(h.Plugin):
+    """A plugin with an option."""
+
+    def __init__(self, value: float = 1.0) -> None:
+        self.value = value
+
+    @h.on(h.StepEnd)
+    def look(self, run: h.Run, event: h.StepEnd) -> None:
+        return
+
+
+class Quiet(Option):
+    affects_training = False
+
+
+class Watching(Option):
+    policy = "observer"
+
+
+def with_dropout() -> h.Supervised:
+    task = supervised()
+    task.model.get_submodule("drop").p = 0.5  # type: ignore[assignment]  # an attribute of its own
+    return task
+
+
+CHANGED: Mapping[str, tuple[Job, Job, str]] = {
+    "a plugin that is gone": (
+        Job(plugins=lambda: [h.GradientClipping(0.1)]),
+        Job(),
+        "plugin 'gradient_clipping' was there and is gone",
+    ),
+    "a plugin that is new": (Job(), Job(plugins=lambda: [h.EMA()]), "plugin 'ema' is new"),
+    "a plugin's option": (
+        Job(plugins=lambda: [h.GradientClipping(0.1)]),
+        Job(plugins=lambda: [h.GradientClipping(0.2)]),
+        "plugin 'gradient_clipping' had norm = 0.1 and has 0.2",
+    ),
+    "an option of the user's own": (
+        Job(plugins=lambda: [Option(1.0)]),
+        Job(plugins=lambda: [Option(2.0)]),
+        "plugin 'option' had value = 1.0 and has 2.0",
+    ),
+    "another precision": (Job(), Job(precision="bf16"), "the precision was fp32 and is bf16"),
+    "accumulation": (
+        Job(plugins=lambda: [h.GradientAccumulation(1)]),
+        Job(plugins=lambda: [h.GradientAccumulation(2)]),
+        "plugin 'gradient_accumulation' had schedule = {0: 1} and has {0: 2}",
+    ),
+    "an attribute that the program changed": (
+        Job(),
+        Job(with_dropout),
+        "model.drop.p was 0.0 in the program, and is 0.5",
+    ),
+}
+
+
+@pytest.mark.parametrize(("before", "now", "reason"), CHANGED.values(), ids=CHANGED)
+def test_another_program_is_named(before: Job, now: Job, reason: str, tmp_path: Path) -> None:
+    result, _ = before.legs(tmp_path, now)
+    assert result.resume is not None
+    assert reason in reasons(result)
+    assert (result.resume.guarantee, result.resume.restored) == ("not exact", ())
+
+
+@pytest.mark.parametrize("kind", [Quiet, Watching])
+def test_plugins_that_cannot_change_the_training_may_come_go_and_change(kind: type[Option], tmp_path: Path) -> None:
+    jobs = [Job(plugins=lambda: [kind(1.0)]), Job(plugins=lambda: [kind(2.0)]), Job()]
+    for number, (before, now) in enumerate([jobs[:2], jobs[1:], jobs[::-2]]):
+        result, is_equal = before.legs(tmp_path / str(number), now)
+        assert (result.resume is not None and result.resume.guarantee, is_equal) == ("exact", True), reasons(result)
+
+
+def test_settings_of_torch_are_named(tmp_path: Path) -> None:
+    first, _ = Job().fit(tmp_path / "first", SAVED)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        result, _ = Job().fit(tmp_path / "second", STEPS, resume=first.last_checkpoint)
+    finally:
+        torch.set_num_threads(threads)
+    assert result.resume is not None
+    assert result.resume.guarantee == "order-exact"
+    assert reasons(result) == f"the number of torch's threads was {threads} and is {threads + 1}"
+
+
+def test_a_roll_back_restores_them_too(tmp_path: Path) -> None:
+    class Poison(h.Plugin):
+        @h.on(h.BatchStart)
+        def spoil(self, run: h.Run, event: h.BatchStart) -> None:
+            if run.progress.batches == 8:
+                run.batch = (run.batch[0] * float("nan"), run.batch[1])
+
+    job = Job(lambda: supervised(Counting), lambda: [h.RollBack(), Poison()])
+    result, task = job.fit(tmp_path, STEPS)
+    assert "restored what no state_dict holds: model.calls = 6" in result.notes
+    assert task.model.calls == 12
+
+
+def test_all_built_in_plugins_are_exact_when_nothing_changes(tmp_path: Path) -> None:
+    def plugins() -> list[Any]:
+        schedules = [h.ValidationSchedule(h.Every(steps=2)), h.LogSchedule(h.Every(steps=2))]
+        deciding = [h.EarlyStopping("train/loss", patience=50), h.NaNGuard(), h.GradientNorm()]
+        reports = [
+            h.JsonlLog(tmp_path / "log.jsonl"),
+            h.ProgressBar(plain=True),
+            h.HandlerTimes(),
+            h.Recorder(tmp_path),
+        ]
+        return [h.GradientAccumulation(2), h.EMA(), *schedules[1:], *deciding, *reports]
+
+    result, is_equal = Job(plugins=plugins).legs(tmp_path)
+    assert (result.resume is not None and result.resume.guarantee, is_equal) == ("exact", True), reasons(result)
+
+
+def test_numpy_state_of_a_task_is_compared(tmp_path: Path) -> None:
+    class Noisy(CountingTask):
+        def __init__(self) -> None:
+            super().__init__()
+            self.noise = np.zeros(3)
+
+        def training_step(self, run: h.Run, batch: Any) -> Tensor:
+            self.noise += 1
+            return super().training_step(run, batch) + float(self.noise[0])
+
+    result, _ = Job(Noisy).legs(tmp_path)
+    assert (
+        "the training changed task.noise, which no checkpoint restores: it was an array [3], and is one with other "
+        "values: keep it in a state_dict"
+    ) in reasons(result)
+
+
+def test_what_a_class_says_to_ignore_is_not_compared(tmp_path: Path) -> None:
+    made = iter(range(100))
+
+    class Timed(CountingTask):
+        resume_ignores = ("made_at", "last")
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.made_at, self.last = next(made), object()
+
+    class Watching(h.Plugin):
+        resume_ignores = ("losses",)
+
+        def __init__(self) -> None:
+            self.losses: list[float] = []
+
+        @h.on(h.BatchEnd)
+        def keep(self, run: h.Run, event: h.BatchEnd) -> None:
+            self.losses.append(0.5)
+
+    result, is_equal = Job(Timed, lambda: [Watching()]).legs(tmp_path)
+    assert (result.resume is not None and result.resume.guarantee, is_equal) == ("exact", True), reasons(result)
+    assert result.resume is not None
+    assert result.resume.restored == ("task.calls = 6", "task.kept = a tensor [2]")
+
+    del Timed.resume_ignores
+    result, _ = Job(Timed).legs(tmp_path / "again")
+    assert "task.made_at was 4 in the program, and is 5: name it in the class's resume_ignores" in reasons(result)
+
+
+def test_what_to_ignore_must_be_names(tmp_path: Path) -> None:
+    class Wrong(CountingTask):
+        resume_ignores = "calls"
+
+    with pytest.raises(TypeError, match=r"Wrong\.resume_ignores must be a tuple of names of attributes, got 'calls'"):
+        Job(Wrong).fit(tmp_path, STEPS)
+
+
+def test_options_that_the_checkpoint_overrides_are_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def job(lr: float, step_size: int, momentum: float = 0.9) -> Job:
+        return Job(
+            optimizer=lambda each: torch.optim.SGD(each, lr, momentum),
+            scheduler=lambda each: torch.optim.lr_scheduler.StepLR(each, step_size),
+        )
+
+    result, is_equal = job(0.1, 4).legs(tmp_path, job(0.1, 5, 0.5))
+    said = [
+        "momentum of optimizer was 0.9 in the program, and is 0.5: what the checkpoint holds is used",
+        "step_size of the scheduler of optimizer was 4 in the program, and is 5: what the checkpoint holds is used",
+    ]
+    assert [note for note in result.notes if "in the program" in note] == said
+    assert [each for each in caplog.messages if "in the program" in each] == said
+    assert is_equal
+    same, _ = job(0.1, 4).legs(tmp_path / "same")
+    assert not [note for note in same.notes if "in the program" in note]
+
+
+def exchange(run: h.Run) -> None:
+    run.modules["model"].drop = nn.Identity()
+
+
+def hook(run: h.Run) -> None:
+    run.modules["model"].layer.weight.register_hook(lambda gradient: gradient * 0.5)
+
+
+def hook_the_optimizer(run: h.Run) -> None:
+    run.optimizer.register_step_pre_hook(lambda optimizer, arguments, options: None)
+
+
+def mark(run: h.Run) -> None:
+    run.modules["model"].layer.weight.scale = 2.0
+
+
+@pytest.mark.parametrize(
+    ("action", "reason"),
+    [
+        (
+            exchange,
+            "the training changed model.drop.__class__, which no checkpoint restores: it was 'Identity', and is",
+        ),
+        (
+            hook,
+            "the training changed model.layer.weight.backward_hooks, which no checkpoint restores: it was a list of",
+        ),
+        (hook_the_optimizer, "the training changed optimizer.optimizer_step_pre_hooks, which no checkpoint restores: "),
+    ],
+)
+def test_what_was_exchanged_or_hooked_is_named(tmp_path: Path, action: Callable[[h.Run], None], reason: str) -> None:
+    result, _ = Job(plugins=lambda: [AtStep(action)]).legs(tmp_path)
+    assert result.resume is not None
+    assert result.resume.guarantee == "not exact"
+    assert reason in reasons(result)
+
+
+def test_attributes_of_parameters_are_restored(tmp_path: Path) -> None:
+    result, _ = Job(plugins=lambda: [AtStep(mark)]).legs(tmp_path)
+    assert result.resume is not None
+    assert "model.layer.weight.scale = 2.0" in result.resume.restored
+
+
+class Averaging(CountingTask):
+    """Keeps an average of its weights in what was the very weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.average: dict[str, Tensor] = dict(self.model.state_dict())
+
+    def training_step(self, run: h.Run, batch: Any) -> Tensor:
+        for name, weight in self.model.state_dict().items():
+            self.average[name] = 0.5 * self.average[name] + 0.5 * weight
+        return super().training_step(run, batch) * (1 + self.average["layer.weight"].abs().sum().item())
+
+
+class Expanding(CountingTask):
+    """Keeps a tensor whose elements lie in the same place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spread = torch.zeros(1).expand(3)
+
+    def training_step(self, run: h.Run, batch: Any) -> Tensor:
+        self.spread = (self.spread[:1] + 1).expand(3)
+        return super().training_step(run, batch) * (1 + float(self.spread[2]) / 50)
+
+
+class Tallying(CountingTask):
+    """Counts in a Counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tally = Counter[str]()
+
+    def training_step(self, run: h.Run, batch: Any) -> Tensor:
+        self.tally["steps"] += 1
+        return super().training_step(run, batch) * (1 + self.tally["steps"] / 50)
+
+
+class Large(CountingTask):
+    """Has a number that no checkpoint can hold as it is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 10**1000
+
+
+@pytest.mark.parametrize("task", [Averaging, Expanding, Tallying, Large], ids=lambda each: each.__name__)
+def test_attributes_of_odd_kinds_are_restored(tmp_path: Path, task: type[CountingTask]) -> None:
+    result, is_equal = Job(task).legs(tmp_path)
+    assert (result.resume is not None and result.resume.guarantee, is_equal) == ("exact", True), reasons(result)
+
+
+class Longer(list[int]):
+    """Whose length nobody can know."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+def nested() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Longer(), nested(), torch.zeros(3).to_sparse(), torch.zeros(3, device="meta"),
+        10**5000, [Longer()],
+    ],
+    ids=["list", "nested", "sparse", "meta", "long", "within"],
+)  # fmt: skip
+def test_a_save_never_fails_for_an_attribute(tmp_path: Path, value: Any) -> None:
+    class Holding(CountingTask):
+        def __init__(self) -> None:
+            super().__init__()
+            vars(self)["held"] = value
+
+    result, is_equal = Job(Holding).legs(tmp_path)
+    assert result.status == "completed"
+    assert is_equal
+
+
+def test_a_tensor_that_cannot_be_written_to_is_given_on_its_own_device() -> None:
+    now, saved = torch.zeros(1, device="meta").expand(3), torch.ones(3)
+    assert filled(now, saved).device == now.device
+    shared = torch.zeros(3)
+    given = filled(shared, saved, {shared.untyped_storage().data_ptr()})
+    assert given is not shared
+    assert (given.tolist(), shared.tolist()) == ([1.0] * 3, [0.0] * 3)
+    assert filled(shared, saved) is shared
+    assert shared.tolist() == [1.0] * 3

@@ -1,0 +1,182 @@
+"""Means over samples, and accuracy."""
+
+from __future__ import annotations
+
+import pickle
+from copy import deepcopy
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from heliograph import accuracy
+from heliograph.core.metrics.means import Means, Metrics, Sum
+
+
+def test_weighted_means_of_tensors_and_numbers() -> None:
+    means = Means()
+    means.add("loss", torch.tensor(1.0), 3)
+    means.add("loss", torch.tensor(5.0), 1)
+    means.add("count", 2)
+    means.add("count", 4.0, 3.0)
+    means.add("one", torch.tensor([7.0]))
+
+    assert means.read("train") == {"train/loss": 2.0, "train/count": 3.5, "train/one": 7.0}
+
+
+def test_one_name_for_both_kinds() -> None:
+    means = Means()
+    means.add("loss", torch.tensor(1.0))
+    means.add("loss", 2.0)
+    means.add("loss", torch.tensor(6.0))
+
+    assert means.read("train") == {"train/loss": 3.0}
+
+
+def test_reading_begins_anew() -> None:
+    means = Means()
+    means.add("loss", torch.tensor(1.0))
+    assert means.read("train") == {"train/loss": 1.0}
+    assert means.read("train") == {}
+    means.add("loss", torch.tensor(3.0))
+    assert means.read("validation") == {"validation/loss": 3.0}
+
+
+def test_without_weight_there_is_no_mean() -> None:
+    means = Means()
+    means.add("loss", 3.0, 0.0)
+    means.add("other", torch.tensor(3.0), 0)
+
+    assert means.read("train") == {}
+
+
+def test_sums_of_many_terms_stay_exact_where_float32_would_drift() -> None:
+    means, drifting, value = Means(), torch.zeros(()), torch.tensor(0.1)
+    for _ in range(100_000):
+        means.add("loss", value)
+        drifting += value
+
+    assert means.read("train")["train/loss"] == pytest.approx(0.1, rel=1e-6)
+    assert drifting.item() / 100_000 != pytest.approx(0.1, rel=1e-4)
+
+
+def test_a_term_that_is_far_larger_costs_no_more_than_its_own_precision() -> None:
+    means = Means()
+    means.add("loss", torch.tensor(1e8))
+    for _ in range(1000):
+        means.add("loss", torch.tensor(1.0))
+
+    assert means.read("train")["train/loss"] == pytest.approx((1e8 + 1000) / 1001, rel=1e-6)
+
+
+@pytest.mark.parametrize("value", [torch.tensor(3), torch.tensor(True), torch.tensor(3.0, dtype=torch.bfloat16)])
+def test_other_types_of_numbers(value: torch.Tensor) -> None:
+    means = Means()
+    means.add("n", value, 2)
+
+    assert means.read("train") == {"train/n": float(value)}
+
+
+def test_gradients_are_not_kept() -> None:
+    means = Means()
+    means.add("loss", torch.tensor(2.0, requires_grad=True) * 3)
+
+    assert means.read("train") == {"train/loss": 6.0}
+
+
+def test_the_value_may_change_afterwards() -> None:
+    means = Means()
+    value = torch.tensor(2.0, dtype=torch.float64)
+    means.add("loss", value)
+    value.fill_(9.0)
+
+    assert means.read("train") == {"train/loss": 2.0}
+
+
+@pytest.mark.parametrize("value", [torch.ones(2), torch.ones(0), torch.ones(1, 3)])
+def test_what_is_no_scalar_is_refused(value: torch.Tensor) -> None:
+    with pytest.raises(ValueError, match=r"Metric 'acc' must be a scalar to be averaged, got a tensor of shape"):
+        Means().add("acc", value)
+
+
+def test_a_device_without_float64_uses_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Apple:
+        """A tensor on an Apple GPU, as far as is asked."""
+
+        device = type("D", (), {"type": "mps"})()
+        dtype = torch.float32
+
+        def numel(self) -> int:
+            return 1
+
+    made: list[Any] = []
+    real = torch.zeros
+
+    def zeros(shape: Any, **options: Any) -> torch.Tensor:
+        made.append(options["dtype"])
+        return real(shape)
+
+    monkeypatch.setattr(torch, "zeros", zeros)
+    Sum()._begin("loss", Apple())  # type: ignore[arg-type]
+    assert made == [torch.float32, torch.float32]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 3, 5])
+def test_saved_and_continued_is_bit_equal(cut: int) -> None:
+    values = [0.1, 1e9, 0.3, 1e-9, 7.7]
+    whole, first, second = Means(), Means(), Means()
+    for index, value in enumerate(values):
+        for means in (whole, first if index < cut else second):
+            if index == cut and means is second:
+                second.load_state_dict(first.state_dict())
+            means.add("loss", torch.tensor(value, dtype=torch.float64), index + 1)
+            means.add("number", value, index + 1)
+    if cut == len(values):
+        second.load_state_dict(first.state_dict())
+
+    assert second.read("train") == whole.read("train")
+
+
+def test_state_is_plain_and_taking_it_changes_nothing() -> None:
+    means = Means()
+    means.add("loss", torch.tensor(2.0), 4)
+    means.add("n", 3.0)
+    state = means.state_dict()
+
+    assert state == {"loss": [0.0, 4.0, 8.0, 1], "n": [3.0, 1.0, 0.0, 0]}
+    assert means.read("train") == {"train/loss": 2.0, "train/n": 3.0}
+
+
+def test_accuracy() -> None:
+    outputs = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.6, 0.4]])
+
+    assert accuracy(outputs, torch.tensor([1, 0, 1])).item() == pytest.approx(2 / 3)
+    assert accuracy(outputs, torch.tensor([1, 0, 0])).item() == 1.0
+
+
+def test_every_way_into_metrics_makes_numbers() -> None:
+    metrics = Metrics({"a": True})
+    metrics["b"] = torch.tensor([2])
+    metrics.update({"c": np.float64(3)}, d=Fraction(1, 2))
+    metrics |= {"e": torch.ones(1, 1)}
+    assert (metrics.setdefault("f", 6), metrics.setdefault("a", 9)) == (6.0, 1.0)
+    assert metrics == {"a": 1.0, "b": 2.0, "c": 3.0, "d": 0.5, "e": 1.0, "f": 6.0}
+    assert {type(value) for value in metrics.values()} == {float}
+    assert deepcopy(metrics) == pickle.loads(pickle.dumps(metrics)) == metrics
+    assert type(metrics | {"g": 7}) is dict
+
+
+@pytest.mark.parametrize("value", ["1.5", b"1", None, [1.0], 1j, 10**400, torch.ones(2), {}], ids=repr)
+def test_no_way_into_metrics_takes_what_is_no_number(value: Any) -> None:
+    metrics = Metrics()
+    for put in (
+        lambda: Metrics({"x": value}),
+        lambda: metrics.__setitem__("x", value),
+        lambda: metrics.update(x=value),
+        lambda: metrics.setdefault("x", value),
+        lambda: metrics.__ior__({"x": value}),
+    ):
+        with pytest.raises(TypeError, match=r"^The metric 'x' was given .*: it takes a number, or a tensor of"):
+            put()
+    assert metrics == {}

@@ -1,0 +1,73 @@
+"""Packages whose plugins cannot be imported: listed, and nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from heliograph.__main__ import main
+from heliograph.plugins.discovery import Discovered, discover
+from heliograph.plugins.installed import states_of
+
+PLUGIN = """
+from heliograph import BatchEnd, EpochEnd, Plugin, on
+
+class Weather(Plugin):
+    @on(EpochEnd, BatchEnd)
+    def look(self, run, event):
+        pass
+"""
+HANGING = "import threading\nthreading.Event().wait()\n"
+
+
+@pytest.fixture
+def weather(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the file of an installed package's plugin, empty yet."""
+    info = tmp_path / "weather-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: weather\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text("[heliograph.plugins]\nweather = weather_plugin:Weather\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path / "weather_plugin.py"
+
+
+def found() -> list[Discovered]:
+    return [each for each in discover() if each.package == "weather"]
+
+
+@pytest.mark.parametrize(
+    ("source", "state"),
+    [
+        (PLUGIN, ("available", "batch_end epoch_end")),
+        ("print('hello')" + PLUGIN, ("available", "batch_end epoch_end")),
+        ("raise RuntimeError('it rains')", ("broken", "it rains")),
+        ("input()", ("broken", "EOF when reading a line")),
+        ("import os; os._exit(3)", ("broken", "its import ended the process, with exit status 3")),
+        ("Weather = 7", ("broken", "Plugin 'weather' of package weather is no class or factory: 7.")),
+    ],
+    ids=["well", "talkative", "raises", "asks", "ends the process", "no plugin"],
+)
+def test_what_becomes_of_an_import(weather: Path, source: str, state: tuple[str, str]) -> None:
+    weather.write_text(source)
+
+    assert states_of(found()) == [state]
+
+
+def test_an_import_that_hangs_is_given_up(weather: Path) -> None:
+    weather.write_text(HANGING)
+
+    assert states_of(found(), limit=0.5) == [("broken", "its import was given up after 0.5 s")]
+
+
+def test_names_do_not_steer_the_terminal(
+    weather: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = weather.parent / "weather-1.2.dist-info" / "entry_points.txt"
+    points.write_text("[heliograph.plugins]\nwea\x1b[2J\u202ether = weather_plugin:Weather\n", encoding="utf-8")
+    weather.write_text(HANGING)
+    monkeypatch.setenv("HELIOGRAPH_DISABLE_PLUGINS", "all")
+
+    assert main(["plugins"]) == 0
+    said = capsys.readouterr().out
+    assert "\nwea\\x1b[2J\\u202ether " in said
+    assert all(line.isprintable() for line in said.split("\n"))
