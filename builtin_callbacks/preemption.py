@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from signal import Signals
 
 from ..core.errors import NotRecorded
-from ..core.system.host import current_host
+from ..core.host import current_host
 from ..core.system.signals import Deadline, SignalHook
 from ..events import (
     BatchEnd,

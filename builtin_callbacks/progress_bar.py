@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any, TextIO
 
-from ..core.data.guarantee import verified
 from ..core.system.extras import require
 from ..events import (
     BatchEnd,
@@ -30,6 +29,7 @@ from ..events import (
     ValidationEnd,
     ValidationStart,
 )
+from ..events.guarantee import verified
 from ..plugins import Plugin, on
 
 

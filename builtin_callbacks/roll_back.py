@@ -78,7 +78,7 @@ class RollBack(Plugin):
             place = run.progress
             what = f"the {run.label('loss')} of epoch {place.epoch}, batch {min(bad)} is {bad[min(bad)]}"
             run.control.skip_step(what)
-            if not run.control.turns_back:  # as it does already for the loss of another optimizer
+            if not run.control.is_rolling_back:  # as it does already for the loss of another optimizer
                 self._go_back(run, what)
             self.skipped |= {(place.epoch, batch) for batch in bad}
 

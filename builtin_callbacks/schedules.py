@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
-from ..core.filters import Filter
 from ..events import (
     BatchEnd,
     CheckpointLoaded,
@@ -23,6 +22,7 @@ from ..events import (
     ValidationEnd,
 )
 from ..plugins import Plugin, on
+from ..plugins.filters import Filter
 
 
 class Schedule(Plugin):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
+import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from math import inf
+from operator import attrgetter
 from pathlib import Path
-from time import perf_counter
-from typing import Any
-from uuid import uuid4
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -22,32 +24,42 @@ from ..events import (
     Log,
     OrderedSignal,
     Progress,
+    Replay,
     Run,
+    RunFailed,
     ShouldStop,
     StepEnd,
+    TrainStart,
 )
-from ..events.bus import Receiver
-from ..events.catalogue import Phase, Status
+from ..events.bus import Receiver, is_within
+from ..events.catalogue import Phase
+from ..events.errors import describe_error
 from ..events.run import CheckpointSource
 from ..plugins import Plugins
-from . import batches as data
-from .checkpoint.state import snapshot
-from .checkpoint.state.global_batch import BatchChange
-from .checkpoint.unseen.comparison import Unseen
+from .data.batch import batch_size, with_last
 from .data.training_data import TrainingData
-from .distributed.launch import RankQueue, child_queue
-from .distributed.ranks.agreement import Agreement, Alone
-from .distributed.ranks.means import SharedMeans
 from .engines.contract import LoopEngine
-from .metrics.means import Means, Metrics
+from .lifetimes import Action, Hooks, Outcome, Resumption, Work
+from .metrics.means import Means
+from .metrics.values import Metrics
 from .result import checked_note
 from .settings import Settings
-from .task import modules_of
-from .windows import Round
+from .stepping.windows import Windows
+
+logger = logging.getLogger("heliograph")
+
+
+def part_of(path: str) -> Any:
+    """Return a property that reads and writes what lies at `path`, such as `work.batch`."""
+    owner, _, name = path.rpartition(".")
+    holder = attrgetter(owner)
+    return property(attrgetter(path), lambda run, value: setattr(holder(run), name, value))
 
 
 class HotSignals:
     """The signals of every batch, held where the loop reaches them in one step."""
+
+    __slots__ = ("batch_end", "batch_start", "gradients_ready", "log", "should_stop", "step_end")
 
     def __init__(self, bus: Bus) -> None:
         self.batch_start: OrderedSignal[BatchStart] = bus.signal(BatchStart)
@@ -55,94 +67,84 @@ class HotSignals:
         self.step_end: OrderedSignal[StepEnd] = bus.signal(StepEnd)
         self.batch_end: OrderedSignal[BatchEnd] = bus.signal(BatchEnd)
         self.should_stop: OrderedSignal[ShouldStop] = bus.signal(ShouldStop)
+        self.log: OrderedSignal[Log] = bus.signal(Log)
 
 
-class RunContext:
-    """One run's facts; the protocol `heliograph.Run` documents them."""
+class RunContext(ABC):
+    """One run's facts; the protocol `heliograph.Run` documents those that handlers are given.
 
-    optimizer: Any  # the settings were checked, and the loop is spared the question
+    Attributes:
+        settings: what the run was called with.
+        hot: the signals of every batch.
+        data: the training data.
+        stepping: the optimizers, each with the micro-batches since its last step.
+        means: the running means of what is tracked.
+        work: the work of the epoch.
+        resumption: what the run continues from.
+        outcome: what becomes its result.
+        hooks: what plugins have asked it to call.
+    """
+
     is_replay = False
-    recording: Path | None = None
+
+    batch: Any = part_of("work.batch")
+    outputs: Any = part_of("work.outputs")
+    loss: Tensor | None = part_of("work.loss")
+    evaluation_batches: int | None = part_of("outcome.evaluation_batches")
+    in_hand: bool = part_of("work.in_hand")
+    epoch_begun: bool = part_of("work.has_begun")
+    task: Any = part_of("settings.task")
+    modules: Mapping[str, Any] = part_of("settings.modules")
+    hyper_parameters: Mapping[str, Any] = part_of("settings.hyper_parameters")
+    optimizers: Mapping[str, Any] = part_of("settings.optimizers")
+    schedulers: Mapping[str, Any] = part_of("settings.schedulers")
+    max_epochs: int | None = part_of("settings.epochs")
+    max_steps: int | None = part_of("settings.steps")
+    optimizer: Any = part_of("stepping.current.optimizer")
+    scheduler: Any = part_of("stepping.current.scheduler")
+    optimizer_name: str = part_of("stepping.current.name")
+    window: int = part_of("stepping.size")
+    forward: Callable[..., Any] = part_of("stepping.forward")  # the training step, as the engine runs it
+    checkpoint_source: CheckpointSource | None = part_of("resumption.source")
+    training_id: str = part_of("resumption.training_id")
+    in_boundary: bool = part_of("resumption.in_boundary")
+    resumed_from: Path | None = part_of("resumption.resumed_from")
+    resumed_at: Progress | None = part_of("resumption.resumed_at")
+    batch_note: str | None = part_of("resumption.batch_note")
+    best_checkpoint: Path | None = part_of("outcome.best_checkpoint")
+    last_checkpoint: Path | None = part_of("outcome.last_checkpoint")
+    recording: Path | None = part_of("outcome.recording")
+    verified_steps: int = part_of("outcome.verified_steps")
+    difference: str | None = part_of("outcome.difference")
+    plugin_seconds: dict[str, float] = part_of("outcome.plugin_seconds")
+    notes: list[str] = part_of("outcome.notes")
+    exit_status: int | None = part_of("outcome.exit_status")
+    has_left_group: bool = part_of("outcome.has_left_group")
 
     def __init__(
         self, settings: Settings, bus: Bus, plugins: Plugins, engine: LoopEngine, phase: Phase = "train"
     ) -> None:
-        self.bus, self.plugins, self.engine, self.settings = bus, plugins, engine, settings
-        self.phase: Phase = phase
-        self.name, self.task, self.hyper_parameters = settings.name, settings.task, settings.hyper_parameters
-        self.training_id = uuid4().hex  # of the system's entropy: it draws from no generator; a resume inherits another
-        self.optimizers: Mapping[str, Any] = settings.optimizers
-        self.schedulers: Mapping[str, Any] = settings.schedulers
-        self.optimizer_name = next(iter(self.optimizers), "")
-        self.optimizer = self.optimizers.get(self.optimizer_name)
-        self.scheduler = self.schedulers.get(self.optimizer_name)
-        self.round = Round(self.optimizers, self.schedulers) if settings.several else None
-        self.max_epochs, self.max_steps = settings.epochs, settings.steps
-        self.last_step = math.inf if settings.steps is None else settings.steps
-        self.notes: list[str] = []
+        self.settings, self.bus, self.plugins, self.engine = settings, bus, plugins, engine
+        self.name, self.phase = settings.name, phase
+        self.hot = HotSignals(bus)
+        self.work, self.resumption, self.outcome, self.hooks = Work(), Resumption(), Outcome(), Hooks()
+        self.progress = Progress()
+        self.origin = self.progress.copy()
+        self.metrics: dict[str, float] = Metrics()
         self.data = TrainingData(
             settings.train, engine, self.note, per_sample=settings.per_sample, as_ranks=settings.as_ranks
         )
-        self.modules: Mapping[str, Any] = modules_of(settings.task)
-        self.forward: Callable[..., Any]  # bound when the engine is set up
-        self.backward: Callable[[Tensor], object] = engine.backward
-        self.take_step: Callable[[], object]  # bound anew in every epoch: plugins may have patched the optimizer
-        self.zero_grad: Callable[[], object]
-        self.size_of: Callable[[Any], int] = getattr(settings.task, "batch_size", data.batch_size)
-        self.progress = Progress()
-        self.origin = self.progress.copy()
-        self.control = Control(self.progress)
-        self.shared = engine.world_size > 1
-        self.agreement: Agreement | Alone = Agreement(self) if self.shared else Alone()
-        self.log = bus.signal(Log)
-        self.hot = HotSignals(bus)
-        self.metrics: dict[str, float] = Metrics()
-        self.means = SharedMeans(engine) if self.shared else Means()
-        self.batch: Any = None
-        self.outputs: Any = None
-        self.loss: Tensor | None = None
-        self.window = 0
-        self.epoch_begun = False  # whether `EpochStart` was emitted for the epoch that `progress` names
-        self.at_save_point = False  # whether a boundary's requests are served, and its state is being saved
-        self.in_boundary = False  # whether the state that was loaded was saved there: `ShouldStop` is still to come
-        self.started = self.in_hand = self.unstepped = self.exhausted = self.finished = self.last_seen = False
-        self.open_contexts = ExitStack()
-        self.after = ExitStack()
-        self.after.callback(self.data.close)
-        self.open_batches: Iterator[Any] = iter(())
-        self.status: Status = "completed"
-        self.best_checkpoint: Path | None = None
-        self.last_checkpoint: Path | None = None
-        self.resumed_from: Path | None = None
-        self.resumed_at: Progress | None = None
-        self.evaluation_batches: int | None = None
-        self.plugin_seconds: dict[str, float] = {}
-        self.replacement: BaseException | None = None
-        self.exit_status: int | None = None
-        self.parting: BaseException | None = None
-        self.began = perf_counter()
-        self.saved: Mapping[str, Any] | None = None
-        self.saved_path: Path | None = None
-        self.checkpoint_source: CheckpointSource | None = None
-        self.batch_change: BatchChange = "refuse"
-        self.unseen: Unseen | None = None
-        self.restores_attributes = True
-        self.restored: list[str] = []  # attributes that no state_dict holds
-        self.other_batches: str | None = None  # what became of the global batch at a resume
-        self.verified_steps = 0
-        self.difference: str | None = None
-        self.resumes = False  # what is saved there is for a resume, not for a return
-        self.fresh_plugins: tuple[str, ...] = ()
-        self.unclaimed_states: tuple[str, ...] = ()
-        self.actions: list[Callable[[], None]] = []
-        self.unsettled: list[Callable[[], None]] = []
-        self.before_leaving: list[Callable[[], None]] = []
-        self.has_left = False  # whether this rank has left the others, for an error that not all of them share
-        self.apart: Callable[[], AbstractContextManager[Any]] = nullcontext
+        self.hooks.closing.callback(self.data.close)
+        self.stepping = _windows(settings)
+        self.control, self.means = _control(self)
+
+    # Facts.
 
     @property
-    def queue(self) -> RankQueue | None:
+    def queue(self) -> Any:
         """Where to put what the process that called `launch` is to get at once."""
+        from .distributed.launch.queue import child_queue
+
         return child_queue()
 
     @property
@@ -156,13 +158,18 @@ class RunContext:
         return None if self.data.source is None else self.data.source.length
 
     @property
+    def last_step(self) -> float:
+        """The optimizer step that ends the run, infinite where none does."""
+        return inf if self.settings.steps is None else self.settings.steps
+
+    @property
     def is_complete(self) -> bool:
         """Whether the asked-for length is reached."""
-        return self.progress.steps >= self.last_step or self.progress.epoch >= (self.max_epochs or math.inf)
+        return self.progress.steps >= self.last_step or self.progress.epoch >= (self.settings.epochs or inf)
 
     @property
     def epoch_is_over(self) -> bool:
-        """Whether a resumed run stands behind an epoch's last batch: the end of the epoch is still to be told."""
+        """Whether a resumed run stands after an epoch's last batch: the end of the epoch is still to be emitted."""
         control = self.control
         ended = self.is_last_batch or control.should_end_epoch
         return ended and self.progress.batch > 0 and not control.keeps_epoch_open
@@ -171,53 +178,97 @@ class RunContext:
     def is_last_batch(self) -> bool:
         """Whether the batch in hand is the last of its epoch."""
         if self.batches_per_epoch is None:
-            return self.last_seen
-        return self.progress.batch + self.in_hand >= self.batches_per_epoch
+            return self.work.is_last_seen
+        return self.progress.batch + self.work.in_hand >= self.batches_per_epoch
 
     @property
     def losses(self) -> Mapping[str, Tensor | None]:
         """The last training loss of each optimizer, by its name."""
-        return {self.optimizer_name: self.loss} if self.round is None else self.round.losses
+        return {name: window.loss for name, window in self.stepping.by_name.items()}
+
+    @property
+    def batch_losses(self) -> tuple[Tensor, ...]:
+        """The losses of the last batch that had some."""
+        return self.stepping.batch_losses()
 
     @property
     def windows(self) -> Mapping[str, int]:
         """How many micro-batches have left their gradients since the last step of each optimizer."""
-        return {self.optimizer_name: self.window} if self.round is None else self.round.windows
+        return {name: window.size for name, window in self.stepping.by_name.items()}
 
     def label(self, name: str, optimizer: str | None = None) -> str:
         """Return the name to track a value by: `loss`, or `generator_loss` where several optimizers have names."""
-        return name if self.round is None else f"{optimizer or self.optimizer_name}_{name}"
+        return self.stepping.label(name, optimizer or self.optimizer_name)
+
+    @property
+    def validation_loaders(self) -> Mapping[str, Any]:
+        """The validation loaders, by the names of their sets."""
+        return self.settings.evaluations.get("validation", {})
 
     @property
     def validation_sets(self) -> tuple[str, ...]:
         """The names of the validation sets."""
-        return tuple(self.settings.evaluations.get("validation", ()))
+        return tuple(self.validation_loaders)
+
+    @property
+    def ranks_meet(self) -> bool:
+        """Whether the ranks vote when this batch is done."""
+        return self.control.is_shared and self.control.is_due(window=self.window, judged=False)
+
+    # Metrics.
 
     @property
     def tracks(self) -> bool:
         """Whether somebody will read what is tracked now."""
-        return self.phase != "train" or bool(self.log.chain) or self.shared  # some other rank may be the one that logs
+        return self.phase != "train" or bool(self.hot.log.chain) or self.control.is_shared  # another rank may log
 
     def track(self, name: str, value: Any, weight: float = 1.0) -> None:
         """Add a value to the running mean of `<phase>/<name>`."""
         if self.tracks:
             self.means.add(name, value, weight)
 
-    def state_dict(self) -> dict[str, Any]:
+    def note(self, text: str) -> None:
+        """Add a line that the result shows."""
+        self.notes.append(checked_note(text))
+
+    # State.
+
+    @property
+    def pending_state(self) -> tuple[Mapping[str, Any] | None, Path | None]:
+        """A state that is to be applied, and its file."""
+        return self.resumption.saved, self.resumption.path
+
+    @pending_state.setter
+    def pending_state(self, state: tuple[Mapping[str, Any] | None, Path | None]) -> None:
+        self.resumption.saved, self.resumption.path = state
+
+    @property
+    def is_resuming(self) -> bool:
+        """Whether a state waits to be applied."""
+        return self.resumption.saved is not None
+
+    @abstractmethod
+    def state_dict(self, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return one consistent cut of everything that a resumed run needs."""
-        return snapshot.capture(self)
 
     def resume(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
         """Continue from a saved state, applied when every `TrainStart` handler has run."""
-        self._only_in("TrainStart", "resume")
-        self.saved, self.saved_path, self.resumes = saved, path, True
+        _only_in(TrainStart, "resume")
+        self.pending_state, self.resumption.is_resume = (saved, path), True
 
     def roll_back(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
         """Give the epoch up at the next boundary, and go on from a saved state."""
-        if not self.started or self.finished or self.control.stage == "TrainStart":
+        if not self.outcome.started or self.outcome.finished or is_within(TrainStart.name):
             raise RuntimeError("run.roll_back is for a training that goes on. At TrainStart, call run.resume(saved).")
         self.control.roll_back(f"to {path or 'a saved state'}")
-        self.saved, self.saved_path = saved, path
+        self.pending_state = saved, path
+
+    def key_draws(self, seed: int, *, probe: bool = True) -> None:
+        """Make the order of samples and the draws of loading a function of (seed, epoch, position)."""
+        _only_in(TrainStart, "key_draws")
+        self.data.key(seed, probe=probe)
+
+    # The end.
 
     def exit_with(self, status: int) -> None:
         """Say with which status the process is to exit, where the run ends without an exception."""
@@ -227,31 +278,112 @@ class RunContext:
 
     def raise_when_closed(self, error: BaseException) -> None:
         """Let `fit` raise this instead of returning, when a run that did not fail is closed."""
-        self.parting = error
+        self.outcome.exit_error = error
 
-    def when_positioned(self, action: Callable[[], None]) -> None:
+    def replace_error(self, error: BaseException) -> None:
+        """Let this error leave instead of the one that failed the run."""
+        _only_in(RunFailed, "replace_error")
+        self.outcome.replacement = error
+
+    def blame(self, error: BaseException) -> tuple[str | None, str | None]:
+        """Return the plugin and the event whose handler raised an error, if one did."""
+        blamed = self.bus.blamed
+        return blamed[1:] if blamed is not None and blamed[0] is error else (None, None)
+
+    def reason(self, error: BaseException | None) -> str:
+        """Return why the run ends, in words; its status is known by then."""
+        control, progress, resumed_at = self.control, self.progress, self.resumed_at
+        if error is not None:
+            return describe_error(error)
+        if self.outcome.status == "stopped" and control.stop_request is not None:
+            return control.stop_request.reason
+        if not self.settings.train:
+            return f"{_count(progress.evaluated, 'batch', 'batches')} evaluated"
+        if resumed_at is not None and progress.batches == resumed_at.batches:
+            return f"nothing left to do: resumed at epoch {progress.epoch}, step {progress.steps}"
+        if self.max_epochs is not None and progress.epoch >= self.max_epochs:
+            return f"{_count(progress.epoch, 'epoch', 'epochs')} done"
+        return f"{_count(progress.steps, 'step', 'steps')} done"
+
+    # What plugins have asked the run to call.
+
+    def when_positioned(self, action: Action) -> None:
         """Call `action` once, when the loader stands where it was and before it is read."""
-        self.actions.append(action)
+        self.hooks.positioned.append(action)
 
-    def when_settling(self, action: Callable[[], None]) -> None:
-        """Call `action` whenever somebody needs what is under way beside the loop to be done."""
-        if action not in self.unsettled:
-            self.unsettled.append(action)
+    def when_settling(self, action: Action) -> None:
+        """Call `action` whenever somebody needs what runs beside the loop to be done."""
+        if action not in self.hooks.settling:
+            self.hooks.settling.append(action)
 
-    def when_leaving(self, action: Callable[[], None]) -> None:
+    def when_leaving(self, action: Action) -> None:
         """Call `action` before this rank leaves its group for an error: to wait for what uses the group in a thread."""
-        if action not in self.before_leaving:
-            self.before_leaving.append(action)
+        if action not in self.hooks.leaving:
+            self.hooks.leaving.append(action)
+
+    def when_closed(self, action: Callable[[], object]) -> None:
+        """Call `action` when the run is closed."""
+        self.hooks.closing.callback(action)
 
     def settle(self) -> None:
-        """Wait until nothing is under way beside the loop, and all of it is told."""
-        for action in tuple(self.unsettled):
+        """Wait until nothing runs beside the loop, and all of it was emitted."""
+        for action in tuple(self.hooks.settling):
             action()
 
     def isolate_observers(self, apart: Callable[[], AbstractContextManager[Any]]) -> None:
         """Run the handlers of observers within `apart()`, until the run is closed."""
-        self._only_in("TrainStart", "isolate_observers")
-        self.apart = apart
+        _only_in(TrainStart, "isolate_observers")
+        self.hooks.apart = apart
+
+    # The loop's side.
+
+    def feed(self, report_replay: Callable[[Self, int, int], None]) -> Iterator[Any]:
+        """Return the rest of the epoch's batches, on the device."""
+        self.stepping.bind(self.engine)
+        is_shared, batch, length = self.control.is_shared, self.progress.batch, self.batches_per_epoch
+        is_over = is_shared and batch > 0 and self.is_last_batch
+        batches = self.data.open(self.progress, partial(self._report, report_replay), is_over=is_over)
+        self.hooks.call_positioned()
+        if is_shared:
+            batches = self._read_together(batches, None if length is None else length - batch)
+        elif length is None:
+            batches = self._mark_last(batches)
+        return self.engine.feed(batches)
+
+    def _report(self, report_replay: Callable[[Self, int, int], None], done: int, batches: int) -> None:
+        what = f"{batches} batches of epoch {self.progress.epoch} again to reach the position of the checkpoint"
+        if done == 0 and not self.bus.signal(Replay).chain:
+            logger.warning("run %r reads %s", self.name, what)
+        report_replay(self, done, batches)
+        if done == batches:
+            self.note(f"read {what}")
+
+    def discard_epoch(self) -> None:
+        """Give up an epoch that is rolled back: its requests, its window, its numbers."""
+        self.settle()  # so that nothing of it is emitted after the return
+        self.control.discard_epoch()
+        self.work = Work()
+        self.metrics.clear()
+        self.stepping.clear()
+        for optimizer in self.optimizers.values():
+            self.engine.bind_zero_grad(optimizer)()
+
+    def _read_together(self, batches: Iterator[Any], rest: int | None) -> Iterator[Any]:
+        from .distributed.ranks.batches import read_together
+
+        source, size_of = self.data.source, self.settings.size_of
+        if rest is None and self.work.is_last_seen:
+            return iter(())
+        is_even = rest is not None and source is not None and source.even and size_of is batch_size
+        mark = partial(setattr, self.work, "is_last_seen")
+        return read_together(
+            batches, self.data, self.engine, rest=rest, size_of=None if is_even else size_of, mark_last=mark
+        )
+
+    def _mark_last(self, batches: Iterator[Any]) -> Iterator[Any]:
+        work = self.work
+        for batch, work.is_last_seen in with_last(batches):
+            yield batch
 
     @contextmanager
     def starting(self) -> Iterator[None]:
@@ -262,53 +394,53 @@ class RunContext:
                 return receiver
 
             def guarded(run: Run, *, event: Event) -> None:
-                with self.apart():
+                with self.hooks.apart():
                     receiver(run, event=event)
 
             return guarded
 
         take_off = self.bus.wrap_all(wrapper)
-        self.after.callback(take_off)
+        self.when_closed(take_off)
         yield
-        if self.apart is nullcontext:
+        if self.hooks.apart is nullcontext:
             take_off()
-
-    def arrive(self) -> None:
-        """Do what waits for the loader to stand where it was."""
-        while self.actions:
-            self.actions.pop(0)()
-
-    def key_draws(self, seed: int, *, probe: bool = True) -> None:
-        """Make the order of samples and the draws of loading a function of (seed, epoch, position)."""
-        self._only_in("TrainStart", "key_draws")
-        self.data.key(seed, probe=probe)
-
-    def replace_error(self, error: BaseException) -> None:
-        """Let this error leave instead of the one that failed the run."""
-        self._only_in("RunFailed", "replace_error")
-        self.replacement = error
-
-    def note(self, text: str) -> None:
-        """Add a line that the result shows."""
-        self.notes.append(checked_note(text))
-
-    def blame(self, error: BaseException) -> tuple[str | None, str | None]:
-        """Return the plugin and the event whose handler raised an error, if one did."""
-        blamed = self.bus.blamed
-        return blamed[1:] if blamed is not None and blamed[0] is error else (None, None)
-
-    def _only_in(self, stage: str, verb: str) -> None:
-        if self.control.stage != stage:
-            raise RuntimeError(f"run.{verb} is for handlers of {stage}: elsewhere it would have no effect.")
 
     def emit(self, event: Event) -> None:
         """Emit an event on this run's bus; what waits for the end of one apart from the training is done then."""
         if not event.apart:
             self.bus.signal(type(event)).emit(self, event)
             return
-        waiting, self.actions = self.actions, []
+        hooks = self.hooks
+        waiting, hooks.positioned = hooks.positioned, []
         try:
             self.bus.signal(type(event)).emit(self, event)
-            self.arrive()
+            hooks.call_positioned()
         finally:
-            self.actions = waiting
+            hooks.positioned = waiting
+
+
+def _windows(settings: Settings) -> Windows:
+    if not settings.several:
+        return Windows(settings.optimizers, settings.schedulers)
+    from .stepping.named import NamedWindows
+
+    return NamedWindows(settings.optimizers, settings.schedulers)
+
+
+def _control(run: RunContext) -> tuple[Control, Means]:
+    """Return what plugins ask by, and the means: of this process, or of all ranks."""
+    if run.engine.world_size == 1:
+        return Control(run.progress), Means()
+    from .distributed.ranks.means import SharedMeans
+    from .distributed.ranks.shared_control import SharedControl
+
+    return SharedControl(run), SharedMeans(run.engine)
+
+
+def _count(number: int, one: str, several: str) -> str:
+    return f"{number} {one if number == 1 else several}"
+
+
+def _only_in(event: type[Event], verb: str) -> None:
+    if not is_within(event.name):
+        raise RuntimeError(f"run.{verb} is for handlers of {event.__name__}: elsewhere it would have no effect.")

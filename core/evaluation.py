@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from ..events import Request
+from ..events import catalogue as ev
 from ..events.catalogue import Phase
-from .distributed.ranks.means import Terms, merged
+from .context import RunContext
+from .engines.modules import eval_mode
 from .metrics.means import Means
-from .task import eval_mode
 
-if TYPE_CHECKING:
-    from .context import RunContext
+EVENTS: dict[Phase, tuple[Any, Any, Any, Any]] = {
+    "validation": (ev.ValidationStart, ev.ValidationBatchStart, ev.ValidationBatchEnd, ev.ValidationEnd),
+    "test": (ev.TestStart, ev.TestBatchStart, ev.TestBatchEnd, ev.TestEnd),
+}
 
 
 class Evaluation:
@@ -31,36 +35,42 @@ class Evaluation:
         self._run = run
         self._phase = phase
         self._forward = run.engine.bind_evaluation(getattr(run.task, f"{phase}_step"))
-        self._means: dict[str, Means] = {dataset: Terms() if run.shared else Means() for dataset in loaders}
+        self._means: dict[str, Means] = {dataset: run.means.of_evaluation() for dataset in loaders}
         self._counts = dict.fromkeys(loaders, 0)
-        if run.shared:
+        run.control.is_evaluating = True
+        if run.control.is_shared:
             run.data.agree_on_seed()
         lengths = [run.data.evaluation_length(loader) for loader in loaders.values()]
         run.evaluation_batches = None if None in lengths else sum(length or 0 for length in lengths)
         run.progress.evaluated = 0
 
-    def feed(self) -> Iterator[tuple[str, Any]]:
+    def batches(self) -> Iterator[tuple[str, Any]]:
         """Yield (name of the set, batch on the device), until the last one or until the evaluation is cut short."""
         run = self._run
         for number, (dataset, loader) in enumerate(self.loaders.items()):
-            if run.agreement.hears_of_cut() or run.control.cut_request:
+            if run.control.is_cut():
                 return
             run.means = means = self._means[dataset]
             for batch in run.engine.feed(run.data.evaluate(loader, number, run.progress.validations)):
-                if isinstance(means, Terms):
-                    means.batch = self._counts[dataset]
+                means.batch = self._counts[dataset]
                 self._counts[dataset] += 1
                 yield dataset, batch
-                if run.agreement.hears_of_cut() or run.control.cut_request:
+                if run.control.is_cut():
                     return
-            if not run.shared:
+            if not run.control.is_shared:
                 self._check(dataset, self._counts[dataset])
+
+    def close(self) -> Request | None:
+        """End; return the request that cut it short, if one did. A collective."""
+        control = self._run.control
+        control.settle_validation()
+        return control.close_validation()
 
     def step(self, batch: Any) -> None:
         """Run the task's step on a batch and add what it returns to the means."""
         run = self._run
         values = self._forward(run, batch)
-        weight = run.size_of(batch)
+        weight = run.settings.size_of(batch)
         if values is not None:
             named = values if isinstance(values, Mapping) else {"loss": values}
             for name, value in named.items():
@@ -73,7 +83,7 @@ class Evaluation:
 
         On several ranks all read the same, and `progress` then counts the batches and samples of all of them.
         """
-        if self._run.shared:
+        if self._run.control.is_shared:
             self._exchange()
         metrics: dict[str, float] = {}
         for dataset, means in self._means.items():
@@ -82,6 +92,8 @@ class Evaluation:
 
     def _exchange(self) -> None:
         """Replace each set's means by those over all ranks."""
+        from .distributed.ranks.means import Terms, merged
+
         run, progress = self._run, self._run.progress
         own = {dataset: means.take() for dataset, means in self._means.items() if isinstance(means, Terms)}
         of_ranks = run.engine.gather_objects((own, self._counts, progress.evaluated, progress.samples))
@@ -105,7 +117,10 @@ def evaluating(run: RunContext, phase: Phase) -> Iterator[Evaluation]:
     """Let a run be in another phase for a while: eval mode, no gradients, means of its own."""
     former, means = run.phase, run.means
     run.phase = phase
-    with eval_mode(run.modules), torch.no_grad(), run.engine.evaluating():
-        yield Evaluation(run, phase, run.settings.evaluations.get(phase, {}))
+    try:
+        with eval_mode(run.modules), torch.no_grad(), run.engine.evaluating():
+            yield Evaluation(run, phase, run.settings.evaluations.get(phase, {}))
+    finally:
+        run.control.is_evaluating = False
     # Not reached after an error, which so tells the phase that it came from.
-    run.phase, run.means, run.batch, run.outputs = former, means, None, None
+    run.phase, run.means, run.work.batch, run.work.outputs = former, means, None, None

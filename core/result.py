@@ -7,8 +7,7 @@ from pathlib import Path
 
 from ..events import History, Progress
 from ..events.catalogue import Status
-from ..plugins.discovery import find
-from .data.guarantee import Guarantee, verified
+from ..events.guarantee import Guarantee, verified
 from .system.printable import printable_lines
 
 
@@ -116,6 +115,8 @@ class RunResult:
 
         Without a recording, it is told from this result: how the run ended, who asked for what, the notes.
         """
+        from ..plugins.discovery import find
+
         return str(find("result", "heliograph.explainers").load()(self))
 
     def _checkpoints(self) -> list[tuple[str, Path | None]]:

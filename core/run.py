@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -13,14 +12,14 @@ from torch import Tensor
 from ..events import Bus
 from ..events.catalogue import Phase
 from ..plugins import Plugins
-from . import batches as data
 from . import loop
-from .context import RunContext
+from .context import RunContext, part_of
 from .engines.contract import LoopEngine
+from .host import current_host
+from .own_loop import check_stepped
 from .result import RunResult
 from .run_end import close_run
 from .settings import Settings
-from .system.host import current_host
 
 _ENGINES: set[int] = set()  # the ids of those that are in a run
 
@@ -32,7 +31,7 @@ class TrainRun(RunContext):
     own is `for _ in run.epochs(): for batch in run.batches(): run.step(loss)`; then `run.result` says how it went.
     """
 
-    result: RunResult
+    result: RunResult = part_of("outcome.result")
 
     def __init__(
         self, settings: Settings, bus: Bus, plugins: Plugins, engine: LoopEngine, phase: Phase = "train"
@@ -45,7 +44,7 @@ class TrainRun(RunContext):
         if self._entered:
             raise RuntimeError("A run is used once: ask trainer.run(...) for another.")
         if id(self.engine) in _ENGINES:
-            self.after.close()  # as if all went well: the engine stays in its group, for the run that goes on
+            self.hooks.closing.close()  # as if all went well: the engine stays in its group, for the run that goes on
             raise RuntimeError(
                 f"This {type(self.engine).__name__} is in a run, whose modules and optimizers it holds until that "
                 f"ends: use another Trainer with an engine of its own."
@@ -55,7 +54,7 @@ class TrainRun(RunContext):
             self._prepare()
         except BaseException as error:  # a run that does not begin has no other end
             try:
-                self.after.__exit__(type(error), error, error.__traceback__)
+                self.hooks.closing.__exit__(type(error), error, error.__traceback__)
                 self.engine.abandon()
             finally:
                 _ENGINES.remove(id(self.engine))
@@ -68,13 +67,19 @@ class TrainRun(RunContext):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self.open_contexts.close()
+            self.work.contexts.close()
             self._gradients.__exit__(kind, error, trace)
             close_run(self, error)
             if self.phase == "train" and error is None and (host := current_host()) is not None:
                 host.ended(self.result)
         finally:
             _ENGINES.remove(id(self.engine))
+
+    def state_dict(self, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return one consistent cut of everything that a resumed run needs; see `heliograph.Run`."""
+        from .snapshot import capture
+
+        return capture(self, shards)
 
     def epochs(self) -> Iterator[int]:
         """Yield the index of each epoch; the run's and the epochs' events are emitted around them."""
@@ -86,8 +91,8 @@ class TrainRun(RunContext):
 
     def batches(self) -> Iterator[Any]:
         """Yield the batches of the epoch; their events and the step boundaries are emitted around them."""
-        self.open_batches = data.checked(self, loop.batches(self))
-        return self.open_batches
+        self.work.batches = check_stepped(self, loop.batches(self))
+        return self.work.batches
 
     def step(self, loss: Tensor, optimizer: str | None = None) -> None:
         """Take the loss of the batch in hand backward and step the optimizer, unless the step is held.
@@ -95,7 +100,7 @@ class TrainRun(RunContext):
         Args:
             loss: a scalar tensor, averaged over the samples of the batch.
             optimizer: the name of the one that this loss is for, where several were given by name. Its parameters are
-                the only ones that the loss leaves gradients in; call this once for each, and compute each loss behind
+                the only ones that the loss leaves gradients in; call this once for each, and compute each loss after
                 the step of the one before.
 
         Raises:
@@ -104,33 +109,17 @@ class TrainRun(RunContext):
         """
         if not self.in_hand:
             raise RuntimeError("run.step(loss) is for a batch of run.batches(): loop over them.")
-        self.unstepped = False
-        if self.round is not None:
-            loop.step_named(self, optimizer, loss)
-        elif optimizer is None:
-            loop.step(self, loss)
-        else:
-            raise ValueError(f"run.step(loss, {optimizer!r}) is for optimizers that trainer.run was given by name.")
+        self.work.is_unstepped = False
+        loop.step(self, loss, optimizer)
 
     def _prepare(self) -> None:
         engine = self.engine
         engine.set_up(self.task, self.modules, self.optimizers)
         if self.phase == "train":
-            self.forward = engine.bind(self.task.training_step)
+            self.stepping.forward = engine.bind(self.task.training_step)
             for module in self.modules.values():
                 module.train()
             for optimizer in self.optimizers.values():
                 optimizer.zero_grad()
         self.plugins.open(self)  # last: what fails before leaves the trainer free
-        self.agreement.open()
-
-    # The loop's side.
-
-    def feed(self) -> Iterator[Any]:
-        """Return the rest of the epoch's batches, on the device."""
-        if self.round is None:
-            self.take_step = self.engine.bind_step(self.optimizer)
-            self.zero_grad = self.engine.bind_zero_grad(self.optimizer)
-        else:
-            self.round.bind(self.engine)
-        return self.engine.feed(data.rest_of_epoch(self, partial(loop.tell_replay, self)))
+        self.control.open()

@@ -4,53 +4,50 @@ from __future__ import annotations
 
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING
 
+from ..events.catalogue import Status
 from ..events.errors import describe_error, error_text
+from ..events.run import place_of
 from . import loop
-from .batches import abandon
-from .distributed.ranks.departure import Failures, Leaving
-from .distributed.ranks.status import place_of
+from .context import RunContext
+from .departure import Departure, Failures
+from .own_loop import finish_left_batch
 from .result import ResumeReport, RunResult
 
-if TYPE_CHECKING:
-    from ..events.catalogue import Status
-    from .run import TrainRun
 
-
-def close_run(run: TrainRun, error: BaseException | None) -> None:
+def close_run(run: RunContext, error: BaseException | None) -> None:
     """Emit the closing events, set `run.result`, and raise where that is not what already passes.
 
     On several ranks, an error is first told to the others, and the group is left: there are no collectives behind it.
     """
-    passing, leaving = error, Leaving(run)
+    passing, departure = error, Departure(run)
     error = _unwrapped(error)
-    if error is None and run.phase == "train" and not run.finished:
+    if error is None and run.phase == "train" and not run.outcome.finished:
         error = _finish_early(run)
-    run.finished = True
+    run.outcome.finished = True
     place = _place(run, error)
     if error is not None:
-        error = leaving.fail(error, place)
-    run.status = _status(run, error)
-    secondary = _close_all(run, error, leaving)
+        error = departure.fail(error, place)
+    run.outcome.status = _status(run, error)
+    secondary = _close_all(run, error, departure)
     if error is None and secondary:
         owner, event, error = secondary.pop(0)
         place += f"; in {owner} on {event}"
-        run.status = _status(run, error)
+        run.outcome.status = _status(run, error)
     run.bus.blamed = None  # keeps no traceback, and so no batch, alive
-    run.result = _result(run, error)
+    run.outcome.result = _result(run, error)
     if error is None:
         return
     error.add_note(f"heliograph: {place}")
     for owner, event, other in secondary:
         error.add_note(f"heliograph: then {owner} failed on {event}: {describe_error(other)}")
-    if run.replacement is not None and run.replacement is not error:
-        raise run.replacement from error
+    if run.outcome.replacement is not None and run.outcome.replacement is not error:
+        raise run.outcome.replacement from error
     if error is not passing:
         raise error
 
 
-def _close_all(run: TrainRun, error: BaseException | None, leaving: Leaving) -> Failures:
+def _close_all(run: RunContext, error: BaseException | None, departure: Departure) -> Failures:
     """Close whatever was opened, even if some of it fails; return (owner, event, error), a Ctrl-C first.
 
     Raises:
@@ -60,14 +57,14 @@ def _close_all(run: TrainRun, error: BaseException | None, leaving: Leaving) -> 
     failures: Failures = []
 
     def add(owner: str, event: str, failure: BaseException) -> None:
-        failures.append((owner, event, leaving.fail(failure, f"{place_of(run)}; in {owner} on {event}")))
+        failures.append((owner, event, departure.fail(failure, f"{place_of(run)}; in {owner} on {event}")))
 
     try:
         for owner, event, failure in loop.end(run, error):
             add(owner, event, failure)
         for owner, failure in run.plugins.close():
             add(owner, "close", failure)
-        for close in (leaving.finish, run.after.close):
+        for close in (departure.finish, run.hooks.closing.close):
             try:
                 close()
             except BaseException as failure:  # joins the others
@@ -75,11 +72,11 @@ def _close_all(run: TrainRun, error: BaseException | None, leaving: Leaving) -> 
                     raise
                 add("the run", "close", failure)
     except BaseException as interrupt:
-        leaving.fail(interrupt, place_of(run))
+        departure.fail(interrupt, place_of(run))
         raise
     finally:
         run.plugins.free()
-    return sorted(failures + leaving.failures, key=lambda each: not isinstance(each[2], KeyboardInterrupt))
+    return sorted(failures + departure.failures, key=lambda each: not isinstance(each[2], KeyboardInterrupt))
 
 
 def _unwrapped(error: BaseException | None) -> BaseException | None:
@@ -90,22 +87,22 @@ def _unwrapped(error: BaseException | None) -> BaseException | None:
     return error
 
 
-def _finish_early(run: TrainRun) -> BaseException | None:
+def _finish_early(run: RunContext) -> BaseException | None:
     """Finish a run whose own loop was left before its end."""
     try:
-        abandon(run)
-        if run.control.turns_back:
-            run.control.turn_back()
+        finish_left_batch(run)
+        if run.control.is_rolling_back:
+            run.control.discard_epoch()
         run.control.stop("the loop over the epochs was left", by="the caller")
         run.control.decide()
-        if run.started:
+        if run.outcome.started:
             loop.finish(run)
     except BaseException as error:  # noqa: BLE001  # fails the run like any other; raised by close_run
         return error
     return None
 
 
-def _status(run: TrainRun, error: BaseException | None) -> Status:
+def _status(run: RunContext, error: BaseException | None) -> Status:
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if error is not None:
@@ -113,62 +110,44 @@ def _status(run: TrainRun, error: BaseException | None) -> Status:
     return "stopped" if run.control.stopped else "completed"
 
 
-def _exit_status(run: TrainRun) -> int:
+def _exit_status(run: RunContext) -> int:
     statuses = {"interrupted": 130, "failed": 1}  # what a shell calls an interrupt, and Python an exception
-    return statuses.get(run.status, run.exit_status or 0)
+    return statuses.get(run.outcome.status, run.exit_status or 0)
 
 
-def _place(run: TrainRun, error: BaseException | None) -> str:
+def _place(run: RunContext, error: BaseException | None) -> str:
     place = place_of(run)
     owner, event = (None, None) if error is None else run.blame(error)
     return place if owner is None else f"{place}; in {owner} on {event}"
 
 
-def reason_of(run: TrainRun, error: BaseException | None) -> str:
-    """Return why a run ended, in words; its status is known by then."""
-    if error is not None:
-        return describe_error(error)
-    if run.status == "stopped" and run.control.stop_request is not None:
-        return run.control.stop_request.reason
-    if not run.settings.train:
-        return f"{_count(run.progress.evaluated, 'batch', 'batches')} evaluated"
-    progress = run.progress
-    if run.resumed_at is not None and progress.batches == run.resumed_at.batches:
-        return f"nothing left to do: resumed at epoch {progress.epoch}, step {progress.steps}"
-    if run.max_epochs is not None and progress.epoch >= run.max_epochs:
-        return f"{_count(progress.epoch, 'epoch', 'epochs')} done"
-    return f"{_count(progress.steps, 'step', 'steps')} done"
-
-
-def _count(number: int, one: str, several: str) -> str:
-    return f"{number} {one if number == 1 else several}"
-
-
-def _resume(run: TrainRun) -> ResumeReport:
+def _resume(run: RunContext) -> ResumeReport:
     guarantee, reasons = run.data.guarantee()
-    report = ResumeReport(guarantee, reasons, fresh_plugins=run.fresh_plugins, unclaimed_states=run.unclaimed_states)
+    report = ResumeReport(
+        guarantee, reasons, fresh_plugins=run.resumption.fresh_plugins, unclaimed_states=run.resumption.unclaimed_states
+    )
     place = run.resumed_at
     if place is None:
         return report
-    report = replace(report, path=run.resumed_from, restored=tuple(run.restored))
+    report = replace(report, path=run.resumed_from, restored=tuple(run.resumption.restored))
     report = replace(report, verified_steps=run.verified_steps, difference=run.difference)
     return replace(report, epoch=place.epoch, batch=place.batch, step=place.steps)
 
 
-def _result(run: TrainRun, error: BaseException | None) -> RunResult:
+def _result(run: RunContext, error: BaseException | None) -> RunResult:
     asked = run.control.stop_request
     return RunResult(
-        status=run.status,
-        reason=reason_of(run, error),
-        stopped_by=asked.by if run.status == "stopped" and asked is not None else None,
-        stopped_on_rank=asked.rank if run.status == "stopped" and asked is not None else None,
+        status=run.outcome.status,
+        reason=run.reason(error),
+        stopped_by=asked.by if run.outcome.status == "stopped" and asked is not None else None,
+        stopped_on_rank=asked.rank if run.outcome.status == "stopped" and asked is not None else None,
         progress=run.progress.copy(),
         metrics=dict(run.metrics),
         best_checkpoint=run.best_checkpoint,
         last_checkpoint=run.last_checkpoint,
         recording=run.recording,
         history=run.control.history,
-        seconds=perf_counter() - run.began,
+        seconds=perf_counter() - run.outcome.began,
         exit_status=_exit_status(run),
         resume=_resume(run) if run.settings.train else None,
         notes=tuple(run.notes),

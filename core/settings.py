@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from inspect import isgeneratorfunction
 from numbers import Integral
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
 from ..events.catalogue import Phase
 from ..events.checks import known_names
 from ..plugins import Plugins
-from .data.loaders import LoaderParams, evaluation_loader, of_one_process, training_loaders
-from .optimizers import Optimizers, made_optimizers, made_schedulers
+from .data.batch import batch_size, check_loader
+from .engines.modules import modules_of
+from .stepping.optimizers import SINGLE, Optimizers, made_optimizer
 from .task import check_parts, check_task
+
+if TYPE_CHECKING:
+    from .data.loaders import LoaderParams
 
 Loader = Iterable[Any]
 Loaders = Loader | Mapping[str, Loader]
@@ -58,6 +63,17 @@ class Settings:
     steps: int | None = None
     hyper_parameters: Mapping[str, Any] = field(default_factory=dict)
 
+    @cached_property
+    def modules(self) -> dict[str, torch.nn.Module]:
+        """The modules of the task, by name."""
+        return modules_of(self.task)
+
+    @cached_property
+    def size_of(self) -> Callable[[Any], int]:
+        """Return the samples in a batch: the task's own `batch_size(batch)`, if it has one."""
+        own: Callable[[Any], int] = getattr(self.task, "batch_size", batch_size)
+        return own
+
 
 def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Settings:
     """Return the settings of a training on so many processes.
@@ -69,9 +85,7 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
     for unknown in options.keys() - FitOptions.__annotations__.keys():
         raise TypeError(f"fit has no argument {unknown!r}.{known_names(unknown, FitOptions.__annotations__)}")
     check_task(task, "training_step")
-    params = options.get("loader_params")
-    loaders = training_loaders(train, params, world_size)
-    params = of_one_process(params, world_size)
+    loaders, params = _training_loaders(train, options.get("loader_params"), world_size)
     for unit in ("epochs", "steps"):
         limit = options.get(unit)
         if limit is not None and (not isinstance(limit, Integral) or isinstance(limit, bool) or limit < 1):
@@ -83,7 +97,7 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
             f"{type(task).__name__}.training_step yields losses: give the optimizer of each by the name that it is "
             f'yielded with, optimizer={{"generator": ..., "discriminator": ...}}.'
         )
-    optimizers = made_optimizers(options.get("optimizer"), task)
+    optimizers = _optimizers(options.get("optimizer"), task)
     validation = options.get("validation")
     evaluations = {} if validation is None else evaluation(task, validation, "validation", "run", params).evaluations
     hyper_parameters = options.get("hyper_parameters") or {}
@@ -97,7 +111,7 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
         as_ranks=(params or {}).get("as_ranks"),
         evaluations=evaluations,
         optimizers=optimizers,
-        schedulers=made_schedulers(options.get("scheduler"), optimizers, several=several),
+        schedulers=_schedulers(options.get("scheduler"), optimizers, several=several),
         several=several,
         epochs=options.get("epochs"),
         steps=options.get("steps"),
@@ -105,8 +119,38 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
     )
 
 
+def _optimizers(given: Any, task: Any) -> dict[str, torch.optim.Optimizer]:
+    if not isinstance(given, Mapping):
+        return {SINGLE: made_optimizer(given, task)}
+    from .stepping.named import made_optimizers
+
+    return made_optimizers(given, task)
+
+
+def _schedulers(given: Any, optimizers: Mapping[str, torch.optim.Optimizer], *, several: bool) -> dict[str, Any]:
+    if given is None:
+        return {}
+    from .stepping.schedulers import made_schedulers
+
+    return made_schedulers(given, optimizers, several=several)
+
+
+def _training_loaders(
+    train: Any, params: LoaderParams | None, world_size: int
+) -> tuple[Sequence[Loader], LoaderParams | None]:
+    """Return the loader of each phase, and the parameters as one process goes by them."""
+    if params is None and type(train) in (list, tuple):  # of batches
+        check_loader(train, "train")
+        return [train], None
+    from .data.loaders import of_one_process, training_loaders
+
+    return training_loaders(train, params, world_size), of_one_process(params, world_size)
+
+
 def evaluation(task: Any, loaders: Loaders, phase: Phase, name: str, params: LoaderParams | None = None) -> Settings:
     """Return the settings of a validation or test; a single set has the empty name."""
+    from .data.loaders import evaluation_loader
+
     check_task(task, f"{phase}_step")
     named = dict(loaders) if isinstance(loaders, Mapping) else {"": loaders}
     for dataset, loader in named.items():

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from ..events import Run
-from .batches import batch_size
-from .checkpoint.state.expanded_tensors import loadable
+from .data.batch import batch_size
 
-EXTRA_STATE = "_extra_state"  # in torch, what the name ends with of what a module's `set_extra_state` takes
 Metric = Callable[[Any, Any], Tensor | float]
 Losses = Iterator[tuple[str, Tensor]]
 Evaluation = Tensor | Mapping[str, Tensor | float] | None
@@ -77,7 +73,7 @@ class Supervised(Task):
             raise _no_pair(batch)
         inputs, targets = batch
         outputs = self.model(inputs)
-        if run.bus.links:
+        if run.bus.receiver_count:
             run.outputs = outputs
         if self.metrics and run.tracks:
             weight = batch_size(batch)
@@ -104,13 +100,6 @@ def _no_pair(batch: dict[Any, Any]) -> TypeError:
     )
 
 
-def modules_of(task: Any) -> dict[str, nn.Module]:
-    """Return the modules of a task by attribute name; the task itself where it is one."""
-    if isinstance(task, nn.Module):
-        return {"task": task}
-    return {name: value for name, value in vars(task).items() if isinstance(value, nn.Module)}
-
-
 def check_task(task: Any, *steps: str) -> None:
     """Raise TypeError unless a task has the steps that a run will call."""
     for step in steps:
@@ -130,89 +119,3 @@ def check_parts(task: Any) -> None:
                 f"{type(task).__name__}.{name} holds modules or parameters out of sight: nothing would train them. Put "
                 f"them into a module, as in nn.ModuleList(...) or nn.ParameterList([...])."
             )
-
-
-def check_fits(modules: Mapping[str, nn.Module], saved: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Raise ValueError unless saved weights are of these modules; nothing is loaded then.
-
-    What a module loads in a way of its own is not looked at: it may take other names, or change its shapes.
-    """
-    if saved.keys() != modules.keys():
-        raise ValueError(
-            f"The checkpoint holds the modules {sorted(saved)}, the task has {sorted(modules)}: use the task that "
-            f"wrote it."
-        )
-    for name, module in modules.items():
-        own = _own_ways(module)
-        now, then = (
-            {part: value for part, value in state.items() if not part.startswith(own)}
-            for state in (module.state_dict(), saved[name])
-        )
-        if now.keys() != then.keys():
-            names = ", ".join(sorted(now.keys() ^ then.keys())[:5])
-            raise ValueError(f"The checkpoint's {name!r} is another network than the task's: they differ in {names}.")
-        for part, value in now.items():
-            is_weight = isinstance(value, Tensor) and not is_lazy(value) and not part.endswith(EXTRA_STATE)
-            if is_weight and value.shape != then[part].shape:
-                raise ValueError(
-                    f"The checkpoint's {name}.{part} has the shape {list(then[part].shape)}, the task's "
-                    f"{list(value.shape)}: use the task that wrote it."
-                )
-
-
-def load_module(name: str, module: nn.Module, weights: Mapping[str, Any]) -> None:
-    """Load saved weights into a module.
-
-    Raises:
-        ValueError: the module does not take them, which `check_fits` cannot foresee where it loads in its own way.
-    """
-    try:
-        module.load_state_dict(loadable(module, weights))
-    except RuntimeError as error:
-        raise ValueError(
-            f"The task's {name!r} does not take the checkpoint's: use the task that wrote it. {error}"
-        ) from error
-
-
-def _own_ways(module: nn.Module) -> tuple[str, ...]:
-    """Return what the names of those parts of a module's state begin with that are loaded in a way of its own."""
-    if type(module).load_state_dict is not nn.Module.load_state_dict:
-        return ("",)
-    parts = module.named_modules(remove_duplicate=False)
-    return tuple(f"{name}." if name else "" for name, part in parts if _loads_in_its_own_way(part))
-
-
-def _loads_in_its_own_way(module: nn.Module) -> bool:
-    """Return whether anything but torch's own code takes part in loading a module's own state."""
-    before: Iterable[Any] = module._load_state_dict_pre_hooks.values()
-    after = module._load_state_dict_post_hooks.values()
-    loading = [type(module)._load_from_state_dict, *(each.hook for each in before), *after]
-    return any(not (getattr(each, "__module__", None) or "").startswith("torch.") for each in loading)
-
-
-def check_loss(loss: Any) -> None:
-    """Raise unless a loss is a scalar tensor."""
-    if isinstance(loss, Generator):
-        raise TypeError(
-            "training_step yields several losses: give their optimizers by the names that it yields them with, as in "
-            'optimizer={"generator": ..., "discriminator": ...}.'
-        )
-    if not isinstance(loss, Tensor):
-        raise TypeError(f"The loss must be a scalar tensor, got {type(loss).__name__}: return the tensor, not .item().")
-    if loss.ndim:
-        raise ValueError(
-            f"The loss must be a scalar tensor, got shape {list(loss.shape)}: average it, as in loss.mean()."
-        )
-
-
-@contextmanager
-def eval_mode(modules: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Switch modules to eval mode, and every submodule back to the mode that it had."""
-    modes = [(module, module.training) for root in modules.values() for module in root.modules()]
-    for root in modules.values():
-        root.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from typing import Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ..events import Bus
 from ..events.catalogue import Phase
 from ..plugins import Plugins
-from ..plugins.plan import plan
 from . import loop, settings
-from .data.loaders import LoaderParams, check_params, of_one_process
-from .data.module import DataModule, complete, evaluated, opened
+from .data.module import DataModule
 from .engines.choice import EngineOptions, made_engine
 from .engines.contract import LoopEngine
+from .host import current_host
 from .result import RunResult
 from .run import TrainRun
-from .system.host import current_host
+
+if TYPE_CHECKING:
+    from .data.loaders import LoaderParams
 
 
 class Trainer:
@@ -122,13 +123,15 @@ class Trainer:
         with ExitStack() as life:
             life.enter_context(engine.process())
             if isinstance(train, DataModule):
+                from .data.module_life import complete, opened
+
                 module = opened(train, life, engine)
                 train = module.train()
                 complete(module, options)
             checked = settings.training(task, train, options, engine.world_size)
             settings.check_needs(checked, self.plugins)
             run = TrainRun(checked, self.bus, self.plugins, engine)
-            run.after.push(life.pop_all())
+            run.hooks.closing.push(life.pop_all())
         return run
 
     def validate(
@@ -157,9 +160,14 @@ class Trainer:
 
     def plan(self) -> str:
         """Return what hears each event, in the order in which it runs."""
+        from ..plugins.plan import plan
+
         return plan(self.bus)
 
     def _evaluate(self, task: Any, data: Any, phase: Phase, params: LoaderParams | None, name: str) -> RunResult:
+        from .data.loaders import check_params, of_one_process
+        from .data.module_life import evaluated
+
         with ExitStack() as life:
             life.enter_context(self.engine.process())
             loaders = evaluated(data, phase, life, self.engine)
@@ -168,7 +176,7 @@ class Trainer:
             params = of_one_process(params, self.engine.world_size)
             checked = settings.evaluation(task, loaders, phase, name, params)
             run = TrainRun(checked, self.bus, self.plugins, self.engine, phase)
-            run.after.push(life.pop_all())
+            run.hooks.closing.push(life.pop_all())
         with run:
             loop.evaluate(run, phase)
         return _checked_out(run)
@@ -178,6 +186,6 @@ def _checked_out(run: TrainRun, *, exits: bool = True) -> RunResult:
     """Return the result; raise SystemExit where a plugin asked for an exit status, or the error that one left."""
     if exits and run.exit_status is not None:
         raise SystemExit(run.exit_status)
-    if run.parting is not None and run.result.status != "interrupted":
-        raise run.parting
+    if run.outcome.exit_error is not None and run.result.status != "interrupted":
+        raise run.outcome.exit_error
     return run.result

@@ -70,7 +70,7 @@ class OrderedSignal(Signal, Generic[E]):
         self.seats: dict[Any, Seat] = {}
         self._bus = bus
         self._owners: dict[int, str] = {}
-        self._orders: list[Place] = []  # of the chain's links
+        self._orders: list[Place] = []  # of the chain's receivers
         self._linked: dict[Any, Place] = {}
         self._arrivals = count()
         self._lock = RLock()  # weak receivers may die in any thread
@@ -158,15 +158,15 @@ class OrderedSignal(Signal, Generic[E]):
         with self._lock:
             seats = [(key, self.seats[key]) for key in self._sorted() if not self.seats[key].paused]
             chain = tuple(self._link(key, seat) for key, seat in seats)
-            self._bus.links += len(chain) - len(self.chain)
+            self._bus.receiver_count += len(chain) - len(self.chain)
             self._owners = {id(link): seat.owner for link, (_, seat) in zip(chain, seats, strict=True)}
             self._orders = [seat.order for _, seat in seats]
             self._linked = {key: seat.order for key, seat in seats}
             self.chain = chain
 
     def _relink(self, *keys: Any) -> None:
-        """Bring the links of some receivers up to date; the rest of the chain stays as it is."""
-        links = len(self.chain)
+        """Bring the place of some receivers in the chain up to date; the rest of the chain stays as it is."""
+        receiver_count = len(self.chain)
         for key in keys:
             if (order := self._linked.pop(key, None)) is not None:
                 place = bisect_left(self._orders, order)
@@ -181,7 +181,7 @@ class OrderedSignal(Signal, Generic[E]):
                 self._linked[key] = seat.order
                 self._owners[id(link)] = seat.owner
                 self.chain = (*self.chain[:place], link, *self.chain[place:])
-        self._bus.links += len(self.chain) - links
+        self._bus.receiver_count += len(self.chain) - receiver_count
 
     def _sorted(self) -> list[Any]:
         seats = self.seats.copy().items()  # weak receivers may die in any thread
@@ -248,7 +248,7 @@ class Bus:
     def __init__(self) -> None:
         self._signals: dict[type[Event], OrderedSignal[Any]] = {}
         self._wrappers: list[Wrapper] = []
-        self.links = 0  # how many receivers listen to anything: without any, much can be spared
+        self.receiver_count = 0  # how many receivers listen to anything: without any, much can be spared
         self.deferred: list[tuple[str, Callable[[], None]]] = []
         self.forgiver: Callable[[str, Run, Event, BaseException], bool] | None = None
         self.blamed: tuple[BaseException, str, str] | None = None
@@ -340,6 +340,16 @@ _EMITTERS = frozenset({OrderedSignal.emit.__code__, OrderedSignal.emit_each.__co
 def current_owner(frame: FrameType | None = None) -> str | None:
     """Return whose handler is running, None outside of any."""
     return current_handler(frame or sys._getframe(1))[0]
+
+
+def is_within(*names: str) -> bool:
+    """Return whether a handler of an event of one of these names runs; found on the stack: only a question costs."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code in _EMITTERS and frame.f_locals["event"].name in names:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def current_handler(frame: FrameType | None = None) -> tuple[str | None, str]:

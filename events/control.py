@@ -8,12 +8,19 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Literal
 
-from .bus import current_handler
+from .bus import current_handler, is_within
 from .progress import Progress
 
 Verb = Literal["stop", "veto_stop", "end_epoch", "skip_batch", "skip_step", "hold_step", "scale_loss", "log", "validation", "save", "next_phase", "cut_validation", "roll_back"]  # fmt: skip  # noqa: E501
 _COUNTED = ("hold_step", "scale_loss", "veto_stop")  # asked for again and again: counted, not listed
-EVALUATION = "a running validation or test"
+# The verbs that have an effect from handlers of one event only.
+_ONLY_IN: Mapping[Verb, tuple[str, str]] = {
+    "skip_batch": ("BatchStart", "batch_start"),
+    "hold_step": ("BatchStart", "batch_start"),
+    "scale_loss": ("BatchStart", "batch_start"),
+    "skip_step": ("GradientsReady", "gradients_ready"),
+    "veto_stop": ("ShouldStop", "should_stop"),
+}
 
 
 @dataclass(slots=True)
@@ -73,8 +80,8 @@ class Control:
     """The one mutable object that all plugins share. Fresh for every run; see `run.control`.
 
     Two dirty bits spare the loop the questions: `touched` (something about this batch) and `pending` (something for the
-    next boundary). All resets are in `close_batch`, `close_epoch`, `decide`, `take`, `close_validation` and
-    `turn_back`.
+    next boundary). All resets are in `close_batch`, `close_epoch`, `decide`, `pop_request`, `close_validation` and
+    `discard_epoch`.
 
     Attributes:
         history: every request.
@@ -83,13 +90,33 @@ class Control:
         drops_step: whether the gradients in hand are dropped.
         loss_scale: the factor on its loss.
         stop_request: the first request to stop, None without.
+        is_evaluating: whether a validation or test runs, which can be cut short.
         cut_request: the request that cuts the running validation or test short, None without.
     """
 
     __slots__ = (
-        "_back_request", "_due", "_end_request", "_later", "_postponed", "_progress", "_vetoed", "cut_request",
-        "drops_step", "history", "holds_step", "leaving", "loss_scale", "pending", "skips_batch", "stage",
-        "stop_request", "stopped", "touched",
+        "_back_request",
+        "_due",
+        "_end_request",
+        "_later",
+        "_postponed",
+        "_progress",
+        "_vetoed",
+        "agreed",
+        "cut_request",
+        "drops_step",
+        "history",
+        "holds_step",
+        "is_evaluating",
+        "leaving",
+        "loss_scale",
+        "pending",
+        "skips_batch",
+        "stop_request",
+        "stopped",
+        "touched",
+        "votes_on_batches",
+        "votes_on_steps",
     )  # fmt: skip
 
     def __init__(self, progress: Progress) -> None:
@@ -99,7 +126,8 @@ class Control:
         self._end_request: Request | None = None
         self._back_request: Request | None = None
         self.pending = self.leaving = self.stopped = self._vetoed = False
-        self.stage = ""
+        self.agreed: BaseException | None = None
+        self.votes_on_batches = self.votes_on_steps = self.is_evaluating = False
         self._progress = progress
         self._due: dict[Verb, Request] = {}
         self._later: dict[Verb, Request] = {}  # due at the boundary after the one in which a resumed run stands
@@ -145,7 +173,7 @@ class Control:
 
     def skip_batch(self, reason: str, *, by: str | None = None) -> None:
         """From `BatchStart`: leave this micro-batch out."""
-        self._record("skip_batch", reason, by, "BatchStart")
+        self._record("skip_batch", reason, by)
         self.skips_batch = self.touched = True
 
     def hold_step(self, reason: str, *, by: str | None = None) -> None:
@@ -153,23 +181,23 @@ class Control:
 
         The last batch of an epoch is stepped all the same: windows never cross an epoch.
         """
-        self._record("hold_step", reason, by, "BatchStart")
+        self._record("hold_step", reason, by)
         self.holds_step = self.touched = True
 
     def scale_loss(self, factor: float, reason: str, *, by: str | None = None) -> None:
         """From `BatchStart`: multiply this micro-batch's loss for the backward pass; several factors multiply up."""
-        self._record("scale_loss", reason, by, "BatchStart")
+        self._record("scale_loss", reason, by)
         self.loss_scale *= factor
         self.touched = True
 
     def skip_step(self, reason: str, *, by: str | None = None) -> None:
         """From `GradientsReady`: drop the gradients in hand instead of stepping with them."""
-        self._record("skip_step", reason, by, "GradientsReady")
+        self._record("skip_step", reason, by)
         self.drops_step = self.touched = True
 
     def veto_stop(self, reason: str, *, by: str | None = None) -> None:
         """From `ShouldStop`: put a stop off to the next boundary, where it stands again."""
-        self._record("veto_stop", reason, by, "ShouldStop")
+        self._record("veto_stop", reason, by)
         self._vetoed = True
 
     def cut_validation(self, reason: str, *, by: str | None = None) -> None:
@@ -179,7 +207,9 @@ class Control:
         a run that resumes from here does so first of all. A test, or a validation that is no part of a training, ends
         its run as stopped.
         """
-        self.cut_request = self._record("cut_validation", reason, by, EVALUATION)
+        if not self.is_evaluating:
+            raise _too_late("cut_validation", "a running validation or test")
+        self.cut_request = self._record("cut_validation", reason, by)
 
     # Reading.
 
@@ -194,7 +224,7 @@ class Control:
         return self._end_request is not None
 
     @property
-    def turns_back(self) -> bool:
+    def is_rolling_back(self) -> bool:
         """Whether the run is to go back to a saved state."""
         return self._back_request is not None
 
@@ -220,26 +250,41 @@ class Control:
 
     # The loop's side.
 
-    def take(self, verb: Verb) -> bool:
+    def stop_once(self, cut: Request) -> None:
+        """Stop because an evaluation was cut short, unless a stop is asked for, and decide at once."""
+        if not self.should_stop:
+            self.stop(cut.reason, by=cut.by)
+        self.decide()
+
+    def leave_out_batch(self, reason: str) -> None:
+        """Leave the batch in hand out, as a loop of one's own does that was left at it."""
+        self._add("skip_batch", reason, "the caller")
+        self.skips_batch = self.touched = True
+
+    def pop_request(self, verb: Verb) -> bool:
         """Return whether a boundary request stands, and count it as served; nothing is, before the run turns back."""
-        return self._due.pop(verb, None) is not None and not self.turns_back
+        return self._due.pop(verb, None) is not None and not self.is_rolling_back
 
     def close_validation(self) -> Request | None:
         """Return the request that cut a validation short; put that one off, and the save due behind it.
 
         The save is served now as well. A whole validation makes up for what was put off.
         """
-        cut, self.cut_request = self.cut_request, None
+        cut, self.cut_request, self.is_evaluating = self.cut_request, None, False
         if cut is None:
             self._postponed.clear()
         else:
             self._postponed |= {"validation", *(self._due.keys() & {"save"})}
         return cut
 
-    def decide(self) -> None:
-        """Settle, at the end of a boundary, whether the loop leaves; a veto lasts for this boundary."""
-        self.stopped = self.should_stop and not self._vetoed and not self.turns_back
-        self.leaving = self.stopped or self.should_end_epoch or self.turns_back
+    def decide(self, *, served: bool = False) -> None:
+        """Settle, at the end of a boundary, whether the loop leaves; a veto lasts for this boundary.
+
+        Args:
+            served: whether the boundary served requests, which may have brought up others.
+        """
+        self.stopped = self.should_stop and not self._vetoed and not self.is_rolling_back
+        self.leaving = self.stopped or self.should_end_epoch or self.is_rolling_back
         self.pending = bool(self._due) or self.should_stop or self.leaving
         self._vetoed = False
 
@@ -261,7 +306,7 @@ class Control:
         self._back_request = self._record("roll_back", reason, None)
         self.pending = True
 
-    def turn_back(self) -> None:
+    def discard_epoch(self) -> None:
         """Forget what was asked for on the way that is given up, all but a stop."""
         self.close_batch()
         self.close_epoch()
@@ -289,6 +334,49 @@ class Control:
         self.stop_request, self._vetoed = due.pop("stop", None), vetoed
         self._end_request, self._back_request = due.pop("end_epoch", None), due.pop("roll_back", None)
         self._due, self.pending = due, bool(agreed)
+
+    # Where several ranks agree, a subclass does; a single process has nothing to do.
+
+    is_shared = False
+
+    @property
+    def has_boundary(self) -> bool:
+        """Whether a boundary has something to do where none of its own is due."""
+        return self.pending
+
+    def is_due(self, *, window: int, judged: bool) -> bool:
+        """Return whether a boundary follows the batch that is done.
+
+        Args:
+            window: the micro-batches since the last step.
+            judged: whether somebody listens to `ShouldStop`.
+        """
+        return (self.pending or judged) and (not window or self.is_rolling_back)
+
+    def open(self) -> None:
+        """Begin."""
+
+    def settle(self) -> None:
+        """Agree on the requests that stand."""
+
+    def settle_batch(self) -> None:
+        """Agree on what becomes of a batch."""
+
+    def settle_step(self) -> None:
+        """Agree on whether gradients are dropped."""
+
+    def settle_validation(self) -> None:
+        """Agree on whether an evaluation was cut short."""
+
+    def settle_exit(self) -> None:
+        """Agree on an exit status."""
+
+    def note_optimizer(self, name: str) -> None:
+        """Note which of several optimizers is next."""
+
+    def is_cut(self) -> bool:
+        """Return whether the running evaluation is to be left."""
+        return self.cut_request is not None
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is due. No stop: who asked for it has a state too, and decides by it again."""
@@ -319,11 +407,19 @@ class Control:
         place = self._progress
         return Request(verb, "the checkpoint", "it was due there", place.epoch, place.batch, place.steps)
 
-    def _record(self, verb: Verb, reason: str, by: str | None, stage: str = "") -> Request:
-        if stage and self.stage != stage:
-            raise RuntimeError(f"control.{verb} is for handlers of {stage}: elsewhere it comes too late. Ask there.")
+    def _record(self, verb: Verb, reason: str, by: str | None) -> Request:
+        owner, event = current_handler()
+        event_class, only = _ONLY_IN.get(verb, ("", event))
+        if event != only and not is_within(only):
+            raise _too_late(verb, event_class)
+        return self._add(verb, reason, by or owner or "the caller", event)
+
+    def _add(self, verb: Verb, reason: str, asker: str, event: str = "") -> Request:
         if not isinstance(reason, str):
             raise TypeError(f"control.{verb} takes its reason as a string, got {reason!r}.")
-        owner, event = current_handler()
-        asker, place = by or owner or "the caller", self._progress
+        place = self._progress
         return self.history.add(Request(verb, asker, reason, place.epoch, place.batch, place.steps, event=event))
+
+
+def _too_late(verb: Verb, place: str) -> RuntimeError:
+    return RuntimeError(f"control.{verb} is for handlers of {place}: elsewhere it comes too late. Ask there.")

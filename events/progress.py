@@ -56,6 +56,11 @@ class Progress:
         """Micro-batches consumed in all."""
         return self.earlier_batches + self.batch
 
+    def end_epoch(self) -> None:
+        """Count an epoch that has ended."""
+        self.earlier_batches += self.batch
+        self.epoch, self.batch = self.epoch + 1, 0
+
     def copy(self) -> Self:
         """Return a snapshot whose clock goes on."""
         return replace(self)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .catalogue import Event, Phase
     from .control import Control
     from .engine import Engine
+    from .guarantee import Guarantee
     from .progress import Progress
 
 
@@ -26,8 +27,19 @@ class Data(Protocol):
     seed: int | None
     phase: int
 
+    @property
+    def batch_size(self) -> int | None:
+        """Samples in a batch of one process; 1 where batches are dealt out to the ranks, None where nobody knows."""
+
     def guarantee(self) -> tuple[str, tuple[str, ...]]:
         """Return what a resume of this run is worth, and the reasons why it is not exact."""
+
+    @property
+    def layouts(self) -> list[dict[str, Any]]:
+        """How the epochs of each phase lie in the batches of all processes, as plain types."""
+
+    def doubt(self, guarantee: Guarantee, reason: str) -> None:
+        """Lower what a resume of this run is worth, and say why."""
 
     def reads_as(self, ranks: int) -> bool:
         """Return whether batches come as so many ranks would read them; of loaders that are read as they are, yes."""
@@ -75,6 +87,7 @@ class Run(Protocol):
         optimizer_name: its name; empty while no training goes on.
         engine: the hardware.
         bus: the signals, to connect to.
+        plugins: the trainer's `heliograph.Plugins`: to look one up, to enable or disable it.
         max_epochs: the run's length in epochs, None where it has no such limit.
         max_steps: the run's length in optimizer steps, None where it has no such limit.
         evaluation_batches: batches of the running validation or test, all sets together; None where nobody knows.
@@ -93,6 +106,16 @@ class Run(Protocol):
         plugin_seconds: seconds in each plugin's handlers; written by who measures them.
         in_boundary: whether the state that was loaded was saved at the end of a boundary, of which only `ShouldStop` is
             left to be emitted.
+        training_id: of which training this run is a part; a resumed one has that of its checkpoint. Written by who
+            resumes.
+        resumed_from: the file of the checkpoint that this run was resumed from, if any.
+        resumed_at: where it was resumed, None where it was not.
+        batch_note: in what the global batch differs from the checkpoint's, None where it does not.
+        epoch_begun: whether `EpochStart` was emitted for the epoch that `progress` names.
+        in_hand: whether a batch is in hand: from before its `BatchStart` until its `BatchEnd`.
+        notes: the lines that the result shows, so far.
+        has_left_group: whether this rank has left the others, for an error that not all of them share: no collective is
+            possible any more.
         is_replay: whether this is no training, but the replay of a recording: `heliograph.replay`.
     """
 
@@ -126,6 +149,15 @@ class Run(Protocol):
     checkpoint_source: CheckpointSource | None
     plugin_seconds: dict[str, float]
     in_boundary: bool
+    training_id: str
+    resumed_from: Path | None
+    resumed_at: Progress | None
+    batch_note: str | None
+    epoch_begun: bool
+    in_hand: bool
+    notes: list[str]
+    has_left_group: bool
+    plugins: Any
     is_replay: bool
 
     @property
@@ -157,6 +189,10 @@ class Run(Protocol):
         """The last training loss of each optimizer by its name, None where there is none yet in this epoch."""
 
     @property
+    def batch_losses(self) -> Sequence[Any]:
+        """The losses of the last batch that had some, in the order in which they were taken."""
+
+    @property
     def windows(self) -> Mapping[str, int]:
         """How many micro-batches have left their gradients since the last step of each optimizer, by its name."""
 
@@ -173,16 +209,31 @@ class Run(Protocol):
         """The names of the validation sets; one empty name for a single set, none without."""
 
     @property
+    def validation_loaders(self) -> Mapping[str, Any]:
+        """The validation loaders, by the names of their sets."""
+
+    @property
+    def is_resuming(self) -> bool:
+        """Whether a state waits to be applied: some plugin has called `resume` or `roll_back`."""
+
+    @property
+    def ranks_meet(self) -> bool:
+        """Whether the ranks vote when this batch is done: the same on all of them; never in a single process."""
+
+    @property
     def tracks(self) -> bool:
         """Whether somebody will read what is tracked now; if not, a task may spare itself the work."""
 
     def track(self, name: str, value: Any, weight: float = 1.0) -> None:
         """Add a value to the running mean of `<phase>/<name>`; a tensor stays on its device until it is logged."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return one consistent cut of everything that a resumed run needs, as plain types and tensors.
 
         On several ranks a collective: every rank must call it. The main rank gets the whole, the others their own.
+
+        Args:
+            shards: what describes the shards that are saved beside it: it holds no weights then.
         """
 
     def resume(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
@@ -227,6 +278,12 @@ class Run(Protocol):
         It is called before the run goes back to a saved state, too. To give the same action again does nothing.
         """
 
+    def when_leaving(self, action: Callable[[], None]) -> None:
+        """Call `action` before this rank leaves its group for an error: to wait for what uses the group in a thread.
+
+        To give the same action again does nothing.
+        """
+
     def settle(self) -> None:
         """Wait until what plugins do beside the loop is done and told: a save in flight, and its `CheckpointSaved`.
 
@@ -237,8 +294,21 @@ class Run(Protocol):
     def replace_error(self, error: BaseException) -> None:
         """From `RunFailed` only: let this error leave instead, raised from the original."""
 
+    def reason(self, error: BaseException | None) -> str:
+        """Return why the run ends, in words; known once `RunClosed` is emitted.
+
+        Args:
+            error: what failed it, if anything did.
+        """
+
     def note(self, text: str) -> None:
         """Add a line that the result shows: what a plugin skipped, wrote or found."""
 
     def emit(self, event: Event) -> None:
         """Emit an event of one's own on this run's bus."""
+
+
+def place_of(run: Run) -> str:
+    """Return where a run is, in words."""
+    progress = run.progress
+    return f"in {run.phase}, epoch {progress.epoch}, batch {progress.batch}, step {progress.steps}"

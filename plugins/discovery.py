@@ -6,7 +6,6 @@ as `heliograph.engines`, are read alike.
 
 from __future__ import annotations
 
-import os
 import re
 import warnings
 from collections.abc import Callable
@@ -16,9 +15,9 @@ from typing import Any
 
 from ..events.checks import known_names
 from ..events.errors import describe_error
+from .entry import switched_off
 
 GROUP = "heliograph.plugins"
-KILL_SWITCH = "HELIOGRAPH_DISABLE_PLUGINS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +49,6 @@ class Discovered:
     @property
     def _called(self) -> str:
         return f"{_kind(self.entry_point.group).capitalize()} {self.name!r} of package {self.package}"
-
-
-def switched_off(name: str, package: str | None = None) -> bool:
-    """Return whether the kill-switch names a plugin; `all` or `1` names every plugin of another package."""
-    words = {word.strip() for word in os.environ.get(KILL_SWITCH, "").split(",")}
-    return name in words or (bool(words & {"all", "1"}) and package not in (None, "heliograph"))
 
 
 def discover(group: str = GROUP) -> list[Discovered]:

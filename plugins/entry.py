@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -121,3 +122,12 @@ def _handlers_of(plugin: object, name: str) -> Iterator[tuple[type[Event], Handl
             check_receiver(method, event)
             if event not in getattr(plugin, "ignores", ()):
                 yield event, Handler(name, method, mark)
+
+
+KILL_SWITCH = "HELIOGRAPH_DISABLE_PLUGINS"
+
+
+def switched_off(name: str, package: str | None = None) -> bool:
+    """Return whether the kill-switch names a plugin; `all` or `1` names every plugin of another package."""
+    words = {word.strip() for word in os.environ.get(KILL_SWITCH, "").split(",")}
+    return name in words or (bool(words & {"all", "1"}) and package not in (None, "heliograph"))

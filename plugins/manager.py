@@ -6,19 +6,21 @@ import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from ..events import Bus, Engine, Event, PluginChanged, PluginFailed, Progress, Run
 from ..events.bus import Place, Seat, current_owner
 from ..events.checks import known_names
 from ..events.errors import describe_error
-from .discovery import KILL_SWITCH, Discovered, discover, find, switched_off
-from .entry import Entry, PluginName, make_entry
+from .entry import KILL_SWITCH, Entry, PluginName, make_entry, switched_off
 from .order import Handler, Order
 from .plugin import Plugin
-from .states import Check, States
+
+if TYPE_CHECKING:
+    from .discovery import Discovered
+    from .states import Check, States
 
 T = TypeVar("T")
 Key = str | type | object
@@ -34,10 +36,15 @@ class Plugins:
         self._by_object: dict[int, Entry] = {}
         self._claims: dict[str, str] = {}  # exclusive words, and the names of those that claim them
         self._orders: dict[type[Event], Order] = {}
-        self._states = States(self._entries, self._forgive_state)
         self._run: Run | None = None  # the one that goes on
         self._engine: Engine | None = None
         bus.forgiver = self._forgive
+
+    @cached_property
+    def _states(self) -> States:
+        from .states import States
+
+        return States(self._entries, self._forgive_state)
 
     def register(self, plugin: T, *, name: str | None = None) -> T:
         """Subscribe the `@on` methods of an object. A failed registration leaves nothing behind.
@@ -90,6 +97,8 @@ class Plugins:
             LookupError: no installed plugin has this name.
             ImportError: it cannot be imported.
         """
+        from .discovery import find
+
         found = find(name)
         if found.switched_off:
             warnings.warn(f"Plugin {name!r} is switched off by {KILL_SWITCH}.", RuntimeWarning, stacklevel=2)
@@ -99,6 +108,8 @@ class Plugins:
     @staticmethod
     def available() -> list[Discovered]:
         """Return the installed plugins, from metadata only."""
+        from .discovery import discover
+
         return discover()
 
     def enable(self, *keys: Key) -> None:

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from heliograph.core.checkpoint.state.plain import check_plain
-from heliograph.core.filters import Every
 from heliograph.core.result import RunResult
 from heliograph.core.task import Supervised
 from heliograph.core.trainer import Trainer
 from heliograph.events import BatchEnd, CheckpointLoaded, EpochEnd, EpochStart, Lane, Run, TrainStart
 from heliograph.events.errors import describe_error
 from heliograph.plugins import Plugin, on
+from heliograph.plugins.filters import Every
 from torch import nn
 
 MakePlugin = Callable[[], Any]
@@ -125,7 +125,7 @@ def registers(make_plugin: MakePlugin, fit: Fit) -> None:
     name = trainer.plugins.names()[0]
     assert trainer.plugins[name] is plugin, f"{name!r} is not found under its name."
     assert trainer.plugins.unregister(name) is plugin, f"{name!r} cannot be unregistered."
-    assert not trainer.bus.links, f"{name!r} left handlers behind: {trainer.plan()}"
+    assert not trainer.bus.receiver_count, f"{name!r} left handlers behind: {trainer.plan()}"
     trainer.plugins.register(plugin)
 
 
@@ -223,7 +223,7 @@ def goes_back(make_plugin: MakePlugin, fit: Fit) -> None:
 
         @on(BatchEnd, lane=Lane.REPORT)
         def go_back(self, run: Run, event: BatchEnd) -> None:
-            if run.progress.epoch and not run.control.turns_back and not found:
+            if run.progress.epoch and not run.control.is_rolling_back and not found:
                 run.roll_back(cut)
 
         @on(CheckpointLoaded, lane=Lane.TRANSFORM, before=(name,))

@@ -327,7 +327,7 @@ class Listener(h.Plugin):
                 run.phase,
                 loss,
                 asked if not is_over else None,
-                (control.should_end_epoch, control.turns_back),
+                (control.should_end_epoch, control.is_rolling_back),
                 (control.skips_batch, control.drops_step) if not is_over else None,
                 {name: str(value) for name, value in run.metrics.items()},
             )
@@ -336,10 +336,12 @@ class Listener(h.Plugin):
 
 # Where the recorder is among the last to hear, and where events of a plugin's own may come amid a batch.
 UNTIMED = (h.RunClosed, h.BatchStart, h.GradientsReady, h.StepEnd)
-LISTENED = [kind for kind in h.CATALOGUE if kind not in (h.Replay, h.PluginChanged, h.PluginFailed, h.CheckpointPruned)]
-for _event in LISTENED:
+LISTENED: list[type[h.Event]] = [
+    kind for kind in h.CATALOGUE if kind not in (h.Replay, h.PluginChanged, h.PluginFailed, h.CheckpointPruned)
+]
+for _kind in LISTENED:
 
     def _listen(self: Listener, run: h.Run, event: h.Event) -> None:
         self.listen(run, event)
 
-    setattr(Listener, f"hear_{_event.name}", h.on(_event, lane=h.Lane.REPORT)(_listen))
+    setattr(Listener, f"hear_{_kind.name}", h.on(_kind, lane=h.Lane.REPORT)(_listen))

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import heliograph
 import pytest
-from heliograph.plugins.discovery import KILL_SWITCH
+from heliograph.plugins.entry import KILL_SWITCH
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 import torch
 from heliograph import DDPEngine, GradientAccumulation, Run, Supervised, Task, Trainer
-from heliograph.tests.core.engines.test_ddp import State, assert_equal, difference, made, micro_batches, trained
+from heliograph.tests.core.engines.parallel.test_ddp import (
+    State,
+    assert_equal,
+    difference,
+    made,
+    micro_batches,
+    trained,
+)
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy

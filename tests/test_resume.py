@@ -353,6 +353,9 @@ class Killed(BaseException):
     """As abrupt an end as there is within a process."""
 
 
+WATCHED: list[type[h.Event]] = [h.BatchStart, h.BatchEnd, h.Log, h.ValidationEnd, h.RunClosed]
+
+
 class Watch(h.Plugin):
     """Notes what is to be compared, by what it is and where: `("loss", epoch, batch)`."""
 
@@ -363,7 +366,7 @@ class Watch(h.Plugin):
         self.final: dict[str, Any] = {}
         self.hits: set[type[h.Event]] = set()
 
-    @h.on(*[h.BatchStart, h.BatchEnd, h.Log, h.ValidationEnd, h.RunClosed], lane=h.Lane.REPORT)
+    @h.on(*WATCHED, lane=h.Lane.REPORT)
     def hear(self, run: h.Run, event: h.Event) -> None:
         place = run.progress
         if isinstance(event, h.BatchStart):
@@ -453,7 +456,7 @@ def killer(kill: Kill | None) -> list[Killer]:
     def hear(self: Killer, run: h.Run, event: h.Event) -> None:
         self.count_down(run, event)
 
-    events = {kill.event, h.TrainEnd} | ({h.BatchEnd} if kill.event is h.RunFailed else set())
+    events: set[type[h.Event]] = {kill.event, h.TrainEnd} | ({h.BatchEnd} if kill.event is h.RunFailed else set())
     return [type("Killer", (Killer,), {"hear": h.on(*events, lane=kill.lane)(hear)})(kill)]
 
 

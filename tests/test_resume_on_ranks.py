@@ -112,7 +112,7 @@ class Meddle(alone.Meddle):
 class Watch(alone.Watch):
     """Takes the final state, for which all ranks are needed, of runs that did not fail."""
 
-    @h.on(*[h.BatchStart, h.BatchEnd, h.Log, h.ValidationEnd, h.RunClosed], lane=h.Lane.REPORT)
+    @h.on(*alone.WATCHED, lane=h.Lane.REPORT)
     def hear(self, run: h.Run, event: h.Event) -> None:
         if not isinstance(event, h.RunClosed) or event.status != "failed":
             super().hear(run, event)
@@ -132,7 +132,7 @@ def killer(kill: Kill) -> Killer:
     def hear(self: Killer, run: h.Run, event: h.Event) -> None:
         self.count_down(run, event)
 
-    events = {kill.event, h.TrainEnd} | ({h.BatchEnd} if kill.event is h.RunFailed else set())
+    events: set[type[h.Event]] = {kill.event, h.TrainEnd} | ({h.BatchEnd} if kill.event is h.RunFailed else set())
     made: Killer = type("Killer", (Killer,), {"hear": h.on(*events, lane=kill.lane)(hear)})(kill)
     return made
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from math import isnan
-from typing import TYPE_CHECKING, Literal, cast
+from typing import Literal
 
 from ...core.checkpoint import storage
 from ...core.checkpoint.state.parameter_groups import load_scheduler
@@ -14,9 +14,6 @@ from ...core.distributed.ranks.outcomes import on_main
 from ...core.metrics.monitor import Monitor
 from ...events import Run
 from .resume import shared
-
-if TYPE_CHECKING:
-    from ...core.context import RunContext
 
 Extent = Literal["weights", "everything"]
 
@@ -41,7 +38,7 @@ def load_best(run: Run, best: storage.Entry | None, monitor: Monitor, extent: Ex
     if best is None or best.judged_by is None:
         return f"nothing loaded back at the end: no checkpoint was saved where {monitor.name!r} was measured"
     saved = shared(run.engine, best.path, next(iter(read), None))
-    context = cast("RunContext", run)
+    context = run
     optimizers = context.optimizers if extent == "everything" else {}
     load_parts(context, saved, optimizers, best.path)
     for name, scheduler in context.schedulers.items() if extent == "everything" else ():

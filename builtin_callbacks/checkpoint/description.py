@@ -12,7 +12,7 @@ from typing import Any, get_args
 from torch import Tensor
 
 from ...core.checkpoint.migration.migrations import files_in, read_any
-from ...core.checkpoint.state.snapshot import training_of
+from ...core.checkpoint.state.schema import training_of
 from ...core.checkpoint.storage import reader
 from ...core.checkpoint.storage.manifest import Entry, manifest_path, shards_path
 from ...core.checkpoint.storage.names import PINNED, Label, pointer_path

@@ -11,7 +11,7 @@ from ...events import Run, SavePoint
 from ...events.checks import known_names
 
 if TYPE_CHECKING:
-    from ...core.context import RunContext
+    from ...core.engines.contract import LoopEngine
 
 Metadata = str | Callable[[Run], str]
 
@@ -29,9 +29,8 @@ def file_name(run: Run, name: str, metadata: Metadata | None) -> str:
         ValueError: the template asks for a metric that does not exist.
         TypeError: the function returned no string.
     """
-    with cast("RunContext", run).engine.refusing(
-        "the metadata of a checkpoint", SavePoint.name
-    ):  # only one rank is here
+    engine = cast("LoopEngine", run.engine)
+    with engine.refusing("the metadata of a checkpoint", SavePoint.name):  # only one rank is here
         text = _text(run, metadata)
     return checkpoint_name(name, run.progress.epoch, run.progress.steps, text)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal
 
 from ...core.checkpoint import storage
 from ...core.checkpoint.state.global_batch import CHANGES, BatchChange
@@ -37,9 +37,6 @@ from .resume import Found, find, shared
 from .retention import Retention
 from .run_names import ON_EXISTING, OnExisting, place
 from .writers import BackgroundWriter, LoopWriter, Writer
-
-if TYPE_CHECKING:
-    from ...core.context import RunContext
 
 
 class Checkpoint(Plugin):
@@ -175,17 +172,17 @@ class Checkpoint(Plugin):
             )
 
         def look() -> tuple[str, str, Path | None, list[str]]:
-            store, context = self._opened(run), cast("RunContext", run)
+            store = self._opened(run)
             with store.steady() if run.checkpoint_source is None else nullcontext():  # a source puts files there
                 found = self._found = find(store, self.resume, run.checkpoint_source)
-                training_id, name, notes = found.begun(run.name, context.training_id)
-                if found.path is not None or context.saved is None:  # else another plugin says what it resumes
+                training_id, name, notes = found.begun(run.name, run.training_id)
+                if found.path is not None or not run.is_resuming:  # else another plugin says what it resumes
                     notes += self._place(store, training_id, name)
             return training_id, self._name, found.path, notes
 
         self._found, self._replaces, self._name, self._is_open = Found(), [], "", True
         training_id, self._proof.name, path, notes = on_main(run.engine, look)
-        cast("RunContext", run).training_id = training_id
+        run.training_id = training_id
         self._kept.begin(())
         self._writer.begin(run)
         self._proof.begin(run, self.folder)
@@ -202,7 +199,7 @@ class Checkpoint(Plugin):
         """See what of this training is on disk, and tell it."""
 
         def look() -> tuple[Path | None, bool, str, list[str]]:
-            store, training_id = self._opened(run), cast("RunContext", run).training_id
+            store, training_id = self._opened(run), run.training_id
             is_placed = self._name and store.training_id == training_id
             notes = [] if is_placed else self._place(store, training_id, run.name)
             own = store.own()
@@ -233,12 +230,12 @@ class Checkpoint(Plugin):
         def prepare() -> str:
             store = self._opened(run)
             if not self._name:  # the plugin was switched off when the run began
-                for note in self._place(store, cast("RunContext", run).training_id, run.name):
+                for note in self._place(store, run.training_id, run.name):
                     run.note(note)
             return file_names.file_name(run, self._name, self.metadata)
 
         self._is_open = True
-        doubt_late_listeners(cast("RunContext", run), self.name)
+        doubt_late_listeners(run, self.name)
         name = on_main(run.engine, prepare)
         judged_by: storage.JudgedBy | None = None
         if self.monitor is not None and self._value_at == run.progress.batches:
@@ -321,7 +318,7 @@ class Checkpoint(Plugin):
                 run.note(line)
             self._store = store
             if self._name:
-                store.write_as(cast("RunContext", run).training_id, self._name)
+                store.write_as(run.training_id, self._name)
         return self._store
 
     def _place(self, store: storage.Store, training_id: str, wanted: str) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ...core.checkpoint import storage
 from ...core.checkpoint.migration import migrations
-from ...core.checkpoint.state.snapshot import training_of
+from ...core.checkpoint.state.schema import training_of
 from ...core.checkpoint.storage import State
 from ...core.checkpoint.storage.files import TRIES
 from ...core.checkpoint.storage.manifest import MissingManifestError

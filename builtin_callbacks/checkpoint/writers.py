@@ -7,14 +7,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from ...core.checkpoint.state.snapshot import capture
 from ...core.distributed.ranks.outcomes import Outcome, of_each, of_main, on_main, outcome_of
 from ...events import BatchEnd, Handle, Lane, Run
 from .background import BackgroundWorker
 from .buffers import Buffers, sizes_of
 
 if TYPE_CHECKING:
-    from ...core.context import RunContext
     from ...core.engines.contract import LoopEngine
 
 T = TypeVar("T")
@@ -67,7 +65,7 @@ class LoopWriter:
 
     def hold(self, run: Run, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the live state: nothing changes it while it is written."""
-        return capture(cast("RunContext", run), shards)
+        return run.state_dict(shards)
 
     def do(self, run: Run, work: Callable[[], T], then: Callable[[T], object], *, is_save: bool = True) -> None:
         """Do the work now."""
@@ -125,7 +123,7 @@ class BackgroundWriter:
         self._wait()
         self._saves += 1
         self._listen(run)
-        state = capture(cast("RunContext", run), shards)
+        state = run.state_dict(shards)
         return self._buffers.copy(state) if run.engine.is_main else state
 
     def do(self, run: Run, work: Callable[[], T], then: Callable[[T], object], *, is_save: bool = True) -> None:
@@ -157,7 +155,7 @@ class BackgroundWriter:
 
     def end(self, run: Run) -> None:
         """Wait until everything is written; note how long the loop was held up, and what is given up."""
-        if cast("RunContext", run).has_left and (lost := self._part()):
+        if run.has_left_group and (lost := self._part()):
             run.note(lost)
         self.drain()
         if self._held_up:
@@ -181,7 +179,7 @@ class BackgroundWriter:
 
     def _meet(self, run: Run) -> None:
         """Go on with the other ranks, if there are some."""
-        is_shared = run.engine.world_size > 1 and not cast("RunContext", run).has_left
+        is_shared = run.engine.world_size > 1 and not run.has_left_group
         self._engine = cast("LoopEngine", run.engine) if is_shared else None
 
     def _prepared(self, run: Run, work: Callable[[], T], *, of_each: bool) -> Callable[[], T]:
@@ -247,7 +245,7 @@ class BackgroundWriter:
 
     def _listen(self, run: Run) -> None:
         run.when_settling(self.drain)
-        cast("RunContext", run).when_leaving(self._let_go)
+        run.when_leaving(self._let_go)
         if self._handle is None:
             self._handle = run.bus.on(BatchEnd, self._look, lane=Lane.PERSIST)
 
@@ -258,13 +256,9 @@ class BackgroundWriter:
 
     def _look(self, run: Run, event: BatchEnd) -> None:
         """Take note of what was done meanwhile; stop listening when there is nothing to wait for."""
-        context = cast("RunContext", run)
         if self._engine is None or self._awaited is None:
             self._worker.poll()
-        elif (
-            context.agreement.is_due()
-            and not self._engine.vote([float(not (self._listens_only or self._worker.is_done))])[0]
-        ):
+        elif run.ranks_meet and not self._engine.vote([float(not (self._listens_only or self._worker.is_done))])[0]:
             self._tell(None) if self._listens_only else self._worker.poll()
         if self._waits_for_step and self.is_idle and not run.window and run.progress.steps > run.origin.steps:
             self._waits_for_step = False
@@ -281,7 +275,7 @@ class BackgroundWriter:
 
 
 def _watched(run: Run, work: Callable[[], T]) -> Callable[[], T]:
-    """Return work amid which the watch does not end the process, whatever becomes of the other ranks."""
+    """Return work during which the watch does not end the process, whatever becomes of the other ranks."""
     watch = cast("LoopEngine", run.engine).watch
     if watch is None:
         return work

@@ -35,7 +35,6 @@ from .storage.fetch_checkpoint import Resume, fetch
 from .storage.report_folder import Staged, are_among, facts_of, stage
 
 if TYPE_CHECKING:
-    from ...core.context import RunContext
     from ...core.engines.contract import LoopEngine
 
 logger = logging.getLogger("heliograph")
@@ -109,7 +108,7 @@ class RayReport(Plugin):
         if self._session is None or self._is_under_way:
             return
         self._is_under_way = True
-        self._session.resumed(run.name, run.origin, cast("RunContext", run).resumed_from)
+        self._session.resumed(run.name, run.origin, run.resumed_from)
         if run.engine.is_main and not self._is_kept:
             run.note("no plugin keeps checkpoints: where a worker is lost, the run begins afresh. Add a Checkpoint.")
 
@@ -151,7 +150,7 @@ class RayReport(Plugin):
         """Report a checkpoint, with the metrics that it was saved with."""
         if self._session is None:
             return
-        if run.engine.world_size > 1 and cast("RunContext", run).has_left:
+        if run.engine.world_size > 1 and run.has_left_group:
             run.note(f"{event.path} did not get into Ray's storage: the ranks had parted before it was told of")
             return
         staged, has_news = on_main(run.engine, partial(self._stage, run, event.path))
@@ -169,7 +168,7 @@ class RayReport(Plugin):
         session = self._session
         if session is None or run.optimizer is None:
             return
-        if event.status in ("completed", "stopped") and not cast("RunContext", run).has_left:
+        if event.status in ("completed", "stopped") and not run.has_left_group:
             if self._news is not None:
                 self._report(run)
             if event.status == "stopped":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from ...core.system.host import current_host
+from ...core.host import current_host
 from ...events import Progress
 
 LAUNCHER = "launcher"  # who gives the notices of `RayLauncher` itself

@@ -7,20 +7,16 @@ from collections.abc import Mapping
 from dataclasses import fields
 from datetime import UTC, datetime
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 from uuid import uuid4
 
 import torch
 
-from ...core.run_end import reason_of
 from ...events import Bus, Event, Run, RunClosed, RunFailed
 from ...events.catalogue import Phase
 from ...events.errors import describe_error
 from .format.plain import NAME, plain, plain_metrics, short
 from .format.records import Attempt
-
-if TYPE_CHECKING:
-    from ...core.run import TrainRun
 
 OWNERS = 500  # of one event, in the plan
 NOTES = 200
@@ -76,7 +72,7 @@ def metrics_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
 def failure_of(run: Run, event: RunFailed, *, losses: bool) -> dict[str, Any]:
     """Return a failure as an entry's data, with what had come about of the batch in hand."""
     place = {"phase": event.phase, "plugin": event.plugin, "event": event.event}
-    in_hand = cast("TrainRun", run).in_hand
+    in_hand = run.in_hand
     loss = _last_loss(run) if losses and in_hand else None
     batch = {"in_hand": in_hand, "is_last": run.is_last_batch, "window": run.window, "loss": loss}
     return {"error": type(event.error).__name__, "text": short(describe_error(event.error)), **place, **batch}
@@ -91,16 +87,15 @@ def _last_loss(run: Run) -> float | None:
 
 def ending_of(run: Run, event: RunClosed, error: BaseException | None) -> dict[str, Any]:
     """Return how a run ended as an entry's data."""
-    whole = cast("TrainRun", run)  # no plugin's business but this one's
     asked = run.control.stop_request if event.status == "stopped" else None
-    notes = [short(note) for note in whole.notes[:NOTES]]
+    notes = [short(note) for note in run.notes[:NOTES]]
     return {
         "status": event.status,
-        "reason": short(reason_of(whole, error)),
+        "reason": short(run.reason(error)),
         "by": None if asked is None else short(asked.by, NAME),
         "rank": None if asked is None else asked.rank,
         **metrics_of(run.metrics),
         "best": None if run.best_checkpoint is None else str(run.best_checkpoint),
         "last": None if run.last_checkpoint is None else str(run.last_checkpoint),
-        "notes": notes + [f"(+{len(whole.notes) - NOTES} notes)"] * (len(whole.notes) > NOTES),
+        "notes": notes + [f"(+{len(run.notes) - NOTES} notes)"] * (len(run.notes) > NOTES),
     }

@@ -37,7 +37,7 @@ from ...events import (
     ValidationEnd,
     ValidationStart,
 )
-from ...events.bus import Receiver, current_owner
+from ...events.bus import Receiver, current_owner, is_within
 from ...plugins import Plugin, on
 from . import attempt_facts
 from .format.tail import ROW
@@ -255,7 +255,7 @@ class Recorder(Plugin):
         session = self._session
         if session is None or session.progress is not run.progress:
             session = self._begin(run)
-        if session.writer is None and run.control.stage != "TrainStart":
+        if session.writer is None and not is_within(TrainStart.name):
             session.open(self._writer(run, session.path or self.path))
             self.path = run.recording = session.path
         return session

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from ...events import CATALOGUE, Event, Lane, Log, OrderedSignal, Run
 from ...events.bus import Receiver, Seat
 from ...plugins.entry import PluginName
-
-if TYPE_CHECKING:
-    from ...core.context import RunContext
 
 
 class Listening:
@@ -50,7 +47,7 @@ class Listening:
         heard_by = {seat.owner for seat in signal.seats.values() if not seat.paused}
         wanted = bool(heard_by - {self._owner})
         if event is Log and not wanted:  # a log that nobody hears, but somebody asks for
-            wanted = "log" in cast("RunContext", run).plugins.declared("asks")
+            wanted = "log" in run.plugins.declared("asks")
         if wanted != (self._owner in heard_by):
             for handler in handlers:
                 signal.pause(handler, paused=not wanted)

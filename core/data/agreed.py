@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from ...events import Engine
-from .source import Source
+from .sources.contract import Source
 
 
 class Facts(NamedTuple):

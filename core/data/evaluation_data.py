@@ -8,16 +8,16 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from ...events import Engine
-from ..batches import length_of
+from .batch import length_of
 from .draws.generators import digest
 from .order.choice import order_of
 from .order.dealt import EveryNth
 from .order.opaque import knows_ranks
 from .order.shares import Share
-from .reader import Reading
-from .source import Source, Sourced
-from .sources import IterableSource, MapSource, SequenceSource
-from .stateful import is_stateful
+from .sources.contract import Reading, Source, Sourced
+from .sources.dataloader import IterableSource, MapSource
+from .sources.sequence import SequenceSource
+from .sources.stateful import is_stateful
 
 
 class EvaluationData:

@@ -10,10 +10,10 @@ from typing import Any, Literal, TypedDict
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from ...events.checks import known_names
-from ..batches import check_loader
 from .adapters import adapter_of
+from .batch import check_loader
 from .order.samplers import RandomSampler, SequentialSampler
-from .workers import prepare_worker
+from .sources.workers import prepare_worker
 
 ONLY_TRAINING = ("shuffle", "sampler", "drop_last", "draws_per", "as_ranks")
 OURS = ("shuffle", "draws_per", "as_ranks", "columns")  # what torch's own loader does not take, or not so

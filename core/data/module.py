@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from ...events import Engine
-from ...events.errors import describe_error
-from ..errors import RankFailed
-from .loaders import LoaderParams
+if TYPE_CHECKING:
+    from .loaders import LoaderParams
 
 
 class DataModule:
@@ -45,63 +41,3 @@ class DataModule:
 
     def tear_down(self) -> None:
         """Close what `set_up` opened; also called after a `set_up` that failed."""
-
-
-def opened(module: DataModule, life: ExitStack, engine: Engine) -> DataModule:
-    """Prepare a module, on one process per machine, and set it up; leaving `life` tears it down. A collective."""
-    _prepare(module, engine)
-    life.enter_context(_torn_down(module))
-    module.set_up()
-    return module
-
-
-def _prepare(module: DataModule, engine: Engine) -> None:
-    """Prepare a module where that is this process's part, and wait until it is done everywhere.
-
-    Raises:
-        RankFailed: it failed on another rank; the exception itself leaves there.
-    """
-    failure: Exception | None = None
-    if engine.is_local_main and not module._prepared:  # ours: a subclass need not call a constructor
-        try:
-            module.prepare()
-        except Exception as error:  # noqa: BLE001  # raised when the others know
-            failure = error
-    told = None if failure is None else (type(failure).__qualname__, str(failure))
-    of_ranks: list[tuple[str, str] | None] = engine.gather_objects(told)
-    if failure is not None:
-        raise failure
-    for rank, other in enumerate(of_ranks):
-        if other is not None:
-            raise RankFailed(rank, *other, f"in {type(module).__name__}.prepare")
-    module._prepared = True
-
-
-@contextmanager
-def _torn_down(module: DataModule) -> Iterator[None]:
-    """Tear a module down at the end; a failure of that does not take the place of the error that it follows."""
-    try:
-        yield
-    except BaseException as error:
-        try:
-            module.tear_down()
-        except Exception as failure:  # noqa: BLE001  # told beside the first one
-            error.add_note(f"heliograph: then tear_down failed: {describe_error(failure)}")
-        raise
-    module.tear_down()
-
-
-def complete(module: DataModule, options: Any) -> None:
-    """Complete the options of a fit with what the module says."""
-    if "validation" not in options:
-        options["validation"] = module.validation()
-    if module.loader_params is not None:
-        options.setdefault("loader_params", module.loader_params)
-
-
-def evaluated(data: Any, phase: Literal["train", "validation", "test"], life: ExitStack, engine: Engine) -> Any:
-    """Return the data that an evaluation reads, a module's own for its phase."""
-    if not isinstance(data, DataModule):
-        return data
-    module = opened(data, life, engine)
-    return module.validation() if phase == "validation" else module.test()

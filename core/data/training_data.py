@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ...events import Engine, Progress
-from .agreed import agree
-from .evaluation_data import EvaluationData
-from .guarantee import Guarantee, weaker
-from .last_batch import LastBatch
+from ...events.guarantee import Guarantee, weaker
 from .order.shares import Layout, Share, converted
-from .reader import Reading
-from .source import Source
-from .sources import source_of
+from .sources.choice import source_of
+from .sources.contract import Reading, Source
+
+if TYPE_CHECKING:
+    from .evaluation_data import EvaluationData
+    from .last_batch import LastBatch
 
 logger = logging.getLogger("heliograph")
 OTHERS = "when the loader was read again, the last batch before the checkpoint was another one than it had been"
@@ -55,11 +56,13 @@ class TrainingData:
         self._note, self._noted = note, set[str]()
         self._engine = engine if engine is not None and engine.world_size > 1 else None
         rank, world_size = (0, 1) if self._engine is None else (self._engine.rank, self._engine.world_size)
-        self._evaluations = EvaluationData(Share(rank, world_size, world_size), self.tell, self._engine)
+        self._rank, self._world_size = rank, world_size
         self._share = Share(rank, world_size, as_ranks or world_size)
         share, engine = self._share, self._engine
         self._sources = [source_of(each, share, per_sample=per_sample, engine=engine) for each in loaders]
         if self._engine is not None and self._sources:
+            from .agreed import agree
+
             agree(self._sources, self._engine, self.tell)
         self.phase = 0
         self.advances = False
@@ -67,13 +70,17 @@ class TrainingData:
         self.together: int | None = None
         self._captured = self._probes = self._seed_is_agreed = False
         self._doubts: list[tuple[Guarantee, str]] = []
-        self._last = LastBatch()
         self._expected: bytes | None = None  # the digest of the last batch before the cut
 
     @property
     def source(self) -> Source | None:
         """What is read now; None where there is nothing to train on."""
         return self._sources[self.phase] if self._sources else None
+
+    @property
+    def batch_size(self) -> int | None:
+        """See `heliograph.events.run.Data`."""
+        return None if self.source is None else self.source.layout.batch_size
 
     @property
     def layouts(self) -> list[dict[str, Any]]:
@@ -93,6 +100,19 @@ class TrainingData:
             probe: whether the first batch that is read of a loader is loaded twice and compared.
         """
         self.seed, self._captured, self._probes = seed, True, probe
+
+    def ask_to_advance(self, *, between_epochs: bool) -> bool:
+        """Read the next phase's loader from the next epoch on, if there is one; return whether this epoch is to end.
+
+        Args:
+            between_epochs: whether none has begun: then it is read at once.
+        """
+        if self.is_last_phase:
+            return False
+        self.advances = True
+        if between_epochs:
+            self.advance()
+        return not between_epochs
 
     def advance(self) -> None:
         """Go on to the next phase where that was asked for."""
@@ -224,7 +244,20 @@ class TrainingData:
         """Let worker processes go."""
         for source in self._sources:
             source.close()
-        self._evaluations.close()
+        if "_evaluations" in vars(self):
+            self._evaluations.close()
+
+    @cached_property
+    def _evaluations(self) -> EvaluationData:
+        from .evaluation_data import EvaluationData
+
+        return EvaluationData(Share(self._rank, self._world_size, self._world_size), self.tell, self._engine)
+
+    @cached_property
+    def _last(self) -> LastBatch:
+        from .last_batch import LastBatch
+
+        return LastBatch()
 
     @property
     def _is_replayed(self) -> bool:

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from ..distributed.ranks.buckets import average_gradients
 from ..system.extras import require
-from .places import Backend
+from .parallel.places import Backend
+from .parallel.processes import ProcessEngine
+from .parallel.single_loss import refuse_several, refuse_several_losses
 from .precision import PrecisionName
 from .prepared import Prepared, checked
-from .processes import ProcessEngine
-from .single_loss import refuse_several, refuse_several_losses
 
 Modules = Mapping[str, nn.Module]
 Optimizers = Mapping[str, torch.optim.Optimizer]

@@ -11,9 +11,7 @@ import torch
 from ...events.checks import known_names
 from ..distributed.ranks.membership import Membership, membership
 from .contract import LoopEngine
-from .data_parallel import checked_gpus
 from .device import DeviceEngine
-from .entry_points import find_engine
 from .precision import PrecisionName
 
 PLACE = ("device", "gpus", "use_cpu")  # of the options below, those that say where
@@ -80,7 +78,7 @@ def choose_engine(**options: Unpack[EngineOptions]) -> LoopEngine:
     device = device_for(member, options)
     rest: dict[str, Any] = {name: value for name, value in options.items() if name not in PLACE}
     if member.world_size > 1:
-        from .ddp import DDPEngine
+        from .parallel.ddp import DDPEngine
 
         return DDPEngine(device=device, **rest)
     return DeviceEngine(device, **rest)
@@ -99,6 +97,8 @@ def named_engine(name: str, **options: Unpack[EngineOptions]) -> LoopEngine:
         LookupError: no engine has this name, or several have.
         ValueError: the engine does not take an option; also what it refuses itself.
     """
+    from .entry_points import find_engine
+
     kind = find_engine(name)
     taken = signature(kind).parameters
     given: dict[str, Any] = dict(options)
@@ -149,6 +149,8 @@ def _gpu_for(member: Membership, gpus: Sequence[int]) -> torch.device:
             f"gpus={gpus!r} wants CUDA, but torch sees no CUDA device. Leave gpus out to take what there is (an Apple "
             f"GPU is device='mps'); nvidia-smi and torch.version.cuda tell why one is missed."
         )
+    from .parallel.data_parallel import checked_gpus
+
     chosen = checked_gpus(gpus)
     if member.world_size == 1 and len(chosen) > 1:
         raise ValueError(

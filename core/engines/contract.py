@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ...events import Engine
-from ..distributed.ranks.watch import Watch
+
+if TYPE_CHECKING:
+    from ..distributed.ranks.watch import Watch
 
 
 class LoopEngine(Engine, Protocol):

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from ...events.engine import Reduction
-from ..distributed.ranks.watch import Watch
-from ..task import load_module
 from .determinism import Determinism
-from .movers import move
 from .precision import Precision, PrecisionName
+
+if TYPE_CHECKING:
+    from ..distributed.ranks.watch import Watch
 
 
 class DeviceEngine:
@@ -78,12 +78,16 @@ class DeviceEngine:
 
     def move(self, batch: Any) -> Any:
         """Return a batch on the device."""
+        from .movers import move
+
         return move(batch, self.device)
 
     def feed(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the batches, moved to the device."""
         if self.device.type == "cpu":
             return batches
+        from .movers import move
+
         return (move(batch, self.device) for batch in batches)
 
     def bind(self, forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -182,6 +186,8 @@ class DeviceEngine:
         states: tuple[Mapping[str, Any], Mapping[str, Any]],
     ) -> None:
         """Load the states by name."""
+        from .weights import load_module
+
         before = {id(each) for module in modules.values() for each in module.parameters()}
         for name, module in modules.items():
             load_module(name, module, states[0][name])

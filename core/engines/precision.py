@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from ...events.checks import known_names
-from .loss_scale import LossScaling
+
+if TYPE_CHECKING:
+    from .loss_scale import LossScaling
 
 PrecisionName = Literal["fp32", "tf32", "bf16", "fp16"]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -60,6 +62,8 @@ class Precision:
     def begin(self, device: torch.device, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
         """Begin a run, with a scale of its own."""
         if self.name == "fp16":
+            from .loss_scale import LossScaling
+
             self.scaling = LossScaling(device.type, optimizers.values())
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:

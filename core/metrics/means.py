@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -61,9 +60,14 @@ class Sum:
 
 
 class Means:
-    """Weighted running means by name. Adding never waits for the device; `read` waits once."""
+    """Weighted running means by name. Adding never waits for the device; `read` waits once.
+
+    Attributes:
+        batch: the number of the batch in hand, where values of an evaluation are kept by batch.
+    """
 
     def __init__(self) -> None:
+        self.batch = 0
         self._sums: dict[str, Sum] = {}
 
     def add(self, name: str, value: Tensor | float, weight: float = 1.0) -> None:
@@ -80,6 +84,10 @@ class Means:
         else:
             entry.host += float(value) * weight
         entry.weight += weight
+
+    def of_evaluation(self) -> Means:
+        """Return new means for one set of an evaluation."""
+        return Means()
 
     def state_dict(self) -> dict[str, list[float]]:
         """Return the sums by name."""
@@ -115,53 +123,6 @@ def check_scalar(name: str, value: Tensor) -> None:
     """Raise ValueError unless a tensor has one element."""
     if value.numel() != 1:
         raise ValueError(f"Metric {name!r} must be a scalar to be averaged, got a tensor of shape {list(value.shape)}.")
-
-
-class Metrics(dict[str, float]):
-    """Values by name. What is put in is kept as a number of Python's own, so that it can be logged and saved.
-
-    Args:
-        values: the first ones.
-
-    Raises:
-        TypeError: at once, where something is put in that is no number, or by a name that is no string.
-    """
-
-    def __init__(self, values: Mapping[str, Any] | None = None) -> None:
-        super().__init__()
-        self.update(values or {})
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if not isinstance(name, str):
-            raise TypeError(f"A metric goes by a name such as 'train/loss', got {name!r}.")
-        super().__setitem__(name, _number(name, value))
-
-    def update(self, *others: Any, **more: Any) -> None:
-        """Put in what other metrics hold."""
-        for name, value in dict(*others, **more).items():
-            self[name] = value
-
-    def setdefault(self, name: str, default: Any = 0.0) -> float:
-        """Return a value, which is put in unless it is there."""
-        if name not in self:
-            self[name] = default
-        return self[name]
-
-    def __ior__(self, others: Any) -> Self:  # type: ignore[misc, override]  # as update does
-        self.update(others)
-        return self
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        if isinstance(value, str | bytes | bytearray):  # of which float makes a number, too
-            raise TypeError
-        return float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):
-        given = repr(value) if isinstance(value, str | bytes | None) else f"a {type(value).__name__}"
-        raise TypeError(
-            f"The metric {name!r} was given {given}: it takes a number, or a tensor of one element."
-        ) from None
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from heliograph.core.data import rng
-from heliograph.core.data.guarantee import weaker
 from heliograph.events.checks import known_names
+from heliograph.events.guarantee import weaker
 from heliograph.testing.resume import causes, moments
 from heliograph.testing.resume.differences import Comparison, compare, varying
 from heliograph.testing.resume.errors import UsageError

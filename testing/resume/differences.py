@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from heliograph.builtin_callbacks.checkpoint.repeated.ring import Row
+from heliograph.builtin_callbacks.checkpoint.repeated.ring_buffer import Row
 from heliograph.builtin_callbacks.checkpoint.repeated.words import told_apart, what_differs
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from heliograph.core.data.guarantee import Guarantee
+from heliograph.events.guarantee import Guarantee
 from heliograph.testing.resume.differences import Difference
 from heliograph.testing.resume.moments import Moment
 

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 import heliograph as h
 import torch
-from heliograph.builtin_callbacks.checkpoint.repeated.ring import Owner, Ring
+from heliograph.builtin_callbacks.checkpoint.repeated.ring_buffer import Owner, Ring
 from heliograph.builtin_callbacks.checkpoint.repeated.rows import quick_writer
 from heliograph.core.checkpoint.storage import read_manifest
 from heliograph.core.checkpoint.storage.manifest import encode, manifest_path
@@ -68,7 +68,7 @@ class Clock(h.Plugin):
     @h.on(h.SavePoint)
     def measure(self, run: h.Run, event: h.SavePoint) -> None:
         """Look at everything, again and again."""
-        unseen = cast("RunContext", run).unseen
+        unseen = cast("RunContext", run).resumption.unseen
         assert unseen is not None
         for _ in range(REPEATS):
             begin = perf_counter()

@@ -49,8 +49,8 @@ from heliograph import (
     ValidationStart,
     on,
 )
+from heliograph.core.host import hosted_by
 from heliograph.core.system import signals
-from heliograph.core.system.host import hosted_by
 from heliograph.plugins import Plugins
 from heliograph.testing import Recorder
 

@@ -264,7 +264,7 @@ class Switch(Plugin):
     @on(BatchEnd, lane=Lane.TRANSFORM)
     def switch(self, run: Run, event: BatchEnd) -> None:
         if change := self.at.get(run.progress.batches):
-            getattr(run.plugins, change)("profile")  # type: ignore[attr-defined]  # the real run has them
+            getattr(run.plugins, change)("profile")
 
 
 def test_switched_off_amid_the_active_steps_it_writes_and_on_again_it_goes_on(fit: Make, tmp_path: Path) -> None:

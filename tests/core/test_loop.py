@@ -386,7 +386,7 @@ def test_a_window_that_everybody_has_left_is_still_closed() -> None:
 
     trainer.plugins.register(Leave())
     result = trainer.fit(make_task(), data(5), optimizer=lambda each: torch.optim.SGD(each, 0.1), epochs=1)
-    assert (result.progress.steps, result.progress.batches, trainer.bus.links) == (4, 5, 0)
+    assert (result.progress.steps, result.progress.batches, trainer.bus.receiver_count) == (4, 5, 0)
 
 
 def test_a_request_inside_a_window_waits_for_its_end() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from heliograph import Checkpoint, Every, RNGCapture, RunResult, SaveSchedule, Supervised, Trainer, load_weights
-from heliograph.core.task import check_fits
+from heliograph.core.engines.weights import check_fits
 from torch import Tensor, nn
 
 

@@ -13,7 +13,7 @@ from heliograph.plugins import Discovered, discover
 from heliograph.plugins.discovery import find
 
 BUILT_IN = {
-    "checkpoint": "checkpoint:Checkpoint",
+    "checkpoint": "checkpoint.plugin:Checkpoint",
     "compile": "compile:Compile",
     "early_stopping": "early_stopping:EarlyStopping",
     "ema": "ema:EMA",
@@ -27,12 +27,12 @@ BUILT_IN = {
     "learning_rate": "learning_rate:LearningRate",
     "log_schedule": "schedules:LogSchedule",
     "nan_guard": "nan_guard:NaNGuard",
-    "optuna": "optuna:Optuna",
+    "optuna": "optuna.plugin:Optuna",
     "preemption": "preemption:Preemption",
-    "profile": "profile:Profile",
+    "profile": "profile.plugin:Profile",
     "progress": "progress_bar:ProgressBar",
-    "ray_report": "ray_report:RayReport",
-    "recorder": "recorder:Recorder",
+    "ray_report": "ray.report:RayReport",
+    "recorder": "recorder.plugin:Recorder",
     "rng_capture": "rng_capture:RNGCapture",
     "roll_back": "roll_back:RollBack",
     "rule_controller": "rules.controller:RuleController",

@@ -32,7 +32,7 @@ from unittest.mock import patch
 import torch
 from heliograph import Checkpoint
 from heliograph.builtin_callbacks.checkpoint import command as commands
-from heliograph.core.checkpoint.state.snapshot import SCHEMA, training_of
+from heliograph.core.checkpoint.state.schema import SCHEMA, training_of
 from heliograph.core.checkpoint.storage import Files, Store, load
 from heliograph.core.checkpoint.storage.files import SYSTEM
 from heliograph.core.checkpoint.storage.folder import Manifests

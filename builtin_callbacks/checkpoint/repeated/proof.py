@@ -7,18 +7,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
+from typing import Literal, NamedTuple, get_args
 
 from ....core.checkpoint.storage.names import steps_path
 from ....core.errors import ResumeDiffers
 from ....events import BatchEnd, Handle, Lane, ResumeVerified, Run
 from . import words
-from .ring import Owner, Ring, Row
+from .ring_buffer import Owner, Ring, Row
 from .rows import Rows, is_plain, quick_writer
 from .suspects import likely_causes
-
-if TYPE_CHECKING:
-    from ....core.context import RunContext
 
 OnDifference = Literal["note", "stop", "raise"]
 ACTIONS: tuple[str, ...] = get_args(OnDifference)
@@ -78,7 +75,7 @@ class Proof:
 
     def continue_from(self, run: Run) -> None:
         """At `CheckpointLoaded`: look for what was done after the state, or drop it where the run went back."""
-        context = cast("RunContext", run)
+        context = run
         self._steps, self._saved_at = run.progress.steps, run.progress.batches
         if context.resumed_at is run.origin:
             self._is_resumed = True
@@ -149,15 +146,15 @@ class Proof:
 
     def _open_afresh(self, run: Run, event: BatchEnd) -> None:
         """At the first batch of a run that begins afresh: begin an empty file."""
-        self._guarded(run, lambda: self._begin_file(cast("RunContext", run)))
+        self._guarded(run, lambda: self._begin_file(run))
         if self._ring is not None:
             self._hear(run, event)
 
-    def _begin_file(self, run: RunContext) -> None:
+    def _begin_file(self, run: Run) -> None:
         self._ring = Ring.new(self._path(run), self._owner(run))
         self._listen(run, self._hear)
 
-    def _look(self, run: RunContext) -> None:
+    def _look(self, run: Run) -> None:
         """Find out what the killed run had done after the state, or begin an empty file."""
         owner = self._owner(run)
         if (found := Ring.found(self._path(run), owner.training)) is None:
@@ -165,16 +162,16 @@ class Proof:
             return
         ring, former = found
         rows = ring.rows()
-        if former == owner and run.other_batches is None:
+        if former == owner and run.batch_note is None:
             self._ring = ring
             self._expect(run, rows)
             self._listen(run, self._hear)
             return
         ring.close()
-        if former == replace(owner, returns=former.returns) and run.other_batches is None:
+        if former == replace(owner, returns=former.returns) and run.batch_note is None:
             self._other_path = former.returns, rows
         if former.returns == owner.returns and any(row.steps > run.progress.steps for row in rows):
-            run.note(f"the steps that are done again were not compared: {_other(former, owner, run.other_batches)}")
+            run.note(f"the steps that are done again were not compared: {_other(former, owner, run.batch_note)}")
         self._begin_file(run)
 
     def _expect(self, run: Run, rows: Iterable[Row]) -> None:
@@ -183,7 +180,7 @@ class Proof:
         if self._expected and run.engine.world_size == 1 and self._teller is None:
             self._teller = run.bus.on(BatchEnd, self._tell_when_done, lane=Lane.REPORT)
 
-    def _owner(self, run: RunContext) -> Owner:
+    def _owner(self, run: Run) -> Owner:
         layout = _digest(repr(run.data.layouts))
         return Owner(bytes.fromhex(run.training_id), layout, run.engine.rank, run.engine.world_size, self.returns)
 
@@ -236,8 +233,8 @@ class Proof:
         """Lower the guarantee, name the likely causes, and do what was asked for."""
         assert self._ring is not None
         text = words.difference(expected, row, run.engine.rank if run.engine.world_size > 1 else None)
-        reasons = cast("RunContext", run).data.guarantee()[1]
-        causes = likely_causes(cast("RunContext", run))
+        reasons = run.data.guarantee()[1]
+        causes = likely_causes(run)
         if self.on_difference == "raise":  # the file stays as it is, for the next try
             raise ResumeDiffers(text, row.steps, row.number, self._ring.path, "; ".join(causes))
         self._found = row.number, text
@@ -294,7 +291,7 @@ def _digest(text: str) -> bytes:
 
 def _lower(run: Run, text: str) -> None:
     run.difference = text
-    cast("RunContext", run).data.doubt("not exact", f"what was done again {text}")
+    run.data.doubt("not exact", f"what was done again {text}")
 
 
 def _other(before: Owner, now: Owner, batches: str | None) -> str:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from .pending_losses import Batch, WaitingLosses, copied
-from .ring import MASK, OFFSETS, ROW, Ring, Row
+from .ring_buffer import MASK, OFFSETS, ROW, Ring, Row
 
 if TYPE_CHECKING:
-    from ....core.context import RunContext
     from ....events import BatchEnd, Run
 
 Counters = tuple[int, int, int, int]
@@ -36,7 +35,7 @@ class Rows:
         """
         progress, is_left_out = run.progress, run.control.skips_batch
         counters = progress.batches, progress.batch, progress.steps, progress.samples
-        losses = [] if is_left_out else _losses(run)
+        losses = () if is_left_out else run.batch_losses
         if not losses and not is_left_out:
             return
         if self._reads_at_once(losses):
@@ -78,14 +77,7 @@ def quick_writer(run: Run, ring: Ring) -> Callable[..., None]:
 
 def is_plain(run: Run) -> bool:
     """Return whether a run's batches have a single loss, which is on the CPU."""
-    return cast("RunContext", run).round is None and run.loss is not None and run.loss.is_cpu
-
-
-def _losses(run: Run) -> list[Any]:
-    several = cast("RunContext", run).round
-    if several is not None:
-        return list(several.latest.values())
-    return [] if run.loss is None else [run.loss]
+    return len(run.optimizers) == 1 and run.loss is not None and run.loss.is_cpu
 
 
 def _row(counters: Counters, values: Sequence[float]) -> Row:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from ....events import Bus, EpochStart
+from ....events import Bus, EpochStart, Run
 from ....plugins import Plugins
-
-if TYPE_CHECKING:
-    from ....core.context import RunContext
 
 HIDDEN_STATE = "the task or a plugin has state that no checkpoint holds: give it state_dict and load_state_dict"
 
 
-def likely_causes(run: RunContext) -> tuple[str, ...]:
+def likely_causes(run: Run) -> tuple[str, ...]:
     """Return what makes a resumed run differ, the likeliest first: what the run says of itself, then what it hides."""
     reasons = run.data.guarantee()[1]
     in_epoch = run.resumed_at is not None and run.resumed_at.batch > 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 
-from .ring import Row
+from .ring_buffer import Row
 
 COUNTED = (("batch", "batch of the epoch"), ("steps", "optimizer steps"), ("samples", "samples"))
 

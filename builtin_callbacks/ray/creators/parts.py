@@ -13,8 +13,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ....core.data import rng
 from ....core.data.loaders import is_dataset
-from ....core.optimizers import SINGLE
-from ....core.task import check_fits, load_module
+from ....core.engines.weights import check_fits, load_module
+from ....core.stepping.optimizers import SINGLE
 from .recipe import Recipe
 
 

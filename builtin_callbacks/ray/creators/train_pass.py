@@ -43,14 +43,14 @@ class TrainingBatches:
             )
         self._is_begun, run = True, self.run
         for batch in run.batches():
-            self._is_given, size = False, run.size_of(batch)
+            self._is_given, size = False, run.settings.size_of(batch)
             try:
                 yield batch
             finally:  # a function may break out of the batches
                 self.samples += size
                 if not self._is_given:
-                    run.progress.samples += size if not run.shared else run.data.of_all_ranks(size)
-            run.unstepped = False
+                    run.progress.samples += run.data.of_all_ranks(size) if run.control.is_shared else size
+            run.work.is_unstepped = False
 
     def __len__(self) -> int:
         if self.run.batches_per_epoch is None:
@@ -105,11 +105,8 @@ class SteppedOptimizer:
                 f"A train_function that calls loss.backward() and optimizer.step() cannot be helped where {why}: "
                 f"call iterator.step(loss) instead of both."
             )
-        assert run.round is not None
-        control.touched = True  # so that the round is closed behind the batch
-        run.unstepped = False
-        loop.close_turn(run, run.round, run.round.turn(self._name))
-        run.round.put_down(run)
+        run.work.is_unstepped = False
+        loop.close_window(run, run.stepping.by_name[self._name])
 
 
 def train_pass(run: TrainRun, recipe: Recipe, parts: Parts) -> None:

@@ -12,7 +12,7 @@ from ....events import Run
 from .returned_values import checked_numbers
 
 if TYPE_CHECKING:
-    from ....core.context import RunContext
+    from ....core.run import TrainRun
     from .parts import Parts
     from .recipe import Recipe
 
@@ -28,11 +28,11 @@ class ValidationShare:
         self.loader = loader
         self.samples = 0
 
-    def read(self, run: RunContext) -> Iterator[Any]:
+    def read(self, run: TrainRun) -> Iterator[Any]:
         """Yield the batches, on the device."""
         self.samples = 0
         for batch in run.engine.feed(run.data.evaluate(self.loader, 0, run.progress.validations)):
-            self.samples += run.size_of(batch)
+            self.samples += run.settings.size_of(batch)
             yield batch
 
 
@@ -51,7 +51,7 @@ class ByFunction:
         """
         recipe, parts = self.recipe, self.parts
         assert recipe.validation_function is not None
-        batches = share.read(cast("RunContext", run))
+        batches = share.read(cast("TrainRun", run))
         first = next(batches, None)
         if run.optimizer is None:  # the loop takes the share for one sample
             run.progress.samples -= 1

@@ -135,6 +135,6 @@ def _train_by_function(
             train_pass(run, recipe, parts)
     if run.exit_status is not None:
         raise SystemExit(run.exit_status)
-    if run.parting is not None:
-        raise run.parting
+    if run.outcome.exit_error is not None:
+        raise run.outcome.exit_error
     return run.result

@@ -10,7 +10,7 @@ import numpy as np
 from torch.utils.data import default_convert
 
 from ....core.data.loaders import made
-from ....core.data.source import Known
+from ....core.data.sources.contract import Known
 from ....core.system.extras import require
 from .columns import Columns, batcher, chosen, digest, joined, length
 from .dealt_rows import USER, columns_of

@@ -11,8 +11,7 @@ from typing import Any
 from ....core.data.draws.generators import isolated
 from ....core.data.draws.held_generators import Held
 from ....core.data.order.shares import ALONE, Share
-from ....core.data.reader import Reading
-from ....core.data.source import Sourced, Stateless, Worth
+from ....core.data.sources.contract import Reading, Sourced, Stateless, Worth
 from ....events import Engine
 from .columns import Columns, Gathered, batcher
 from .dealt_rows import Dealer, Pass, fetched

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ....core.distributed.launch.exceptions import Carried, carry
 from ....core.distributed.launch.queue import open_queue
+from ....core.host import hosted_by
 from ....core.system.extras import require
-from ....core.system.host import hosted_by
 from ....events.errors import describe_error
 from ..session import LAUNCHER, Notice
 from .failures import WorkerFailed, follows

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ....core.distributed.launch.exceptions import Carried, carry
+from ....core.host import hosted_by
 from ....core.result import RunResult
 from ....core.system.extras import require
-from ....core.system.host import hosted_by
 from ..session import Stored
 from .places import Place, ending
 from .trial_session import PURPOSE, Reports, TrialHost, TrialSession, until_stopped

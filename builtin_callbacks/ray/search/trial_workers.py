@@ -7,16 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ....core.host import current_host, hosted_by
 from ....core.system.extras import require
-from ....core.system.host import current_host, hosted_by
 from ....events import Progress
 from ..launcher.launcher import RayLauncher
 from ..session import Notice, Session, Stored, current_session
 from .trial_session import PURPOSE, Reports, TrialHost, until_stopped
 
 if TYPE_CHECKING:
+    from ....core.host import Host
     from ....core.result import RunResult
-    from ....core.system.host import Host
     from ..launcher.mailbox import Reported
     from .places import Place
 

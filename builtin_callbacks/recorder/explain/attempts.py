@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ....core.data.guarantee import verified
 from ....core.system.printable import printable
+from ....events.guarantee import verified
 from ..format.records import Attempt
 from . import words
 from .attempt_summary import Leg, Return

@@ -81,7 +81,7 @@ class BatchReplay:
             else:
                 with self._failing.heard(BatchEnd):
                     batch(row, next(losses, UNREAD))
-            due = (control.pending or bool(should_stop.chain)) and (not run.window or control.turns_back)
+            due = (control.pending or bool(should_stop.chain)) and (not run.window or control.is_rolling_back)
             if not left:
                 boundary.open(due=due)
             elif due:
@@ -96,9 +96,7 @@ class BatchReplay:
         if self._requests.waiting:
             self._bring(BatchStart, progress.batch + 1)
         if self._batch_start.chain:
-            control.stage = "BatchStart"
             self._batch_start.emit(run, BATCH_START)
-            control.stage = ""
         if skipped_batches > progress.skipped_batches:
             progress.skipped_batches = skipped_batches
             self._ledger.settle("skip_batch", did=True)
@@ -127,9 +125,7 @@ class BatchReplay:
         if self._requests.waiting:
             self._bring(GradientsReady, progress.batch + 1)
         if self._gradients_ready.chain:
-            control.stage = "GradientsReady"
             self._gradients_ready.emit(run, GRADIENTS_READY)
-            control.stage = ""
         if control.touched:
             self._ledger.settle("skip_step", did=skipped_steps > progress.skipped_steps)
         progress.skipped_steps = skipped_steps
@@ -158,4 +154,4 @@ class BatchReplay:
         run.window, run.last_seen, run.loss = block.window[-1], is_last, losses[-1]
         self._requests.bring_past()
         run.control.close_batch()
-        self._boundary.open(due=run.control.pending and (not run.window or run.control.turns_back))
+        self._boundary.open(due=run.control.pending and (not run.window or run.control.is_rolling_back))

@@ -53,7 +53,7 @@ class Boundary:
                 self._passed = -1
             self._pass(index)
             self._passed, self._is_due = index, True
-        self._run.control.take(verb)
+        self._run.control.pop_request(verb)
         self._ledger.settle(verb, did=True)
 
     def close(self, following: Entry | None) -> None:
@@ -75,10 +75,8 @@ class Boundary:
             self._run.control.release()
             self._requests.bring_votes()
             if self._should_stop.chain:
-                self._run.control.stage = "ShouldStop"
                 with self._failing.heard(ShouldStop):
                     self._should_stop.emit(self._run, SHOULD_STOP)
-                self._run.control.stage = ""
             self._decide(following.event if isinstance(following, Happened) else BATCHES)
 
     def _pass(self, end: int) -> None:
@@ -90,7 +88,7 @@ class Boundary:
     def _decide(self, following: str) -> None:
         control = self._run.own_control
         stop = control.stop_request
-        if stop is not None and not control.vetoed and not control.turns_back:
+        if stop is not None and not control.vetoed and not control.is_rolling_back:
             self._stop(stop, following)
         if following == BATCHES and control.should_end_epoch:
             control.drop("end_epoch")

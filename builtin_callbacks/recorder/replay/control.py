@@ -89,7 +89,8 @@ class ReplayControl(Control):
                 self._scale_is_unknown = self.touched = True
             case _:
                 self._due.setdefault(request.verb, request)
-        self.pending = self.pending or bool(self._due) or self.should_stop or self.should_end_epoch or self.turns_back
+        asked = self.should_stop or self.should_end_epoch or self.is_rolling_back
+        self.pending = self.pending or bool(self._due) or asked
         return request
 
     def drop(self, verb: Verb) -> None:
@@ -108,7 +109,7 @@ class ReplayControl(Control):
         """Put a stop off, as somebody did in the recorded run."""
         self._vetoed = True
 
-    def _record(self, verb: Verb, reason: str, by: str | None, stage: str = "") -> Request:
-        request = super()._record(verb, reason, by, stage)
+    def _record(self, verb: Verb, reason: str, by: str | None) -> Request:
+        request = super()._record(verb, reason, by)
         self._heard(request)
         return request

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 
-from ....core.loop import EVALUATIONS
-from ....events.control import EVALUATION
+from ....core.evaluation import EVENTS
 from ..format.records import Attempt, Happened
 from .failure import Failing
 from .ledger import Ledger
@@ -44,7 +43,7 @@ class Evaluations:
         """Begin one."""
         self._run.phase = "test" if entry.event == "test_start" else "validation"
         self._run.evaluation_batches = entry.data["batches"]
-        self._run.control.stage = EVALUATION
+        self._run.control.is_evaluating = True
         self._tell(entry)
 
     def end(self, entry: Happened) -> None:
@@ -79,9 +78,9 @@ class Evaluations:
     def _evaluate(self, entry: Happened) -> None:
         if self._run.phase == "train":  # the line of its beginning is damaged, or could not be written
             self._run.phase = "test" if entry.event == "test_end" else "validation"
-        run, (_, batch_start, batch_end, _) = self._run, EVALUATIONS[self._run.phase]
+        run, (_, batch_start, batch_end, _) = self._run, EVENTS[self._run.phase]
         before, after = run.bus.signal(batch_start), run.bus.signal(batch_end)
-        run.control.stage, cut = EVALUATION, run.control.cut_request
+        run.control.is_evaluating, cut = True, run.control.cut_request
         if before.chain or after.chain:
             datasets = [dataset for dataset, batches in entry.data["batches"].items() for _ in range(batches)]
             run.progress.evaluated = 0
@@ -92,4 +91,4 @@ class Evaluations:
                     after.emit(run, batch_end(dataset))
                 if run.control.cut_request is not cut:  # the run would have left it
                     break
-        run.control.stage = ""
+        run.control.is_evaluating = False

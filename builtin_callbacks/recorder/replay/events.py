@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
-from ....core.metrics.means import Metrics
+from ....core.metrics.values import Metrics
 from ....events import CATALOGUE, Event
 from ..format.records import Happened
 

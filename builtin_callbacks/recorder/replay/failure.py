@@ -73,7 +73,7 @@ class Failing:
         if not failure.data["in_hand"]:
             return
         run.in_hand, run.last_seen = True, failure.data["is_last"]
-        self._emit(run, requests, BATCH_START, "BatchStart")
+        self._emit(run, requests, BATCH_START)
         if failure.place.skipped_batches > run.progress.skipped_batches:
             run.progress.skipped_batches = failure.place.skipped_batches
             if run.window:
@@ -88,14 +88,12 @@ class Failing:
     def _end_window(self, failure: Happened, run: ReplayRun, requests: Requests) -> None:
         if run.own_control.is_held and not run.is_last_batch:
             return
-        self._emit(run, requests, GRADIENTS_READY, "GradientsReady")
+        self._emit(run, requests, GRADIENTS_READY)
         if failure.place.steps > run.progress.steps:
             run.progress.steps = failure.place.steps
-            self._emit(run, requests, STEP_END, "")
+            self._emit(run, requests, STEP_END)
 
-    def _emit(self, run: ReplayRun, requests: Requests, event: Event, stage: str) -> None:
+    def _emit(self, run: ReplayRun, requests: Requests, event: Event) -> None:
         requests.bring_of_batch(run.progress.epoch, run.progress.batch + 1, event.name)
-        run.control.stage = stage
         with self.heard(type(event)):
             run.emit(event)
-        run.control.stage = ""

@@ -27,7 +27,6 @@ ANYWHERE = (
     "checkpoint_pruned",
     "resume_verified",
 )  # even amid a batch
-STAGES = {"train_start": "TrainStart", "run_failed": "RunFailed", "run_closed": "RunClosed"}
 SERVES: dict[str, Any] = {"log": "log", "validation_start": "validation", "save_point": "save"}
 
 
@@ -146,10 +145,8 @@ class AttemptReplay:
         if event is None:  # of somebody's own: nobody knows its class
             return None
         self._requests.bring(event.name)
-        stage, self.run.control.stage = self.run.control.stage, STAGES.get(event.name, self.run.control.stage)
         with self._failing.heard(type(event)):
             self.run.emit(event)
-        self.run.control.stage = stage
         return event
 
     def _start(self, entry: Happened) -> None:
@@ -190,7 +187,7 @@ class AttemptReplay:
 
     def _give_up_epoch(self) -> None:
         run = self.run
-        run.control.turn_back()
+        run.control.discard_epoch()
         self._ledger.settle("roll_back", did=True)
         for verb in ("log", "validation", "save", "end_epoch"):
             self._ledger.settle(verb, did=False)

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from inspect import Parameter, signature
 from typing import Any
 
-from ....core.filters import At, Between, Every, Once
 from ....events.checks import known_names
 from ....plugins import Plugin
 from ....plugins.discovery import discover, find
+from ....plugins.filters import At, Between, Every, Once
 
 FILTERS = {kind.__name__: kind for kind in (At, Between, Every, Once)}
 OPEN, CLOSED, QUOTES = "([{", ")]}", "'\""

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from ....core.errors import NotRecorded
-from ....core.metrics.means import Metrics
-from ....core.optimizers import SINGLE
+from ....core.metrics.values import Metrics
 from ....core.result import checked_note
-from ....events import Bus, Control, Event, Progress, Request
+from ....core.stepping.optimizers import SINGLE
+from ....events import Bus, Control, Event, Progress, Request, TrainStart
+from ....events.bus import is_within
 from ....events.catalogue import Phase
 from ....events.errors import describe_error
 from ....events.run import CheckpointSource
@@ -53,6 +54,17 @@ class ReplayRun:
     verified_steps = 0  # of what is compared, the recording holds the event
     difference: str | None = None
     checkpoint_source: CheckpointSource | None = None
+    batch_note: Any = Unheld("how the global batch changed")
+    resumed_from: Any = Unheld("what the run was resumed from")
+    resumed_at: Any = Unheld("where the run was resumed")
+    epoch_begun: Any = Unheld("whether an epoch had begun")
+    has_left_group = False
+    is_resuming = False
+    ranks_meet = False
+    training_id: Any = Unheld("the identity of the training")
+    plugins: Any = Unheld("the plugins of the run")
+    validation_loaders: Any = Unheld("the validation loaders")
+    batch_losses: Any = Unheld("the losses of a batch, each by itself")
     task: Any = Unheld("the task")
     modules: Any = Unheld("the modules")
     schedulers: Any = Unheld("the schedulers")
@@ -166,7 +178,7 @@ class ReplayRun:
 
     def roll_back(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
         """Ask to go back; what follows is there only where the recorded run went back to the same checkpoint."""
-        if not self.started or self.finished or self.control.stage == "TrainStart":
+        if not self.started or self.finished or is_within(TrainStart.name):
             raise RuntimeError("run.roll_back is for a training that goes on. At TrainStart, call run.resume(saved).")
         self.control.roll_back(f"to {path or 'a saved state'}")
         if not self._goes_back(path):
@@ -186,6 +198,13 @@ class ReplayRun:
         if action not in self._unsettled:
             self._unsettled.append(action)
 
+    def when_leaving(self, action: Callable[[], None]) -> None:
+        """Do nothing: there is no group to leave."""
+
+    def reason(self, error: BaseException | None) -> str:
+        """Refuse."""
+        raise NotRecorded("why the run ended, in words", "At the end, `explain` tells.")
+
     def settle(self) -> None:
         """Wait until what plugins do beside the replay is done."""
         for action in tuple(self._unsettled):
@@ -195,7 +214,7 @@ class ReplayRun:
         """Note which error was to leave."""
         self.note(f"the error that was to leave is {describe_error(error)}")
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Refuse."""
         raise NotRecorded("the state of the run, such as its weights")
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from ....core.errors import NotRecorded
 from ....events.engine import Reduction
+from ....events.guarantee import Guarantee
 
 
 class Unheld:
@@ -117,8 +118,14 @@ class RecordedData:
 
     seed: Any = Unheld("the seed of the data")
     phase: Any = Unheld("which phase of the data was read")
+    batch_size: Any = Unheld("the batch size of the loader")
+    layouts: Any = Unheld("how the data lay in batches")
 
     def guarantee(self) -> tuple[str, tuple[str, ...]]:
+        """Refuse."""
+        raise NotRecorded("what a resume would be worth")
+
+    def doubt(self, guarantee: Guarantee, reason: str) -> None:
         """Refuse."""
         raise NotRecorded("what a resume would be worth")
 

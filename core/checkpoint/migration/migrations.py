@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..state.snapshot import SCHEMA, check_schema, training_of
+from ..state.old_schemas import BEFORE_OURS, judged, migrate_state, place_of
+from ..state.schema import SCHEMA, check_schema, training_of
 from ..storage import reader, stand_ins
 from ..storage.archives import check_content
 from ..storage.manifest import Entry, JudgedBy, MissingManifestError, manifest_path
@@ -19,7 +20,6 @@ from ..storage.names import SUFFIX
 from ..storage.reader import State
 from ..storage.store import Store
 from . import helios
-from .schemas import BEFORE_OURS, judged, migrate_state, place_of
 
 BACKUP = ".backup"
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
-from ...data.guarantee import Guarantee
+from ....events import Run
+from ....events.guarantee import Guarantee
 from ..unseen.program import affects_training
 from .global_batch import difference, layout
-
-if TYPE_CHECKING:
-    from ...context import RunContext
 
 
 def kinds(parts: Mapping[str, Any]) -> dict[str, str]:
@@ -18,13 +16,13 @@ def kinds(parts: Mapping[str, Any]) -> dict[str, str]:
     return {name: type(part).__name__ for name, part in parts.items()}
 
 
-def scheduler_kinds(run: RunContext, saved: Mapping[str, Any]) -> dict[str, str]:
+def scheduler_kinds(run: Run, saved: Mapping[str, Any]) -> dict[str, str]:
     """Return the kinds of the saved schedulers; schema 1 did not tell, so one is taken for what it is given to."""
     known, now = saved.get("scheduler_kinds", {}), kinds(run.schedulers)
     return {name: known.get(name) or now.get(name, "unknown") for name in saved["schedulers"]}
 
 
-def check_optimizers(run: RunContext, saved: Mapping[str, Any]) -> None:
+def check_optimizers(run: Run, saved: Mapping[str, Any]) -> None:
     """Raise ValueError unless the saved optimizers are those of the run, by name and kind."""
     now, known = kinds(run.optimizers), saved.get("optimizer_kinds", {})
     before = {name: known.get(name) or now.get(name, "unknown") for name in saved["optimizers"]}
@@ -41,16 +39,19 @@ def check_optimizers(run: RunContext, saved: Mapping[str, Any]) -> None:
             )
 
 
-def changes(run: RunContext, saved: Mapping[str, Any], versions: Mapping[str, str]) -> Iterator[tuple[Guarantee, str]]:
+def changes(
+    run: Run, saved: Mapping[str, Any], versions: Mapping[str, str], fresh_plugins: Iterable[str]
+) -> Iterator[tuple[Guarantee, str]]:
     """Yield what of the program is other than it was, so that the run will not equal the uninterrupted one.
 
     Args:
         run: the run, with its state loaded.
         saved: what it goes on from.
         versions: of the software that runs now.
+        fresh_plugins: those that found no state in the cut.
     """
     plugins_then = saved.get("unseen", {}).get("plugins")  # one that was not there is named as new
-    for name in run.fresh_plugins:
+    for name in fresh_plugins:
         if affects_training(run.plugins[name]) and (plugins_then is None or name in plugins_then):
             yield "not exact", f"plugin {name!r} found no state in the checkpoint"
     before, now = scheduler_kinds(run, saved), kinds(run.schedulers)
@@ -65,7 +66,7 @@ def changes(run: RunContext, saved: Mapping[str, Any], versions: Mapping[str, st
             yield "not exact", f"the checkpoint was written with {software} {version_then}, this is {version}"
 
 
-def _other_ranks(run: RunContext, saved: Mapping[str, Any], *, same_steps: bool) -> Iterator[tuple[Guarantee, str]]:
+def _other_ranks(run: Run, saved: Mapping[str, Any], *, same_steps: bool) -> Iterator[tuple[Guarantee, str]]:
     """Yield what a changed number of ranks costs, even where every step is made of as many samples of one order."""
     before, now = saved["world"]["size"], run.engine.world_size
     if before == now:

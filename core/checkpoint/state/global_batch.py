@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import sqrt
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from ...context import RunContext
+from ....events import Run
 
 BatchChange = Literal["refuse", "keep", "linear", "sqrt"]
 CHANGES: tuple[str, ...] = get_args(BatchChange)
@@ -17,15 +16,13 @@ RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # in the groups of an optimize
 LISTS = ("base_lrs", "max_lrs", "_last_lr")  # of a scheduler
 
 
-def layout(run: RunContext) -> dict[str, int | None]:
+def layout(run: Run) -> dict[str, int | None]:
     """Return what the global batch is made of: `size` ranks, `batch_size` of each, `accumulation` of batches.
 
     The batch size counts samples; where batches are dealt out to the ranks as they are, it is 1. It is None where
     nobody knows it.
     """
-    source = run.data.source
-    batch_size = None if source is None else source.layout.batch_size
-    return {"size": run.engine.world_size, "batch_size": batch_size, "accumulation": _accumulation(run)}
+    return {"size": run.engine.world_size, "batch_size": run.data.batch_size, "accumulation": _accumulation(run)}
 
 
 def global_batch(world: Mapping[str, int | None]) -> int | None:
@@ -47,8 +44,10 @@ def difference(before: Mapping[str, int | None], now: Mapping[str, int | None]) 
     return f"the global batch was {_told(before)}, and is {_told(now)}" if differs else None
 
 
-def settle_change(run: RunContext, before: Mapping[str, int | None], how: BatchChange) -> None:
+def settle_change(run: Run, before: Mapping[str, int | None], how: BatchChange, *, may_refuse: bool) -> str | None:
     """Scale the learning rates of a resumed run by what became of its global batch, or refuse that it changed.
+
+    Return in what it changed, None where it did not.
 
     Without a word on it, a change is refused, but not of one process that goes on from one, whose batch size or
     accumulation somebody changed: the result notes it. Where nobody knows the batch size, nothing is refused or scaled.
@@ -57,18 +56,19 @@ def settle_change(run: RunContext, before: Mapping[str, int | None], how: BatchC
         run: the run, with its position, optimizers and schedulers as they were saved.
         before: the layout of the run that wrote the checkpoint.
         how: what to do about a change.
+        may_refuse: whether the run is resumed; a return to a state of its own is never refused.
 
     Raises:
         ValueError: the global batch changed, on several ranks before or now, and nobody said how.
     """
     now = layout(run)
-    run.other_batches = told = difference(before, now)
-    if told is None:
-        return
+    change = difference(before, now)
+    if change is None:
+        return None
     then, here = global_batch(before), global_batch(now)
     factor = 1.0
     if then is not None and here is not None:
-        if how == "refuse" and run.resumes and (before["size"], now["size"]) != (1, 1):
+        if how == "refuse" and may_refuse and (before["size"], now["size"]) != (1, 1):
             raise ValueError(
                 f"The global batch changed: {_told(before)} made one optimizer step when the checkpoint was written, "
                 f"{_told(now)} would now. Keep the product by another batch_size or GradientAccumulation, or say what "
@@ -76,13 +76,14 @@ def settle_change(run: RunContext, before: Mapping[str, int | None], how: BatchC
             )
         factor = {"linear": here / then, "sqrt": sqrt(here / then)}.get(how, 1.0)
     if factor == 1.0:
-        run.note(f"{told}: learning rates as they were saved")
-        return
+        run.note(f"{change}: learning rates as they were saved")
+        return change
     for optimizer in run.optimizers.values():
         scale_optimizer(optimizer, factor)
     for scheduler in run.schedulers.values():
         scale_scheduler(scheduler, factor)
-    run.note(f"{told}: learning rates times {factor:.6g} ({how})")
+    run.note(f"{change}: learning rates times {factor:.6g} ({how})")
+    return change
 
 
 def scale_optimizer(optimizer: Any, factor: float) -> None:
@@ -106,7 +107,7 @@ def _scaled(rate: Any, factor: float) -> Any:
     return rate.mul_(factor) if isinstance(rate, Tensor) else rate * factor
 
 
-def _accumulation(run: RunContext) -> int | None:
+def _accumulation(run: Run) -> int | None:
     """Return how many micro-batches make a step, as the plugin that claims `accumulation` tells, if it does."""
     for plugin in run.plugins:
         if "accumulation" in getattr(plugin, "exclusive", ()) and run.plugins.is_enabled(plugin):

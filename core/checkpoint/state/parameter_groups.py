@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
-if TYPE_CHECKING:
-    from ...context import RunContext
+from ....events import Run
 
 Names = list[list[str | None]]  # of each group; None for a parameter that is of no module of the task
 
 
-def groups_of(run: RunContext) -> dict[str, Any]:
+def groups_of(run: Run) -> dict[str, Any]:
     """Return what is saved of the groups: the names of their parameters, and which share a scheduler's function."""
     named = {id(each): name for name, each in _parameters(run.modules).items()}
     return {
@@ -28,8 +27,16 @@ def groups_of(run: RunContext) -> dict[str, Any]:
     }
 
 
-def settle_groups(run: RunContext, saved: Mapping[str, Any], optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
+def settle_groups(
+    run: Run, saved: Mapping[str, Any], optimizers: Mapping[str, torch.optim.Optimizer], *, drops_added: bool
+) -> None:
     """Give optimizers the groups that they had when a cut was taken.
+
+    Args:
+        run: the run.
+        saved: the cut.
+        optimizers: by name.
+        drops_added: whether groups may go that the run has added since.
 
     Raises:
         ValueError: nobody knows which parameters were in them, or the program's have some that were in none.
@@ -44,7 +51,7 @@ def settle_groups(run: RunContext, saved: Mapping[str, Any], optimizers: Mapping
         if then == now or (not is_known and sizes == list(map(len, now))):
             continue
         change = f"{_told(sizes)}, the program's has {_told(map(len, now))}"
-        added = _all(now) - _all(then) if is_known and run.resumes else set()
+        added = _all(now) - _all(then) if is_known and not drops_added else set()
         if not is_known or added:
             raise ValueError(_refusal(name, change, then, added))
         _regroup(optimizer, groups, [[parameters[key] for key in each] for each in then])

@@ -6,8 +6,9 @@ import warnings
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from ....events import Engine, Run
 from ....events.errors import describe_error
 from ...engines.sharded.states import ShardingEngine, States, empty, joined
 from .parameter_groups import settle_groups
@@ -15,7 +16,7 @@ from .parameter_groups import settle_groups
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.api import CheckpointException
 
-    from ...context import RunContext
+    from ...engines.contract import LoopEngine
 
 
 def shards_of(path: Path | None) -> Path:
@@ -56,14 +57,16 @@ def weights(saved: Mapping[str, Any], path: Path | None) -> Mapping[str, Mapping
     return _read_alone(_weights_only(saved["shards"]), path)[0]
 
 
-def fitted(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a cut as the engine of a run can load it: as shards only where it holds such."""
-    if "shards" not in saved or not isinstance(run.engine, ShardingEngine):
-        return whole(saved, run.saved_path)
+def fitted(saved: Mapping[str, Any], engine: Engine, path: Path | None) -> dict[str, Any]:
+    """Return a cut as an engine can load it: as shards only where that holds such."""
+    if "shards" not in saved or not isinstance(engine, ShardingEngine):
+        return whole(saved, path)
     return {**saved, "optimizers": saved["shards"]["optimizers"]}  # what there is to tell of them
 
 
-def load_parts(run: RunContext, saved: Mapping[str, Any], optimizers: Mapping[str, Any], path: Path | None) -> None:
+def load_parts(
+    run: Run, saved: Mapping[str, Any], optimizers: Mapping[str, Any], path: Path | None, *, drops_added: bool = False
+) -> None:
     """Load the modules and some optimizers of a run from a cut. On several ranks a collective.
 
     Args:
@@ -71,19 +74,20 @@ def load_parts(run: RunContext, saved: Mapping[str, Any], optimizers: Mapping[st
         saved: the cut.
         optimizers: by name.
         path: the file of the cut.
+        drops_added: whether parameter groups may go that the run has added since.
 
     Raises:
         ValueError: the optimizers cannot have the parameter groups that they had.
     """
     engine = run.engine
-    settle_groups(run, saved, optimizers)
+    settle_groups(run, saved, optimizers, drops_added=drops_added)
     if "shards" in saved and isinstance(engine, ShardingEngine):
         rest = saved["shards"] if optimizers else _weights_only(saved["shards"])
         read = partial(_read, folder=shards_of(path), process_group=engine.saving_group())
         engine.load_shard_state(run.modules, optimizers, rest, read)
     else:
         saved = whole(saved, path)
-        engine.unpack(run.modules, optimizers, (saved["modules"], saved["optimizers"]))
+        cast("LoopEngine", engine).unpack(run.modules, optimizers, (saved["modules"], saved["optimizers"]))
 
 
 def _weights_only(rest: Mapping[str, Any]) -> dict[str, Any]:

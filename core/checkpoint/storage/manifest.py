@@ -11,7 +11,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from ..state.snapshot import SCHEMA, training_named
+from ..state.schema import SCHEMA, training_named
 from .names import MANIFEST, SHARDS, check_name
 
 FORMAT = "heliograph checkpoint"

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from ....events.checks import known_names
-from ...task import check_fits, load_module, modules_of
-from ..migration.schemas import is_older, migrate_state
+from ...engines.modules import modules_of
+from ...engines.weights import check_fits, load_module
+from ..state.old_schemas import is_older, migrate_state
+from ..state.schema import check_schema
 from ..state.shards import whole
-from ..state.snapshot import check_schema
 from .archives import check_archive, check_content
 from .files import SYSTEM, Files, WatchedReader
 from .folder import Manifests

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf, isnan
 from pathlib import Path
+from typing import Literal
 
 from . import reader
 from .manifest import Entry
 from .names import clean, pointer_path
-from .ranking_rule import Mode, best_first
+
+Mode = Literal["min", "max"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +90,15 @@ def by_training(entries: Iterable[Entry]) -> list[list[Entry]]:
     for each in entries:
         trainings.setdefault(each.training, []).append(each)
     return list(trainings.values())
+
+
+def best_first(values: Mapping[Entry, float | None], mode: Mode) -> list[Entry]:
+    """Return checkpoints, the best first; NaN is the worst, and of equals the one that was written earlier is better.
+
+    Args:
+        values: by which each competes; one without a value does not.
+        mode: whether smaller or larger is better.
+    """
+    sign = 1.0 if mode == "min" else -1.0
+    scores = {entry: inf if isnan(value) else value * sign for entry, value in values.items() if value is not None}
+    return sorted(scores, key=lambda entry: (scores[entry], *entry.order))

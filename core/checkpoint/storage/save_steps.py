@@ -11,12 +11,11 @@ from typing import IO, Any, cast
 
 import torch
 
-from .compact import compact
+from .compact import compact, estimate
 from .files import Files, HashingWriter
 from .manifest import Entry, encode, manifest_path, shards_path
 from .names import Hidden
 from .recovery import sweep
-from .space import estimate
 
 Moves = list[tuple[Path, Path]]
 

@@ -13,7 +13,7 @@ from stat import S_ISREG
 from time import time
 from typing import Any
 
-from ..state.snapshot import SCHEMA, training_of
+from ..state.schema import SCHEMA, training_of
 from . import reader
 from .files import NOT_THERE, SYSTEM, Files, prepare_folder
 from .folder import Manifests

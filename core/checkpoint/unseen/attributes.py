@@ -7,19 +7,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Subset, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
 
+from ....events import Run
 from ...data.draws.outline import set_by_epoch
 from ...data.draws.users_code import is_users
 from .fingerprint import GENERATORS
 from .values import encode
-
-if TYPE_CHECKING:
-    from ...context import RunContext
 
 OF_MODULES: Final = frozenset({*vars(nn.Module()), "_compiled_call_impl"}) - {"training"}
 HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -103,14 +101,14 @@ def _storage(tensor: Tensor) -> int | None:
         return None
 
 
-def storages(run: RunContext) -> set[int]:
+def storages(run: Run) -> set[int]:
     """Return where the weights and the buffers of a run lie that its `state_dict` holds."""
     saved = (each for module in run.modules.values() for each in module.state_dict(keep_vars=True).values())
     found = {_storage(each) for each in saved if isinstance(each, Tensor)}
     return {each for each in found if each is not None}
 
 
-def parts(run: RunContext) -> dict[str, Part]:
+def parts(run: Run) -> dict[str, Part]:
     """Return every attribute of a run that a checkpoint does not hold otherwise, by where it is."""
     found: dict[str, Part] = {}
     is_training = run.phase == "train"  # in an evaluation, every module is in eval mode for a while
@@ -125,7 +123,7 @@ def parts(run: RunContext) -> dict[str, Part]:
         found.update(_hooks(optimizer, name, HOOKS_OF_OPTIMIZERS))
     for name, scheduler in run.schedulers.items():
         found.update(_compared(_of_scheduler(scheduler, f"the scheduler of {name}")))
-    sets = run.settings.evaluations.get("validation", {})
+    sets = run.validation_loaders
     loaders = {"": run.train_loader, **{f"validation {name} ".replace("  ", " "): each for name, each in sets.items()}}
     for prefix, loader in loaders.items():
         for name in READERS:
@@ -235,7 +233,7 @@ def _is_own(thing: Any) -> bool:
     return is_users(str(kind.__module__))
 
 
-def holder_of(run: RunContext, where: str) -> tuple[Any, str]:
+def holder_of(run: Run, where: str) -> tuple[Any, str]:
     """Return what an attribute belongs to, and its name there; None where that is no task, module or parameter."""
     place, _, name = where.rpartition(".")
     if place == "task":

@@ -5,17 +5,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from ....events import Run
 from .attributes import CLASS, Part, encoded, holder_of, parts, storages
 from .listeners import listeners, listening_changes
 from .options import options_of, overridden
 from .program import program, program_changes
 from .values import MISSING, equal, show, shown_apart
 from .variables import numbers
-
-if TYPE_CHECKING:
-    from ...context import RunContext
 
 logger = logging.getLogger("heliograph")
 MOST: Final = 5  # attributes that a note names
@@ -43,11 +41,11 @@ class Unseen:
     suspected: list[str] | None = None
 
     @classmethod
-    def of(cls, run: RunContext) -> Unseen:
+    def of(cls, run: Run) -> Unseen:
         """Look at a run that begins."""
         return cls(_looked_at(run), options_of(run))
 
-    def state_dict(self, run: RunContext) -> dict[str, Any]:
+    def state_dict(self, run: Run) -> dict[str, Any]:
         """Return the attributes as they are, which of them the training has changed, and the program."""
         attributes, counted = encoded(parts(run)), numbers(run)
         now = attributes | counted
@@ -67,8 +65,8 @@ class Unseen:
             **program(run),
         }
 
-    def resume(self, run: RunContext, saved: Mapping[str, Any], *, restores: bool, is_roll_back: bool) -> None:
-        """Compare attributes with what was saved: restore what is plain, doubt the rest.
+    def resume(self, run: Run, saved: Mapping[str, Any], *, restores: bool, is_roll_back: bool) -> list[str]:
+        """Compare attributes with what was saved: restore what is plain and return it, doubt the rest.
 
         What differs although no training ever changed it, somebody changed in the program: it stays as it is there.
 
@@ -94,11 +92,11 @@ class Unseen:
         if restored:
             more = f", and {len(restored) - MOST} more" * (len(restored) > MOST)
             run.note(f"restored what no state_dict holds: {', '.join(restored[:MOST])}{more}")
-        run.restored += restored
         if not is_roll_back:
             self._doubt_numbers(run, saved.get("numbers", {}))
+        return restored
 
-    def _doubt_numbers(self, run: RunContext, saved: Mapping[str, Mapping[str, Any]]) -> None:
+    def _doubt_numbers(self, run: Run, saved: Mapping[str, Mapping[str, Any]]) -> None:
         """Doubt the numbers beside objects that the training had changed, and that are other ones now."""
         now = numbers(run)
         for where, was in saved.items():
@@ -115,7 +113,7 @@ class Unseen:
         how = f"it was {before}, and is {now}: keep it in a state_dict{mend and ', or '}{mend}"
         return f"the training changed {where}, which no checkpoint restores: {how}"
 
-    def settle(self, run: RunContext, saved: Mapping[str, Any], *, is_roll_back: bool) -> None:
+    def settle(self, run: Run, saved: Mapping[str, Any], *, is_roll_back: bool) -> None:
         """Compare plugins and settings, now that every plugin has its state; the attributes change from here on."""
         if not is_roll_back:
             for level, change in program_changes(saved, program(run)):
@@ -126,29 +124,27 @@ class Unseen:
         self.began, self.cut = _looked_at(run), saved
         self.suspected = None if run.epoch_begun else _listening_changes(run, saved)
 
+    def compare_listeners(self, run: Run) -> None:
+        """Compare what listens with what did, now that plugins have connected what they connect when an epoch begins.
 
-def compare_listeners(run: RunContext) -> None:
-    """Compare what listens with what did, now that plugins have connected what they connect when an epoch begins.
-
-    Where the epoch had not begun when the state was saved, only what differed before counts, too: some plugins remove
-    it when the epoch ends, some do not.
-    """
-    unseen = run.unseen
-    if unseen is None or unseen.cut is None:
-        return
-    cut, unseen.cut = unseen.cut, None
-    for change in _listening_changes(run, cut):
-        if unseen.suspected is None or change in unseen.suspected:
-            run.data.doubt("not exact", change)
+        Where the epoch had not begun when the state was saved, only what differed before counts, too: some plugins
+        remove it when the epoch ends, some do not.
+        """
+        if self.cut is None:
+            return
+        cut, self.cut = self.cut, None
+        for change in _listening_changes(run, cut):
+            if self.suspected is None or change in self.suspected:
+                run.data.doubt("not exact", change)
 
 
-def _listening_changes(run: RunContext, saved: Mapping[str, Any]) -> list[str]:
+def _listening_changes(run: Run, saved: Mapping[str, Any]) -> list[str]:
     if "listening" not in saved:
         return []
     return list(listening_changes(saved["listening"], listeners(run), saved["plugins"], program(run)["plugins"]))
 
 
-def _looked_at(run: RunContext) -> dict[str, dict[str, Any]]:
+def _looked_at(run: Run) -> dict[str, dict[str, Any]]:
     return encoded(parts(run)) | numbers(run)
 
 
@@ -168,7 +164,7 @@ def _differing(
     return differing
 
 
-def _restore(run: RunContext, where: str, was: Mapping[str, Any], part: Part | None, weights: Collection[int]) -> bool:
+def _restore(run: Run, where: str, was: Mapping[str, Any], part: Part | None, weights: Collection[int]) -> bool:
     """Give an attribute of a module or the task its saved value; return whether that could be done."""
     if "value" not in was:
         return False

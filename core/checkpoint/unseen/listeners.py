@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypedDict
+from typing import Any, Final, TypedDict
 
-from ....events import RunClosed, RunFailed, TestBatchEnd, TestBatchStart, TestEnd, TestStart, TrainEnd
+from ....events import Run, RunClosed, RunFailed, TestBatchEnd, TestBatchStart, TestEnd, TestStart, TrainEnd
 from ....events.bus import FunctionName, OrderedSignal, Seat
 from ....events.checks import describe
 from ....plugins.entry import PluginName
+from ....plugins.filters import Filter
 from ...data.draws.users_code import attributes_of, is_users
-from ...filters import Filter
 from .program import Program, affects_training
 from .values import Value, encode, equal, show, shown_apart
 from .variables import held_by, is_number
-
-if TYPE_CHECKING:
-    from ...context import RunContext
 
 AFTERWARDS: Final = {RunClosed, RunFailed, TestBatchEnd, TestBatchStart, TestEnd, TestStart, TrainEnd}
 OBSERVE: Final = "or let an observer connect it, if no bit of the training depends on it"
@@ -53,7 +50,7 @@ class Listener(TypedDict):
 Listeners = Mapping[str, Sequence[Listener]]
 
 
-def listeners(run: RunContext) -> dict[str, list[Listener]]:
+def listeners(run: Run) -> dict[str, list[Listener]]:
     """Return, in their order, what listens to each event before the training ends, where any of them is the user's.
 
     Observers and what they connect are left out.
@@ -91,7 +88,7 @@ def listening_changes(before: Listeners, now: Listeners, plugins: Program, other
         yield from _other_order(event, then, here)
 
 
-def _signals(run: RunContext) -> list[OrderedSignal[Any]]:
+def _signals(run: Run) -> list[OrderedSignal[Any]]:
     """Return the signals of events that come before the training ends: later ones can change no bit of it."""
     return [signal for signal in run.bus.signals() if signal.event not in AFTERWARDS]
 
@@ -100,7 +97,7 @@ def _plugin(seat: Seat) -> str:
     return "" if isinstance(seat.owner, FunctionName) else str(seat.owner)
 
 
-def _listener(run: RunContext, receiver: Callable[..., Any], seat: Seat) -> Listener:
+def _listener(run: Run, receiver: Callable[..., Any], seat: Seat) -> Listener:
     function, is_method = _function(receiver), isinstance(seat.owner, PluginName)
     module = getattr(function, "__module__", None) or type(function).__module__
     when, emissions = (encode("always"), 0) if is_method else _filter(run, seat.when)  # a plugin's is in its state
@@ -115,14 +112,14 @@ def _listener(run: RunContext, receiver: Callable[..., Any], seat: Seat) -> List
     }
 
 
-def _filter(run: RunContext, when: Any) -> tuple[Value, int]:
+def _filter(run: Run, when: Any) -> tuple[Value, int]:
     """Return a filter, encoded, and how many events it has counted."""
     if not isinstance(when, Filter):
         return encode("always" if when is None else when), 0
     return encode(str(when)), when.state_dict(run.origin)["emissions"] if when.unit == "emissions" else 0
 
 
-def _bound(run: RunContext, receiver: Callable[..., Any]) -> Value:
+def _bound(run: Run, receiver: Callable[..., Any]) -> Value:
     """Return the numbers and strings that a function is called with, or that the object holds that it is called on.
 
     Lists and other objects are left out, since most of them are logs.

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
+from ....events import Run
 from .values import encode, equal, shown_apart
-
-if TYPE_CHECKING:
-    from ...context import RunContext
 
 PARAMETERS: Final = ("params", "param_names")
 
 
-def options_of(run: RunContext) -> dict[str, dict[str, Any]]:
+def options_of(run: Run) -> dict[str, dict[str, Any]]:
     """Return the options of a run's optimizers and schedulers, before the training or a checkpoint changes them."""
     found: dict[str, Any] = {}
     for name, optimizer in run.optimizers.items():

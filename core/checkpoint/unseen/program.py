@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import torch
 
-from ....events import SavePoint
+from ....events import Run, SavePoint
 from ....events.bus import Handle
+from ....events.guarantee import Guarantee
 from ...data.draws.users_code import is_users
-from ...data.guarantee import Guarantee
 from .attributes import ignored_names, package_of
 from .values import MISSING, encode, equal, shown_apart
-
-if TYPE_CHECKING:
-    from ...context import RunContext
 
 Program = Mapping[str, Mapping[str, Any]]
 WORDS: Final = {
@@ -34,7 +31,7 @@ LISTENS: Final = {"opaque": "Handle"}  # what listens is compared itself
 DECIDES: Final = ("precision", "dtype")  # the others change how numbers are rounded, at most
 
 
-def program(run: RunContext) -> dict[str, dict[str, Any]]:
+def program(run: Run) -> dict[str, dict[str, Any]]:
     """Return the settings and the plugins of a run as plain data."""
     engine = run.engine
     device = torch.device(str(engine.device))
@@ -91,7 +88,7 @@ def _plugin_changes(what: str, before: Mapping[str, Any], now: Mapping[str, Any]
             yield "not exact", f"{what} had {name} = {was} and has {value}{mend}"
 
 
-def _plugin(run: RunContext, name: str) -> dict[str, Any]:
+def _plugin(run: Run, name: str) -> dict[str, Any]:
     plugin, plugins = run.plugins[name], run.plugins
     affects = affects_training(plugin)
     options = _options(plugin) if affects else {}
@@ -104,7 +101,7 @@ def affects_training(plugin: Any) -> bool:
     return getattr(plugin, "policy", "critical") != "observer" and bool(getattr(plugin, "affects_training", True))
 
 
-def doubt_late_listeners(run: RunContext, saver: str) -> None:
+def doubt_late_listeners(run: Run, saver: str) -> None:
     """Doubt plugins that listen to `SavePoint` later than the one that saves: what they change there is not saved.
 
     Args:

@@ -6,18 +6,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from types import CellType, FunctionType, MethodType
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from torch import nn
 
+from ....events import Run
 from ....events.bus import FunctionName, Seat
 from ...data.draws.users_code import attributes_of, global_names, is_users
 from .attributes import ignored_names
 from .program import affects_training
 from .values import encode
-
-if TYPE_CHECKING:
-    from ...context import RunContext
 
 MOST: Final = 5_000  # functions and classes
 CALLED: Final = frozenset({FunctionType, MethodType, partial})
@@ -40,7 +38,7 @@ class Variable(NamedTuple):
     is_default: bool = False
 
 
-def numbers(run: RunContext) -> dict[str, dict[str, Any]]:
+def numbers(run: Run) -> dict[str, dict[str, Any]]:
     """Return the numbers that the user's functions and classes read and could change, encoded, by where they are.
 
     These are the methods of the task, its modules, optimizers, schedulers and plugins, the functions and objects that
@@ -67,7 +65,7 @@ def is_number(value: Any) -> bool:
     return kind in (bool, float, type(None)) or (kind is int and value.bit_length() <= BITS)
 
 
-def held_by(run: RunContext, receiver: Callable[..., Any]) -> Any:
+def held_by(run: Run, receiver: Callable[..., Any]) -> Any:
     """Return the user's object that is called, or whose method is; None for a function, and for what has a state."""
     while isinstance(receiver, partial):
         receiver = receiver.func
@@ -79,7 +77,7 @@ def held_by(run: RunContext, receiver: Callable[..., Any]) -> Any:
     return None if any(holder is each for each in compared) else holder
 
 
-def _roots(run: RunContext) -> Iterator[Any]:
+def _roots(run: Run) -> Iterator[Any]:
     """Yield the user's classes and functions that a run calls."""
     for each in _objects(run):
         if is_users(type(each).__module__):
@@ -95,12 +93,12 @@ def _roots(run: RunContext) -> Iterator[Any]:
                 yield type(holder)
 
 
-def _receivers(run: RunContext) -> Iterator[tuple[Callable[..., Any], Seat]]:
+def _receivers(run: Run) -> Iterator[tuple[Callable[..., Any], Seat]]:
     for signal in run.bus.signals():
         yield from signal.listeners()
 
 
-def _objects(run: RunContext) -> Iterator[Any]:
+def _objects(run: Run) -> Iterator[Any]:
     """Yield the objects whose attributes are compared."""
     yield run.task
     for module in run.modules.values():
@@ -110,7 +108,7 @@ def _objects(run: RunContext) -> Iterator[Any]:
     yield from (plugin for name in run.plugins.names() if affects_training(plugin := run.plugins[name]))
 
 
-def _of_objects(run: RunContext) -> Iterator[Variable]:
+def _of_objects(run: Run) -> Iterator[Variable]:
     """Yield what the objects hold that listen, or whose methods do, and that no plugin connected."""
     for receiver, seat in _receivers(run):
         if isinstance(seat.owner, FunctionName) and (holder := held_by(run, receiver)) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ...batches import set_epoch
+from ..batch import set_epoch
 from ..rng import generator_state
 from .equality import same
 from .generators import drawn, key_generators, seed_all

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from itertools import islice
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import (
-    BatchSampler,
     ConcatDataset,
-    DataLoader,
     StackDataset,
     Subset,
     TensorDataset,
@@ -25,13 +22,10 @@ from torch.utils.data import (
 from ....events.errors import describe_error
 from .equality import same
 from .held_generators import Held, Traced
-from .users_code import is_users, module_of
 
 if TYPE_CHECKING:
-    from ..order.batch_samplers import Order
-    from ..reader import Reading
+    pass
 
-_BATCHES = 100  # of an order that are compared: their indices cost little, but an order may have no end
 _ROOM = 4096  # bytes for what was found, which a worker process writes into shared memory
 LEFT_OUT = "RNGCapture(probe=False)"
 NOT_COMPARED = "was not loaded twice and compared, so hidden state in it was not found"
@@ -112,29 +106,6 @@ def _is_pure(first: Traced, load: Callable[[], Any], elsewhere: Callable[[], Any
     if elsewhere is None or not held.has_drawn(first):
         return True
     return not same(first.loaded, elsewhere())  # what is drawn each time may still have been kept from the first
-
-
-def order_differs(order: Order, loader: DataLoader[Any], reading: Reading) -> list[str]:
-    """Return a sentence where a sampler of the user's promises an order by (seed, epoch), and gives two."""
-    batches = loader.batch_sampler
-    sampler = loader.sampler if type(batches) in (BatchSampler, type(None)) else batches
-    if order.draws or not is_users(module_of(type(sampler))):
-        return []
-    drawn = []
-    for _ in range(2):
-        order.begin(reading.seed, reading.epoch, reading.batch)
-        drawn.append([_indices(chosen) for chosen in islice(order, _BATCHES)])
-    if same(*drawn):
-        return []
-    return [
-        f"{type(sampler).__name__} gives another order each time it is asked: it holds state that no key reaches (a "
-        f"counter, a hidden generator), so a resumed run reads other samples: let indices(seed, epoch, start) go "
-        f"by these alone"
-    ]
-
-
-def _indices(chosen: Any) -> Any:
-    return list(chosen) if isinstance(chosen, list) else chosen.index
 
 
 def is_plain(dataset: Any, collate: Any) -> bool:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
-from torch.utils.data import BatchSampler, DataLoader, Sampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Sampler,
+)
 from torch.utils.data import RandomSampler as TorchRandomSampler
 from torch.utils.data import SequentialSampler as TorchSequentialSampler
 
+from ..draws.equality import same
+from ..draws.users_code import is_users, module_of
 from .batch_samplers import Order, SeekableOrder, SingleOrder
 from .dealt import DealtBatches, DealtSamples, InTurn
 from .opaque import ForeignOrder, knows_ranks
@@ -66,3 +73,29 @@ def seekable(sampler: Sampler[Any] | Iterable[Any]) -> SeekableSampler | None:
         generator = sampler.generator
         return RandomSampler(len(sampler), seed=None if generator is None else generator.initial_seed())
     return None
+
+
+_BATCHES = 100  # of an order that are compared: their indices cost little, but an order may have no end
+
+
+def order_differs(order: Order, loader: DataLoader[Any], seed: int, epoch: int, batch: int) -> list[str]:
+    """Return a sentence where a sampler of the user's promises an order by (seed, epoch), and gives two."""
+    batches = loader.batch_sampler
+    sampler = loader.sampler if type(batches) in (BatchSampler, type(None)) else batches
+    if order.draws or not is_users(module_of(type(sampler))):
+        return []
+    drawn = []
+    for _ in range(2):
+        order.begin(seed, epoch, batch)
+        drawn.append([_indices(chosen) for chosen in islice(order, _BATCHES)])
+    if same(*drawn):
+        return []
+    return [
+        f"{type(sampler).__name__} gives another order each time it is asked: it holds state that no key reaches (a "
+        f"counter, a hidden generator), so a resumed run reads other samples: let indices(seed, epoch, start) go "
+        f"by these alone"
+    ]
+
+
+def _indices(chosen: Any) -> Any:
+    return list(chosen) if isinstance(chosen, list) else chosen.index

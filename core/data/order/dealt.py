@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.utils.data import BatchSampler
 
-from ...batches import length_of
+from ..batch import length_of
 from ..draws.keyed import KeyedBatch, KeyedIndex, Place, keyed_batch
 from .batch_samplers import Order, full_batches
 from .opaque import Foreign

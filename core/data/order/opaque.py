@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils.data import BatchSampler
 from torch.utils.data.distributed import DistributedSampler
 
-from ...batches import length_of
+from ..batch import length_of
 from ..draws.held_generators import BEGIN, Held
 from ..draws.keyed import KeyedBatch, KeyedIndex, Place, keyed_batch
 from .batch_samplers import Begun

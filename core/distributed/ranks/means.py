@@ -27,6 +27,10 @@ class SharedMeans(Means):
         super().__init__()
         self._engine = engine
 
+    def of_evaluation(self) -> Means:
+        """Return new means for one set of an evaluation: its values are added up when all ranks have theirs."""
+        return Terms()
+
     def sums(self) -> dict[str, tuple[float, float]]:
         """Return the sum of all ranks and its weight by name. A collective."""
         totals: dict[str, tuple[float, float]] = {}
@@ -58,15 +62,10 @@ class Term(NamedTuple):
 
 
 class Terms(Means):
-    """Keeps every value of an evaluation on one of several ranks, so that they add up as one process would add them.
-
-    Attributes:
-        batch: the number of the batch in hand, among this rank's.
-    """
+    """Keeps every value of an evaluation on one of several ranks, so that they add up as one process would add them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.batch = 0
         self._kept: dict[str, list[tuple[int, Tensor | float, float]]] = {}
 
     def add(self, name: str, value: Tensor | float, weight: float = 1.0) -> None:

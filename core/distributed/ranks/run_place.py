@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
 
 from ....events import CATALOGUE, Event, Lane, Run
 from ....events import catalogue as ev
-from .status import place_of
-
-if TYPE_CHECKING:
-    from ...context import RunContext
+from ....events.run import place_of
 
 QUIET = (ev.BatchStart, ev.GradientsReady, ev.StepEnd, ev.Log, ev.ShouldStop, ev.Replay)  # a listener changes the loop
 
 
-def follow(run: RunContext) -> tuple[Callable[[], str], Callable[[], None]]:
+def follow(run: Run) -> tuple[Callable[[], str], Callable[[], None]]:
     """Listen to a run; return what tells where it stands, and what ends the listening."""
     last = ""
 

@@ -9,12 +9,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
 from types import FrameType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 from torch.distributed.distributed_c10d import Store
-
-if TYPE_CHECKING:
-    from ...context import RunContext
 
 ANSWERS = 2.0  # seconds in which a living rank answers
 FRAMES = 6  # how many functions a report names
@@ -108,12 +105,6 @@ class Roll:
         lines = {rank: str(standing) for rank, standing in self.answers.items()}
         lines |= dict.fromkeys(self.missing, f"gives no sign of life for {self.limit:g} s")
         return "\n".join(f"  rank {rank} {lines[rank]}" for rank in sorted(lines))
-
-
-def place_of(run: RunContext) -> str:
-    """Return where a run is, in words."""
-    progress = run.progress
-    return f"in {run.phase}, epoch {progress.epoch}, batch {progress.batch}, step {progress.steps}"
 
 
 def _functions(frame: FrameType | None, *, everything: bool) -> str:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.distributed.distributed_c10d import Store
 
+from ....events import Run
 from ...errors import SEEN
 from .failure import Failure, is_broken_collective
 from .run_place import follow
 from .status import Roll
 from .watchdog import Limits, Patrol, Waiting
-
-if TYPE_CHECKING:
-    from ...context import RunContext
 
 
 class Watch:
@@ -129,7 +127,7 @@ class Watch:
         """Return what a rank told of a topic, as far as this one has heard; that costs nothing."""
         return self._patrol.notices.get(topic)
 
-    def follow(self, run: RunContext) -> Callable[[], None]:
+    def follow(self, run: Run) -> Callable[[], None]:
         """Report where this run stands, and end the process if it does not end when it must; return what ends that."""
         self._patrol.place, unfollow = follow(run)
 

@@ -16,11 +16,11 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.hooks import RemovableHandle
 
 from ...distributed.ranks.buckets import broadcast_tensors
-from ...task import load_module
-from ..places import Backend
+from ..parallel.places import Backend
+from ..parallel.processes import ProcessEngine
+from ..parallel.single_loss import refuse_several, refuse_several_losses
 from ..precision import DTYPES, PrecisionName
-from ..processes import ProcessEngine
-from ..single_loss import refuse_several, refuse_several_losses
+from ..weights import load_module
 from .modules import Sharding, check_trained, checked_wrap, forget_forwards, roots, whole
 from .states import (
     Modules,

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.distributed_c10d import ProcessGroup
 
-from ...task import load_module
+from ..weights import load_module
 from .modules import like, whole
 
 Optimizers = Mapping[str, torch.optim.Optimizer]

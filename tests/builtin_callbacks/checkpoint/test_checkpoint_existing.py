@@ -340,7 +340,7 @@ def test_switched_off_at_the_start_it_finds_its_name_when_it_is_switched_on(fit:
     class Switch(Plugin):
         @on(EpochEnd)
         def switch(self, run: Run, event: EpochEnd) -> None:
-            plugins = run.plugins  # type: ignore[attr-defined]  # the real run has them
+            plugins = run.plugins
             (plugins.disable if run.progress.epoch == 3 else plugins.enable)("checkpoint")
 
     trainer_checkpoint = Checkpoint(tmp_path)
@@ -356,7 +356,7 @@ class Off(Plugin):
     @on(BatchEnd)
     def switch(self, run: Run, event: BatchEnd) -> None:
         if run.progress.batches == 1:
-            run.plugins.disable("checkpoint")  # type: ignore[attr-defined]  # the real run has them
+            run.plugins.disable("checkpoint")
 
 
 # Names that cleaning makes alike: B5.

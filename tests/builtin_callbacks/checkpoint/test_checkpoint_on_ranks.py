@@ -660,7 +660,7 @@ class Identity(Plugin):
 
     @on(BatchStart)
     def note(self, run: Run, event: BatchStart) -> None:
-        self.seen = run.training_id  # type: ignore[attr-defined]  # the real run has it
+        self.seen = run.training_id
 
 
 def begin_twice_and_go_on(folder: Path) -> list[tuple[str, str, tuple[str, ...]]]:

@@ -18,7 +18,7 @@ import heliograph as h
 import pytest
 import torch
 from heliograph.builtin_callbacks.checkpoint.repeated import proof as module
-from heliograph.builtin_callbacks.checkpoint.repeated.ring import OFFSETS, ROW, SIZE, Ring
+from heliograph.builtin_callbacks.checkpoint.repeated.ring_buffer import OFFSETS, ROW, SIZE, Ring
 from heliograph.tests import repeated_kills
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
@@ -223,7 +223,8 @@ def test_an_epochs_end_between_the_save_and_the_kill(tmp_path: Path) -> None:
 
 
 def test_a_killed_run_that_came_further_than_the_file_is_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from heliograph.builtin_callbacks.checkpoint.repeated import ring, rows
+    from heliograph.builtin_callbacks.checkpoint.repeated import ring_buffer as ring
+    from heliograph.builtin_callbacks.checkpoint.repeated import rows
 
     for each in (ring, rows):
         monkeypatch.setattr(each, "MASK", 3)
@@ -238,7 +239,9 @@ class Turns(h.Plugin):
     """Goes back once, to the first checkpoint."""
 
     def __init__(self, at: int) -> None:
-        self.at, self.state, self.path = at, None, None
+        self.at = at
+        self.state: Any = None
+        self.path: Path | None = None
 
     @h.on(h.CheckpointSaved)
     def remember(self, run: h.Run, event: h.CheckpointSaved) -> None:
@@ -340,7 +343,7 @@ def test_switched_off_and_on_again(tmp_path: Path) -> None:
     class Switch(h.Plugin):
         @h.on(h.BatchEnd)
         def switch(self, run: h.Run, event: h.BatchEnd) -> None:
-            plugins = run.plugins  # type: ignore[attr-defined]
+            plugins = run.plugins
             if run.progress.batches == 3:
                 plugins.disable("checkpoint")
             elif run.progress.batches == 4:

@@ -179,7 +179,7 @@ def test_switched_off_it_lets_go_of_the_folder_and_on_again_it_goes_on(fit: Make
     class Switch(Plugin):
         @on(EpochEnd)
         def switch(self, run: Run, event: EpochEnd) -> None:
-            trainer_plugins = run.plugins  # type: ignore[attr-defined]  # the real run has them
+            trainer_plugins = run.plugins
             (trainer_plugins.disable if run.progress.epoch == 2 else trainer_plugins.enable)("checkpoint")
 
         @on(BatchEnd)

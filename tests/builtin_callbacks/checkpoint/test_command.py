@@ -17,7 +17,7 @@ import pytest
 import torch
 from heliograph.__main__ import main
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.state.snapshot import SCHEMA
+from heliograph.core.checkpoint.state.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Store
 from heliograph.core.checkpoint.storage.manifest import encode
 

@@ -1,4 +1,4 @@
-"""A study that kills itself: `python killing.py FOLDER STORY...`, whose outcomes lie in `<name>.json`, beside `plain`.
+"""A study that kills itself: `python kills.py FOLDER STORY...`, whose outcomes lie in `<name>.json`, beside `plain`.
 
 A story is `<name>:<storage>:<where> <number>,...`. A process for each point is killed there, at the so-many-th `batch`,
 or `before` or `behind` the so-many-th write of the storage; the last one is not.

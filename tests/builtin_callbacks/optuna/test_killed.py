@@ -33,7 +33,7 @@ def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
         sys.executable,
         "-W",
         "error",
-        str(Path(__file__).with_name("killing.py")),
+        str(Path(__file__).with_name("kills.py")),
         str(folder),
         *told,
     ]

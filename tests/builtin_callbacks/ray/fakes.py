@@ -9,8 +9,8 @@ from pathlib import Path
 
 from heliograph.builtin_callbacks.ray.session import Notice
 from heliograph.builtin_callbacks.ray.storage.checkpoints import StoredFolder, listed, name_of
+from heliograph.core.host import hosted_by
 from heliograph.core.result import RunResult
-from heliograph.core.system.host import hosted_by
 from heliograph.events import Progress
 from heliograph.plugins import Plugins
 from pyarrow.fs import LocalFileSystem  # type: ignore[import-untyped]

@@ -24,8 +24,9 @@ from heliograph.builtin_callbacks.ray.data.stream import RayStream
 from heliograph.builtin_callbacks.ray.launcher.failures import follows
 from heliograph.core.data.loaders import LoaderParams, training_loaders
 from heliograph.core.data.order.shares import Share
-from heliograph.core.data.reader import Reading
-from heliograph.core.data.sources import MapSource, source_of
+from heliograph.core.data.sources.choice import source_of
+from heliograph.core.data.sources.contract import Reading
+from heliograph.core.data.sources.dataloader import MapSource
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from ray.exceptions import RayActorError, RayError, WorkerCrashedError

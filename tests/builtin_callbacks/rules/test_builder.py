@@ -46,7 +46,7 @@ class Stranger(Own):
 
 
 class Alone(Own):
-    events = h.Log
+    events = h.Log  # type: ignore[assignment]  # it should be a tuple
 
 
 class Broken(Own):

@@ -26,9 +26,8 @@ from heliograph import (
     Trainer,
     TrainStart,
 )
-from heliograph.core.data.reader import Reading
-from heliograph.core.data.source import Source
-from heliograph.core.data.sources import source_of
+from heliograph.core.data.sources.choice import source_of
+from heliograph.core.data.sources.contract import Reading, Source
 from numpy.random import mtrand
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from heliograph import BatchEnd, Plugin, ResumeReport, Run, Trainer, TrainStart, on
-from heliograph.core.checkpoint.migration.schemas import migrate_state
+from heliograph.core.checkpoint.state.old_schemas import migrate_state
 from heliograph.core.checkpoint.state.plain import check_plain
-from heliograph.core.data.guarantee import LEVELS, weaker
 from heliograph.core.data.training_data import TrainingData
 from heliograph.events import Progress
+from heliograph.events.guarantee import LEVELS, weaker
 from torch.utils.data import (
     BatchSampler,
     DataLoader,

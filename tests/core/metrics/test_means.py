@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 from heliograph import accuracy
-from heliograph.core.metrics.means import Means, Metrics, Sum
+from heliograph.core.metrics.means import Means, Sum
+from heliograph.core.metrics.values import Metrics
 
 
 def test_weighted_means_of_tensors_and_numbers() -> None:

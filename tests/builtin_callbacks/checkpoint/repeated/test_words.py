@@ -4,9 +4,9 @@ import math
 import struct
 
 import pytest
-from heliograph.builtin_callbacks.checkpoint.repeated.ring import Row
+from heliograph.builtin_callbacks.checkpoint.repeated.ring_buffer import Row
 from heliograph.builtin_callbacks.checkpoint.repeated.words import difference, told_apart
-from heliograph.core.data.guarantee import verified
+from heliograph.events.guarantee import verified
 
 ROW = Row(253, 13, 253, 2024, 0.4513, 0, 253)
 

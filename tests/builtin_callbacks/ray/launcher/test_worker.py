@@ -18,7 +18,7 @@ from heliograph.builtin_callbacks.ray.launcher.worker import Call, enter
 from heliograph.builtin_callbacks.ray.session import Notice, current_session
 from heliograph.core.distributed.launch import child_queue, queue
 from heliograph.core.distributed.launch.exceptions import rebuild
-from heliograph.core.system.host import current_host
+from heliograph.core.host import current_host
 from torch import nn
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "theirs.py", line 1, in load\nKeyError: "label"'

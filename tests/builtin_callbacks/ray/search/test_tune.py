@@ -49,8 +49,8 @@ from heliograph.builtin_callbacks.ray.search.tune import _check_same, _room, _te
 from heliograph.builtin_callbacks.ray.session import Notice
 from heliograph.builtin_callbacks.ray.storage.checkpoints import StoredFolder
 from heliograph.core.distributed.launch.exceptions import carry
+from heliograph.core.host import hosted_by
 from heliograph.core.metrics.monitor import Monitor
-from heliograph.core.system.host import hosted_by
 from pyarrow import fs  # type: ignore[import-untyped]
 from torch import nn
 

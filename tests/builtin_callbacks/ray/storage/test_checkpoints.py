@@ -13,7 +13,7 @@ from heliograph.builtin_callbacks.ray.storage.checkpoints import StoredFolder, l
 from heliograph.builtin_callbacks.ray.storage.fetch_checkpoint import fetch
 from heliograph.builtin_callbacks.ray.storage.report_folder import stage
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.state.snapshot import SCHEMA
+from heliograph.core.checkpoint.state.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Entry, Store
 from heliograph.core.checkpoint.storage.files import digest_of
 from heliograph.tests.builtin_callbacks.ray.fakes import FakeSession

@@ -20,7 +20,7 @@ OTHERWISE = {"bus", "is_replay", "tracks"}  # what a replay is, and that nobody 
 NAMES = sorted({*ANNOTATED, *PROPERTIES} - OTHERWISE)
 ASKED = [
     "should_stop", "should_log", "should_save", "should_validate", "should_end_epoch", "skips_batch", "holds_step",
-    "drops_step", "loss_scale", "turns_back", "vetoed", "stage", "pending", "leaving", "stopped",
+    "drops_step", "loss_scale", "is_rolling_back", "vetoed", "is_evaluating", "pending", "leaving", "stopped",
 ]  # fmt: skip
 UNTOLD = "not recorded"
 
@@ -89,7 +89,9 @@ def test_it_is_what_it_was_or_it_is_not_recorded(more: list[Any], tmp_path: Path
             elif (event, name) != ("train_start", "recording"):  # which is named only then
                 assert value == was[name], (event, name)
     assert untold == {
-        "batch", "modules", "outputs", "plugin_seconds", "scheduler", "schedulers", "task", "train_loader",
+        "batch", "batch_losses", "batch_note", "epoch_begun", "modules", "outputs", "plugin_seconds", "plugins",
+        "resumed_at", "resumed_from", "scheduler", "schedulers", "task", "train_loader", "training_id",
+        "validation_loaders",
     }  # fmt: skip
 
 

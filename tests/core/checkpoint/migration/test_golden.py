@@ -14,7 +14,7 @@ import torch
 from heliograph import Checkpoint, RunResult
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.migration.migrations import migrate
-from heliograph.core.checkpoint.state.snapshot import SCHEMA
+from heliograph.core.checkpoint.state.schema import SCHEMA
 
 GOLDEN = Path(__file__).parents[3] / "golden"
 SCHEMAS = range(1, SCHEMA + 1)

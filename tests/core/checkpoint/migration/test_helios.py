@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.core.checkpoint.migration import helios
-from heliograph.core.checkpoint.migration.schemas import migrate_state
+from heliograph.core.checkpoint.state.old_schemas import migrate_state
 from heliograph.core.checkpoint.storage import stand_ins
 from torch import nn
 

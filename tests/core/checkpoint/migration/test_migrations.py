@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.migration import schemas
 from heliograph.core.checkpoint.migration.migrations import migrate
-from heliograph.core.checkpoint.state.snapshot import SCHEMA
+from heliograph.core.checkpoint.state import old_schemas as schemas
+from heliograph.core.checkpoint.state.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Files, Store
 
 ALL_GOLDEN = Path(__file__).parents[3] / "golden"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from heliograph.core.checkpoint.state.snapshot import SCHEMA
+from heliograph.core.checkpoint.state.schema import SCHEMA
 from heliograph.core.checkpoint.storage.manifest import Entry, claim_of, decode, encode, manifest_path
 
 ENTRY = Entry(

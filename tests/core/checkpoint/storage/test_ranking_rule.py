@@ -10,8 +10,7 @@ import pytest
 from heliograph.builtin_callbacks.checkpoint.retention import Retention
 from heliograph.core.checkpoint.storage import Entry
 from heliograph.core.checkpoint.storage.names import pointer_path
-from heliograph.core.checkpoint.storage.ranking_rule import best_first
-from heliograph.core.checkpoint.storage.removable import ranked
+from heliograph.core.checkpoint.storage.removable import best_first, ranked
 from heliograph.core.metrics.monitor import Monitor
 
 LOSS = "validation/loss"

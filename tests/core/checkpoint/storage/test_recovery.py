@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.state.snapshot import SCHEMA
+from heliograph.core.checkpoint.state.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Store, manifest
 from heliograph.core.checkpoint.storage import store as stores
 from heliograph.core.checkpoint.storage.files import digest_of

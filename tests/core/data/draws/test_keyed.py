@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.core.data.draws.keyed import KeyedDataset, KeyedIterable, Place, keyed_batch
-from heliograph.core.data.sources import source_of
+from heliograph.core.data.sources.choice import source_of
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 

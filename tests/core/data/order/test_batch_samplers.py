@@ -14,7 +14,8 @@ from heliograph.core.data.order.choice import order_of
 from heliograph.core.data.order.dealt import DealtBatches, DealtSamples
 from heliograph.core.data.order.opaque import ForeignOrder
 from heliograph.core.data.order.shares import Share
-from heliograph.core.data.sources import MapSource, source_of
+from heliograph.core.data.sources.choice import source_of
+from heliograph.core.data.sources.dataloader import MapSource
 from torch.utils.data import (
     BatchSampler,
     DataLoader,

@@ -14,9 +14,8 @@ from heliograph.core.data.order.choice import order_of
 from heliograph.core.data.order.dealt import EveryNth, InTurn
 from heliograph.core.data.order.opaque import ForeignOrder, knows_ranks
 from heliograph.core.data.order.shares import ALONE, Layout, Share, converted
-from heliograph.core.data.reader import Reading
-from heliograph.core.data.source import Source
-from heliograph.core.data.sources import source_of
+from heliograph.core.data.sources.choice import source_of
+from heliograph.core.data.sources.contract import Reading, Source
 from heliograph.events import Progress
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 from heliograph import BatchStart, Event, GradientsReady, Plugin, RankFailed, Run, StepEnd, ValidationBatchEnd, on
-from heliograph.core.engines.ddp import DDPEngine
 from heliograph.core.engines.device import DeviceEngine
+from heliograph.core.engines.parallel.ddp import DDPEngine
 from heliograph.core.engines.sharded.fsdp import FSDPEngine
 from heliograph.core.engines.sharded.states import ShardingEngine, empty, joined
 from heliograph.tests.core.engines.training import Fitting, Make, Training, adamw, batch, equal, fitted, net, weights

@@ -1,0 +1,76 @@
+"""Batches and loaders of any kind: how many samples, how many batches, which is the last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+T = TypeVar("T")
+
+
+def batch_size(batch: Any) -> int:
+    """Return the samples in a batch: the first dimension of the first tensor found in it, else its length, else 1."""
+    kind = type(batch)
+    if kind is tuple or kind is list:
+        try:
+            return batch[0].shape[0]  # type: ignore[no-any-return]  # a tensor, nearly always: spared the search
+        except (AttributeError, IndexError, TypeError):
+            pass
+    while not isinstance(batch, Tensor):
+        if isinstance(batch, list | tuple) and batch and not isinstance(batch[0], str | int | float):
+            batch = batch[0]
+        elif isinstance(batch, Mapping) and batch:
+            batch = next(iter(batch.values()))
+        else:
+            return len(batch) if isinstance(batch, Sequence) and not isinstance(batch, str) else 1
+    return batch.shape[0] if batch.ndim else 1
+
+
+def length_of(loader: Iterable[Any] | None) -> int | None:
+    """Return the number of batches of a loader, None where it does not say."""
+    try:
+        return len(loader)  # type: ignore[arg-type]  # asked, not assumed
+    except TypeError:
+        return None
+
+
+def check_loader(loader: Any, split: str) -> None:
+    """Raise TypeError unless a loader can be iterated, ValueError where it says that it is empty."""
+    if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
+        raise TypeError(f"The {split} loader must be an iterable of batches, got {type(loader).__name__}.")
+    samples = hasattr(loader, "__len__") and not hasattr(loader, "__iter__")  # as other libraries' datasets
+    if samples or (isinstance(loader, Dataset) and not isinstance(loader, IterableDataset)):
+        raise TypeError(
+            f"The {split} loader is a dataset of samples: say how to batch it, loader_params={{'batch_size': 32}}, or "
+            f"give a DataLoader."
+        )
+    if isinstance(loader, Tensor):
+        raise TypeError(
+            f"The {split} loader is a tensor, which holds no batches: give TensorDataset(inputs, targets) with "
+            f"loader_params={{'batch_size': 32}}."
+        )
+    if length_of(loader) == 0:
+        raise ValueError(f"The {split} loader is empty: it has no batch. Check its dataset, batch_size and drop_last.")
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Tell the epoch to a loader or sampler that shuffles by it."""
+    for each in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
+        if callable(tell := getattr(each, "set_epoch", None)):
+            tell(epoch)
+
+
+def with_last(batches: Iterable[T]) -> Iterator[tuple[T, bool]]:
+    """Yield (batch, whether it is the last), reading one item ahead."""
+    ahead = iter(batches)
+    try:
+        batch = next(ahead)
+    except StopIteration:
+        return
+    for following in ahead:
+        yield batch, False
+        batch = following
+    yield batch, True

@@ -1,0 +1,51 @@
+"""Which source reads a loader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from ....events import Engine
+from ..order.shares import ALONE, Share
+from .contract import Source, Sourced
+from .sequence import SequenceSource
+
+
+def source_of(loader: Any, share: Share = ALONE, *, per_sample: bool = False, engine: Engine | None = None) -> Source:
+    """Return the source that reads a process's share of a loader, or all of it where nobody can deal it out.
+
+    Raises:
+        ValueError: nothing is left for a rank, or one process is to read in the stead of several what cannot be dealt
+            out.
+    """
+    source: Source
+    if type(loader) in (list, tuple):
+        source = SequenceSource(loader, share)
+    else:
+        source = _of_loader(loader, share, engine, per_sample=per_sample)
+    if source.as_it_is and share.turns > 1:
+        raise ValueError(
+            f"loader_params['as_ranks'] deals one order out to {share.ranks} ranks, but a {type(loader).__name__} is "
+            f"read as it is: give a map-style dataset."
+        )
+    if source.length == 0 and share.ranks > 1:
+        raise ValueError(
+            f"The train loader has no batch for each of {share.ranks} ranks: give more samples, a smaller batch_size "
+            f"or drop_last=False."
+        )
+    return source
+
+
+def _of_loader(loader: Any, share: Share, engine: Engine | None, *, per_sample: bool) -> Source:
+    from ..order.choice import order_of
+    from .dataloader import ForeignSource, IterableSource, MapSource
+    from .stateful import StatefulSource, is_stateful
+
+    if isinstance(loader, DataLoader) and not is_stateful(loader) and not isinstance(loader.dataset, IterableDataset):
+        return MapSource(loader, order_of(loader, share), share, per_sample=per_sample, trains=True)
+    if isinstance(loader, Sourced):
+        return loader.source(share, engine, fills_up=True)
+    if is_stateful(loader):  # which keeps a position of its own
+        return StatefulSource(loader, share)
+    return IterableSource(loader, share) if isinstance(loader, DataLoader) else ForeignSource(loader, share)

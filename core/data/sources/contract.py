@@ -1,0 +1,146 @@
+"""What the loop asks of a loader, whatever its kind."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch.utils.data import Dataset
+
+from ....events import Engine
+from ....events.guarantee import Guarantee
+from ..batch import length_of
+from ..order.shares import ALONE, Layout, Share
+
+Worth = tuple[Guarantee, tuple[str, ...]]
+EXACT: Worth = ("exact", ())
+
+
+class Source(Protocol):
+    """A loader, as the loop reads it.
+
+    Attributes:
+        loader: what the user gave.
+        length: its batches, None where nobody knows. On several ranks the smallest, once they have agreed.
+        kind: plain facts that must be the same for a position amid an epoch to mean the same, on every rank.
+        even: whether the batches of all ranks are as large as this one's.
+        as_it_is: whether every rank reads all of it, whatever the others read.
+        batch_size: what a batch takes of the order; see `Layout`. None where nobody knows, or it differs on the ranks.
+    """
+
+    loader: Any
+    length: int | None
+    kind: dict[str, Any]
+    even: bool
+    as_it_is: bool
+    batch_size: int | None
+
+    @property
+    def layout(self) -> Layout:
+        """How its epochs lie in the batches of all processes."""
+
+    def open(self, reading: Reading) -> Iterator[Any]:
+        """Return the batches from a position on."""
+
+    def worth(self) -> Worth:
+        """Return what a resume is worth, with the reasons why it is not exact."""
+
+    def hidden(self) -> tuple[float, list[str]]:
+        """Return the seconds that the first batch took to be compared, and a sentence for each hidden state so far."""
+
+    def state_dict(self, *, between_epochs: bool) -> dict[str, Any]:
+        """Return what the position needs beside the number of consumed batches."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over the state; the next `open` goes on from it."""
+
+    def close(self) -> None:
+        """Let worker processes go."""
+
+
+class Stateless:
+    """What most sources have in common: their position is the number of batches, and nothing needs closing."""
+
+    even = False
+    as_it_is = True
+    common = False
+    batch_size: int | None = None
+
+    def __init__(self, loader: Any, kind: dict[str, Any], share: Share = ALONE) -> None:
+        self.loader, self.kind, self.share = loader, kind, share
+        self.length = length_of(loader)
+
+    @property
+    def layout(self) -> Layout:
+        """How its epochs lie in the batches of all processes."""
+        share = self.share
+        return Layout(share.world_size, share.ranks, self.batch_size, self.length, self.common)
+
+    def worth(self) -> Worth:
+        """Say that it is exact."""
+        return EXACT
+
+    def hidden(self) -> tuple[float, list[str]]:
+        """Return nothing: it is not looked for."""
+        return 0.0, []
+
+    def state_dict(self, *, between_epochs: bool) -> dict[str, Any]:
+        """Return nothing."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take nothing over."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class Sourced(ABC):
+    """A loader of ours that knows what reads it."""
+
+    @abstractmethod
+    def source(self, share: Share, engine: Engine | None, *, fills_up: bool) -> Source:
+        """Return what reads the share of a process.
+
+        Args:
+            share: the part of this process.
+            engine: connects several processes.
+            fills_up: whether all ranks read equally much, as in a training; else each sample is read once.
+        """
+
+
+class Known(Dataset[Any]):
+    """A map-style dataset of which more is known than its length.
+
+    Attributes:
+        facts: with others, its samples are others: a checkpoint keeps them, and ranks compare them.
+    """
+
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One reading of an epoch.
+
+    Attributes:
+        seed: of the order and of the draws.
+        epoch: counted from 0.
+        batch: the position to begin at, in consumed batches.
+        apart: whether any code of the loader is kept away from the training's random stream.
+        tell: called with (done, all) while batches are read again to reach the position.
+        is_over: whether another rank had no more there, so that this one's rest is not read either.
+        check: called with the last of the batches that are read again.
+        probes: whether the first batch that is read of a loader is loaded twice and compared.
+    """
+
+    seed: int
+    epoch: int
+    batch: int
+    apart: bool
+    tell: Callable[[int, int], None]
+    is_over: bool = False
+    check: Callable[[Any], None] | None = None
+    probes: bool = False

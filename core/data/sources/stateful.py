@@ -1,0 +1,146 @@
+"""Loaders that keep their own position."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
+from itertools import count, islice
+from typing import Any
+
+from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
+
+from ..batch import set_epoch
+from ..draws.generators import isolated
+from ..draws.held_generators import BEGIN, Held
+from ..draws.keyed import KeyedDataset, KeyedIndex, Place, keyed_batch
+from ..draws.probe import LEFT_OUT, Probe, is_plain
+from ..order.shares import ALONE, Share
+from .contract import EXACT, Reading, Stateless, Worth
+from .reader import apart, begun
+
+
+class StatefulSource(Stateless):
+    """A loader that keeps its own position, through `state_dict` and `load_state_dict`."""
+
+    def __init__(self, loader: Any, share: Share = ALONE) -> None:
+        super().__init__(loader, {"source": "stateful", "loader": type(loader).__name__}, share)
+        # Generators that a loader saves the state of must not be keyed anew amid an epoch, or its state is wrong.
+        known = isinstance(loader, DataLoader)
+        self._at_begin = Held(loader) if known else Held()
+        self._at_batch = Held(loader.dataset, loader.collate_fn) if known else Held()
+        self._probe: Probe | None = None
+        self._exhausted = False
+        self._given: Mapping[str, Any] | None = None
+        self._before: Mapping[str, Any] | None = None
+
+    def open(self, reading: Reading) -> Iterator[Any]:
+        """Go on where the loader stands."""
+        given, self._given = self._kept(between_epochs=not reading.batch), None
+        assert given is not None or not reading.batch, "a position amid an epoch came without the loader's state"
+        if given is not None and (given["ended"] or reading.is_over):  # it stands before the next epoch
+            self._given = {**given, "ended": False, "amid": False} if given["ended"] else None
+            return iter(())
+        if reading.apart and self._probe is None and self.worth() == EXACT and isinstance(self.loader, DataLoader):
+            self._probe = _probed(self.loader, reading)
+        if given is not None:
+            self.loader.load_state_dict(deepcopy(given["loader"]))
+        set_epoch(self.loader, reading.epoch)
+        if not reading.apart:
+            return self._followed(iter(self.loader), reading.batch)
+        if given is not None and not reading.batch:
+            with isolated():
+                self.loader.state_dict()  # torchdata's puts a loaded state in place only now, over the keys
+        held = Held() if reading.batch else self._at_begin
+        batches = begun(self.loader, reading, held, self.share.rank)
+        batches = apart(batches, reading, self._at_batch, self.share.rank, first=reading.batch)
+        return self._followed(batches, reading.batch)
+
+    def worth(self) -> Worth:
+        """Say what is known of its draws."""
+        if (sampler := _forgetful(self.loader)) is not None:
+            kind = type(self.loader).__name__
+            return "not exact", (f"a {type(sampler).__name__} in a {kind} saves no state: its order may be another",)
+        if isinstance(self.loader, DataLoader) and not self.loader.num_workers:
+            return EXACT
+        who = "its workers draw" if isinstance(self.loader, DataLoader) else "it draws"
+        return "order-exact", (f"a {type(self.loader).__name__} keeps its own position, but nobody knows what {who}",)
+
+    def hidden(self) -> tuple[float, list[str]]:
+        """Return what was found in its dataset."""
+        return (0.0, []) if self._probe is None else self._probe.read()
+
+    def state_dict(self, *, between_epochs: bool) -> dict[str, Any]:
+        """Return the loader's state, as it was when the batch in hand had just been read."""
+        if (given := self._kept(between_epochs=between_epochs)) is not None:  # not read yet
+            return dict(given)
+        if between_epochs and not self._exhausted:  # an epoch that was left early is begun anew, as the loop would
+            return {"loader": None, "ended": False, "amid": False}
+        own = self.loader.state_dict() if self._exhausted or self._before is None else self._before
+        return {"loader": own, "ended": self._exhausted and not between_epochs, "amid": not between_epochs}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Keep the state until the loader is read."""
+        self._given = None if state["loader"] is None else dict(state)
+
+    def _kept(self, *, between_epochs: bool) -> Mapping[str, Any] | None:
+        """Return the loaded state; of an epoch that was ended before it was read on, only if the loader had ended."""
+        given = self._given
+        if given is None or not (given["amid"] and between_epochs):
+            return given
+        return {**given, "ended": False, "amid": False} if given["ended"] else None
+
+    def _followed(self, batches: Iterator[Any], first: int) -> Iterator[Any]:
+        """Note when the loader ends, before its last batch is out: that is part of the state that a save there keeps.
+
+        Where its length is unknown, the loop reads ahead; the state from before that is kept.
+        """
+        self._exhausted, self._before = False, None
+        for number in count(first + 1):
+            if self.length is None:
+                self._before = self.loader.state_dict()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                self._exhausted = True
+                return
+            following = list(islice(batches, 1)) if number == self.length else []
+            self._exhausted = number == self.length and not following
+            yield from (batch, *following)
+            if self._exhausted:
+                return
+
+
+def is_stateful(loader: Any) -> bool:
+    """Return whether a loader keeps its own position."""
+    return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
+
+
+def _probed(loader: DataLoader[Any], reading: Reading) -> Probe:
+    """Compare two loads of the dataset's first samples: what the loader reads first, nobody knows before it does."""
+    dataset = KeyedDataset(loader.dataset, loader.collate_fn, per_sample=False)
+    probe = Probe(type(loader.dataset).__name__, shared=False)
+    if is_plain(loader.dataset, loader.collate_fn):
+        return probe
+    if not reading.probes:
+        probe.leave_out(LEFT_OUT)
+        return probe
+    dataset.keyed_probe, place = probe, Place((reading.seed, reading.epoch, BEGIN), 0, 1)
+    try:
+        with isolated():
+            if loader.batch_size is None:
+                dataset[KeyedIndex(0, place)]
+            else:
+                dataset.__getitems__(keyed_batch(range(min(loader.batch_size, len(dataset))), place))
+    except Exception as error:  # noqa: BLE001  # it may take no numbers; the run reads it in the loader's own way
+        probe.leave_out(f"{type(error).__name__}: {error}")
+    return probe
+
+
+def _forgetful(loader: Any) -> Any:
+    """Return the sampler of a stateful loader of which its state holds nothing but how often it was asked."""
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return None
+    own = loader.batch_size is None and loader.batch_sampler is not None
+    sampler: Any = loader.batch_sampler if own else loader.sampler
+    repeats = type(sampler) is SequentialSampler or type(sampler).__module__.partition(".")[0] == "torchdata"
+    return None if repeats or hasattr(sampler, "state_dict") else sampler

@@ -1,0 +1,274 @@
+"""How ranks agree: what one of them asks, all of them do, at the same step."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+from uuid import uuid4
+from zlib import crc32
+
+from ....events import Control, Event, Request, Run, ShouldStop
+from ....events.bus import Receiver
+from ....events.control import Verb
+from ...system.signals import SignalHook
+
+
+class SharedRun(Run, Protocol):
+    """A run whose ranks agree.
+
+    Attributes:
+        exit_status: what the process is to exit with.
+        pending_state: a state that is to be applied, and its file.
+        last_step: the optimizer step that ends the run, infinite where none does.
+        engine: what connects the ranks.
+    """
+
+    exit_status: int | None
+    pending_state: tuple[Mapping[str, Any] | None, Path | None]
+
+    @property
+    def last_step(self) -> float:
+        """See the class."""
+
+    @property
+    def engine(self) -> Any:
+        """What connects the ranks."""
+
+    def when_closed(self, action: Callable[[], object]) -> None:
+        """Call `action` when the run is closed."""
+
+
+@dataclass(slots=True)
+class Ballot:
+    """What one rank asks of all."""
+
+    requests: dict[Verb, Request]
+    vetoes: bool
+    interrupted: bool
+
+
+class SharedControl(Control):
+    """The control of a run on several ranks: what one of them asks, all of them do, at the same step.
+
+    At a step boundary every rank casts a few numbers in one small all-reduce: whether it asks for anything, where it
+    stands, and the main rank's clock. Only where somebody asks, the ballots themselves are exchanged, and every rank
+    takes over the same requests, with the names of who asked. What came up while they were served is voted on once
+    more, so that no rank leaves the loop before the others know.
+
+    Args:
+        run: the run.
+
+    Attributes:
+        agreed: what all ranks raised together, each in the same place.
+        votes_on_batches: whether the ranks vote on every batch, since a plugin of some rank may skip one.
+        votes_on_steps: whether they vote on every step, since a plugin of some rank may drop one.
+    """
+
+    is_shared = True
+
+    def __init__(self, run: SharedRun) -> None:
+        super().__init__(run.progress)
+        self._run, self._engine = run, run.engine
+        self._every = int(getattr(run.engine, "agree_every", 1))
+        self._judges = self._interrupted = False
+        self._evaluations = self._turns = 0
+        self._token = ""
+        self._should_stop = run.bus.signal(ShouldStop)
+        self._hook = SignalHook([signal.SIGINT], self._note_interrupt)
+
+    def open(self) -> None:
+        """Turn a Ctrl-C into a flag that joins the vote, and keep handlers of one rank out of collectives.
+
+        What is voted on is settled here, for all ranks: their plugins may differ, and be switched off on some.
+        """
+        declared = self._engine.gather_objects((list(self._run.plugins.declared("asks")), uuid4().hex))
+        asked = {verb for asks, _ in declared for verb in asks}
+        self.votes_on_batches, self.votes_on_steps = "skip_batch" in asked, "skip_step" in asked
+        self._token = declared[0][1]
+        if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is not None:
+            self._hook.install()
+            self._run.when_closed(self._hook.restore)
+        self._run.when_closed(self._run.bus.wrap_all(self._wrapped))
+        if self._engine.watch is not None:
+            self._run.when_closed(self._engine.watch.follow(self._run))
+
+    @property
+    def has_boundary(self) -> bool:
+        """Say yes: other ranks may have asked for something."""
+        return True
+
+    def is_due(self, *, window: int, judged: bool) -> bool:
+        """Return whether the ranks vote after this batch: the same on all of them."""
+        if window:
+            return False
+        run, progress = self._run, self._progress
+        done = progress.steps + progress.skipped_steps
+        return done % self._every == 0 or run.is_last_batch or progress.steps >= run.last_step
+
+    def settle(self) -> None:
+        """Make the standing requests the same on all ranks.
+
+        Raises:
+            KeyboardInterrupt: one of the ranks was interrupted; on all of them, in the same place.
+            RuntimeError: the ranks stand at different steps.
+        """
+        progress = self._progress
+        steps, batches = progress.steps + progress.skipped_steps, progress.batches
+        clock = progress.own_seconds if self._engine.is_main else 0.0
+        news = self.pending or self.vetoed or self._interrupted
+        judges = bool(self._should_stop.chain)
+        cast = [news, judges, clock, steps, -steps, batches, -batches, self._turns, -self._turns]
+        any_news, any_judges, clock, *places = self._engine.vote([float(each) for each in cast])
+        self._check_places(places)
+        progress.set_seconds(clock)
+        self._judges = bool(any_judges)
+        if any_news:
+            self._exchange()
+
+    def decide(self, *, served: bool = False) -> None:
+        """Vote once more, where the boundary may have brought up something new; then decide."""
+        if served or self._judges:
+            self.settle()
+        super().decide()
+
+    def settle_batch(self) -> None:
+        """Let a batch that one rank skips be skipped by all, where some plugin declares that it may.
+
+        Raises:
+            RuntimeError: a rank skips that is not expected to, or the ranks do not hold the same batches.
+        """
+        if not self._votes("skip_batch", self.votes_on_batches, asked=self.skips_batch):
+            return
+        skips, holds, steps = self._engine.vote([self.skips_batch, self.holds_step, not self.holds_step])
+        if holds and steps:
+            raise RuntimeError(
+                "Some ranks hold the step of this batch and others do not: hold_step must be asked for by all ranks."
+            )
+        if skips:
+            self.skips_batch = self.touched = True
+
+    def settle_step(self) -> None:
+        """Let gradients that one rank drops be dropped by all, where some plugin declares that it may.
+
+        Raises:
+            RuntimeError: a rank drops them that is not expected to.
+        """
+        dropped = self._votes("skip_step", self.votes_on_steps, asked=self.drops_step)
+        if dropped and self._engine.vote([self.drops_step])[0]:
+            self.drops_step = self.touched = True
+
+    def note_optimizer(self, name: str) -> None:
+        """Note which of several optimizers is next; the next vote finds out whether it was the same on all ranks."""
+        self._turns = crc32(name.encode(), self._turns)
+
+    def is_cut(self) -> bool:
+        """Return whether the running evaluation is to be left, as some rank asked; tell the others if this one did.
+
+        Raises:
+            RankFailed: another rank failed: an evaluation may be long, and meet no collective for as long.
+        """
+        watch, topic = self._engine.watch, f"{self._token}: evaluation {self._evaluations} is cut short"
+        if watch is None:
+            return self._interrupted
+        watch.check()
+        if self._interrupted or self.cut_request is not None:
+            watch.tell(topic, "")
+            return True
+        return watch.told(topic) is not None
+
+    def settle_validation(self) -> None:
+        """Let an evaluation that one rank cut short be cut short for all.
+
+        Raises:
+            KeyboardInterrupt: one of the ranks was interrupted.
+        """
+        self._evaluations += 1
+        if self._engine.vote([float(self.cut_request is not None or self._interrupted)])[0]:
+            own = {} if self.cut_request is None else {self.cut_request.verb: self.cut_request}
+            agreed = _merged(self._ballots(own))
+            if self.cut_request is None and agreed:
+                self.history.add(agreed["cut_validation"])
+            self.cut_request = agreed.get("cut_validation")
+
+    def settle_exit(self) -> None:
+        """Let all ranks exit with the same status, the highest that any asked for.
+
+        Raises:
+            KeyboardInterrupt: one of the ranks was interrupted since the last vote.
+        """
+        mine = self._run.exit_status
+        is_news = self._interrupted and self.agreed is None
+        agreed, interrupted = self._engine.vote([-1.0 if mine is None else float(mine), float(is_news)])
+        self._run.exit_status = None if agreed < 0 else int(agreed)
+        if interrupted:
+            self._ballots({})
+
+    def _exchange(self) -> None:
+        ballots = self._ballots(self.standing())
+        agreed = _merged(ballots)
+        askers = [rank for rank, ballot in enumerate(ballots) if "roll_back" in ballot.requests]
+        self.adopt(agreed, vetoed=any(ballot.vetoes for ballot in ballots))
+        if askers and len(askers) < len(ballots):  # the others do not know where to
+            self._run.pending_state = self._engine.broadcast(self._run.pending_state, askers[0])
+
+    def _ballots(self, requests: dict[Verb, Request]) -> list[Ballot]:
+        ballot = Ballot(requests, self.vetoed, self._interrupted)
+        ballots: list[Ballot] = self._engine.gather_objects(ballot)
+        interrupted = [str(rank) for rank, each in enumerate(ballots) if each.interrupted]
+        if interrupted:
+            self.agreed = KeyboardInterrupt(f"on rank {', '.join(interrupted)}")
+            raise self.agreed
+        return ballots
+
+    def _check_places(self, places: Sequence[float]) -> None:
+        most_steps, fewest_steps, most_batches, fewest_batches, turns, others = (abs(place) for place in places)
+        if most_steps != fewest_steps or most_batches != fewest_batches:
+            raise RuntimeError(
+                f"The ranks stand at different places: {fewest_steps:.0f} to {most_steps:.0f} steps, "
+                f"{fewest_batches:.0f} to {most_batches:.0f} batches. What a handler decides about a batch must be "
+                f"decided alike on all ranks."
+            )
+
+        if turns != others:
+            raise RuntimeError(
+                "The ranks stepped different optimizers: training_step must yield the same names on all ranks, in one "
+                "order."
+            )
+
+    @staticmethod
+    def _votes(verb: str, voted: bool, *, asked: bool) -> bool:
+        if asked and not voted:
+            raise RuntimeError(
+                f"control.{verb} was called on one of several ranks, and no plugin declared it when the run began, so "
+                f"the ranks do not vote on it: add {verb!r} to the plugin's asks = (...)."
+            )
+        return voted
+
+    def _wrapped(self, receiver: Receiver, owner: str) -> Receiver:
+        if self._run.plugins.ranks_of(owner) == "all":
+            return receiver
+
+        def guarded(run: Run, *, event: Event) -> None:
+            with self._engine.refusing(owner, event.name):
+                receiver(run, event=event)
+
+        return guarded
+
+    def _note_interrupt(self, signum: int) -> None:
+        if self._interrupted:
+            raise KeyboardInterrupt
+        self._interrupted = True
+
+
+def _merged(ballots: Sequence[Ballot]) -> dict[Verb, Request]:
+    """Return what any rank asks, in the name of the lowest rank that asks it, unless all of them do."""
+    merged: dict[Verb, Request] = {}
+    for rank, ballot in enumerate(ballots):
+        for verb, request in ballot.requests.items():
+            everybody = all(verb in each.requests and each.requests[verb].by == request.by for each in ballots)
+            merged.setdefault(verb, request if everybody else replace(request, rank=rank))
+    return merged

@@ -1,0 +1,1 @@
+"""Engines of several processes, or of several GPUs, each with the whole model."""

@@ -1,0 +1,140 @@
+"""The engine of one process on several GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..device import DeviceEngine
+from ..precision import PrecisionName
+
+
+class DataParallelEngine(DeviceEngine):
+    """One process, several GPUs: each batch is split among them, by `torch.nn.DataParallel`.
+
+    While a run goes on, calling a module of the task computes on all GPUs; whatever else is asked of it is answered as
+    ever, on the first. Where there is one GPU or none, nothing is wrapped, and it is a `DeviceEngine`. It is slower
+    than one process for each GPU (`DDPEngine`); what speaks for it is that nothing has to be launched.
+
+    Args:
+        gpus: the GPUs' numbers, the first of which holds the modules; by default all that torch sees.
+        modules: the attributes of the task to wrap; by default each module that has parameters. A module that returns a
+            mean over its batch, such as a loss with parameters, must be left out.
+        precision: as in `DeviceEngine`; holds on all GPUs.
+        deterministic: as in `DeviceEngine`.
+        cudnn_benchmark: as in `DeviceEngine`.
+
+    Raises:
+        ValueError: a GPU is not there, or is named twice; also what `DeviceEngine` refuses.
+    """
+
+    def __init__(
+        self,
+        gpus: Sequence[int] | None = None,
+        *,
+        modules: Iterable[str] | None = None,
+        precision: PrecisionName = "fp32",
+        deterministic: bool = False,
+        cudnn_benchmark: bool = False,
+    ) -> None:
+        self.gpus = list(range(torch.cuda.device_count())) if gpus is None else checked_gpus(gpus)
+        self._chosen = None if modules is None else tuple(modules)
+        self._wrapped: list[tuple[Any, str, Any]] = []
+        super().__init__(
+            torch.device("cuda", self.gpus[0]) if self.gpus else None,
+            precision=precision,
+            deterministic=deterministic,
+            cudnn_benchmark=cudnn_benchmark,
+        )
+
+    def set_up(
+        self, task: Any, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
+    ) -> None:
+        """Move modules to the first GPU, and have the task call wrappers of them.
+
+        Raises:
+            ValueError: one of the modules to wrap is not among the task's attributes.
+        """
+        super().set_up(task, modules, optimizers)
+        parts = dict(task.named_children()) if isinstance(task, nn.Module) else modules
+        chosen = self._chosen
+        if chosen is None:
+            chosen = tuple(name for name, part in parts.items() if any(True for _ in part.parameters()))
+        if unknown := set(chosen) - parts.keys():
+            raise ValueError(
+                f"DataParallelEngine(modules=...) names {', '.join(sorted(unknown))}, but the modules of "
+                f"{type(task).__name__} are {', '.join(sorted(parts)) or 'none'}."
+            )
+        if len(self.gpus) > 1:
+            for name in chosen:
+                # Beside what an nn.Module registers, so that its parameters and states know nothing of it.
+                vars(task)[name] = Split(parts[name], self.gpus)
+                self._wrapped.append((task, name, parts[name]))
+
+    def tear_down(self) -> None:
+        """Have the task call its own modules again."""
+        while self._wrapped:
+            task, name, module = self._wrapped.pop()
+            if isinstance(task, nn.Module):
+                del vars(task)[name]
+            else:
+                vars(task)[name] = module
+
+    def abandon(self) -> None:
+        """Have the task call its own modules again."""
+        self.tear_down()
+
+
+class Split(nn.DataParallel[nn.Module]):
+    """A module whose batches are split among GPUs; its other attributes and methods are the module's own.
+
+    Args:
+        module: the module, on the first of the GPUs.
+        gpus: their numbers.
+    """
+
+    def __init__(self, module: nn.Module, gpus: Sequence[int]) -> None:
+        super().__init__(module, device_ids=list(gpus))
+
+    def parallel_apply(self, replicas: Sequence[nn.Module], inputs: Sequence[Any], kwargs: Any) -> list[Any]:
+        """Run each replica on its part of the batch, under the autocast that holds here."""
+        dtype, enabled = torch.get_autocast_dtype("cuda"), torch.is_autocast_enabled("cuda")
+
+        def under_autocast(replica: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            with torch.autocast("cuda", dtype, enabled):  # a thread begins with fp16, whatever its parent's dtype
+                return replica(*args, **kwargs)
+
+        bound: list[Any] = [partial(under_autocast, each) for each in replicas]
+        return super().parallel_apply(bound, inputs, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+
+def checked_gpus(gpus: Sequence[int]) -> list[int]:
+    """Return the numbers of GPUs that are there.
+
+    Raises:
+        TypeError: it is no list of whole numbers.
+        ValueError: none is named, one is not there, or is named twice.
+    """
+    if isinstance(gpus, str | bytes) or not isinstance(gpus, Sequence) or not all(type(each) is int for each in gpus):
+        raise TypeError(f"gpus is a list of GPU numbers, such as [0, 1], got {gpus!r}.")
+    count = torch.cuda.device_count()
+    there = f"torch sees {count} GPUs" + (f", numbered 0 to {count - 1}." if count else ".")
+    if not gpus:
+        raise ValueError(f"gpus=[] names no GPU: {there} Leave it out to take what is there, or give device='cpu'.")
+    if len(set(gpus)) < len(gpus):
+        raise ValueError(f"gpus={list(gpus)} names a GPU twice: each can be given once.")
+    if len(gpus) > count:
+        raise ValueError(f"gpus={list(gpus)} names {len(gpus)} GPUs, but {there}")
+    if unknown := [each for each in gpus if not 0 <= each < count]:
+        raise ValueError(f"gpus={list(gpus)} names GPU {unknown[0]}, but {there}")
+    return list(gpus)

@@ -1,0 +1,40 @@
+"""Whether all ranks built the same model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import sha256
+from itertools import zip_longest
+
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from ...distributed.ranks.exchange import Exchange
+
+
+def check_same(group: Exchange, modules: Mapping[str, nn.Module]) -> None:
+    """Raise ValueError on every rank unless the modules are alike on all, but for their values."""
+    for name, module in modules.items():
+        for part, value in (*module.named_parameters(), *module.named_buffers()):
+            if is_lazy(value):
+                raise ValueError(
+                    f"{name}.{part} gets its shape in the first forward pass only. On several ranks it must have one "
+                    f"before: call the model once on a batch, and make its optimizer after that."
+                )
+    own = [
+        f"the {kind} {name}.{part} of {value.dtype} {list(value.shape)}"
+        for name, module in modules.items()
+        for kind, parts in (("parameter", module.named_parameters()), ("buffer", module.named_buffers()))
+        for part, value in parts
+    ]
+    digests = group.gather_objects(sha256("\n".join(own).encode()).digest())
+    if len(set(digests)) == 1:
+        return
+    everyone = group.gather_objects(own)
+    rank = next(rank for rank, each in enumerate(everyone) if each != everyone[0])
+    pairs = zip_longest(everyone[0], everyone[rank], fillvalue="nothing more")
+    first, other = next(pair for pair in pairs if pair[0] != pair[1])
+    raise ValueError(
+        f"The task's modules are not the same on all ranks: rank 0 has {first}, and rank {rank} has {other}. Build "
+        f"the same model everywhere."
+    )

@@ -1,0 +1,258 @@
+"""What engines of several processes have in common."""
+
+from __future__ import annotations
+
+import gc
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ....events.engine import Reduction
+from ...distributed.ranks.buckets import broadcast_tensors
+from ...distributed.ranks.failure import release_groups
+from ...distributed.ranks.group import Group
+from ...distributed.ranks.membership import membership
+from ...distributed.ranks.watch import Watch
+from ...distributed.ranks.watchdog import Limits
+from ..device import DeviceEngine
+from ..precision import PrecisionName
+from .model_check import check_same
+from .places import Backend, checked_backend, own_device
+
+
+class ProcessEngine(DeviceEngine, ABC):
+    """One of several processes, each with a device of its own.
+
+    Which of them this is, torchrun, `heliograph.launch` or the user says in the environment; alone, it is as
+    `DeviceEngine`. The group is joined for each run, and left behind it; who holds `with engine.process():` around
+    several runs stays in it. A process group that was initialised before is used, and left as it is.
+
+    Args:
+        backend: what carries gradients, `gloo` or `nccl`; by default nccl for GPUs.
+        device: `cpu` or `cuda`; by default a GPU where there is one: the one whose number is the local rank. With a
+            number, as in `cuda:0`, that very one.
+        precision: as `DeviceEngine`.
+        deterministic: as `DeviceEngine`.
+        cudnn_benchmark: as `DeviceEngine`.
+        timeout: seconds after which a rank gives up waiting for another, in any exchange.
+        agree_every: how many steps apart the ranks agree on what was asked for.
+        report_after: seconds in one exchange after which each rank logs where all of them stand.
+        grace: seconds that a run gets to end by itself once another rank has failed, before its process is ended.
+
+    Raises:
+        ValueError: as `DeviceEngine`; the environment contradicts itself; the backend is not to be had.
+    """
+
+    joins_alone = False  # whether a single process needs a group of its own
+
+    def __init__(
+        self,
+        backend: Backend | None = None,
+        *,
+        device: str | torch.device | None = None,
+        precision: PrecisionName = "fp32",
+        deterministic: bool = False,
+        cudnn_benchmark: bool = False,
+        timeout: float = 600.0,
+        agree_every: int = 1,
+        report_after: float = 60.0,
+        grace: float = 30.0,
+    ) -> None:
+        member = membership()
+        super().__init__(
+            own_device(device, member),
+            precision=precision,
+            deterministic=deterministic,
+            cudnn_benchmark=cudnn_benchmark,
+        )
+        for name, value in (("timeout", timeout), ("report_after", report_after), ("grace", grace)):
+            if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+                raise ValueError(f"{name}= is a positive number of seconds, got {value!r}.")
+        if not isinstance(agree_every, int) or agree_every < 1:
+            raise ValueError(f"agree_every= is a whole number of steps, from 1 on; got {agree_every!r}.")
+        self.rank, self.local_rank, self.world_size = member.rank, member.local_rank, member.world_size
+        self.is_main, self.is_local_main = member.rank == 0, member.local_rank == 0
+        self.backend = checked_backend(backend, self.device)
+        self.timeout, self.agree_every = float(timeout), agree_every
+        self.limits = Limits(float(report_after), float(grace))
+        self.group: Group | None = None
+        self._contexts = 0
+        self._modules: nn.ModuleList = nn.ModuleList()
+
+    # Life.
+
+    @contextmanager
+    def process(self) -> Iterator[None]:
+        """Return a context in which this process belongs to its group; entered anew within itself, it does nothing.
+
+        Raises:
+            TimeoutError: not every rank came; says which.
+            RuntimeError: the process group of torch that is there now is another than that of the engine.
+        """
+        if self._contexts:
+            gc.collect()  # runs that were never entered: their contexts end as garbage, on all ranks here at the latest
+        with self.settings():
+            if self.group is None and (self.world_size > 1 or self.joins_alone):
+                self._join()
+            self._contexts += 1
+            is_garbage = False
+            try:
+                yield
+                if self._contexts == 1 and self.group is not None:
+                    self.group.barrier()  # nobody takes the store or a connection away that another still reads
+            except GeneratorExit:  # anywhere, in any thread: no place to leave a group
+                is_garbage = True
+                raise
+            except BaseException as error:
+                told = self._fail(error)
+                if told is error:
+                    raise
+                raise told  # noqa: B904  # its cause is the error already
+            finally:
+                self._contexts -= 1
+                if not self._contexts and not is_garbage:
+                    self._leave()
+
+    def set_up(
+        self, task: Any, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
+    ) -> None:
+        """Move modules to the device, and give all ranks the weights and buffers of rank 0.
+
+        Raises:
+            ValueError: the modules of two ranks differ in more than the values.
+        """
+        super().set_up(task, modules, optimizers)
+        self._modules = nn.ModuleList(modules.values())
+        self._check_same(modules)
+        if self.group is not None:
+            state = [*self._modules.parameters(), *self._modules.buffers()]
+            broadcast_tensors(self.group, (each.detach() for each in state), "the first weights")
+
+    def tear_down(self) -> None:
+        """Take the wrappers off; all ranks have the buffers of rank 0 then."""
+        self.share_buffers()
+        self._drop_wrappers()
+
+    def abandon(self) -> None:
+        """Take the wrappers off and leave the group at once."""
+        self._drop_wrappers()
+        self._leave(aborting=True)
+
+    @abstractmethod
+    def unwrap(self) -> None:
+        """Take the wrappers off, and keep nothing that refers to the group."""
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Return the context of a validation or test; the buffers are made those of rank 0 before."""
+        self.share_buffers()
+        return super().evaluating()
+
+    def share_buffers(self) -> None:
+        """Give all ranks the buffers of rank 0, such as the statistics of batch norm."""
+        if self.group is not None:
+            broadcast_tensors(self.group, self._modules.buffers(), "the buffers")
+
+    # Exchange.
+
+    def reduce(self, value: Any, how: Reduction = "mean") -> Any:
+        """Return a new tensor, or a number, reduced over all ranks."""
+        return super().reduce(value, how) if self._is_alone else self._joined("reduce").reduce(value, how)
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of all ranks, by rank."""
+        return super().gather(tensor) if self._is_alone else self._joined("gather").gather(tensor)
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return the objects of all ranks, by rank."""
+        return super().gather_objects(value) if self._is_alone else self._joined("gather_objects").gather_objects(value)
+
+    def broadcast(self, value: Any, source: int = 0) -> Any:
+        """Return the tensor or object of one rank on all ranks."""
+        return (
+            super().broadcast(value, source) if self._is_alone else self._joined("broadcast").broadcast(value, source)
+        )
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        if not self._is_alone:
+            self._joined("barrier").barrier()
+
+    def vote(self, values: Sequence[float]) -> list[float]:
+        """Return the largest of each value over all ranks."""
+        return super().vote(values) if self._is_alone else self._joined("vote").vote(values)
+
+    def exchanging(self, name: str) -> AbstractContextManager[None]:
+        """Return a context in which torch exchanges something by itself: the watch reports it as a collective."""
+        return nullcontext() if self.group is None else self.group.collective(name)
+
+    def refusing(self, plugin: str, event: str) -> AbstractContextManager[None]:
+        """Return a context that refuses collectives, where only some ranks are."""
+        return nullcontext() if self.group is None else self.group.refusing(plugin, event)
+
+    @property
+    def _is_alone(self) -> bool:
+        return self.world_size == 1
+
+    def _joined(self, name: str) -> Group:
+        if self.group is None:
+            raise RuntimeError(
+                f"{type(self).__name__}.{name} was called outside of its group of {self.world_size} processes: call it "
+                f"within a run, or within `with engine.process():`."
+            )
+        return self.group
+
+    # Joining and leaving.
+
+    def _join(self) -> None:
+        member = membership()
+        if (member.rank, member.world_size) != (self.rank, self.world_size):
+            raise RuntimeError(
+                f"{type(self).__name__} was made as rank {self.rank} of {self.world_size}, but this process is rank "
+                f"{member.rank} of {member.world_size} now: make the engine after the process group was initialised."
+            )
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        group = self.group = Group(member, self.backend, self.device, self.timeout)
+        if self.world_size > 1:
+            self.watch = Watch(
+                group.store,
+                self.rank,
+                self.world_size,
+                waiting=lambda: group.waiting_in,
+                host=None if member.agent_store else 0,
+                limits=self.limits,
+                abort=group.tensors.abort if self.backend == "nccl" else None,
+            )
+
+    def _fail(self, error: BaseException) -> BaseException:
+        """Tell the others of an error that no run has told of, or learn which of theirs it comes from; leave them."""
+        watch = self.watch
+        if watch is None:
+            return error
+        told = watch.explain(error)
+        if told is error:
+            watch.announce(error, "outside of a run")
+        release_groups(error)
+        self.abandon()
+        return told
+
+    def _check_same(self, modules: Mapping[str, nn.Module]) -> None:
+        if self.group is not None:
+            check_same(self.group, modules)
+
+    def _drop_wrappers(self) -> None:
+        self.unwrap()
+        self._modules = nn.ModuleList()
+        gc.collect()  # a wrapper is in cycles; alive when its group is left, it may abort the process at its exit
+
+    def _leave(self, *, aborting: bool = False) -> None:
+        group, watch = self.group, self.watch
+        self.group = self.watch = None
+        if watch is not None:
+            watch.close()
+        if group is not None:
+            group.leave(aborting=aborting)

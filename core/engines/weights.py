@@ -1,0 +1,118 @@
+"""Tensors that show one value in many places, as `expand` makes them: torch writes into none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+
+def loadable(module: nn.Module, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the expanded tensors of a module their values; return a saved state as its `load_state_dict` takes it then.
+
+    Raises:
+        ValueError: one was saved with different values in the places that show one.
+    """
+    state = dict(saved)
+    for name, own in _tensors(module):
+        if is_spread(own) and isinstance(saved.get(name), Tensor):
+            _fill(own.detach(), saved[name], name)
+            state[name] = own  # which torch copies nothing into
+    return state
+
+
+def is_spread(tensor: Tensor) -> bool:
+    """Return whether a tensor shows one value in many places."""
+    return tensor.layout is torch.strided and any(_dimensions(tensor))
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
+
+
+def _dimensions(tensor: Tensor) -> list[bool]:
+    return [stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)]
+
+
+def _fill(own: Tensor, saved: Tensor, name: str) -> None:
+    value, shown = saved, own
+    for dimension, is_one in enumerate(_dimensions(own)):
+        if is_one:
+            value, shown = value.narrow(dimension, 0, 1), shown.narrow(dimension, 0, 1)
+    if not _is_same(value.expand_as(saved), saved):
+        raise ValueError(
+            f"{name} is an expanded tensor, which shows one value in many places; the checkpoint holds different "
+            f"values there: clone() it in your program."
+        )
+    with torch.no_grad():
+        shown.copy_(value)
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Return whether values are equal; NaN is."""
+    return bool(((one == other) | ((one != one) & (other != other))).all())
+
+
+EXTRA_STATE = "_extra_state"  # in torch, what the name ends with of what a module's `set_extra_state` takes
+
+
+def check_fits(modules: Mapping[str, nn.Module], saved: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Raise ValueError unless saved weights are of these modules; nothing is loaded then.
+
+    What a module loads in a way of its own is not looked at: it may take other names, or change its shapes.
+    """
+    if saved.keys() != modules.keys():
+        raise ValueError(
+            f"The checkpoint holds the modules {sorted(saved)}, the task has {sorted(modules)}: use the task that "
+            f"wrote it."
+        )
+    for name, module in modules.items():
+        own = _own_ways(module)
+        now, then = (
+            {part: value for part, value in state.items() if not part.startswith(own)}
+            for state in (module.state_dict(), saved[name])
+        )
+        if now.keys() != then.keys():
+            names = ", ".join(sorted(now.keys() ^ then.keys())[:5])
+            raise ValueError(f"The checkpoint's {name!r} is another network than the task's: they differ in {names}.")
+        for part, value in now.items():
+            is_weight = isinstance(value, Tensor) and not is_lazy(value) and not part.endswith(EXTRA_STATE)
+            if is_weight and value.shape != then[part].shape:
+                raise ValueError(
+                    f"The checkpoint's {name}.{part} has the shape {list(then[part].shape)}, the task's "
+                    f"{list(value.shape)}: use the task that wrote it."
+                )
+
+
+def load_module(name: str, module: nn.Module, weights: Mapping[str, Any]) -> None:
+    """Load saved weights into a module.
+
+    Raises:
+        ValueError: the module does not take them, which `check_fits` cannot foresee where it loads in its own way.
+    """
+    try:
+        module.load_state_dict(loadable(module, weights))
+    except RuntimeError as error:
+        raise ValueError(
+            f"The task's {name!r} does not take the checkpoint's: use the task that wrote it. {error}"
+        ) from error
+
+
+def _own_ways(module: nn.Module) -> tuple[str, ...]:
+    """Return what the names of those parts of a module's state begin with that are loaded in a way of its own."""
+    if type(module).load_state_dict is not nn.Module.load_state_dict:
+        return ("",)
+    parts = module.named_modules(remove_duplicate=False)
+    return tuple(f"{name}." if name else "" for name, part in parts if _loads_in_its_own_way(part))
+
+
+def _loads_in_its_own_way(module: nn.Module) -> bool:
+    """Return whether anything but torch's own code takes part in loading a module's own state."""
+    before: Iterable[Any] = module._load_state_dict_pre_hooks.values()
+    after = module._load_state_dict_post_hooks.values()
+    loading = [type(module)._load_from_state_dict, *(each.hook for each in before), *after]
+    return any(not (getattr(each, "__module__", None) or "").startswith("torch.") for each in loading)

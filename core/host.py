@@ -1,0 +1,44 @@
+"""What a cluster that runs this process has to do with the runs in it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from ..plugins import Plugins
+    from .result import RunResult
+
+
+class Host(Protocol):
+    """A launcher's representative within the process of a rank."""
+
+    def prepare(self, plugins: Plugins) -> None:
+        """Add what every training here needs to the plugins of its trainer; called as it begins."""
+
+    def ended(self, result: RunResult) -> None:
+        """Take note of how a training ended, where it ended without an error."""
+
+
+_hosts: dict[int, Host] = {}  # by process: one that is forked from a rank (a loader's worker, say) has none
+
+
+def current_host() -> Host | None:
+    """Return who runs this process; None where nobody of ours does."""
+    return _hosts.get(os.getpid())
+
+
+@contextmanager
+def hosted_by(host: Host) -> Iterator[None]:
+    """Have every training that begins within ask this host."""
+    former = current_host()
+    _hosts[os.getpid()] = host
+    try:
+        yield
+    finally:
+        if former is None:
+            del _hosts[os.getpid()]
+        else:
+            _hosts[os.getpid()] = former

@@ -1,0 +1,153 @@
+"""What lives equally long in a run is one object; giving it up is making a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from torch import Tensor
+
+from ..events import Progress
+from ..events.catalogue import Status
+from ..events.run import CheckpointSource
+from .result import RunResult
+
+if TYPE_CHECKING:
+    from .checkpoint.state.global_batch import BatchChange
+    from .checkpoint.unseen.comparison import Unseen
+
+Action = Callable[[], None]
+
+
+@dataclass(slots=True)
+class Work:
+    """The work of one epoch.
+
+    Attributes:
+        batch: the batch in hand.
+        outputs: what the task's step left for handlers.
+        loss: the last training loss.
+        in_hand: whether a batch is in hand.
+        is_unstepped: whether a loop of one's own has yet to call `run.step(loss)` for it.
+        is_exhausted: whether the loader has ended.
+        is_last_seen: of a loader without a length, whether the batch in hand is its last.
+        has_begun: whether `EpochStart` was emitted.
+        batches: the batches that a loop of one's own reads.
+        contexts: what is open until the batch ends.
+    """
+
+    batch: Any = None
+    outputs: Any = None
+    loss: Tensor | None = None
+    in_hand: bool = False
+    is_unstepped: bool = False
+    is_exhausted: bool = False
+    is_last_seen: bool = False
+    has_begun: bool = False
+    batches: Iterator[Any] = field(default_factory=lambda: iter(()))
+    contexts: ExitStack = field(default_factory=ExitStack)
+
+
+@dataclass(slots=True)
+class Resumption:
+    """What a run continues from, and what came of it.
+
+    Attributes:
+        training_id: of which training the run is a part. A new one is of the system's entropy: it draws from no
+            generator.
+        saved: a state that is to be applied; None before and after.
+        path: its file.
+        is_resume: whether it is applied in a resume, not in a return to a state of this run.
+        source: where else checkpoints of the run lie.
+        in_boundary: whether it was saved at the end of a boundary: `ShouldStop` is still to come.
+        resumed_from: the file that the run was resumed from.
+        resumed_at: where that was.
+        batch_change: what becomes of the learning rates where the global batch changed.
+        batch_note: in what it changed.
+        restores_attributes: whether attributes that no state_dict holds are restored.
+        restored: those that were.
+        fresh_plugins: plugins that found no state.
+        unclaimed_states: states that no plugin claimed.
+        unseen: what compares the state that no state_dict holds; None where nobody saves and nothing is resumed.
+    """
+
+    training_id: str = field(default_factory=lambda: uuid4().hex)
+    saved: Mapping[str, Any] | None = None
+    path: Path | None = None
+    is_resume: bool = False
+    source: CheckpointSource | None = None
+    in_boundary: bool = False
+    resumed_from: Path | None = None
+    resumed_at: Progress | None = None
+    batch_change: BatchChange = "refuse"
+    batch_note: str | None = None
+    restores_attributes: bool = True
+    restored: list[str] = field(default_factory=list)
+    fresh_plugins: tuple[str, ...] = ()
+    unclaimed_states: tuple[str, ...] = ()
+    unseen: Unseen | None = None
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What becomes the result of a run.
+
+    Attributes:
+        began: when the run was made, of `perf_counter`.
+        started: whether a training began.
+        finished: whether it is over.
+        at_save_point: whether the state is being saved in a boundary, of which only `ShouldStop` is left.
+        has_left_group: whether this rank has left the others.
+        evaluation_batches: those of the last validation or test, all sets together; None where nobody knows.
+        replacement: the error to raise instead of the one that failed the run.
+        exit_error: what `fit` raises instead of returning.
+        result: how it went, once the run is closed.
+    """
+
+    began: float = field(default_factory=perf_counter)
+    status: Status = "completed"
+    started: bool = False
+    finished: bool = False
+    at_save_point: bool = False
+    has_left_group: bool = False
+    best_checkpoint: Path | None = None
+    last_checkpoint: Path | None = None
+    recording: Path | None = None
+    verified_steps: int = 0
+    difference: str | None = None
+    evaluation_batches: int | None = None
+    plugin_seconds: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    exit_status: int | None = None
+    exit_error: BaseException | None = None
+    replacement: BaseException | None = None
+    result: RunResult = field(init=False)
+
+
+@dataclass(slots=True)
+class Hooks:
+    """What plugins have asked a run to call.
+
+    Attributes:
+        positioned: once, when the loader stands where it was.
+        settling: whenever somebody needs what runs beside the loop to be done.
+        leaving: before this rank leaves its group for an error.
+        closing: when the run is closed.
+        apart: what handlers of observers run within.
+    """
+
+    positioned: list[Action] = field(default_factory=list)
+    settling: list[Action] = field(default_factory=list)
+    leaving: list[Action] = field(default_factory=list)
+    closing: ExitStack = field(default_factory=ExitStack)
+    apart: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    def call_positioned(self) -> None:
+        """Do what waits for the loader."""
+        while self.positioned:
+            self.positioned.pop(0)()

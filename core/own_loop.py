@@ -1,0 +1,63 @@
+"""What a loop of one's own may do wrong, and what becomes of a batch that it leaves."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+from .context import RunContext
+
+
+def check_exhausted(run: RunContext) -> None:
+    """Note that the loader ended; raise or warn where that was before it had begun, or before it said it would."""
+    batch, expected, is_shared = run.progress.batch, run.batches_per_epoch, run.control.is_shared
+    if batch == 0:
+        where = " on one of the ranks" if is_shared else ""
+        raise ValueError(
+            f"The train loader yielded no batch in epoch {run.progress.epoch}{where}. A generator can be read only "
+            f"once: give a list, a DataLoader, or an object whose __iter__ begins anew."
+        )
+    if expected is not None and batch != expected:
+        text = f"The train loader ended after {batch} batches, but its length says {expected}."
+        if is_shared:
+            raise ValueError(f"{text} On several ranks that is an error, since the others count on them.")
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+    run.work.is_exhausted = True
+
+
+def refuse_unread(run: RunContext) -> None:
+    """Raise RuntimeError where a loop of one's own passes over the batches of an epoch, and so would never end."""
+    if not run.control.stopped and not run.is_complete:
+        raise RuntimeError("The epoch was not trained: loop over run.batches() within run.epochs().")
+
+
+def check_stepped(run: RunContext, batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield batches to a loop of one's own.
+
+    Raises:
+        RuntimeError: the loop passed over a batch without `run.step(loss)`.
+    """
+    for batch in batches:
+        run.work.is_unstepped = True
+        yield batch
+        if run.work.is_unstepped:
+            raise RuntimeError(
+                "run.step(loss) was not called for this batch. To leave one out, call control.skip_batch(reason) in a "
+                "handler of BatchStart."
+            )
+
+
+def finish_left_batch(run: RunContext) -> None:
+    """Finish the batch that a loop of one's own broke out of; that ends the epoch."""
+    control, work = run.control, run.work
+    if not work.in_hand:
+        return
+    reason = "the loop over the batches was left"
+    control.end_epoch(reason, by="the caller")
+    if work.is_unstepped:
+        work.is_unstepped = False
+        control.leave_out_batch(reason)
+    control.leaving = True
+    for _ in work.batches:
+        raise AssertionError("leaving was asked for")

@@ -1,0 +1,177 @@
+"""The consistent cut: everything that a resumed run needs, as plain types and tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from time import time
+from typing import Any
+
+from torch import nn
+
+from .checkpoint.state.by_rank import gathered, own_part
+from .checkpoint.state.differences import changes, check_optimizers, kinds, scheduler_kinds
+from .checkpoint.state.global_batch import layout, settle_change
+from .checkpoint.state.parameter_groups import groups_of, load_scheduler
+from .checkpoint.state.plain import check_plain
+from .checkpoint.state.schema import SCHEMA, check_schema, training_of, versions
+from .checkpoint.state.shards import fitted, load_parts
+from .checkpoint.unseen.comparison import Unseen
+from .context import RunContext
+from .engines.weights import check_fits
+
+
+def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the cut. Tensors are the live ones: store them before the next step. On several ranks a collective.
+
+    The main rank's is the whole, with what differs on the others. Another rank's is its own, good for itself to go back
+    to; where weights are sharded it holds none.
+
+    Args:
+        run: the run.
+        shards: what there is to tell of shards that are saved apart from the cut; it holds no weights then.
+
+    Raises:
+        TypeError: some state is neither a plain type nor a tensor, and so could not be read back safely.
+    """
+    stateful = {"task": run.task} if not isinstance(run.task, nn.Module) else {}
+    weights, optimizers = run.engine.pack(run.modules, run.optimizers) if shards is None else ({}, {})
+    unseen = (
+        {} if run.resumption.unseen is None else run.resumption.unseen.state_dict(run)
+    )  # before the data, which keep its doubts
+    cut = {
+        "schema": SCHEMA,
+        "saved_at": time(),
+        "versions": versions(),
+        "world": layout(run),
+        "run_name": run.name,
+        "training_id": run.training_id,
+        "progress": run.progress.state_dict(),
+        "control": run.control.state_dict(),
+        "data": run.data.state_dict(run.progress),
+        "last_seen": run.work.is_last_seen,
+        "epoch_begun": run.work.has_begun,
+        "at_save_point": run.outcome.at_save_point,
+        "modules": weights,
+        "optimizers": optimizers,
+        "optimizer_kinds": kinds(run.optimizers),
+        "groups": groups_of(run),
+        "engine": run.engine.state_dict(),
+        "schedulers": {name: each.state_dict() for name, each in run.schedulers.items()},
+        "scheduler_kinds": kinds(run.schedulers),
+        "task": {name: each.state_dict() for name, each in stateful.items() if hasattr(each, "state_dict")},
+        "unseen": unseen,
+        "metrics": dict(run.metrics),
+        "means": run.means.state_dict(),
+        "plugins": run.plugins.state_dict(check_plain),
+        "filters": run.plugins.filter_states(run.origin, check_plain),
+        **({"plugin_versions": numbers} if (numbers := run.plugins.state_versions()) else {}),
+        **({} if shards is None else {"shards": dict(shards)}),
+    }
+    check_plain(cut, "state")
+    parts = gathered(run.engine, cut)
+    return {**cut, "ranks": parts if run.engine.is_main else []}
+
+
+def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Continue a run from a cut; return this rank's part of it.
+
+    Raises:
+        ValueError: the cut is of a newer schema, incomplete, of other modules or, amid an epoch, of other data.
+    """
+    resumption = run.resumption
+    check_schema(saved)
+    if resumption.is_resume:  # a run that goes back stays the training that it is
+        run.training_id = training_of(saved)
+    saved = fitted(own_part(saved, run.engine.rank, run.engine.world_size), run.engine, resumption.path)
+    if "shards" not in saved:
+        check_fits(run.modules, saved["modules"])
+    check_optimizers(run, saved)
+    progress = run.data.load_state_dict(saved["data"], saved["progress"])  # it refuses what does not fit
+    load_training(run, saved)
+    if "task" in saved.get("task", {}):
+        run.task.load_state_dict(deepcopy(saved["task"]["task"]))
+    run.progress.load_state_dict(progress)
+    run.work.is_last_seen = saved.get("last_seen", False)
+    run.work.has_begun = saved.get("epoch_begun", run.progress.batch > 0)
+    run.in_boundary = saved.get("at_save_point", False)
+    run.control.load_state_dict(saved["control"], at_save_point=run.in_boundary)
+    run.metrics.update(saved["metrics"])
+    run.means.load_state_dict(saved.get("means", {}))
+    # A return may be to what the run was resumed from.
+    resumption.batch_change = saved.get("batch_change", resumption.batch_change)
+    resumption.restores_attributes = saved.get("restore_attributes", resumption.restores_attributes)
+    run.batch_note = settle_change(run, saved["world"], resumption.batch_change, may_refuse=resumption.is_resume)
+    found = run.plugins.load_state_dict(
+        saved["plugins"], saved.get("plugin_versions"), resumption.path, goes_back=not resumption.is_resume
+    )
+    resumption.fresh_plugins, resumption.unclaimed_states = map(tuple, found)
+    run.note(_where(run))
+    if resumption.fresh_plugins:
+        what = "start fresh" if resumption.is_resume else "keep what they have"
+        run.note(f"plugins that {what}, the checkpoint has no state of them: {', '.join(resumption.fresh_plugins)}")
+    if resumption.unclaimed_states:
+        run.note(f"states in the checkpoint that no plugin claims, left out: {', '.join(resumption.unclaimed_states)}")
+    for change in saved.get("migrated", ()):
+        run.note(f"the checkpoint was migrated in memory, {change}")
+    for level, change in changes(run, saved, versions(), resumption.fresh_plugins):
+        run.data.doubt(level, change)
+    return saved
+
+
+def load_training(run: RunContext, saved: Mapping[str, Any]) -> None:
+    """Load the modules, the optimizers, whose learning rates are state, and the schedulers of the same kinds."""
+    given = _base_rates(run)
+    load_parts(run, saved, run.optimizers, run.resumption.path, drops_added=not run.resumption.is_resume)
+    run.engine.load_state_dict(saved.get("engine", {}))
+    loaded = _base_rates(run)[: len(given)]  # groups that the run added have no rate of the program's
+    if given[: len(loaded)] != loaded:
+        run.note(f"the learning rate that the run began with goes on, {loaded}, not the program's {given}")
+    before, now = scheduler_kinds(run, saved), kinds(run.schedulers)
+    for name, scheduler in run.schedulers.items():
+        if before.get(name) == now[name]:
+            load_scheduler(name, scheduler, saved)
+
+
+def _base_rates(run: RunContext) -> list[Any]:
+    groups = [group for optimizer in run.optimizers.values() for group in optimizer.param_groups]
+    return [group.get("initial_lr", group.get("lr")) for group in groups]
+
+
+def restore(run: RunContext) -> dict[str, Any]:
+    """Apply the state that a run is to continue from; return this rank's part of it."""
+    resumption = run.resumption
+    saved, resumption.saved = resumption.saved, None
+    assert saved is not None
+    try:
+        own = apply(run, saved)
+    except Exception as error:
+        error.add_note(f"heliograph: while going on from {resumption.path or 'a state'}")
+        raise
+    run.origin = run.progress.copy()
+    run.plugins.load_filter_states(run.origin, own.get("filters", {}))
+    if own.get("unseen") and resumption.unseen is not None:
+        resumption.restored += resumption.unseen.resume(
+            run, own["unseen"], restores=resumption.restores_attributes, is_roll_back=not resumption.is_resume
+        )
+    if resumption.is_resume:
+        resumption.is_resume, resumption.resumed_from, resumption.resumed_at = False, resumption.path, run.origin
+    return own
+
+
+def prepare_comparison(run: RunContext) -> None:
+    """Look at what no state_dict holds, as the program has made it: where something is saved or resumed."""
+    run.resumption.unseen = Unseen.of(run)
+
+
+def compare_restored(run: RunContext, state: Mapping[str, Any]) -> None:
+    """Compare plugins and settings with those of a state that was applied, now that every plugin has its own."""
+    resumption = run.resumption
+    if state.get("unseen") and resumption.unseen is not None:
+        resumption.unseen.settle(run, state["unseen"], is_roll_back=resumption.resumed_at is not run.origin)
+
+
+def _where(run: RunContext) -> str:
+    what, place = "resumed at" if run.resumption.is_resume else "went back to", run.progress
+    path = run.resumption.path or "a state"
+    return f"{what} epoch {place.epoch}, batch {place.batch}, step {place.steps} from {path}"

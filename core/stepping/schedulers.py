@@ -1,0 +1,57 @@
+"""Learning-rate schedulers as `fit` is given them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ...events.checks import known_names
+from .optimizers import SINGLE
+
+
+def made_schedulers(
+    scheduler: Any, optimizers: Mapping[str, torch.optim.Optimizer], *, several: bool
+) -> dict[str, Any]:
+    """Return the schedulers by the name of their optimizer, made from it where functions were given.
+
+    Args:
+        scheduler: one, or several by name where the optimizers were given by name; None for none.
+        optimizers: by name.
+        several: whether they were given by name.
+
+    Raises:
+        TypeError: one is no scheduler, or has no state that could be saved; there is one where several were to be
+            given, or several where one was.
+        ValueError: one belongs to another optimizer, or to none.
+    """
+    if scheduler is None:
+        return {}
+    if several != isinstance(scheduler, Mapping):
+        given = "by name, so are their schedulers: " if several else "without a name, so is its scheduler: "
+        form = 'scheduler={"generator": ...}' if several else "scheduler=..."
+        raise TypeError(f"The optimizer was given {given}{form}; got {scheduler!r}.")
+    named = dict(scheduler) if several else {SINGLE: scheduler}
+    for name in named.keys() - optimizers.keys():
+        raise ValueError(f"The scheduler {name!r} has no optimizer of this name.{known_names(str(name), optimizers)}")
+    return {name: _made_scheduler(each, optimizers[name]) for name, each in named.items() if each is not None}
+
+
+def _made_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> Any:
+    """Return the scheduler, made from the optimizer where a function was given."""
+    made = scheduler
+    if callable(made) and not isinstance(made, type) and not hasattr(made, "step"):
+        made = made(optimizer)
+    if isinstance(made, type) or not callable(getattr(made, "step", None)):
+        raise TypeError(f"scheduler= takes a scheduler, or a function that makes one from the optimizer, got {made!r}.")
+    lacking = [name for name in ("state_dict", "load_state_dict") if not callable(getattr(made, name, None))]
+    if lacking:
+        raise TypeError(
+            f"The scheduler {type(made).__name__} has no {' and no '.join(lacking)}, so no checkpoint could hold its "
+            f"state. Inherit from torch.optim.lr_scheduler.LRScheduler; or write state_dict(), which returns a dict of "
+            f"plain values, and load_state_dict(state), which takes it back."
+        )
+    if getattr(made, "optimizer", optimizer) is not optimizer:
+        raise ValueError("The scheduler belongs to another optimizer than the one that fit was given.")
+    return made

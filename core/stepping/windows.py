@@ -1,0 +1,154 @@
+"""The optimizers of a run, each with the window of micro-batches whose gradients its next step is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from ...events import Progress
+from ..engines.contract import LoopEngine
+
+
+class OptimizerWindow:
+    """An optimizer, and the micro-batches since its last step.
+
+    Attributes:
+        label: the name that its loss is tracked by.
+        loss: its last loss in this epoch.
+        size: how many micro-batches have left their gradients.
+        backward: takes a loss backward.
+        backward_scaled: takes a loss and the factor on it backward.
+        exchange: averages over the ranks what a backward pass for one of several optimizers did not.
+        step: steps the optimizer; returns False where it had to skip that.
+        zero_grad: drops the gradients.
+    """
+
+    __slots__ = (
+        "backward",
+        "backward_scaled",
+        "exchange",
+        "label",
+        "loss",
+        "name",
+        "optimizer",
+        "scheduler",
+        "size",
+        "step",
+        "zero_grad",
+    )
+
+    def __init__(self, name: str, label: str, optimizer: Any, scheduler: Any) -> None:
+        self.name, self.label, self.optimizer, self.scheduler = name, label, optimizer, scheduler
+        self.loss: Tensor | None = None
+        self.size = 0
+        self.backward: Callable[[Tensor], object]
+        self.backward_scaled: Callable[[Tensor, float], object]
+        self.exchange: Callable[[], object]
+        self.step: Callable[[], object]
+        self.zero_grad: Callable[[], object]
+
+    def bind(self, engine: LoopEngine) -> None:
+        """Ask an engine how to step; anew in every epoch, as plugins may have patched the optimizer."""
+        self.step, self.zero_grad = engine.bind_step(self.optimizer), engine.bind_zero_grad(self.optimizer)
+        self.backward, self.backward_scaled = engine.backward, engine.backward_scaled
+
+
+class Windows:
+    """The window of the one optimizer of a run; of none in an evaluation.
+
+    Attributes:
+        by_name: every window, by the name of its optimizer.
+        first: the first of them.
+        in_hand: the one that is stepped now.
+        forward: the training step, as the engine runs it.
+        is_named: whether the optimizers have names, and a training step yields a loss for each.
+        is_first_loss: whether the loss in hand is the first of its batch.
+    """
+
+    is_named = False
+    is_first_loss = True
+
+    def __init__(self, optimizers: Mapping[str, Any], schedulers: Mapping[str, Any]) -> None:
+        self.by_name = {
+            name: OptimizerWindow(name, self.label("loss", name), each, schedulers.get(name))
+            for name, each in optimizers.items()
+        }
+        self.first = next(iter(self.by_name.values()), OptimizerWindow("", "loss", None, None))
+        self.in_hand: OptimizerWindow | None = None
+        self.forward: Callable[..., Any]
+
+    @property
+    def current(self) -> OptimizerWindow:
+        """The window in hand, elsewhere the first."""
+        return self.in_hand or self.first
+
+    @property
+    def size(self) -> int:
+        """The micro-batches in the window in hand, elsewhere in the longest."""
+        return self.first.size
+
+    def label(self, what: str, name: str) -> str:
+        """Return the name to track a value of an optimizer by."""
+        return what
+
+    def bind(self, engine: LoopEngine) -> None:
+        """Ask an engine how to step each optimizer."""
+        self.first.bind(engine)
+
+    def take(self, name: str | None, loss: Any) -> OptimizerWindow:
+        """Return the window that a loss is for.
+
+        Raises:
+            TypeError: the loss is not a tensor.
+            ValueError: it is not a scalar; it has a name.
+        """
+        if name is not None:
+            raise ValueError(f"run.step(loss, {name!r}) is for optimizers that trainer.run was given by name.")
+        first = self.first
+        if first.loss is None:  # the first of every epoch
+            check_loss(loss)
+        first.loss = loss
+        return first
+
+    def batch_losses(self) -> tuple[Tensor, ...]:
+        """Return the losses of the last batch that had some, in the order in which they were taken."""
+        return () if self.first.loss is None else (self.first.loss,)
+
+    def count(self, progress: Progress, *, stepped: bool) -> None:
+        """Count a window that has ended."""
+        if stepped:
+            progress.steps += 1
+        else:
+            progress.skipped_steps += 1
+
+    def end_batch(self) -> None:
+        """Do nothing: a batch has one loss."""
+
+    def end_round(self, progress: Progress) -> None:
+        """Do nothing: every step is counted by itself."""
+
+    def unfinished(self) -> Iterator[OptimizerWindow]:
+        """Yield the windows that hold gradients."""
+        return (window for window in self.by_name.values() if window.size)
+
+    def clear(self) -> None:
+        """Drop the losses and windows."""
+        for window in self.by_name.values():
+            window.loss, window.size = None, 0
+
+
+def check_loss(loss: Any) -> None:
+    """Raise unless a loss is a scalar tensor."""
+    if isinstance(loss, Generator):
+        raise TypeError(
+            "training_step yields several losses: give their optimizers by the names that it yields them with, as in "
+            'optimizer={"generator": ..., "discriminator": ...}.'
+        )
+    if not isinstance(loss, Tensor):
+        raise TypeError(f"The loss must be a scalar tensor, got {type(loss).__name__}: return the tensor, not .item().")
+    if loss.ndim:
+        raise ValueError(
+            f"The loss must be a scalar tensor, got shape {list(loss.shape)}: average it, as in loss.mean()."
+        )

@@ -1,0 +1,3 @@
+from heliograph.tests.stores import names, opened, state
+
+__all__ = ["names", "opened", "state"]

@@ -1,0 +1,59 @@
+"""The least that counts as a state, and stores that are closed when their test ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from heliograph.core.checkpoint.state.schema import SCHEMA, training_named
+from heliograph.core.checkpoint.storage import Files, Store
+
+
+@pytest.fixture
+def state() -> Callable[..., dict[str, Any]]:
+    """Return a maker of states; the tensor inside tells which one it is."""
+
+    def make(steps: int = 0, *, name: str = "run", **more: Any) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "saved_at": 1000.0 + steps,
+            "versions": {"heliograph": "0"},
+            "world": {"size": 1},
+            "run_name": name,
+            "training_id": training_named(name),
+            "progress": {"steps": steps},
+            "control": {},
+            "data": {},
+            "modules": {"model": {"weight": torch.full((50,), float(steps))}},
+            "optimizers": {},
+            "schedulers": {},
+            "ranks": [{}],
+            "plugins": {},
+            "metrics": {"validation/loss": 0.5},
+            **more,
+        }
+
+    return make
+
+
+@pytest.fixture
+def opened(tmp_path: Path) -> Iterator[Callable[..., Store]]:
+    """Return a maker of open stores, by default of the run `run` in the test's folder."""
+    with ExitStack() as stack:
+
+        def make(name: str = "run", *, folder: Path = tmp_path, files: Files | None = None) -> Store:
+            store = stack.enter_context(closing(Store(folder, name, files=files)))
+            store.open()
+            return store
+
+        yield make
+
+
+@pytest.fixture
+def names(tmp_path: Path) -> Callable[[], list[str]]:
+    """Return a function that lists the test's folder, but for locks."""
+    return lambda: sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".lock")
