@@ -3,7 +3,7 @@
 from .consolidating import consolidate
 from .files import Files, prepare_folder
 from .manifest import Entry, JudgedBy
-from .migrations import load_any, newest_without_manifest
+from .migrations import load_any, newest_of_helios
 from .names import checkpoint_name, clean
 from .reading import State, entries, load, load_weights, newest, read, read_manifest
 from .reading import check as verify
@@ -23,7 +23,7 @@ __all__ = [
     "load_any",
     "load_weights",
     "newest",
-    "newest_without_manifest",
+    "newest_of_helios",
     "prepare_folder",
     "read",
     "read_manifest",
