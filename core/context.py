@@ -28,6 +28,7 @@ from ..events import (
 )
 from ..events.bus import Receiver
 from ..events.catalogue import Phase, Status
+from ..events.checks import check_whole_number
 from ..plugins import Plugins
 from . import batches as data
 from . import state
@@ -221,9 +222,7 @@ class RunContext:
 
     def exit_with(self, status: int) -> None:
         """Say with which status the process is to exit, where the run ends without an exception."""
-        if not isinstance(status, int) or not 0 <= status <= 255:
-            raise ValueError(f"An exit status is a whole number from 0 to 255, got {status!r}.")
-        self.exit_status = status
+        self.exit_status = check_whole_number("An exit status", status, at_least=0, at_most=255)
 
     def raise_when_closed(self, error: BaseException) -> None:
         """Let `fit` raise this instead of returning, when a run that did not fail is closed."""

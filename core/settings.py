@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import isgeneratorfunction
-from numbers import Integral
 from typing import Any, TypedDict
 
 import torch
 
 from ..events.catalogue import Phase
-from ..events.checks import known_names
+from ..events.checks import check_whole_number, known_names
 from ..plugins import Plugins
 from .data.loaders import LoaderParams, evaluation_loader, of_one_process, training_loaders
 from .optimizers import Optimizers, made_optimizers, made_schedulers
@@ -73,9 +72,8 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
     loaders = training_loaders(train, params, world_size)
     params = of_one_process(params, world_size)
     for unit in ("epochs", "steps"):
-        limit = options.get(unit)
-        if limit is not None and (not isinstance(limit, Integral) or isinstance(limit, bool) or limit < 1):
-            raise ValueError(f"{unit}= must be a positive whole number, got {limit!r}.")
+        if options.get(unit) is not None:
+            check_whole_number(f"{unit}=", options.get(unit), at_least=1)
     check_parts(task)
     several = isinstance(options.get("optimizer"), Mapping)
     if isgeneratorfunction(task.training_step) and not several:

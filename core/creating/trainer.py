@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Unpack
 
+from ...events.checks import check_whole_number
 from .. import storage
 from ..engines.choosing import EngineOptions
 from ..engines.contract import LoopEngine
@@ -153,8 +154,7 @@ class CreatorTrainer:
             BaseException: what your code raised.
         """
         for word, number, least in (("max_retries", max_retries, 0), ("passes", passes, 1)):
-            if not isinstance(number, int) or isinstance(number, bool) or number < least:
-                raise ValueError(f"{word}= is a whole number of at least {least}, got {number!r}.")
+            check_whole_number(f"{word}=", number, at_least=least)
         goal, failures, reached = self._done + passes, 0, self._done
         while True:
             try:

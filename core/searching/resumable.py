@@ -11,6 +11,7 @@ import optuna
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from ...events.checks import check_whole_number
 from ..ranks.membership import membership
 from ..storage.lock import Lock
 from ..storage.names import clean
@@ -117,10 +118,8 @@ class ResumableStudy(optuna.Study):
             optuna.exceptions.DuplicatedStudyError: there is a study of that name.
         """
         trials = self.get_trials()
-        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= len(trials):
-            raise ValueError(
-                f"Study {self.study_name!r} has {len(trials)} trials: number= is from 0 to that, got {number!r}."
-            )
+        what = f"number= of a trial of study {self.study_name!r}"
+        number = check_whole_number(what, number, at_least=0, at_most=len(trials))
         kept = [each for each in trials if each.number < number]
         if unfinished := [each.number for each in kept if not each.state.is_finished()]:
             raise ValueError(f"Of the trials before {number}, {unfinished} are not over: optimize the study first.")
