@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ..core.metrics.monitor import Monitor
 from ..events import CheckpointLoaded, Log, Run, TrainStart, ValidationEnd
+from ..events.checks import check_whole_number
 from ..plugins import Plugin, on
 
 
@@ -41,14 +42,12 @@ class EarlyStopping(Plugin):
         min_delta: float = 0.0,
         nan: Literal["worse", "stop", "raise"] = "worse",
     ) -> None:
-        if not isinstance(patience, int) or patience < 1:
-            raise ValueError(f"patience must be a whole number of at least 1, got {patience!r}.")
+        self.patience = check_whole_number("patience", patience, at_least=1)
         if nan not in ("worse", "stop", "raise"):
             raise ValueError(f"nan is 'worse', 'stop' or 'raise', got {nan!r}.")
         self.monitor = Monitor(monitor, mode, min_delta)
         self.ignores = self.monitor.ignores
         self.needs = ("validation" if self.monitor.split == "validation" else "log",)
-        self.patience = patience
         self.nan = nan
         self.best: float | None = None
         self.failed_readings = 0

@@ -23,6 +23,7 @@ from ..events import (
     ValidationEnd,
     ValidationStart,
 )
+from ..events.checks import check_number, check_whole_number
 from ..plugins import Plugin, on
 
 Weights = dict[str, dict[str, Tensor]]
@@ -50,11 +51,9 @@ class EMA(Plugin):
     def __init__(
         self, decay: float = 0.999, *, every: int = 1, validate: bool = True, load_at_end: bool = False
     ) -> None:
-        if not 0 < decay < 1:
-            raise ValueError(f"decay is a number between 0 and 1, such as 0.999; got {decay!r}.")
-        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-            raise ValueError(f"every is a whole number of optimizer steps, at least 1; got {every!r}.")
-        self.decay, self.every, self.validate, self.load_at_end = decay, every, validate, load_at_end
+        self.decay = check_number("decay", decay, more_than=0, less_than=1)
+        self.every = check_whole_number("every", every, of="optimizer steps", at_least=1)
+        self.validate, self.load_at_end = validate, load_at_end
         if validate:
             self.exclusive = ("validation_weights",)
         self._average: Callable[..., object] = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]  # torch's

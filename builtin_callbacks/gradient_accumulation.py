@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..events import BatchStart, GradientsReady, Lane, Run, TrainStart
+from ..events.checks import check_whole_number
 from ..plugins import Plugin, on
 
 
@@ -41,18 +42,17 @@ class GradientAccumulation(Plugin):
         if 0 not in schedule:
             raise ValueError(f"A schedule of accumulation begins at epoch 0, as in {{0: 1, 5: 4}}; got {schedule}.")
         for epoch, number in schedule.items():
-            if not all(isinstance(each, int) for each in (epoch, number)) or number < 1 or epoch < 0:
-                raise ValueError(
-                    f"Accumulation takes whole numbers of at least 1, got {number!r} from epoch {epoch!r}."
-                )
-        if as_ranks is not None and (not isinstance(as_ranks, int) or as_ranks < 1):
-            raise ValueError(f"as_ranks= is a number of ranks of at least 1, got {as_ranks!r}.")
+            check_whole_number("The epoch of a schedule of accumulation", epoch, at_least=0)
+            check_whole_number(f"n from epoch {epoch!r}", number, of="micro-batches", at_least=1)
+        if as_ranks is not None:
+            as_ranks = check_whole_number("as_ranks=", as_ranks, of="ranks", at_least=1)
         for number in schedule.values():
             if number % (as_ranks or 1):
                 raise ValueError(
                     f"With as_ranks={as_ranks}, n counts the micro-batches of all ranks: a multiple, got {number}."
                 )
-        self.schedule, self.as_ranks = schedule, as_ranks
+        self.schedule = {int(epoch): int(number) for epoch, number in schedule.items()}
+        self.as_ranks = as_ranks
         self._size = 0  # of the window under way, 0 where there is none of ours
         self._processes = 1  # that share the micro-batches of a step
         self._sums: RankSums | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch.nn.utils import clip_grad_value_
 
 from ..events import GradientsReady, Lane, Run
+from ..events.checks import check_number
 from ..plugins import Plugin, on
 
 
@@ -29,8 +30,8 @@ class GradientClipping(Plugin):
         if norm is None and value is None:
             raise ValueError("GradientClipping needs a bound: norm=1.0, value=0.5, or both.")
         for name, bound in (("norm", norm), ("value", value), ("norm_type", norm_type)):
-            if bound is not None and not bound > 0:
-                raise ValueError(f"{name} must be positive, got {bound!r}.")
+            if bound is not None:
+                check_number(name, bound, more_than=0, finite=False)
         self.norm, self.value, self.norm_type = norm, value, norm_type
 
     @on(GradientsReady, lane=Lane.DECIDE)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from math import inf
 from typing import Any
 
 from torch import Tensor
 
 from ..events import GradientsReady, Lane, Run, TrainStart
+from ..events.checks import check_number, check_whole_number
 from ..plugins import Plugin, on
 
 
@@ -31,11 +31,9 @@ class GradientNorm(Plugin):
     exclusive = ("gradient_norm",)
 
     def __init__(self, *, every: int = 1, per_module: bool = False, norm_type: float = 2.0) -> None:
-        if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-            raise ValueError(f"every is a whole number of optimizer steps, at least 1; got {every!r}.")
-        if not 0 < norm_type <= inf:
-            raise ValueError(f"norm_type must be positive, got {norm_type!r}.")
-        self.every, self.per_module, self.norm_type = every, per_module, norm_type
+        self.every = check_whole_number("every", every, of="optimizer steps", at_least=1)
+        self.per_module = per_module
+        self.norm_type = check_number("norm_type", norm_type, more_than=0, finite=False)
         self._heard: dict[str, int] = {}
 
     @on(TrainStart)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from ..core.metrics.window_losses import WindowLosses
 from ..events import BatchStart, CheckpointLoaded, GradientsReady, Lane, Run, TrainStart
+from ..events.checks import check_whole_number
 from ..plugins import Plugin, on
 
 
@@ -31,9 +32,7 @@ class NaNGuard(Plugin):
     def __init__(self, action: Literal["raise", "skip", "stop"] = "raise", *, max_skips: int = 10) -> None:
         if action not in ("raise", "skip", "stop"):
             raise ValueError(f"NaNGuard(action) is 'raise', 'skip' or 'stop', got {action!r}.")
-        if max_skips < 1:
-            raise ValueError(f"max_skips must be at least 1, got {max_skips!r}.")
-        self.action, self.max_skips = action, max_skips
+        self.action, self.max_skips = action, check_whole_number("max_skips", max_skips, at_least=1)
         self.asks = {"raise": (), "skip": ("skip_step",), "stop": ("skip_step", "stop")}[action]
         self._skips: dict[str, int] = {}
         self._stop_reason = ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import signal
 import threading
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from ..events import (
     ValidationCut,
     ValidationStart,
 )
+from ..events.checks import check_number, check_whole_number
 from ..plugins import Plugin, on
 
 DEFAULT = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))  # Windows has one
@@ -73,10 +73,10 @@ class Preemption(Plugin):
         deadline: float | None = None,
         requeue: int | None = None,
     ) -> None:
-        if deadline is not None and not 0 < deadline < math.inf:
-            raise ValueError(f"deadline is a positive number of seconds, or None; got {deadline!r}.")
-        if requeue is not None and not 0 <= requeue <= 255:
-            raise ValueError(f"requeue is an exit status from 0 to 255, or None; got {requeue!r}.")
+        if deadline is not None:
+            deadline = check_number("deadline", deadline, of="seconds", more_than=0, or_else="None")
+        if requeue is not None:
+            requeue = check_whole_number("requeue, an exit status,", requeue, at_least=0, at_most=255, or_else="None")
         self.deadline, self.requeue = deadline, requeue
         self._hook = SignalHook(signals, self._hear)
         self._clock: Deadline | None = None

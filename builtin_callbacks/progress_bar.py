@@ -29,6 +29,7 @@ from ..events import (
     ValidationEnd,
     ValidationStart,
 )
+from ..events.checks import check_number
 from ..events.guarantee import verified
 from ..plugins import Plugin, on
 
@@ -67,10 +68,8 @@ class ProgressBar(Plugin):
         metrics: Sequence[str] | None = None,
         file: TextIO | None = None,
     ) -> None:
-        if interval < 0 or plain_interval < 0:
-            raise ValueError(f"Intervals are seconds of at least 0, got {interval!r} and {plain_interval!r}.")
-        self.interval = interval
-        self.plain_interval = plain_interval
+        self.interval = check_number("interval", interval, of="seconds", at_least=0, finite=False)
+        self.plain_interval = check_number("plain_interval", plain_interval, of="seconds", at_least=0, finite=False)
         self.metrics = metrics
         self._file = file
         self.plain = not (_in_notebook() or _is_terminal(file or sys.stderr)) if plain is None else plain

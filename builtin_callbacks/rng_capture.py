@@ -27,6 +27,7 @@ from ..events import (
     ValidationEnd,
     ValidationStart,
 )
+from ..events.checks import check_whole_number
 from ..plugins import Plugin, on
 
 State = dict[str, Any]
@@ -55,9 +56,7 @@ class RNGCapture(Plugin):
     exclusive = ("rng",)
 
     def __init__(self, seed: int = 6691, *, isolate_validation: bool = True, probe: bool = True) -> None:
-        if not isinstance(seed, int) or seed < 0:
-            raise ValueError(f"seed must be a whole number of at least 0, got {seed!r}.")
-        self.seed = seed
+        self.seed = check_whole_number("seed", seed, at_least=0)
         self.isolate_validation, self.probe = isolate_validation, probe
         self._generator: np.random.Generator | None = None
         self._held: list[Generator] = []

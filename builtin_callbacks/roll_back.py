@@ -12,6 +12,7 @@ from ..core.checkpoint import storage
 from ..core.checkpoint.state.shards import weights
 from ..core.metrics.window_losses import WindowLosses
 from ..events import BatchStart, CheckpointLoaded, CheckpointSaved, GradientsReady, Lane, Run, TrainStart
+from ..events.checks import check_whole_number
 from ..plugins import Plugin, on
 
 
@@ -38,9 +39,7 @@ class RollBack(Plugin):
     asks = ("skip_batch", "skip_step")
 
     def __init__(self, max_times: int = 3) -> None:
-        if not isinstance(max_times, int) or max_times < 1:
-            raise ValueError(f"max_times must be a whole number of at least 1, got {max_times!r}.")
-        self.max_times = max_times
+        self.max_times = check_whole_number("max_times", max_times, at_least=1)
         self.times = 0
         self.skipped: set[tuple[int, int]] = set()
         self._paths: list[Path] = []

@@ -10,7 +10,7 @@ from functools import partial
 from math import inf
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from torch import Tensor
 
@@ -33,18 +33,21 @@ from ..events import (
 )
 from ..events.bus import Receiver, is_within
 from ..events.catalogue import Phase
+from ..events.checks import check_whole_number
 from ..events.errors import describe_error
 from ..events.run import CheckpointSource
 from ..plugins import Plugins
 from .data.batch import batch_size, with_last
 from .data.training_data import TrainingData
-from .engines.contract import LoopEngine
 from .lifetimes import Action, Hooks, Outcome, Resumption, Work
 from .metrics.means import Means
 from .metrics.values import Metrics
 from .result import checked_note
 from .settings import Settings
 from .stepping.windows import Windows
+
+if TYPE_CHECKING:
+    from .engines.contract import LoopEngine
 
 logger = logging.getLogger("heliograph")
 
@@ -272,9 +275,7 @@ class RunContext(ABC):
 
     def exit_with(self, status: int) -> None:
         """Say with which status the process is to exit, where the run ends without an exception."""
-        if not isinstance(status, int) or not 0 <= status <= 255:
-            raise ValueError(f"An exit status is a whole number from 0 to 255, got {status!r}.")
-        self.exit_status = status
+        self.exit_status = check_whole_number("An exit status", status, at_least=0, at_most=255)
 
     def raise_when_closed(self, error: BaseException) -> None:
         """Let `fit` raise this instead of returning, when a run that did not fail is closed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -14,12 +14,14 @@ from ..events.catalogue import Phase
 from ..plugins import Plugins
 from . import loop
 from .context import RunContext, part_of
-from .engines.contract import LoopEngine
 from .host import current_host
 from .own_loop import check_stepped
 from .result import RunResult
 from .run_end import close_run
 from .settings import Settings
+
+if TYPE_CHECKING:
+    from .engines.contract import LoopEngine
 
 _ENGINES: set[int] = set()  # the ids of those that are in a run
 

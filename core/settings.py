@@ -6,13 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import isgeneratorfunction
-from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import torch
 
 from ..events.catalogue import Phase
-from ..events.checks import known_names
+from ..events.checks import check_whole_number, known_names
 from ..plugins import Plugins
 from .data.batch import batch_size, check_loader
 from .engines.modules import modules_of
@@ -87,9 +86,8 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
     check_task(task, "training_step")
     loaders, params = _training_loaders(train, options.get("loader_params"), world_size)
     for unit in ("epochs", "steps"):
-        limit = options.get(unit)
-        if limit is not None and (not isinstance(limit, Integral) or isinstance(limit, bool) or limit < 1):
-            raise ValueError(f"{unit}= must be a positive whole number, got {limit!r}.")
+        if options.get(unit) is not None:
+            check_whole_number(f"{unit}=", options.get(unit), at_least=1)
     check_parts(task)
     several = isinstance(options.get("optimizer"), Mapping)
     if isgeneratorfunction(task.training_step) and not several:

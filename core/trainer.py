@@ -12,13 +12,13 @@ from ..plugins import Plugins
 from . import loop, settings
 from .data.module import DataModule
 from .engines.choice import EngineOptions, made_engine
-from .engines.contract import LoopEngine
 from .host import current_host
 from .result import RunResult
 from .run import TrainRun
 
 if TYPE_CHECKING:
     from .data.loaders import LoaderParams
+    from .engines.contract import LoopEngine
 
 
 class Trainer:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, CO_VARARGS, CO_VARKEYWORDS
+from math import isinf, isnan
+from numbers import Integral, Real
 from types import FunctionType, MethodType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeGuard, Union, get_args, get_origin, get_type_hints
 
 from .catalogue import CATALOGUE, Event
 
@@ -23,6 +25,89 @@ def known_names(given: str, allowed: Iterable[str]) -> str:
     names = sorted(allowed)
     near = get_close_matches(given, names, n=1)
     return (f" Did you mean {near[0]!r}?" if near else "") + f" Known: {', '.join(names) or 'none'}."
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Return whether a value is a real number, of Python or NumPy, NaN and infinities included; True is none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_whole_number(value: object) -> TypeGuard[int]:
+    """Return whether a value is an integer, of Python or NumPy; neither 1.0 nor True is one."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def check_number(
+    what: str,
+    value: object,
+    *,
+    of: str = "",
+    at_least: float | None = None,
+    more_than: float | None = None,
+    less_than: float | None = None,
+    finite: bool = True,
+    or_else: str = "",
+) -> float:
+    """Return a real number as one of Python's own. NumPy's are accepted; True, False and NaN are not.
+
+    Args:
+        what: the argument's name, for the error.
+        value: what was given.
+        of: what it counts, such as seconds, for the error.
+        at_least: the smallest number that is allowed.
+        more_than: what it must be greater than.
+        less_than: what it must be smaller than.
+        finite: whether infinity is refused.
+        or_else: what else the argument may be, such as None, for the error.
+
+    Raises:
+        ValueError: it is no such number; names what was given and what is allowed.
+    """
+    number = int(value) if is_whole_number(value) else float(value) if is_number(value) else None
+    is_odd = isinstance(number, float) and (isnan(number) or (finite and isinf(number)))
+    is_too_small = number is not None and (
+        (at_least is not None and number < at_least) or (more_than is not None and number <= more_than)
+    )
+    is_too_large = number is not None and less_than is not None and number >= less_than
+    if number is None or is_odd or is_too_small or is_too_large:
+        bounds = {"at least": at_least, "more than": more_than, "less than": less_than}
+        raise ValueError(f"{what} must be a {'finite ' * finite}number{_allowed(of, bounds, or_else)}; got {value!r}.")
+    return number
+
+
+def check_whole_number(
+    what: str,
+    value: object,
+    *,
+    of: str = "",
+    at_least: int | None = None,
+    at_most: int | None = None,
+    or_else: str = "",
+) -> int:
+    """Return an integer as one of Python's own. NumPy's are accepted; True, False and floats such as 1.0 are not.
+
+    Args:
+        what: the argument's name, for the error.
+        value: what was given.
+        of: what it counts, such as steps, for the error.
+        at_least: the smallest number that is allowed.
+        at_most: the largest number that is allowed.
+        or_else: what else the argument may be, such as None, for the error.
+
+    Raises:
+        ValueError: it is no such number; names what was given and what is allowed.
+    """
+    number = int(value) if is_whole_number(value) else None
+    is_too_small = number is not None and at_least is not None and number < at_least
+    if number is None or is_too_small or (at_most is not None and number > at_most):
+        allowed = _allowed(of, {"at least": at_least, "at most": at_most}, or_else)
+        raise ValueError(f"{what} must be a whole number{allowed}; got {value!r}.")
+    return number
+
+
+def _allowed(of: str, bounds: Mapping[str, float | None], or_else: str) -> str:
+    limits = " and ".join(f"{name} {bound}" for name, bound in bounds.items() if bound is not None)
+    return f" of {of}" * bool(of) + f", {limits}" * bool(limits) + f", or {or_else}" * bool(or_else)
 
 
 def describe(receiver: Callable[..., Any]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..events import Event
-from ..events.checks import check_receiver
+from ..events.checks import check_receiver, check_whole_number
 from ..events.errors import is_interrupt
 from .marks import marked_methods
 from .order import Handler
@@ -96,8 +96,7 @@ def _check_state(entry: Entry) -> None:
     if _overrides(plugin, "state_dict") != _overrides(plugin, "load_state_dict"):
         raise TypeError(f"{kind} has one of state_dict and load_state_dict: a plugin needs both or neither.")
     version = getattr(plugin, "state_version", 1)
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise ValueError(f"Plugin {entry.name!r} has state_version {version!r}: it is a whole number of at least 1.")
+    check_whole_number(f"state_version of plugin {entry.name!r}", version, at_least=1)
     if version > 1 and not _overrides(plugin, "migrate_state"):
         raise TypeError(
             f"{kind} has state_version {version} and no migrate_state(self, state, version), which returns an older "

@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import Any
 
 from ..events import Progress, Run
-from ..events.checks import known_names
+from ..events.checks import check_number, check_whole_number, known_names
 
 COUNTERS = {
     "batches": "batches",
@@ -41,12 +41,11 @@ class Filter(ABC):
         values = given_value if isinstance(given_value, Sequence) else [given_value]
         if not values:
             raise ValueError(f"{type(self).__name__}({self.unit}=...) takes at least one number.")
-        for value in values:
-            whole = isinstance(value, int) or self.unit == "seconds"
-            if isinstance(value, bool) or not isinstance(value, int | float) or not whole or not 0 < value < inf:
-                kind = "a positive number" if self.unit == "seconds" else "a positive whole number"
-                raise ValueError(f"{type(self).__name__}({self.unit}=...) takes {kind}, got {value!r}.")
-        self.values = sorted(values)
+        what = f"The argument of {type(self).__name__}({self.unit}=...)"
+        if self.unit == "seconds":
+            self.values = sorted(check_number(what, value, more_than=0) for value in values)
+        else:
+            self.values = sorted(check_whole_number(what, value, at_least=1) for value in values)
         self._origin: Progress | None = None
         self._due: float = inf
         self._emissions = 0

@@ -1,16 +1,23 @@
-"""The least that counts as a state, and stores that are closed when their test ends."""
+"""The least that counts as a state, stores that are closed when their test ends, and a schema before the present."""
 
 from __future__ import annotations
 
+import hashlib
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from heliograph.core.checkpoint.state.old_schemas import STEPS
 from heliograph.core.checkpoint.state.schema import SCHEMA, training_named
-from heliograph.core.checkpoint.storage import Files, Store
+from heliograph.core.checkpoint.storage import Files, Store, read_manifest
+from heliograph.core.checkpoint.storage.manifest import encode, manifest_path
+
+GOLDEN = Path(__file__).parent / "golden" / f"schema_{SCHEMA}"
 
 
 @pytest.fixture
@@ -57,3 +64,35 @@ def opened(tmp_path: Path) -> Iterator[Callable[..., Store]]:
 def names(tmp_path: Path) -> Callable[[], list[str]]:
     """Return a function that lists the test's folder, but for locks."""
     return lambda: sorted(path.name for path in tmp_path.iterdir() if path.suffix != ".lock")
+
+
+@pytest.fixture
+def older(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Let there be a schema before the present one, which called `data` otherwise; return what makes a state of it."""
+
+    def migrate(state: dict[str, Any]) -> list[str]:
+        state["data"] = state.pop("place")
+        return ["'place' is called 'data'"]
+
+    def make(state: dict[str, Any]) -> dict[str, Any]:
+        old = {**state, "schema": SCHEMA - 1, "place": state["data"]}
+        del old["data"]
+        return old
+
+    monkeypatch.setitem(STEPS, SCHEMA - 1, migrate)
+    return make
+
+
+@pytest.fixture
+def old(tmp_path: Path, older: Callable[[dict[str, Any]], dict[str, Any]]) -> Path:
+    """Return a folder with the golden checkpoints, as the older schema would have had them."""
+    for path in GOLDEN.glob("golden*"):
+        shutil.copy2(path, tmp_path)
+    for path in tmp_path.glob("*.pth"):
+        entry = read_manifest(path)
+        torch.save(older(torch.load(path, weights_only=True)), path)
+        content = path.read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
+        former = replace(entry, schema=SCHEMA - 1, size=len(content), sha256=digest)
+        manifest_path(path).write_bytes(encode(former))
+    return tmp_path

@@ -28,6 +28,7 @@ from ...events import (
     TrainStart,
     ValidationEnd,
 )
+from ...events.checks import check_whole_number
 from ...plugins import Plugin, on
 from . import file_names
 from . import shards as sharding
@@ -114,9 +115,10 @@ class Checkpoint(Plugin):
         on_difference: OnDifference = "note",
         on_existing: OnExisting = "new_name",
     ) -> None:
-        if keep_last is not None and keep_last < 1:
-            raise ValueError(f"keep_last must be at least 1 (the newest is always kept), or None; got {keep_last!r}.")
-        if keep_best < 0 or (keep_best > 0) != (monitor is not None):
+        if keep_last is not None:
+            check_whole_number("keep_last", keep_last, at_least=1, or_else="None for all")
+        check_whole_number("keep_best", keep_best, at_least=0)
+        if (keep_best > 0) != (monitor is not None):
             raise ValueError("keep_best=1 and monitor='validation/loss' go together: the best of what, and how many.")
         if load_best not in (None, "weights", "everything"):
             raise ValueError(f"load_best is 'weights', 'everything' or None, got {load_best!r}.")

@@ -96,7 +96,7 @@ def _given(path: Path, notes: list[str]) -> Found:
 
 def _newest(store: storage.Store, notes: list[str]) -> Found:
     entry, state, passed_over = store.newest()
-    older = None if entry is not None else migrations.newest_without_manifest(store.folder, store.run_name)
+    older = None if entry is not None else migrations.newest_of_helios(store.folder, store.run_name)
     for line in passed_over:
         if older is None or str(older[0]) not in line:
             notes.append(f"passed over: {line}")
@@ -202,7 +202,7 @@ def _seal(path: Path) -> str | None:
     """Return the digest that the manifest of a checkpoint tells, None where this rank does not see it."""
     try:
         return storage.read_manifest(path).sha256 if path.is_file() else None
-    except MissingManifestError:  # of a schema that had none
+    except MissingManifestError:  # one of Helios, or it is lost
         return f"{path.stat().st_size} bytes"
     except (OSError, ValueError):
         return None

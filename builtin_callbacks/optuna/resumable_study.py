@@ -14,6 +14,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from ...core.checkpoint.storage.lock import Lock
 from ...core.checkpoint.storage.names import clean
 from ...core.distributed.ranks.membership import membership
+from ...events.checks import check_whole_number
 from .pruners import load_learned, save_learned
 from .storages import file_of
 
@@ -117,10 +118,8 @@ class ResumableStudy(optuna.Study):
             optuna.exceptions.DuplicatedStudyError: there is a study of that name.
         """
         trials = self.get_trials()
-        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= len(trials):
-            raise ValueError(
-                f"Study {self.study_name!r} has {len(trials)} trials: number= is from 0 to that, got {number!r}."
-            )
+        what = f"number= of a trial of study {self.study_name!r}"
+        number = check_whole_number(what, number, at_least=0, at_most=len(trials))
         kept = [each for each in trials if each.number < number]
         if unfinished := [each.number for each in kept if not each.state.is_finished()]:
             raise ValueError(f"Of the trials before {number}, {unfinished} are not over: optimize the study first.")

@@ -9,6 +9,7 @@ from typing import Literal
 
 from ...events import BatchEnd, EpochStart, Event, Lane, Run, RunClosed, TrainStart
 from ...events.bus import Receiver, current_owner
+from ...events.checks import check_whole_number
 from ...plugins import Plugin, on
 from .trace import Trace, kinds, torch_profiler
 
@@ -73,9 +74,7 @@ class Profile(Plugin):
             raise TypeError(f"Profile takes its folder as a path, got {folder!r}.")
         numbers = {"wait": wait, "warmup": warmup, "active": active, "repeat": repeat, "skip_first": skip_first}
         for name, value in numbers.items():
-            least = int(name == "active")
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}.")
+            check_whole_number(name, value, at_least=int(name == "active"))
         extent = {"record_shapes": record_shapes, "profile_memory": profile_memory, "with_stack": with_stack}
         for name, flag in {**extent, "handlers": handlers}.items():
             if not isinstance(flag, bool):

@@ -29,6 +29,7 @@ from ...events import (
     ValidationEnd,
     ValidationStart,
 )
+from ...events.checks import check_number
 from ...plugins import Plugin, on
 from .session import Notice, Session, current_session
 from .storage.fetch_checkpoint import Resume, fetch
@@ -65,8 +66,7 @@ class RayReport(Plugin):
         interval: the least seconds between a report and the next one of a `Log`.
 
     Raises:
-        TypeError: `interval` is no number.
-        ValueError: it is negative or not finite; at a save, some of its files are not there.
+        ValueError: `interval` is no number, negative or not finite; at a save, some of its files are not there.
         OSError: the storage did not take a checkpoint, or cannot be read.
     """
 
@@ -75,11 +75,7 @@ class RayReport(Plugin):
     exclusive = ("ray_report",)  # no asks: that it may ask for a save and a stop is nothing to rely on
 
     def __init__(self, interval: float = 10.0) -> None:
-        if not isinstance(interval, int | float) or isinstance(interval, bool):
-            raise TypeError(f"interval is a number of seconds, got {interval!r}.")
-        if not 0 <= interval < math.inf:
-            raise ValueError(f"interval is a number of seconds from 0, got {interval!r}.")
-        self.interval = float(interval)
+        self.interval = float(check_number("interval", interval, of="seconds", at_least=0))
         self._session: Session | None = None
         self._news: dict[str, float] | None = None  # measured, and not yet reported
         self._reported_at = -math.inf

@@ -38,6 +38,7 @@ from ...events import (
     ValidationStart,
 )
 from ...events.bus import Receiver, current_owner, is_within
+from ...events.checks import check_whole_number
 from ...plugins import Plugin, on
 from . import attempt_facts
 from .format.tail import ROW
@@ -67,7 +68,7 @@ class Recorder(Plugin):
 
     Raises:
         TypeError: an argument is of another type.
-        ValueError: `sample` is less than 1, or there is a file where the folder is to be.
+        ValueError: `sample` is no whole number of at least 1, or there is a file where the folder is to be.
     """
 
     policy = "observer"
@@ -80,11 +81,8 @@ class Recorder(Plugin):
             raise TypeError(f"Recorder(folder) takes the path of a folder, got {folder!r}.")
         if not isinstance(losses, bool):
             raise TypeError(f"losses is True or False, got {losses!r}.")
-        if not isinstance(sample, int) or isinstance(sample, bool):
-            raise TypeError(f"sample is a whole number of batches, got {sample!r}.")
-        if sample < 1:
-            raise ValueError(f"sample must be at least 1 (every batch), got {sample}.")
-        self.folder, self.losses, self.sample = Path(folder), losses, sample
+        self.sample = check_whole_number("sample", sample, of="batches", at_least=1)
+        self.folder, self.losses = Path(folder), losses
         if self.folder.exists() and not self.folder.is_dir():
             raise ValueError(f"Recorder(folder) takes the path of a folder, but {self.folder} is a file.")
         self.path: Path | None = None

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import torch
 
+from ...events.checks import check_whole_number
 from ...events.errors import error_text
 from ..errors import RankFailed, TrainingError
 
@@ -38,8 +39,7 @@ def find_batch_size(attempt: Callable[[int], T], largest: int, *, smallest: int 
         RuntimeError: the smallest batch does not fit, or `attempt` failed otherwise.
     """
     for name, size in (("largest", largest), ("smallest", smallest)):
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise ValueError(f"{name} is a number of samples, at least 1; got {size!r}.")
+        check_whole_number(name, size, of="samples", at_least=1)
     if smallest > largest:
         raise ValueError(f"smallest={smallest} is more than largest={largest}: give them the other way round.")
     size = largest

@@ -9,7 +9,7 @@ from typing import Any, Literal, TypedDict
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from ...events.checks import known_names
+from ...events.checks import check_whole_number, known_names
 from .adapters import adapter_of
 from .batch import check_loader
 from .order.samplers import RandomSampler, SequentialSampler
@@ -97,9 +97,7 @@ def check_params(params: Any, given: Iterable[Any]) -> None:
         if not isinstance(params.get(name, False), bool):
             raise TypeError(f"loader_params[{name!r}] is True or False, got {params[name]!r}.")
     for name in ("global_batch_size", "as_ranks"):
-        number = params.get(name, 1)
-        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise ValueError(f"loader_params[{name!r}] is a positive whole number, got {number!r}.")
+        check_whole_number(f"loader_params[{name!r}]", params.get(name, 1), at_least=1)
     if "global_batch_size" in params and "batch_size" in params:
         raise ValueError("loader_params= takes batch_size, of one process, or global_batch_size, of all; not both.")
     _check_given(params, list(given))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from inspect import Parameter, signature
-from typing import Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import torch
 
 from ...events.checks import known_names
 from ..distributed.ranks.membership import Membership, membership
-from .contract import LoopEngine
 from .device import DeviceEngine
 from .precision import PrecisionName
+
+if TYPE_CHECKING:
+    from .contract import LoopEngine
 
 PLACE = ("device", "gpus", "use_cpu")  # of the options below, those that say where
 

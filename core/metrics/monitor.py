@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from ...events import Event, Log, Run, ValidationEnd
-from ...events.checks import known_names
+from ...events.checks import check_number, known_names
 
 
 class Monitor:
@@ -23,8 +23,7 @@ class Monitor:
     """
 
     def __init__(self, name: str, mode: Literal["min", "max"] | None, min_delta: float = 0.0) -> None:
-        if not (math.isfinite(min_delta) and min_delta >= 0):
-            raise ValueError(f"min_delta must be at least 0, got {min_delta!r}.")
+        check_number("min_delta", min_delta, at_least=0)
         if not isinstance(name, str) or "/" not in name:
             raise ValueError(f"A metric is named <split>/<name>, as in 'validation/loss', got {name!r}.")
         if name.split("/")[0] not in ("train", "validation"):

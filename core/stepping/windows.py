@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from ...events import Progress
-from ..engines.contract import LoopEngine
+
+if TYPE_CHECKING:
+    from ..engines.contract import LoopEngine
 
 
 class OptimizerWindow:

@@ -147,8 +147,8 @@ def test_processes_that_are_as_many_accumulate_as_ever() -> None:
     [
         ({"n": 3, "as_ranks": 2}, "With as_ranks=2, n counts the micro-batches of all ranks: a multiple, got 3"),
         ({"n": {0: 2, 4: 5}, "as_ranks": 2}, "a multiple, got 5"),
-        ({"n": 2, "as_ranks": 0}, "as_ranks= is a number of ranks of at least 1, got 0"),
-        ({"n": 2, "as_ranks": "2"}, "as_ranks= is a number of ranks of at least 1, got '2'"),
+        ({"n": 2, "as_ranks": 0}, "as_ranks= must be a whole number of ranks, at least 1; got 0"),
+        ({"n": 2, "as_ranks": "2"}, "as_ranks= must be a whole number of ranks, at least 1; got '2'"),
     ],
 )
 def test_what_is_refused(how: dict[str, Any], message: str) -> None:

@@ -169,7 +169,7 @@ def test_a_good_run_is_not_touched(task: Make, batches: Make, sgd: Any, weights:
 def test_arguments_are_checked() -> None:
     with pytest.raises(ValueError, match="'raise', 'skip' or 'stop', got 'ignore'"):
         NaNGuard("ignore")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="max_skips must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="max_skips must be a whole number, at least 1; got 0"):
         NaNGuard("skip", max_skips=0)
 
 

@@ -322,10 +322,12 @@ def test_elsewhere_than_in_the_main_thread_it_says_so(task: Make, batches: Make,
 
 def test_arguments_are_checked() -> None:
     for deadline in (0, -1.0, float("inf"), float("nan")):
-        with pytest.raises(ValueError, match="deadline is a positive number of seconds"):
+        with pytest.raises(ValueError, match="deadline must be a finite number of seconds, more than 0, or None"):
             Preemption(deadline=deadline)
     for requeue in (-1, 256):
-        with pytest.raises(ValueError, match="requeue is an exit status from 0 to 255"):
+        with pytest.raises(
+            ValueError, match="requeue, an exit status, must be a whole number, at least 0 and at most 255"
+        ):
             Preemption(requeue=requeue)
     with pytest.raises(ValueError, match="not SIGKILL or SIGSTOP"):
         Preemption([signal.SIGKILL])

@@ -352,11 +352,11 @@ def test_what_torch_cannot_trace_here_is_refused(fit: Make, tmp_path: Path, monk
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"wait": -1}, ValueError, "wait must be a whole number of at least 0, got -1"),
-        ({"warmup": 1.5}, ValueError, "warmup must be a whole number of at least 0, got 1.5"),
-        ({"active": 0}, ValueError, "active must be a whole number of at least 1, got 0"),
-        ({"repeat": True}, ValueError, "repeat must be a whole number of at least 0, got True"),
-        ({"skip_first": "2"}, ValueError, "skip_first must be a whole number of at least 0, got '2'"),
+        ({"wait": -1}, ValueError, "wait must be a whole number, at least 0; got -1"),
+        ({"warmup": 1.5}, ValueError, "warmup must be a whole number, at least 0; got 1.5"),
+        ({"active": 0}, ValueError, "active must be a whole number, at least 1; got 0"),
+        ({"repeat": True}, ValueError, "repeat must be a whole number, at least 0; got True"),
+        ({"skip_first": "2"}, ValueError, "skip_first must be a whole number, at least 0; got '2'"),
         ({"with_stack": 1}, TypeError, "with_stack is True or False, got 1"),
         ({"handlers": None}, TypeError, "handlers is True or False, got None"),
         ({"activities": "cpu"}, TypeError, r"activities is a tuple, \('cpu',\), not 'cpu'"),

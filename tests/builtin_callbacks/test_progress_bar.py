@@ -396,7 +396,7 @@ def test_a_notebook_has_bars(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("options", [{"interval": -1.0}, {"plain_interval": -0.1}])
 def test_intervals_are_checked(options: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="Intervals are seconds of at least 0"):
+    with pytest.raises(ValueError, match="interval must be a number of seconds, at least 0"):
         ProgressBar(**options)  # type: ignore[arg-type]
 
 

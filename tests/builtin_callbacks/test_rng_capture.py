@@ -115,7 +115,7 @@ def test_a_rank_takes_no_state_of_another(task: Make, batches: Make, sgd: Any) -
 
 @pytest.mark.parametrize("seed", [-1, 1.5, "7", None])
 def test_the_seed_is_checked(seed: Any) -> None:
-    with pytest.raises(ValueError, match="seed must be a whole number of at least 0"):
+    with pytest.raises(ValueError, match="seed must be a whole number, at least 0"):
         RNGCapture(seed)
 
 

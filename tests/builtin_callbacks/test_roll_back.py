@@ -330,7 +330,7 @@ def test_it_needs_saves(task: Make, batches: Make, sgd: Any) -> None:
 
 @pytest.mark.parametrize("times", [0, -1, 1.5])
 def test_arguments_are_checked(times: Any) -> None:
-    with pytest.raises(ValueError, match="max_times must be a whole number of at least 1"):
+    with pytest.raises(ValueError, match="max_times must be a whole number, at least 1"):
         RollBack(times)
 
 

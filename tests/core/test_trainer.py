@@ -62,7 +62,7 @@ def fit(trainer: Trainer | None = None, task: Any = None, train: Any = None, **o
 @pytest.mark.parametrize("limit", [0, -1, 1.5, True, "3"])
 @pytest.mark.parametrize("unit", ["epochs", "steps"])
 def test_lengths_are_positive_whole_numbers(unit: str, limit: Any) -> None:
-    with pytest.raises(ValueError, match=f"{unit}= must be a positive whole number, got {limit!r}"):
+    with pytest.raises(ValueError, match=f"{unit}= must be a whole number, at least 1; got {limit!r}"):
         fit(**{unit: limit})
 
 

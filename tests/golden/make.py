@@ -1,12 +1,15 @@
-"""Write the golden checkpoints of the present schema: `python tests/golden/make.py FOLDER`.
+"""Write golden files: `python tests/golden/make.py FOLDER`, in a new folder, with the code whose files are to be kept.
 
-Every schema that was ever released keeps its files here, and the tests go on from each of them. Run this once for a new
-schema, with the code that writes it; never again for an old one.
+`schema_3` holds those of commit a326ba4, with the first schema of checkpoints that was given to others: a
+checkpoint from the border of an epoch, one from the middle of the next, the recording of that run, its rules file, and
+in `ranks` the same of two ranks. The tests resume, explain and replay them, so they stay as they are. A later version
+whose files differ gets a folder of its own.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,18 +17,23 @@ from tempfile import TemporaryDirectory
 import torch
 from heliograph import (
     Checkpoint,
+    DDPEngine,
     EarlyStopping,
     Every,
     FileLog,
     JsonlLog,
     LearningRate,
     LogSchedule,
+    Plugin,
+    Recorder,
     RNGCapture,
+    RuleController,
     RunResult,
     SaveSchedule,
     Supervised,
     Trainer,
     ValidationSchedule,
+    launch,
 )
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
@@ -34,6 +42,31 @@ from torch.utils.data import DataLoader, TensorDataset
 NAME = "golden"
 EPOCHS = 3
 BATCHES = 4  # in an epoch
+RULES = """\
+controller_metrics:
+  - name: loss
+    class: Loss
+  - name: window
+    class: HistoryBasedMetric
+    arguments:
+      window_size: 2
+
+controllers:
+  - name: log_at_a_low_loss
+    triggers:
+      - on_log
+    rule: loss["loss"] < 10
+    patience:
+      patience_threshold: 1
+    operations:
+      - hfcontrols.should_log
+  - name: stop_when_it_gets_worse
+    triggers:
+      - on_epoch_end
+    rule: len(window.metrics.eval_loss) == 2 and window.metrics.eval_loss[0] < window.metrics.eval_loss[1]
+    operations:
+      - hfcontrols.should_training_stop
+"""
 
 
 def make_data() -> TensorDataset:
@@ -56,9 +89,9 @@ def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
 
 
-def fit(checkpoint: Checkpoint, logs: Path, *, epochs: int, steps: int | None = None) -> RunResult:
-    """Train with a plugin of every kind that keeps a state."""
-    plugins = [
+def make_plugins(logs: Path, *more: Plugin) -> list[Plugin]:
+    """Return a plugin of every kind that keeps a state."""
+    return [
         RNGCapture(),
         EarlyStopping(patience=50),
         JsonlLog(logs / "log.jsonl"),
@@ -67,12 +100,21 @@ def fit(checkpoint: Checkpoint, logs: Path, *, epochs: int, steps: int | None = 
         LogSchedule(Every(steps=3)),
         ValidationSchedule(Every(epochs=1)),
         SaveSchedule(Every(epochs=1), at_end=True),
-        checkpoint,
+        *more,
     ]
-    return Trainer(plugins, device="cpu").fit(
+
+
+def fit(
+    checkpoint: Checkpoint, logs: Path, *more: Plugin, epochs: int, steps: int | None = None, ranks: int = 1
+) -> RunResult:
+    """Train; several ranks train on the same global batches as one."""
+    plugins = make_plugins(logs, checkpoint, *more)
+    engine = DDPEngine(device="cpu") if ranks > 1 else None
+    trainer = Trainer(plugins, device="cpu") if engine is None else Trainer(plugins, engine=engine)
+    return trainer.fit(
         make_task(),
-        DataLoader(make_data(), batch_size=4, shuffle=True),
-        validation=DataLoader(make_data(), batch_size=8),
+        DataLoader(make_data(), batch_size=4 // ranks, shuffle=True),
+        validation=DataLoader(make_data(), batch_size=8 // ranks),
         optimizer=make_optimizer,
         scheduler=lambda optimizer: StepLR(optimizer, step_size=5, gamma=0.5),
         name=NAME,
@@ -81,13 +123,23 @@ def fit(checkpoint: Checkpoint, logs: Path, *, epochs: int, steps: int | None = 
     )
 
 
+def write(folder: Path, ranks: int = 1) -> None:
+    """Leave a checkpoint from the border of an epoch, one from the middle of the next, and the recording of both."""
+    checkpoint = Checkpoint(folder, keep_last=None, keep_best=1, monitor="validation/loss")
+    more = [RuleController("rules.yaml"), Recorder(folder, losses=True)]
+    fit(checkpoint, Path("logs"), *more, epochs=EPOCHS, steps=BATCHES + 2, ranks=ranks)
+
+
 def main(folder: Path) -> None:
-    """Leave a checkpoint from the border of an epoch and one from the middle of the next."""
+    """Write the files of one process and of two."""
     folder = folder.resolve()
     with TemporaryDirectory() as scratch:
         os.chdir(scratch)
-        checkpoint = Checkpoint(folder, keep_last=None, keep_best=1, monitor="validation/loss")
-        fit(checkpoint, Path("logs"), epochs=EPOCHS, steps=BATCHES + 2)
+        Path("rules.yaml").write_text(RULES)
+        write(Path("golden"))
+        launch(write, Path("golden/ranks"), 2, nprocs=2)
+        shutil.copy("rules.yaml", "golden")
+        shutil.copytree("golden", folder, ignore=shutil.ignore_patterns("*.lock", ".*"))
 
 
 if __name__ == "__main__":

@@ -131,7 +131,7 @@ def test_a_version_that_is_none_is_refused_at_once(version: Any) -> None:
     plugin = Second()
     plugin.state_version = version
     with pytest.raises(
-        ValueError, match=r"^Plugin 'momentum' has state_version .*: it is a whole number of at least 1"
+        ValueError, match=r"^state_version of plugin 'momentum' must be a whole number, at least 1; got"
     ):
         Trainer([plugin], device="cpu")
 

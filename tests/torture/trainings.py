@@ -172,6 +172,10 @@ class Engine:
 class FakeRun(SimpleNamespace):
     """As much of a run as `Checkpoint` needs."""
 
+    @property
+    def is_resuming(self) -> bool:
+        return self.saved is not None
+
     def resume(self, state: dict[str, Any], path: Path) -> None:
         self.saved, self.resumed_from = state, path
 
@@ -187,7 +191,8 @@ def make_run(name: str, random: Random) -> FakeRun:
         name=name, engine=Engine(), is_replay=False, checkpoint_source=None, saved=None, resumed_from=None, notes=[]
     )
     run.training_id, run.progress, run.task = f"{random.getrandbits(128):032x}", progress, None
-    run.last_checkpoint = run.best_checkpoint = None
+    run.last_checkpoint = run.best_checkpoint = run.batch_note = None
+    run.has_left_group = False
     run.validation_sets = run.metrics = {"validation": 1}
     run.resumed_at, run.origin = None, progress  # nothing to compare: it keeps no losses
     run.bus = SimpleNamespace(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ....core.distributed.launch import RankValues, launch
+from ....events.checks import check_number, check_whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,9 @@ class LocalLauncher:
     grace: float = 30.0
 
     def __post_init__(self) -> None:
-        count = self.nprocs
-        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-            raise ValueError(f"nprocs is a whole number from 1 on, or None for one per visible GPU; got {count!r}.")
-        is_number = isinstance(self.grace, int | float) and not isinstance(self.grace, bool)
-        if not is_number or not 0 < self.grace < math.inf:
-            raise ValueError(f"grace is a positive number of seconds, got {self.grace!r}.")
+        if self.nprocs is not None:
+            check_whole_number("nprocs", self.nprocs, at_least=1, or_else="None for one per visible GPU")
+        check_number("grace", self.grace, of="seconds", more_than=0)
 
     def run(
         self,

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from ....core.engines.choice import EngineOptions
 from ....core.engines.contract import LoopEngine
 from ....core.settings import checked_name
-from ....events.checks import known_names
+from ....events.checks import check_whole_number, known_names
 
 Config = Mapping[str, Any]
 StepFrequency = Literal["batch", "epoch", "manual"]
@@ -53,12 +53,10 @@ class Recipe:
         for name in ("config", "dataloader_config", "metrics"):
             if not isinstance(given := getattr(self, name), Mapping):
                 raise TypeError(f"{name}= takes a dict, got {given!r}.")
-        if not isinstance(self.batch_size, int) or isinstance(self.batch_size, bool) or self.batch_size < 1:
-            raise ValueError(f"batch_size= is a positive whole number, of all ranks together; got {self.batch_size!r}.")
+        check_whole_number("batch_size=", self.batch_size, of="samples of all ranks together", at_least=1)
         if given_twice := self.dataloader_config.keys() & {"batch_size", "global_batch_size"}:
             raise ValueError(f"dataloader_config[{given_twice.pop()!r}] is given by batch_size=: leave it out.")
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
-            raise TypeError(f"seed= is a whole number, got {self.seed!r}.")
+        check_whole_number("seed=", self.seed)
         self._check_stepping()
         if self.metrics and self.train_function is not None:
             raise ValueError("metrics= are of the default training: a train_function returns its own.")

@@ -16,6 +16,7 @@ from ....core.engines.choice import EngineOptions
 from ....core.engines.contract import LoopEngine
 from ....core.errors import SEEN, RankFailed
 from ....core.result import RunResult
+from ....events.checks import check_whole_number
 from .handover import Handed
 from .packed_state import packed, unpacked
 from .parts import load_weights, make_model, named
@@ -153,8 +154,7 @@ class CreatorTrainer:
             BaseException: what your code raised.
         """
         for word, number, least in (("max_retries", max_retries, 0), ("passes", passes, 1)):
-            if not isinstance(number, int) or isinstance(number, bool) or number < least:
-                raise ValueError(f"{word}= is a whole number of at least {least}, got {number!r}.")
+            check_whole_number(f"{word}=", number, at_least=least)
         goal, failures, reached = self._done + passes, 0, self._done
         while True:
             try:

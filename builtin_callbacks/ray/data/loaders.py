@@ -12,6 +12,7 @@ from torch.utils.data import default_convert
 from ....core.data.loaders import made
 from ....core.data.sources.contract import Known
 from ....core.system.extras import require
+from ....events.checks import check_whole_number
 from .columns import Columns, batcher, chosen, digest, joined, length
 from .dealt_rows import USER, columns_of
 from .execution import copied
@@ -101,9 +102,8 @@ def _check(params: Mapping[str, Any], split: str) -> None:
                 f"loader_params[{name!r}] is not for the {split} dataset, which is Ray's: Ray loads ahead by itself, "
                 f"in processes of its own."
             )
-    size, names = params.get("batch_size", 1), params.get("columns")
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise ValueError(f"loader_params['batch_size'] of a Ray dataset is a positive whole number, got {size!r}.")
+    names = params.get("columns")
+    check_whole_number("loader_params['batch_size'] of a Ray dataset", params.get("batch_size", 1), at_least=1)
     if names is not None and (isinstance(names, str) or not names or not all(isinstance(each, str) for each in names)):
         raise ValueError(f"loader_params['columns'] takes names such as ('image', 'label'), got {names!r}.")
     if params.get("draws_per") == "sample":

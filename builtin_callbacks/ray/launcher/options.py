@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ....events.checks import is_number, is_whole_number
+
 ADDRESS = re.compile(r"(?P<host>[^\s/:]+|\[[0-9a-fA-F:.]+\]):(?P<port>[0-9]{1,5})")
 
 
@@ -19,11 +21,11 @@ def check_workers(num_workers: Any, as_ranks: Any) -> tuple[int, int]:
         ValueError: it is out of range.
     """
     pair = num_workers if isinstance(num_workers, tuple) else (num_workers, num_workers)
-    if len(pair) != 2 or not all(map(_is_whole, pair)):
+    if len(pair) != 2 or not all(map(is_whole_number, pair)):
         raise TypeError(f"num_workers is a whole number, or (least, most) of them; got {num_workers!r}.")
     if not 1 <= pair[0] <= pair[1]:
         raise ValueError(f"num_workers is from 1 on, and (least, most) come in this order; got {num_workers!r}.")
-    if as_ranks is not None and not _is_whole(as_ranks):
+    if as_ranks is not None and not is_whole_number(as_ranks):
         raise TypeError(f"as_ranks is a whole number, or None; got {as_ranks!r}.")
     if as_ranks is not None and as_ranks < 1:
         raise ValueError(f"as_ranks is a whole number from 1 on, or None; got {as_ranks!r}.")
@@ -42,7 +44,7 @@ def check_resources(use_gpu: Any, resources_per_worker: Any) -> None:
     if resources_per_worker is None:
         return
     pairs = resources_per_worker.items() if isinstance(resources_per_worker, Mapping) else [(None, None)]
-    if not all(isinstance(name, str) and _is_number(amount) for name, amount in pairs):
+    if not all(isinstance(name, str) and is_number(amount) for name, amount in pairs):
         raise TypeError(f"resources_per_worker maps names to numbers, got {resources_per_worker!r}.")
     amounts = list(resources_per_worker.values())
     if not all(math.isfinite(each) for each in amounts):
@@ -63,7 +65,7 @@ def check_failures(max_failures: Any, backoff: Any, grace: Any) -> None:
         TypeError: one is no number.
         ValueError: one is out of range.
     """
-    if not _is_whole(max_failures):
+    if not is_whole_number(max_failures):
         raise TypeError(f"max_failures is a whole number, got {max_failures!r}.")
     if max_failures < -1:
         raise ValueError(f"max_failures is a whole number from 0 on, or -1 for any number; got {max_failures!r}.")
@@ -86,7 +88,7 @@ def check_storage(storage_path: Any, name: Any, keep: Any) -> None:
         raise TypeError(f"name is a string, or None for a new one; got {name!r}.")
     if name is not None and (not name.strip(".") or "/" in name or "\\" in name):
         raise ValueError(f"name is that of a folder in the storage, without slashes; got {name!r}.")
-    if keep is not None and not _is_whole(keep):
+    if keep is not None and not is_whole_number(keep):
         raise TypeError(f"keep is a whole number, or None for all; got {keep!r}.")
     if keep is not None and keep < 1:
         raise ValueError(f"keep is a whole number from 1 on, or None for all; got {keep!r}.")
@@ -131,15 +133,7 @@ def check_intervals(**intervals: Any) -> None:
 
 def _check_seconds(name: str, seconds: Any, *, zero: bool = False) -> None:
     least = "a number of seconds from 0 on" if zero else "a positive number of seconds"
-    if not _is_number(seconds):
+    if not is_number(seconds):
         raise TypeError(f"{name} is {least}, got {seconds!r}.")
     if not 0 <= seconds < math.inf or (not seconds and not zero):
         raise ValueError(f"{name} is {least}, got {seconds!r}.")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_whole(number: Any) -> bool:
-    return isinstance(number, int) and not isinstance(number, bool)

@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from ....core.metrics.monitor import Monitor
 from ....core.system.extras import require
+from ....events.checks import check_whole_number
 from ..cluster import connected
 from ..launcher.launcher import RayLauncher
 from .places import Place, place_of
@@ -212,5 +213,4 @@ def _check(fn: Any, space: Any, resume: Any, name: Any) -> None:
 
 def _check_counts(**counts: Any) -> None:
     for what, number in counts.items():
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ValueError(f"{what} is a whole number from 1 on, got {number!r}.")
+        check_whole_number(what, number, at_least=1)

@@ -7,6 +7,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, cast
 
+from ....events.checks import is_whole_number
 from ..errors import RuleError, RuleTypeError
 from ..patience import MODES, Mode, RulePatience
 from ..text import shown
@@ -125,7 +126,7 @@ def _patience(section: Section) -> RulePatience:
     given, line = section.value["patience"], section.line("patience")
     patience = Section(section.document, section.problems, given, "the patience", keys, controller=whose, line=line)
     threshold = patience.value.get("patience_threshold", RulePatience.threshold)
-    if isinstance(threshold, bool) or not isinstance(threshold, int):
+    if not is_whole_number(threshold):
         problem = f"'patience_threshold' is a whole number, got {shown(threshold)}."
         patience.fail(problem, "patience_threshold", RuleTypeError)
         threshold = RulePatience.threshold

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ....events import Event, Log, Run, ValidationEnd
+from ....events.checks import is_whole_number
 from ..base import RuleMetric
 from ..errors import RuleTypeError
 from ..text import shown
@@ -63,9 +64,9 @@ class HistoryBasedMetric(RuleMetric):
 
     def __init__(self, name: str, window_size: int = 1) -> None:
         super().__init__(name)
-        if not isinstance(window_size, int) or isinstance(window_size, bool):
+        if not is_whole_number(window_size):
             raise RuleTypeError(f"window_size is a whole number, negative for no limit, got {shown(window_size)}.")
-        self.window_size = window_size
+        self.window_size = int(window_size)
         self._training, self._metrics = Window(window_size), Window(window_size)
         self._heard: dict[str, int] = {}
         self._value: dict[str, Any] | None = None

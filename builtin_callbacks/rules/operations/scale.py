@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ....events import BatchStart, Event, Run
-from ....events.checks import known_names
+from ....events.checks import is_number, known_names
 from ..base import RuleFiring, RuleOperation
 from ..errors import RuleError
 from ..text import shown
@@ -40,9 +40,9 @@ class ScaleLearningRate(RuleOperation):
 
     def __init__(self, name: str, factor: float, minimum: float = 0.0, optimizer: str | None = None) -> None:
         super().__init__(name)
-        if not _is_number(factor) or not 0 < factor < inf:
+        if not is_number(factor) or not 0 < factor < inf:
             raise RuleError(f"factor is a positive number, such as 0.5, got {shown(factor)}.")
-        if not _is_number(minimum) or not 0 <= minimum < inf:
+        if not is_number(minimum) or not 0 <= minimum < inf:
             raise RuleError(f"minimum is a learning rate, at least 0, got {shown(minimum)}.")
         if optimizer is not None and not isinstance(optimizer, str):
             raise RuleError(f"optimizer is the name of an optimizer, got {shown(optimizer)}.")
@@ -86,7 +86,7 @@ class ScaleLoss(RuleOperation):
 
     def __init__(self, name: str, factor: float) -> None:
         super().__init__(name)
-        if not _is_number(factor) or not -inf < factor < inf:
+        if not is_number(factor) or not -inf < factor < inf:
             raise RuleError(f"factor is a number, such as 0.5, got {shown(factor)}.")
         self.factor = factor
 
@@ -113,7 +113,3 @@ def _scale_scheduler(scheduler: Any, factor: float) -> None:
             setattr(scheduler, name, [rate * factor for rate in getattr(scheduler, name)])
     for part in getattr(scheduler, "_schedulers", ()):
         _scale_scheduler(part, factor)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

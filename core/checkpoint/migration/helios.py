@@ -1,4 +1,4 @@
-"""Checkpoints of Helios 1 and 2, as checkpoints of ours in schema 1, the first: the migrations take it from there."""
+"""Checkpoints of Helios 1 and 2, as checkpoints of ours."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from torch import Tensor
 
 from ....plugins.discovery import discover
 from ..state.plain import brief, check_plain
+from ..state.schema import SCHEMA
 from ..storage.names import SUFFIX
 
 RECORDS = (r"helios(\.\w+)*\.TrainingState",)
 TEXTS = r"helios(\.\w+)*\.\w*Keys"  # version 2 keeps its keys as members of enumerations
 RESERVED = ("version", "training_state", "model", "rng", "loggers", "datamodule", "log_path", "run_path")
 COUNTERS = ("current_iteration", "global_iteration", "global_epoch", "validation_cycles", "dataset_iter")
+BEFORE_OURS = -2 * 10**15  # in the order of writing, they come before all of ours
 NAME = re.compile(r"(?P<run>.+?)_epoch_\d+_iter_\d+")
 
 
@@ -27,7 +29,7 @@ def is_ancestor(saved: Any) -> bool:
 
 
 def convert(saved: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return a state of schema 1, and a sentence for each thing that is not the same there.
+    """Return a state of ours, and a sentence for each thing that is not the same there.
 
     Args:
         saved: what the file holds, as plain types.
@@ -50,27 +52,35 @@ def convert(saved: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], list[
         "datamodule": saved.get("datamodule", {}),
     }
     state = {
-        "schema": 1,
+        "schema": SCHEMA,
         "saved_at": path.stat().st_mtime,
-        "library": {"helios": version},
+        "versions": {"helios": version},
+        "world": {"size": 1},
         "run_name": run_name,
         "progress": progress,
+        "control": {"due": [], "end_epoch": False},
         "modules": parts["modules"],
-        **parts["parts"],
+        "optimizers": parts["optimizers"],
+        "optimizer_kinds": {},
+        "schedulers": parts["schedulers"],
+        "scheduler_kinds": {},
         "task": {},
         "metrics": {},
         "means": {},
         "plugins": plugins,
+        "ranks": [{}],
         "helios": aside,
     }
     begin = f"read the layout of Helios {version}; the run is called {run_name!r}, after the file"
-    return state, [begin, *notes, *more, *others, *_left_out(state), *_told(aside)]
+    left_out = _left_out(state)
+    state["data"] = _position(aside.get("datamodule", {}))
+    return state, [begin, *notes, *_order_notes(progress), *more, *others, *left_out, *_told(aside)]
 
 
-def batches(converted: Mapping[str, Any]) -> int:
-    """Return how many batches a converted state has seen: the order of writing, where times may be those of a copy."""
+def place(converted: Mapping[str, Any]) -> int:
+    """Return the place of a converted state in the order of writing: by its batches, since a copy has other times."""
     progress = converted["progress"]
-    return int(progress["earlier_batches"] + progress["batch"])
+    return BEFORE_OURS + int(progress["earlier_batches"] + progress["batch"])
 
 
 def _run_name(path: Path) -> str:
@@ -106,6 +116,26 @@ def _progress(counters: Any) -> tuple[dict[str, int | float], list[str]]:
     }, notes
 
 
+def _order_notes(progress: Mapping[str, int | float]) -> list[str]:
+    """Say that batches come in an order other than that of Helios."""
+    notes = [
+        "not exact: epochs are shuffled by the seed and the epoch now, so they come in another order than they would "
+        "have"
+    ]
+    if batch := progress["batch"]:
+        notes.append(
+            f"not exact: the epoch was left after {batch} batches of another order, so in the rest of it some samples "
+            f"come again and others not at all"
+        )
+    return notes
+
+
+def _position(datamodule: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is known of the order of the data: only the training phase."""
+    phase = datamodule.get("phase", 0)
+    return {"seed": None, "phase": phase, "advances": False, "doubts": [], "source": None, "state": {}}
+
+
 def _split(saved: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
     """Return what the user's model saved, and the state of the gradient scaler, None where there was none."""
     model = dict(saved["model"])
@@ -116,7 +146,7 @@ def _split(saved: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
 
 
 def _parts(user: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Sort what a model saved into modules, the optimizer and the scheduler, going by what each holds."""
+    """Sort what a model saved into modules, optimizers and schedulers, going by what each holds."""
     states = {name: value for name, value in user.items() if isinstance(value, Mapping)}
     modules = {
         name: dict(state) for name, state in states.items() if all(isinstance(each, Tensor) for each in state.values())
@@ -124,21 +154,22 @@ def _parts(user: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     optimizers = [name for name, state in states.items() if state.keys() >= {"state", "param_groups"}]
     schedulers = [name for name, state in states.items() if "last_epoch" in state]
     notes = [f"modules {', '.join(modules) or '(none)'}: the task's attributes must be called the same"]
-    parts: dict[str, Any] = {"optimizer": {"state": {}, "param_groups": []}, "scheduler": None}
+    own: dict[str, Any] = {"optimizer": {"state": {}, "param_groups": []}}
+    own_schedulers: dict[str, Any] = {}
     taken = [*modules, *optimizers]
     if len(optimizers) == 1:
-        parts["optimizer"] = states[optimizers[0]]
+        own = {"optimizer": states[optimizers[0]]}
     elif optimizers:
-        parts["optimizers"] = {name: states[name] for name in optimizers}
+        own = {name: states[name] for name in optimizers}
         notes.append(f"optimizers {', '.join(optimizers)}: they must be called the same, fit(optimizer={{...}})")
     else:
         notes.append("0 optimizers: the file serves load_weights only, it cannot be resumed")
     if len(optimizers) == len(schedulers) == 1:
-        parts["scheduler"] = states[schedulers[0]]
+        own_schedulers = {"optimizer": states[schedulers[0]]}
         taken += schedulers
     elif schedulers:
         notes.append(f"schedulers {', '.join(schedulers)}: whose each is, is not known, so they begin anew")
-    return {"taken": taken, "modules": modules, "parts": parts}, notes
+    return {"taken": taken, "modules": modules, "optimizers": own, "schedulers": own_schedulers}, notes
 
 
 def _plugins(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -148,8 +179,7 @@ def _plugins(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     states: dict[str, Any] = {name: value for name, value in theirs.items() if name not in ours}
     notes = [f"state of plugin {name!r} left out: that name is another plugin's here" for name in theirs.keys() & ours]
     if {"torch", "rand", "numpy"} <= saved["rng"].keys():
-        now = _generators(saved["rng"])
-        states["rng_capture"] = {"now": now, "epoch": now}
+        states["rng_capture"] = _generators(saved["rng"])
         notes.append("the state of NumPy's legacy generator was never kept: it begins anew")
     else:
         notes.append("there is no state of the random generators: they begin anew")
@@ -160,7 +190,7 @@ def _plugins(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _generators(rng: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the random generators in the form of schema 1."""
+    """Return the random generators as RNGCapture saves them."""
     version, internal, gauss = rng["rand"]
     key = np.random.RandomState(0).get_state(legacy=False)
     legacy = key | {"state": key["state"] | {"key": {"dtype": "uint32", "values": key["state"]["key"].tolist()}}}
@@ -172,7 +202,7 @@ def _generators(rng: Mapping[str, Any]) -> dict[str, Any]:
             "cuda": [rng["cuda"]] if "cuda" in rng else [],
         },
         "generator": rng["numpy"],
-        "loaders": [],
+        "held": [],
     }
 
 

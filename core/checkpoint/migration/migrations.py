@@ -7,15 +7,15 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..state.old_schemas import BEFORE_OURS, judged, migrate_state, place_of
+from ..state.old_schemas import migrate_state
 from ..state.schema import SCHEMA, check_schema, training_of
 from ..storage import reader, stand_ins
 from ..storage.archives import check_content
-from ..storage.manifest import Entry, JudgedBy, MissingManifestError, manifest_path
+from ..storage.manifest import Entry, MissingManifestError, manifest_path
 from ..storage.names import SUFFIX
 from ..storage.reader import State
 from ..storage.store import Store
@@ -32,17 +32,20 @@ class Upgraded:
         origin: what it was.
         state: what is in it.
         changes: what is not as it was, in sentences.
-        place: its place in the order of writing; None where the clock decides.
-        judged_by: metric, mode and value by which it competes for the best, if it does.
+        place: the place of one of Helios in the order of writing; None for one of ours.
         is_current: it is of the present schema already, and only lacks its manifest.
     """
 
     origin: str
     state: State
     changes: list[str]
-    place: int | None
-    judged_by: JudgedBy | None = None
+    place: int | None = None
     is_current: bool = False
+
+    @property
+    def is_of_helios(self) -> bool:
+        """Whether Helios wrote it, which wrote no manifests."""
+        return self.place is not None
 
 
 def migrate(
@@ -103,17 +106,19 @@ def migrate_file(
             return [f"{path}: up to date (schema {SCHEMA})", *_indented(notes)]
         entries = store.entries()[0]
         former = next((each for each in entries if each.path == path), None)
-        if former is not None:  # of a schema that had manifests
-            found = replace(found, place=former.sequence, judged_by=former.judged_by)
+        place, judged_by = found.place, None
+        if former is not None:
+            place, judged_by = former.sequence, former.judged_by
             store.write_as(former.training, former.run_name)
-        place = _among(entries, found.state["saved_at"]) if found.place is None else found.place
+        if place is None:
+            place = _among(entries, found.state["saved_at"])
         if found.is_current and path.exists():
             store.adopt(path.name, found.state, place)
             return [f"{path}: wrote its manifest anew", *_indented([*notes, *found.changes])]
         if store.is_pinned(path):
             raise ValueError(f"{path} is pinned, and so is not replaced: remove the pin, migrate, and pin it again.")
         backup = back_up(path)
-        store.save(path.name, found.state, judged_by=found.judged_by, sequence=place, replace_unknown=True)
+        store.save(path.name, found.state, judged_by=judged_by, sequence=place, replace_unknown=True)
     finally:
         store.close()
     if not keep_backup:
@@ -159,7 +164,7 @@ def read_any(path: Path, as_data: Collection[str] = ()) -> Upgraded:
 def load_any(path: Path, *, with_shards: bool = True) -> State:
     """Return the state in a checkpoint of any schema, or of Helios, in the present one; see `load`.
 
-    Older ones, which had no manifest, are taken where the checksums in the file hold. The file stays as it is.
+    Those of Helios, which wrote no manifests, are taken where the checksums in the file hold. The file stays as it is.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -170,13 +175,13 @@ def load_any(path: Path, *, with_shards: bool = True) -> State:
         return reader.load(path, with_shards=with_shards)
     except MissingManifestError:
         found = read_any(path)
-        if found.is_current:
+        if not found.is_of_helios:
             raise
         return {**found.state, "migrated": found.changes}
 
 
-def newest_without_manifest(folder: Path, run_name: str) -> tuple[Path, State] | None:
-    """Return the newest checkpoint of a run that was written when there were no manifests, and what is in it.
+def newest_of_helios(folder: Path, run_name: str) -> tuple[Path, State] | None:
+    """Return the newest checkpoint that Helios wrote of a run, and what is in it.
 
     Only files that are called like those of the run are looked into.
     """
@@ -186,30 +191,27 @@ def newest_without_manifest(folder: Path, run_name: str) -> tuple[Path, State] |
             found = read_any(path)
         except ValueError:
             continue  # told of as without a manifest
-        order = (found.place or 0, found.state["saved_at"])
-        if not found.is_current and found.state["run_name"] == run_name and (newest is None or order > newest[0]):
+        if found.place is None or found.state["run_name"] != run_name:
+            continue
+        order = found.place, found.state["saved_at"]
+        if newest is None or order > newest[0]:
             newest = order, path, found
     return None if newest is None else (newest[1], {**newest[2].state, "migrated": newest[2].changes})
 
 
 def _upgrade(saved: Any, path: Path) -> Upgraded:
     if helios.is_ancestor(saved):
-        converted, notes = helios.convert(saved, path)
-        state, changes = migrate_state(converted)
-        origin = f"Helios {state['versions']['helios']}"
-        return Upgraded(origin, state, [*notes, *changes], place=2 * BEFORE_OURS + helios.batches(converted))
+        state, notes = helios.convert(saved, path)
+        return Upgraded(f"Helios {state['versions']['helios']}", state, notes, place=helios.place(state))
     if not isinstance(saved, Mapping):
         raise ValueError(f"it holds a {type(saved).__name__}, where a checkpoint is a dict.")
     state, changes = migrate_state(saved)
     check_schema(state)
     origin = f"schema {saved['schema']}"
-    if not changes:
-        held = "the checksums in the file hold; by which metric it was judged is not known any more"
-        return Upgraded(origin, state, [held], place=None, is_current=True)
-    if saved["schema"] > 1:
-        return Upgraded(origin, state, changes, place=None)
-    name = path.name.partition(SUFFIX)[0] + SUFFIX
-    return Upgraded(origin, state, changes, place_of(saved), judged(saved, name))
+    if saved["schema"] < SCHEMA:
+        return Upgraded(origin, state, changes)
+    held = "the checksums in the file hold; by which metric it was judged is not known any more"
+    return Upgraded(origin, state, [held], is_current=True)
 
 
 def backup_of(path: Path) -> Path:

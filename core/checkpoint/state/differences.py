@@ -17,7 +17,7 @@ def kinds(parts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def scheduler_kinds(run: Run, saved: Mapping[str, Any]) -> dict[str, str]:
-    """Return the kinds of the saved schedulers; schema 1 did not tell, so one is taken for what it is given to."""
+    """Return the kinds of the saved schedulers; Helios kept none, so one is taken for what it is given to."""
     known, now = saved.get("scheduler_kinds", {}), kinds(run.schedulers)
     return {name: known.get(name) or now.get(name, "unknown") for name in saved["schedulers"]}
 

@@ -29,8 +29,7 @@ class MissingManifestError(ValueError):
     def __init__(self, path: Path) -> None:
         super().__init__(
             f"The checkpoint {path} has no manifest {manifest_path(path).name}, so nothing tells whether it is whole: "
-            f"copy both, or, if you trust the file or it was written by an older version, run `python -m heliograph "
-            f"checkpoint migrate {path}`."
+            f"copy both, or, if you trust the file, run `python -m heliograph checkpoint migrate {path}`."
         )
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import os
 import pickle
 import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ....events.checks import check_number, check_whole_number
 from .job import Job
 from .processes import LAUNCHED
 
@@ -73,8 +73,7 @@ def launch(
     """
     _refuse_nesting()
     count = _checked_count(nprocs)
-    if isinstance(grace, bool) or not 0 < grace < math.inf:
-        raise ValueError(f"grace is a positive number of seconds, got {grace!r}.")
+    grace = check_number("grace", grace, of="seconds", more_than=0)
     messages: list[tuple[int, Any]] = []
 
     def keep(rank: int, message: Any) -> None:
@@ -101,9 +100,7 @@ def _checked_count(nprocs: int | None) -> int:
         nprocs = torch.cuda.device_count()
         if not nprocs:
             raise ValueError("No GPU is visible, so launch cannot tell how many processes to start: give nprocs.")
-    if isinstance(nprocs, bool) or not isinstance(nprocs, int) or nprocs < 1:
-        raise ValueError(f"nprocs is a whole number from 1 on, or None for one per visible GPU; got {nprocs!r}.")
-    return nprocs
+    return check_whole_number("nprocs", nprocs, at_least=1, or_else="None for one per visible GPU")
 
 
 def _pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:

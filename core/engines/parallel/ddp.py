@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ....events.checks import check_number
 from ...distributed.ranks.buckets import average_gradients
 from ..precision import PrecisionName
 from .batch_norm import Converted, separate_batch_norm, synchronize_batch_norm
@@ -77,8 +78,8 @@ class DDPEngine(ProcessEngine):
             report_after=report_after,
             grace=grace,
         )
-        if bucket_cap_mb is not None and (not isinstance(bucket_cap_mb, int | float) or not bucket_cap_mb > 0):
-            raise ValueError(f"bucket_cap_mb= is a positive number of MiB, or None for 25; got {bucket_cap_mb!r}.")
+        if bucket_cap_mb is not None:
+            check_number("bucket_cap_mb=", bucket_cap_mb, of="MiB", more_than=0, finite=False, or_else="None for 25")
         if sync_batch_norm and self.device.type == "cpu":
             raise ValueError("sync_batch_norm=True needs GPUs: torch's SyncBatchNorm does not compute on the CPU.")
         self.sync_batch_norm = sync_batch_norm

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ....events.checks import check_number, check_whole_number
 from ....events.engine import Reduction
 from ...distributed.ranks.buckets import broadcast_tensors
 from ...distributed.ranks.failure import release_groups
@@ -70,10 +71,8 @@ class ProcessEngine(DeviceEngine, ABC):
             cudnn_benchmark=cudnn_benchmark,
         )
         for name, value in (("timeout", timeout), ("report_after", report_after), ("grace", grace)):
-            if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-                raise ValueError(f"{name}= is a positive number of seconds, got {value!r}.")
-        if not isinstance(agree_every, int) or agree_every < 1:
-            raise ValueError(f"agree_every= is a whole number of steps, from 1 on; got {agree_every!r}.")
+            check_number(f"{name}=", value, of="seconds", more_than=0, finite=False)
+        agree_every = check_whole_number("agree_every=", agree_every, of="steps", at_least=1)
         self.rank, self.local_rank, self.world_size = member.rank, member.local_rank, member.world_size
         self.is_main, self.is_local_main = member.rank == 0, member.local_rank == 0
         self.backend = checked_backend(backend, self.device)

@@ -1,3 +1,3 @@
-from heliograph.tests.stores import names, opened, state
+from heliograph.tests.stores import names, old, older, opened, state
 
-__all__ = ["names", "opened", "state"]
+__all__ = ["names", "old", "older", "opened", "state"]

@@ -21,7 +21,7 @@ from heliograph.core.checkpoint.state.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Store
 from heliograph.core.checkpoint.storage.manifest import encode
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "schema_1"
+GOLDEN = Path(__file__).parents[2] / "golden" / f"schema_{SCHEMA}"
 OLD = "golden_epoch_1_iter_6.pth"
 Make = Callable[..., Any]
 Names = Callable[[], list[str]]
@@ -99,9 +99,10 @@ def test_inspect_tells_what_a_checkpoint_holds(command: Said, write: Make) -> No
     assert lines[-1].strip() == "early_stopping: best, count"
 
 
-def test_inspect_tells_of_old_checkpoints_too(command: Said) -> None:
-    assert command("inspect", GOLDEN / OLD) == 0
-    assert "layout      schema 1, without a manifest: run `checkpoint migrate` on it" in command.out
+def test_inspect_tells_of_checkpoints_without_a_manifest_too(command: Said, tmp_path: Path) -> None:
+    shutil.copy(GOLDEN / OLD, tmp_path)
+    assert command("inspect", tmp_path / OLD) == 0
+    assert f"layout      schema {SCHEMA}, without a manifest: run `checkpoint migrate` on it" in command.out
     assert "position    epoch 1, batch 2, step 6" in command.out
 
 
@@ -175,22 +176,20 @@ def test_verify_refuses_what_is_not_safe_to_load(command: Said, write: Make) -> 
     assert f"The checkpoint {path} cannot be read: UnpicklingError" in command.error
 
 
-def test_migrate_prints_what_it_changed(command: Said, tmp_path: Path) -> None:
-    shutil.copy(GOLDEN / OLD, tmp_path)
+def test_migrate_prints_what_it_changed(command: Said, old: Path, tmp_path: Path) -> None:
     assert command("migrate", "--dry-run", tmp_path) == 0
     assert f"{tmp_path / OLD}: would be migrated to schema {SCHEMA}" in command.out
     assert command("migrate", tmp_path) == 0
     assert (
-        f"{tmp_path / OLD}: migrated to schema {SCHEMA}, the former file is {OLD}.backup\n    schema 1 to 2: "
-        in command.out
+        f"{tmp_path / OLD}: migrated to schema {SCHEMA}, the former file is {OLD}.backup\n"
+        f"    schema {SCHEMA - 1} to {SCHEMA}: 'place' is called 'data'\n" in command.out
     )
     assert command("migrate", tmp_path / OLD) == 0
     assert command.out == f"{tmp_path / OLD}: up to date (schema {SCHEMA})\n"
 
 
-def test_migrate_goes_on_behind_a_bad_one(command: Said, tmp_path: Path) -> None:
+def test_migrate_goes_on_behind_a_bad_one(command: Said, old: Path, tmp_path: Path) -> None:
     (tmp_path / "a.pth").write_text("nothing")
-    shutil.copy(GOLDEN / OLD, tmp_path)
     assert command("migrate", "--no-backup", tmp_path) == 1
     assert command.error.startswith(f"heliograph checkpoint: {tmp_path / 'a.pth'} is damaged")
     assert storage.load(tmp_path / OLD)["schema"] == SCHEMA

@@ -475,17 +475,17 @@ def test_it_conforms(tmp_path: Path, hosted: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("interval", "error", "text"),
+    ("interval", "text"),
     [
-        ("10", TypeError, "a number of seconds, got '10'"),
-        (True, TypeError, "got True"),
-        (-1.0, ValueError, "from 0, got -1.0"),
-        (float("inf"), ValueError, "got inf"),
-        (float("nan"), ValueError, "got nan"),
+        ("10", "a finite number of seconds, at least 0; got '10'"),
+        (True, "got True"),
+        (-1.0, "got -1.0"),
+        (float("inf"), "got inf"),
+        (float("nan"), "got nan"),
     ],
 )
-def test_options_are_checked(interval: Any, error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=text):
+def test_options_are_checked(interval: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
         RayReport(interval)
 
 

@@ -107,9 +107,9 @@ def test_it_keeps_every_rule_of_plugins(tmp_path: Path) -> None:
     [
         ({"folder": 3}, TypeError, "the path of a folder, got 3"),
         ({"losses": 1}, TypeError, "losses is True or False, got 1"),
-        ({"sample": 0}, ValueError, "sample must be at least 1"),
-        ({"sample": 2.0}, TypeError, "sample is a whole number of batches, got 2.0"),
-        ({"sample": True}, TypeError, "sample is a whole number"),
+        ({"sample": 0}, ValueError, "sample must be a whole number of batches, at least 1; got 0"),
+        ({"sample": 2.0}, ValueError, "sample must be a whole number of batches, at least 1; got 2.0"),
+        ({"sample": True}, ValueError, "sample must be a whole number"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )

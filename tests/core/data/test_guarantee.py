@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from heliograph import BatchEnd, Plugin, ResumeReport, Run, Trainer, TrainStart, on
-from heliograph.core.checkpoint.state.old_schemas import migrate_state
 from heliograph.core.checkpoint.state.plain import check_plain
 from heliograph.core.data.training_data import TrainingData
 from heliograph.events import Progress
@@ -17,7 +16,6 @@ from heliograph.events.guarantee import LEVELS, weaker
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    RandomSampler,
     Sampler,
     SubsetRandomSampler,
     WeightedRandomSampler,
@@ -196,44 +194,6 @@ def test_a_migrated_state_knows_nothing_of_the_order(drawing: Make, fit: Make) -
     assert resumed.result.resume.reasons == (
         "the checkpoint says nothing of the order of its samples: it was migrated",
     )
-
-
-SCHEMA_2: dict[str, tuple[Callable[[Any], Any], dict[str, Any]]] = {
-    "shuffled": (
-        lambda data: DataLoader(data, 4, shuffle=True),
-        {"source": "map", "draws_per": "batch", "order": "shuffle-1", "seed": None, "samples": 22, "batch_size": 4}
-        | {"drop_last": False},
-    ),
-    "weighted": (
-        lambda data: DataLoader(data, 4, sampler=WeightedRandomSampler([1.0] * 22, 22)),
-        {"source": "map", "draws_per": "batch", "order": "BatchSampler", "seed": None, "length": 6, "batch_size": 4}
-        | {"drop_last": False, "of": {"order": "WeightedRandomSampler", "seed": None, "length": 22}},
-    ),
-    "no batches": (
-        lambda data: DataLoader(data, batch_size=None),
-        {"source": "map", "draws_per": "batch", "order": "sequential", "seed": None, "samples": 22, "batch_size": None},
-    ),
-    "a list": (lambda data: [torch.zeros(1)] * 9, {"source": "sequence", "batches": 9}),
-    "replacing": (
-        lambda data: DataLoader(data, 4, sampler=RandomSampler(data, replacement=True)),
-        {"source": "map", "draws_per": "batch", "order": "BatchSampler", "seed": None, "length": 6, "batch_size": 4}
-        | {"drop_last": False, "of": {"order": "RandomSampler", "seed": None, "length": 22}},
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", SCHEMA_2)
-def test_a_position_of_schema_2_is_one_of_a_single_process(kind: str, drawing: Make) -> None:
-    make, source = SCHEMA_2[kind]
-    place = {"seed": 5, "phase": 0, "advances": False, "doubts": [], "source": source, "state": {}}
-    parts: dict[str, Any] = {name: {} for name in ("modules", "optimizer", "plugins", "metrics")}
-    state, _ = migrate_state({"schema": 2, "run_name": "run", "progress": {}, "data": place, **parts})
-    data = TrainingData([make(drawing())])
-    progress = Progress(batch=3).state_dict()
-
-    assert data.load_state_dict(state["data"], progress) == progress
-    reasons = data.guarantee()[1]
-    assert reasons[0].startswith("the checkpoint says nothing of the order" if kind == "replacing" else UNCAPTURED)
 
 
 # The state.

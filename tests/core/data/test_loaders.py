@@ -163,7 +163,9 @@ def test_parameters_are_checked(drawing: Make, flowing: Make) -> None:
     assert refused(data, {"draws_per": "epoch"}).endswith("['draws_per'] is 'batch' or 'sample', got 'epoch'.")
     for name in ("global_batch_size", "as_ranks"):
         for number in (0, 2.0, True, None):
-            assert refused(data, {name: number}).endswith(f"[{name!r}] is a positive whole number, got {number!r}.")
+            assert refused(data, {name: number}).endswith(
+                f"[{name!r}] must be a whole number, at least 1; got {number!r}."
+            )
     assert refused(data, {"batch_size": 4, "global_batch_size": 8}).endswith("of all; not both.")
     assert refused(data, {"sampler": [1], "shuffle": True}).endswith("not both: the sampler is the order.")
     assert refused(loader, {"batch_size": 4}) == (

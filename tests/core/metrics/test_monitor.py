@@ -57,8 +57,8 @@ def test_the_name_of_a_named_set() -> None:
         (("train/b", "less"), "mode is 'min'"),
         (("train/accuracy", None), "Which way is 'train/accuracy' better"),
         (("val/loss", "min"), r"one of train/\.\.\. or validation/"),
-        (("train/b", "min", -1.0), "min_delta must be at least 0"),
-        (("train/b", "min", math.inf), "min_delta must be at least 0"),
+        (("train/b", "min", -1.0), "min_delta must be a finite number, at least 0"),
+        (("train/b", "min", math.inf), "min_delta must be a finite number, at least 0"),
     ],
 )
 def test_arguments_are_checked(arguments: Any, words: str) -> None:

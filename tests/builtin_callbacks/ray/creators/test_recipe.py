@@ -20,11 +20,15 @@ from heliograph.tests.builtin_callbacks.ray.creators.creators import make
         ({"launcher": 2}, TypeError, r"such as LocalLauncher\(2\)"),
         ({"launcher": LocalLauncher}, TypeError, r"such as LocalLauncher\(2\)"),
         ({"num_replicas": 2}, TypeError, r"no argument 'num_replicas'.*launcher, .*raysgd"),
-        ({"seed": "0"}, TypeError, "seed= is a whole number"),
+        ({"seed": "0"}, ValueError, "seed= must be a whole number"),
         ({"name": "a/b"}, ValueError, "name= becomes part of file names"),
         ({"dataloader_config": [1]}, TypeError, "dataloader_config= takes a dict"),
-        ({"batch_size": 0}, ValueError, "batch_size= is a positive whole number, of all ranks together"),
-        ({"batch_size": True}, ValueError, "batch_size= is a positive whole number"),
+        (
+            {"batch_size": 0},
+            ValueError,
+            "batch_size= must be a whole number of samples of all ranks together",
+        ),
+        ({"batch_size": True}, ValueError, "batch_size= must be a whole number"),
         ({"dataloader_config": {"batch_size": 4}}, ValueError, "is given by batch_size=: leave it out"),
         ({"scheduler_step_freq": "step"}, ValueError, "'batch', 'epoch', 'manual' or None, got 'step'"),
         (
@@ -75,7 +79,7 @@ def test_what_creators_must_not_return_is_refused(options: dict[str, Any], error
 
 @pytest.mark.parametrize("numbers", [{"max_retries": -1}, {"passes": 0}, {"passes": True}])
 def test_numbers_of_passes_and_retries(numbers: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="is a whole number of at least"):
+    with pytest.raises(ValueError, match="must be a whole number, at least"):
         make().train(**numbers)
 
 
@@ -86,5 +90,5 @@ def test_the_epoch_frequency_needs_no_scheduler() -> None:
 
 @pytest.mark.parametrize("options", [{"nprocs": 0}, {"nprocs": True}, {"grace": 0.0}, {"grace": "3"}])
 def test_a_launcher_of_nobody(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=f"^{next(iter(options))} is a "):
+    with pytest.raises(ValueError, match=f"^{next(iter(options))} must be a "):
         LocalLauncher(**options)

@@ -66,7 +66,7 @@ def test_filters_are_made(text: str, shown: str) -> None:
         ("x:when=Every(5)", r"A filter takes one counter by name, as in Every\(steps=5\)"),
         ("x:when=Every(**{'steps': 5})", r"A filter takes one counter by name"),
         ("x:when=Every(steps=print(1))", r"A filter takes plain numbers, as in Every\(steps=5\)"),
-        ("x:when=Every(steps=0)", r"Every\(steps=...\) takes a positive whole number, got 0"),
+        ("x:when=Every(steps=0)", r"Every\(steps=...\) must be a whole number, at least 1; got 0"),
         ("x:when=Every(steps=5)|At(steps=3)", r"Filters are not combined here: give one, such as Every\(steps=5\)"),
         ("x:when='Every(steps=5) | At(steps=3)'", r"Filters are not combined here"),
         ("x:when=not Every(steps=5)", r"Filters are not combined here"),
@@ -85,7 +85,7 @@ def test_a_plugin_is_made_from_its_entry_point() -> None:
 
 
 def test_an_option_out_of_its_range_says_where() -> None:
-    with pytest.raises(ValueError, match="patience must be a whole number of at least 1, got 0") as caught:
+    with pytest.raises(ValueError, match="patience must be a whole number, at least 1; got 0") as caught:
         made_plugin("early_stopping:patience=0")
     assert caught.value.__notes__ == ["while making 'early_stopping:patience=0'"]
 

@@ -1,4 +1,4 @@
-"""Checkpoints of every schema there ever was can be read, migrated and gone on from."""
+"""What earlier versions wrote can be read, resumed, explained and replayed; so can checkpoints of Helios."""
 
 from __future__ import annotations
 
@@ -7,22 +7,50 @@ import shutil
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from heliograph import Checkpoint, RunResult
+from heliograph import (
+    Checkpoint,
+    EarlyStopping,
+    Every,
+    LogSchedule,
+    Recorder,
+    RuleController,
+    RunResult,
+    ValidationSchedule,
+    replay,
+)
+from heliograph.__main__ import main
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.migration.migrations import migrate
 from heliograph.core.checkpoint.state.schema import SCHEMA
+from heliograph.tests.ranks_pool import Pool
 
-GOLDEN = Path(__file__).parents[3] / "golden"
-SCHEMAS = range(1, SCHEMA + 1)
-CASES = [(schema, step) for schema in SCHEMAS for step in (4, 6)]
+GOLDEN = Path(__file__).parents[3] / "golden" / "schema_3"
+STEPS = (4, 6)
+METRICS = {  # of the whole run; floating point may differ by machine
+    "train/loss": 0.02836698107421398,
+    "train/learning_rate": 0.025,
+    "validation/loss": 0.12448422610759735,
+}
+RANKS_METRICS = {
+    "train/loss": 0.3046712651848793,
+    "train/learning_rate": 0.025,
+    "validation/loss": 0.06334178149700165,
+}
+STORY = """\
+golden: stopped by rule_controller
+  rule 'stop_when_it_gets_worse' on on_epoch_end: len(window.metrics.eval_loss) == 2 and
+  window.metrics.eval_loss[0] < window.metrics.eval_loss[1]
+  asked for during validation_end, at epoch 3, batch 0, step 12
+"""
 
 
 def load_maker() -> ModuleType:
-    spec = spec_from_file_location("golden_make", GOLDEN / "make.py")
+    spec = spec_from_file_location("golden_make", Path(__file__).parents[3] / "golden" / "make.py")
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
@@ -34,85 +62,188 @@ make = load_maker()
 
 
 @pytest.fixture
-def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """Return a copy of a schema's files, brought up to date."""
-    copy = tmp_path / "golden"
-    shutil.copytree(GOLDEN / f"schema_{request.param}", copy)
-    migrate(copy)
-    return copy
+def folder(tmp_path: Path) -> Path:
+    """Return a copy of the files."""
+    return shutil.copytree(GOLDEN, tmp_path / "golden")
 
 
-@pytest.mark.parametrize("schema", SCHEMAS)
-def test_there_are_golden_files_of_every_schema(schema: int) -> None:
-    for path in sorted((GOLDEN / f"schema_{schema}").glob("*.pth")):
-        assert torch.load(path, weights_only=True)["schema"] == schema
-    names = [path.name for path in (GOLDEN / f"schema_{schema}").glob("*.pth")]
-    assert sorted(names) == ["golden_epoch_1_iter_4.pth", "golden_epoch_1_iter_6.pth"]
+def recording_in(folder: Path) -> Path:
+    (found,) = folder.glob("*.recording")
+    return found
 
 
-def test_golden_files_of_the_present_schema_need_no_migration() -> None:
-    for path in (GOLDEN / f"schema_{SCHEMA}").glob("*.pth"):
-        assert storage.load(path)["schema"] == SCHEMA
+def resume(folder: Path, logs: Path, step: int, ranks: int = 1) -> RunResult:
+    """Do the rest of the run that left these files."""
+    checkpoint = Checkpoint(
+        folder,
+        keep_last=None,
+        keep_best=1,
+        monitor="validation/loss",
+        resume=folder / f"golden_epoch_1_iter_{step}.pth",
+    )
+    rules = RuleController(GOLDEN / "rules.yaml")
+    result: RunResult = make.fit(
+        checkpoint, logs, rules, Recorder(folder, losses=True), epochs=make.EPOCHS, ranks=ranks
+    )
+    return result
 
 
-@pytest.mark.parametrize(("folder", "step"), CASES, indirect=["folder"])
-def test_a_run_goes_on_from_it(folder: Path, step: int, tmp_path: Path) -> None:
-    checkpoint = Checkpoint(folder, keep_last=None, resume=folder / f"golden_epoch_1_iter_{step}.pth")
-    result = make.fit(checkpoint, tmp_path / "logs", epochs=make.EPOCHS)
+@pytest.mark.parametrize("step", STEPS)
+def test_they_are_of_the_first_schema_that_others_were_given(step: int) -> None:
+    for place in (GOLDEN, GOLDEN / "ranks"):
+        assert torch.load(place / f"golden_epoch_1_iter_{step}.pth", weights_only=True)["schema"] == 3
+        assert storage.load(place / f"golden_epoch_1_iter_{step}.pth")["schema"] == SCHEMA
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_the_rest_of_the_run_is_that_of_a_whole_one(step: int, folder: Path, tmp_path: Path) -> None:
+    result = resume(folder, tmp_path / "logs", step)
     place = result.progress
-    assert (place.epoch, place.batch, place.steps) == (make.EPOCHS, 0, make.EPOCHS * make.BATCHES)
-    assert (place.samples, place.validations) == (16 * make.EPOCHS, make.EPOCHS)
-    assert result.metrics["train/learning_rate"] == pytest.approx(0.1 * 0.5**2)
+    assert (place.epoch, place.batch, place.steps) == (3, 0, 12)
+    assert (place.samples, place.validations) == (48, 3)
+    assert result.metrics == pytest.approx(METRICS, rel=1e-4)
     assert f"resumed at epoch 1, batch {step - 4}, step {step}" in "\n".join(result.notes)
+    assert result.resume is not None
+    assert (result.resume.fresh_plugins, result.resume.unclaimed_states) == ((), ())
+    assert result.stopped_by == "rule_controller"
+    rules = RuleController(GOLDEN / "rules.yaml")
+    whole = make.fit(Checkpoint(tmp_path / "whole"), tmp_path / "logs", rules, epochs=make.EPOCHS)
+    assert whole.metrics == pytest.approx(METRICS, rel=1e-4)
 
 
-@pytest.mark.parametrize("folder", SCHEMAS, indirect=True)
-def test_it_knows_the_newest_and_the_best(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("step", STEPS)
+def test_it_is_exact_with_the_software_that_wrote_it(
+    step: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = storage.read_manifest(folder / f"golden_epoch_1_iter_{step}.pth")
+    monkeypatch.setattr("heliograph.core.snapshot.versions", lambda: dict(written.versions))
+    result = resume(folder, tmp_path / "logs", step)
+    assert result.resume is not None
+    assert result.resume.guarantee == "exact"
+
+
+def test_they_know_the_newest_and_the_best(folder: Path) -> None:
     entries, passed_over = storage.entries(folder, make.NAME)
     assert [each.progress["steps"] for each in entries] == [6, 4]
     assert passed_over == []
-    metric, mode, value = entries[1].judged_by or ("", "", None)
-    assert (metric, mode) == ("validation/loss", "min")
-    assert value == entries[1].metrics["validation/loss"]
-    assert entries[0].judged_by is None
+    assert [each.judged_by for each in entries] == [None, ("validation/loss", "min", 0.13581329584121704)]
 
 
-@pytest.mark.parametrize("folder", SCHEMAS, indirect=True)
-def test_a_resumed_run_goes_on_keeping_what_is_kept(folder: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_removes_what_it_may(folder: Path, tmp_path: Path) -> None:
     checkpoint = Checkpoint(folder, keep_last=1, keep_best=1, monitor="validation/loss", resume="auto")
     result = make.fit(checkpoint, tmp_path / "logs", epochs=2)
-    best = min(storage.read_manifest(path).metrics["validation/loss"] for path in folder.glob("*.pth"))
-    assert result.best_checkpoint is not None
-    assert storage.read_manifest(result.best_checkpoint).metrics["validation/loss"] == best
-    names = {path.name for path in folder.glob("*.pth")}  # the former have no identity: they may be of two trainings
-    assert names == {"golden_epoch_2_iter_8.pth", "golden_epoch_1_iter_4.pth", "golden_epoch_1_iter_6.pth"}
+    assert result.best_checkpoint == folder / "golden_epoch_2_iter_8.pth"
+    former = {"golden_epoch_1_iter_4.pth", "golden_epoch_1_iter_6.pth"}  # no identity: they may be of two trainings
+    assert {path.name for path in folder.glob("*.pth")} == former | {"golden_epoch_2_iter_8.pth"}
 
     make.fit(checkpoint, tmp_path / "logs", epochs=3)
     names = {path.name for path in folder.glob("*.pth")}
-    assert names - {result.best_checkpoint.name} == {
-        "golden_epoch_3_iter_12.pth",
-        "golden_epoch_1_iter_4.pth",
-        "golden_epoch_1_iter_6.pth",
-    } - {result.best_checkpoint.name}
+    assert names == former | {"golden_epoch_2_iter_8.pth", "golden_epoch_3_iter_12.pth"}
 
 
-@pytest.mark.parametrize("folder", SCHEMAS, indirect=True)
-def test_its_weights_serve_without_a_run(folder: Path) -> None:
+def test_the_weights_serve_without_a_run(folder: Path) -> None:
     task = make.make_task()
-    metrics = storage.load_weights(task, folder / "golden_epoch_1_iter_4.pth")  # saved behind its validation
+    metrics = storage.load_weights(task, folder / "golden_epoch_1_iter_4.pth")  # saved after its validation
     inputs, targets = make.make_data().tensors
     with torch.no_grad():
         loss = task.loss_fn(task.model.eval()(inputs), targets).item()
     assert loss == pytest.approx(metrics["validation/loss"], rel=1e-5)
 
 
-def test_what_was_migrated_does_not_claim_to_be_exact(tmp_path: Path) -> None:
-    shutil.copytree(GOLDEN / "schema_1", tmp_path / "golden")
-    migrate(tmp_path / "golden")
-    result = make.fit(Checkpoint(tmp_path / "golden", resume="auto"), tmp_path / "logs", epochs=2)
+def test_the_recording_is_explained(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("golden: completed")
+    assert "log         twice  log_schedule, step 3 to 6: every 3 steps" in " ".join(said.split("\n"))
+
+
+def test_a_resumed_run_is_explained_with_what_came_before(folder: Path, tmp_path: Path) -> None:
+    result = resume(folder, tmp_path / "logs", 4)
+    assert result.recording == recording_in(folder)
+    story = result.explain()
+    assert story.startswith(STORY)
+    assert "completed after 66.0 ms: epoch 1, batch 2, step 6, 24 samples" in story
+    assert "stopped by rule_controller after" in story
+
+
+def test_the_recording_is_replayed(folder: Path) -> None:
+    rules = RuleController(folder / "rules.yaml")
+    schedules = [LogSchedule(Every(steps=3)), ValidationSchedule(Every(epochs=1))]
+    replayed = replay(recording_in(folder), [*schedules, EarlyStopping(patience=50), rules])
+    asked = [(each.request.by, each.request.verb, each.request.step) for each in replayed.asked]
+    assert asked == [
+        ("log_schedule", "log", 3),
+        ("validation_schedule", "validation", 4),
+        ("log_schedule", "log", 6),
+        ("rule_controller", "log", 6),
+    ]
+
+
+def test_the_rules_file_is_tried_on_the_recording(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rules", "dry-run", str(folder / "rules.yaml"), str(folder)]) == 0
+    said = capsys.readouterr().out
+    assert "log_at_a_low_loss: would have acted once\n  attempt 1, epoch 1 batch 2 step 6, on_log" in said
+    assert "stop_when_it_gets_worse: would never have acted" in said
+
+
+# Two ranks.
+
+
+def resume_on_ranks(folder: Path, step: int) -> tuple[Any, ...]:
+    result = resume(folder, folder / "logs", step, ranks=2)
     assert result.resume is not None
-    assert result.resume.guarantee == "not exact"
-    assert "it was migrated" in result.resume.reasons[0]
+    place, report = result.progress, result.resume
+    return (place.epoch, place.steps, place.samples), report.fresh_plugins, report.unclaimed_states, result.metrics
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_two_ranks_resume_what_two_ranks_wrote(step: int, ranks: Pool, folder: Path) -> None:
+    for place, fresh, unclaimed, metrics in ranks(2).run(resume_on_ranks, folder / "ranks", step):
+        assert place == (3, 12, 48)
+        assert (fresh, unclaimed) == ((), ())
+        assert metrics == pytest.approx(RANKS_METRICS, rel=1e-4)
+
+
+def test_the_recording_of_two_ranks_is_replayed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", str(folder / "ranks")]) == 0
+    assert capsys.readouterr().out.startswith("golden: completed")
+    replayed = replay(recording_in(folder / "ranks"), [LogSchedule(Every(steps=2))])
+    assert [(request.verb, request.step) for request in replayed.requests("log_schedule")] == [
+        ("log", 2),
+        ("log", 4),
+        ("log", 6),
+    ]
+
+
+# Before the present schema, and from elsewhere.
+
+
+@pytest.mark.parametrize("how", ["auto", "path"])
+def test_an_older_schema_is_resumed_as_it_is(old: Path, how: str, tmp_path: Path) -> None:
+    """As if it had been migrated before; the files stay."""
+    folder, migrated = tmp_path / "older", tmp_path / "migrated"
+    for each in (folder, migrated):
+        shutil.copytree(old, each, ignore=shutil.ignore_patterns("older", "migrated", "*.recording"))
+    said = [line.strip() for line in migrate(migrated) if line.startswith("    ")]
+    before = {path: path.read_bytes() for path in folder.iterdir() if path.suffix in (".pth", ".json")}
+
+    def resumed(folder: Path) -> RunResult:
+        newest = folder / "golden_epoch_1_iter_6.pth"
+        checkpoint = Checkpoint(folder, keep_last=None, resume="auto" if how == "auto" else newest)
+        result: RunResult = make.fit(checkpoint, tmp_path / "logs", epochs=2)
+        return result
+
+    result, other = resumed(folder), resumed(migrated)
+    assert {path: path.read_bytes() for path in before} == before
+    assert "resumed at epoch 1, batch 2, step 6" in "\n".join(result.notes)
+    told = [note for note in result.notes if note.startswith("the checkpoint was migrated in memory, ")]
+    assert told
+    assert {note.removeprefix("the checkpoint was migrated in memory, ") for note in told} == set(said)
+    assert result.resume is not None
+    assert other.resume is not None
+    assert (result.resume.guarantee, result.resume.reasons) == (other.resume.guarantee, other.resume.reasons)
+    assert result.metrics == other.metrics
+    assert not any(note.startswith("passed over: ") for note in result.notes)
 
 
 def test_a_run_goes_on_from_a_checkpoint_of_helios(tmp_path: Path) -> None:
@@ -149,45 +280,3 @@ def test_a_run_goes_on_from_a_checkpoint_of_helios(tmp_path: Path) -> None:
     assert result.resume.guarantee == "not exact"
     assert "early_stopping" in result.resume.fresh_plugins
     assert "rng_capture" not in result.resume.fresh_plugins
-
-
-@pytest.mark.parametrize("step", [4, 6])
-def test_what_needs_no_migration_is_exact(step: int, tmp_path: Path) -> None:
-    """The rest of the run is the one that a run from the beginning has; only floating point may differ by machine."""
-    shutil.copytree(GOLDEN / f"schema_{SCHEMA}", tmp_path / "golden")
-    resume = tmp_path / "golden" / f"golden_epoch_1_iter_{step}.pth"
-    resumed = make.fit(Checkpoint(tmp_path / "golden", resume=resume), tmp_path / "logs", epochs=make.EPOCHS)
-    whole = make.fit(Checkpoint(tmp_path / "whole"), tmp_path / "logs", epochs=make.EPOCHS)
-    assert resumed.resume is not None
-    assert resumed.resume.guarantee == "exact"
-    assert resumed.metrics == pytest.approx(whole.metrics, rel=1e-4)
-
-
-@pytest.mark.parametrize("schema", SCHEMAS[:-1])
-@pytest.mark.parametrize("how", ["auto", "path"])
-def test_an_older_schema_is_gone_on_from_as_it_is(schema: int, how: str, tmp_path: Path) -> None:
-    """As if it had been migrated before; the files stay."""
-    shutil.copytree(GOLDEN / f"schema_{schema}", tmp_path / "golden")
-    shutil.copytree(GOLDEN / f"schema_{schema}", tmp_path / "migrated")
-    said = [line.strip() for line in migrate(tmp_path / "migrated") if line.startswith("    ")]
-    before = {path: path.read_bytes() for path in (tmp_path / "golden").iterdir() if path.suffix in (".pth", ".json")}
-
-    def resumed(folder: Path) -> RunResult:
-        newest = folder / "golden_epoch_1_iter_6.pth"
-        result: RunResult = make.fit(
-            Checkpoint(folder, resume="auto" if how == "auto" else newest), tmp_path / "logs", epochs=2
-        )
-        return result
-
-    result, migrated = resumed(tmp_path / "golden"), resumed(tmp_path / "migrated")
-    assert {path: path.read_bytes() for path in before} == before
-    assert result.last_checkpoint is not None
-    assert "resumed at epoch 1, batch 2, step 6" in "\n".join(result.notes)
-    told = [note for note in result.notes if note.startswith("the checkpoint was migrated in memory, ")]
-    assert told
-    assert {note.removeprefix("the checkpoint was migrated in memory, ") for note in told} <= set(said)
-    assert result.resume is not None
-    assert migrated.resume is not None
-    assert (result.resume.guarantee, result.resume.reasons) == (migrated.resume.guarantee, migrated.resume.reasons)
-    assert result.metrics == migrated.metrics
-    assert not any(note.startswith("passed over: ") and "iter_6" in note for note in result.notes)

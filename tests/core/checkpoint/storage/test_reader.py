@@ -154,22 +154,20 @@ def test_a_newer_version_s_is_no_damage(tmp_path: Path, opened: Make, state: Mak
     assert store.newest()[1]["progress"]["steps"] == 1
 
 
-def test_an_older_schema_is_migrated_in_memory(tmp_path: Path, opened: Make, state: Make) -> None:
-    older = state(2, schema=2, optimizer={"state": {}}, scheduler=None)
-    del older["optimizers"], older["schedulers"]
-    forge(tmp_path / "older.pth", older, schema=2)
+def test_an_older_schema_is_migrated_in_memory(tmp_path: Path, opened: Make, state: Make, older: Make) -> None:
+    former = SCHEMA - 1
+    forge(tmp_path / "older.pth", older(state(2, data={"seed": 5})), schema=former)
     before = (tmp_path / "older.pth").read_bytes()
     for loaded in (storage.load(tmp_path / "older.pth"), opened().newest()[1]):
         assert loaded["schema"] == SCHEMA
-        assert loaded["optimizers"] == {"optimizer": {"state": {}}}
-        assert loaded["migrated"] == [
-            "schema 2 to 3: optimizer and scheduler are kept by name, as 'optimizer'; added 'ranks', what differs "
-            "between processes"
-        ]
+        assert loaded["data"] == {"seed": 5}
+        assert loaded["migrated"] == [f"schema {former} to {SCHEMA}: 'place' is called 'data'"]
 
     assert (tmp_path / "older.pth").read_bytes() == before
-    forge(tmp_path / "half.pth", state(3, schema=1), schema=1)
-    with pytest.raises(ValueError, match=r"half\.pth: The state says schema 1, but lacks optimizer"):
+    half = older(state(3))
+    del half["optimizers"]
+    forge(tmp_path / "half.pth", half, schema=former)
+    with pytest.raises(ValueError, match=rf"half\.pth: The state says schema {former}, but lacks optimizers"):
         storage.load(tmp_path / "half.pth")
 
 

@@ -457,7 +457,7 @@ def test_batch_norm_is_shared_on_gpus_only() -> None:
 
 
 def test_options_are_checked() -> None:
-    with pytest.raises(ValueError, match="bucket_cap_mb= is a positive number of MiB, or None for 25; got '8'"):
+    with pytest.raises(ValueError, match="bucket_cap_mb= must be a number of MiB, more than 0, or None for 25"):
         DDPEngine(device="cpu", bucket_cap_mb=cast("Any", "8"))
 
 

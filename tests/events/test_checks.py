@@ -1,0 +1,66 @@
+"""Numbers that are given as arguments."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from math import inf, nan
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from heliograph.events.checks import check_number, check_whole_number, is_number, is_whole_number
+
+
+@pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3)])
+def test_a_whole_number_comes_back_as_an_integer_of_python(value: Any) -> None:
+    assert is_whole_number(value)
+    assert type(check_whole_number("n", value, at_least=3, at_most=3)) is int
+    assert check_number("n", value) == 3
+
+
+@pytest.mark.parametrize("value", [0.5, np.float64(0.5), np.float32(0.5), Fraction(1, 2)])
+def test_a_number_comes_back_as_one_of_python(value: Any) -> None:
+    assert is_number(value)
+    assert not is_whole_number(value)
+    assert type(check_number("x", value)) is float
+    assert check_number("x", value) == 0.5
+
+
+@pytest.mark.parametrize("value", [True, np.True_, nan, inf, -inf, np.float64(nan), "1", None, 1j, torch.tensor(1)])
+def test_other_things_are_no_numbers(value: Any) -> None:
+    with pytest.raises(ValueError, match="x must be a finite number; got "):
+        check_number("x", value)
+    with pytest.raises(ValueError, match="n must be a whole number; got "):
+        check_whole_number("n", value)
+
+
+@pytest.mark.parametrize("value", [1.0, np.float64(1.0), Fraction(1)])
+def test_a_float_is_no_whole_number(value: Any) -> None:
+    with pytest.raises(ValueError, match="n must be a whole number; got "):
+        check_whole_number("n", value)
+
+
+def test_infinity_is_taken_where_it_makes_sense_and_nan_never() -> None:
+    assert check_number("x", inf, more_than=0, finite=False) == inf
+    with pytest.raises(ValueError, match="x must be a number; got nan"):
+        check_number("x", nan, finite=False)
+    with pytest.raises(ValueError, match="x must be a number, more than 0; got -inf"):
+        check_number("x", -inf, more_than=0, finite=False)
+
+
+def test_limits() -> None:
+    assert check_number("x", 0, at_least=0) == 0
+    assert check_number("x", 10**400) == 10**400
+    for value in (0, 1):
+        with pytest.raises(
+            ValueError, match=rf"^x must be a finite number, more than 0 and less than 1; got {value}\.$"
+        ):
+            check_number("x", value, more_than=0, less_than=1)
+    with pytest.raises(ValueError, match=r"^x must be a finite number of seconds, at least 0, or None; got -1\.$"):
+        check_number("x", -1, of="seconds", at_least=0, or_else="None")
+    for value in (-1, 256):
+        with pytest.raises(ValueError, match=rf"^n must be a whole number, at least 0 and at most 255; got {value}\.$"):
+            check_whole_number("n", value, at_least=0, at_most=255)
+    with pytest.raises(ValueError, match=r"^n must be a whole number of steps, at least 1, or None for all; got 0\.$"):
+        check_whole_number("n", 0, of="steps", at_least=1, or_else="None for all")
