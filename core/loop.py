@@ -196,9 +196,10 @@ def close_window(run: RunContext, window: OptimizerWindow) -> None:
     stepping.count(run.progress, stepped=stepped)
     if stepped and hot.step_end.chain:
         hot.step_end.emit(run, STEP_END)
-    control.drops_step, window.size = False, 0
+    window.size = 0
     window.zero_grad()
-    stepping.in_hand = None
+    if stepping.is_named:  # the next of them decides anew
+        stepping.in_hand, control.drops_step = None, False
 
 
 def flush(run: RunContext) -> None:
