@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph.core.checkpoint.state.old_schemas import STEPS
-from heliograph.core.checkpoint.state.schema import SCHEMA, training_named
+from heliograph.core.checkpoint.state.schema import SCHEMA, STEPS, training_named
 from heliograph.core.checkpoint.storage import Files, Store, read_manifest
 from heliograph.core.checkpoint.storage.manifest import encode, manifest_path
 

@@ -11,8 +11,7 @@ from ...events import Engine
 from .batch import length_of
 from .draws.generators import digest
 from .order.choice import order_of
-from .order.dealt import EveryNth
-from .order.opaque import knows_ranks
+from .order.dealt import EveryNth, knows_ranks
 from .order.shares import Share
 from .sources.contract import Reading, Source, Sourced
 from .sources.dataloader import IterableSource, MapSource

@@ -1,19 +1,19 @@
-"""Loaders made from datasets, and several phases of training data."""
+"""Loaders made from datasets, those of other libraries too, and several phases of training data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from copy import copy
-from functools import partial
-from typing import Any, Literal, TypedDict
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any, Literal, Protocol, TypedDict, cast
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from ...events.checks import check_whole_number, known_names
-from .adapters import adapter_of
+from ...plugins.discovery import find
 from .batch import check_loader
 from .order.samplers import RandomSampler, SequentialSampler
-from .sources.workers import prepare_worker
+from .sources.reader import shielded
 
 ONLY_TRAINING = ("shuffle", "sampler", "drop_last", "draws_per", "as_ranks")
 OURS = ("shuffle", "draws_per", "as_ranks", "columns")  # what torch's own loader does not take, or not so
@@ -165,16 +165,6 @@ def evaluation_loader(data: Any, params: LoaderParams | None, split: str) -> Any
     return shielded(loader) if type(loader) is DataLoader and loader.num_workers else loader
 
 
-def shielded(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """Return a copy of a loader whose workers end with this process, and leave it to act upon signals to all."""
-    own = copy(loader)
-    own.__dict__["_iterator"] = None  # persistent workers are not shared
-    init = loader.worker_init_fn
-    if not isinstance(init, partial) or init.func is not prepare_worker:
-        own.worker_init_fn = partial(prepare_worker, then=init)
-    return own
-
-
 def is_dataset(data: Any) -> bool:
     """Return whether something holds samples, not batches; other libraries' datasets are told by their methods."""
     if isinstance(data, Dataset) or adapter_of(data) is not None:
@@ -206,3 +196,38 @@ def made(data: Any, params: Any, split: str) -> Any:
     if sampler is None:
         sampler = RandomSampler(size) if params.get("shuffle") else SequentialSampler(size)
     return DataLoader(data, **{**options, "sampler": sampler})
+
+
+GROUP = "heliograph.loaders"
+
+
+PLAIN = ("builtins", "collections", "torch", "numpy", "__main__")  # packages whose objects have no adapter
+
+
+class Adapter(Protocol):
+    """What an entry point of the group names: an object, or a class with static methods."""
+
+    def accepts(self, data: Any) -> bool:
+        """Return whether this is a dataset of the library: something else may be a loader already."""
+
+    def loader(self, dataset: Any, params: Mapping[str, Any] | None, split: str) -> Any:
+        """Return a loader of a dataset, as `loader_params` say.
+
+        Raises:
+            TypeError: nothing says how to batch it.
+            ValueError: a parameter is not for such a dataset.
+        """
+
+
+def adapter_of(data: Any) -> Adapter | None:
+    """Return what makes a loader of somebody's dataset; None where no installed package does."""
+    package = type(data).__module__.partition(".")[0]
+    if package in PLAIN or package not in _packages():
+        return None
+    adapter = cast(Adapter, find(package, GROUP).load())
+    return adapter if adapter.accepts(data) else None
+
+
+@cache
+def _packages() -> frozenset[str]:
+    return frozenset(point.name for point in entry_points(group=GROUP))

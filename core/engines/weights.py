@@ -1,4 +1,4 @@
-"""Tensors that show one value in many places, as `expand` makes them: torch writes into none of them."""
+"""Saved weights: compared with a task's modules, and loaded, into expanded tensors, too."""
 
 from __future__ import annotations
 

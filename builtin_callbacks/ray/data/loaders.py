@@ -48,7 +48,7 @@ def loader_of(dataset: Any, params: Mapping[str, Any] | None, split: str) -> Any
 
 
 class RayDatasets:
-    """The adapter of Ray datasets, see `heliograph.core.data.adapters`."""
+    """The adapter of Ray datasets, see `heliograph.core.data.loaders.Adapter`."""
 
     loader = staticmethod(loader_of)
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ....core.distributed.launch.exceptions import rebuild
-from ....core.distributed.launch.failures import Failure
+from ....core.distributed.launch.exceptions import Failure, rebuild
 from ....core.distributed.ranks.failure import chain, is_broken_collective
 from ....core.errors import SEEN, RankFailed
 from ....core.system.extras import require

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from typing import Any, Never
 
-from ....core.distributed.launch.failures import raise_first
+from ....core.distributed.launch.exceptions import raise_first
 from .attempts import Group, Journal
 from .driver_loop import Hearing
 from .failures import Verdict, judge

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..state.old_schemas import migrate_state
-from ..state.schema import SCHEMA, check_schema, training_of
+from ..state.schema import SCHEMA, check_schema, migrate_state, training_of
 from ..storage import reader, stand_ins
-from ..storage.archives import check_content
 from ..storage.manifest import Entry, MissingManifestError, manifest_path
 from ..storage.names import SUFFIX
 from ..storage.reader import State
+from ..storage.safe_open import check_content
 from ..storage.store import Store
 from . import helios
 

@@ -14,15 +14,13 @@ import torch
 from ....events.checks import known_names
 from ...engines.modules import modules_of
 from ...engines.weights import check_fits, load_module
-from ..state.old_schemas import is_older, migrate_state
-from ..state.schema import check_schema
+from ..state.schema import check_schema, is_older, migrate_state
 from ..state.shards import whole
-from .archives import check_archive, check_content
 from .files import SYSTEM, Files, WatchedReader
 from .folder import Manifests
 from .manifest import MOST, Entry, MissingManifestError, TooNewError, decode, manifest_path, shards_path
 from .names import MANIFEST, SUFFIX, run_part
-from .safe_open import read_small
+from .safe_open import check_archive, check_content, read_small
 
 State = dict[str, Any]
 LONGEST_NAME = 255  # bytes, on most file systems

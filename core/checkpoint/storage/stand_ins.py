@@ -13,7 +13,7 @@ import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from . import reader
-from .archives import check_archive
+from .safe_open import check_archive
 
 PATH = re.compile(r"pathlib(\._local)?\.(Pure)?(Posix|Windows)?Path")
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Subset, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
 
 from ....events import Run
-from ...data.draws.outline import set_by_epoch
+from ...data.draws.equality import set_by_epoch
 from ...data.draws.users_code import is_users
 from .fingerprint import GENERATORS
 from .values import encode

@@ -10,8 +10,7 @@ from typing import Any, Final
 from ....events import Run
 from .attributes import CLASS, Part, encoded, holder_of, parts, storages
 from .listeners import listeners, listening_changes
-from .options import options_of, overridden
-from .program import program, program_changes
+from .program import options_of, overridden, program, program_changes
 from .values import MISSING, equal, show, shown_apart
 from .variables import numbers
 

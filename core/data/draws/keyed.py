@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
+from .equality import outline
 from .generators import isolated
 from .held_generators import BEGIN, Held
-from .outline import outline
 from .probe import Probe
 
 Key = tuple[int, ...]

@@ -8,10 +8,10 @@ from typing import Any
 from torch.utils.data import DataLoader, default_collate, default_convert
 
 from ..batch import set_epoch
+from ..draws.equality import outline
 from ..draws.generators import isolated
 from ..draws.held_generators import Held
 from ..draws.keyed import Around, KeyedDataset, KeyedIterable, as_it_is
-from ..draws.outline import outline
 from ..draws.probe import LEFT_OUT, Probe, is_plain
 from ..order.batch_samplers import Order
 from ..order.choice import order_differs

@@ -15,8 +15,7 @@ from typing import Any
 
 from ....events.errors import describe_error
 from .exceptions import carry
-from .frames import Frame, receive, send
-from .queue import open_queue
+from .queue import Frame, open_queue, receive, send
 
 
 class Line:

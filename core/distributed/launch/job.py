@@ -13,10 +13,9 @@ from time import monotonic
 from typing import Any
 
 from ...system.signals import SignalHook
-from .exceptions import rebuild
-from .failures import Failure, died, raise_first
-from .frames import Frame
+from .exceptions import Failure, died, raise_first, rebuild
 from .processes import RankProcess, hosting, variables
+from .queue import Frame
 
 PASSED_ON = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
 TICK = 1.0  # seconds until a signal is heard that came just before the wait began, which it then does not interrupt

@@ -13,7 +13,7 @@ from threading import Thread
 from typing import Any
 
 from .child import enter
-from .frames import Frame, receive, send
+from .queue import Frame, receive, send
 
 LAUNCHED = "HELIOGRAPH_LAUNCHED"  # set in the environment of a rank
 DRAIN = 5.0  # seconds to read what a dead rank had written, where a process of its own keeps the pipe open

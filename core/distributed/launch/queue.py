@@ -1,11 +1,12 @@
-"""The queue by which a rank sends objects to the process that launched it, while it runs."""
+"""What goes from a rank to the process that launched it: messages in frames, and the queue for the user's objects."""
 
 from __future__ import annotations
 
 import os
 import pickle
 from collections.abc import Callable
-from typing import Any
+from multiprocessing.connection import Connection
+from typing import Any, Literal, NamedTuple
 
 
 class RankQueue:
@@ -48,3 +49,39 @@ def child_queue() -> RankQueue | None:
 def open_queue(send: Callable[[bytes], None]) -> None:
     """In a rank that begins: have `child_queue` return a queue."""
     _queues[os.getpid()] = RankQueue(send)
+
+
+Kind = Literal["began", "message", "value", "error", "acknowledged", "ended", "signal"]
+
+
+class Frame(NamedTuple):
+    """One of them; the parent's own events, `ended` and `signal`, never cross the pipe.
+
+    Attributes:
+        kind: what it is.
+        rank: of which rank.
+        payload: pickled, where the kind has something to carry.
+        signum: which signal came.
+    """
+
+    kind: Kind
+    rank: int = -1
+    payload: bytes = b""
+    signum: int = 0
+
+
+def send(pipe: Connection, frame: Frame) -> None:
+    """Write a frame; to be called from one thread only, and not from the main one: a signal would tear the frame."""
+    pipe.send_bytes(frame.kind.encode())
+    pipe.send_bytes(frame.payload)
+
+
+def receive(pipe: Connection, rank: int) -> Frame:
+    """Read a frame.
+
+    Raises:
+        EOFError: the other side is gone.
+        OSError: it went in the middle of a frame.
+    """
+    kind: Kind = pipe.recv_bytes().decode()  # type: ignore[assignment]  # what `send` wrote
+    return Frame(kind, rank, pipe.recv_bytes())

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from importlib import import_module
+from pathlib import Path
 from uuid import uuid4
 
 import torch
@@ -14,7 +19,6 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from .exchange import Exchange
 from .membership import Membership
 from .rendezvous import rendezvous
-from .sockets import kept_from_children
 
 
 class Group(Exchange):
@@ -99,3 +103,42 @@ class Group(Exchange):
         del self.control, self.tensors
         while groups:
             end(groups.pop())
+
+
+Socket = tuple[int, int]  # its descriptor and its inode: descriptors are used again
+
+
+FOLDER = Path("/dev/fd")  # of this process's descriptors; Windows has none, and forks no children
+
+
+_known: set[Socket] = set()
+
+
+@contextmanager
+def kept_from_children() -> Iterator[None]:
+    """Let every child that is forked later, such as a worker of a loader, close what sockets are opened within."""
+    before = _sockets()
+    try:
+        yield
+    finally:
+        now = _sockets()
+        _known.intersection_update(now)
+        _known.update(now - before)
+
+
+def _sockets() -> set[Socket]:
+    found: set[Socket] = set()
+    for name in os.listdir(FOLDER) if FOLDER.is_dir() else ():  # noqa: PTH208  # numbers, not files
+        with suppress(OSError):  # it was that of the listing
+            status = os.fstat(int(name))
+            if stat.S_ISSOCK(status.st_mode):
+                found.add((int(name), status.st_ino))
+    return found
+
+
+def _close() -> None:
+    for number, inode in _known:
+        with suppress(OSError):  # closed before
+            if os.fstat(number).st_ino == inode:
+                os.close(number)
+    _known.clear()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from inspect import isgeneratorfunction
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -255,3 +256,18 @@ class ProcessEngine(DeviceEngine, ABC):
             watch.close()
         if group is not None:
             group.leave(aborting=aborting)
+
+
+def refuse_several_losses(engine: Any, task: Any, optimizers: Collection[str]) -> None:
+    """Raise ValueError where a training step yields several losses, each with the name of its optimizer."""
+    if set(optimizers) - {"optimizer"} or isgeneratorfunction(getattr(task, "training_step", None)):
+        refuse_several(engine)
+
+
+def refuse_several(engine: Any) -> NoReturn:
+    """Raise ValueError: several losses are for another engine."""
+    name = type(engine).__name__
+    raise ValueError(
+        f"{name} takes one loss per step, the training step yields several: their gradients would have to be exchanged "
+        f"one by one. DDPEngine does that, and DeviceEngine in one process."
+    )

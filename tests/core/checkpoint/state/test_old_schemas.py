@@ -7,8 +7,7 @@ from copy import deepcopy
 from typing import Any
 
 import pytest
-from heliograph.core.checkpoint.state.old_schemas import STEPS, is_older, migrate_state
-from heliograph.core.checkpoint.state.schema import SCHEMA, check_schema
+from heliograph.core.checkpoint.state.schema import SCHEMA, STEPS, check_schema, is_older, migrate_state
 
 Make = Callable[..., dict[str, Any]]
 

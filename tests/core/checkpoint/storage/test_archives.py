@@ -17,9 +17,9 @@ import pytest
 import torch
 from heliograph.builtin_callbacks.checkpoint.command import main
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.storage.archives import check_archive, check_content
 from heliograph.core.checkpoint.storage.files import digest_of
 from heliograph.core.checkpoint.storage.manifest import Entry, encode
+from heliograph.core.checkpoint.storage.safe_open import check_archive, check_content
 
 Make = Callable[..., Any]
 

@@ -11,8 +11,7 @@ import torch
 from heliograph import DistributedSampler, RandomSampler
 from heliograph.core.data.order.batch_samplers import SeekableOrder
 from heliograph.core.data.order.choice import order_of
-from heliograph.core.data.order.dealt import EveryNth, InTurn
-from heliograph.core.data.order.opaque import ForeignOrder, knows_ranks
+from heliograph.core.data.order.dealt import EveryNth, ForeignOrder, InTurn, knows_ranks
 from heliograph.core.data.order.shares import ALONE, Layout, Share, converted
 from heliograph.core.data.sources.choice import source_of
 from heliograph.core.data.sources.contract import Reading, Source

@@ -8,7 +8,7 @@ from math import isqrt
 import numpy as np
 import pytest
 from heliograph.core.data.draws.generators import digest, isolated, seed_all
-from heliograph.core.data.order.permutation import Permutation, _feistel, algorithm
+from heliograph.core.data.order.samplers import Permutation, _feistel, algorithm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

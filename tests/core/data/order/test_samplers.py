@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph.core.data.order.permutation import Permutation
 from heliograph.core.data.order.samplers import (
     DistributedSampler,
+    Permutation,
     RandomSampler,
     SeekableSampler,
     SequentialSampler,

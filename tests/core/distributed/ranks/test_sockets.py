@@ -6,7 +6,7 @@ import os
 import socket
 
 import pytest
-from heliograph.core.distributed.ranks.sockets import kept_from_children
+from heliograph.core.distributed.ranks.group import kept_from_children
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no processes"),
