@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from ..core.losses import WindowLosses
-from ..events import BatchStart, CheckpointLoaded, GradientsReady, Lane, Run, TrainStart
+from ..events import BatchStart, CheckpointLoaded, GradientsReady, Lane, Run
 from ..events.checks import check_whole_number
 from ..plugins import Plugin, on
 
@@ -38,8 +38,7 @@ class NaNGuard(Plugin):
         self._stop_reason = ""
         self._losses = WindowLosses()
 
-    @on(TrainStart)
-    def begin(self, run: Run, event: TrainStart) -> None:
+    def reset(self) -> None:
         """Forget the former run."""
         self._skips, self._stop_reason = {}, ""
         self._losses = WindowLosses()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..core.tracing import Trace, kinds, torch_profiler
-from ..events import BatchEnd, EpochStart, Event, Lane, Run, RunClosed, TrainStart
+from ..events import BatchEnd, EpochStart, Event, Lane, Run, RunClosed
 from ..events.bus import Receiver, current_owner
 from ..events.checks import check_whole_number
 from ..plugins import Plugin, on
@@ -93,9 +93,8 @@ class Profile(Plugin):
         self._step = self._written = 0
         self._is_over = False
 
-    @on(TrainStart)
-    def begin(self, run: Run, event: TrainStart) -> None:
-        """Begin to count."""
+    def reset(self) -> None:
+        """Count anew."""
         self._step = self._written = 0
         self._is_over = False
         self.close()  # a second interrupt may have left the former run's trace as it was

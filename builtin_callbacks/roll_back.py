@@ -11,7 +11,7 @@ import torch
 from ..core import storage
 from ..core.losses import WindowLosses
 from ..core.sharded import weights
-from ..events import BatchStart, CheckpointLoaded, CheckpointSaved, GradientsReady, Lane, Run, TrainStart
+from ..events import BatchStart, CheckpointLoaded, CheckpointSaved, GradientsReady, Lane, Run
 from ..events.checks import check_whole_number
 from ..plugins import Plugin, on
 
@@ -45,8 +45,7 @@ class RollBack(Plugin):
         self._paths: list[Path] = []
         self._losses = WindowLosses()
 
-    @on(TrainStart)
-    def begin(self, run: Run, event: TrainStart) -> None:
+    def reset(self) -> None:
         """Forget the former run."""
         self.times, self.skipped, self._paths, self._losses = 0, set(), [], WindowLosses()
 

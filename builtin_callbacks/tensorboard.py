@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Any
 
 from ..core.extras import require
-from ..events import CheckpointLoaded, Lane, Log, Run, RunClosed, TestEnd, TrainStart, ValidationEnd
+from ..events import CheckpointLoaded, Lane, Log, Run, RunClosed, TestEnd, ValidationEnd
 from ..plugins import Plugin, on
 
 
@@ -34,8 +34,7 @@ class TensorBoard(Plugin):
         self._since: tuple[float, int] | None = None
         self._purge: int | None = None
 
-    @on(TrainStart)
-    def begin(self, run: Run, event: TrainStart) -> None:
+    def reset(self) -> None:
         """Start the clock of the throughput, and hide what a former fit has drawn."""
         self._since = None
         self._purge = 0

@@ -57,6 +57,7 @@ def epochs(run: TrainRun) -> Iterator[int]:
     control, run.started = run.control, True
     control.stage = "TrainStart"
     with run.starting():
+        run.plugins.reset()
         run.emit(ev.TrainStart())
     control.stage = ""
     if run.saved is not None or run.bus.signal(ev.SavePoint).chain:
