@@ -53,11 +53,14 @@ class EarlyStopping(Plugin):
         self.failed_readings = 0
         self._stopped_by_nan = False
 
+    def reset(self) -> None:
+        """Forget the former run."""
+        self.best, self.failed_readings, self._stopped_by_nan = None, 0, False
+
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
-        """Forget the former run."""
+        """Check that the metric will be measured."""
         self.monitor.check_measured(run)
-        self.best, self.failed_readings, self._stopped_by_nan = None, 0, False
 
     @on(CheckpointLoaded)
     def stand_by_the_decision(self, run: Run, event: CheckpointLoaded) -> None:

@@ -61,13 +61,16 @@ class EMA(Plugin):
         self._updates: dict[str, int] = {}
         self._aside: list[tuple[Tensor, Tensor]] = []
 
+    def reset(self) -> None:
+        """Forget the former run."""
+        self.weights, self._updates = {}, {}
+
     @on(TrainStart, lane=Lane.TRANSFORM)
     def begin(self, run: Run, event: TrainStart) -> None:
-        """Forget the former run."""
+        """Refuse sharded parameters."""
         for name, module in run.modules.items():
             if any(hasattr(parameter, "full_tensor") for parameter in module.parameters()):
                 raise ValueError(f"EMA averages whole parameters, those of {name!r} are sharded: use DDPEngine.")
-        self.weights, self._updates = {}, {}
 
     @on(StepEnd, lane=Lane.MEASURE)
     def update(self, run: Run, event: StepEnd) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..events import GradientsReady, Lane, Run, TrainStart
+from ..events import GradientsReady, Lane, Run
 from ..events.checks import check_number, check_whole_number
 from ..plugins import Plugin, on
 
@@ -36,9 +36,8 @@ class GradientNorm(Plugin):
         self.norm_type = check_number("norm_type", norm_type, more_than=0, finite=False)
         self._heard: dict[str, int] = {}
 
-    @on(TrainStart)
-    def begin(self, run: Run, event: TrainStart) -> None:
-        """Forget the former run."""
+    def reset(self) -> None:
+        """Count anew."""
         self._heard = {}
 
     @on(GradientsReady, lane=Lane.MEASURE)

@@ -21,7 +21,6 @@ from ..events import (
     RunClosed,
     RunFailed,
     TestEnd,
-    TrainStart,
     ValidationEnd,
 )
 from ..events.errors import describe_error
@@ -55,9 +54,8 @@ class JsonlLog(Plugin):
         self._resumes = self._loaded = self._underway = False
         self._resumed_from = ""
 
-    @on(TrainStart)
-    def begin(self, run: Run, event: TrainStart) -> None:
-        """Begin a new run."""
+    def reset(self) -> None:
+        """Forget the former run; the new one has a name of its own."""
         self._began = self._resumes = self._loaded = self._underway = False
         self._attempt = uuid4().hex[:8]
         self._position = NOTHING

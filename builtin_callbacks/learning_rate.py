@@ -42,10 +42,13 @@ class LearningRate(Plugin):
         if self.monitor is not None:
             self.needs = ("validation" if self.monitor.split == "validation" else "log",)
 
+    def reset(self) -> None:
+        """Forget what the former run stepped."""
+        self._steps_before, self._stepped = 0, set()
+
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Check that there is something to step."""
-        self._steps_before, self._stepped = 0, set()
         if not run.schedulers:
             raise ValueError("LearningRate steps a scheduler, but fit was given none: pass scheduler= to fit.")
         for scheduler in run.schedulers.values():

@@ -38,8 +38,7 @@ class NaNGuard(Plugin):
         self._stop_reason = ""
         self._losses = WindowLosses()
 
-    @on(TrainStart)
-    def begin(self, run: Run, event: TrainStart) -> None:
+    def reset(self) -> None:
         """Forget the former run."""
         self._skips, self._stop_reason = {}, ""
         self._losses = WindowLosses()

@@ -23,7 +23,6 @@ from ..events import (
     TestBatchEnd,
     TestEnd,
     TestStart,
-    TrainStart,
     ValidationBatchEnd,
     ValidationCut,
     ValidationEnd,
@@ -82,8 +81,7 @@ class ProgressBar(Plugin):
         self._has_begun = False
         self._metrics: dict[str, float] = {}
 
-    @on(TrainStart, lane=Lane.REPORT)
-    def begin(self, run: Run, event: TrainStart) -> None:
+    def reset(self) -> None:
         """Forget the former run's bars and numbers."""
         self._begin()
         self._has_begun = False

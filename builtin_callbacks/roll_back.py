@@ -45,8 +45,7 @@ class RollBack(Plugin):
         self._paths: list[Path] = []
         self._losses = WindowLosses()
 
-    @on(TrainStart)
-    def begin(self, run: Run, event: TrainStart) -> None:
+    def reset(self) -> None:
         """Forget the former run."""
         self.times, self.skipped, self._paths, self._losses = 0, set(), [], WindowLosses()
 

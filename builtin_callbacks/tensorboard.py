@@ -34,8 +34,7 @@ class TensorBoard(Plugin):
         self._since: tuple[float, int] | None = None
         self._purge: int | None = None
 
-    @on(TrainStart)
-    def begin(self, run: Run, event: TrainStart) -> None:
+    def reset(self) -> None:
         """Start the clock of the throughput, and hide what a former fit has drawn."""
         self._since = None
         self._purge = 0

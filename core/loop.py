@@ -43,6 +43,7 @@ def epochs(run: RunContext) -> Iterator[int]:
     """Yield the index of each epoch. Emit TrainStart; the events of each epoch; TrainEnd."""
     control, run.outcome.started = run.control, True
     with run.starting():
+        run.plugins.reset()
         run.emit(ev.TrainStart())
     if run.is_resuming or run.bus.signal(ev.SavePoint).chain:
         from . import snapshot  # loaded where something is saved or resumed

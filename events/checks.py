@@ -8,8 +8,9 @@ from difflib import get_close_matches
 from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, CO_VARARGS, CO_VARKEYWORDS
 from math import isinf, isnan
 from numbers import Integral, Real
+from operator import ge, gt, le, lt
 from types import FunctionType, MethodType, UnionType
-from typing import Any, TypeGuard, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypedDict, TypeGuard, TypeVar, Union, Unpack, get_args, get_origin, get_type_hints
 
 from .catalogue import CATALOGUE, Event
 
@@ -18,6 +19,17 @@ HANDLER_FORM = (
 )
 
 UNUSUAL = CO_COROUTINE | CO_GENERATOR | CO_ASYNC_GENERATOR | CO_VARARGS | CO_VARKEYWORDS
+COMPARISONS = {"at_least": ge, "more_than": gt, "at_most": le, "less_than": lt}
+N = TypeVar("N", int, float)
+
+
+class Bounds(TypedDict, total=False):
+    """What a number has to be."""
+
+    at_least: float
+    more_than: float
+    at_most: float
+    less_than: float
 
 
 def known_names(given: str, allowed: Iterable[str]) -> str:
@@ -38,15 +50,7 @@ def is_whole_number(value: object) -> TypeGuard[int]:
 
 
 def check_number(
-    what: str,
-    value: object,
-    *,
-    of: str = "",
-    at_least: float | None = None,
-    more_than: float | None = None,
-    less_than: float | None = None,
-    finite: bool = True,
-    or_else: str = "",
+    what: str, value: object, *, of: str = "", finite: bool = True, or_else: str = "", **bounds: Unpack[Bounds]
 ) -> float:
     """Return a real number as one of Python's own. NumPy's are accepted; True, False and NaN are not.
 
@@ -54,60 +58,36 @@ def check_number(
         what: the argument's name, for the error.
         value: what was given.
         of: what it counts, such as seconds, for the error.
-        at_least: the smallest number that is allowed.
-        more_than: what it must be greater than.
-        less_than: what it must be smaller than.
         finite: whether infinity is refused.
         or_else: what else the argument may be, such as None, for the error.
+        bounds: what it has to be, such as `at_least=0`.
 
     Raises:
         ValueError: it is no such number; names what was given and what is allowed.
     """
     number = int(value) if is_whole_number(value) else float(value) if is_number(value) else None
-    is_odd = isinstance(number, float) and (isnan(number) or (finite and isinf(number)))
-    is_too_small = number is not None and (
-        (at_least is not None and number < at_least) or (more_than is not None and number <= more_than)
-    )
-    is_too_large = number is not None and less_than is not None and number >= less_than
-    if number is None or is_odd or is_too_small or is_too_large:
-        bounds = {"at least": at_least, "more than": more_than, "less than": less_than}
-        raise ValueError(f"{what} must be a {'finite ' * finite}number{_allowed(of, bounds, or_else)}; got {value!r}.")
-    return number
+    if isinstance(number, float) and (isnan(number) or (finite and isinf(number))):
+        number = None
+    return _checked(number, f"a {'finite ' * finite}number", what, value, of, or_else, bounds)
 
 
-def check_whole_number(
-    what: str,
-    value: object,
-    *,
-    of: str = "",
-    at_least: int | None = None,
-    at_most: int | None = None,
-    or_else: str = "",
-) -> int:
+def check_whole_number(what: str, value: object, *, of: str = "", or_else: str = "", **bounds: Unpack[Bounds]) -> int:
     """Return an integer as one of Python's own. NumPy's are accepted; True, False and floats such as 1.0 are not.
 
-    Args:
-        what: the argument's name, for the error.
-        value: what was given.
-        of: what it counts, such as steps, for the error.
-        at_least: the smallest number that is allowed.
-        at_most: the largest number that is allowed.
-        or_else: what else the argument may be, such as None, for the error.
-
-    Raises:
-        ValueError: it is no such number; names what was given and what is allowed.
+    The arguments and the error are those of `check_number`.
     """
     number = int(value) if is_whole_number(value) else None
-    is_too_small = number is not None and at_least is not None and number < at_least
-    if number is None or is_too_small or (at_most is not None and number > at_most):
-        allowed = _allowed(of, {"at least": at_least, "at most": at_most}, or_else)
-        raise ValueError(f"{what} must be a whole number{allowed}; got {value!r}.")
+    return _checked(number, "a whole number", what, value, of, or_else, bounds)
+
+
+def _checked(
+    number: N | None, kind: str, what: str, value: object, of: str, or_else: str, bounds: Mapping[str, Any]
+) -> N:
+    if number is None or not all(COMPARISONS[name](number, bound) for name, bound in bounds.items()):
+        limits = " and ".join(f"{name.replace('_', ' ')} {bound}" for name, bound in bounds.items())
+        allowed = kind + f" of {of}" * bool(of) + f", {limits}" * bool(limits) + f", or {or_else}" * bool(or_else)
+        raise ValueError(f"{what} must be {allowed}; got {value!r}.")
     return number
-
-
-def _allowed(of: str, bounds: Mapping[str, float | None], or_else: str) -> str:
-    limits = " and ".join(f"{name} {bound}" for name, bound in bounds.items() if bound is not None)
-    return f" of {of}" * bool(of) + f", {limits}" * bool(limits) + f", or {or_else}" * bool(or_else)
 
 
 def describe(receiver: Callable[..., Any]) -> str:

@@ -248,6 +248,18 @@ class Plugins:
             entry.errors.clear()
         self._run = run  # from here on, changes are told
 
+    def reset(self) -> None:
+        """Before a training: let every plugin that takes part forget the former one."""
+        for entry in self._entries.values():
+            if not (entry.enabled and entry.here and isinstance(entry.plugin, Plugin)):
+                continue
+            try:
+                entry.plugin.reset()
+            except BaseException as error:
+                if not self._forgive_state(entry, "reset", "it may remember a former training", error):
+                    error.add_note(f"heliograph: in {entry.name}, which was to be reset before TrainStart")
+                    raise
+
     def close(self) -> Iterator[tuple[str, BaseException]]:
         """At a run's end: close every plugin, those too that left while it went on; yield each error with its name."""
         self.free()

@@ -57,10 +57,16 @@ class Plugin:
         self.name = name
         return self
 
+    def reset(self) -> None:
+        """Forget the former training: one object may serve several. Called before `TrainStart`, if this takes part.
+
+        A validation or a test on its own resets nothing, nor does a run on a rank where the handlers do not run.
+        """
+
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs, as plain types and tensors. Saved under the plugin's name.
 
-        An empty one says that there is nothing to remember: that the plugin is as `TrainStart` leaves it.
+        An empty one says that there is nothing to remember: that the plugin is as `reset` and `TrainStart` leave it.
         """
         return {}
 
@@ -68,7 +74,7 @@ class Plugin:
         """Go on from a saved state; called after every `TrainStart` handler, and when a run goes back to a checkpoint.
 
         Whatever `state_dict` returns has to be taken. An empty state comes when a run goes back to where this plugin
-        had one, and says: be as `TrainStart` leaves you. At a resume it does not come: `TrainStart` has just been.
+        had one, and says: be as `reset` and `TrainStart` leave you. At a resume it does not come: they have just been.
         """
 
     def migrate_state(self, state: dict[str, Any], version: int) -> Mapping[str, Any]:

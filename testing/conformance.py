@@ -136,7 +136,7 @@ def trains(make_plugin: MakePlugin, fit: Fit) -> None:
 
 
 def runs_twice(make_plugin: MakePlugin, fit: Fit) -> None:
-    """A second fit on the same trainer goes like the first: TrainStart forgets the former run."""
+    """A second fit on the same trainer goes like the first: reset or TrainStart forgets the former run."""
     trainer = Trainer([Asker(), make_plugin()], device="cpu")
     first, second = fit(trainer), fit(trainer)
     for field in ("status", "progress", "stopped_by"):

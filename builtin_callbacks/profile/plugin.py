@@ -93,9 +93,8 @@ class Profile(Plugin):
         self._step = self._written = 0
         self._is_over = False
 
-    @on(TrainStart)
-    def begin(self, run: Run, event: TrainStart) -> None:
-        """Begin to count."""
+    def reset(self) -> None:
+        """Count anew."""
         self._step = self._written = 0
         self._is_over = False
         self.close()  # a second interrupt may have left the former run's trace as it was

@@ -16,12 +16,16 @@ from heliograph import (
     EarlyStopping,
     Every,
     LogSchedule,
+    Plugin,
+    Run,
     RunResult,
     SavePoint,
     SaveSchedule,
+    ShouldStop,
     Trainer,
     TrainStart,
     ValidationSchedule,
+    on,
 )
 
 Make = Callable[..., Any]
@@ -227,6 +231,44 @@ def test_a_run_stopped_by_a_nan_resumed_stops_at_once(fit: Fit, tmp_path: Path) 
 
     forgiven = fit(EarlyStopping(nan="worse"), [0.5, 0.4], *plugins(), epochs=4)
     assert (forgiven.progress.epoch, forgiven.status) == (4, "completed")
+
+
+def test_a_lowered_patience_stops_a_resumed_run_that_nobody_had_stopped(fit: Fit, tmp_path: Path) -> None:
+    def plugins() -> tuple[Any, Any]:
+        return SaveSchedule(Every(epochs=1)), Checkpoint(tmp_path, resume="auto")
+
+    first = fit(EarlyStopping(patience=3), [1.0, 1.1, 1.2], *plugins())
+    lowered = fit(EarlyStopping(patience=2), [0.1], *plugins(), epochs=4)
+    assert (first.status, first.progress.epoch) == ("completed", 3)
+    assert (lowered.status, lowered.progress.epoch, lowered.stopped_by) == ("stopped", 3, "early_stopping")
+
+
+def test_a_stopped_run_continues_without_the_plugin_that_stopped_it(fit: Fit, tmp_path: Path) -> None:
+    def plugins() -> tuple[Any, Any]:
+        return SaveSchedule(Every(epochs=1)), Checkpoint(tmp_path, resume="auto")
+
+    first = fit(EarlyStopping(patience=2), [1.0, 1.1, 1.2, 0.1], *plugins())
+    other = fit(EarlyStopping(patience=2).named("another"), [0.1], *plugins(), epochs=4)
+    assert (first.status, first.progress.epoch) == ("stopped", 3)
+    assert (other.status, other.progress.epoch) == ("completed", 4)
+
+
+def test_a_stop_that_was_put_off_until_the_metric_improved_is_not_repeated(fit: Fit, tmp_path: Path) -> None:
+    class AtLeast(Plugin):
+        """Puts a stop off until four epochs are done."""
+
+        @on(ShouldStop)
+        def put_off(self, run: Run, event: ShouldStop) -> None:
+            if run.progress.epoch < 4:
+                run.control.veto_stop("fewer than 4 epochs")
+
+    def plugins() -> tuple[Any, ...]:
+        return SaveSchedule(Every(epochs=1)), Checkpoint(tmp_path, resume="auto"), AtLeast()
+
+    first = fit(EarlyStopping(patience=2), [1.0, 1.1, 1.2, 0.5], *plugins())
+    rest = fit(EarlyStopping(patience=2), [0.4], *plugins(), epochs=5)
+    assert (first.status, first.progress.epoch) == ("stopped", 4)
+    assert (rest.status, rest.progress.epoch) == ("completed", 5)
 
 
 def test_a_second_fit_begins_anew(scripted: Make, batches: Make, sgd: Any) -> None:

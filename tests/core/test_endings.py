@@ -516,7 +516,7 @@ def test_a_loop_of_ones_own_finds_the_exit_status_in_the_result() -> None:
 
 @pytest.mark.parametrize("status", [-1, 256, "75", None])
 def test_an_exit_status_is_a_small_number(status: Any) -> None:
-    with pytest.raises(ValueError, match="from 0 to 255"):
+    with pytest.raises(ValueError, match="at least 0 and at most 255"):
         fit(Trainer([Fail("nothing"), Exit(status)], device="cpu"))
 
 

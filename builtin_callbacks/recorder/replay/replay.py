@@ -106,6 +106,8 @@ class Session:
         run = self._replay.run
         self._switches.begin(attempt, known)
         self._plugins.open(run)
+        if attempt.phase == "train":
+            self._plugins.reset()
         if run.several:
             for name in hearers_of_steps(self._bus) & set(self._names):
                 self._tell(name, NotRecorded("the order in which several optimizers were stepped"), "")

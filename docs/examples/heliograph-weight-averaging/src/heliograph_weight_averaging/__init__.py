@@ -13,7 +13,6 @@ from heliograph import (
     Run,
     RunFailed,
     StepEnd,
-    TrainStart,
     ValidationEnd,
     ValidationStart,
     on,
@@ -62,8 +61,7 @@ class WeightAveraging(Plugin):
         # Not torch's AveragedModel: it averages integer counters too, or else copies every buffer.
         self._blend = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]  # torch has no annotation here
 
-    @on(TrainStart)
-    def begin(self, run: Run, event: TrainStart) -> None:
+    def reset(self) -> None:
         """Forget the former run."""
         self.updates, self._average = 0, {}
 
