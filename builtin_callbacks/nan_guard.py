@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from ..core.metrics.window_losses import WindowLosses
-from ..events import BatchStart, CheckpointLoaded, GradientsReady, Lane, Run, TrainStart
+from ..events import BatchStart, CheckpointLoaded, GradientsReady, Lane, Run
 from ..events.checks import check_whole_number
 from ..plugins import Plugin, on
 

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import Any
 
 from ..core.system.extras import require
-from ..events import CheckpointLoaded, Lane, Log, Run, RunClosed, TestEnd, TrainStart, ValidationEnd
+from ..events import CheckpointLoaded, Lane, Log, Run, RunClosed, TestEnd, ValidationEnd
 from ..plugins import Plugin, on
 
 

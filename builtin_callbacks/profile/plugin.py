@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from ...events import BatchEnd, EpochStart, Event, Lane, Run, RunClosed, TrainStart
+from ...events import BatchEnd, EpochStart, Event, Lane, Run, RunClosed
 from ...events.bus import Receiver, current_owner
 from ...events.checks import check_whole_number
 from ...plugins import Plugin, on
