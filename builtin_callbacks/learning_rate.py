@@ -93,7 +93,7 @@ class LearningRate(Plugin):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from there."""
-        self._steps_before, self._stepped = state["steps_before"], set(state.get("stepped", ()))
+        self._steps_before, self._stepped = state["steps_before"], set(state["stepped"])
 
     @on(Log, lane=Lane.MEASURE)
     def report(self, run: Run, event: Log) -> None:

@@ -79,6 +79,4 @@ class NaNGuard(Plugin):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on counting."""
-        skips = state["skips"]  # a number, before there were several optimizers
-        self._skips = dict(skips) if isinstance(skips, Mapping) else {"optimizer": skips}
-        self._stop_reason = state["stop_reason"]
+        self._skips, self._stop_reason = dict(state["skips"]), state["stop_reason"]

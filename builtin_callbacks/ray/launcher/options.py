@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ....events.checks import is_number, is_whole_number
+from ....events.checks import check_number, check_whole_number, is_number, is_whole_number
 
 ADDRESS = re.compile(r"(?P<host>[^\s/:]+|\[[0-9a-fA-F:.]+\]):(?P<port>[0-9]{1,5})")
 
@@ -25,10 +25,8 @@ def check_workers(num_workers: Any, as_ranks: Any) -> tuple[int, int]:
         raise TypeError(f"num_workers is a whole number, or (least, most) of them; got {num_workers!r}.")
     if not 1 <= pair[0] <= pair[1]:
         raise ValueError(f"num_workers is from 1 on, and (least, most) come in this order; got {num_workers!r}.")
-    if as_ranks is not None and not is_whole_number(as_ranks):
-        raise TypeError(f"as_ranks is a whole number, or None; got {as_ranks!r}.")
-    if as_ranks is not None and as_ranks < 1:
-        raise ValueError(f"as_ranks is a whole number from 1 on, or None; got {as_ranks!r}.")
+    if as_ranks is not None:
+        check_whole_number("as_ranks", as_ranks, at_least=1, or_else="None")
     return pair
 
 
@@ -62,15 +60,11 @@ def check_failures(max_failures: Any, backoff: Any, grace: Any) -> None:
     """Refuse what says nothing about failures.
 
     Raises:
-        TypeError: one is no number.
-        ValueError: one is out of range.
+        ValueError: one is no number, or out of range.
     """
-    if not is_whole_number(max_failures):
-        raise TypeError(f"max_failures is a whole number, got {max_failures!r}.")
-    if max_failures < -1:
-        raise ValueError(f"max_failures is a whole number from 0 on, or -1 for any number; got {max_failures!r}.")
-    _check_seconds("backoff", backoff, zero=True)
-    _check_seconds("grace", grace)
+    check_whole_number("max_failures, -1 for any number,", max_failures, at_least=-1)
+    check_number("backoff", backoff, of="seconds", at_least=0)
+    check_number("grace", grace, of="seconds", more_than=0)
 
 
 def check_storage(storage_path: Any, name: Any, keep: Any) -> None:
@@ -88,10 +82,8 @@ def check_storage(storage_path: Any, name: Any, keep: Any) -> None:
         raise TypeError(f"name is a string, or None for a new one; got {name!r}.")
     if name is not None and (not name.strip(".") or "/" in name or "\\" in name):
         raise ValueError(f"name is that of a folder in the storage, without slashes; got {name!r}.")
-    if keep is not None and not is_whole_number(keep):
-        raise TypeError(f"keep is a whole number, or None for all; got {keep!r}.")
-    if keep is not None and keep < 1:
-        raise ValueError(f"keep is a whole number from 1 on, or None for all; got {keep!r}.")
+    if keep is not None:
+        check_whole_number("keep", keep, at_least=1, or_else="None for all")
 
 
 def check_address(address: Any, source: str = "address") -> None:
@@ -123,17 +115,8 @@ def check_intervals(**intervals: Any) -> None:
     """Refuse what is no interval.
 
     Raises:
-        TypeError: one is no number.
-        ValueError: one is out of range.
+        ValueError: one is no number, or out of range.
     """
     for name, seconds in intervals.items():
         if seconds is not None:
-            _check_seconds(name, seconds)
-
-
-def _check_seconds(name: str, seconds: Any, *, zero: bool = False) -> None:
-    least = "a number of seconds from 0 on" if zero else "a positive number of seconds"
-    if not is_number(seconds):
-        raise TypeError(f"{name} is {least}, got {seconds!r}.")
-    if not 0 <= seconds < math.inf or (not seconds and not zero):
-        raise ValueError(f"{name} is {least}, got {seconds!r}.")
+            check_number(name, seconds, of="seconds", more_than=0)
