@@ -56,6 +56,7 @@ NEEDED = ("schema", "run_name", "progress", "modules", "optimizers", "plugins", 
 
 
 STEPS: dict[int, Callable[[State], list[str]]] = {}
+"""By the number of a schema, what changes a state of it into the next one, in place, and returns what changed."""
 
 
 def migrate_state(state: Mapping[str, Any]) -> tuple[State, list[str]]:

@@ -142,3 +142,7 @@ def _close() -> None:
             if os.fstat(number).st_ino == inode:
                 os.close(number)
     _known.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close)

@@ -390,7 +390,7 @@ def test_a_search_that_is_not_there_is_not_found(tmp_path: Path) -> None:
         ({"resume": "auto"}, ValueError, "give name="),
         ({"num_workers": 0}, ValueError, "num_workers must be a whole number, at least 1"),
         ({"num_workers": (1, 2)}, ValueError, "num_workers must be a whole number, at least 1"),
-        ({"max_failures": "all"}, TypeError, "max_failures"),
+        ({"max_failures": "all"}, ValueError, "max_failures"),
         ({"num_samples": 0}, ValueError, "num_samples must be a whole number, at least 1"),
         ({"max_concurrent": True}, ValueError, "max_concurrent must be a whole number, at least 1"),
         ({"keep": 0}, ValueError, "keep must be a whole number, at least 1"),
