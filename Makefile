@@ -5,20 +5,23 @@ READY := .venv/ready
 SOURCES := -m heliograph -m heliograph.__main__ -p heliograph.builtin_callbacks -p heliograph.core -p heliograph.demo \
 	-p heliograph.events -p heliograph.plugins -p heliograph.testing
 
-.PHONY: demo test test-ray test-all torture bench bench-ray docs check browser clean
+TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+.PHONY: demo test test-all torture bench bench-ray docs check browser clean
 
 demo: $(READY)
 	$(BIN)/python -m heliograph demo
 
+# A sample of the kills and faults, and the first lane of the tests on Ray: a cluster takes both cores, so one at a time.
 test: check docs browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/on_ray --cov --cov-report=term
+	$(TESTS) -n 2 --dist worksteal --ignore=tests/on_ray --cov --cov-report=term
+	$(TESTS) tests/on_ray
 
-# A cluster takes both cores: one test at a time.
-test-ray: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/on_ray --durations=15
-
-# Hours: the trainings that are killed again and again, and thousands of random programs.
-test-all: test test-ray torture
+# Hours: every case, the trainings that are killed again and again, and thousands of random programs.
+test-all: check docs browser
+	$(TESTS) -n 2 --dist worksteal --ignore=tests/on_ray --cov --cov-report=term --whole
+	$(TESTS) tests/on_ray --durations=15 --whole
+	$(MAKE) torture
 
 check: $(READY)
 	$(BIN)/ruff format --check .

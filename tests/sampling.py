@@ -39,6 +39,13 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     items[:] = [item for item in items if item not in left_out]
 
 
+def chosen(request: pytest.FixtureRequest, parameter: str) -> list[str]:
+    """Return the values of a parameter that the tests of this file run with, so that a fixture makes no others."""
+    items = [item for item in request.session.items if isinstance(item, pytest.Function) and item.path == request.path]
+    specs = [item.callspec.params for item in items if hasattr(item, "callspec")]
+    return sorted({str(spec[parameter]) for spec in specs if parameter in spec})
+
+
 def describe(config: pytest.Config) -> str:
     """Return the line that is printed at the end of a session."""
     if config.option.whole:
