@@ -667,12 +667,14 @@ RICH = Scenario(
 )
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("event", EVENTS, ids=lambda each: each.name)
 def test_every_event_is_a_point_to_be_killed_at(event: type[h.Event]) -> None:
     first, last = Kill(event, 2, h.Lane.TRANSFORM, first=True), Kill(event, 1)
     assert event in check(replace(RICH, kills=(Kill(h.BatchEnd, 6), first, last, first)))
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("event", [each for each in EVENTS if each is not h.RunFailed], ids=lambda each: each.name)
 def test_every_event_is_a_point_to_be_stopped_at(event: type[h.Event]) -> None:
     at = Kill(event, how="stop")
@@ -681,6 +683,7 @@ def test_every_event_is_a_point_to_be_stopped_at(event: type[h.Event]) -> None:
     )
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("operation", ["create", "sync", "rename", "sync_folder"])
 def test_a_run_that_is_killed_amid_its_saves(operation: str, background: bool, monkeypatch: pytest.MonkeyPatch) -> None:
