@@ -7,7 +7,7 @@ SOURCES := -m heliograph -m heliograph.__main__ -p heliograph.builtin_callbacks 
 
 TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: demo test test-all torture bench bench-ray docs check browser clean
+.PHONY: demo test test-all mutants torture bench bench-ray docs check browser clean
 
 demo: $(READY)
 	$(BIN)/python -m heliograph demo
@@ -22,6 +22,10 @@ test-all: check docs browser
 	$(TESTS) -n 2 --dist worksteal --ignore=tests/on_ray --cov --cov-report=term --whole
 	$(TESTS) tests/on_ray --durations=15 --whole
 	$(MAKE) torture
+
+# Hours: puts twenty faults into copies of the sources, and says which the tests of a commit catch.
+mutants: $(READY)
+	$(BIN)/python tests/mutants.py
 
 check: $(READY)
 	$(BIN)/ruff format --check .
