@@ -5,20 +5,26 @@ READY := .venv/ready
 SOURCES := -m heliograph -m heliograph.__main__ -p heliograph.builtin_callbacks -p heliograph.core -p heliograph.demo \
 	-p heliograph.events -p heliograph.plugins -p heliograph.testing
 
-.PHONY: demo test test-ray test-all torture bench bench-ray docs check browser clean
+TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+.PHONY: demo test test-all mutants torture bench bench-ray docs check browser clean
 
 demo: $(READY)
 	$(BIN)/python -m heliograph demo
 
+# A sample of the kills and faults, and the first lane of the tests on Ray: a cluster takes both cores, so one at a time.
 test: check docs browser
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal --ignore=tests/on_ray --cov --cov-report=term
+	$(TESTS) -n 2 --dist worksteal --ignore=tests/on_ray --cov --cov-report=term
+	$(TESTS) tests/on_ray
 
-# A cluster takes both cores: one test at a time.
-test-ray: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/on_ray --durations=15
+# Every case of every test, and all tests on Ray.
+test-all: check docs browser
+	$(TESTS) -n 2 --dist worksteal --ignore=tests/on_ray --cov --cov-report=term --whole
+	$(TESTS) tests/on_ray --durations=15 --whole
 
-# Hours: the trainings that are killed again and again, and thousands of random programs.
-test-all: test test-ray torture
+# Hours: puts faults into copies of the sources, one at a time, and shows which of them the tests of make test find.
+mutants: $(READY)
+	$(BIN)/python tests/mutants.py
 
 check: $(READY)
 	$(BIN)/ruff format --check .

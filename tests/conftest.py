@@ -7,13 +7,35 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from heliograph.tests import sampling
 from heliograph.tests.ranks_pool import Pool
+from hypothesis import HealthCheck, settings
 
 # A store looks up the name of its own address; where nobody answers that, the default lets a test wait for seconds.
 os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
 # A shell without job control begins `make test &` with SIGINT ignored; tests that send one would wait forever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("heliograph", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("heliograph")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    sampling.add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    sampling.choose_seed(config)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    sampling.select(config, items)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.write_line(sampling.describe(terminalreporter.config))
 
 
 @pytest.fixture(scope="session")

@@ -171,6 +171,7 @@ def recording(folder: Path) -> str:
     return str(write(folder / "x.recording", attempt(Happened("train_start", 0.0, Place()))))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "given",
     [("events",), ("explain",), ("timeline",), ("replay", "--plugin", "early_stopping")],

@@ -193,6 +193,7 @@ PLACES = {
 }
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("where", PLACES)
 def test_an_error_of_one_rank_ends_both(ranks: Pool, where: str, rank: int) -> None:
@@ -227,6 +228,7 @@ def test_errors_of_both_ranks_are_each_their_own(ranks: Pool) -> None:
         assert each.status == "failed"
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("rank", range(4))
 @pytest.mark.parametrize("where", ["training_step", "save_point"])
 def test_four_ranks_name_the_one_that_failed(ranks: Pool, where: str, rank: int) -> None:
@@ -252,6 +254,7 @@ def test_workers_that_still_live_keep_nobody_waiting(ranks: Pool) -> None:
     assert seen[1].notes == f"heliograph: {PLACES['save_point']}"
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("where", PLACES)
 def test_an_interrupt_of_one_rank_ends_both_at_the_same_step(ranks: Pool, where: str, rank: int) -> None:

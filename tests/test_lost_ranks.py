@@ -21,6 +21,7 @@ def lose(folder: Path, rank: int, how: str, grace: float = 60.0) -> tuple[RankFa
     return caught.value, seen, (folder / f"{1 - rank}.log").read_text()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_is_killed_is_named_by_the_other(tmp_path: Path, rank: int) -> None:
     error, seen, _ = lose(tmp_path, rank, "die")
@@ -51,6 +52,7 @@ def test_a_rank_that_hangs_is_reported_named_and_ended(tmp_path: Path, capfd: py
     assert " < hang_for_ever (losing.py:" in hangs
 
 
+@pytest.mark.whole
 def test_a_rank_that_is_stopped_is_named_by_the_other(tmp_path: Path) -> None:
     error, seen, _ = lose(tmp_path, 1, "stop", grace=1.0)
     assert (error.rank, error.kind) == (seen["rank"], seen["kind"]) == (1, "hung")

@@ -311,6 +311,7 @@ def drawn(seed: int) -> Scenario:
     )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("seed", range(10))
 def test_a_run_that_is_killed_anywhere_ends_where_an_uninterrupted_one_ends(
     ranks: Pool, tmp_path: Path, seed: int

@@ -108,6 +108,7 @@ def test_the_page_says_how_the_run_ended_and_draws_its_curves(opened: Open) -> N
     assert one.page.locator("#notes").inner_text() == "rolled back at step 10"
 
 
+@pytest.mark.whole
 def test_marks_tell_who_and_why_by_mouse_and_by_keyboard(opened: Open) -> None:
     one = opened(killed_and_resumed())
     marks = one.chart("loss").locator(".mark")
@@ -136,6 +137,7 @@ def test_marks_tell_who_and_why_by_mouse_and_by_keyboard(opened: Open) -> None:
     assert one.tip() == ""
 
 
+@pytest.mark.whole
 def test_a_curve_tells_its_values_where_the_mouse_is(opened: Open) -> None:
     one = opened(killed_and_resumed())
     box = one.chart("loss").locator("> svg").bounding_box()
@@ -145,6 +147,7 @@ def test_a_curve_tells_its_values_where_the_mouse_is(opened: Open) -> None:
     assert one.chart("accuracy").locator(".cross").get_attribute("visibility") == "visible"
 
 
+@pytest.mark.whole
 def test_the_axis_and_the_scale_can_be_changed(opened: Open) -> None:
     one = opened(killed_and_resumed())
     by_step = one.path("loss")
@@ -162,6 +165,7 @@ def test_the_axis_and_the_scale_can_be_changed(opened: Open) -> None:
     assert one.path("loss") == by_step
 
 
+@pytest.mark.whole
 def test_tables_are_sorted_and_filtered(opened: Open) -> None:
     one = opened(killed_and_resumed())
     assert [row[:3] for row in one.rows("costs")] == [
@@ -182,6 +186,7 @@ def test_tables_are_sorted_and_filtered(opened: Open) -> None:
     assert one.page.get_by_role("status").filter(has_text="3 of 9").count() == 1
 
 
+@pytest.mark.whole
 def test_the_page_is_dark_where_the_system_is(opened: Open) -> None:
     def ground(one: Opened) -> object:
         return one.page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -239,6 +244,7 @@ def nothing_but_nan() -> Script:
     return script
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(
     ("make", "points", "broken"), [(empty, 0, 0), (killed_at_once, 0, 0), (one_point, 1, 0), (nothing_but_nan, 0, 5)]
 )
@@ -252,6 +258,7 @@ def test_little_is_drawn_of_little(opened: Open, make: Callable[[], Script], poi
     assert one.rows("attempts")[0][1] == "training"
 
 
+@pytest.mark.whole
 def test_ten_thousands_of_readings_and_marks_are_drawn_thinned(opened: Open) -> None:
     script = Script()
     script.start()

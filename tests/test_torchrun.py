@@ -62,13 +62,14 @@ def ends_that_nobody_killed(ranks: Pool, folder: Path, count: int) -> dict[str, 
     return ends[0][1]
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.whole)])
 def test_torchrun_on_one_machine(ranks: Pool, tmp_path: Path, count: int) -> None:
     straight = ends_that_nobody_killed(ranks, tmp_path, count)
     finish(agent(tmp_path, "--standalone", f"--nproc-per-node={count}", killed=None))
     assert_ends(tmp_path, straight, resumed=None, count=count)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_killed_rank_is_started_anew_and_ends_with_the_same_bits(ranks: Pool, tmp_path: Path, killed: int) -> None:
     straight = ends_that_nobody_killed(ranks, tmp_path, 2)
@@ -77,6 +78,7 @@ def test_a_killed_rank_is_started_anew_and_ends_with_the_same_bits(ranks: Pool, 
     assert_ends(tmp_path, straight, resumed=9)
 
 
+@pytest.mark.whole
 def test_a_killed_rank_of_two_nodes_is_started_anew_and_ends_with_the_same_bits(ranks: Pool, tmp_path: Path) -> None:
     straight = ends_that_nobody_killed(ranks, tmp_path, 2)
     with socket.socket() as free:

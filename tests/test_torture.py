@@ -24,11 +24,13 @@ CHECKPOINT = f"{NAME}_epoch_1_iter_12.pth"
 
 
 @pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
-def test_killed_fifteen_times_and_equal_bit_for_bit() -> None:
-    command = [sys.executable, str(SCRIPT), "--kills", "15", "--seed", "1"]
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_killed_five_times_and_equal_bit_for_bit(seed: int) -> None:
+    command = [sys.executable, str(SCRIPT), "--kills", "5", "--seed", str(seed)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert sum(line.startswith("kill ") for line in done.stdout.splitlines()) >= 15
+    assert sum(line.startswith("kill ") for line in done.stdout.splitlines()) >= 5
     assert done.stdout.endswith("every end equal to the bit\n")
 
 

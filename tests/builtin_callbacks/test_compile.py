@@ -84,6 +84,7 @@ def test_an_error_of_the_model_is_the_models_own(batches: Make, sgd: Any) -> Non
         )
 
 
+@pytest.mark.whole
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch's own compiler needs g++")
 def test_torchs_own_compiler(batches: Make, sgd: Any) -> None:
     task, plain = made(), made()

@@ -95,6 +95,7 @@ def counters(result: RunResult) -> dict[str, Any]:
     return {name: value for name, value in result.progress.state_dict().items() if "seconds" not in name}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("places", [[(0, 2)], [(0, 3), (1, 0)], [(1, 5)], [(0, 4), (0, 5), (1, 1)]])
 def test_a_run_that_went_back_equals_one_that_left_the_batches_out(

@@ -131,6 +131,7 @@ def counters(result: RunResult) -> dict[str, Any]:
     return {name: value for name, value in result.progress.state_dict().items() if "seconds" not in name}
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("own_loop", [False, True])
 @pytest.mark.parametrize("kind", WITHIN)
 def test_a_run_that_went_back_ends_like_one_that_did_not(kind: type[Event], own_loop: bool) -> None:

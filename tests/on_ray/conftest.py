@@ -1,4 +1,7 @@
-"""A cluster on this machine for each file of tests, and intervals that suit them."""
+"""A cluster on this machine for the tests, and intervals that suit them.
+
+What is not marked `whole` is the first lane, which `make test` runs on one cluster.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
+from typing import Literal
 
 import pytest
 import ray
@@ -32,7 +36,12 @@ def _tuned() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
+def _scope(fixture_name: str, config: pytest.Config) -> Literal["session", "module"]:
+    """With `--whole` some files start clusters of their own, so the others give theirs back."""
+    return "module" if config.option.whole else "session"
+
+
+@pytest.fixture(scope=_scope)
 def local_ray() -> Iterator[None]:
     """Be connected to a cluster with 4 CPUs."""
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)

@@ -22,6 +22,7 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(180)
 def test_a_pass_in_which_a_worker_was_lost_begins_again(tmp_path: Path) -> None:
     local = make(**OPTIONS, config={"dropout": 0.2}, launcher=LocalLauncher(2))

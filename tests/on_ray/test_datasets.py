@@ -71,6 +71,7 @@ def test_a_dataset_is_resumed_in_the_order_of_its_rows(tmp_path: Path) -> None:
     assert (shuffled.batches, shuffled.weight) == (alike.batches, alike.weight)
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(120)
 def test_workers_read_it_in_the_same_order(tmp_path: Path) -> None:
     """Two workers are left amid an epoch, and one process goes on in their stead; it equals tensors in memory."""

@@ -11,6 +11,7 @@ from heliograph.builtin_callbacks.ray.launcher.attempts import Work
 from heliograph.tests.on_ray.surviving import Blow, Story, order, train
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(150)
 def test_a_hung_rank_becomes_a_lost_worker(local_ray: None, tmp_path: Path) -> None:
     story = Story(tmp_path / "hung", blows=(Blow(1, 20, how="hang"),), timeout=8.0)

@@ -67,6 +67,7 @@ def test_the_lists_of_what_passes_through_are_honoured(tmp_path: Path, *, listed
     assert error.args == ("the disk is on fire", 1)
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(120)
 def test_workers_that_die_in_every_attempt_end_the_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(h.RankFailed) as caught:

@@ -15,6 +15,7 @@ from heliograph.tests.on_ray import driver
 from heliograph.tests.on_ray.surviving import held, is_gone, order, train, wait_until
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(150)
 def test_the_driver_may_die_too(local_ray: None, tmp_path: Path) -> None:
     address = ray.get_runtime_context().gcs_address

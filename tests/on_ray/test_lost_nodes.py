@@ -13,6 +13,7 @@ from heliograph.tests.on_ray.clusters import in_thread, several_nodes
 from heliograph.tests.on_ray.surviving import Story, held, lines, order, train
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(200)
 def test_from_two_workers_to_one_and_back(tmp_path: Path) -> None:
     story = Story(tmp_path / "elastic", epochs=6, holds=((20, 2), (50, 1)))
@@ -46,6 +47,7 @@ def test_from_two_workers_to_one_and_back(tmp_path: Path) -> None:
     assert [each.resumed_at for each in values.attempts] == [None, Work(32, 16), Work(96, 48)]
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(240)
 def test_where_three_of_four_would_not_do_two_go_on_until_there_is_room_for_four(tmp_path: Path) -> None:
     story = Story(tmp_path / "elastic", epochs=4, save_every=100, holds=((9, 2),), ranks=4)

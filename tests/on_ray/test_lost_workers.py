@@ -18,6 +18,7 @@ SAVE_EVERY = 8
 STORY = Story(Path(), epochs=8, save_every=SAVE_EVERY, blows=BLOWS, dropout=True)
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(240)
 def test_seven_kills_change_nothing(local_ray: None, tmp_path: Path) -> None:
     undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"

@@ -12,6 +12,7 @@ from heliograph.tests.on_ray.clusters import drain, in_thread, several_nodes, us
 from heliograph.tests.on_ray.surviving import Story, held, lines, order, train, whole_order
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(150)
 def test_a_drained_node_is_left_and_nothing_is_repeated(tmp_path: Path) -> None:
     story = Story(tmp_path / "preempted", holds=((20, 2),))

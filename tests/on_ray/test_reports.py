@@ -15,6 +15,7 @@ from heliograph.tests.on_ray import reporting
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(150)
 def test_another_call_on_other_machines_goes_on_from_the_newest_whole_ones(tmp_path: Path) -> None:
     launcher = RayLauncher(2, storage_path=tmp_path / "there", name="reports", keep=None)

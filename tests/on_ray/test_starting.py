@@ -11,6 +11,7 @@ import ray
 from heliograph.tests.on_ray import calls
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(90)
 def test_a_cluster_of_its_own_is_gone_with_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

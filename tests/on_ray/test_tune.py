@@ -163,6 +163,7 @@ def test_upon_ctrl_c_the_trials_close_and_the_same_call_goes_on(tmp_path: Path) 
     assert [end["closed"] for end in ends] == ["stopped", "completed"]
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(180)
 def test_a_trial_on_two_workers_is_stopped_and_goes_on_from_its_checkpoint_when_it_failed(tmp_path: Path) -> None:
     stopping = schedulers.ASHAScheduler(time_attr="epoch", max_t=4, grace_period=4)

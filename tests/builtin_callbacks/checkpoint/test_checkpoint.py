@@ -896,6 +896,7 @@ def assert_resumes(whole: Callable[[str], Whole], crashes: list[int]) -> None:
     assert result.progress.state_dict() | clock == uninterrupted.progress.state_dict() | clock
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("crash", [2, 4, 6, 7, 11, 14])
 @pytest.mark.parametrize("n", [1, 2])
 def test_a_resume_at_any_step_is_bit_equal(tmp_path: Path, crash: int, n: int) -> None:

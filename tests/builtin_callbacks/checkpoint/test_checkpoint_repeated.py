@@ -19,7 +19,7 @@ import pytest
 import torch
 from heliograph.builtin_callbacks.checkpoint.repeated import proof as module
 from heliograph.builtin_callbacks.checkpoint.repeated.ring_buffer import OFFSETS, ROW, SIZE, Ring
-from heliograph.tests import repeated_kills
+from heliograph.tests import repeated_kills, sampling
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
 
@@ -30,14 +30,16 @@ NOTHING = "the task or a plugin has state that no checkpoint holds: give it stat
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return where the trainings wrote."""
+def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return where the trainings wrote: "counts", and those that the sample has drawn."""
     folder = tmp_path_factory.mktemp("killed")
-    command = [sys.executable, repeated_kills.__file__, str(folder)]
+    names = {"counts", *sampling.chosen(request, "name")}
+    command = [sys.executable, repeated_kills.__file__, str(folder), *names]
     subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True)
     return folder
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "told"),
     [

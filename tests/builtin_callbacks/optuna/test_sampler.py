@@ -153,6 +153,7 @@ def killed(name: str, pruner: MakePruner, kills: Iterable[int]) -> tuple[list[An
     return facts(store), count
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_killed_once_at_any_write_it_suggests_what_the_plain_sampler_would_have(name: str) -> None:
     plain, number = uninterrupted(name, NopPruner), 0
@@ -165,6 +166,7 @@ def test_killed_once_at_any_write_it_suggests_what_the_plain_sampler_would_have(
     assert number > 4 * TRIALS
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("pruning", PRUNERS)
 @pytest.mark.parametrize("name", ["tpe", "multivariate", "grid"])
 def test_killed_again_and_again_it_suggests_what_the_plain_sampler_would_have(name: str, pruning: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 from heliograph.builtin_callbacks.recorder.format.reader import read, walk
 from heliograph.builtin_callbacks.recorder.format.records import Attempt, Batches, Happened
 from heliograph.builtin_callbacks.recorder.format.tail import tail_of
-from heliograph.tests import recorder_kills
+from heliograph.tests import recorder_kills, sampling
 
 POINTS = [
     *(f"batch{number}:batch:{number}" for number in (1, 7, 33)),
@@ -24,10 +24,11 @@ RESUMED = ["again:batch:13", "again:amid:12", "again:save:1", "again:behind:9", 
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return where the trainings wrote."""
     place = tmp_path_factory.mktemp("killed")
-    command = [sys.executable, recorder_kills.__file__, str(place), *POINTS, *RESUMED]
+    points = [point for point in POINTS if point.split(":")[0] in sampling.chosen(request, "name")]
+    command = [sys.executable, recorder_kills.__file__, str(place), *points, *RESUMED]
     subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True)
     return place
 
@@ -46,6 +47,7 @@ def recorded(attempt: Attempt) -> list[tuple[float, ...]]:
     ]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", [point.split(":")[0] for point in POINTS])
 def test_every_batch_that_was_told_is_recorded(name: str, folder: Path) -> None:
     recording = read(folder / name)

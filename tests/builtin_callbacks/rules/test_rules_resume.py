@@ -139,6 +139,7 @@ def on_saves() -> dict[str, Any]:
     )
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kill", [2, 3, 5, 8, 9, 13])
 @pytest.mark.parametrize("source", [many, on_saves], ids=["many", "on_save"])
 def test_its_rules_act_where_they_would_have(source: Callable[[], dict[str, Any]], kill: int, tmp_path: Path) -> None:

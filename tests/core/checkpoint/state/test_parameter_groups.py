@@ -131,6 +131,7 @@ def saving(folder: Path, **options: Any) -> list[Any]:
     return [SaveSchedule(Every(steps=1)), Checkpoint(folder, keep_last=None, **options)]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_it_is_resumed_from_anywhere_and_equal(optimizer: str, scheduler: str, tmp_path: Path) -> None:

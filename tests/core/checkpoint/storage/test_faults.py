@@ -109,6 +109,7 @@ def trials() -> Iterator[int]:
     yield from range(1000)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", ["b.pth", "a.pth"], ids=["a new name", "replacing"])
 @pytest.mark.parametrize("error", [FULL, OSError(errno.EIO, "Input/output error"), KeyboardInterrupt(), Death()])
 def test_a_save_that_fails_at_any_operation_changes_nothing(
@@ -194,6 +195,7 @@ def test_a_rename_that_fails_and_the_one_that_would_undo_it(tmp_path: Path, open
             assert steps(opened(folder=folder)) == (1 if undone else 2)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("what", ["save", "replace", "remove", "point"])
 def test_a_kill_between_any_two_operations(tmp_path: Path, opened: Make, state: Make, what: str) -> None:
     """The next start finds the newest that had been saved, or a newer whole one, and leaves nothing lying about."""

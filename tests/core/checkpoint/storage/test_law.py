@@ -28,6 +28,7 @@ def _quiet() -> Iterator[None]:
     logger.setLevel(before)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("part", range(4))
 def test_no_sequence_costs_a_training_its_last_checkpoint(tmp_path: Path, part: int) -> None:
     first = part * ENOUGH // 4
@@ -96,6 +97,7 @@ def prunes_what_has_no_identity(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Retention, "drop", drop)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -157,6 +159,7 @@ def prepare(folder: Path, *, amid: int | None) -> None:
                 save_again(store)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("amid", [None, 1, 4])
 @pytest.mark.parametrize("act", [save_anew, save_again, remove, point, find])
 def test_no_operation_that_fails_costs_a_checkpoint(

@@ -102,6 +102,7 @@ def test_what_another_run_has_there_stays(tmp_path: Path, opened: Make, state: M
     assert storage.verify(other.path).run_name == "other"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("shards", [(1, 2), (1, None), (None, 2)])
 @pytest.mark.parametrize("name", ["a.pth", "b.pth"], ids=["replacing", "a new name"])
 @pytest.mark.parametrize("dies", [False, True])

@@ -97,6 +97,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("context", "loader"), [("fork", "train"), ("fork", "validation"), ("spawn", "train"), ("forkserver", "train")]
 )

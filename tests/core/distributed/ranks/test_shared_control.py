@@ -217,6 +217,7 @@ def signal_on_one_rank(stage: str, signum: int, rank: int, folder: Path) -> Any:
     return type(error).__name__, getattr(error, "code", None), left, sorted(path.name for path in folder.glob("*.pth"))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("event", ["BatchEnd", "BatchStart", "ValidationBatchEnd", "ValidationStart", "SavePoint"])
 def test_a_ctrl_c_on_one_rank_ends_all_at_the_same_step(ranks: Any, event: str, rank: int, tmp_path: Path) -> None:
