@@ -25,7 +25,6 @@ from ..events import (
     OrderedSignal,
     Progress,
     Replay,
-    Run,
     RunFailed,
     ShouldStop,
     StepEnd,
@@ -35,7 +34,6 @@ from ..events.bus import Receiver, is_within
 from ..events.catalogue import Phase
 from ..events.checks import check_whole_number
 from ..events.errors import describe_error
-from ..events.run import CheckpointSource
 from ..plugins import Plugins
 from .data.batch import batch_size, with_last
 from .data.training_data import TrainingData
@@ -47,6 +45,8 @@ from .settings import Settings
 from .stepping.windows import Windows
 
 if TYPE_CHECKING:
+    from ..events import Run
+    from ..events.run import CheckpointSource
     from .engines.contract import LoopEngine
 
 logger = logging.getLogger("heliograph")

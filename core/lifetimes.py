@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ..events import Progress
 from ..events.catalogue import Status
-from ..events.run import CheckpointSource
 from .result import RunResult
 
 if TYPE_CHECKING:
+    from ..events.run import CheckpointSource
     from .checkpoint.state.global_batch import BatchChange
     from .checkpoint.unseen.comparison import Unseen
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 from time import perf_counter
 
 from ..events.catalogue import Status
-from ..events.errors import describe_error, error_text
-from ..events.run import place_of
+from ..events.errors import describe_error, error_text, place_of
 from . import loop
 from .context import RunContext
 from .own_loop import finish_left_batch

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from ..events import Run
 from .data.batch import batch_size
+
+if TYPE_CHECKING:
+    from ..events import Run
 
 Metric = Callable[[Any, Any], Tensor | float]
 Losses = Iterator[tuple[str, Tensor]]

@@ -14,19 +14,21 @@ from inspect import ismethod
 from itertools import count
 from threading import RLock
 from types import FrameType
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from blinker import ANY, Signal
 from blinker._utilities import make_id
 from blinker.base import ANY_ID
 
 from .catalogue import CATALOGUE, Event
-from .checks import check_event, check_receiver, describe
-from .run import Run
+from .checks import check_event, describe
+
+if TYPE_CHECKING:
+    from .run import Run
 
 E = TypeVar("E", bound=Event)
 Receiver = Callable[..., Any]
-When = Callable[[Run], bool]
+When = Callable[["Run"], bool]
 Place = tuple[int | Fraction, ...]  # the lane, and where in it
 Wrapper = Callable[[Receiver, str], Receiver]
 Probe = Callable[[Iterator[Receiver], Mapping[int, str]], Iterator[Receiver]]
@@ -35,7 +37,11 @@ Lane.__doc__ = "The order in which the handlers of one event run."
 
 
 class FunctionName(str):
-    """The name of a function that no plugin connected, told apart from a plugin that is called the same."""
+    """The name of a function that no plugin connected, so that a plugin may have the same name."""
+
+
+class PluginName(str):
+    """The name of a registered plugin, so that a function may have the same name."""
 
 
 @dataclass(slots=True)
@@ -81,6 +87,8 @@ class OrderedSignal(Signal, Generic[E]):
         A receiver with a seat was checked by whoever gave it the seat.
         """
         if seat is None:
+            from .signatures import check_receiver
+
             check_receiver(receiver, self.event)
             seat = Seat((len(Lane) + 1,))
         owner = seat.owner or current_owner() or FunctionName(describe(receiver))
@@ -283,6 +291,8 @@ class Bus:
             TypeError: the receiver's signature or annotation does not fit the event.
             ValueError: it hears this event already.
         """
+        from .signatures import check_receiver
+
         signal = self.signal(event)
         if make_id(receiver) in signal.seats:
             raise ValueError(f"{describe(receiver)} hears {event.__name__} already: remove its handle first.")

@@ -306,9 +306,3 @@ class Run(Protocol):
 
     def emit(self, event: Event) -> None:
         """Emit an event of one's own on this run's bus."""
-
-
-def place_of(run: Run) -> str:
-    """Return where a run is, in words."""
-    progress = run.progress
-    return f"in {run.phase}, epoch {progress.epoch}, batch {progress.batch}, step {progress.steps}"

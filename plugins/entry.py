@@ -9,15 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..events import Event
-from ..events.checks import check_receiver, check_whole_number
+from ..events.checks import check_whole_number
 from ..events.errors import is_interrupt
+from ..events.signatures import check_receiver
 from .marks import marked_methods
 from .order import Handler
 from .plugin import Plugin, snake_case
-
-
-class PluginName(str):
-    """A registered plugin's name, told apart from a function that happens to be called the same."""
 
 
 @dataclass(slots=True)
@@ -42,6 +39,11 @@ class Entry:
     def is_observer(self) -> bool:
         """Whether its errors do not fail a run."""
         return getattr(self.plugin, "policy", "critical") == "observer"
+
+    @property
+    def has_lifecycle(self) -> bool:
+        """Whether it is reset before a training and closed after a run; any object with handlers may do without."""
+        return isinstance(self.plugin, Plugin)
 
     @property
     def state_version(self) -> int:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from ..events import Bus, Engine, Event, PluginChanged, PluginFailed, Progress, Run
-from ..events.bus import Place, Seat, current_owner
+from ..events import Bus, Event, PluginChanged, PluginFailed, Progress
+from ..events.bus import PluginName, Seat, current_owner
 from ..events.checks import known_names
 from ..events.errors import describe_error
-from .entry import KILL_SWITCH, Entry, PluginName, make_entry, switched_off
-from .order import Handler, Order
-from .plugin import Plugin
 
 if TYPE_CHECKING:
+    from ..events import Engine, Run
     from .discovery import Discovered
+    from .entry import Entry
+    from .order import HandlerOrder
     from .states import Check, States
 
 T = TypeVar("T")
@@ -35,10 +35,15 @@ class Plugins:
         self._entries: dict[str, Entry] = {}
         self._by_object: dict[int, Entry] = {}
         self._claims: dict[str, str] = {}  # exclusive words, and the names of those that claim them
-        self._orders: dict[type[Event], Order] = {}
-        self._run: Run | None = None  # the one that goes on
+        self._run: Run | None = None  # the one that has begun and not ended
         self._engine: Engine | None = None
         bus.forgiver = self._forgive
+
+    @cached_property
+    def _order(self) -> HandlerOrder:
+        from .order import HandlerOrder
+
+        return HandlerOrder(self._bus)
 
     @cached_property
     def _states(self) -> States:
@@ -60,17 +65,19 @@ class Plugins:
             TypeError: not a plugin, or a handler whose signature or annotation does not fit its event.
             ValueError: a name or an exclusive capability is taken, or the order has a cycle.
         """
+        from .entry import KILL_SWITCH, make_entry, switched_off
+
         entry = make_entry(plugin, name)
         claims = dict.fromkeys(entry.declared("exclusive"), entry.name)
         self._check_free(entry, claims)
         entry.enabled, entry.here = not switched_off(entry.name), self._is_here(entry)
         if not entry.enabled:
             warnings.warn(f"Plugin {entry.name!r} is switched off by {KILL_SWITCH}.", RuntimeWarning, stacklevel=2)
-        self._order(entry)
+        self._order.add(entry.handlers)
         self._entries[entry.name] = self._by_object[id(plugin)] = entry
         self._claims |= claims
         for (event, handler), when in zip(entry.handlers, entry.filters, strict=True):
-            seat = Seat(_place(handler), PluginName(entry.name), when, paused=not (entry.enabled and entry.here))
+            seat = Seat(handler.position, PluginName(entry.name), when, paused=not (entry.enabled and entry.here))
             self._bus.signal(event).connect(handler.method, weak=False, seat=seat)
         self._tell(entry.name, "registered")
         return plugin
@@ -82,7 +89,7 @@ class Plugins:
         self._claims = {word: name for word, name in self._claims.items() if name != entry.name}
         for event, handler in entry.handlers:
             self._bus.signal(event).disconnect(handler.method)
-            self._strike(event, handler)
+            self._order.remove(event, handler)
         self._retire(entry)
         self._tell(entry.name, "unregistered")
         return entry.plugin
@@ -98,6 +105,7 @@ class Plugins:
             ImportError: it cannot be imported.
         """
         from .discovery import find
+        from .entry import KILL_SWITCH
 
         found = find(name)
         if found.switched_off:
@@ -114,6 +122,8 @@ class Plugins:
 
     def enable(self, *keys: Key) -> None:
         """Let plugins hear again, each in its old place."""
+        from .entry import KILL_SWITCH, switched_off
+
         for entry in [self._find(key) for key in keys]:
             if switched_off(entry.name):
                 warnings.warn(f"{entry.name!r} stays off, {KILL_SWITCH} names it.", RuntimeWarning, stacklevel=2)
@@ -251,7 +261,7 @@ class Plugins:
     def reset(self) -> None:
         """Before a training: let every plugin that takes part forget the former one."""
         for entry in self._entries.values():
-            if not (entry.enabled and entry.here and isinstance(entry.plugin, Plugin)):
+            if not (entry.enabled and entry.here and entry.has_lifecycle):
                 continue
             try:
                 entry.plugin.reset()
@@ -296,21 +306,6 @@ class Plugins:
                 both = ", ".join(sorted(each for each in claims if self._claims.get(each) == other))
                 names = f"{other!r} and {entry.name!r} both claim {both}"
                 raise ValueError(f"Plugins {names}, which only one may: unregister one of them.")
-
-    def _order(self, entry: Entry) -> None:
-        """Find the places of a plugin's handlers; where they cannot be ordered, all is as before."""
-        with ExitStack() as undo:
-            for event, handler in entry.handlers:
-                order = self._orders.setdefault(event, Order(event.__name__))
-                self._move(event, order.add(handler))
-                undo.callback(self._strike, event, handler)
-            undo.pop_all()
-
-    def _strike(self, event: type[Event], handler: Handler) -> None:
-        self._move(event, self._orders[event].remove(handler))
-
-    def _move(self, event: type[Event], handlers: Iterable[Handler]) -> None:
-        self._bus.signal(event).move((handler.method, _place(handler)) for handler in handlers)
 
     def _toggle(self, entry: Entry, *, enabled: bool, by: str | None = None) -> None:
         before, entry.enabled = entry.enabled, enabled
@@ -363,7 +358,7 @@ class Plugins:
     def _close(self, entry: Entry) -> None:
         """Close a plugin; an observer's error is logged and listed like all of its errors."""
         try:
-            if isinstance(entry.plugin, Plugin):
+            if entry.has_lifecycle:
                 entry.plugin.close()
         except BaseException as error:
             if not entry.forgives(error):
@@ -390,7 +385,3 @@ class Plugins:
             names = ", ".join(entry.name for entry in matches)
             raise LookupError(f"Several plugins are of class {given}: choose by name, one of {names}.")
         raise LookupError(f"No plugin {given!r} is registered.{known_names(given, self._entries)}")
-
-
-def _place(handler: Handler) -> Place:
-    return handler.mark.lane, handler.place

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, floor, inf
 from operator import attrgetter
 from typing import Any
 
+from ..events import Bus, Event
+from ..events.bus import Place
 from .marks import Marker
 
 PLACE = attrgetter("place")
@@ -32,6 +35,43 @@ class Handler:
     mark: Marker[Any]
     listed: int = 0
     place: Fraction | int = 0
+
+    @property
+    def position(self) -> Place:
+        """Its position among all handlers of the event."""
+        return self.mark.lane, self.place
+
+
+class HandlerOrder:
+    """The order of the handlers of all events, kept on the bus.
+
+    Args:
+        bus: where the handlers are, or will be, connected.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._orders: dict[type[Event], Order] = {}
+
+    def add(self, handlers: Iterable[tuple[type[Event], Handler]]) -> None:
+        """Find the positions of a plugin's handlers.
+
+        Raises:
+            ValueError: they cannot be ordered; nothing was changed.
+        """
+        with ExitStack() as undo:
+            for event, handler in handlers:
+                order = self._orders.setdefault(event, Order(event.__name__))
+                self._move(event, order.add(handler))
+                undo.callback(self.remove, event, handler)
+            undo.pop_all()
+
+    def remove(self, event: type[Event], handler: Handler) -> None:
+        """Remove a handler."""
+        self._move(event, self._orders[event].remove(handler))
+
+    def _move(self, event: type[Event], handlers: Iterable[Handler]) -> None:
+        self._bus.signal(event).move((handler.method, handler.position) for handler in handlers)
 
 
 class Order:

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...events import CATALOGUE, Event, Lane, Log, OrderedSignal, Run
-from ...events.bus import Receiver, Seat
-from ...plugins.entry import PluginName
+from ...events.bus import PluginName, Receiver, Seat
 
 
 class Listening:

@@ -716,7 +716,7 @@ class CallableGenerator:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_would_never_run_is_refused(bus: Bus, receiver: Any, name: str) -> None:
-    with pytest.raises(TypeError, match=rf"^{name} cannot hear BatchEnd: .* is no coroutine or generator\.$"):
+    with pytest.raises(TypeError, match=rf"^{name} cannot handle BatchEnd: .* is no coroutine or generator\.$"):
         bus.on(BatchEnd, receiver)
     assert bus.signal(BatchEnd).chain == ()
     assert not bus.signal(BatchEnd).receivers
@@ -733,7 +733,7 @@ def one_too_many(run: Run, event: Event, more: int) -> None: ...
 
 @pytest.mark.parametrize("receiver", [without_event, misspelt, one_too_many, Listener.hear])
 def test_a_wrong_signature_is_refused_by_name(bus: Bus, receiver: Callable[..., None]) -> None:
-    sentence = rf"^{receiver.__qualname__}\(.*\).* cannot hear BatchEnd: a handler takes \(run, event\)"
+    sentence = rf"^{receiver.__qualname__}\(.*\).* cannot handle BatchEnd: a handler takes \(run, event\)"
     with pytest.raises(TypeError, match=sentence):
         bus.on(BatchEnd, receiver)
     with pytest.raises(TypeError, match=sentence):

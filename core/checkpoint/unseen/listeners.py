@@ -8,9 +8,8 @@ from functools import partial
 from typing import Any, Final, TypedDict
 
 from ....events import Run, RunClosed, RunFailed, TestBatchEnd, TestBatchStart, TestEnd, TestStart, TrainEnd
-from ....events.bus import FunctionName, OrderedSignal, Seat
+from ....events.bus import FunctionName, OrderedSignal, PluginName, Seat
 from ....events.checks import describe
-from ....plugins.entry import PluginName
 from ....plugins.filters import Filter
 from ...data.draws.users_code import attributes_of, is_users
 from .program import Program, affects_training
