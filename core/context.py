@@ -26,6 +26,7 @@ from ..events import (
     Progress,
     Replay,
     RunFailed,
+    SavePoint,
     ShouldStop,
     StepEnd,
     TrainStart,
@@ -358,6 +359,18 @@ class RunContext(ABC):
         report_replay(self, done, batches)
         if done == batches:
             self.note(f"read {what}")
+
+    def prepare_comparison(self) -> None:
+        """Look at what no state_dict holds, as the program has made it, where something is saved or resumed."""
+        if self.is_resuming or self.bus.signal(SavePoint).chain:
+            from .checkpoint.unseen.comparison import Unseen
+
+            self.resumption.unseen = Unseen.of(self)
+
+    def compare_listeners(self) -> None:
+        """Compare who listens with who listened when the state was saved."""
+        if self.resumption.unseen is not None:
+            self.resumption.unseen.compare_listeners(self)
 
     def discard_epoch(self) -> None:
         """Give up an epoch that is rolled back: its requests, its window, its numbers."""

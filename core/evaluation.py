@@ -66,6 +66,12 @@ class Evaluation:
         control.settle_validation()
         return control.close_validation()
 
+    def stop_after(self, cut: Request) -> None:
+        """Stop a run of which the evaluation that was cut short was the last part."""
+        outcome = self._run.outcome
+        if outcome.finished or not outcome.started:
+            self._run.control.stop_once(cut)
+
     def step(self, batch: Any) -> None:
         """Run the task's step on a batch and add what it returns to the means."""
         run = self._run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -127,6 +127,13 @@ class Outcome:
     exit_error: BaseException | None = None
     replacement: BaseException | None = None
     result: RunResult = field(init=False)
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Note that the state is being saved."""
+        before, self.at_save_point = self.at_save_point, not self.finished
+        yield
+        self.at_save_point = before
 
 
 @dataclass(slots=True)

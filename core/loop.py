@@ -14,12 +14,10 @@ CheckpointLoaded follows as in a resume.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 from torch import Tensor
 
-from ..events import Request
 from ..events import catalogue as ev
 from .context import RunContext
 from .lifetimes import Work
@@ -33,10 +31,10 @@ BATCH_END, SHOULD_STOP = ev.BatchEnd(), ev.ShouldStop()
 
 def fit(run: RunContext) -> None:
     """Train."""
-    forward = run.forward
+    forward, for_each_loss = run.forward, run.stepping.for_each_loss
     for _ in epochs(run):
         for batch in batches(run):
-            train(run, forward(run, batch))
+            for_each_loss(step, run, forward(run, batch))
 
 
 def epochs(run: RunContext) -> Iterator[int]:
@@ -45,10 +43,7 @@ def epochs(run: RunContext) -> Iterator[int]:
     with run.starting():
         run.plugins.reset()
         run.emit(ev.TrainStart())
-    if run.is_resuming or run.bus.signal(ev.SavePoint).chain:
-        from . import snapshot  # loaded where something is saved or resumed
-
-        snapshot.prepare_comparison(run)
+    run.prepare_comparison()
     restore_or_continue(run)
     while run.epoch_is_over or not (control.stopped or run.is_complete):
         begin_epoch(run)
@@ -68,11 +63,10 @@ def restore_or_continue(run: RunContext) -> None:
         if control.is_rolling_back:
             run.discard_epoch()
         if run.is_resuming:
-            from . import snapshot
+            from .snapshot import restoring
 
-            state = snapshot.restore(run)
-            run.emit(ev.CheckpointLoaded(run.resumption.path))
-            snapshot.compare_restored(run, state)
+            with restoring(run) as path:
+                run.emit(ev.CheckpointLoaded(path))
         if control.has_boundary or run.in_boundary:
             boundary(run)
         if not control.is_rolling_back:  # nobody rolled back at once
@@ -83,8 +77,7 @@ def begin_epoch(run: RunContext) -> None:
     """Emit EpochStart, then a boundary; an epoch that had begun before the state was saved has had its boundary."""
     resumed, run.work.has_begun = run.work.has_begun, True
     run.emit(ev.EpochStart(run.progress.epoch, resumed=resumed))
-    if run.resumption.unseen is not None:
-        run.resumption.unseen.compare_listeners(run)
+    run.compare_listeners()
     if not resumed and run.control.has_boundary:
         boundary(run)
 
@@ -151,18 +144,6 @@ def close_batch(run: RunContext) -> None:
         boundary(run)
 
 
-def train(run: RunContext, losses: Any) -> None:
-    """Take what a training step returned: a loss, or a generator of named ones, each computed after the last step."""
-    if not run.stepping.is_named:
-        step(run, losses)
-        return
-    from .stepping.named import named_losses  # loaded where several optimizers have names
-
-    with closing(named_losses(losses, run.engine.autocast)) as several:
-        for name, loss in several:
-            step(run, loss, name)
-
-
 def step(run: RunContext, loss: Tensor, name: str | None = None) -> None:
     """Take a loss backward and, where that ends its window, step its optimizer."""
     control, stepping, work = run.control, run.stepping, run.work
@@ -185,9 +166,7 @@ def close_window(run: RunContext, window: OptimizerWindow) -> None:
     """Emit GradientsReady, step with the gradients unless they are dropped, and emit StepEnd."""
     control, stepping, hot = run.control, run.stepping, run.hot
     if stepping.is_named:
-        stepping.in_hand, run.work.loss = window, window.loss
-        control.note_optimizer(window.name)
-        window.exchange()
+        run.work.loss = stepping.select(window, control)
     if hot.gradients_ready.chain:
         run.engine.unscale(window.optimizer)
         hot.gradients_ready.emit(run, GRADIENTS_READY)
@@ -199,8 +178,8 @@ def close_window(run: RunContext, window: OptimizerWindow) -> None:
         hot.step_end.emit(run, STEP_END)
     window.size = 0
     window.zero_grad()
-    if stepping.is_named:  # the next of them decides anew
-        stepping.in_hand, control.drops_step = None, False
+    if stepping.is_named:
+        stepping.deselect(control)
 
 
 def flush(run: RunContext) -> None:
@@ -241,15 +220,17 @@ def serve(run: RunContext) -> None:
 
 def save(run: RunContext) -> None:
     """Emit SavePoint; of the boundary, only ShouldStop is left for a run that resumes from there."""
-    outcome = run.outcome
-    before, outcome.at_save_point = outcome.at_save_point, not outcome.finished
-    run.emit(ev.SavePoint())
-    outcome.at_save_point = before
+    with run.outcome.saving():
+        run.emit(ev.SavePoint())
 
 
 def log(run: RunContext) -> None:
     """Emit Log with the means since the last one."""
-    event = ev.Log(Metrics(run.means.read(run.phase)))
+    publish(run, ev.Log(Metrics(run.means.read(run.phase))))
+
+
+def publish(run: RunContext, event: ev.Log | ev.ValidationEnd | ev.TestEnd) -> None:
+    """Emit an event with metrics, then add these to the metrics of the run."""
     run.emit(event)
     run.metrics.update(event.metrics)
 
@@ -272,19 +253,11 @@ def evaluate(run: RunContext, phase: ev.Phase) -> bool:
             if after.chain:
                 after.emit(run, batch_end(dataset))
         if cut := evaluation.close():
-            cut_short(run, cut)
+            run.emit(ev.ValidationCut(cut.reason))
+            evaluation.stop_after(cut)
         else:
-            event = end(Metrics(evaluation.metrics()))
-            run.emit(event)
-            run.metrics.update(event.metrics)
+            publish(run, end(Metrics(evaluation.metrics())))
     return cut is None
-
-
-def cut_short(run: RunContext, cut: Request) -> None:
-    """Emit ValidationCut; an evaluation that no training follows stops the run."""
-    run.emit(ev.ValidationCut(cut.reason))
-    if run.outcome.finished or not run.outcome.started:
-        run.control.stop_once(cut)
 
 
 def close_epoch(run: RunContext) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
+from pathlib import Path
 from time import time
 from typing import Any
 
@@ -16,7 +18,6 @@ from .checkpoint.state.parameter_groups import groups_of, load_scheduler
 from .checkpoint.state.plain import check_plain
 from .checkpoint.state.schema import SCHEMA, check_schema, training_of, versions
 from .checkpoint.state.shards import fitted, load_parts
-from .checkpoint.unseen.comparison import Unseen
 from .context import RunContext
 from .engines.weights import check_fits
 
@@ -138,7 +139,15 @@ def _base_rates(run: RunContext) -> list[Any]:
     return [group.get("initial_lr", group.get("lr")) for group in groups]
 
 
-def restore(run: RunContext) -> dict[str, Any]:
+@contextmanager
+def restoring(run: RunContext) -> Iterator[Path | None]:
+    """Apply the state that a run is to continue from, yield its file, then compare what every plugin made of it."""
+    own = _restore(run)
+    yield run.resumption.path
+    _compare_restored(run, own)
+
+
+def _restore(run: RunContext) -> dict[str, Any]:
     """Apply the state that a run is to continue from; return this rank's part of it."""
     resumption = run.resumption
     saved, resumption.saved = resumption.saved, None
@@ -159,12 +168,7 @@ def restore(run: RunContext) -> dict[str, Any]:
     return own
 
 
-def prepare_comparison(run: RunContext) -> None:
-    """Look at what no state_dict holds, as the program has made it: where something is saved or resumed."""
-    run.resumption.unseen = Unseen.of(run)
-
-
-def compare_restored(run: RunContext, state: Mapping[str, Any]) -> None:
+def _compare_restored(run: RunContext, state: Mapping[str, Any]) -> None:
     """Compare plugins and settings with those of a state that was applied, now that every plugin has its own."""
     resumption = run.resumption
     if state.get("unseen") and resumption.unseen is not None:
