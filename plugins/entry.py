@@ -26,9 +26,14 @@ class Entry:
     handlers: list[tuple[type[Event], Handler]]
     filters: list[Any]
     enabled: bool = True
-    here: bool = True
-    given_up: bool = False
+    runs_on_this_rank: bool = True
+    disabled_by_errors: bool = False
     errors: list[str] = field(default_factory=list)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether its handlers are called on this rank."""
+        return self.enabled and self.runs_on_this_rank
 
     @property
     def ranks(self) -> str:

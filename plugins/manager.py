@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,21 +9,20 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from ..events import Bus, Event, PluginChanged, PluginFailed, Progress
+from ..events import Bus, Event, PluginChanged, Progress
 from ..events.bus import PluginName, Seat, current_owner
 from ..events.checks import known_names
-from ..events.errors import describe_error
 
 if TYPE_CHECKING:
     from ..events import Engine, Run
     from .discovery import Discovered
     from .entry import Entry
+    from .observer_errors import ObserverErrors
     from .order import HandlerOrder
     from .states import Check, States
 
 T = TypeVar("T")
 Key = str | type | object
-logger = logging.getLogger("heliograph")
 
 
 class Plugins:
@@ -44,6 +42,12 @@ class Plugins:
         from .order import HandlerOrder
 
         return HandlerOrder(self._bus)
+
+    @cached_property
+    def _errors(self) -> ObserverErrors:
+        from .observer_errors import ObserverErrors
+
+        return ObserverErrors(self._disable_by_errors)
 
     @cached_property
     def _states(self) -> States:
@@ -70,14 +74,14 @@ class Plugins:
         entry = make_entry(plugin, name)
         claims = dict.fromkeys(entry.declared("exclusive"), entry.name)
         self._check_free(entry, claims)
-        entry.enabled, entry.here = not switched_off(entry.name), self._is_here(entry)
+        entry.enabled, entry.runs_on_this_rank = not switched_off(entry.name), self._runs_on_this_rank(entry)
         if not entry.enabled:
             warnings.warn(f"Plugin {entry.name!r} is switched off by {KILL_SWITCH}.", RuntimeWarning, stacklevel=2)
         self._order.add(entry.handlers)
         self._entries[entry.name] = self._by_object[id(plugin)] = entry
         self._claims |= claims
         for (event, handler), when in zip(entry.handlers, entry.filters, strict=True):
-            seat = Seat(handler.position, PluginName(entry.name), when, paused=not (entry.enabled and entry.here))
+            seat = Seat(handler.position, PluginName(entry.name), when, paused=not entry.is_active)
             self._bus.signal(event).connect(handler.method, weak=False, seat=seat)
         self._tell(entry.name, "registered")
         return plugin
@@ -180,7 +184,7 @@ class Plugins:
 
     def runs_apart(self, owner: str) -> bool:
         """Return whether the handlers of this owner must not disturb the training's random stream."""
-        entry = self._entries.get(owner) if isinstance(owner, PluginName) else None
+        entry = self._entry_of(owner)
         return entry is not None and entry.is_observer and bool(getattr(entry.plugin, "draws", True))
 
     def errors(self) -> dict[str, tuple[str, ...]]:
@@ -235,7 +239,7 @@ class Plugins:
 
     def ranks_of(self, owner: str) -> str:
         """Return on which ranks the handlers of this owner run."""
-        entry = self._entries.get(owner) if isinstance(owner, PluginName) else None
+        entry = self._entry_of(owner)
         return "all" if entry is None else entry.ranks
 
     def open(self, run: Run) -> None:
@@ -251,17 +255,17 @@ class Plugins:
             )
         self._engine = run.engine
         for entry in self._entries.values():
-            before, entry.here = entry.here, self._is_here(entry)
-            if entry.given_up or entry.here != before:
-                self._toggle(entry, enabled=entry.enabled or entry.given_up)
-            entry.given_up = False
+            before, entry.runs_on_this_rank = entry.runs_on_this_rank, self._runs_on_this_rank(entry)
+            if entry.disabled_by_errors or entry.runs_on_this_rank != before:
+                self._toggle(entry, enabled=entry.enabled or entry.disabled_by_errors)
+            entry.disabled_by_errors = False
             entry.errors.clear()
         self._run = run  # from here on, changes are told
 
     def reset(self) -> None:
         """Before a training: let every plugin that takes part forget the former one."""
         for entry in self._entries.values():
-            if not (entry.enabled and entry.here and entry.has_lifecycle):
+            if not (entry.is_active and entry.has_lifecycle):
                 continue
             try:
                 entry.plugin.reset()
@@ -274,7 +278,7 @@ class Plugins:
         """At a run's end: close every plugin, those too that left while it went on; yield each error with its name."""
         self.free()
         closing: list[tuple[str, Callable[[], None]]] = list(self._bus.deferred)
-        closing += [(entry.name, partial(self._close, entry)) for entry in self._entries.values()]
+        closing += [(entry.name, partial(self._errors.close, entry)) for entry in self._entries.values()]
         self._bus.deferred.clear()
         for name, close in closing:
             try:
@@ -288,7 +292,7 @@ class Plugins:
         """Let another run begin."""
         self._run = None
 
-    def _is_here(self, entry: Entry) -> bool:
+    def _runs_on_this_rank(self, entry: Entry) -> bool:
         engine = self._engine
         is_main, is_local_main = (True, True) if engine is None else (engine.is_main, engine.is_local_main)
         return {"all": True, "main": is_main, "local_main": is_local_main}[entry.ranks]
@@ -310,7 +314,7 @@ class Plugins:
     def _toggle(self, entry: Entry, *, enabled: bool, by: str | None = None) -> None:
         before, entry.enabled = entry.enabled, enabled
         for event, handler in entry.handlers:
-            self._bus.signal(event).pause(handler.method, paused=not (enabled and entry.here))
+            self._bus.signal(event).pause(handler.method, paused=not entry.is_active)
         if enabled != before:
             self._tell(entry.name, "enabled" if enabled else "disabled", by)
 
@@ -325,50 +329,25 @@ class Plugins:
 
     def _retire(self, entry: Entry) -> None:
         """Close a plugin, as soon as no dispatch goes on that may still call it."""
-        self._bus.deferred.append((entry.name, partial(self._close, entry)))
+        self._bus.deferred.append((entry.name, partial(self._errors.close, entry)))
         self._bus.settle()
 
     def _forgive(self, owner: str, run: Run, event: Event, error: BaseException) -> bool:
-        """Log and count an observer's error; switch it off after `max_errors`."""
-        entry = self._entries.get(owner) if isinstance(owner, PluginName) else None
-        if entry is None or not entry.forgives(error):
-            return False
-        self._count(entry, event.name, f"{event.name} at step {run.progress.steps}: {describe_error(error)}", error)
-        if event.name != PluginFailed.name:  # which would not end
-            run.emit(PluginFailed(entry.name, event.name, error))
-        if len(entry.errors) >= getattr(entry.plugin, "max_errors", 3) and entry.enabled:
-            run.note(f"plugin {str(owner)!r} was switched off after {len(entry.errors)} errors")
-            logger.error("plugin %r is switched off after %d errors", owner, len(entry.errors))
-            entry.given_up = True
-            self._toggle(entry, enabled=False, by=f"{len(entry.errors)} errors")
-            self._retire(entry)
-        return True
+        """Return whether a run continues in spite of a handler's error: if it is an observer's."""
+        entry = self._entry_of(owner)
+        return entry is not None and self._errors.forgive_handler(entry, run, event, error)
 
     def _forgive_state(self, entry: Entry, what: str, consequence: str, error: BaseException) -> bool:
-        """Log, list and note what an observer's state raised, once; what it hears is another matter."""
-        if not entry.forgives(error):
-            return False
-        line = f"{what}: {describe_error(error)}"
-        if line not in entry.errors:
-            self._count(entry, what, line, error)
-            if self._run is not None:
-                self._run.note(f"plugin {entry.name!r}: {consequence}; {line}")
-        return True
+        return self._errors.forgive_state(entry, self._run, what, consequence, error)
 
-    def _close(self, entry: Entry) -> None:
-        """Close a plugin; an observer's error is logged and listed like all of its errors."""
-        try:
-            if entry.has_lifecycle:
-                entry.plugin.close()
-        except BaseException as error:
-            if not entry.forgives(error):
-                raise
-            self._count(entry, "close", f"close: {describe_error(error)}", error)
+    def _disable_by_errors(self, entry: Entry) -> None:
+        entry.disabled_by_errors = True
+        self._toggle(entry, enabled=False, by=f"{len(entry.errors)} errors")
+        self._retire(entry)
 
-    @staticmethod
-    def _count(entry: Entry, what: str, line: str, error: BaseException) -> None:
-        entry.errors.append(line)
-        logger.error("plugin %r failed in %s", entry.name, what, exc_info=error)
+    def _entry_of(self, owner: str) -> Entry | None:
+        """Return the plugin that an owner of handlers is; None for a function."""
+        return self._entries.get(owner) if isinstance(owner, PluginName) else None
 
     def _matches(self, key: Key) -> list[Entry]:
         if isinstance(key, type):
