@@ -413,7 +413,7 @@ class RunContext(ABC):
 
             return guarded
 
-        take_off = self.bus.wrap_all(wrapper)
+        take_off = self.bus.intercept(wrapper)
         self.when_closed(take_off)
         yield
         if self.hooks.apart is nullcontext:

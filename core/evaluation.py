@@ -63,7 +63,7 @@ class Evaluation:
     def close(self) -> Request | None:
         """End; return the request that cut it short, if one did. A collective."""
         control = self._run.control
-        control.settle_validation()
+        control.agree_on_validation()
         return control.close_validation()
 
     def stop_after(self, cut: Request) -> None:

@@ -116,7 +116,7 @@ def open_batch(run: RunContext) -> None:
     """Emit BatchStart, and act upon what handlers ask about the batch."""
     control = run.control
     run.hot.batch_start.emit(run, BATCH_START)
-    control.settle_batch()
+    control.agree_on_batch()
     if control.holds_step and not run.is_last_batch:
         run.work.contexts.enter_context(run.engine.no_sync())
 
@@ -171,7 +171,7 @@ def close_window(run: RunContext, window: OptimizerWindow) -> None:
         run.engine.unscale(window.optimizer)
         hot.gradients_ready.emit(run, GRADIENTS_READY)
     if control.is_shared:
-        control.settle_step()
+        control.agree_on_step()
     stepped = not control.drops_step and window.step() is not False
     stepping.count(run.progress, stepped=stepped)
     if stepped and hot.step_end.chain:
@@ -192,7 +192,7 @@ def flush(run: RunContext) -> None:
 def boundary(run: RunContext) -> None:
     """Serve what was asked for, give the last word to handlers of ShouldStop, then decide whether to leave."""
     control, should_stop = run.control, run.hot.should_stop
-    control.settle()
+    control.agree()
     if pending := control.pending:
         serve(run)
     if run.in_boundary:  # a resumed run stands where its state was saved
@@ -210,10 +210,10 @@ def serve(run: RunContext) -> None:
         control.end_epoch("the next phase was asked for", by="the loop")
     if control.pop_request("log"):
         log(run)
-        control.settle()
+        control.agree()
     if control.pop_request("validation"):
         run.progress.validations += evaluate(run, "validation")
-        control.settle()
+        control.agree()
     if control.pop_request("save"):
         save(run)
 
@@ -289,7 +289,7 @@ def finish(run: RunContext) -> None:
     run.outcome.finished = True
     run.emit(ev.TrainEnd())
     for _ in range(2):  # the second time, what the validation asked for too late
-        run.control.settle()
+        run.control.agree()
         serve(run)
 
 

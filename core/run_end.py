@@ -207,4 +207,4 @@ class Departure:
         """End together with the others, if nothing failed: take the wrappers off, and agree on the exit status."""
         if not self._run.outcome.has_left_group:
             self._run.engine.tear_down()
-            self._run.control.settle_exit()
+            self._run.control.agree_on_exit_status()

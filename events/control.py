@@ -321,14 +321,14 @@ class Control:
         """Whether a stop is put off at this boundary."""
         return self._vetoed
 
-    def standing(self) -> dict[Verb, Request]:
+    def open_requests(self) -> dict[Verb, Request]:
         """Return every request that the next boundary is to act upon: what this rank asks of all."""
         single = (self.stop_request, self._end_request, self._back_request)
         return {**self._due, **{request.verb: request for request in single if request is not None}}
 
     def adopt(self, agreed: Mapping[Verb, Request], *, vetoed: bool) -> None:
         """Let what all ranks agreed upon stand instead of what this one asked."""
-        mine, due = self.standing(), dict(agreed)
+        mine, due = self.open_requests(), dict(agreed)
         for verb in due.keys() - mine.keys():
             self.history.add(due[verb])
         self.stop_request, self._vetoed = due.pop("stop", None), vetoed
@@ -356,19 +356,19 @@ class Control:
     def open(self) -> None:
         """Begin."""
 
-    def settle(self) -> None:
+    def agree(self) -> None:
         """Agree on the requests that stand."""
 
-    def settle_batch(self) -> None:
+    def agree_on_batch(self) -> None:
         """Agree on what becomes of a batch."""
 
-    def settle_step(self) -> None:
+    def agree_on_step(self) -> None:
         """Agree on whether gradients are dropped."""
 
-    def settle_validation(self) -> None:
+    def agree_on_validation(self) -> None:
         """Agree on whether an evaluation was cut short."""
 
-    def settle_exit(self) -> None:
+    def agree_on_exit_status(self) -> None:
         """Agree on an exit status."""
 
     def note_optimizer(self, name: str) -> None:

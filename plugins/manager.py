@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from ..events import Bus, Event, PluginChanged, Progress
-from ..events.bus import PluginName, Seat, current_owner
+from ..events.bus import PluginName, Subscription, current_owner
 from ..events.checks import known_names
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ class Plugins:
         self._entries[entry.name] = self._by_object[id(plugin)] = entry
         self._claims |= claims
         for (event, handler), when in zip(entry.handlers, entry.filters, strict=True):
-            seat = Seat(handler.position, PluginName(entry.name), when, paused=not entry.is_active)
-            self._bus.signal(event).connect(handler.method, weak=False, seat=seat)
+            subscription = Subscription(handler.position, PluginName(entry.name), when, paused=not entry.is_active)
+            self._bus.signal(event).connect(handler.method, weak=False, subscription=subscription)
         self._tell(entry.name, "registered")
         return plugin
 
@@ -330,7 +330,7 @@ class Plugins:
     def _retire(self, entry: Entry) -> None:
         """Close a plugin, as soon as no dispatch goes on that may still call it."""
         self._bus.deferred.append((entry.name, partial(self._errors.close, entry)))
-        self._bus.settle()
+        self._bus.run_deferred()
 
     def _forgive(self, owner: str, run: Run, event: Event, error: BaseException) -> bool:
         """Return whether a run continues in spite of a handler's error: if it is an observer's."""

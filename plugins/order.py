@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any
 
 from ..events import Bus, Event
-from ..events.bus import Place
+from ..events.bus import Position
 from .marks import Marker
 
 PLACE = attrgetter("place")
@@ -37,7 +37,7 @@ class Handler:
     place: Fraction | int = 0
 
     @property
-    def position(self) -> Place:
+    def position(self) -> Position:
         """Its position among all handlers of the event."""
         return self.mark.lane, self.place
 

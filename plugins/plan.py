@@ -9,10 +9,10 @@ def plan(bus: Bus) -> str:
     """Return, for every event that anything hears, who hears it and in which order."""
     lines: list[str] = []
     for signal in bus.signals():
-        seats = sorted(signal.seats.values(), key=lambda seat: seat.order)
-        if seats:
+        subscriptions = sorted(signal.subscriptions.values(), key=lambda subscription: subscription.position)
+        if subscriptions:
             lines.append(signal.event.name)
-        for seat in seats:
-            lane = Lane(int(seat.order[0])).name if seat.order[0] <= max(Lane) else "last"
-            lines.append(f"  {lane:<9} {seat.owner}{' (off)' * seat.paused}")
+        for subscription in subscriptions:
+            lane = Lane(int(subscription.position[0])).name if subscription.position[0] <= max(Lane) else "last"
+            lines.append(f"  {lane:<9} {subscription.owner}{' (off)' * subscription.paused}")
     return "\n".join(lines) or "nobody hears anything"
