@@ -120,7 +120,7 @@ class Evaluation:
 
 @contextmanager
 def evaluating(run: RunContext, phase: Phase) -> Iterator[Evaluation]:
-    """Let a run be in another phase for a while: eval mode, no gradients, means of its own."""
+    """Set another phase within this context: eval mode, no gradients, means of its own."""
     former, means = run.phase, run.means
     run.phase = phase
     try:
@@ -128,5 +128,5 @@ def evaluating(run: RunContext, phase: Phase) -> Iterator[Evaluation]:
             yield Evaluation(run, phase, run.settings.evaluations.get(phase, {}))
     finally:
         run.control.is_evaluating = False
-    # Not reached after an error, which so tells the phase that it came from.
+    # Not reached after an error: `run.phase` is then the one that failed.
     run.phase, run.means, run.work.batch, run.work.outputs = former, means, None, None

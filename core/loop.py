@@ -1,14 +1,14 @@
 """The loop: every event that it emits is emitted here.
 
 TrainStart, then for each epoch EpochStart, for each batch BatchStart, forward and backward, GradientsReady, optimizer
-step, StepEnd, BatchEnd, and at a step boundary what was asked for, in this order: Log, validation, SavePoint,
+step, StepEnd, BatchEnd, and at a step boundary what was requested, in this order: Log, validation, SavePoint,
 ShouldStop. EpochEnd is followed by such a boundary too, and so is TrainEnd, but for ShouldStop. RunFailed after any
 exception; RunClosed always.
 
 A validation that is cut short ends with ValidationCut. An epoch that is rolled back ends without EpochEnd, and
 CheckpointLoaded follows as in a resume.
 
-`fit` is made of the same public pieces (`epochs`, `batches`, `step`) that a loop of one's own is made of.
+`fit` is made of the same public pieces (`epochs`, `batches`, `step`) that a user's own loop is made of.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def restore_or_continue(run: RunContext) -> None:
                 run.emit(ev.CheckpointLoaded(path))
         if control.has_boundary or run.in_boundary:
             boundary(run)
-        if not control.is_rolling_back:  # nobody rolled back at once
+        if not control.is_rolling_back:  # no handler has rolled back at once
             return
 
 
@@ -83,14 +83,14 @@ def begin_epoch(run: RunContext) -> None:
 
 
 def report_replay(run: RunContext, done: int, batches: int) -> None:
-    """Emit Replay: how far the loader is read again to reach a position, which may take hours."""
+    """Emit Replay: the loader is read again to reach a position, which may take hours."""
     run.emit(ev.Replay(done, batches))
 
 
 def batches(run: RunContext) -> Iterator[Any]:
     """Yield each batch of the epoch that is not skipped. Emit BatchStart and BatchEnd, and a boundary where it is due.
 
-    The questions are asked so that a batch to which nobody listens costs next to nothing.
+    The conditions are such that a batch without handlers costs next to nothing.
     """
     control, progress, hot, bus, work = run.control, run.progress, run.hot, run.bus, run.work
     finishes, last_step = run.stepping.is_named, run.last_step
@@ -113,7 +113,7 @@ def batches(run: RunContext) -> Iterator[Any]:
 
 
 def open_batch(run: RunContext) -> None:
-    """Emit BatchStart, and act upon what handlers ask about the batch."""
+    """Emit BatchStart, and apply what handlers request for the batch."""
     control = run.control
     run.hot.batch_start.emit(run, BATCH_START)
     control.agree_on_batch()
@@ -122,7 +122,7 @@ def open_batch(run: RunContext) -> None:
 
 
 def finish_batch(run: RunContext) -> None:
-    """Finish a batch about which something was asked; a skipped one still ends the window that it should have ended."""
+    """Finish a batch with requests; a skipped one still ends the window that it should have ended."""
     control = run.control
     run.work.contexts.close()
     if control.skips_batch:
@@ -190,12 +190,12 @@ def flush(run: RunContext) -> None:
 
 
 def boundary(run: RunContext) -> None:
-    """Serve what was asked for, give the last word to handlers of ShouldStop, then decide whether to leave."""
+    """Serve the requests, give the last word to handlers of ShouldStop, then decide whether to leave."""
     control, should_stop = run.control, run.hot.should_stop
     control.agree()
     if pending := control.pending:
         serve(run)
-    if run.in_boundary:  # a resumed run stands where its state was saved
+    if run.in_boundary:  # of a resumed run: its state was saved here
         run.in_boundary = False
         control.release()
     if should_stop.chain:
@@ -204,7 +204,7 @@ def boundary(run: RunContext) -> None:
 
 
 def serve(run: RunContext) -> None:
-    """Log, validate and save, in this order, each where it is asked for; what comes up meanwhile is served too."""
+    """Log, validate and save, in this order, each if requested, also by a handler of the one before."""
     control = run.control
     if control.pop_request("next_phase") and run.data.ask_to_advance(between_epochs=not run.progress.batch):
         control.end_epoch("the next phase was asked for", by="the loop")
@@ -219,7 +219,7 @@ def serve(run: RunContext) -> None:
 
 
 def save(run: RunContext) -> None:
-    """Emit SavePoint; of the boundary, only ShouldStop is left for a run that resumes from there."""
+    """Emit SavePoint; a run that resumes from there has only ShouldStop left of the boundary."""
     with run.outcome.saving():
         run.emit(ev.SavePoint())
 
@@ -261,7 +261,7 @@ def evaluate(run: RunContext, phase: ev.Phase) -> bool:
 
 
 def close_epoch(run: RunContext) -> None:
-    """Emit EpochEnd, then a boundary; an epoch that a stop or its validation cut short stays open for a resumed run."""
+    """Emit EpochEnd, then a boundary; one that ends early with a postponed validation stays open for a resumed run."""
     control, progress, work = run.control, run.progress, run.work
     finish_left_batch(run)
     if run.stepping.size and not control.is_rolling_back:
@@ -285,10 +285,10 @@ def close_epoch(run: RunContext) -> None:
 
 
 def finish(run: RunContext) -> None:
-    """Emit TrainEnd, and serve what that brings up."""
+    """Emit TrainEnd, and serve what its handlers request."""
     run.outcome.finished = True
     run.emit(ev.TrainEnd())
-    for _ in range(2):  # the second time, what the validation asked for too late
+    for _ in range(2):  # the second time, what was requested during the validation
         run.control.agree()
         serve(run)
 

@@ -16,7 +16,7 @@ from .result import ResumeReport, RunResult
 def close_run(run: RunContext, error: BaseException | None) -> None:
     """Emit the closing events, set `run.result`, and raise where that is not what already passes.
 
-    On several ranks, an error is first told to the others, and the group is left: there are no collectives behind it.
+    On several ranks, the others are informed of an error first, and the group is left: no collective follows.
     """
     passing, departure = error, Departure(run)
     error = _unwrapped(error)
@@ -158,7 +158,7 @@ Failures = list[tuple[str, str, BaseException]]  # owner, event, error
 
 
 class Departure:
-    """The end of one run's part in its group.
+    """How a run leaves its group.
 
     Args:
         run: the run.
@@ -172,7 +172,7 @@ class Departure:
         self._run = run
 
     def fail(self, error: BaseException, place: str) -> BaseException:
-        """Leave the group at once, for an error that not all ranks share; the others learn of it before.
+        """Leave the group at once, for an error that not all ranks share; the others are informed before.
 
         Args:
             error: why.

@@ -30,7 +30,7 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
 
     Args:
         run: the run.
-        shards: what there is to tell of shards that are saved apart from the cut; it holds no weights then.
+        shards: describes the shards that are saved apart from the cut, which holds no weights then.
 
     Raises:
         TypeError: some state is neither a plain type nor a tensor, and so could not be read back safely.
@@ -78,7 +78,7 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Continue a run from a cut; return this rank's part of it.
 
     Raises:
-        ValueError: the cut is of a newer schema, incomplete, of other modules or, amid an epoch, of other data.
+        ValueError: the cut is of a newer schema, incomplete, of other modules or, within an epoch, of other data.
     """
     resumption = run.resumption
     check_schema(saved)
@@ -127,7 +127,7 @@ def load_training(run: RunContext, saved: Mapping[str, Any]) -> None:
     run.engine.load_state_dict(saved.get("engine", {}))
     loaded = _base_rates(run)[: len(given)]  # groups that the run added have no rate of the program's
     if given[: len(loaded)] != loaded:
-        run.note(f"the learning rate that the run began with goes on, {loaded}, not the program's {given}")
+        run.note(f"the learning rate that the run began with is kept, {loaded}, not the program's {given}")
     before, now = scheduler_kinds(run, saved), kinds(run.schedulers)
     for name, scheduler in run.schedulers.items():
         if before.get(name) == now[name]:
@@ -155,7 +155,7 @@ def _restore(run: RunContext) -> dict[str, Any]:
     try:
         own = apply(run, saved)
     except Exception as error:
-        error.add_note(f"heliograph: while going on from {resumption.path or 'a state'}")
+        error.add_note(f"heliograph: while continuing from {resumption.path or 'a state'}")
         raise
     run.origin = run.progress.copy()
     run.plugins.load_filter_states(run.origin, own.get("filters", {}))

@@ -179,7 +179,7 @@ class OrderedSignal(Signal, Generic[E]):
                 yield receiver, each
 
     def rebuild(self) -> None:
-        """Make the chain anew, with the present interceptors."""
+        """Make the whole chain again, with the present interceptors."""
         with self._lock:
             called = [(key, each) for key, each in self._sorted() if not each.paused]
             chain = tuple(self._link(key, each) for key, each in called)

@@ -56,7 +56,7 @@ class Entry:
         return int(getattr(self.plugin, "state_version", 1))
 
     def forgives(self, error: BaseException) -> bool:
-        """Return whether a run goes on in spite of its error."""
+        """Return whether a run continues in spite of its error."""
         return self.is_observer and not is_interrupt(error)
 
     def declared(self, attribute: str) -> tuple[str, ...]:

@@ -83,7 +83,7 @@ class Plugins:
         for (event, handler), when in zip(entry.handlers, entry.filters, strict=True):
             subscription = Subscription(handler.position, PluginName(entry.name), when, paused=not entry.is_active)
             self._bus.signal(event).connect(handler.method, weak=False, subscription=subscription)
-        self._tell(entry.name, "registered")
+        self._emit_change(entry.name, "registered")
         return plugin
 
     def unregister(self, key: Key) -> Any:
@@ -95,7 +95,7 @@ class Plugins:
             self._bus.signal(event).disconnect(handler.method)
             self._order.remove(event, handler)
         self._retire(entry)
-        self._tell(entry.name, "unregistered")
+        self._emit_change(entry.name, "unregistered")
         return entry.plugin
 
     def load(self, name: str, /, **options: Any) -> Any:
@@ -125,7 +125,7 @@ class Plugins:
         return discover()
 
     def enable(self, *keys: Key) -> None:
-        """Let plugins hear again, each in its old place."""
+        """Call the handlers of plugins again, each in its former position."""
         from .entry import KILL_SWITCH, switched_off
 
         for entry in [self._find(key) for key in keys]:
@@ -135,14 +135,14 @@ class Plugins:
                 self._toggle(entry, enabled=True)
 
     def disable(self, *keys: Key) -> None:
-        """Silence plugins; they keep their place and their state."""
+        """Stop calling the handlers of plugins; they keep their position and their state."""
         for entry in [self._find(key) for key in keys]:
             self._toggle(entry, enabled=False)
             self._retire(entry)
 
     @contextmanager
     def disabled(self, *keys: Key) -> Iterator[None]:
-        """Silence plugins for a while; those that were silent before stay so."""
+        """Disable plugins within this context; those that were disabled before stay so."""
         entries = [entry for entry in (self._find(key) for key in keys) if entry.enabled]
         self.disable(*(entry.name for entry in entries))
         try:
@@ -153,7 +153,7 @@ class Plugins:
                     self._toggle(entry, enabled=True)
 
     def is_enabled(self, key: Key) -> bool:
-        """Return whether a plugin hears events."""
+        """Return whether a plugin is enabled."""
         return self._find(key).enabled
 
     @overload
@@ -192,7 +192,7 @@ class Plugins:
         return {entry.name: tuple(entry.errors) for entry in self._entries.values() if entry.errors}
 
     def state_dict(self, check: Check | None = None) -> dict[str, Any]:
-        """Return a copy of every plugin's state by name; an observer's that cannot be had or saved is left out.
+        """Return a copy of every plugin's state by name; an observer's that cannot be read or saved is left out.
 
         Args:
             check: raises TypeError where a state, given with its name, cannot be saved; asked of observers only.
@@ -211,21 +211,20 @@ class Plugins:
         *,
         goes_back: bool = False,
     ) -> tuple[list[str], list[str]]:
-        """Give every plugin its saved state, brought up to date; an observer that cannot take it starts fresh.
+        """Give every plugin its saved state, migrated if needed; an observer that cannot take it starts fresh.
 
         Args:
             states: by the plugins' names. An empty one is of a plugin that had nothing to remember, or, at a resume, of
-                a version of it that had no state; None says as much as a name that is missing.
+                a version of it that had no state; None means the same as a missing name.
             versions: of the states, where they are not 1.
             path: where the states were read from, for errors.
-            goes_back: whether the plugins have heard more of this run than `TrainStart`, so that those that had
-                nothing to remember there have something to forget.
+            goes_back: whether this is a return within a run: plugins that had an empty state there are given it.
 
         Returns:
             The names of plugins that have state but found none, and the names of states that nobody claimed.
 
         Raises:
-            ValueError: a plugin cannot go on from its state; says which, what it raised, and what to do.
+            ValueError: a plugin cannot continue from its state; says which, what it raised, and what to do.
         """
         return self._states.load(states, versions or {}, path, goes_back=goes_back)
 
@@ -243,10 +242,10 @@ class Plugins:
         return "all" if entry is None else entry.ranks
 
     def open(self, run: Run) -> None:
-        """At a run's start: silence what belongs to other ranks; what errors had switched off has a clean slate.
+        """At a run's start: pause what belongs to other ranks, and enable again what errors had disabled.
 
         Raises:
-            RuntimeError: a run of this trainer goes on already.
+            RuntimeError: a run of this trainer has not ended.
         """
         if self._run is not None:
             raise RuntimeError(
@@ -260,10 +259,10 @@ class Plugins:
                 self._toggle(entry, enabled=entry.enabled or entry.disabled_by_errors)
             entry.disabled_by_errors = False
             entry.errors.clear()
-        self._run = run  # from here on, changes are told
+        self._run = run  # from here on, changes are emitted
 
     def reset(self) -> None:
-        """Before a training: let every plugin that takes part forget the former one."""
+        """Before a training: reset every plugin that takes part."""
         for entry in self._entries.values():
             if not (entry.is_active and entry.has_lifecycle):
                 continue
@@ -275,7 +274,7 @@ class Plugins:
                     raise
 
     def close(self) -> Iterator[tuple[str, BaseException]]:
-        """At a run's end: close every plugin, those too that left while it went on; yield each error with its name."""
+        """At a run's end: close every plugin, also those unregistered during it; yield each error with its name."""
         self.free()
         closing: list[tuple[str, Callable[[], None]]] = list(self._bus.deferred)
         closing += [(entry.name, partial(self._errors.close, entry)) for entry in self._entries.values()]
@@ -289,7 +288,7 @@ class Plugins:
                 yield name, error
 
     def free(self) -> None:
-        """Let another run begin."""
+        """Allow another run to begin."""
         self._run = None
 
     def _runs_on_this_rank(self, entry: Entry) -> bool:
@@ -316,9 +315,9 @@ class Plugins:
         for event, handler in entry.handlers:
             self._bus.signal(event).pause(handler.method, paused=not entry.is_active)
         if enabled != before:
-            self._tell(entry.name, "enabled" if enabled else "disabled", by)
+            self._emit_change(entry.name, "enabled" if enabled else "disabled", by)
 
-    def _tell(
+    def _emit_change(
         self,
         name: str,
         change: Literal["registered", "unregistered", "enabled", "disabled"],
@@ -328,7 +327,7 @@ class Plugins:
             self._run.emit(PluginChanged(name, change, by or current_owner() or "the caller"))
 
     def _retire(self, entry: Entry) -> None:
-        """Close a plugin, as soon as no dispatch goes on that may still call it."""
+        """Close a plugin, as soon as no emission that may still call it is running."""
         self._bus.deferred.append((entry.name, partial(self._errors.close, entry)))
         self._bus.run_deferred()
 

@@ -77,8 +77,8 @@ class HandlerOrder:
 class Order:
     """The handlers of one event in the order in which they run; stable where nothing demands otherwise.
 
-    In each lane, of all handlers that may run next, the one that was listed first does. So one that nobody has to run
-    after can come and go without any other being moved; else those that have to are placed anew, one by one.
+    In each lane, of all handlers that may run next, the one that was listed first does. So a handler that no other has
+    to follow is added and removed without moving any other; else those that follow are positioned again, one by one.
 
     Args:
         event: the event's name.
@@ -177,7 +177,7 @@ class Order:
     def _put_back(self, handlers: list[Handler]) -> list[Handler]:
         """Place handlers, given in an order that is allowed: each before the first one that was listed after it.
 
-        Those whose place is another one than it was are returned.
+        Those with a new position are returned.
         """
         moved = []
         for handler in handlers:

@@ -1,4 +1,4 @@
-"""The resolved order of everything that hears an event, for people."""
+"""The resolved order of the handlers of every event, for people."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ..events import Bus, Lane
 
 
 def plan(bus: Bus) -> str:
-    """Return, for every event that anything hears, who hears it and in which order."""
+    """Return the handlers of every event that has some, in their order."""
     lines: list[str] = []
     for signal in bus.signals():
         subscriptions = sorted(signal.subscriptions.values(), key=lambda subscription: subscription.position)
@@ -15,4 +15,4 @@ def plan(bus: Bus) -> str:
         for subscription in subscriptions:
             lane = Lane(int(subscription.position[0])).name if subscription.position[0] <= max(Lane) else "last"
             lines.append(f"  {lane:<9} {subscription.owner}{' (off)' * subscription.paused}")
-    return "\n".join(lines) or "nobody hears anything"
+    return "\n".join(lines) or "no handlers"

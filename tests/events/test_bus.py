@@ -284,7 +284,7 @@ def test_a_type_error_in_receiver_connected_takes_the_connection_back(trainer: T
     with pytest.raises(TypeError, match=r"^no$"):
         signal.connect(recorder("a", []))
     assert (signal.chain, dict(signal.receivers)) == ((), {})
-    assert trainer.plan() == "nobody hears anything"
+    assert trainer.plan() == "no handlers"
 
 
 def test_a_receiver_bound_to_a_sender_hears_that_run_only(run: TrainRun, another_run: Callable[[], TrainRun]) -> None:
@@ -857,7 +857,7 @@ def test_a_failed_connect_leaves_nothing_behind(trainer: Trainer) -> None:
     with pytest.raises(TypeError, match="weak reference"):
         signal.connect(WithoutWeakReferences())
     assert (signal.chain, dict(signal.receivers)) == ((), {})
-    assert trainer.plan() == "nobody hears anything"
+    assert trainer.plan() == "no handlers"
 
 
 @dataclass
