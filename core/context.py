@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import inf
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -31,7 +31,7 @@ from ..events import (
     StepEnd,
     TrainStart,
 )
-from ..events.bus import Receiver, is_within
+from ..events.bus import is_within
 from ..events.catalogue import Phase
 from ..events.checks import check_whole_number
 from ..events.errors import describe_error
@@ -46,7 +46,6 @@ from .settings import Settings
 from .stepping.windows import Windows
 
 if TYPE_CHECKING:
-    from ..events import Run
     from ..events.run import CheckpointSource
     from .engines.contract import LoopEngine
 
@@ -339,7 +338,7 @@ class RunContext(ABC):
 
     # The loop's side.
 
-    def feed(self, report_replay: Callable[[Self, int, int], None]) -> Iterator[Any]:
+    def feed(self, report_replay: Callable[[int, int], None]) -> Iterator[Any]:
         """Return the rest of the epoch's batches, on the device."""
         self.stepping.bind(self.engine)
         is_shared, batch, length = self.control.is_shared, self.progress.batch, self.batches_per_epoch
@@ -352,11 +351,11 @@ class RunContext(ABC):
             batches = self._mark_last(batches)
         return self.engine.feed(batches)
 
-    def _report(self, report_replay: Callable[[Self, int, int], None], done: int, batches: int) -> None:
+    def _report(self, report_replay: Callable[[int, int], None], done: int, batches: int) -> None:
         what = f"{batches} batches of epoch {self.progress.epoch} again to reach the position of the checkpoint"
         if done == 0 and not self.bus.signal(Replay).chain:
             logger.warning("run %r reads %s", self.name, what)
-        report_replay(self, done, batches)
+        report_replay(done, batches)
         if done == batches:
             self.note(f"read {what}")
 
@@ -371,6 +370,13 @@ class RunContext(ABC):
         """Compare who listens with who listened when the state was saved."""
         if self.resumption.unseen is not None:
             self.resumption.unseen.compare_listeners(self)
+
+    def advance(self) -> None:
+        """Count the epoch, which has ended, and begin the work of another."""
+        self.control.close_epoch()
+        self.work = Work()
+        self.progress.end_epoch()
+        self.data.advance()
 
     def discard_epoch(self) -> None:
         """Discard the epoch: its requests, its window, its numbers."""
@@ -399,25 +405,13 @@ class RunContext(ABC):
         for batch, work.is_last_seen in with_last(batches):
             yield batch
 
-    @contextmanager
-    def starting(self) -> Iterator[None]:
-        """Intercept the handlers of observers, in case that a plugin isolates them: those of `TrainStart` too."""
+    def starting(self) -> AbstractContextManager[None]:
+        """Return a context for the handlers of `TrainStart`, within which a plugin can isolate observers."""
+        if not self.bus.receiver_count:
+            return nullcontext()
+        from .isolation import isolation
 
-        def isolated(receiver: Receiver, owner: str) -> Receiver:
-            if not self.plugins.runs_apart(owner):
-                return receiver
-
-            def guarded(run: Run, *, event: Event) -> None:
-                with self.hooks.apart():
-                    receiver(run, event=event)
-
-            return guarded
-
-        remove = self.bus.intercept(isolated)
-        self.when_closed(remove)
-        yield
-        if self.hooks.apart is nullcontext:
-            remove()
+        return isolation(self.bus, self.plugins, self.hooks)
 
     def emit(self, event: Event) -> None:
         """Emit an event on this run's bus; what waits for a positioned loader is done after one that is apart."""

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from ..events import catalogue as ev
 from .context import RunContext
-from .lifetimes import Work
 from .metrics.values import Metrics
-from .own_loop import check_exhausted, finish_left_batch, refuse_unread
+from .own_loop import check_exhausted, epoch_has_ended, finish_left_batch
 from .stepping.windows import OptimizerWindow
 
 BATCH_START, GRADIENTS_READY, STEP_END = ev.BatchStart(), ev.GradientsReady(), ev.StepEnd()
@@ -82,19 +81,15 @@ def begin_epoch(run: RunContext) -> None:
         boundary(run)
 
 
-def report_replay(run: RunContext, done: int, batches: int) -> None:
-    """Emit Replay: the loader is read again to reach a position, which may take hours."""
-    run.emit(ev.Replay(done, batches))
-
-
 def batches(run: RunContext) -> Iterator[Any]:
     """Yield each batch of the epoch that is not skipped. Emit BatchStart and BatchEnd, and a boundary where it is due.
 
-    The conditions are such that a batch without handlers costs next to nothing.
+    Emit Replay while the loader is read again to reach the position of a resumed run, which may take hours. The
+    conditions are such that a batch without handlers costs next to nothing.
     """
     control, progress, hot, bus, work = run.control, run.progress, run.hot, run.bus, run.work
     finishes, last_step = run.stepping.is_named, run.last_step
-    for work.batch in run.feed(report_replay):
+    for work.batch in run.feed(lambda done, total: run.emit(ev.Replay(done, total))):
         work.in_hand = True
         if (bus.receiver_count and hot.batch_start.chain) or control.votes_on_batches:
             open_batch(run)
@@ -114,21 +109,19 @@ def batches(run: RunContext) -> Iterator[Any]:
 
 def open_batch(run: RunContext) -> None:
     """Emit BatchStart, and apply what handlers request for the batch."""
-    control = run.control
     run.hot.batch_start.emit(run, BATCH_START)
-    control.agree_on_batch()
-    if control.holds_step and not run.is_last_batch:
+    run.control.agree_on_batch()
+    if run.control.holds_step and not run.is_last_batch:
         run.work.contexts.enter_context(run.engine.no_sync())
 
 
 def finish_batch(run: RunContext) -> None:
     """Finish a batch with requests; a skipped one still ends the window that it should have ended."""
-    control = run.control
     run.work.contexts.close()
-    if control.skips_batch:
+    if run.control.skips_batch:
         run.progress.skipped_batches += 1
     run.stepping.end_batch()
-    if not control.holds_step or run.is_last_batch:
+    if not run.control.holds_step or run.is_last_batch:
         flush(run)
 
 
@@ -204,29 +197,23 @@ def boundary(run: RunContext) -> None:
 
 
 def serve(run: RunContext) -> None:
-    """Log, validate and save, in this order, each if requested, also by a handler of the one before."""
+    """Log, validate and save, in this order, each if requested, also by a handler of the one before.
+
+    Emit Log, the events of the validation, SavePoint: of its boundary, a run that resumes from there has only
+    ShouldStop left.
+    """
     control = run.control
     if control.pop_request("next_phase") and run.data.ask_to_advance(between_epochs=not run.progress.batch):
         control.end_epoch("the next phase was asked for", by="the loop")
     if control.pop_request("log"):
-        log(run)
+        publish(run, ev.Log(Metrics(run.means.read(run.phase))))
         control.agree()
     if control.pop_request("validation"):
         run.progress.validations += evaluate(run, "validation")
         control.agree()
     if control.pop_request("save"):
-        save(run)
-
-
-def save(run: RunContext) -> None:
-    """Emit SavePoint; a run that resumes from there has only ShouldStop left of the boundary."""
-    with run.outcome.saving():
-        run.emit(ev.SavePoint())
-
-
-def log(run: RunContext) -> None:
-    """Emit Log with the means since the last one."""
-    publish(run, ev.Log(Metrics(run.means.read(run.phase))))
+        with run.outcome.saving():
+            run.emit(ev.SavePoint())
 
 
 def publish(run: RunContext, event: ev.Log | ev.ValidationEnd | ev.TestEnd) -> None:
@@ -262,7 +249,7 @@ def evaluate(run: RunContext, phase: ev.Phase) -> bool:
 
 def close_epoch(run: RunContext) -> None:
     """Emit EpochEnd, then a boundary; one that ends early with a postponed validation stays open for a resumed run."""
-    control, progress, work = run.control, run.progress, run.work
+    control, work = run.control, run.work
     finish_left_batch(run)
     if run.stepping.size and not control.is_rolling_back:
         flush(run)
@@ -271,16 +258,10 @@ def close_epoch(run: RunContext) -> None:
         return
     work.loss = work.batch = None
     run.stepping.clear()
-    if control.keeps_epoch_open:
+    if control.keeps_epoch_open or not epoch_has_ended(run):
         return
-    if not (work.is_exhausted or run.is_last_batch or control.should_end_epoch):
-        refuse_unread(run)
-        return
-    control.close_epoch()
-    run.work = Work()
-    progress.end_epoch()
-    run.data.advance()
-    run.emit(ev.EpochEnd(progress.epoch - 1))
+    run.advance()
+    run.emit(ev.EpochEnd(run.progress.epoch - 1))
     boundary(run)
 
 

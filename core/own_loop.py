@@ -26,10 +26,17 @@ def check_exhausted(run: RunContext) -> None:
     run.work.is_exhausted = True
 
 
-def refuse_unread(run: RunContext) -> None:
-    """Raise RuntimeError where the user's own loop did not read the batches of an epoch, and so would never end."""
-    if not run.control.stopped and not run.is_complete:
-        raise RuntimeError("The epoch was not trained: loop over run.batches() within run.epochs().")
+def epoch_has_ended(run: RunContext) -> bool:
+    """Return whether the epoch has ended; if not, the run ends within it.
+
+    Raises:
+        RuntimeError: the user's own loop did not read the batches of the epoch, and so would never end.
+    """
+    if run.work.is_exhausted or run.is_last_batch or run.control.should_end_epoch:
+        return True
+    if run.control.stopped or run.is_complete:
+        return False
+    raise RuntimeError("The epoch was not trained: loop over run.batches() within run.epochs().")
 
 
 def check_stepped(run: RunContext, batches: Iterator[Any]) -> Iterator[Any]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from ..events import History, Progress
 from ..events.catalogue import Status
 from ..events.guarantee import Guarantee, verified
-from .system.printable import printable_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +95,8 @@ class RunResult:
     plugin_seconds: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
+        from .system.printable import printable_lines
+
         asker = f" by {self.stopped_by}" if self.stopped_by else ""
         asker += f" on rank {self.stopped_on_rank}" if self.stopped_on_rank is not None else ""
         place = self.progress
