@@ -16,8 +16,9 @@ from ..draws.probe import LEFT_OUT, Probe, is_plain
 from ..order.batch_samplers import Order
 from ..order.choice import order_differs
 from ..order.shares import ALONE, Share
-from .contract import EXACT, Known, Reading, Stateless, Worth
+from .contract import Known
 from .reader import apart, begun, read_again, rewired
+from .stateless import EXACT, Reading, Stateless, Worth
 
 
 class Rewired(Stateless):

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from ..draws.generators import isolated
 from ..draws.held_generators import BEGIN, Held
-from .contract import Reading
+from .stateless import Reading
 
 MASK = 2**63 - 1
 

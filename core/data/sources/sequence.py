@@ -8,7 +8,7 @@ from typing import Any
 
 from ..batch import batch_size
 from ..order.shares import ALONE, Share
-from .contract import Reading, Stateless
+from .stateless import Reading, Stateless
 
 
 class SequenceSource(Stateless):

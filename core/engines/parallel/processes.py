@@ -21,7 +21,7 @@ from ...distributed.ranks.membership import membership
 from ...distributed.ranks.watch import Watch
 from ...distributed.ranks.watchdog import Limits
 from ..device import DeviceEngine
-from ..precision import PrecisionName
+from ..options import PrecisionName
 from .model_check import check_same
 from .places import Backend, checked_backend, own_device
 
