@@ -362,7 +362,7 @@ class RunContext(ABC):
             rest = (0 if self.work.is_last_seen else None) if length is None else length - batch
             batches = read_together(batches, self.data, self.engine, rest, self.settings.size_of, mark)
         elif length is None:
-            from .data.read_ahead import mark_last
+            from .data.last_batch import mark_last
 
             batches = mark_last(batches, mark)
         return self.engine.feed(batches)

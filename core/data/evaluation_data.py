@@ -15,9 +15,8 @@ from .order.dealt import EveryNth, knows_ranks
 from .order.shares import Share
 from .sources.contract import Source, Sourced
 from .sources.dataloader import IterableSource, MapSource
-from .sources.sequence import SequenceSource
 from .sources.stateful import is_stateful
-from .sources.stateless import Reading
+from .sources.stateless import Reading, SequenceSource
 
 
 class EvaluationData:

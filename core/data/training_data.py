@@ -62,7 +62,7 @@ class TrainingData:
         share, engine = self._share, self._engine
         self._sources = [source_of(each, share, per_sample=per_sample, engine=engine) for each in loaders]
         if self._engine is not None and self._sources:
-            from .agreed import agree
+            from .position import agree
 
             agree(self._sources, self._engine, self.tell)
         self.phase = 0

@@ -29,7 +29,7 @@ def make_engine(engine: LoopEngine | str | None, options: EngineOptions) -> Loop
     if engine is None:
         return choose_engine(**options)
     if isinstance(engine, str):
-        from .entry_points import named_engine
+        from .device_choice import named_engine
 
         return named_engine(engine, **options)
     if options:

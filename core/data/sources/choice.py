@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from ..order.shares import ALONE, Share
-from .sequence import SequenceSource
+from .stateless import SequenceSource
 
 if TYPE_CHECKING:
     from ....events import Engine

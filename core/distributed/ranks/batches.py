@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 from ...data.batch import batch_size
-from ...data.read_ahead import with_last
+from ...data.last_batch import with_last
 from ...data.training_data import TrainingData
 
 

@@ -17,8 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ...distributed.ranks.buckets import broadcast_tensors
 from ..options import PrecisionName
-from ..parallel.places import Backend
-from ..parallel.processes import ProcessEngine, refuse_several, refuse_several_losses
+from ..parallel.processes import Backend, ProcessEngine, refuse_several, refuse_several_losses
 from ..precision import DTYPES
 from ..weights import load_module
 from .modules import Sharding, check_trained, checked_wrap, forget_forwards, roots, whole

@@ -12,8 +12,7 @@ import pytest
 import torch
 from heliograph import DataParallelEngine, DDPEngine, DeviceEngine, FSDPEngine, Trainer, choose_engine
 from heliograph.core.distributed.ranks.membership import Membership
-from heliograph.core.engines.device_choice import choose_device
-from heliograph.core.engines.entry_points import engines, find_engine
+from heliograph.core.engines.device_choice import choose_device, engines, find_engine
 
 ALONE = Membership()
 

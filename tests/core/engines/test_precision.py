@@ -27,9 +27,8 @@ from heliograph import (
     Trainer,
     ValidationSchedule,
 )
-from heliograph.core.engines.loss_scale import LossScaling
 from heliograph.core.engines.options import PrecisionName
-from heliograph.core.engines.precision import Precision
+from heliograph.core.engines.precision import LossScaling, Precision
 from torch import Tensor, nn
 
 Batch = tuple[Tensor, Tensor]

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 from heliograph import DistributedSampler, RandomSampler
-from heliograph.core.data.order.batch_samplers import SeekableOrder
 from heliograph.core.data.order.choice import order_of
-from heliograph.core.data.order.dealt import EveryNth, ForeignOrder, InTurn, knows_ranks
+from heliograph.core.data.order.dealt import EveryNth, ForeignOrder, InTurn, SeekableOrder, knows_ranks
 from heliograph.core.data.order.shares import ALONE, Layout, Share
 from heliograph.core.data.position import converted
 from heliograph.core.data.sources.choice import source_of
