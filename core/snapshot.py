@@ -177,7 +177,7 @@ def _compare_restored(run: RunContext, state: Mapping[str, Any]) -> None:
     """Compare plugins and settings with those of a state that was applied, now that every plugin has its own."""
     resumption = run.resumption
     if state.get("unseen") and resumption.unseen is not None:
-        resumption.unseen.settle(run, state["unseen"], is_roll_back=resumption.resumed_at is not run.origin)
+        resumption.unseen.compare(run, state["unseen"], is_roll_back=resumption.resumed_at is not run.origin)
 
 
 def _where(run: RunContext) -> str:

@@ -1,4 +1,4 @@
-"""Signals: heard for a while in front of whoever heard them before."""
+"""Handlers of signals that are installed for a while, before the former handlers."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any
 
-AGAIN = 1.0  # seconds until an exception that somebody swallowed is raised anew
+AGAIN = 1.0  # seconds until an exception that other code swallowed is raised again
 
 
 class SignalHook:
-    """Calls `hear(signum)` for some signals, then the Python handler that was there before; gives them back at the end.
+    """Calls `handle(signum)` for some signals, then the former Python handler; restores these at the end.
 
     Args:
         signals: which.
-        hear: called in the main thread, between any two instructions of it: it had better only set a flag.
+        handle: called in the main thread, between any two instructions of it: it should only set a flag.
 
     Raises:
         ValueError: no signal is given, or one that nobody can handle.
     """
 
-    def __init__(self, signals: Sequence[int], hear: Callable[[int], None]) -> None:
+    def __init__(self, signals: Sequence[int], handle: Callable[[int], None]) -> None:
         deaf = {getattr(signal, name, None) for name in ("SIGKILL", "SIGSTOP")}  # Windows has neither
         if not signals or not set(signals) <= signal.valid_signals() - deaf:
             raise ValueError(f"signals are some such as signal.SIGTERM, but not SIGKILL or SIGSTOP; got {signals!r}.")
-        self._signals, self._hear = tuple(signals), hear
+        self._signals, self._handle = tuple(signals), handle
         self._former: dict[int, Any] = {}
         self._process = 0
 
@@ -67,13 +67,13 @@ class SignalHook:
         if os.getpid() != self._process:  # a forked child, which the first signal is not meant for
             signal.signal(signum, former or signal.SIG_DFL)
             return
-        self._hear(signum)
+        self._handle(signum)
         if callable(former) and former is not signal.default_int_handler:
             former(signum, frame)
 
 
 class Deadline:
-    """Sends the main thread a signal, some seconds after `start`, and anew every second until it is closed.
+    """Sends the main thread a signal, some seconds after `start`, and again every second until it is closed.
 
     A thread does so, not the process's alarm clock: that one may be in use.
 

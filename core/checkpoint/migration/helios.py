@@ -97,7 +97,7 @@ def _progress(counters: Any) -> tuple[dict[str, int | float], list[str]]:
         )
     steps, batches, epoch, validations, batch = (counters[name] for name in COUNTERS)
     notes = ["the samples and seconds before this point are unknown: both are counted from here"]
-    if batch:  # only a run that counts in iterations saves amid an epoch, and it has counted that epoch already
+    if batch:  # only a run that counts in iterations saves within an epoch, and it has counted that epoch already
         epoch -= 1
         if epoch > 0 and batch * epoch == batches - batch:  # as long as each epoch before it
             epoch, batch = epoch + 1, 0
@@ -168,7 +168,7 @@ def _parts(user: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         own_schedulers = {"optimizer": states[schedulers[0]]}
         taken += schedulers
     elif schedulers:
-        notes.append(f"schedulers {', '.join(schedulers)}: whose each is, is not known, so they begin anew")
+        notes.append(f"schedulers {', '.join(schedulers)}: whose each is, is not known, so they start fresh")
     return {"taken": taken, "modules": modules, "optimizers": own, "schedulers": own_schedulers}, notes
 
 
@@ -180,9 +180,9 @@ def _plugins(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     notes = [f"state of plugin {name!r} left out: that name is another plugin's here" for name in theirs.keys() & ours]
     if {"torch", "rand", "numpy"} <= saved["rng"].keys():
         states["rng_capture"] = _generators(saved["rng"])
-        notes.append("the state of NumPy's legacy generator was never kept: it begins anew")
+        notes.append("the state of NumPy's legacy generator was never kept: it starts fresh")
     else:
-        notes.append("there is no state of the random generators: they begin anew")
+        notes.append("there is no state of the random generators: they start fresh")
     log = _loggers(saved).get("root", {}).get("log_file")
     if isinstance(log, str):
         states["file_log"] = {"file": _last_part(log)}

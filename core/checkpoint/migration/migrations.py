@@ -53,7 +53,7 @@ def migrate(
 
     The former file stays as `<name>.pth.backup`. The new one takes its place in one step, as every save does, so a kill
     at any instant loses nothing: run it again. What is up to date is left alone; where only its manifest was lost, that
-    is written anew. Reads the checkpoints of Helios too.
+    is written again. Reads the checkpoints of Helios too.
 
     Args:
         path: a data file or a folder.
@@ -95,7 +95,7 @@ def migrate_file(
         return [f"{path}: up to date (schema {SCHEMA})"]
     found = read_any(backup_of(path) if _was_interrupted(path) else path, as_data)
     if dry_run:
-        would = "its manifest would be written anew" if found.is_current else f"would be migrated to schema {SCHEMA}"
+        would = "its manifest would be written again" if found.is_current else f"would be migrated to schema {SCHEMA}"
         return [f"{path}: {would}", *_indented(found.changes)]
     store = Store(path.parent, found.state["run_name"], training_of(found.state))
     notes = store.open()
@@ -112,7 +112,7 @@ def migrate_file(
             place = _among(entries, found.state["saved_at"])
         if found.is_current and path.exists():
             store.adopt(path.name, found.state, place)
-            return [f"{path}: wrote its manifest anew", *_indented([*notes, *found.changes])]
+            return [f"{path}: wrote its manifest again", *_indented([*notes, *found.changes])]
         if store.is_pinned(path):
             raise ValueError(f"{path} is pinned, and so is not replaced: remove the pin, migrate, and pin it again.")
         backup = back_up(path)
@@ -188,7 +188,7 @@ def newest_of_helios(folder: Path, run_name: str) -> tuple[Path, State] | None:
         try:
             found = read_any(path)
         except ValueError:
-            continue  # told of as without a manifest
+            continue  # listed as without a manifest
         if found.place is None or found.state["run_name"] != run_name:
             continue
         order = found.place, found.state["saved_at"]

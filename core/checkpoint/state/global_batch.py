@@ -49,7 +49,7 @@ def settle_change(run: Run, before: Mapping[str, int | None], how: BatchChange, 
 
     Return in what it changed, None where it did not.
 
-    Without a word on it, a change is refused, but not of one process that goes on from one, whose batch size or
+    Without a word on it, a change is refused, but not of one process that continues from one, whose batch size or
     accumulation somebody changed: the result notes it. Where nobody knows the batch size, nothing is refused or scaled.
 
     Args:
@@ -108,7 +108,7 @@ def _scaled(rate: Any, factor: float) -> Any:
 
 
 def _accumulation(run: Run) -> int | None:
-    """Return how many micro-batches make a step, as the plugin that claims `accumulation` tells, if it does."""
+    """Return how many micro-batches make a step, as the plugin that claims `accumulation` says, if it does."""
     for plugin in run.plugins:
         if "accumulation" in getattr(plugin, "exclusive", ()) and run.plugins.is_enabled(plugin):
             number = getattr(plugin, "number", None)

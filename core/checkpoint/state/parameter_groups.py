@@ -169,7 +169,7 @@ def changes(
 
     Args:
         run: the run, with its state loaded.
-        saved: what it goes on from.
+        saved: what it continues from.
         versions: of the software that runs now.
         fresh_plugins: those that found no state in the cut.
     """
@@ -201,7 +201,7 @@ def _other_ranks(run: Run, saved: Mapping[str, Any], *, same_steps: bool) -> Ite
     if now < before:
         yield level, f"the random generators of {_ranks(now, before)} are gone with them"
     else:
-        yield level, f"{_ranks(before, now)} had no state of their own: random generators begin anew there"
+        yield level, f"{_ranks(before, now)} had no state of their own: random generators start fresh there"
 
 
 def _ranks(first: int, end: int) -> str:

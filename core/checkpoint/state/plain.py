@@ -27,7 +27,7 @@ def check_tree(value: Any, place: str) -> None:
     """Raise ValueError where dicts, lists and tuples are no tree that ends: what walks through them would not.
 
     One that holds itself is none, nor one nested more than 100 deep, nor one that holds the same lists so often that
-    its items, each counted wherever it stands, are more than a million and a hundred times as many as there are.
+    its items, each counted wherever it is, are more than a million and a hundred times as many as there are.
     """
     _Tree(only_plain=False).check(value, place)
 

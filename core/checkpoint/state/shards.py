@@ -65,7 +65,7 @@ def fitted(saved: Mapping[str, Any], engine: Engine, path: Path | None) -> dict[
     """Return a cut as an engine can load it: as shards only where that holds such."""
     if "shards" not in saved or not isinstance(engine, ShardingEngine):
         return whole(saved, path)
-    return {**saved, "optimizers": saved["shards"]["optimizers"]}  # what there is to tell of them
+    return {**saved, "optimizers": saved["shards"]["optimizers"]}  # what describes them
 
 
 def load_parts(
@@ -120,10 +120,10 @@ def _read(tensors: dict[str, Any], folder: Path, **how: Any) -> None:
     try:
         load(tensors, checkpoint_id=folder, **how)
     except CheckpointException as error:
-        raise ValueError(f"The shards in {folder} cannot be read: {told(error)}") from error
+        raise ValueError(f"The shards in {folder} cannot be read: {cause_of(error)}") from error
 
 
-def told(error: CheckpointException) -> str:
+def cause_of(error: CheckpointException) -> str:
     """Return what went wrong on which ranks."""
     return "; ".join(f"rank {rank}: {describe_error(each)}" for rank, (each, _) in error.failures.items())
 
@@ -154,7 +154,7 @@ def gathered(engine: Engine, cut: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def own_part(saved: Mapping[str, Any], rank: int, world_size: int) -> dict[str, Any]:
-    """Return a cut as one of so many ranks goes on from it.
+    """Return a cut as one of so many ranks continues from it.
 
     A rank that the cut does not know takes the main rank's, but has nothing to log yet. What ranks that are gone had
     not logged yet, the main rank logs.
@@ -172,7 +172,7 @@ def own_part(saved: Mapping[str, Any], rank: int, world_size: int) -> dict[str, 
 
 
 def digest(value: Any) -> bytes:
-    """Return what tells nested plain values and tensors apart, to the last bit."""
+    """Return what distinguishes nested plain values and tensors, to the last bit."""
     state = hashlib.blake2b(digest_size=16)
     for piece in _pieces(value):
         state.update(piece)

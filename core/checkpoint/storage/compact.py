@@ -152,7 +152,7 @@ def plain_text(value: Any = "") -> str:
 
 
 def read(path: Path, records: Collection[str] = (), texts: str = "(?!)") -> Any:
-    """Return what a file holds, read with `weights_only=True`, with stand-ins for paths and for what is named.
+    """Return what a file holds, read with `weights_only=True`, with placeholders for paths and for what is named.
 
     Args:
         path: a file that `torch.save` wrote.
@@ -208,7 +208,7 @@ def _stand_in(name: str, records: Collection[str], texts: str) -> Callable[..., 
 def as_plain(value: Any) -> Any:
     """Return nested containers with every `Record` as a dict of its attributes, and every set as a list.
 
-    What stands in several places is made once, and stands in the same places.
+    What is in several places is made once, and is in the same places.
 
     Raises:
         ValueError: something holds itself, or is nested very deep.

@@ -135,7 +135,7 @@ class Files:
         sleep(seconds)
 
     def try_status(self, path: Path) -> os.stat_result:
-        """Return what the system tells of a name."""
+        """Return what the system knows of a name."""
         return os.lstat(path)
 
     def try_open(self, path: Path) -> BufferedReader:
@@ -165,7 +165,7 @@ def digest_of(path: Path) -> tuple[int, str]:
 
 
 class WatchedReader(BufferedReader):
-    """What `torch.load` reads from: a file that remembers why it could not be read, which torch does not tell.
+    """What `torch.load` reads from: a file that keeps why it could not be read, which torch does not say.
 
     Attributes:
         failure: what the first failed read raised.
@@ -197,7 +197,7 @@ class HashingWriter:
 
     Attributes:
         size: bytes so far.
-        failure: what the first failed write raised; torch hides it behind an error of its own.
+        failure: what the first failed write raised; torch raises an error of its own instead.
     """
 
     def __init__(self, files: Files, file: FileIO) -> None:
@@ -206,7 +206,7 @@ class HashingWriter:
         self._files, self._file, self._digest = files, file, hashlib.sha256()
 
     def write(self, content: bytes) -> int:
-        """Append and digest; once a write has failed, every other fails alike."""
+        """Append and digest; once a write has failed, every other fails the same way."""
         if self.failure is not None:
             raise self.failure
         try:
@@ -234,7 +234,7 @@ def prepare_folder(folder: Path) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):  # has no name, or only for a moment: a kill leaves nothing behind
+        with tempfile.TemporaryFile(dir=folder):  # has no name, or only for a moment: a kill leaves nothing
             pass
     except OSError as error:
         raise ValueError(

@@ -12,7 +12,7 @@ from time import time_ns
 from .files import SYSTEM, Files
 from .manifest import MANIFEST, MOST, SUFFIX, Claim, Entry, MissingManifestError, claim_of, decode
 
-SETTLED = 10**9  # nanoseconds: what was written later than that may change again without a trace in its times
+STABLE = 10**9  # nanoseconds: what was written later than that may change again without a trace in its times
 ROUNDS = 10  # in which something that was just there is gone
 Stamp = tuple[int, ...]
 
@@ -25,9 +25,9 @@ class Found:
         path: its data file.
         has_data: whether that is there; else only the manifest is.
         stamp: what changes with the manifest.
-        entry: what the manifest tells; None where it cannot be used, or there is none.
+        entry: what the manifest says; None where it cannot be used, or there is none.
         problem: why it cannot be used.
-        claim: the run and the place in the order of writing that it tells, be it damaged or not.
+        claim: the run and the number in the order of writing that it says, damaged or not.
     """
 
     path: Path
@@ -83,19 +83,19 @@ class Manifests:
             self._is_steady = False
 
     def look_again(self) -> None:
-        """Look anew, for who has found that something changed."""
+        """Look again, for code that has found that something changed."""
         self._is_steady = False
 
     def _look(self, *, is_last: bool) -> list[Found]:
         data, stamps = self._names()
         known, self._known = self._known, {}
-        settled = time_ns() - SETTLED
+        stable = time_ns() - STABLE
         found = []
         for stem in sorted(data | stamps.keys()):
             stamp, has_data, each = stamps.get(stem, ()), stem in data, known.get(stem)
             if each is None or each.stamp != stamp or each.has_data != has_data:
                 each = self._read(stem, has_data, stamp, is_last=is_last)
-            if stamp and max(stamp[2:]) < settled and not isinstance(each.problem, OSError):
+            if stamp and max(stamp[2:]) < stable and not isinstance(each.problem, OSError):
                 self._known[stem] = each
             found.append(each)
         return found
@@ -149,7 +149,7 @@ def _is_folder(each: os.DirEntry[str]) -> bool:
 
 
 def _stamp(each: os.DirEntry[str]) -> Stamp:
-    """Return what changes with a file: its number, its size and its times; nothing where that cannot be told."""
+    """Return what changes with a file: its number, its size and its times; nothing where that cannot be read."""
     try:
         status = each.stat()
     except OSError:

@@ -29,7 +29,7 @@ class MissingManifestError(ValueError):
 
     def __init__(self, path: Path) -> None:
         super().__init__(
-            f"The checkpoint {path} has no manifest {manifest_path(path).name}, so nothing tells whether it is whole: "
+            f"The checkpoint {path} has no manifest {manifest_path(path).name}, so it cannot be verified: "
             f"copy both, or, if you trust the file, run `python -m heliograph checkpoint migrate {path}`."
         )
 
@@ -40,7 +40,7 @@ class TooNewError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A checkpoint, as its manifest tells. A digest was checked: the manifest's own, not yet that of the data.
+    """A checkpoint, as its manifest says. A digest was checked: the manifest's own, not yet that of the data.
 
     Attributes:
         path: the data file.
@@ -139,7 +139,7 @@ def decode(content: bytes, place: Path, data: Path | None = None) -> Entry:
     Args:
         content: all bytes of the manifest.
         place: where they were read.
-        data: the data file, if it has the name that the manifest tells: to make a path anew takes time.
+        data: the data file, if it has the name that the manifest says: to make a path takes time.
 
     Raises:
         TooNewError: they are of a newer version.
@@ -154,7 +154,7 @@ def decode(content: bytes, place: Path, data: Path | None = None) -> Entry:
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         raise ValueError(f"{place} is damaged, or no manifest of a heliograph checkpoint.")
     if not _is_sealed(content):
-        raise ValueError(f"The manifest {place} is damaged: its bytes do not have the digest that it tells.")
+        raise ValueError(f"The manifest {place} is damaged: its bytes do not have the digest that it says.")
     try:
         if (schema := _typed(facts["schema"], "schema", int)) > SCHEMA:
             raise TooNewError(
@@ -168,7 +168,7 @@ def decode(content: bytes, place: Path, data: Path | None = None) -> Entry:
 
 
 def claim_of(content: bytes) -> Claim | None:
-    """Return the asked name and the sequence that a manifest tells, damaged or not; None where it tells none."""
+    """Return the asked name and the sequence that a manifest says, damaged or not; None where it has none."""
     try:
         facts = json.loads(content) if MARK in content else None
     except (ValueError, RecursionError):
@@ -205,18 +205,18 @@ def _entry(facts: Mapping[str, Any], place: Path, data: Path | None) -> Entry:
     )
 
 
-def _judged_by(told: Any) -> JudgedBy | None:
-    if told is None:
+def _judged_by(saved: Any) -> JudgedBy | None:
+    if saved is None:
         return None
-    metric, mode, value = _typed(told, "judged_by", list)
+    metric, mode, value = _typed(saved, "judged_by", list)
     if mode not in ("min", "max"):
         raise ValueError(f"judged_by has the mode {mode!r}")
     value = _typed(value, "judged_by", int, float, str, NoneType)
     return _typed(metric, "judged_by", str), mode, _from_json(value)
 
 
-def _shard(told: Mapping[str, Any]) -> tuple[int, str]:
-    return _typed(told["bytes"], "bytes", int), _typed(told["sha256"], "sha256", str)
+def _shard(saved: Mapping[str, Any]) -> tuple[int, str]:
+    return _typed(saved["bytes"], "bytes", int), _typed(saved["sha256"], "sha256", str)
 
 
 def _typed(value: Any, name: str, *kinds: type) -> Any:
@@ -247,10 +247,10 @@ def _sealed(facts: Mapping[str, Any]) -> bytes:
 
 
 def _is_sealed(content: bytes) -> bool:
-    """Return whether a manifest has the digest that it tells, which is that of all its other lines."""
+    """Return whether a manifest has the digest that it says, which is that of all its other lines."""
     before, _, rest = content.partition(SEAL)
-    told, end, after = rest[:DIGITS], rest[DIGITS : DIGITS + 2], rest[DIGITS + 2 :]
-    return end == b'",' and hashlib.sha256(before + after).hexdigest().encode() == told
+    digest, end, after = rest[:DIGITS], rest[DIGITS : DIGITS + 2], rest[DIGITS + 2 :]
+    return end == b'",' and hashlib.sha256(before + after).hexdigest().encode() == digest
 
 
 def _canonical(facts: Mapping[str, Any]) -> bytes:
@@ -274,7 +274,7 @@ SHARDS = ".shards"
 Label = Literal["last", "best"]
 ELSEWHERE = frozenset("/\0" + ("\\:" if os.name == "nt" else ""))  # what a bare file name has not
 LONGEST_PART = 90  # bytes: file systems allow 255 for the whole name
-DIGITS = 8  # of a digest of a name that cleaning changed
+NAME_DIGITS = 8  # of the digest of a name that cleaning changed
 
 
 def checkpoint_name(run_name: str, epoch: int, step: int, metadata: str = "") -> str:
@@ -286,12 +286,12 @@ def checkpoint_name(run_name: str, epoch: int, step: int, metadata: str = "") ->
 def run_part(run_name: str) -> str:
     """Return what the files of a run begin with: its name, with a digest of it where cleaning changes it.
 
-    So no two names are one: neither "a b" and "a-b", nor long ones that begin alike.
+    So no two names are one: neither "a b" and "a-b", nor long ones with the same beginning.
     """
     if clean(run_name) == run_name:
         return run_name
-    digest = hashlib.sha256(run_name.encode()).hexdigest()[:DIGITS]
-    return f"{clean(run_name, LONGEST_PART - DIGITS - 1)}-{digest}"
+    digest = hashlib.sha256(run_name.encode()).hexdigest()[:NAME_DIGITS]
+    return f"{clean(run_name, LONGEST_PART - NAME_DIGITS - 1)}-{digest}"
 
 
 def clean(part: str, longest: int = LONGEST_PART) -> str:
@@ -301,7 +301,7 @@ def clean(part: str, longest: int = LONGEST_PART) -> str:
 
 
 def pointer_path(folder: Path, run_name: str, label: Label) -> Path:
-    """Return the file that tells people and tools which checkpoint is a run's last or its best."""
+    """Return the file that shows people and tools which checkpoint is a run's last or its best."""
     return folder / f"{run_part(run_name)}.{label}"
 
 

@@ -34,7 +34,7 @@ from .safe_open import check_archive, check_content, read_small
 
 State = dict[str, Any]
 LONGEST_NAME = 255  # bytes, on most file systems
-SHOWN = 5  # names of other runs that are told: a search may have hundreds
+SHOWN = 5  # names of other runs that are listed: a search may have hundreds
 
 
 class OfOthers(str):
@@ -46,7 +46,7 @@ class OfOthers(str):
 def load(path: Path, *, verify: bool = True, with_shards: bool = True, files: Files = SYSTEM) -> State:
     """Return the state in a checkpoint, in the present schema; of one with shards, without these.
 
-    Where it is of an older schema, what is not as it was stands under `migrated`, in sentences; the file stays.
+    Where it is of an older schema, what was changed is under `migrated`, in sentences; the file stays.
 
     Args:
         path: the data file.
@@ -113,7 +113,7 @@ def cause(error: Exception) -> str:
 
 
 def read_manifest(path: Path, *, files: Files = SYSTEM) -> Entry:
-    """Return what the manifest of a checkpoint tells, at the cost of a small file.
+    """Return what the manifest of a checkpoint says, at the cost of a small file.
 
     Args:
         path: the data file, or the manifest itself.
@@ -161,7 +161,7 @@ def check(path: Path, *, with_shards: bool = True, files: Files = SYSTEM) -> Ent
 
 
 def is_complete(entry: Entry) -> bool:
-    """Return whether the files of a checkpoint have the sizes that its manifest tells; `check` reads every byte."""
+    """Return whether the files of a checkpoint have the sizes that its manifest says; `check` reads every byte."""
     shards = {shards_path(entry.path) / name: size for name, (size, _) in entry.shards.items()}
     return all(
         path.is_file() and path.stat().st_size == size for path, size in {entry.path: entry.size, **shards}.items()
@@ -171,7 +171,7 @@ def is_complete(entry: Entry) -> bool:
 def _check_bytes(path: Path, size: int, sha256: str, what: str, files: Files) -> None:
     found = files.patiently(path.stat).st_size
     if found != size:
-        raise ValueError(f"{what} is damaged: it has {found} bytes, its manifest tells {size}.")
+        raise ValueError(f"{what} is damaged: it has {found} bytes, its manifest says {size}.")
     if files.digest(path)[1] != sha256:
         raise ValueError(f"{what} is damaged: its SHA-256 is not the one in its manifest.")
 
@@ -179,7 +179,7 @@ def _check_bytes(path: Path, size: int, sha256: str, what: str, files: Files) ->
 def entries(folder: Path | Manifests, run_name: str) -> tuple[list[Entry], list[str]]:
     """Return the checkpoints of a run, newest first, and a sentence for each file that was passed over.
 
-    Only manifests are read: whether the data is whole, `verify` tells. Checkpoints of other runs are none of this run's
+    Only manifests are read: whether the data is intact, `verify` says. Checkpoints of other runs are none of this run's
     business; they are named if there is nothing else.
 
     Raises:
@@ -203,15 +203,15 @@ def entries(folder: Path | Manifests, run_name: str) -> tuple[list[Entry], list[
         names = ", ".join(map(repr, sorted(others)[:SHOWN])) + f" and {len(others) - SHOWN} more" * (
             len(others) > SHOWN
         )
-        told = f"{manifests.folder} has no checkpoint of run {run_name!r}; those in it are of {names}."
-        passed_over.append(OfOthers(told))
+        sentence = f"{manifests.folder} has no checkpoint of run {run_name!r}; those in it are of {names}."
+        passed_over.append(OfOthers(sentence))
     return sorted(own, key=lambda each: each.order, reverse=True), passed_over
 
 
 def under(folder: Path | Manifests, name: str) -> tuple[list[Entry], list[Path]]:
-    """Return the checkpoints in a folder whose training writes under a name, and files of that name that tell nothing.
+    """Return the checkpoints in a folder whose training writes under a name, and other files of that name.
 
-    These have no manifest that can be used, so nobody knows whose they are.
+    These have no manifest that can be used, so it is not known whose they are.
     """
     found = [each for each in _manifests(folder).look() if each.has_data]
     known = [each.entry for each in found if each.entry is not None and each.entry.run_name == name]
@@ -225,7 +225,7 @@ def without_manifest(folder: Path, run_name: str) -> list[Path]:
 
 
 def count(folder: Path | Manifests, run_name: str) -> int:
-    """Return how many checkpoints of a run there are, with those that only their names still tell of."""
+    """Return how many checkpoints of a run there are, including those of which only the names are left."""
     return sum(
         _is_named_after(run_name, each.path) if each.entry is None else each.entry.family == run_name
         for each in _manifests(folder).look()
@@ -259,7 +259,7 @@ def newest(folder: Path | Manifests, run_name: str) -> tuple[Entry | None, State
     manifests, gone = _manifests(folder), set[Path]()
     while True:
         found, passed_over = entries(manifests, run_name)
-        _check_told(manifests, run_name)
+        _check_listed(manifests, run_name)
         for entry in (each for each in found if each.training == found[0].training):
             try:
                 return entry, load(entry.path, files=manifests.files), passed_over
@@ -280,7 +280,7 @@ def newest(folder: Path | Manifests, run_name: str) -> tuple[Entry | None, State
             return None, None, passed_over
 
 
-def _check_told(manifests: Manifests, run_name: str) -> None:
+def _check_listed(manifests: Manifests, run_name: str) -> None:
     """Raise where a manifest that may be of a run could not be read at the last look, without being damaged."""
     for each in manifests.seen:
         of_another = each.claim is not None and each.claim[0] != run_name

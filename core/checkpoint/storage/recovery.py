@@ -1,4 +1,4 @@
-"""What an interrupted save or removal left behind: finished where it can be, else undone."""
+"""What an interrupted save or removal has left: finished where it can be, else undone."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def check_content(value: Any, path: Path) -> None:
 
 
 def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
-    """Yield the tensors in a tree; what stands in several places, once."""
+    """Yield the tensors in a tree; what is in several places, once."""
     if isinstance(value, Tensor):
         yield value
     elif type(value) in (*MAPPINGS, *SEQUENCES) and id(value) not in seen:

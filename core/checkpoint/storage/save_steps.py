@@ -25,7 +25,7 @@ def write(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str, Any], 
     Args:
         files: the operations on files.
         hidden: the names aside.
-        entry: where it goes, and what there is to tell of it.
+        entry: where it goes, and what is known of it.
         state: plain types and tensors.
         read_back: read the data again before it gets its name.
 
@@ -123,7 +123,7 @@ def _write_aside(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str,
             torch.save(dict(state), cast(IO[bytes], writer))  # all that it needs of a file is write and flush
         except BaseException:
             if writer.failure is not None:
-                raise writer.failure from None  # torch tells of a failed write in other words, or of Ctrl-C not at all
+                raise writer.failure from None  # torch reports a failed write in other words, and Ctrl-C not at all
             raise
         files.sync(file)
     if read_back and files.digest(hidden.data) != (writer.size, writer.sha256()):
@@ -167,7 +167,7 @@ def _failure(files: Files, path: Path, error: Exception) -> OSError:
         free = files.free(path.parent) if path.parent.exists() else 0
         room = f"{free / 1e6:.1f} MB are free in its folder"
     except OSError as second:
-        room = f"how much is free in its folder cannot be told: {second}"
+        room = f"how much is free in its folder cannot be read: {second}"
     failure = OSError(
         f"The checkpoint {path} could not be written ({room}): {error}. Former checkpoints are untouched."
     )

@@ -240,11 +240,11 @@ class Store:
         return [each for each in self.entries()[0] if each.training == (self.training_id or each.training)]
 
     def under(self, name: str) -> tuple[list[Entry], list[Path]]:
-        """Return the checkpoints of whatever trainings write under a name, and files of that name that tell nothing."""
+        """Return the checkpoints of whatever trainings write under a name, and other files of that name."""
         return reader.under(self._manifests, name)
 
     def count(self) -> int:
-        """Return how many checkpoints of this run there are, with those that only their names still tell of."""
+        """Return how many checkpoints of this run there are, including those of which only the names are left."""
         return reader.count(self._manifests, self.run_name)
 
     def newest(self) -> tuple[Entry | None, reader.State | None, list[str]]:
@@ -337,7 +337,7 @@ class Store:
         return self._sequence
 
     def _entry(self, path: Path, state: Mapping[str, Any], sequence: int, judged_by: JudgedBy | None) -> Entry:
-        """Return what there is to tell of a state; size and digest are not known yet."""
+        """Return what is known of a state; size and digest are not known yet."""
         training_id = state.get("training_id", "")
         return Entry(
             path=path,
@@ -374,7 +374,7 @@ class Store:
             return there.training == training and (there.training_id == training or replace_unknown)
         except (ValueError, FileNotFoundError):
             return replace_unknown and not manifest_path(path).is_dir()
-        except OSError:  # whose it is cannot be told
+        except OSError:  # whose it is cannot be read
             return False
 
     def _unknown(self, path: Path) -> str:

@@ -194,13 +194,13 @@ def _of_reader(reader: Any, where: str) -> Iterator[tuple[str, Part]]:
     elif isinstance(reader, FunctionType | partial):
         yield where, Part(reader, is_data=True)
     elif reader is not None and _is_own(reader):
-        told = set_by_epoch(type(reader))
+        epochs = set_by_epoch(type(reader))
         for place, part in _of(reader, where):
             if isinstance(part.value, GENERATORS):  # keyed, or found by the probe; many are made when first needed
                 continue
             yield (
                 place,
-                Part(part.value, is_data=True, package=part.package, follows_epoch=place.rpartition(".")[2] in told),
+                Part(part.value, is_data=True, package=part.package, follows_epoch=place.rpartition(".")[2] in epochs),
             )
 
 

@@ -110,7 +110,7 @@ class Unseen:
         how = f"it was {before}, and is {now}: keep it in a state_dict{mend and ', or '}{mend}"
         return f"the training changed {where}, which no checkpoint restores: {how}"
 
-    def settle(self, run: Run, saved: Mapping[str, Any], *, is_roll_back: bool) -> None:
+    def compare(self, run: Run, saved: Mapping[str, Any], *, is_roll_back: bool) -> None:
         """Compare plugins and settings, now that every plugin has its state; the attributes change from here on."""
         if not is_roll_back:
             for level, change in program_changes(saved, program(run)):

@@ -1,4 +1,4 @@
-"""Values of any kind, reduced to bytes that tell them apart, the same in every process."""
+"""Values of any kind, reduced to bytes that distinguish them, the same in every process."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ PLAIN: Final = (bool, int, float, complex, str, bytes, bytearray, type(None))
 NAMED: Final = (np.generic, np.dtype, torch.dtype, torch.device, torch.Size, Path, Enum, range, slice)
 GENERATORS: Final = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 SCHEDULERS: Final = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-ITERATORS: Final = ("itertools", "builtins")  # whose iterators say where they stand
+ITERATORS: Final = ("itertools", "builtins")  # whose iterators show their position
 
 
 class Fingerprint:
-    """The bytes that tell a value from others.
+    """The bytes that distinguish a value from others.
 
     Objects are followed through their attributes, functions through what they close over, where they are the user's
     own: of one of an installed library, only the class counts. Modules are looked at for themselves.
@@ -112,13 +112,13 @@ class Fingerprint:
         elif isinstance(value, FunctionType | MethodType | partial | type | BuiltinFunctionType):
             self._code(value, depth)
         elif isinstance(value, GeneratorType):
-            self.unseen = "where a generator function stands cannot be seen"
+            self.unseen = "the position of a generator function cannot be seen"
         elif isinstance(value, SCHEDULERS):
             self._each(type(value).__qualname__, [value.state_dict()], depth)
         elif type(value).__module__ in ITERATORS and hasattr(value, "__next__"):
             self._each(type(value).__name__, value.__reduce__(), depth)
         elif hasattr(value, "__next__") and not isinstance(value, IOBase):
-            self.unseen = "where an iterator stands cannot be seen"
+            self.unseen = "the position of an iterator cannot be seen"
         else:
             return self._object(value, depth)
         return True

@@ -170,7 +170,7 @@ def _codes(value: Any) -> Iterator[Any]:
 
 
 def _named(variables: Iterable[Variable]) -> dict[str, dict[str, Any]]:
-    """Return encoded values by where they are, with one more number where several are called alike, as closures may."""
+    """Return encoded values by where they are, with one more number where several have one name, as closures may."""
     found: dict[str, dict[str, Any]] = {}
     for variable in variables:
         where, number = variable.where, 1

@@ -25,7 +25,7 @@ from heliograph.core.checkpoint.storage.manifest import TooNewError, encode
 from torch import nn
 
 Make = Callable[..., Any]
-ADVICE = r"no manifest a\.json, so nothing tells whether it is whole.*python -m heliograph checkpoint migrate .*a\.pth`"
+ADVICE = r"no manifest a\.json, so it cannot be verified.*python -m heliograph checkpoint migrate .*a\.pth`"
 
 
 class Evil:
