@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ....core.loop import BATCH_END, BATCH_START, GRADIENTS_READY, STEP_END
 from ....events import BatchEnd, BatchStart, Event, GradientsReady, ShouldStop, StepEnd
-from ..format.records import Attempt, Batches
+from ..format.records import Batches
 from .boundary import Boundary
 from .failure import Failing
 from .ledger import Ledger
@@ -21,7 +21,6 @@ class BatchReplay:
     """Replays blocks of batches, event for event as the loop emits them; what nobody hears is passed over.
 
     Args:
-        attempt: what is replayed.
         run: the run.
         script: the attempt.
         requests: those of plugins that are not replayed.
@@ -32,7 +31,6 @@ class BatchReplay:
 
     def __init__(
         self,
-        attempt: Attempt,
         run: ReplayRun,
         script: Script,
         requests: Requests,
@@ -46,7 +44,6 @@ class BatchReplay:
         self._batch_start, self._gradients_ready = bus.signal(BatchStart), bus.signal(GradientsReady)
         self._step_end, self._batch_end = bus.signal(StepEnd), bus.signal(BatchEnd)
         self._should_stop = bus.signal(ShouldStop)
-        self._gradients_were_heard = bool(attempt.plan.get(GradientsReady.name))
 
     def replay(self, block: Batches) -> None:
         """Replay a block; the boundary behind its last batch stays open."""
@@ -102,8 +99,7 @@ class BatchReplay:
             self._ledger.settle("skip_batch", did=True)
         else:
             progress.samples, run.loss = samples, loss
-            if run.window or control.touched or self._gradients_were_heard or self._gradients_ready.chain:
-                run.window += 1  # elsewhere the loop takes a shorter way, and no window begins
+            run.window += 1
         if steps > progress.steps or skipped_steps > progress.skipped_steps:
             self.close_window(steps, skipped_steps)
         run.window = window

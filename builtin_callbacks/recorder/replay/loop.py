@@ -65,9 +65,7 @@ class AttemptReplay:
         self._requests = Requests(attempt, self._script, self.run, replayed)
         self._failing = Failing(attempt, bus, self._script)
         self._boundary = Boundary(self.run, self._requests, ledger, self._failing)
-        self._batches = BatchReplay(
-            attempt, self.run, self._script, self._requests, self._boundary, ledger, self._failing
-        )
+        self._batches = BatchReplay(self.run, self._script, self._requests, self._boundary, ledger, self._failing)
         self._evaluations = Evaluations(
             attempt, self.run, self._requests, self._failing, ledger, self._tell, self._tell_metrics
         )

@@ -95,6 +95,22 @@ def test_it_is_what_it_was_or_it_is_not_recorded(more: list[Any], tmp_path: Path
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("event", [h.GradientsReady, h.StepEnd])
+def test_a_window_counts_its_batch_whoever_listens(event: type[Event], tmp_path: Path) -> None:
+    class Reads(h.Plugin):
+        def __init__(self) -> None:
+            self.read: list[int] = []
+
+        @h.on(event)
+        def see(self, run: h.Run, event: Event) -> None:
+            self.read.append(run.window)
+
+    live, again = Reads(), Reads()
+    fit([live, h.Recorder(tmp_path)], batches=2, epochs=1, validation=None)
+    replay(tmp_path, [again])
+    assert live.read == again.read == [1, 1]
+
+
 def test_one_s_own_factor_on_the_loss_is_known_and_another_s_is_not(tmp_path: Path) -> None:
     class Scales(h.Plugin):
         def __init__(self) -> None:
