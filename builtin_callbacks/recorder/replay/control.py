@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 from ....core.errors import NotRecorded
 from ....events import Control, Progress, Request
 from ....events.control import Verb
+
+AT_BOUNDARY: Final = ("stop", "end_epoch", "roll_back", "log", "validation", "save", "next_phase")
 
 
 class ReplayControl(Control):
@@ -65,20 +68,17 @@ class ReplayControl(Control):
 
     def put(self, recorded: Request) -> Request:
         """Let a request stand that a plugin of the recorded run had made; return its entry in the history."""
-        request = replace(recorded)
+        request, requests = replace(recorded), self.open_requests()
+        if request.verb in AT_BOUNDARY and request.verb not in requests:
+            self._replace({**requests, request.verb: request}, vetoed=self.vetoed)
+            return request
         self.history.append(request)
         self.history.total += 1
         match request.verb:
-            case "stop":
-                self.stop_request = self.stop_request or request
-            case "end_epoch":
-                self._end_request = self._end_request or request
-            case "roll_back":
-                self._back_request = request
             case "cut_validation":
                 self.cut_request = request
             case "veto_stop":
-                self._vetoed = True
+                self.hold_out()
             case "skip_batch":
                 self.skips_batch = self.touched = True
             case "hold_step":
@@ -87,29 +87,25 @@ class ReplayControl(Control):
                 self.drops_step = self.touched = True
             case "scale_loss":
                 self._scale_is_unknown = self.touched = True
-            case _:
-                self._due.setdefault(request.verb, request)
-        asked = self.should_stop or self.should_end_epoch or self.is_rolling_back
-        self.pending = self.pending or bool(self._due) or asked
         return request
 
     def drop(self, verb: Verb) -> None:
         """Take out a request that the recorded run did not grant."""
-        match verb:
-            case "stop":
-                self.stop_request = None
-            case "end_epoch":
-                self._end_request = None
-            case "roll_back":
-                self._back_request = None
-            case _:
-                self._due.pop(verb, None)
+        requests = self.open_requests()
+        if requests.pop(verb, None) is not None:
+            self._replace(requests, vetoed=self.vetoed)
 
     def hold_out(self) -> None:
         """Put a stop off, as somebody did in the recorded run."""
-        self._vetoed = True
+        self._replace(self.open_requests(), vetoed=True)
 
-    def _record(self, verb: Verb, reason: str, by: str | None) -> Request:
-        request = super()._record(verb, reason, by)
+    def record(self, verb: Verb, reason: str, by: str | None) -> Request:
+        """See the base class."""
+        request = super().record(verb, reason, by)
         self._heard(request)
         return request
+
+    def _replace(self, requests: dict[Verb, Request], *, vetoed: bool) -> None:
+        was_pending = self.pending  # until the boundary ends, whatever is taken out
+        self.adopt(requests, vetoed=vetoed)
+        self.pending |= was_pending

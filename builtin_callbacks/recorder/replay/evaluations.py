@@ -65,9 +65,7 @@ class Evaluations:
         control.close_validation()
         self._tell(entry)
         if cut is not None and (run.finished or not run.started):
-            if not control.should_stop:
-                control.stop(cut.reason, by=cut.by)
-            control.decide()
+            control.stop_once(cut)
         run.phase = self._phase
 
     def fail(self, failure: Happened) -> None:
