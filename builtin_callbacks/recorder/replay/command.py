@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Any
+
+from ....events.checks import known_names
+from ....plugins import Plugin
+from ....plugins.discovery import discover, find
+from ....plugins.filters import At, Between, Every, Once
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 NAME = "replay"
+FILTERS = {kind.__name__: kind for kind in (At, Between, Every, Once)}
+OPEN, CLOSED, QUOTES = "([{", ")]}", "'\""
+KEYWORD = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
 def add_command(commands: Commands) -> None:
@@ -41,7 +52,6 @@ def run(options: argparse.Namespace) -> int:
         options: parsed by what `add_command` added.
     """
     from ..format.reader import read
-    from .options import made_plugins
     from .replay import Session
 
     try:
@@ -54,3 +64,149 @@ def run(options: argparse.Namespace) -> int:
     replayed = session.play()
     print(replayed, *said, sep="\n")
     return 1 if replayed.failed else 0
+
+
+def made_plugins(texts: Iterable[str]) -> tuple[list[Any], list[str]]:
+    """Return the plugins of several texts, and a line for each that was given a name of its own.
+
+    The second of a name is called `early_stopping_2`, and so on: they may be settings that are to be compared.
+
+    Args:
+        texts: see `made_plugin`, which tells what is raised as well.
+    """
+    plugins: list[Any] = []
+    said: list[str] = []
+    taken: set[str] = set()
+    for text in texts:
+        plugin = made_plugin(text)
+        if isinstance(plugin, Plugin):
+            own, number = plugin.name, 1
+            while plugin.name in taken:
+                number += 1
+                plugin.named(f"{own}_{number}")
+            taken.add(plugin.name)
+            said += [f"{plugin.name} is {text!r}"] * (number > 1)
+        plugins.append(plugin)
+    return plugins, said
+
+
+def made_plugin(text: str) -> Any:
+    """Return an installed plugin, made with the options that a text gives.
+
+    Args:
+        text: `name`, or `name:key=value,key=value`. A value is a Python literal; a filter such as `Every(steps=5)`, of
+            literals; or else a string as it is.
+
+    Raises:
+        LookupError: no installed plugin has this name.
+        ImportError: it cannot be imported.
+        ValueError: the text has another form, or an option is out of its range.
+        TypeError: the plugin has no such option, needs another one, or one is not of its kind.
+    """
+    name, options = parsed(text)
+    loaded = find(name).load()
+    _check_options(name, loaded, options)
+    try:
+        return loaded(**options)
+    except (TypeError, ValueError) as error:
+        error.add_note(f"while making {text!r}")
+        raise
+
+
+def parsed(text: str) -> tuple[str, dict[str, Any]]:
+    """Return the name and the options of a text such as `log_schedule:when=Every(steps=5),at_end=True`.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    head, equals, rest = text.partition("=")
+    if not equals:
+        _check_name(text)
+        return text, {}
+    name, colon, first = head.rpartition(":")
+    if not colon:
+        raise ValueError(f"A plugin is written as name:key=value,key=value, got {text!r}.")
+    options: dict[str, Any] = {}
+    for part in _parts(f"{first}={rest}"):
+        key, equals, value = part.partition("=")
+        if not equals or not key.strip().isidentifier():
+            raise ValueError(f"An option is written as key=value, got {part!r} in {text!r}.")
+        if key.strip() in options:
+            raise ValueError(f"The option {key.strip()} is given twice in {text!r}.")
+        options[key.strip()] = _value(value.strip())
+    return name, options
+
+
+def _check_name(text: str) -> None:
+    """Raise ValueError where what stands behind a plugin's colon is no option: only a package stands before one."""
+    name, colon, option = text.rpartition(":")
+    installed = discover()
+    plugins = {called for each in installed for called in (each.name, f"{each.package}:{each.name}")}
+    if colon and name in plugins and name not in {each.package for each in installed}:
+        raise ValueError(f"An option is written as key=value, got {option!r} in {text!r}.")
+
+
+def _check_options(name: str, loaded: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raise TypeError where a plugin has no such option, or needs one that is not given."""
+    parameters = signature(loaded).parameters
+    known = {key: each for key, each in parameters.items() if each.kind in KEYWORD}
+    if not any(each.kind is Parameter.VAR_KEYWORD for each in parameters.values()):
+        for key in options:
+            if key not in known:
+                raise TypeError(f"{name} has no option {key!r}.{known_names(key, known)}")
+    for key, each in known.items():
+        if each.default is Parameter.empty and key not in options:
+            value = "Every(steps=5)" if "Filter" in str(each.annotation) else "VALUE"
+            raise TypeError(f"{name} needs {key}=..., as in '{name}:{key}={value}'.")
+
+
+def _parts(text: str) -> list[str]:
+    """Return what stands between the commas that are in no brackets and no quotes."""
+    parts, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in QUOTES:
+            quote = letter
+        depth += (letter in OPEN) - (letter in CLOSED) if not quote else 0
+        if letter == "," and not depth and not quote:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def _value(text: str) -> Any:
+    """Return what a text means."""
+    try:
+        node = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError):
+        return text
+    if isinstance(node, ast.Call):
+        return _filter(node, text)
+    if any(isinstance(each, ast.Call) and _called(each) in FILTERS for each in ast.walk(node)):
+        raise ValueError(f"Filters are not combined here: give one, such as Every(steps=5); got {text!r}.")
+    try:
+        value = ast.literal_eval(node)
+    except ValueError:
+        return text
+    quotes_filter = isinstance(value, str) and value.partition("(")[0].strip() in FILTERS
+    return _value(value.strip()) if quotes_filter else value
+
+
+def _called(call: ast.Call) -> str:
+    return call.func.id if isinstance(call.func, ast.Name) else ""
+
+
+def _filter(call: ast.Call, text: str) -> Any:
+    """Return the filter that a call makes; of what it is given, only literals are looked at."""
+    name = _called(call)
+    if name not in FILTERS:
+        raise ValueError(f"{text!r} is no filter.{known_names(name, FILTERS)}")
+    if call.args or any(keyword.arg is None for keyword in call.keywords):
+        raise ValueError(f"A filter takes one counter by name, as in Every(steps=5); got {text!r}.")
+    try:
+        counters = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except ValueError:
+        raise ValueError(f"A filter takes plain numbers, as in Every(steps=5); got {text!r}.") from None
+    return FILTERS[name](**counters)

@@ -11,14 +11,12 @@ from ..format.records import Asked, Attempt, Batches, Entry, Happened, Place, Re
 from .batches import BatchReplay
 from .boundary import Boundary
 from .evaluations import Evaluations
-from .events import made
 from .failure import Failing
 from .ledger import Ledger
+from .plugin_states import Snapshots, Switches
 from .requests import Requests
 from .run import ReplayRun
-from .script import MARCHING, Script
-from .snapshots import Snapshots
-from .switches import Switches
+from .script import MARCHING, Script, made
 
 ANYWHERE = (
     "plugin_changed",

@@ -16,9 +16,8 @@ from ..format.reader import read
 from ..format.records import Asked, Attempt, Batches, Happened, Place, Recording, Recounted
 from .ledger import Ledger
 from .loop import AttemptReplay, hearers_of_steps
+from .plugin_states import Snapshots, Switches
 from .report import Recorded, Replayed
-from .snapshots import Snapshots
-from .switches import Switches
 
 
 def replay(recording: str | Path | Recording, plugins: Iterable[Any]) -> Replayed:

@@ -1,15 +1,21 @@
-"""The entries of an attempt, with a look ahead at what comes of what is asked now."""
+"""The entries of an attempt, with a look ahead at what comes of what is asked now, and their events made anew."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from pathlib import Path
+from typing import Any, Final
 
+from ....core.metrics.values import Metrics
+from ....events import CATALOGUE, Event
 from ..format.records import Asked, Attempt, Batches, Entry, Happened, Recounted, Spent
 
 MARCHING = ("epoch_start", "epoch_end", "train_end", "checkpoint_loaded", "run_failed", "run_closed")
 BATCHES = "batches"
 CHECKPOINTS = ("checkpoint_saved", "checkpoint_pruned", "resume_verified")
+KINDS: Final = {kind.name: kind for kind in CATALOGUE}
+EXITS: Final = {kind.__name__: kind for kind in (KeyboardInterrupt, SystemExit, GeneratorExit)}
 
 
 class Script:
@@ -125,3 +131,33 @@ def _marches(entries: tuple[Entry, ...]) -> list[int | None]:
         marching = isinstance(entry, Batches) or (isinstance(entry, Happened) and entry.event in MARCHING)
         marches[index] = index if marching else marches[index + 1]
     return marches
+
+
+def made(entry: Happened) -> Event | None:
+    """Return the event of an entry; None where it is none of the catalogue's."""
+    kind = KINDS.get(entry.event)
+    if kind is None:
+        return None
+    values = {each.name: _made(each.name, entry.data) for each in fields(kind)}  # type: ignore[arg-type]  # a dataclass
+    return kind(**values)
+
+
+def _made(name: str, data: Mapping[str, Any]) -> Any:
+    value = data[name]
+    match name:
+        case "path":
+            return None if value is None else Path(value)
+        case "metrics":
+            return Metrics(value)
+        case "error":
+            kind, _, text = value.partition(": ")  # the text stands beside it, or behind it
+            return _error(kind, data.get("text", text))
+        case _:
+            return value
+
+
+def _error(kind: str, text: str) -> BaseException:
+    """Return an exception of the recorded name that says the recorded text; it is of that type by name only."""
+    base = EXITS.get(kind, Exception)
+    made: BaseException = type(kind, (base,), {})(text.removeprefix(f"{kind}: "))
+    return made

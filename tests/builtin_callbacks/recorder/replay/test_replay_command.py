@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import heliograph as h
 import pytest
 from heliograph.builtin_callbacks.recorder.replay import command
+from heliograph.builtin_callbacks.recorder.replay.command import made_plugin, made_plugins, parsed
 from heliograph.tests.recordings import fit
 
 
@@ -67,3 +69,136 @@ def test_a_plugin_that_fails_is_told_by_the_status(tmp_path: Path, capsys: pytes
     fit([h.ValidationSchedule(h.Every(epochs=1)), h.Recorder(tmp_path)], epochs=1)
     assert called(str(tmp_path), "--plugin", "early_stopping:monitor=validation/los,mode=min") == 1
     assert "  then it failed: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "options"),
+    [
+        ("nan_guard", "nan_guard", {}),
+        ("early_stopping:patience=2", "early_stopping", {"patience": 2}),
+        (
+            "early_stopping:monitor=validation/loss,patience=2,mode=min,min_delta=1e-3",
+            "early_stopping",
+            {"monitor": "validation/loss", "patience": 2, "mode": "min", "min_delta": 1e-3},
+        ),
+        ("heliograph:early_stopping", "heliograph:early_stopping", {}),
+        ("heliograph:early_stopping:patience=2", "heliograph:early_stopping", {"patience": 2}),
+        ("gradient_accumulation:n={0: 1, 5: 4}", "gradient_accumulation", {"n": {0: 1, 5: 4}}),
+        ("x:a='b,c=d',e=[1, 2],f=None,g=True,h=-1", "x", {"a": "b,c=d", "e": [1, 2], "f": None, "g": True, "h": -1}),
+        ("file_log:folder=/tmp/a b:c", "file_log", {"folder": "/tmp/a b:c"}),
+        ("x:a=", "x", {"a": ""}),
+        ("x:a=__import__", "x", {"a": "__import__"}),
+        ("x:a=b=c", "x", {"a": "b=c"}),
+    ],
+)
+def test_options_are_literals_or_strings(text: str, name: str, options: dict[str, Any]) -> None:
+    assert parsed(text) == (name, options)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("x:when=Every(steps=5)", "every 5 steps"),
+        ("x:when=At(epochs=[1, 3])", "at 1, 3 epochs"),
+        ("x:when=Between(steps=(2, 4))", "between 2, 4 steps"),
+        ("x:when=Once()", "once 1 emissions"),
+        ("x:when='Every(steps=5)'", "every 5 steps"),
+        ('x:when="At(epochs=[1, 3])"', "at 1, 3 epochs"),
+    ],
+)
+def test_filters_are_made(text: str, shown: str) -> None:
+    name, options = parsed(f"{text},at_end=True")
+    assert name == "x"
+    assert (str(options["when"]), options["at_end"]) == (shown, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("x=1", r"A plugin is written as name:key=value,key=value, got 'x=1'"),
+        ("early_stopping:1", r"An option is written as key=value, got '1' in 'early_stopping:1'"),
+        ("early_stopping:", r"An option is written as key=value, got ''"),
+        ("heliograph:early_stopping:1", r"An option is written as key=value, got '1'"),
+        ("x:a=1,b", r"An option is written as key=value, got 'b'"),
+        ("x:a b=1", r"An option is written as key=value, got 'a b=1'"),
+        ("x:a=1,a=2", r"The option a is given twice"),
+        (
+            "x:when=Evry(steps=5)",
+            r"'Evry\(steps=5\)' is no filter. Did you mean 'Every'\? Known: At, Between, Every, Once",
+        ),
+        ("x:when=Every(5)", r"A filter takes one counter by name, as in Every\(steps=5\)"),
+        ("x:when=Every(**{'steps': 5})", r"A filter takes one counter by name"),
+        ("x:when=Every(steps=print(1))", r"A filter takes plain numbers, as in Every\(steps=5\)"),
+        ("x:when=Every(steps=0)", r"Every\(steps=...\) must be a whole number, at least 1; got 0"),
+        ("x:when=Every(steps=5)|At(steps=3)", r"Filters are not combined here: give one, such as Every\(steps=5\)"),
+        ("x:when='Every(steps=5) | At(steps=3)'", r"Filters are not combined here"),
+        ("x:when=not Every(steps=5)", r"Filters are not combined here"),
+        ("x:when=__import__('os').system('true')", r"is no filter"),
+    ],
+)
+def test_another_form_is_refused(text: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        parsed(text)
+
+
+def test_a_plugin_is_made_from_its_entry_point() -> None:
+    plugin = made_plugin("early_stopping:monitor=train/loss,patience=7")
+    assert isinstance(plugin, h.EarlyStopping)
+    assert (plugin.patience, plugin.monitor.name) == (7, "train/loss")
+
+
+def test_an_option_out_of_its_range_says_where() -> None:
+    with pytest.raises(ValueError, match="patience must be a whole number, at least 1; got 0") as caught:
+        made_plugin("early_stopping:patience=0")
+    assert caught.value.__notes__ == ["while making 'early_stopping:patience=0'"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "early_stopping:patienc=1",
+            "early_stopping has no option 'patienc'. Did you mean 'patience'? "
+            "Known: min_delta, mode, monitor, nan, patience.",
+        ),
+        ("log_schedule", "log_schedule needs when=..., as in 'log_schedule:when=Every(steps=5)'."),
+        ("log_schedule:at_end=True", "log_schedule needs when=..., as in 'log_schedule:when=Every(steps=5)'."),
+        ("file_log", "file_log needs folder=..., as in 'file_log:folder=VALUE'."),
+    ],
+)
+def test_options_are_those_of_the_plugin(text: str, told: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        made_plugin(text)
+    assert str(caught.value) == told
+
+
+def test_settings_of_one_plugin_are_numbered() -> None:
+    texts = ["early_stopping:patience=1", "log_schedule:when=Once()", "early_stopping:patience=2", "early_stopping"]
+    plugins, said = made_plugins(texts)
+    assert [plugin.name for plugin in plugins] == [
+        "early_stopping",
+        "log_schedule",
+        "early_stopping_2",
+        "early_stopping_3",
+    ]
+    assert said == ["early_stopping_2 is 'early_stopping:patience=2'", "early_stopping_3 is 'early_stopping'"]
+
+
+def test_a_package_named_as_its_plugin_is_no_plugin_with_an_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "weather-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: weather\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text("[heliograph.plugins]\nweather = weather_plugin:Weather\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert parsed("weather:weather") == ("weather:weather", {})
+    with pytest.raises(LookupError, match=r"No installed plugin is named 'weather:wether'\. Did you mean"):
+        made_plugin("weather:wether")
+
+
+def test_a_plugin_that_is_not_installed_is_refused() -> None:
+    with pytest.raises(
+        LookupError, match=r"No installed plugin is named 'early_stoping'\. Did you mean 'early_stopping'"
+    ):
+        made_plugin("early_stoping:patience=7")
