@@ -7,11 +7,11 @@ from typing import Any
 import heliograph as h
 import pytest
 from heliograph.builtin_callbacks.recorder.replay import command
-from heliograph.builtin_callbacks.recorder.replay.command import made_plugin, made_plugins, parsed
+from heliograph.builtin_callbacks.recorder.replay.command import make_plugin, make_plugins, parse_plugin
 from heliograph.tests.recordings import fit
 
 
-def called(*arguments: str) -> int:
+def call(*arguments: str) -> int:
     parser = argparse.ArgumentParser()
     command.add_command(parser.add_subparsers())
     options = parser.parse_args(["replay", *arguments])
@@ -20,54 +20,59 @@ def called(*arguments: str) -> int:
 
 def test_the_report_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit([h.LogSchedule(h.Every(steps=4)), h.Recorder(tmp_path)], validation=None)
-    assert called(str(tmp_path), "--plugin", "log_schedule:when=Every(steps=6)", "--plugin", "nan_guard") == 0
+    assert call(str(tmp_path), "--plugin", "log_schedule:when=Every(steps=6)", "--plugin", "nan_guard") == 0
     shown = capsys.readouterr().out
     assert "with log_schedule, nan_guard\n" in shown
-    assert "log_schedule would have asked for log 2 times\n" in shown
+    assert "log_schedule would have requested log 2 times\n" in shown
     assert "step 6 on batch_end: log - every 6 steps (the run did not)" in shown
-    assert "nan_guard would have asked for nothing\n  then it was told: A recording does not hold the losses" in shown
+    assert (
+        "nan_guard would have requested nothing\n  then it was switched off: A recording does not hold the losses"
+        in shown
+    )
 
 
 @pytest.mark.parametrize(
-    ("plugin", "told"),
+    ("plugin", "message"),
     [
         ("log_schedul", "No installed plugin is named 'log_schedul'. Did you mean 'log_schedule'?"),
         ("log_schedule:when=3", "takes a filter such as Every(steps=100), got 3.; while making 'log_schedule:when=3'"),
         ("log_schedule:when=Every(steps=1", "takes a filter such as Every(steps=100)"),
     ],
 )
-def test_a_wrong_plugin_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str], plugin: str, told: str) -> None:
+def test_a_wrong_plugin_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], plugin: str, message: str
+) -> None:
     fit([h.Recorder(tmp_path)], validation=None, epochs=1)
-    assert called(str(tmp_path), "--plugin", plugin) == 2
+    assert call(str(tmp_path), "--plugin", plugin) == 2
     error = capsys.readouterr().err
     assert error.startswith("heliograph replay: ")
-    assert told in error
+    assert message in error
 
 
 def test_a_missing_recording_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert called(str(tmp_path / "none.recording"), "--plugin", "nan_guard") == 2
+    assert call(str(tmp_path / "none.recording"), "--plugin", "nan_guard") == 2
     assert "There is no recording" in capsys.readouterr().err
 
 
 def test_two_of_a_name_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit([h.Recorder(tmp_path)], validation=None, epochs=1)
-    assert called(str(tmp_path), "--plugin", "nan_guard", "--plugin", "nan_guard") == 2
+    assert call(str(tmp_path), "--plugin", "nan_guard", "--plugin", "nan_guard") == 2
     assert "nan_guard" in capsys.readouterr().err
 
 
 def test_two_settings_of_one_plugin_are_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit([h.LogSchedule(h.Every(steps=4)), h.Recorder(tmp_path)], validation=None)
     settings = [f"log_schedule:when=Every(steps={steps})" for steps in (8, 6)]
-    assert called(str(tmp_path), "--plugin", settings[0], "--plugin", settings[1]) == 0
+    assert call(str(tmp_path), "--plugin", settings[0], "--plugin", settings[1]) == 0
     shown = capsys.readouterr().out
-    assert "\nlog_schedule would have asked for log 2 times\n" in shown
-    assert "\nlog_schedule_2 would have asked for log 2 times\n" in shown
+    assert "\nlog_schedule would have requested log 2 times\n" in shown
+    assert "\nlog_schedule_2 would have requested log 2 times\n" in shown
     assert shown.endswith("\nlog_schedule_2 is 'log_schedule:when=Every(steps=6)'\n")
 
 
-def test_a_plugin_that_fails_is_told_by_the_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plugin_that_fails_sets_the_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fit([h.ValidationSchedule(h.Every(epochs=1)), h.Recorder(tmp_path)], epochs=1)
-    assert called(str(tmp_path), "--plugin", "early_stopping:monitor=validation/los,mode=min") == 1
+    assert call(str(tmp_path), "--plugin", "early_stopping:monitor=validation/los,mode=min") == 1
     assert "  then it failed: " in capsys.readouterr().out
 
 
@@ -92,7 +97,7 @@ def test_a_plugin_that_fails_is_told_by_the_status(tmp_path: Path, capsys: pytes
     ],
 )
 def test_options_are_literals_or_strings(text: str, name: str, options: dict[str, Any]) -> None:
-    assert parsed(text) == (name, options)
+    assert parse_plugin(text) == (name, options)
 
 
 @pytest.mark.parametrize(
@@ -107,13 +112,13 @@ def test_options_are_literals_or_strings(text: str, name: str, options: dict[str
     ],
 )
 def test_filters_are_made(text: str, shown: str) -> None:
-    name, options = parsed(f"{text},at_end=True")
+    name, options = parse_plugin(f"{text},at_end=True")
     assert name == "x"
     assert (str(options["when"]), options["at_end"]) == (shown, True)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("x=1", r"A plugin is written as name:key=value,key=value, got 'x=1'"),
         ("early_stopping:1", r"An option is written as key=value, got '1' in 'early_stopping:1'"),
@@ -124,37 +129,37 @@ def test_filters_are_made(text: str, shown: str) -> None:
         ("x:a=1,a=2", r"The option a is given twice"),
         (
             "x:when=Evry(steps=5)",
-            r"'Evry\(steps=5\)' is no filter. Did you mean 'Every'\? Known: At, Between, Every, Once",
+            r"'Evry\(steps=5\)' is not a filter. Did you mean 'Every'\? Known: At, Between, Every, Once",
         ),
         ("x:when=Every(5)", r"A filter takes one counter by name, as in Every\(steps=5\)"),
         ("x:when=Every(**{'steps': 5})", r"A filter takes one counter by name"),
         ("x:when=Every(steps=print(1))", r"A filter takes plain numbers, as in Every\(steps=5\)"),
         ("x:when=Every(steps=0)", r"Every\(steps=...\) must be a whole number, at least 1; got 0"),
-        ("x:when=Every(steps=5)|At(steps=3)", r"Filters are not combined here: give one, such as Every\(steps=5\)"),
-        ("x:when='Every(steps=5) | At(steps=3)'", r"Filters are not combined here"),
-        ("x:when=not Every(steps=5)", r"Filters are not combined here"),
-        ("x:when=__import__('os').system('true')", r"is no filter"),
+        ("x:when=Every(steps=5)|At(steps=3)", r"Filters cannot be combined here: give one, such as Every\(steps=5\)"),
+        ("x:when='Every(steps=5) | At(steps=3)'", r"Filters cannot be combined here"),
+        ("x:when=not Every(steps=5)", r"Filters cannot be combined here"),
+        ("x:when=__import__('os').system('true')", r"is not a filter"),
     ],
 )
-def test_another_form_is_refused(text: str, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        parsed(text)
+def test_another_form_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_plugin(text)
 
 
 def test_a_plugin_is_made_from_its_entry_point() -> None:
-    plugin = made_plugin("early_stopping:monitor=train/loss,patience=7")
+    plugin = make_plugin("early_stopping:monitor=train/loss,patience=7")
     assert isinstance(plugin, h.EarlyStopping)
     assert (plugin.patience, plugin.monitor.name) == (7, "train/loss")
 
 
-def test_an_option_out_of_its_range_says_where() -> None:
+def test_an_option_out_of_its_range_is_an_error_that_names_the_text() -> None:
     with pytest.raises(ValueError, match="patience must be a whole number, at least 1; got 0") as caught:
-        made_plugin("early_stopping:patience=0")
+        make_plugin("early_stopping:patience=0")
     assert caught.value.__notes__ == ["while making 'early_stopping:patience=0'"]
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         (
             "early_stopping:patienc=1",
@@ -166,25 +171,25 @@ def test_an_option_out_of_its_range_says_where() -> None:
         ("file_log", "file_log needs folder=..., as in 'file_log:folder=VALUE'."),
     ],
 )
-def test_options_are_those_of_the_plugin(text: str, told: str) -> None:
+def test_options_are_those_of_the_plugin(text: str, message: str) -> None:
     with pytest.raises(TypeError) as caught:
-        made_plugin(text)
-    assert str(caught.value) == told
+        make_plugin(text)
+    assert str(caught.value) == message
 
 
 def test_settings_of_one_plugin_are_numbered() -> None:
     texts = ["early_stopping:patience=1", "log_schedule:when=Once()", "early_stopping:patience=2", "early_stopping"]
-    plugins, said = made_plugins(texts)
+    plugins, lines = make_plugins(texts)
     assert [plugin.name for plugin in plugins] == [
         "early_stopping",
         "log_schedule",
         "early_stopping_2",
         "early_stopping_3",
     ]
-    assert said == ["early_stopping_2 is 'early_stopping:patience=2'", "early_stopping_3 is 'early_stopping'"]
+    assert lines == ["early_stopping_2 is 'early_stopping:patience=2'", "early_stopping_3 is 'early_stopping'"]
 
 
-def test_a_package_named_as_its_plugin_is_no_plugin_with_an_option(
+def test_a_package_with_the_name_of_its_plugin_is_not_read_as_a_plugin_with_an_option(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     info = tmp_path / "weather-1.2.dist-info"
@@ -192,13 +197,13 @@ def test_a_package_named_as_its_plugin_is_no_plugin_with_an_option(
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: weather\nVersion: 1.2\n")
     (info / "entry_points.txt").write_text("[heliograph.plugins]\nweather = weather_plugin:Weather\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert parsed("weather:weather") == ("weather:weather", {})
+    assert parse_plugin("weather:weather") == ("weather:weather", {})
     with pytest.raises(LookupError, match=r"No installed plugin is named 'weather:wether'\. Did you mean"):
-        made_plugin("weather:wether")
+        make_plugin("weather:wether")
 
 
 def test_a_plugin_that_is_not_installed_is_refused() -> None:
     with pytest.raises(
         LookupError, match=r"No installed plugin is named 'early_stoping'\. Did you mean 'early_stopping'"
     ):
-        made_plugin("early_stoping:patience=7")
+        make_plugin("early_stoping:patience=7")
