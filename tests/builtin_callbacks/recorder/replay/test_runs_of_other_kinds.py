@@ -11,7 +11,7 @@ import torch
 from heliograph.builtin_callbacks.recorder.replay.replay import replay
 from heliograph.tests.ranks_pool import Pool
 from heliograph.tests.recordings import fit
-from heliograph.tests.replay_stories import facts
+from heliograph.tests.replay_scenarios import facts
 from torch import Tensor, nn
 
 DATA = [torch.full((2, 1), float(number)) for number in range(6)]
