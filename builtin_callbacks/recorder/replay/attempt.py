@@ -66,7 +66,7 @@ class AttemptReplay:
         self._evaluations = Evaluations(
             attempt, self.run, self._requests, self._failure, findings, self._emit, self._emit_metrics
         )
-        self._has_begun = False  # and applied the state that it resumes, if any
+        self._has_begun = False  # with the state that it resumes, if any
         self._actions: dict[str, Callable[[Happened], None]] = {
             "train_start": self._start,
             "checkpoint_loaded": self._load,
@@ -133,7 +133,7 @@ class AttemptReplay:
     def _emit(self, entry: Happened) -> Event | None:
         """Emit an entry's event, with the counters that it had."""
         event = make_event(entry)
-        if event is None or entry.event in AT_ANY_TIME:  # the counters of an unfinished batch are not for plugins
+        if event is None or entry.event in AT_ANY_TIME:  # during a batch, whose own events raise the counters
             self.run.progress.set_seconds(entry.place.seconds)
         else:
             self.run.move_to(entry.place)
