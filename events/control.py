@@ -143,13 +143,13 @@ class Control:
             reason: why, for people.
             by: who asks; by default the plugin whose handler calls.
         """
-        request = self._record("stop", reason, by)
+        request = self.record("stop", reason, by)
         self.stop_request = self.stop_request or request
         self.pending = True
 
     def end_epoch(self, reason: str, *, by: str | None = None) -> None:
         """End the epoch at the next boundary, as if the loader had ended."""
-        request = self._record("end_epoch", reason, by)
+        request = self.record("end_epoch", reason, by)
         self._end_request = self._end_request or request
         self.pending = True
 
@@ -173,7 +173,7 @@ class Control:
 
     def skip_batch(self, reason: str, *, by: str | None = None) -> None:
         """From `BatchStart`: skip this micro-batch."""
-        self._record("skip_batch", reason, by)
+        self.record("skip_batch", reason, by)
         self.skips_batch = self.touched = True
 
     def hold_step(self, reason: str, *, by: str | None = None) -> None:
@@ -181,23 +181,23 @@ class Control:
 
         The last batch of an epoch is stepped all the same: windows never cross an epoch.
         """
-        self._record("hold_step", reason, by)
+        self.record("hold_step", reason, by)
         self.holds_step = self.touched = True
 
     def scale_loss(self, factor: float, reason: str, *, by: str | None = None) -> None:
         """From `BatchStart`: multiply this micro-batch's loss for the backward pass; several factors multiply up."""
-        self._record("scale_loss", reason, by)
+        self.record("scale_loss", reason, by)
         self.loss_scale *= factor
         self.touched = True
 
     def skip_step(self, reason: str, *, by: str | None = None) -> None:
         """From `GradientsReady`: drop the current gradients instead of stepping with them."""
-        self._record("skip_step", reason, by)
+        self.record("skip_step", reason, by)
         self.drops_step = self.touched = True
 
     def veto_stop(self, reason: str, *, by: str | None = None) -> None:
         """From `ShouldStop`: postpone a stop until the next boundary."""
-        self._record("veto_stop", reason, by)
+        self.record("veto_stop", reason, by)
         self._vetoed = True
 
     def cut_validation(self, reason: str, *, by: str | None = None) -> None:
@@ -209,7 +209,7 @@ class Control:
         """
         if not self.is_evaluating:
             raise _too_late("cut_validation", "a running validation or test")
-        self.cut_request = self._record("cut_validation", reason, by)
+        self.cut_request = self.record("cut_validation", reason, by)
 
     # Reading.
 
@@ -303,7 +303,7 @@ class Control:
 
     def roll_back(self, reason: str) -> None:
         """Leave the epoch at the next boundary, to continue from another state."""
-        self._back_request = self._record("roll_back", reason, None)
+        self._back_request = self.record("roll_back", reason, None)
         self.pending = True
 
     def discard_epoch(self) -> None:
@@ -399,7 +399,7 @@ class Control:
         self.pending = self.pending or bool(self._due) or self.should_end_epoch
 
     def _request(self, verb: Verb, reason: str, by: str | None) -> None:
-        request = self._record(verb, reason, by)
+        request = self.record(verb, reason, by)
         self._due.setdefault(verb, request)
         self.pending = True
 
@@ -407,7 +407,13 @@ class Control:
         place = self._progress
         return Request(verb, "the checkpoint", "it was due there", place.epoch, place.batch, place.steps)
 
-    def _record(self, verb: Verb, reason: str, by: str | None) -> Request:
+    def record(self, verb: Verb, reason: str, by: str | None) -> Request:
+        """Add a request to the history and return it; every verb calls this first.
+
+        Raises:
+            RuntimeError: the verb has no effect from the handler that calls it.
+            TypeError: the reason is not a string.
+        """
         owner, event = current_handler()
         event_class, only = _ONLY_IN.get(verb, ("", event))
         if event != only and not is_within(only):

@@ -97,10 +97,8 @@ def test_what_a_minimal_training_loads() -> None:
 def test_folders_are_small() -> None:
     """One file for each plugin beside the folders of the larger ones; else at most 16 in a folder."""
     counts = Counter(path.parent.relative_to(ROOT).as_posix() for path in modules().values() if path.stem != "__init__")
-    assert {
+    assert not {
         folder: count for folder, count in counts.items() if count > (30 if folder == "builtin_callbacks" else 16)
-    } == {
-        "builtin_callbacks/recorder/replay": 18,
     }
     assert len(files("core")) <= 133  # the aim is 120
 

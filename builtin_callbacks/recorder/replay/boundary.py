@@ -1,4 +1,4 @@
-"""A step boundary: what was granted there, what was not, and whether the run would have ended."""
+"""A step boundary: which requests the recorded run served there, and whether the run would have ended."""
 
 from __future__ import annotations
 
@@ -9,81 +9,83 @@ from ....events import Request
 from ....events.catalogue import ShouldStop
 from ....events.control import Verb
 from ..format.records import Entry, Happened
-from .failure import Failing
-from .ledger import Ledger
-from .requests import Requests
+from .entries import BATCHES
+from .failure import RecordedFailure
+from .findings import Findings
+from .requests import RecordedRequests
 from .run import ReplayRun
-from .script import BATCHES
 
-SERVED: Final[tuple[Verb, ...]] = ("next_phase", "log", "validation", "save")
-GOING_ON = (BATCHES, "epoch_start", "checkpoint_loaded")
+SERVED: Final[tuple[Verb, ...]] = ("next_phase", "log", "validation", "save")  # in the order of the loop
+CONTINUES: Final = (BATCHES, "epoch_start", "checkpoint_loaded")
 
 
 class Boundary:
-    """The boundary at which the replay stands, if it does.
+    """The boundary that the replay is at, if it is at one.
 
     Args:
         run: the run.
-        requests: those of the other plugins.
-        ledger: where to write down what comes of the requests.
-        failing: how the run failed, if it did.
+        requests: those of plugins that are not replayed.
+        findings: where to note which requests were served.
+        failure: how the run failed, if it did.
     """
 
-    def __init__(self, run: ReplayRun, requests: Requests, ledger: Ledger, failing: Failing) -> None:
-        self._run, self._requests, self._ledger, self._failing = run, requests, ledger, failing
+    def __init__(
+        self, run: ReplayRun, requests: RecordedRequests, findings: Findings, failure: RecordedFailure
+    ) -> None:
+        self._run, self._requests, self._findings, self._failure = run, requests, findings, failure
         self._should_stop = run.bus.signal(ShouldStop)
         self._is_open = self._is_due = self._is_last = False
-        self._passed = -1
+        self._served = -1  # the index of the last verb that was served or removed
 
     def open(self, *, due: bool, last: bool = False) -> None:
-        """Stand at a boundary.
+        """Begin a boundary.
 
         Args:
-            due: whether the loop is there, even if the recording shows nothing that was granted.
-            last: whether it is the one behind `TrainEnd`.
+            due: whether the loop has a boundary here, even if the recording does not show a request that it served.
+            last: whether it is the one after `TrainEnd`.
         """
-        self._is_open, self._is_due, self._is_last, self._passed = True, due, last, -1
+        self._is_open, self._is_due, self._is_last, self._served = True, due, last, -1
 
     def serve(self, verb: Verb) -> None:
-        """Note that the recorded run granted something; what comes before it in a boundary was not granted."""
+        """Note that the recorded run served a request, and did not serve those that come before it in a boundary."""
         if self._is_open:
             index = SERVED.index(verb)
-            if index <= self._passed:  # behind `TrainEnd` everything is served twice
-                self._pass(len(SERVED))
-                self._passed = -1
-            self._pass(index)
-            self._passed, self._is_due = index, True
+            if index <= self._served:  # after `TrainEnd` everything is served twice
+                self._remove_until(len(SERVED))
+                self._served = -1
+            self._remove_until(index)
+            self._served, self._is_due = index, True
         self._run.control.pop_request(verb)
-        self._ledger.settle(verb, did=True)
+        self._findings.decide(verb, did=True)
 
     def close(self, following: Entry | None) -> None:
-        """Leave the boundary, if the replay stands at one.
+        """End the boundary, if the replay is at one.
 
         Args:
-            following: with what the recorded run went on or ended; None where it was killed here.
+            following: the milestone after it; None where the run was killed here.
         """
         if not self._is_open:
             return
         self._is_open = False
         if following is None:
-            self._stop_where_killed()
+            self._note_stop_where_killed()
             return
-        if not self._is_due or self._failing.cuts_boundary(following):
+        if not self._is_due or self._failure.interrupts_boundary(following):
             return
-        self._pass(len(SERVED))
+        self._remove_until(len(SERVED))
         if not self._is_last:
             self._run.control.release()
-            self._requests.bring_votes()
+            self._requests.add_votes()
             if self._should_stop.chain:
-                with self._failing.heard(ShouldStop):
+                with self._failure.limit_handlers(ShouldStop):
                     self._should_stop.emit(self._run, SHOULD_STOP)
             self._decide(following.event if isinstance(following, Happened) else BATCHES)
 
-    def _pass(self, end: int) -> None:
-        """Take out what was not granted, of what would have been by now."""
-        for verb in SERVED[self._passed + 1 : end]:
-            self._run.own_control.drop(verb)
-            self._ledger.settle(verb, did=None if verb == "next_phase" else False)
+    def _remove_until(self, end: int) -> None:
+        """Remove the requests that the recorded run would have served by now, and did not."""
+        for verb in SERVED[self._served + 1 : end]:
+            self._run.own_control.remove(verb)
+            self._findings.decide(verb, did=None if verb == "next_phase" else False)
 
     def _decide(self, following: str) -> None:
         control = self._run.own_control
@@ -91,31 +93,32 @@ class Boundary:
         if stop is not None and not control.vetoed and not control.is_rolling_back:
             self._stop(stop, following)
         if following == BATCHES and control.should_end_epoch:
-            control.drop("end_epoch")
-            self._ledger.settle("end_epoch", did=False)
-        self._ledger.settle("veto_stop", did=following != "train_end")
+            control.remove("end_epoch")
+            self._findings.decide("end_epoch", did=False)
+        self._findings.decide("veto_stop", did=following != "train_end")
         control.decide()
 
     def _stop(self, stop: Request, following: str) -> None:
-        """Note that the run would have ended here, unless somebody put that off who is not replayed."""
+        """Note that the run would have ended here, unless a plugin that is not replayed postponed the stop."""
         requests = self._requests
-        if following == "epoch_start" and self._run.epoch_is_over:  # that is told yet, and decided upon behind it
+        if following == "epoch_start" and self._run.epoch_is_over:  # EpochEnd comes first, and has a boundary
             return
-        if following in GOING_ON and requests.has_stop and requests.has_veto:
-            self._run.own_control.hold_out()
+        if following in CONTINUES and requests.has_stop and requests.has_veto:
+            self._run.own_control.postpone_stop()
             return
-        if following in (*GOING_ON, "train_end"):
-            self._end(stop, did=following == "train_end")
-        if following in GOING_ON:
-            self._run.own_control.drop("stop")
+        if following in (*CONTINUES, "train_end"):
+            self._add_end(stop, did=following == "train_end")
+        if following in CONTINUES:
+            self._run.own_control.remove("stop")
 
-    def _stop_where_killed(self) -> None:
-        """Note a stop that stands where the run was killed; whether anybody put it off, nobody knows."""
+    def _note_stop_where_killed(self) -> None:
+        """Note an open stop where the run was killed; whether it was postponed is unknown."""
         stop = self._run.control.stop_request
         if stop is not None and not self._is_last:
-            self._end(stop, did=None)
+            self._add_end(stop, did=None)
 
-    def _end(self, stop: Request, *, did: bool | None) -> None:
-        place = self._run.progress
-        self._ledger.end(stop.by, stop.reason, (place.epoch, place.batch, place.steps), did=did, failure=False)
-        self._ledger.settle("stop", did=did)
+    def _add_end(self, stop: Request, *, did: bool | None) -> None:
+        progress = self._run.progress
+        where = progress.epoch, progress.batch, progress.steps
+        self._findings.add_end(stop.by, stop.reason, where, did=did, failure=False)
+        self._findings.decide("stop", did=did)

@@ -4,35 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 from ....core.errors import NotRecorded
 from ....events import Control, Progress, Request
 from ....events.control import Verb
 
+AT_BOUNDARY: Final = ("stop", "end_epoch", "roll_back", "log", "validation", "save", "next_phase")
+
 
 class ReplayControl(Control):
-    """A control that tells of every request, that recorded ones are put into, and that others can be taken out of.
+    """A control that recorded requests are added to, and that requests can be removed from.
 
     Args:
-        progress: where the replayed run is.
-        heard: called with each request that is made; a counted one comes again and again.
+        progress: the counters of the replayed run.
+        on_request: called with each request that a replayed plugin makes, also where it is only counted again.
 
     Attributes:
-        is_held: whether somebody is known to hold the step of the batch in hand.
+        is_held: whether the step of the current batch is known to be held.
     """
 
-    __slots__ = ("_heard", "_loss_scale", "_others_hold", "_scale_is_unknown", "is_held")
+    __slots__ = ("_loss_scale", "_on_request", "_others_hold", "_scale_is_unknown", "is_held")
 
-    def __init__(self, progress: Progress, heard: Callable[[Request], None]) -> None:
+    def __init__(self, progress: Progress, on_request: Callable[[Request], None]) -> None:
         super().__init__(progress)
-        self._heard, self._scale_is_unknown, self._others_hold = heard, False, False
+        self._on_request, self._scale_is_unknown, self._others_hold = on_request, False, False
 
     @property
     def loss_scale(self) -> float:
-        """The factor on the loss of the batch in hand.
+        """The factor on the loss of the current batch.
 
         Raises:
-            NotRecorded: a plugin scales losses that is not replayed; by how much, and which later ones, nobody knows.
+            NotRecorded: a plugin that is not replayed scales losses, and neither its factors nor all the batches are
+                recorded.
         """
         if self._scale_is_unknown:
             raise NotRecorded("by how much other plugins scale the loss")
@@ -44,10 +48,10 @@ class ReplayControl(Control):
 
     @property
     def holds_step(self) -> bool:
-        """Whether the batch in hand is accumulated.
+        """Whether the current batch is accumulated.
 
         Raises:
-            NotRecorded: a plugin holds steps that is not replayed; which later ones, nobody knows.
+            NotRecorded: a plugin that is not replayed holds steps, and not all the batches are recorded.
         """
         if self._others_hold and not self.is_held:
             raise NotRecorded("whether other plugins hold the step")
@@ -58,27 +62,24 @@ class ReplayControl(Control):
         self.is_held = value
 
     def scale_loss(self, factor: float, reason: str, *, by: str | None = None) -> None:
-        """Scale it, whatever the others' factors are."""
+        """Scale the loss, also where the factors of others are unknown."""
         unknown, self._scale_is_unknown = self._scale_is_unknown, False
         super().scale_loss(factor, reason, by=by)
         self._scale_is_unknown = unknown
 
-    def put(self, recorded: Request) -> Request:
-        """Let a request stand that a plugin of the recorded run had made; return its entry in the history."""
-        request = replace(recorded)
+    def add_recorded(self, recorded: Request) -> Request:
+        """Add a request that a plugin made in the recorded run; return its copy in the history."""
+        request, requests = replace(recorded), self.open_requests()
+        if request.verb in AT_BOUNDARY and request.verb not in requests:
+            self._replace({**requests, request.verb: request}, vetoed=self.vetoed)
+            return request
         self.history.append(request)
         self.history.total += 1
         match request.verb:
-            case "stop":
-                self.stop_request = self.stop_request or request
-            case "end_epoch":
-                self._end_request = self._end_request or request
-            case "roll_back":
-                self._back_request = request
             case "cut_validation":
                 self.cut_request = request
             case "veto_stop":
-                self._vetoed = True
+                self.postpone_stop()
             case "skip_batch":
                 self.skips_batch = self.touched = True
             case "hold_step":
@@ -87,29 +88,25 @@ class ReplayControl(Control):
                 self.drops_step = self.touched = True
             case "scale_loss":
                 self._scale_is_unknown = self.touched = True
-            case _:
-                self._due.setdefault(request.verb, request)
-        asked = self.should_stop or self.should_end_epoch or self.is_rolling_back
-        self.pending = self.pending or bool(self._due) or asked
         return request
 
-    def drop(self, verb: Verb) -> None:
-        """Take out a request that the recorded run did not grant."""
-        match verb:
-            case "stop":
-                self.stop_request = None
-            case "end_epoch":
-                self._end_request = None
-            case "roll_back":
-                self._back_request = None
-            case _:
-                self._due.pop(verb, None)
+    def remove(self, verb: Verb) -> None:
+        """Remove a request that the recorded run did not serve."""
+        requests = self.open_requests()
+        if requests.pop(verb, None) is not None:
+            self._replace(requests, vetoed=self.vetoed)
 
-    def hold_out(self) -> None:
-        """Put a stop off, as somebody did in the recorded run."""
-        self._vetoed = True
+    def postpone_stop(self) -> None:
+        """Postpone a stop, as a plugin did in the recorded run."""
+        self._replace(self.open_requests(), vetoed=True)
 
-    def _record(self, verb: Verb, reason: str, by: str | None) -> Request:
-        request = super()._record(verb, reason, by)
-        self._heard(request)
+    def record(self, verb: Verb, reason: str, by: str | None) -> Request:
+        """See the base class."""
+        request = super().record(verb, reason, by)
+        self._on_request(request)
         return request
+
+    def _replace(self, requests: dict[Verb, Request], *, vetoed: bool) -> None:
+        was_pending = self.pending  # until the boundary ends, whatever is removed
+        self.adopt(requests, vetoed=vetoed)
+        self.pending |= was_pending

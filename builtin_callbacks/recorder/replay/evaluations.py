@@ -1,4 +1,4 @@
-"""Validations and tests of a recorded run."""
+"""The validations and tests of a recorded run."""
 
 from __future__ import annotations
 
@@ -7,52 +7,52 @@ from contextlib import nullcontext
 
 from ....core.evaluation import EVENTS
 from ..format.records import Attempt, Happened
-from .failure import Failing
-from .ledger import Ledger
-from .requests import Requests
+from .failure import RecordedFailure
+from .findings import Findings
+from .requests import RecordedRequests
 from .run import ReplayRun
 
 
 class Evaluations:
-    """Replays them, batch by batch where somebody hears of these.
+    """Replays validations and tests, batch by batch where their batches have handlers.
 
     Args:
-        attempt: what is replayed.
+        attempt: the replayed attempt.
         run: the run.
         requests: those of plugins that are not replayed.
-        failing: how the run failed, if it did.
-        ledger: where to write down what becomes of requests.
-        tell: emits an entry's event.
-        tell_metrics: the same, of one that has metrics.
+        failure: how the run failed, if it did.
+        findings: where to note which requests were served.
+        emit: emits an entry's event.
+        emit_metrics: the same for an event that has metrics.
     """
 
     def __init__(
         self,
         attempt: Attempt,
         run: ReplayRun,
-        requests: Requests,
-        failing: Failing,
-        ledger: Ledger,
-        tell: Callable[[Happened], object],
-        tell_metrics: Callable[[Happened], None],
+        requests: RecordedRequests,
+        failure: RecordedFailure,
+        findings: Findings,
+        emit: Callable[[Happened], object],
+        emit_metrics: Callable[[Happened], None],
     ) -> None:
         self._phase, self._run, self._requests = attempt.phase, run, requests
-        self._failing, self._ledger, self._tell, self._tell_metrics = failing, ledger, tell, tell_metrics
+        self._failure, self._findings, self._emit, self._emit_metrics = failure, findings, emit, emit_metrics
 
     def start(self, entry: Happened) -> None:
-        """Begin one."""
+        """Start one."""
         self._run.phase = "test" if entry.event == "test_start" else "validation"
         self._run.evaluation_batches = entry.data["batches"]
         self._run.control.is_evaluating = True
-        self._tell(entry)
+        self._emit(entry)
 
     def end(self, entry: Happened) -> None:
-        """End one that was whole, whatever a replayed plugin asked."""
+        """End one that was not cut short, whatever a replayed plugin requested."""
         self._evaluate(entry)
         self._run.control.cut_request = None
-        self._ledger.settle("cut_validation", did=False)
+        self._findings.decide("cut_validation", did=False)
         self._run.control.close_validation()
-        self._tell_metrics(entry)
+        self._emit_metrics(entry)
         self._run.progress.validations += self._run.trains  # only now, as in the loop
         self._run.phase = self._phase
 
@@ -61,22 +61,20 @@ class Evaluations:
         run, control = self._run, self._run.control
         self._evaluate(entry)
         control.cut_request = cut = control.cut_request or self._requests.cut
-        self._ledger.settle("cut_validation", did=True)
+        self._findings.decide("cut_validation", did=True)
         control.close_validation()
-        self._tell(entry)
+        self._emit(entry)
         if cut is not None and (run.finished or not run.started):
-            if not control.should_stop:
-                control.stop(cut.reason, by=cut.by)
-            control.decide()
+            control.stop_once(cut)
         run.phase = self._phase
 
     def fail(self, failure: Happened) -> None:
-        """Come as far as one came in which the run failed."""
+        """Replay the batches of the one in which the run failed, if it failed in one."""
         if self._run.phase != "train":
             self._evaluate(failure)
 
     def _evaluate(self, entry: Happened) -> None:
-        if self._run.phase == "train":  # the line of its beginning is damaged, or could not be written
+        if self._run.phase == "train":  # the line of its start is damaged, or could not be written
             self._run.phase = "test" if entry.event == "test_end" else "validation"
         run, (_, batch_start, batch_end, _) = self._run, EVENTS[self._run.phase]
         before, after = run.bus.signal(batch_start), run.bus.signal(batch_end)
@@ -87,8 +85,8 @@ class Evaluations:
             for number, dataset in enumerate(datasets, 1):
                 before.emit(run, batch_start(dataset))
                 run.progress.evaluated = number
-                with self._failing.heard(batch_end) if number == len(datasets) else nullcontext():
+                with self._failure.limit_handlers(batch_end) if number == len(datasets) else nullcontext():
                     after.emit(run, batch_end(dataset))
-                if run.control.cut_request is not cut:  # the run would have left it
+                if run.control.cut_request is not cut:  # the run would have ended it here
                     break
         run.control.is_evaluating = False

@@ -1,91 +1,92 @@
-"""A run that failed: who still heard of the event at which it did, and what of its last batch had come about."""
+"""The failure of a recorded run: which handlers were called before it, and how far its last batch came."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Final
 
 from ....core.loop import BATCH_START, GRADIENTS_READY, STEP_END
 from ....events import Bus, Event, StepEnd
 from ....events.bus import Receiver
 from ..format.records import Attempt, Entry, Happened
-from .requests import Requests
+from .entries import Entries
+from .requests import RecordedRequests
 from .run import LOSSES, ReplayRun
-from .script import Script
-from .stand_ins import Unheld
+from .stubs import Unrecorded
 
-BEHIND = (None, "batch_start", "gradients_ready", "step_end")  # in the loader, the task or the next batch
-UNKNOWN_LOSS = Unheld("the loss of the batch at which the run failed", LOSSES)
+AFTER_BOUNDARY: Final = (None, "batch_start", "gradients_ready", "step_end")  # in the loader, the task or a batch
+UNKNOWN_LOSS = Unrecorded("the loss of the batch at which the run failed", LOSSES)
 
 
-class Failing:
-    """Knows of the failure that comes next.
+class RecordedFailure:
+    """The failure of the recorded run, where it is next.
 
     Args:
-        attempt: what is replayed.
-        bus: the replay's.
-        script: the attempt's entries.
+        attempt: the replayed attempt.
+        bus: the bus of the replay.
+        entries: the entries of the attempt.
     """
 
-    def __init__(self, attempt: Attempt, bus: Bus, script: Script) -> None:
-        self._plan, self._bus, self._script = attempt.plan, bus, script
+    def __init__(self, attempt: Attempt, bus: Bus, entries: Entries) -> None:
+        self._plan, self._bus, self._entries = attempt.plan, bus, entries
 
     def is_by(self, plugin: str, event: str) -> bool:
-        """Return whether the recorded run fails here by the same plugin, on the same event."""
-        failure = self._script.failure()
+        """Return whether the recorded run fails here by this plugin, on this event."""
+        failure = self._entries.failure()
         return self.is_on(event) and failure is not None and failure.data["plugin"] == plugin
 
     def is_on(self, event: str) -> bool:
         """Return whether the recorded run fails here, on this event."""
-        failure = self._script.failure()
+        failure = self._entries.failure()
         return failure is not None and failure.data["event"] == event
 
     @staticmethod
-    def cuts_boundary(following: Entry) -> bool:
-        """Return whether the recorded run fails before the last word at a boundary, so that nothing is decided."""
+    def interrupts_boundary(following: Entry) -> bool:
+        """Return whether the recorded run fails before `ShouldStop`, so that the boundary decides nothing."""
         if not isinstance(following, Happened) or following.event != "run_failed":
             return False
-        return following.data["phase"] != "train" or following.data["event"] not in (*BEHIND, "should_stop")
+        return following.data["phase"] != "train" or following.data["event"] not in (*AFTER_BOUNDARY, "should_stop")
 
     @contextmanager
-    def heard(self, kind: type[Event]) -> Iterator[None]:
-        """Where the run failed on this event, let those hear it who did before, and who was not there."""
-        failure = self._script.failure()
+    def limit_handlers(self, kind: type[Event]) -> Iterator[None]:
+        """Where the run failed on this event, leave out the handlers that were not called in the run for that."""
+        failure = self._entries.failure()
         if failure is None or failure.data["event"] != kind.name:
             yield
             return
         plan, plugin = self._plan.get(kind.name, ()), failure.data["plugin"]
         end = plan.index(plugin) + 1 if plugin in plan else len(plan)
-        late = set(plan[end:]) - set(plan[:end])
+        left_out = set(plan[end:]) - set(plan[:end])
 
-        def early(receivers: Iterator[Receiver], owners: Mapping[int, str]) -> Iterator[Receiver]:
-            return (receiver for receiver in receivers if owners[id(receiver)] not in late)
+        def called(receivers: Iterator[Receiver], owners: Mapping[int, str]) -> Iterator[Receiver]:
+            return (receiver for receiver in receivers if owners[id(receiver)] not in left_out)
 
         signal = self._bus.signal(kind)
-        signal.probe = early
+        signal.probe = called
         try:
             yield
         finally:
             signal.probe = None
 
-    def replay_last_batch(self, failure: Happened, run: ReplayRun, requests: Requests) -> None:
-        """Replay what came about of the batch that was in hand when the run failed."""
+    def replay_last_batch(self, failure: Happened, run: ReplayRun, requests: RecordedRequests) -> None:
+        """Replay what was done of the batch in which the run failed, if it failed in one."""
         if not failure.data["in_hand"]:
             return
-        run.in_hand, run.last_seen = True, failure.data["is_last"]
+        run.in_hand, run.is_last_seen = True, failure.data["is_last"]
         self._emit(run, requests, BATCH_START)
         if failure.place.skipped_batches > run.progress.skipped_batches:
             run.progress.skipped_batches = failure.place.skipped_batches
             if run.window:
-                self._end_window(failure, run, requests)
+                self._close_window(failure, run, requests)
         elif failure.place.samples > run.progress.samples:
             loss = failure.data["loss"]
             run.progress.samples, run.loss = failure.place.samples, UNKNOWN_LOSS if loss is None else loss
             if failure.data["window"] > run.window or failure.data["event"] == StepEnd.name:
                 run.window += 1
-                self._end_window(failure, run, requests)
+                self._close_window(failure, run, requests)
 
-    def _end_window(self, failure: Happened, run: ReplayRun, requests: Requests) -> None:
+    def _close_window(self, failure: Happened, run: ReplayRun, requests: RecordedRequests) -> None:
         if run.own_control.is_held and not run.is_last_batch:
             return
         self._emit(run, requests, GRADIENTS_READY)
@@ -93,7 +94,7 @@ class Failing:
             run.progress.steps = failure.place.steps
             self._emit(run, requests, STEP_END)
 
-    def _emit(self, run: ReplayRun, requests: Requests, event: Event) -> None:
-        requests.bring_of_batch(run.progress.epoch, run.progress.batch + 1, event.name)
-        with self.heard(type(event)):
+    def _emit(self, run: ReplayRun, requests: RecordedRequests, event: Event) -> None:
+        requests.add_before_in_batch(run.progress.batch + 1, event.name)
+        with self.limit_handlers(type(event)):
             run.emit(event)

@@ -15,13 +15,13 @@ DID = {True: "the run did so", False: "the run did not", None: ""}
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class ReplayedRequest:
     """A request that a replayed plugin made.
 
     Attributes:
         attempt: in which attempt of the run, from 1.
-        request: what was asked, by whom, why, where, and on which event.
-        did: whether the recording shows that the run did so, whoever asked it to; None where it does not tell.
+        request: the request.
+        did: whether the recorded run did what was requested, whoever requested it there; None where that is unknown.
         behind_end: whether the run would have ended, or failed, before.
     """
 
@@ -32,20 +32,20 @@ class Asking:
 
     def __str__(self) -> str:
         known = f" ({DID[self.did]})" if DID[self.did] else ""
-        return f"attempt {self.attempt}, {_told(self.request)}{known}"
+        return f"attempt {self.attempt}, {_describe(self.request)}{known}"
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Where an attempt would have ended before its time, or as it did.
+    """Where an attempt would have ended: earlier than it did, or at the same point.
 
     Attributes:
         attempt: which, from 1.
         by: the plugin that ends it.
-        reason: why it asks for the stop; or the error that it raises, with the event.
+        reason: the reason of its stop; or the error that it raises, with the event.
         is_failure: whether it raises.
         epoch: finished epochs there.
-        batch: micro-batches consumed in the current one.
+        batch: micro-batches consumed in the current epoch.
         step: optimizer steps done.
         did: whether the recorded run ended there too; None where it was killed there.
     """
@@ -61,23 +61,23 @@ class Ending:
 
     def __str__(self) -> str:
         how = "failed" if self.is_failure else "stopped"
-        place = f"epoch {self.epoch}, batch {self.batch}, step {self.step}"
-        too = {True: "as it did", False: "the recorded run went on", None: "it was killed there"}[self.did]
-        return f"attempt {self.attempt} would have ended at {place}, {how} by {self.by}: {self.reason} ({too})"
+        where = f"epoch {self.epoch}, batch {self.batch}, step {self.step}"
+        too = {True: "as it did", False: "the recorded run continued", None: "it was killed there"}[self.did]
+        return f"attempt {self.attempt} would have ended at {where}, {how} by {self.by}: {self.reason} ({too})"
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
-    """What the recording itself shows of an attempt.
+class RecordedAttempt:
+    """How an attempt ended according to the recording.
 
     Attributes:
         attempt: which, from 1.
-        status: how it ended; None where it was killed, or goes on.
-        reason: why, as far as it was told.
+        status: how it ended; None where it was killed, or is running.
+        reason: why, if that is recorded.
         epoch: finished epochs at its end.
-        batch: micro-batches consumed in the current one.
+        batch: micro-batches consumed in the current epoch.
         step: optimizer steps done.
-        requests: what the plugins of the replayed names asked then.
+        requests: those of the plugins that have the names of the replayed ones.
     """
 
     attempt: int
@@ -89,91 +89,91 @@ class Recorded:
     requests: tuple[Request, ...]
 
     def __str__(self) -> str:
-        return self.told(is_last=True)
+        return self.describe(is_last=True)
 
-    def told(self, *, is_last: bool) -> str:
+    def describe(self, *, is_last: bool) -> str:
         """Return it as a sentence.
 
         Args:
-            is_last: whether no other attempt followed; one that another followed cannot go on.
+            is_last: whether no other attempt followed, so that it may be running.
         """
-        how = self.status or ("killed, or goes on," if is_last else "killed")
-        place = f"epoch {self.epoch}, batch {self.batch}, step {self.step}"
+        how = self.status or ("killed, or is running," if is_last else "killed")
+        where = f"epoch {self.epoch}, batch {self.batch}, step {self.step}"
         why = f": {self.reason}" if self.reason else ""
-        return f"attempt {self.attempt} was {how} at {place}{why}"
+        return f"attempt {self.attempt} was {how} at {where}{why}"
 
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What plugins would have asked of a recorded run; `str` tells it to people.
+    """What plugins would have requested in a recorded run; `str` is a report for people.
 
     Attributes:
         recording: the file.
         plugins: the names of the replayed plugins.
-        asked: their requests, in order; one that was made again and again is there once, with `times`.
+        asked: their requests, in order; one that was made again and again is listed once, with `times`.
         recorded: what the recording shows, attempt by attempt.
-        ends: where the attempts would have ended by the replayed plugins' will, at most one of each attempt.
-        unheld: by plugin, what it needed and the recording does not hold, and where; it was switched off from there on.
+        ends: where the replayed plugins would have ended the attempts, at most one for each attempt.
+        unheld: by plugin, what it needed that is not recorded, and where; it was switched off from there on.
         failed: by plugin, the errors that its handlers raised, and where.
-        notes: what else there is to know.
+        notes: anything else.
     """
 
     recording: Path
     plugins: tuple[str, ...]
-    asked: tuple[Asking, ...]
-    recorded: tuple[Recorded, ...]
+    asked: tuple[ReplayedRequest, ...]
+    recorded: tuple[RecordedAttempt, ...]
     ends: tuple[Ending, ...]
     unheld: dict[str, tuple[str, ...]]
     failed: dict[str, tuple[str, ...]]
     notes: tuple[str, ...] = ()
 
     def requests(self, plugin: str) -> list[Request]:
-        """Return what a replayed plugin asked, in order."""
-        return [asking.request for asking in self.asked if asking.request.by == plugin]
+        """Return the requests of a replayed plugin, in order."""
+        return [each.request for each in self.asked if each.request.by == plugin]
 
     def __str__(self) -> str:
         lines = [f"replay of {self.recording} with {', '.join(self.plugins) or 'no plugin'}"]
-        lines += [f"  recorded: {each.told(is_last=each is self.recorded[-1])}" for each in self.recorded]
+        lines += [f"  recorded: {each.describe(is_last=each is self.recorded[-1])}" for each in self.recorded]
         lines += [f"  replayed: {end}" for end in self.ends]
         for plugin in self.plugins:
             lines += self._of_plugin(plugin)
         return "\n".join(printable(line) for line in [*lines, *self.notes])
 
     def _of_plugin(self, plugin: str) -> list[str]:
-        asked = [asking for asking in self.asked if asking.request.by == plugin]
-        before = [asking for asking in asked if not asking.behind_end]
-        behind = [asking for asking in asked if asking.behind_end]
+        own = [each for each in self.asked if each.request.by == plugin]
+        before = [each for each in own if not each.behind_end]
+        after = [each for each in own if each.behind_end]
         lines = [f"{plugin} {_summary(before)}"]
-        lines += [f"  {asking}" for asking in before[:SHOWN]]
+        lines += [f"  {each}" for each in before[:SHOWN]]
         lines += [f"  and {len(before) - SHOWN} more"] * (len(before) > SHOWN)
-        if behind:
-            lines.append(f"  and {_times(len(behind))} more behind the end, where the recorded run went on")
-            lines += [f"    the first: {behind[0]}"] * (not before)  # of settings that are compared, say
-        lines += [f"  then it was told: {text}" for text in self.unheld.get(plugin, ())]
+        if after:
+            lines.append(f"  and {_times(len(after))} more after that end, where the recorded run continued")
+            lines += [f"    the first: {after[0]}"] * (not before)  # of settings that are compared, say
+        lines += [f"  then it was switched off: {text}" for text in self.unheld.get(plugin, ())]
         lines += [f"  then it failed: {text}" for text in self.failed.get(plugin, ())]
         recorded = [
             (each.attempt, request) for each in self.recorded for request in each.requests if request.by == plugin
         ]
-        if recorded and recorded != [(asking.attempt, asking.request) for asking in asked]:
+        if recorded and recorded != [(each.attempt, each.request) for each in own]:
             attempt, first = recorded[0]
-            number = "once" if len(recorded) == 1 else f"{len(recorded)} times, first"
-            lines.append(f"  the one in the run asked {number}: attempt {attempt}, {_told(first)}")
+            number = "one request" if len(recorded) == 1 else f"{len(recorded)} requests, the first"
+            lines.append(f"  in the recorded run it made {number}: attempt {attempt}, {_describe(first)}")
         return lines
 
 
-def _told(request: Request) -> str:
-    """Return where and on which event something was asked, what, and why."""
-    place = f"epoch {request.epoch} batch {request.batch} step {request.step}"
+def _describe(request: Request) -> str:
+    """Return where and on which event a request was made, its verb, and why."""
+    where = f"epoch {request.epoch} batch {request.batch} step {request.step}"
     event = f" on {request.event}" if request.event else ""
     times = f" (x{request.times})" if request.times > 1 else ""
-    return f"{place}{event}: {request.verb}{times} - {request.reason}"
+    return f"{where}{event}: {request.verb}{times} - {request.reason}"
 
 
-def _summary(asked: list[Asking]) -> str:
-    """Return how often a plugin asked for what."""
-    counts = Counter(asking.request.verb for asking in asked)
+def _summary(requests: list[ReplayedRequest]) -> str:
+    """Return how often a plugin requested what."""
+    counts = Counter(each.request.verb for each in requests)
     words = ", ".join(f"{verb} {_times(count)}" for verb, count in counts.items())
-    return f"would have asked for {words or 'nothing'}"
+    return f"would have requested {words or 'nothing'}"
 
 
 def _times(number: int) -> str:

@@ -1,4 +1,4 @@
-"""The requests of plugins of the recorded run that are not replayed: they go into the control at their place."""
+"""The requests of plugins that are not replayed: each is added to the control where it was made."""
 
 from __future__ import annotations
 
@@ -8,42 +8,42 @@ from typing import Final
 
 from ....events import Request
 from ..format.records import Asked, Attempt, Recounted
+from .entries import Entries
 from .run import ReplayRun
-from .script import Script
 
 BATCH_EVENTS: Final = ("batch_start", "gradients_ready", "step_end", "batch_end")
 _ORDER: Final = {"batch_start": 0, "": 1, "gradients_ready": 2, "step_end": 3, "batch_end": 4}
 BATCH_VERBS: Final = ("skip_batch", "hold_step", "scale_loss", "skip_step")
 
 
-class Requests:
-    """Puts them into the control; those of plugins that are replayed are left out, since these ask themselves.
+class RecordedRequests:
+    """The recorded requests; those of replayed plugins are left out, since these make their own.
 
     Args:
-        attempt: what is replayed.
-        script: its entries.
+        attempt: the replayed attempt.
+        entries: its entries.
         run: the run.
         replayed: the names of the replayed plugins.
 
     Attributes:
-        waiting: those about a batch that is to come, by its epoch and number.
+        waiting: the requests about later batches, by the batch's epoch and number.
         cut: the last request to cut a validation short.
-        has_stop: whether a stop was asked for in the recorded run.
-        has_veto: whether somebody who is not replayed put a stop off.
+        has_stop: whether a stop was requested in the recorded run.
+        has_veto: whether a plugin that is not replayed postponed a stop.
     """
 
-    def __init__(self, attempt: Attempt, script: Script, run: ReplayRun, replayed: Collection[str]) -> None:
+    def __init__(self, attempt: Attempt, entries: Entries, run: ReplayRun, replayed: Collection[str]) -> None:
         self.waiting: defaultdict[tuple[int, int], list[Asked]] = defaultdict(list)
         self.cut: Request | None = None
         self.has_stop = self.has_veto = False
-        self._plan, self._script, self._run, self._replayed = attempt.plan, script, run, replayed
+        self._plan, self._entries, self._run, self._replayed = attempt.plan, entries, run, replayed
         self._control = run.own_control
         self._votes: list[Asked] = []
         self._done: set[int] = set()
-        self._put: dict[int, Request] = {}
+        self._added: dict[int, Request] = {}
 
-    def meet(self, asked: Asked) -> None:
-        """Take a request where it stands in the recording: now, or later, if it belongs to what comes."""
+    def read(self, asked: Asked) -> None:
+        """Read the entry of a request: add it now, or later if it is about a later batch or of `ShouldStop`."""
         request, progress = asked.request, self._run.progress
         if asked.number in self._done:
             return
@@ -54,58 +54,59 @@ class Requests:
             self.waiting[key].append(asked)
             self._done.add(asked.number)
         else:
-            self._take(asked)
+            self._add(asked)
 
-    def count(self, recounted: Recounted) -> None:
-        """Take note that a request was made again."""
-        if recounted.number in self._put:
-            self._put[recounted.number].times = recounted.times
+    def update_count(self, recounted: Recounted) -> None:
+        """Set how often a request was made."""
+        if recounted.number in self._added:
+            self._added[recounted.number].times = recounted.times
 
-    def bring(self, event: str) -> None:
-        """Put what was asked during an event that is now told, before the replayed plugins hear of it."""
-        for asked in self._script.directly_behind():
+    def add_before(self, event: str) -> None:
+        """Add the requests that handlers of this event made before the first replayed plugin was called."""
+        for asked in self._entries.following_requests():
             if asked.request.event == event and asked.number not in self._done:
-                if self._is_late(asked.request):
-                    return  # it comes when the event is over
-                self._take(asked)
+                if self._is_later(asked.request):
+                    return  # added when its entry is read, after the event
+                self._add(asked)
 
-    def gather(self) -> None:
-        """Look for what was asked during the batches of this block."""
-        for asked in self._script.directly_behind():
+    def collect(self) -> None:
+        """Collect the requests that were made during the batches of the current block."""
+        for asked in self._entries.following_requests():
             if _is_of_batch(asked.request) and asked.number not in self._done:
                 self.waiting[_batch_of(asked.request)].append(asked)
                 self._done.add(asked.number)
 
-    def bring_of_batch(self, epoch: int, batch: int, event: str) -> None:
-        """Put what was asked before an event of a batch, given by its number behind it; then as for other events."""
-        asked = self.waiting.pop((epoch, batch), [])
-        while asked and _ORDER[asked[0].request.event] <= _ORDER[event]:
-            if asked[0].request.event == event and self._is_late(asked[0].request):
+    def add_before_in_batch(self, batch: int, event: str) -> None:
+        """Do what `add_before` does for an event of a batch, given by its number in the epoch, from 1."""
+        key = self._run.progress.epoch, batch
+        waiting = self.waiting.pop(key, [])
+        while waiting and _ORDER[waiting[0].request.event] <= _ORDER[event]:
+            if waiting[0].request.event == event and self._is_later(waiting[0].request):
                 break
-            self._take(asked.pop(0))
-        if asked:
-            self.waiting[epoch, batch] = asked
+            self._add(waiting.pop(0))
+        if waiting:
+            self.waiting[key] = waiting
 
-    def bring_past(self) -> None:
-        """Put what was asked during batches that are done."""
-        place = self._run.progress
-        for key in sorted(each for each in self.waiting if each <= (place.epoch, place.batch)):
+    def add_of_finished_batches(self) -> None:
+        """Add the requests that wait for batches that are finished now."""
+        progress = self._run.progress
+        for key in sorted(each for each in self.waiting if each <= (progress.epoch, progress.batch)):
             for asked in self.waiting.pop(key):
-                self._take(asked)
+                self._add(asked)
 
-    def bring_votes(self) -> None:
-        """Put what was asked as the last word at a boundary."""
+    def add_votes(self) -> None:
+        """Add the requests of handlers of `ShouldStop`."""
         votes, self._votes = self._votes, []
         for asked in votes:
-            self._take(asked)
+            self._add(asked)
 
-    def _is_late(self, request: Request) -> bool:
-        """Return whether a request was made behind the first replayed plugin, or by it."""
+    def _is_later(self, request: Request) -> bool:
+        """Return whether a request was made by a replayed plugin, or after the first of them was called."""
         plan = self._plan.get(request.event, ())
         first = next((index for index, name in enumerate(plan) if name in self._replayed), len(plan))
         return request.by in self._replayed or request.by in plan[first:]
 
-    def _take(self, asked: Asked) -> None:
+    def _add(self, asked: Asked) -> None:
         self._done.add(asked.number)
         request = asked.request
         self.has_stop = self.has_stop or request.verb == "stop"
@@ -113,7 +114,7 @@ class Requests:
             self.cut = request
         if request.by not in self._replayed:
             self.has_veto = self.has_veto or request.verb == "veto_stop"
-            self._put[asked.number] = self._control.put(request)
+            self._added[asked.number] = self._control.add_recorded(request)
 
 
 def _is_of_batch(request: Request) -> bool:
@@ -121,5 +122,5 @@ def _is_of_batch(request: Request) -> bool:
 
 
 def _batch_of(request: Request) -> tuple[int, int]:
-    """Return the epoch and the number behind it of the batch about which something was asked."""
+    """Return the epoch and the number, from 1, of the batch that a request is about."""
     return request.epoch, request.batch + (request.event != "batch_end")

@@ -1,4 +1,4 @@
-"""What replayed handlers are given."""
+"""The run that handlers are given in a replay."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ....events.errors import describe_error
 from ....events.run import CheckpointSource
 from ..format.records import Attempt, Place
 from .control import ReplayControl
-from .stand_ins import RecordedData, RecordedEngine, RecordedOptimizer, Unheld
+from .stubs import RecordedData, RecordedEngine, RecordedOptimizer, Unrecorded
 
 LOSSES = "Record them with Recorder(..., losses=True)."
 COUNTERS = ("epoch", "batch", "earlier_batches", "steps", "skipped_steps", "skipped_batches", "samples", "validations", "evaluated")  # fmt: skip  # noqa: E501
@@ -30,57 +30,56 @@ COUNTERS = ("epoch", "batch", "earlier_batches", "steps", "skipped_steps", "skip
 class ReplayRun:
     """One attempt of a recorded run; the protocol `heliograph.Run` documents it.
 
-    Whatever the recording does not hold raises `NotRecorded`.
+    Whatever is not recorded raises `NotRecorded`.
 
     Args:
-        attempt: what is replayed.
+        attempt: the replayed attempt.
         path: the recording.
-        bus: the replay's.
-        heard: called with each request that is made.
-        goes_back: asked whether the recorded run went back at this place; see `roll_back`.
+        bus: the bus of the replay.
+        on_request: called with each request of a replayed plugin.
+        rolls_back_to: returns whether the recorded run rolled back to a checkpoint at this point; see `roll_back`.
 
     Attributes:
-        own_control: its control, which requests are put into and taken out of.
-        several: whether there are several optimizers, by name.
-        in_hand: whether a batch is under way.
-        last_seen: of an epoch whose length nobody knew, whether this batch is its last.
+        own_control: `control`, with the methods of a replay.
+        is_named: whether there are several optimizers, by name.
+        is_last_seen: of an epoch of unknown length, whether this batch is its last.
         started: whether a training began.
         finished: whether it is over.
     """
 
     is_replay = True
-    tracks = False  # what is tracked ends up in a log, and those are recorded
+    tracks = False  # logs are recorded, with all that was tracked
     queue = None
-    verified_steps = 0  # of what is compared, the recording holds the event
+    verified_steps = 0  # a recording has only the event of the comparison
     difference: str | None = None
     checkpoint_source: CheckpointSource | None = None
-    batch_note: Any = Unheld("how the global batch changed")
-    resumed_from: Any = Unheld("what the run was resumed from")
-    resumed_at: Any = Unheld("where the run was resumed")
-    epoch_begun: Any = Unheld("whether an epoch had begun")
+    batch_note: Any = Unrecorded("how the global batch changed")
+    resumed_from: Any = Unrecorded("what the run was resumed from")
+    resumed_at: Any = Unrecorded("where the run was resumed")
+    epoch_begun: Any = Unrecorded("whether an epoch had begun")
     has_left_group = False
     is_resuming = False
     ranks_meet = False
-    training_id: Any = Unheld("the identity of the training")
-    plugins: Any = Unheld("the plugins of the run")
-    validation_loaders: Any = Unheld("the validation loaders")
-    batch_losses: Any = Unheld("the losses of a batch, each by itself")
-    task: Any = Unheld("the task")
-    modules: Any = Unheld("the modules")
-    schedulers: Any = Unheld("the schedulers")
-    scheduler: Any = Unheld("the scheduler")
-    train_loader: Any = Unheld("the loader")
-    batch: Any = Unheld("the batches themselves")
-    outputs: Any = Unheld("what the task's step put out")
-    plugin_seconds: Any = Unheld("how long each plugin had taken here", "At the end, `explain` tells.")
+    training_id: Any = Unrecorded("the id of the training")
+    plugins: Any = Unrecorded("the plugins of the run")
+    validation_loaders: Any = Unrecorded("the validation loaders")
+    batch_losses: Any = Unrecorded("the losses of a batch, each by itself")
+    task: Any = Unrecorded("the task")
+    modules: Any = Unrecorded("the modules")
+    schedulers: Any = Unrecorded("the schedulers")
+    scheduler: Any = Unrecorded("the scheduler")
+    train_loader: Any = Unrecorded("the loader")
+    batch: Any = Unrecorded("the batches themselves")
+    outputs: Any = Unrecorded("the outputs of the task's step")
+    plugin_seconds: Any = Unrecorded("the time of each plugin so far", "`explain` shows the times at the end.")
 
     def __init__(
         self,
         attempt: Attempt,
         path: Path,
         bus: Bus,
-        heard: Callable[[Request], None],
-        goes_back: Callable[[Path | None], bool],
+        on_request: Callable[[Request], None],
+        rolls_back_to: Callable[[Path | None], bool],
     ) -> None:
         self.bus, self.name = bus, attempt.run
         self.recording: Path | None = path
@@ -89,14 +88,14 @@ class ReplayRun:
         self.progress = Progress()
         self.progress.set_seconds(0.0)
         self.origin = self.progress.copy()
-        self.own_control = ReplayControl(self.progress, heard)
+        self.own_control = ReplayControl(self.progress, on_request)
         self.control: Control = self.own_control
         self.metrics: dict[str, float] = Metrics()
         self.hyper_parameters = attempt.hyper_parameters
         self.optimizers: Mapping[str, Any] = {name: RecordedOptimizer() for name in attempt.optimizers}
         self.optimizer_name = next(iter(attempt.optimizers), "")
         self.optimizer: Any = self.optimizers.get(self.optimizer_name)
-        self.several = self.trains and tuple(attempt.optimizers) != (SINGLE,)
+        self.is_named = self.trains and tuple(attempt.optimizers) != (SINGLE,)
         self.engine, self.data = RecordedEngine(attempt.world_size), RecordedData()
         self.max_epochs, self.max_steps = attempt.max_epochs, attempt.max_steps
         self.validation_sets = attempt.validation_sets
@@ -106,63 +105,63 @@ class ReplayRun:
         self.best_checkpoint: Path | None = None
         self.last_checkpoint: Path | None = None
         self.notes: list[str] = []
-        self.in_hand = self.last_seen = self.started = self.finished = self.in_boundary = False
+        self.in_hand = self.is_last_seen = self.started = self.finished = self.in_boundary = False
         self.loss = None
-        self._goes_back = goes_back
-        self._unsettled: list[Callable[[], None]] = []
+        self._rolls_back_to = rolls_back_to
+        self._settling: list[Callable[[], None]] = []
 
     @property
     def loss(self) -> Any:
-        """The last training loss, a scalar tensor of float64; set as a number, `Unheld`, or None without one."""
-        if isinstance(self._loss, Unheld):
+        """The last training loss, a scalar tensor of float64; None without one. Set it to a number or `Unrecorded`."""
+        if isinstance(self._loss, Unrecorded):
             return self._loss.__get__(self)
         return None if self._loss is None else torch.tensor(self._loss, dtype=torch.float64)
 
     @loss.setter
     def loss(self, value: Any) -> None:
-        self._loss: float | Unheld | None = value
+        self._loss: float | Unrecorded | None = value
 
     @property
     def losses(self) -> Mapping[str, Tensor | None]:
         """The last training loss of the one optimizer."""
-        if self.several:
+        if self.is_named:
             raise NotRecorded("the loss of each of several optimizers")
         return {self.optimizer_name: self.loss}
 
     @property
     def windows(self) -> Mapping[str, int]:
         """The window of the one optimizer."""
-        if self.several:
+        if self.is_named:
             raise NotRecorded("the window of each of several optimizers")
         return {self.optimizer_name: self.window}
 
     @property
     def is_last_batch(self) -> bool:
-        """Whether the batch in hand is the last of its epoch."""
+        """Whether the current batch is the last of its epoch."""
         if self.batches_per_epoch is None:
-            return self.last_seen
+            return self.is_last_seen
         return self.progress.batch + self.in_hand >= self.batches_per_epoch
 
     @property
     def epoch_is_over(self) -> bool:
-        """Whether the run stands behind an epoch's last batch, of which the end is still to be told."""
+        """Whether an epoch's last batch is done and its end not yet emitted."""
         return self.progress.batch > 0 and (self.is_last_batch or self.control.should_end_epoch)
 
     def label(self, name: str, optimizer: str | None = None) -> str:
         """Return the name to track a value by."""
-        return f"{optimizer or self.optimizer_name}_{name}" if self.several else name
+        return f"{optimizer or self.optimizer_name}_{name}" if self.is_named else name
 
-    def move(self, place: Place) -> None:
+    def move_to(self, place: Place) -> None:
         """Set the counters and the clock."""
         progress = self.progress
         for name in COUNTERS:
             setattr(progress, name, getattr(place, name))
         progress.set_seconds(place.seconds)
 
-    def begin_from(self, origin: Place) -> None:
-        """Let the run begin from the counters of a checkpoint."""
+    def start_from(self, origin: Place) -> None:
+        """Start from the counters of a checkpoint."""
         self.progress.earlier_seconds = origin.seconds
-        self.move(origin)
+        self.move_to(origin)
         self.origin = self.progress.copy()
 
     def emit(self, event: Event) -> None:
@@ -170,66 +169,71 @@ class ReplayRun:
         self.bus.signal(type(event)).emit(self, event)
 
     def note(self, text: str) -> None:
-        """Add a line that the report shows."""
+        """Add a line to the report."""
         self.notes.append(checked_note(text))
 
     def track(self, name: str, value: Any, weight: float = 1.0) -> None:
-        """Do nothing, as in a run whose logs nobody reads."""
+        """Do nothing: logs are recorded, with all that was tracked."""
 
     def roll_back(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
-        """Ask to go back; what follows is there only where the recorded run went back to the same checkpoint."""
+        """Roll back if the recorded run did so here, to the same checkpoint.
+
+        Raises:
+            RuntimeError: there is no training to roll back.
+            NotRecorded: the recorded run did not roll back here.
+        """
         if not self.started or self.finished or is_within(TrainStart.name):
-            raise RuntimeError("run.roll_back is for a training that goes on. At TrainStart, call run.resume(saved).")
+            raise RuntimeError("run.roll_back is for a training that has begun. At TrainStart, call run.resume(saved).")
         self.control.roll_back(f"to {path or 'a saved state'}")
-        if not self._goes_back(path):
-            self.own_control.drop("roll_back")
-            raise NotRecorded(f"what follows a return to {path or 'a saved state'}: the run did not go back there")
+        if not self._rolls_back_to(path):
+            self.own_control.remove("roll_back")
+            raise NotRecorded(f"what follows a rollback to {path or 'a saved state'}: the run did not roll back here")
 
     def exit_with(self, status: int) -> None:
-        """Note with which status the process was to exit."""
-        self.note(f"the process was to exit with status {status}")
+        """Note the exit status."""
+        self.note(f"the process would have exited with status {status}")
 
     def raise_when_closed(self, error: BaseException) -> None:
-        """Note which error `fit` was to raise."""
-        self.note(f"the error that was to be raised at the end is {describe_error(error)}")
+        """Note the error that `fit` would have raised at the end."""
+        self.note(f"fit would have raised this at the end: {describe_error(error)}")
 
     def when_settling(self, action: Callable[[], None]) -> None:
         """Call `action` at every `settle()`."""
-        if action not in self._unsettled:
-            self._unsettled.append(action)
+        if action not in self._settling:
+            self._settling.append(action)
 
     def when_leaving(self, action: Callable[[], None]) -> None:
-        """Do nothing: there is no group to leave."""
+        """Do nothing: a replay has no other ranks."""
 
     def reason(self, error: BaseException | None) -> str:
-        """Refuse."""
-        raise NotRecorded("why the run ended, in words", "At the end, `explain` tells.")
+        """Raise `NotRecorded`."""
+        raise NotRecorded("why the run ended, in words", "`explain` shows it.")
 
     def settle(self) -> None:
-        """Wait until what plugins do beside the replay is done."""
-        for action in tuple(self._unsettled):
+        """Wait until what plugins do in the background is done."""
+        for action in tuple(self._settling):
             action()
 
     def replace_error(self, error: BaseException) -> None:
-        """Note which error was to leave."""
-        self.note(f"the error that was to leave is {describe_error(error)}")
+        """Note the error that would have replaced the first one."""
+        self.note(f"this error would have replaced the first one: {describe_error(error)}")
 
     def state_dict(self, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Refuse."""
+        """Raise `NotRecorded`."""
         raise NotRecorded("the state of the run, such as its weights")
 
     def resume(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
-        """Refuse."""
-        raise NotRecorded("a training that could go on from another state")
+        """Raise `NotRecorded`."""
+        raise NotRecorded("a training that could continue from another state")
 
     def key_draws(self, seed: int, *, probe: bool = True) -> None:
-        """Refuse."""
+        """Raise `NotRecorded`."""
         raise NotRecorded("the data, whose draws are to be keyed")
 
     def isolate_observers(self, apart: Callable[[], AbstractContextManager[Any]]) -> None:
-        """Refuse."""
+        """Raise `NotRecorded`."""
         raise NotRecorded("the training's random numbers")
 
     def when_positioned(self, action: Callable[[], None]) -> None:
-        """Refuse."""
+        """Raise `NotRecorded`."""
         raise NotRecorded("the loader")

@@ -12,7 +12,7 @@ import torch
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.format.records import Batches, Happened, Place, Recording
 from heliograph.builtin_callbacks.recorder.replay.replay import replay
-from heliograph.builtin_callbacks.recorder.replay.report import Asking, Replayed
+from heliograph.builtin_callbacks.recorder.replay.report import Replayed, ReplayedRequest
 from heliograph.core.errors import NotRecorded
 from heliograph.tests.recordings import attempt, fit
 from torch import nn
@@ -50,24 +50,24 @@ def stopping(patience: int) -> h.EarlyStopping:
     return h.EarlyStopping("validation/rising", patience=patience, mode="min")
 
 
-class Asks(h.Plugin):
-    """Reads something of the run at an event."""
+class Reads(h.Plugin):
+    """Reads something of the run on every batch."""
 
-    def __init__(self, what: str, name: str = "asks") -> None:
+    def __init__(self, what: str, name: str = "reads") -> None:
         self.what, self.name = what, name
-        self.heard: list[Any] = []
+        self.values: list[Any] = []
 
     @h.on(h.BatchEnd)
-    def ask(self, run: h.Run, event: h.BatchEnd) -> None:
+    def read(self, run: h.Run, event: h.BatchEnd) -> None:
         value = run
         for word in self.what.split("."):
             value = getattr(value, word)
-        self.heard.append(value)
+        self.values.append(value)
 
 
-def test_another_schedule_asks_at_its_own_steps(recording: Recording) -> None:
+def test_another_schedule_requests_at_its_own_steps(recording: Recording) -> None:
     replayed = replay(recording, [h.LogSchedule(h.Every(steps=6), at_end=True)])
-    steps = [(asking.request.step, asking.request.event, asking.did) for asking in replayed.asked]
+    steps = [(each.request.step, each.request.event, each.did) for each in replayed.asked]
     assert steps == [(6, "batch_end", False), (12, "batch_end", True)]  # and the last step had its log
     assert [request.step for request in replayed.recorded[0].requests] == [4, 8, 12, 16]
     assert str(replayed.asked[1]) == (
@@ -80,32 +80,34 @@ def test_a_stop_ends_the_run_where_it_would_have(rising: Recording) -> None:
     (end,) = replayed.ends
     assert (end.attempt, end.by, end.epoch, end.batch, end.step, end.did) == (1, "early_stopping", 1, 4, 12, False)
     assert end.reason == "validation/rising has not improved on 4 in 2 readings"
-    assert [(asking.request.step, asking.did, asking.behind_end) for asking in replayed.asked] == [
+    assert [(each.request.step, each.did, each.behind_end) for each in replayed.asked] == [
         (12, False, False),
         (16, True, True),
     ]
     text = str(replayed)
-    assert "early_stopping would have asked for stop once" in text
-    assert "and once more behind the end, where the recorded run went on" in text
+    assert "early_stopping would have requested stop once" in text
+    assert "and once more after that end, where the recorded run continued" in text
     assert "the first: " not in text
     both = str(replay(rising, [stopping(2), stopping(3).named("later")]))
-    told = "  and once more behind the end, where the recorded run went on\n    the first: attempt 1, epoch 1 batch 8 "
-    assert f"\nlater would have asked for nothing\n{told}step 16 on validation_end: stop - " in both
+    lines = (
+        "  and once more after that end, where the recorded run continued\n    the first: attempt 1, epoch 1 batch 8 "
+    )
+    assert f"\nlater would have requested nothing\n{lines}step 16 on validation_end: stop - " in both
     assert "attempt 1 would have ended at epoch 1, batch 4, step 12, stopped by early_stopping: " in text
-    assert "(the recorded run went on)" in text
+    assert "(the recorded run continued)" in text
     assert "attempt 1 was completed at epoch 2, batch 0, step 16: 2 epochs done" in text
 
 
-def test_a_run_that_was_stopped_would_have_gone_on(tmp_path: Path) -> None:
+def test_a_run_that_was_stopped_would_have_continued(tmp_path: Path) -> None:
     fit([*stepwise(), Rising(), stopping(1), h.Recorder(tmp_path)])
     replayed = replay(tmp_path, [stopping(5)])
     assert not replayed.asked
     assert not replayed.ends
     assert replayed.notes == (
-        "attempt 1 was stopped at epoch 1 batch 0 step 8, which with the replayed plugins it would not have been: what "
+        "attempt 1 was stopped at epoch 1 batch 0 step 8: with the replayed plugins it would have continued, but what "
         "would have followed is not recorded",
     )
-    assert "the one in the run asked once: attempt 1, epoch 0 batch 8 step 8" in str(replayed)
+    assert "in the recorded run it made one request: attempt 1, epoch 0 batch 8 step 8" in str(replayed)
 
 
 def test_the_same_plugin_ends_the_run_as_it_did(tmp_path: Path) -> None:
@@ -113,11 +115,11 @@ def test_the_same_plugin_ends_the_run_as_it_did(tmp_path: Path) -> None:
     replayed = replay(tmp_path, [stopping(2)])
     (end,) = replayed.ends
     assert (end.epoch, end.batch, end.step, end.did) == (1, 4, 12, True)
-    assert [asking.did for asking in replayed.asked] == [True]
+    assert [each.did for each in replayed.asked] == [True]
     assert not replayed.notes
 
 
-def test_requests_of_others_stand_in_the_control(rising: Recording) -> None:
+def test_requests_of_others_are_in_the_control(rising: Recording) -> None:
     seen: list[tuple[int, bool, bool]] = []
 
     class Sees(h.Plugin):
@@ -130,7 +132,7 @@ def test_requests_of_others_stand_in_the_control(rising: Recording) -> None:
     assert len(seen) == 16
 
 
-def test_a_veto_of_a_replayed_plugin_puts_the_stop_off(rising: Recording) -> None:
+def test_a_veto_of_a_replayed_plugin_postpones_the_stop(rising: Recording) -> None:
     class Vetoes(h.Plugin):
         @h.on(h.ShouldStop)
         def veto(self, run: h.Run, event: h.ShouldStop) -> None:
@@ -144,12 +146,12 @@ def test_a_veto_of_a_replayed_plugin_puts_the_stop_off(rising: Recording) -> Non
 
 
 @pytest.mark.parametrize(
-    ("what", "told"),
+    ("what", "message"),
     [
         ("task", "A recording does not hold the task."),
         ("modules", "A recording does not hold the modules."),
         ("batch", "A recording does not hold the batches themselves."),
-        ("outputs", "A recording does not hold what the task's step put out."),
+        ("outputs", "A recording does not hold the outputs of the task's step."),
         ("loss", "A recording does not hold the losses here. Record them with Recorder(..., losses=True)."),
         ("schedulers", "A recording does not hold the schedulers."),
         ("train_loader", "A recording does not hold the loader."),
@@ -157,20 +159,20 @@ def test_a_veto_of_a_replayed_plugin_puts_the_stop_off(rising: Recording) -> Non
         ("data.seed", "A recording does not hold the seed of the data."),
         (
             "plugin_seconds",
-            "A recording does not hold how long each plugin had taken here. At the end, `explain` tells.",
+            "A recording does not hold the time of each plugin so far. `explain` shows the times at the end.",
         ),
         ("optimizer.state", "A recording does not hold the optimizer's state."),
     ],
 )
-def test_who_reads_what_is_not_recorded_is_told_and_the_others_go_on(
-    recording: Recording, what: str, told: str
+def test_a_plugin_that_reads_what_is_not_recorded_is_switched_off_and_the_others_continue(
+    recording: Recording, what: str, message: str
 ) -> None:
-    plugin, other = Asks(what), Asks("progress.steps", "other")
+    plugin, other = Reads(what), Reads("progress.steps", "other")
     replayed = replay(recording, [plugin, other])
-    assert replayed.unheld == {"asks": (f"{told} (batch_end, attempt 1, epoch 0 batch 1 step 1)",)}
-    assert f"asks would have asked for nothing\n  then it was told: {told}" in str(replayed)
-    assert other.heard == list(range(1, 17)) or what == "progress.steps"
-    assert plugin.heard == []
+    assert replayed.unheld == {"reads": (f"{message} (batch_end, attempt 1, epoch 0 batch 1 step 1)",)}
+    assert f"reads would have requested nothing\n  then it was switched off: {message}" in str(replayed)
+    assert other.values == list(range(1, 17))
+    assert plugin.values == []
 
 
 @pytest.mark.parametrize(
@@ -188,22 +190,22 @@ def test_who_reads_what_is_not_recorded_is_told_and_the_others_go_on(
         ("hyper_parameters", {}),
     ],
 )
-def test_what_is_recorded_is_there(recording: Recording, what: str, value: Any) -> None:
-    plugin = Asks(what)
+def test_what_is_recorded_can_be_read(recording: Recording, what: str, value: Any) -> None:
+    plugin = Reads(what)
     replayed = replay(recording, [plugin])
     assert not replayed.unheld
-    assert plugin.heard == [value] * 16
+    assert plugin.values == [value] * 16
 
 
 def test_losses_are_tensors_of_what_was_recorded(tmp_path: Path) -> None:
     fit([h.Recorder(tmp_path, losses=True)], validation=None, epochs=1)
-    plugin = Asks("loss")
+    plugin = Reads("loss")
     replay(tmp_path, [plugin])
     (block,) = [entry for entry in read(tmp_path).attempts[0].entries if isinstance(entry, Batches)]
     assert block.losses is not None
-    assert [loss.item() for loss in plugin.heard] == list(block.losses)
-    assert plugin.heard[0].dtype == torch.float64
-    assert plugin.heard[0].shape == ()
+    assert [loss.item() for loss in plugin.values] == list(block.losses)
+    assert plugin.values[0].dtype == torch.float64
+    assert plugin.values[0].shape == ()
 
 
 def test_a_guard_needs_the_losses(recording: Recording) -> None:
@@ -214,7 +216,7 @@ def test_a_guard_needs_the_losses(recording: Recording) -> None:
     )
 
 
-def test_nothing_touches_the_world(recording: Recording, tmp_path: Path) -> None:
+def test_built_in_plugins_change_nothing_outside_the_replay(recording: Recording, tmp_path: Path) -> None:
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)}
     state = torch.get_rng_state()
     plugins = [h.RNGCapture(), h.Checkpoint(tmp_path / "checkpoints"), h.Preemption(), h.EMA(), h.LearningRate("step")]
@@ -237,7 +239,7 @@ def test_a_plugin_that_fails_would_have_failed_the_run(recording: Recording) -> 
     (end,) = replayed.ends
     assert (end.is_failure, end.by, end.step, end.did) == (True, "fails", 4, False)
     assert [(request.step) for request in replayed.requests("log_schedule")] == [8, 16]
-    assert "failed by fails: KeyError: 'what' on log (the recorded run went on)" in str(replayed)
+    assert "failed by fails: KeyError: 'what' on log (the recorded run continued)" in str(replayed)
 
 
 def test_an_observer_is_forgiven(recording: Recording, caplog: pytest.LogCaptureFixture) -> None:
@@ -253,7 +255,7 @@ def test_an_observer_is_forgiven(recording: Recording, caplog: pytest.LogCapture
     assert replayed.notes == ("plugin 'watches' was switched off after 3 errors",)
 
 
-def test_a_learning_rate_is_there_where_a_log_holds_it(tmp_path: Path) -> None:
+def test_a_learning_rate_can_be_read_where_a_log_holds_it(tmp_path: Path) -> None:
     def schedule(optimizer: torch.optim.Optimizer) -> Any:
         return torch.optim.lr_scheduler.StepLR(optimizer, 4, 0.5)
 
@@ -278,10 +280,10 @@ def test_a_learning_rate_is_there_where_a_log_holds_it(tmp_path: Path) -> None:
     plugin = Reads()
     replayed = replay(tmp_path, [plugin])
     assert plugin.rates == [0.05, 0.025]
-    assert "At a Log it does, where LearningRate(...) was in the run." in replayed.unheld["reads"][0]
+    assert "A Log holds it, if LearningRate(...) was in the run." in replayed.unheld["reads"][0]
 
 
-def test_logs_can_be_made_anew(tmp_path: Path) -> None:
+def test_logs_can_be_written_again(tmp_path: Path) -> None:
     first = h.JsonlLog(tmp_path / "live.jsonl")
     fit([*stepwise(), h.LearningRate("epoch"), first, h.Recorder(tmp_path / "run")], scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1))  # fmt: skip  # noqa: E501
     again = [h.JsonlLog(tmp_path / "again.jsonl"), h.TensorBoard(tmp_path / "tensorboard"), h.FileLog(tmp_path / "log")]
@@ -305,11 +307,11 @@ def test_logs_can_be_made_anew(tmp_path: Path) -> None:
 
 
 def _plain(metrics: dict[str, float]) -> dict[str, float]:
-    """Return metrics but for the throughput, which is measured anew."""
+    """Return metrics but for the throughput, which is measured again."""
     return {name: value for name, value in metrics.items() if name != "train/samples_per_second"}
 
 
-def test_several_optimizers_leave_the_order_of_their_steps_out(tmp_path: Path) -> None:
+def test_the_order_of_the_steps_of_several_optimizers_is_not_recorded(tmp_path: Path) -> None:
     class Pair(h.Task):
         def __init__(self) -> None:
             self.one, self.two = nn.Linear(1, 1), nn.Linear(1, 1)
@@ -329,7 +331,7 @@ def test_several_optimizers_leave_the_order_of_their_steps_out(tmp_path: Path) -
     assert [request.step for request in replayed.requests("log_schedule")] == [each.step for each in result.history]
 
 
-def test_a_resumed_run_goes_on_from_what_its_checkpoint_held(tmp_path: Path) -> None:
+def test_plugins_of_a_resumed_run_continue_from_the_state_of_its_checkpoint(tmp_path: Path) -> None:
     class Dies(h.Plugin):
         @h.on(h.BatchEnd)
         def die(self, run: h.Run, event: h.BatchEnd) -> None:
@@ -347,11 +349,11 @@ def test_a_resumed_run_goes_on_from_what_its_checkpoint_held(tmp_path: Path) -> 
     assert [each.status for each in replayed.recorded] == ["failed", "completed"]
     (end,) = replayed.ends  # readings at 4, 8, and in the second attempt at 12 and 16
     assert (end.attempt, end.step) == (2, 16)
-    logs = [(asking.attempt, asking.request.step) for asking in replayed.asked if asking.request.verb == "log"]
+    logs = [(each.attempt, each.request.step) for each in replayed.asked if each.request.verb == "log"]
     assert logs == [(1, 3), (1, 6), (1, 9), (2, 9), (2, 12), (2, 15)]
 
 
-def test_of_a_checkpoint_of_another_run_nothing_is_known(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_run_leaves_plugins_without_a_state(tmp_path: Path) -> None:
     fit([h.SaveSchedule(h.Every(epochs=1)), h.Checkpoint(tmp_path)], validation=None, epochs=1)
     fit(
         [h.Checkpoint(tmp_path, resume="auto"), h.SaveSchedule(h.Every(epochs=5)), h.Recorder(tmp_path)],
@@ -360,11 +362,11 @@ def test_of_a_checkpoint_of_another_run_nothing_is_known(tmp_path: Path) -> None
     replayed = replay(tmp_path, [h.LogSchedule(h.Every(steps=5))])
     assert [request.step for request in replayed.requests("log_schedule")] == [10, 15]
     (note,) = replayed.notes
-    assert note.startswith("attempt 1 went on from ")
-    assert note.endswith("of whose making the recording tells nothing: there the replayed plugins began afresh")
+    assert note.startswith("attempt 1 continued from ")
+    assert note.endswith("whose save is not recorded: there the replayed plugins had no state to continue from")
 
 
-def test_an_evaluation_of_its_own_is_replayed_too(tmp_path: Path) -> None:
+def test_a_validation_without_a_training_is_replayed(tmp_path: Path) -> None:
     torch.manual_seed(0)
     task = h.Supervised(nn.Linear(1, 1), nn.functional.mse_loss)
     trainer = h.Trainer([h.Recorder(tmp_path)], device="cpu")
@@ -374,24 +376,24 @@ def test_an_evaluation_of_its_own_is_replayed_too(tmp_path: Path) -> None:
 
     class Counts(h.Plugin):
         def __init__(self) -> None:
-            self.heard: list[tuple[str, int]] = []
+            self.batches: list[tuple[str, int]] = []
 
         @h.on(h.ValidationBatchEnd)
         def count(self, run: h.Run, event: h.ValidationBatchEnd) -> None:
-            self.heard.append((event.dataset, run.progress.evaluated))
+            self.batches.append((event.dataset, run.progress.evaluated))
             assert run.evaluation_batches == 4
             assert run.optimizer is None
-            if len(self.heard) == 2:
+            if len(self.batches) == 2:
                 run.control.cut_validation("enough")
 
     plugin = Counts()
     replayed = replay(tmp_path, [plugin])
-    assert plugin.heard == [("a", 1), ("a", 2)]  # then the run would have left it
-    assert [asking.did for asking in replayed.asked] == [False]
+    assert plugin.batches == [("a", 1), ("a", 2)]  # then the run would have ended it
+    assert [each.did for each in replayed.asked] == [False]
     assert not replayed.failed
 
 
-def test_a_plugin_follows_what_was_done_to_it(tmp_path: Path) -> None:
+def test_a_plugin_is_toggled_as_in_the_run(tmp_path: Path) -> None:
     def plugins() -> list[Any]:
         return [h.LogSchedule(h.Every(steps=2)), h.ValidationSchedule(h.Every(steps=4))]
 
@@ -412,38 +414,38 @@ def test_a_plugin_follows_what_was_done_to_it(tmp_path: Path) -> None:
     assert [request.step for request in replayed.requests("log_schedule")] == live
 
 
-def test_what_cannot_be_read_is_said() -> None:
+def test_damage_is_noted() -> None:
     damaged = attempt(
         Happened("train_start", 0.0, Place()), damage=("line 7: no JSON",), plan={"train_start": ("recorder",)}
     )
     replayed = replay(Recording(Path("x.recording"), (damaged,)), [h.LogSchedule(h.Every(steps=2))])
     assert replayed.notes == ("attempt 1 is damaged: line 7: no JSON",)
     assert replayed.recorded[0].status is None
-    assert "attempt 1 was killed, or goes on, at epoch 0, batch 0, step 0" in str(replayed)
+    assert "attempt 1 was killed, or is running, at epoch 0, batch 0, step 0" in str(replayed)
 
 
-def test_an_attempt_that_another_followed_does_not_go_on() -> None:
+def test_only_the_last_attempt_may_be_running() -> None:
     killed = attempt(Happened("train_start", 0.0, Place()), plan={"train_start": ("recorder",)})
-    told = str(replay(Recording(Path("x.recording"), (killed, killed)), []))
-    assert "attempt 1 was killed at epoch 0, batch 0, step 0\n" in told
-    assert "attempt 2 was killed, or goes on, at epoch 0, batch 0, step 0" in told
+    text = str(replay(Recording(Path("x.recording"), (killed, killed)), []))
+    assert "attempt 1 was killed at epoch 0, batch 0, step 0\n" in text
+    assert "attempt 2 was killed, or is running, at epoch 0, batch 0, step 0" in text
 
 
-def test_much_damage_is_told_in_short() -> None:
+def test_much_damage_is_shortened() -> None:
     damaged = attempt(damage=tuple(f"line {number}: it is damaged" for number in range(2, 1_300)))
     notes = replay(Recording(Path("x.recording"), (damaged,)), []).notes
     assert notes[9:] == ("attempt 1 is damaged: line 11: it is damaged", "attempt 1 is damaged: and 1,288 more")
 
 
 @pytest.mark.parametrize("given", [None, 3, b"x.recording"], ids=repr)
-def test_what_is_no_path_is_refused(given: Any) -> None:
+def test_a_recording_that_is_not_a_path_is_refused(given: Any) -> None:
     with pytest.raises(TypeError, match="A recording is the file that Recorder wrote, or its folder, got "):
         replay(given, [])
 
 
-def test_an_empty_recording_is_said() -> None:
+def test_an_empty_recording_is_noted() -> None:
     replayed = replay(Recording(Path("x.recording"), ()), [h.LogSchedule(h.Every(steps=2))])
-    assert replayed.notes == ("nothing is recorded: the run was killed before it began",)
+    assert replayed.notes == ("nothing is recorded: the run was killed before it started",)
 
 
 def test_what_is_no_list_of_plugins_is_refused(recording: Recording) -> None:
@@ -461,11 +463,11 @@ def test_there_is_no_recording(tmp_path: Path) -> None:
         replay(tmp_path, [])
 
 
-def test_not_recorded_says_what_and_how_to_mend_it() -> None:
+def test_not_recorded_says_what_and_how_to_record_it() -> None:
     assert str(NotRecorded("the model", "Keep it.")) == "A recording does not hold the model. Keep it."
 
 
-def test_what_comes_amid_a_batch_does_not_count_it_twice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_event_during_a_batch_does_not_count_it_twice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Stumbles(h.Plugin):
         policy = "observer"
 
@@ -475,19 +477,19 @@ def test_what_comes_amid_a_batch_does_not_count_it_twice(tmp_path: Path, caplog:
 
     class Counts(h.Plugin):
         def __init__(self) -> None:
-            self.heard: list[int] = []
+            self.steps: list[int] = []
 
         @h.on(h.StepEnd)
         def count(self, run: h.Run, event: h.StepEnd) -> None:
-            self.heard.append(run.progress.steps)
+            self.steps.append(run.progress.steps)
 
     fit([Stumbles(), h.Recorder(tmp_path)], validation=None, epochs=1)
     plugin = Counts()
     replay(tmp_path, [plugin])
-    assert plugin.heard == list(range(1, 9))
+    assert plugin.steps == list(range(1, 9))
 
 
-def test_what_others_wrote_steers_no_terminal() -> None:
+def test_control_characters_of_reasons_are_escaped() -> None:
     request = h.Request("stop", "mine", "one\x1b[2J\ntwo", 0, 1, 1)
-    replayed = Replayed(Path("a"), ("mine",), (Asking(1, request, None, behind_end=False),), (), (), {}, {})
+    replayed = Replayed(Path("a"), ("mine",), (ReplayedRequest(1, request, None, behind_end=False),), (), (), {}, {})
     assert str(replayed).splitlines()[-1] == r"  attempt 1, epoch 0 batch 1 step 1: stop - one\x1b[2J two"

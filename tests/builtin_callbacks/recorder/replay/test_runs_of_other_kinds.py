@@ -1,4 +1,4 @@
-"""Runs that are not one process's `fit`: a loop of one's own, background saves, several ranks."""
+"""Runs that are not one process's `fit`: the user's own loop, background saves, several ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from heliograph.builtin_callbacks.recorder.replay.replay import replay
 from heliograph.tests.ranks_pool import Pool
 from heliograph.tests.recordings import fit
-from heliograph.tests.replay_stories import facts
+from heliograph.tests.replay_scenarios import facts
 from torch import Tensor, nn
 
 DATA = [torch.full((2, 1), float(number)) for number in range(6)]
@@ -30,7 +30,7 @@ def plugins() -> list[Any]:
 
 
 def assert_alike(recording: Path, requests: list[h.Request]) -> None:
-    """Assert that each plugin, replayed, asks what it asked."""
+    """Assert that each replayed plugin makes the requests that it made."""
     for each in plugins():
         replayed = replay(recording, [each])
         assert facts(replayed.requests(each.name), each.name) == facts(requests, each.name)
@@ -39,7 +39,7 @@ def assert_alike(recording: Path, requests: list[h.Request]) -> None:
 
 
 @pytest.mark.parametrize("leave_at", [None, 4, 9])
-def test_a_loop_of_ones_own(tmp_path: Path, leave_at: int | None) -> None:
+def test_the_users_own_loop(tmp_path: Path, leave_at: int | None) -> None:
     task = h.Supervised(nn.Linear(1, 1), lambda outputs, targets: outputs.sum())
     run = h.Trainer([*plugins(), h.Recorder(tmp_path)], device="cpu").run(task, DATA, optimizer=sgd, epochs=3)
     with run:
@@ -52,7 +52,7 @@ def test_a_loop_of_ones_own(tmp_path: Path, leave_at: int | None) -> None:
     assert_alike(tmp_path, list(run.result.history))
 
 
-def test_saves_beside_the_loop(tmp_path: Path) -> None:
+def test_saves_in_the_background(tmp_path: Path) -> None:
     def all_plugins() -> list[Any]:
         saving = [h.SaveSchedule(h.Every(steps=2)), h.Checkpoint(tmp_path, background=True, resume="auto")]
         return [*plugins(), *saving, h.Recorder(tmp_path)]
@@ -62,13 +62,13 @@ def test_saves_beside_the_loop(tmp_path: Path) -> None:
     for each in plugins():
         replayed = replay(tmp_path, [each])
         for number, result in enumerate((first, second), 1):
-            own = [asking.request for asking in replayed.asked if asking.attempt == number]
+            own = [made.request for made in replayed.asked if made.attempt == number]
             assert facts(own, each.name) == facts(list(result.history), each.name)
     assert not replayed.notes
 
 
 class Sums(h.Task):
-    """Its loss is what the batch sums up to."""
+    """Its loss is the sum of the outputs."""
 
     def __init__(self) -> None:
         self.model = nn.Linear(1, 1)
@@ -79,7 +79,7 @@ class Sums(h.Task):
 
 
 def train_together(folder: str) -> list[Any]:
-    """Train on this rank; return what was asked on it."""
+    """Train on this rank; return its requests."""
     recorder = h.Recorder(folder)
     trainer = h.Trainer([*plugins(), recorder], device="cpu")
     result = trainer.fit(Sums(), DATA, optimizer=sgd, epochs=2)
@@ -100,7 +100,7 @@ class Gathers(h.Plugin):
         run.control.stop(f"{run.engine.gather_objects(run.progress.steps)}")
 
 
-def test_what_other_ranks_had_is_not_there(tmp_path: Path, ranks: Pool) -> None:
+def test_values_of_other_ranks_are_not_recorded(tmp_path: Path, ranks: Pool) -> None:
     ranks(2).run(train_together, str(tmp_path))
     replayed = replay(tmp_path, [Gathers()])
-    assert "what the other 1 ranks had" in replayed.unheld["gathers"][0]
+    assert "the values of the other ranks (1)" in replayed.unheld["gathers"][0]

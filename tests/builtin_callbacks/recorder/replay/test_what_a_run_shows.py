@@ -1,4 +1,4 @@
-"""Whatever a plugin reads of a replayed run is as it was, or it is told that the recording does not hold it."""
+"""Whatever a plugin reads of a replayed run is as it was, or raises `NotRecorded`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ASKED = [
     "should_stop", "should_log", "should_save", "should_validate", "should_end_epoch", "skips_batch", "holds_step",
     "drops_step", "loss_scale", "is_rolling_back", "vetoed", "is_evaluating", "pending", "leaving", "stopped",
 ]  # fmt: skip
-UNTOLD = "not recorded"
+UNRECORDED = "not recorded"
 
 
 class Reads(h.Plugin):
@@ -34,7 +34,7 @@ class Reads(h.Plugin):
         self.read: list[tuple[str, dict[str, Any]]] = []
 
     @h.on(*CATALOGUE, lane=h.Lane.REPORT)
-    def hear(self, run: h.Run, event: Event) -> None:
+    def read_all(self, run: h.Run, event: Event) -> None:
         self.read.append((event.name, {name: _plain(_value(run, name)) for name in NAMES}))
 
 
@@ -42,7 +42,7 @@ def _value(thing: Any, name: str) -> Any:
     try:
         return getattr(thing, name)
     except NotRecorded:
-        return UNTOLD
+        return UNRECORDED
 
 
 def _plain(value: Any) -> Any:
@@ -79,23 +79,39 @@ def test_it_is_what_it_was_or_it_is_not_recorded(more: list[Any], tmp_path: Path
     assert not report.unheld
     assert not report.failed
     assert [name for name, _ in replayed.read] == [name for name, _ in live.read]
-    untold = set()
+    unrecorded = set()
     for (event, was), (_, shown) in zip(live.read, replayed.read, strict=True):
         for name, value in shown.items():
-            if value == UNTOLD:
-                untold.add(name)
+            if value == UNRECORDED:
+                unrecorded.add(name)
             elif name == "control":
-                assert {**was[name], **{k: v for k, v in value.items() if v == UNTOLD}} == value, (event, name)
+                assert {**was[name], **{k: v for k, v in value.items() if v == UNRECORDED}} == value, (event, name)
             elif (event, name) != ("train_start", "recording"):  # which is named only then
                 assert value == was[name], (event, name)
-    assert untold == {
+    assert unrecorded == {
         "batch", "batch_losses", "batch_note", "epoch_begun", "modules", "outputs", "plugin_seconds", "plugins",
         "resumed_at", "resumed_from", "scheduler", "schedulers", "task", "train_loader", "training_id",
         "validation_loaders",
     }  # fmt: skip
 
 
-def test_one_s_own_factor_on_the_loss_is_known_and_another_s_is_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("event", [h.GradientsReady, h.StepEnd])
+def test_a_window_counts_its_batch_whoever_listens(event: type[Event], tmp_path: Path) -> None:
+    class Reads(h.Plugin):
+        def __init__(self) -> None:
+            self.read: list[int] = []
+
+        @h.on(event)
+        def see(self, run: h.Run, event: Event) -> None:
+            self.read.append(run.window)
+
+    live, again = Reads(), Reads()
+    fit([live, h.Recorder(tmp_path)], batches=2, epochs=1, validation=None)
+    replay(tmp_path, [again])
+    assert live.read == again.read == [1, 1]
+
+
+def test_a_plugins_own_factor_on_the_loss_is_known_and_that_of_others_is_not(tmp_path: Path) -> None:
     class Scales(h.Plugin):
         def __init__(self) -> None:
             self.read: list[Any] = []
@@ -112,22 +128,22 @@ def test_one_s_own_factor_on_the_loss_is_known_and_another_s_is_not(tmp_path: Pa
     assert again.read == [0.125, 0.125]
     again.read.clear()
     replay(tmp_path, [again])
-    assert again.read == [UNTOLD, UNTOLD]
+    assert again.read == [UNRECORDED, UNRECORDED]
 
 
 @pytest.mark.parametrize(
-    ("act", "told"),
+    ("act", "message"),
     [
         (lambda each: each.zero_grad(set_to_none=True), "the optimizer"),
         (lambda each: each.step(lambda: 0.0), "the optimizer"),
         (lambda each: each.add_param_group({}), "the optimizer"),
         (lambda each: each.param_groups[0]["params"], "the optimizer's 'params'"),
-        (lambda each: each.param_groups[0].update(lr=0.1), "a training that goes on with another 'lr'"),
-        (lambda each: each.param_groups[0].__delitem__("lr"), "a training that goes on without 'lr'"),
+        (lambda each: each.param_groups[0].update(lr=0.1), "a training that continues with another 'lr'"),
+        (lambda each: each.param_groups[0].__delitem__("lr"), "a training that continues without 'lr'"),
     ],
     ids=["zero_grad", "step", "add_param_group", "params", "update", "delete"],
 )
-def test_an_optimizer_does_nothing_and_says_so(act: Callable[[Any], object], told: str, tmp_path: Path) -> None:
+def test_an_optimizer_raises_not_recorded(act: Callable[[Any], object], message: str, tmp_path: Path) -> None:
     class Acts(h.Plugin):
         @h.on(h.BatchEnd)
         def act(self, run: h.Run, event: h.BatchEnd) -> None:
@@ -136,6 +152,6 @@ def test_an_optimizer_does_nothing_and_says_so(act: Callable[[Any], object], tol
     fit([h.Recorder(tmp_path)], batches=1, epochs=1, validation=None)
     report = replay(tmp_path, [Acts()])
     assert report.unheld == {
-        "acts": (f"A recording does not hold {told}. (batch_end, attempt 1, epoch 0 batch 1 step 1)",)
+        "acts": (f"A recording does not hold {message}. (batch_end, attempt 1, epoch 0 batch 1 step 1)",)
     }
     assert not report.failed

@@ -1,4 +1,4 @@
-"""What stands in a replay for the hardware, the optimizers and the data of the run."""
+"""What a replay has instead of the hardware, the optimizers and the data of the run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ....events.engine import Reduction
 from ....events.guarantee import Guarantee
 
 
-class Unheld:
-    """An attribute that a recording does not hold: to read it raises `NotRecorded`.
+class Unrecorded:
+    """An attribute that no recording has: reading it raises `NotRecorded`.
 
     Args:
         what: what it is.
@@ -28,7 +28,7 @@ class Unheld:
 
 
 class RecordedGroup(MutableMapping[str, Any]):
-    """A parameter group, of which there is the learning rate, and that only while a log is told that holds it."""
+    """A parameter group with nothing but the learning rate, which is known only during a `Log` that has it."""
 
     def __init__(self) -> None:
         self.rate: float | None = None
@@ -37,14 +37,14 @@ class RecordedGroup(MutableMapping[str, Any]):
         if key == "lr" and self.rate is not None:
             return self.rate
         if key == "lr":
-            raise NotRecorded("the learning rate here", "At a Log it does, where LearningRate(...) was in the run.")
+            raise NotRecorded("the learning rate here", "A Log holds it, if LearningRate(...) was in the run.")
         raise NotRecorded(f"the optimizer's {key!r}")
 
     def __setitem__(self, key: str, value: Any) -> None:
-        raise NotRecorded(f"a training that goes on with another {key!r}")
+        raise NotRecorded(f"a training that continues with another {key!r}")
 
     def __delitem__(self, key: str) -> None:
-        raise NotRecorded(f"a training that goes on without {key!r}")
+        raise NotRecorded(f"a training that continues without {key!r}")
 
     def __iter__(self) -> Iterator[str]:
         return iter(["params", "lr"])
@@ -54,30 +54,30 @@ class RecordedGroup(MutableMapping[str, Any]):
 
 
 class RecordedOptimizer:
-    """Says that there is an optimizer, and little more."""
+    """An optimizer with one parameter group that cannot step."""
 
-    state: Any = Unheld("the optimizer's state")
-    defaults: Any = Unheld("the optimizer's settings")
+    state: Any = Unrecorded("the optimizer's state")
+    defaults: Any = Unrecorded("the optimizer's settings")
 
     def __init__(self) -> None:
         self.group = RecordedGroup()
         self.param_groups = [self.group]
 
     def step(self, *arguments: Any, **options: Any) -> Any:
-        """Refuse."""
+        """Raise `NotRecorded`."""
         raise NotRecorded("the optimizer")
 
     zero_grad = state_dict = load_state_dict = add_param_group = step
 
 
 class RecordedEngine:
-    """The main rank of so many, without a device; what the others had is not there.
+    """The engine of the main rank, without a device and without the values of the other ranks.
 
     Args:
         world_size: how many processes trained.
     """
 
-    device: Any = Unheld("the device")
+    device: Any = Unrecorded("the device")
     rank = local_rank = 0
     is_main = is_local_main = True
 
@@ -85,7 +85,7 @@ class RecordedEngine:
         self.world_size = world_size
 
     def reduce(self, value: Any, how: Reduction = "mean") -> Any:
-        """Return the value, where there was one rank."""
+        """Return the value if there was one rank."""
         return self._own(value)
 
     def gather(self, tensor: Any) -> list[Any]:
@@ -97,38 +97,38 @@ class RecordedEngine:
         return [self._own(value)]
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
-        """Return the value, where there was one rank."""
+        """Return the value if there was one rank."""
         return self._own(value)
 
     def barrier(self) -> None:
-        """Go on: nobody is waited for."""
+        """Return at once: a replay is one process."""
 
     def clip_gradients(self, parameters: Iterable[Any], norm: float | None, norm_type: float = 2.0) -> Any:
-        """Refuse."""
+        """Raise `NotRecorded`."""
         raise NotRecorded("the gradients")
 
     def _own(self, value: Any) -> Any:
         if self.world_size > 1:
-            raise NotRecorded(f"what the other {self.world_size - 1} ranks had")
+            raise NotRecorded(f"the values of the other ranks ({self.world_size - 1})")
         return value
 
 
 class RecordedData:
-    """The training data, of which nothing is recorded but how many batches came."""
+    """The training data, of which a recording has only the number of batches."""
 
-    seed: Any = Unheld("the seed of the data")
-    phase: Any = Unheld("which phase of the data was read")
-    batch_size: Any = Unheld("the batch size of the loader")
-    layouts: Any = Unheld("how the data lay in batches")
+    seed: Any = Unrecorded("the seed of the data")
+    phase: Any = Unrecorded("which phase of the data was read")
+    batch_size: Any = Unrecorded("the batch size of the loader")
+    layouts: Any = Unrecorded("how the samples were distributed over batches")
 
     def guarantee(self) -> tuple[str, tuple[str, ...]]:
-        """Refuse."""
-        raise NotRecorded("what a resume would be worth")
+        """Raise `NotRecorded`."""
+        raise NotRecorded("the guarantee of a resume")
 
     def doubt(self, guarantee: Guarantee, reason: str) -> None:
-        """Refuse."""
-        raise NotRecorded("what a resume would be worth")
+        """Raise `NotRecorded`."""
+        raise NotRecorded("the guarantee of a resume")
 
     def reads_as(self, ranks: int) -> bool:
-        """Refuse."""
-        raise NotRecorded("how the data were dealt out")
+        """Raise `NotRecorded`."""
+        raise NotRecorded("how the samples were distributed over ranks")
