@@ -16,7 +16,7 @@ import pytest
 import torch
 from heliograph import CATALOGUE
 from heliograph.__main__ import main
-from heliograph.builtin_callbacks.recorder.format.records import Happened, Place
+from heliograph.builtin_callbacks.recorder.format.records import Counters, EventEntry
 from heliograph.core.checkpoint.storage import Store
 from heliograph.demo import digits, proof, report
 from heliograph.tests.recordings import attempt, write
@@ -168,7 +168,7 @@ def test_the_demo_says_what_is_missing(
 
 
 def recording(folder: Path) -> str:
-    return str(write(folder / "x.recording", attempt(Happened("train_start", 0.0, Place()))))
+    return str(write(folder / "x.recording", attempt(EventEntry("train_start", 0.0, Counters()))))
 
 
 @pytest.mark.sample(1)

@@ -22,7 +22,7 @@ from ...events import (
 )
 from ...events.bus import Probe, Receiver
 from .format.plain import NAME, short
-from .format.records import Spending, Spent
+from .format.records import HandlerTime, TimesEntry
 
 HOT = (BatchStart, GradientsReady, StepEnd, BatchEnd, ShouldStop)
 EVALUATION = (ValidationBatchStart, ValidationBatchEnd, TestBatchStart, TestBatchEnd)
@@ -65,11 +65,11 @@ class Clock:
         number, self.emissions = self.emissions, self.emissions + 1
         return receivers if number % self._sample else self.every(receivers, owners)
 
-    def rows(self, emissions: int) -> Iterator[Spending]:
+    def rows(self, emissions: int) -> Iterator[HandlerTime]:
         """Yield the times by owner, as a share of all emissions."""
         for owner, (times, total, longest) in self._spent.items():
             of_all = max(times, round(times * emissions / self.timed))
-            yield Spending(short(str(owner), NAME), self.event, times, of_all, total, longest)
+            yield HandlerTime(short(str(owner), NAME), self.event, times, of_all, total, longest)
 
 
 class Timing:
@@ -139,16 +139,16 @@ class Timing:
             self._stretch = batch // self._sample + 1
             self.due = self._stretch * self._sample + self._stretch * STRIDE % self._sample
 
-    def spent(self, batches: int) -> Spent:
+    def spent(self, batches: int) -> TimesEntry:
         """Return the times so far, in so many batches."""
-        rows: list[Spending] = []
+        rows: list[HandlerTime] = []
         whole = self._timed_batches - self.is_on  # the last one may be amid
         for event, clock in self._clocks.items():
             emissions = clock.emissions if event in EVALUATION or event not in CATALOGUE else clock.timed
             if event in HOT and whole:
                 emissions = round(clock.timed * batches / whole)
             rows += clock.rows(emissions)
-        return Spent(tuple(rows))
+        return TimesEntry(tuple(rows))
 
     def _add(self, signal: OrderedSignal[Event]) -> None:
         event = signal.event

@@ -43,7 +43,7 @@ from ...plugins import Plugin, on
 from . import attempt_facts
 from .format.tail import ROW
 from .format.writer import Writer
-from .session import Session, place_of
+from .session import Session, counters_of
 from .subscriptions import Listening
 
 OFTEN = 1_000  # emissions of an event that is not of the catalogue: of those behind, a sample is kept
@@ -122,7 +122,7 @@ class Recorder(Plugin):
         """Mark the seam."""
         session = self._ready(run)
         session.turn_back()
-        origin = asdict(place_of(run.origin)) | {"seconds": run.origin.earlier_seconds}
+        origin = asdict(counters_of(run.origin)) | {"seconds": run.origin.earlier_seconds}
         self._listen(run)
         self._note(run, event, {**attempt_facts.fields_of(event), "origin": origin, "in_boundary": run.in_boundary})
 

@@ -8,7 +8,7 @@ from itertools import islice
 
 from ...events import History, Request
 from .format.plain import CHARACTERS, NAME, short
-from .format.records import Asked, Recounted
+from .format.records import RepeatEntry, RequestEntry
 
 SERVED = {"log": "log", "validation_start": "validation", "save_point": "save", "epoch_end": "end_epoch", "train_end": "stop"}  # fmt: skip  # noqa: E501
 KEPT = 100  # numbers of requests that one event serves
@@ -35,13 +35,13 @@ class Asking:
         self._latest: list[_Counted] = []
         self._standing: dict[str, list[int]] = {}
 
-    def news(self) -> Iterator[Asked | Recounted]:
+    def news(self) -> Iterator[RequestEntry | RepeatEntry]:
         """Yield what was asked, and asked again, since the last call."""
         history, total = self._history, self._history.total
         for each in self._latest:
             if each.request.times != each.times:
                 each.times = each.request.times
-                yield Recounted(each.number, each.times)
+                yield RepeatEntry(each.number, each.times)
         held = min(total - self.told, len(history))  # of very many at once, the history has dropped the first
         for number, request in enumerate(islice(history, len(history) - held, None), total - held):
             self._latest.append(_Counted(number, request, request.times))
@@ -50,7 +50,7 @@ class Asking:
                 standing.append(number)
             if len(request.by) > NAME or len(request.reason) > CHARACTERS:
                 request = replace(request, by=short(request.by, NAME), reason=short(request.reason))
-            yield Asked(number, request)
+            yield RequestEntry(number, request)
         self._latest = self._latest[-COUNTED:]
         self.told = total
 

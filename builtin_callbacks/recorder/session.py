@@ -14,7 +14,7 @@ from ...events import Progress, Run
 from . import losses as readings
 from .attempt_facts import attempt_of
 from .format.lines import encode, encode_attempt, encode_mark
-from .format.records import Entry, Happened, Place
+from .format.records import Counters, Entry, EventEntry
 from .format.tail import BATCH, BEGIN, ROW, SIZE, Tail, tail_of
 from .format.writer import Writer
 from .handler_times import Timing
@@ -68,8 +68,8 @@ class Session:
         self._batches, self._number, self._marked = 0, 1, 0
         self._lines: list[str] = []
         self._held: list[str] | None = None
-        self._head: tuple[str, float, Place, list[int] | None] = "", 0.0, Place(), None
-        self._known = Place()
+        self._head: tuple[str, float, Counters, list[int] | None] = "", 0.0, Counters(), None
+        self._known = Counters()
         self._untold: OSError | None = None
 
     # The clock.
@@ -79,11 +79,11 @@ class Session:
         """Seconds since the attempt began."""
         return monotonic() - self._began
 
-    def place(self) -> Place:
+    def place(self) -> Counters:
         """Let the run's clock stand, so that all who hear of this moment read one time; return where the run is."""
         if self._is_alone:
             self.tick()
-        return place_of(self.progress)
+        return counters_of(self.progress)
 
     def tick(self) -> None:
         """Let the run's clock stand at this moment, rounded down to hundredths of a second."""
@@ -118,9 +118,9 @@ class Session:
         if event not in AMID or self._losses is not None:  # what a resume goes on from, a kill must not lose
             self.end_block()
         self.catch_up()
-        self._known = self.place() if ticks else place_of(self.progress)
+        self._known = self.place() if ticks else counters_of(self.progress)
         asked = self.asking.served_by(event)
-        self.add(Happened(event, self.clock, self._known, data if asked is None else {**data, "asked": asked}))
+        self.add(EventEntry(event, self.clock, self._known, data if asked is None else {**data, "asked": asked}))
 
     def add(self, entry: Entry) -> None:
         """Take an entry in; while an event is held open, behind it."""
@@ -139,7 +139,7 @@ class Session:
         """Take in the event, then what was held."""
         held, self._held = self._held, None
         event, clock, place, asked = self._head
-        self.add(Happened(event, clock, place, data if asked is None else {**data, "asked": asked}))
+        self.add(EventEntry(event, clock, place, data if asked is None else {**data, "asked": asked}))
         self._lines += held or ()
 
     def _hear(self) -> None:
@@ -296,9 +296,9 @@ class Session:
         self._tail.close()
 
 
-def place_of(progress: Progress) -> Place:
+def counters_of(progress: Progress) -> Counters:
     """Return a run's counters."""
-    return Place(
+    return Counters(
         progress.epoch, progress.batch, progress.earlier_batches, progress.steps, progress.skipped_steps,
         progress.skipped_batches, progress.samples, progress.validations, progress.evaluated, progress.seconds,
     )  # fmt: skip

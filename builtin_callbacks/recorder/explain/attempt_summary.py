@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
-from ..format.records import TIMED, Attempt, Batches, Happened, Place, Recording, Spent
+from ..format.records import TIMED, Attempt, Batches, Counters, EventEntry, Recording, TimesEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,27 +17,27 @@ class Return:
     Attributes:
         path: the checkpoint, None where it came of no file.
         clock: when, in seconds since the attempt began.
-        place: where it goes on.
+        counters: where it goes on.
         left: how far it had come before, None where nothing of that is recorded.
         is_roll_back: whether it returned amid an attempt.
     """
 
     path: str | None
     clock: float
-    place: Place
-    left: Place | None
+    counters: Counters
+    left: Counters | None
     is_roll_back: bool
 
-    def again(self) -> Place | None:
+    def again(self) -> Counters | None:
         """Return how much is done again, as counters; None where it is nothing."""
-        left, place = self.left, self.place
-        if left is None or left.batches <= place.batches:
+        left, counters = self.left, self.counters
+        if left is None or left.batches <= counters.batches:
             return None
-        return Place(
-            batch=left.batches - place.batches,
-            steps=max(0, left.steps - place.steps),
-            samples=max(0, left.samples - place.samples),
-            seconds=max(0.0, left.seconds - place.seconds),
+        return Counters(
+            batch=left.batches - counters.batches,
+            steps=max(0, left.steps - counters.steps),
+            samples=max(0, left.samples - counters.samples),
+            seconds=max(0.0, left.seconds - counters.seconds),
         )
 
 
@@ -59,7 +59,7 @@ class Leg:
     attempt: Attempt
     began: datetime | None
     seconds: float
-    last: Place
+    last: Counters
     returns: tuple[Return, ...]
     is_last: bool
 
@@ -69,7 +69,7 @@ class Leg:
         return self.attempt.phase == "train"
 
     @cached_property
-    def ending(self) -> Happened | None:
+    def ending(self) -> EventEntry | None:
         """Its `run_closed`, None where it was killed, or goes on."""
         return next((entry for entry in reversed(self._happened) if entry.event == "run_closed"), None)
 
@@ -78,17 +78,17 @@ class Leg:
         """Its clock when the last times of its handlers were written; 0 where it left none."""
         clock = timed = 0.0
         for entry in self.attempt.entries:
-            if isinstance(entry, Spent):
+            if isinstance(entry, TimesEntry):
                 timed = clock
             elif isinstance(entry, TIMED):
                 clock = max(clock, entry.clock)
         return timed
 
     @cached_property
-    def _happened(self) -> tuple[Happened, ...]:
-        return tuple(entry for entry in self.attempt.entries if isinstance(entry, Happened))
+    def _happened(self) -> tuple[EventEntry, ...]:
+        return tuple(entry for entry in self.attempt.entries if isinstance(entry, EventEntry))
 
-    def happenings(self, *names: str) -> Iterator[Happened]:
+    def happenings(self, *names: str) -> Iterator[EventEntry]:
         """Yield what happened in it, or only the events of these names."""
         return (entry for entry in self._happened if not names or entry.event in names)
 
@@ -120,12 +120,12 @@ def legs(recording: Recording) -> list[Leg]:
     if not recording.attempts:
         raise ValueError(f"{recording.path} holds no attempt: the run was killed before anything was recorded.")
     found: list[Leg] = []
-    left: Place | None = None
+    left: Counters | None = None
     for index, attempt in enumerate(recording.attempts):
         returns, last, clock = _walked(attempt, left if attempt.phase == "train" else None)
         is_last = index == len(recording.attempts) - 1
         found.append(Leg(index + 1, attempt, _moment(attempt.began), clock, last, tuple(returns), is_last))
-        if attempt.phase == "train" and (last != Place() or returns):
+        if attempt.phase == "train" and (last != Counters() or returns):
             left = last
     return found
 
@@ -140,19 +140,19 @@ def run_name(found: list[Leg]) -> str:
     return next((leg.attempt.run for leg in found if leg.attempt.run), "a run whose name could not be read")
 
 
-def _walked(attempt: Attempt, left: Place | None) -> tuple[list[Return], Place, float]:
+def _walked(attempt: Attempt, left: Counters | None) -> tuple[list[Return], Counters, float]:
     """Return where an attempt returned to, where it was last, and its clock then."""
     returns: list[Return] = []
-    at: Happened | Batches | None = None
+    at: EventEntry | Batches | None = None
     clock, is_underway = 0.0, False
     for entry in attempt.entries:
         if isinstance(entry, Batches):
             at, clock, is_underway = entry, entry.clock, True
-        elif isinstance(entry, Happened):
+        elif isinstance(entry, EventEntry):
             clock = max(clock, entry.clock)
             if entry.event == "checkpoint_loaded":
                 before = _place(at) if is_underway else left
-                returns.append(Return(entry.data["path"], entry.clock, entry.place, before, is_underway))
+                returns.append(Return(entry.data["path"], entry.clock, entry.counters, before, is_underway))
                 is_underway = True
             elif entry.event == "epoch_start":
                 is_underway = True
@@ -160,11 +160,11 @@ def _walked(attempt: Attempt, left: Place | None) -> tuple[list[Return], Place, 
     return returns, _place(at), clock
 
 
-def _place(at: Happened | Batches | None) -> Place:
+def _place(at: EventEntry | Batches | None) -> Counters:
     """Return where a run was after an entry, or before all of them."""
     if at is None:
-        return Place()
-    return at.last if isinstance(at, Batches) else at.place
+        return Counters()
+    return at.last if isinstance(at, Batches) else at.counters
 
 
 def _moment(text: str) -> datetime | None:

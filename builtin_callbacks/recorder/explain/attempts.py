@@ -95,7 +95,7 @@ def _told(leg: Leg, before: Leg | None) -> Iterator[str]:
 def _returned(each: Return) -> str:
     source = "a state without a file" if each.path is None else printable(each.path)
     verb = "went back to" if each.is_roll_back else "resumed from"
-    said = f"{verb} {source} at {words.place(each.place)}"
+    said = f"{verb} {source} at {words.place(each.counters)}"
     again = each.again()
     if again is None:
         return said + "; no work was lost" * (each.left is not None)

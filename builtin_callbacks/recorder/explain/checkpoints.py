@@ -30,7 +30,7 @@ def checkpoints_section(found: Sequence[Leg], saves: Sequence[Save]) -> Section:
 
 def checkpoints_in_short(found: Sequence[Leg], saves: Sequence[Save]) -> str:
     """Return how many checkpoints there were, and which are the best and the last."""
-    steps = {save.path: f"of step {save.place.steps:,}" for save in saves}
+    steps = {save.path: f"of step {save.counters.steps:,}" for save in saves}
     pruned = sum(save.pruned is not None for save in saves)
     said = [words.counted(len(saves), "checkpoint"), *([f"{pruned:,} pruned"] if pruned else [])]
     pair = zip(("best", "last"), best_and_last(found, saves), strict=True)
@@ -45,7 +45,7 @@ def _row(save: Save, folder: str, one_rule: bool, one_asker: bool) -> tuple[str,
         why = "" if one_rule else f" ({printable(save.rule)})"
         said.append(f"pruned at step {save.pruned.steps}{why}")
     name = printable(within(save.path, folder))
-    return f"step {save.place.steps}", f"epoch {save.place.epoch}", name, ", ".join(said)
+    return f"step {save.counters.steps}", f"epoch {save.counters.epoch}", name, ", ".join(said)
 
 
 def _askers(save: Save) -> str:

@@ -46,7 +46,7 @@ def decisions_section(found: Sequence[Leg], asks: Mapping[int, Sequence[Ask]]) -
     told = words.lines(f"granted: {words.listed(done)}") if done else []
     for leg in found:
         for each in incidents(leg, asks[leg.number]):
-            told += words.lines(f"{words.place(each.place)}: {printable(each.text)}", "  ", "    ")
+            told += words.lines(f"{words.place(each.counters)}: {printable(each.text)}", "  ", "    ")
     return Section("what was decided", told)
 
 

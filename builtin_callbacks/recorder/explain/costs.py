@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ....core.system.printable import printable
-from ..format.records import Spending, Spent
+from ..format.records import HandlerTime, TimesEntry
 from . import words
 from .attempt_summary import Leg
 from .sections import Section
@@ -54,9 +54,9 @@ class PluginCost:
 
 def costs(found: Sequence[Leg]) -> list[Cost]:
     """Return the time of every plugin on every event, the most first."""
-    rows: dict[tuple[str, str], list[Spending]] = {}
+    rows: dict[tuple[str, str], list[HandlerTime]] = {}
     for leg in found:
-        spent = next((entry for entry in reversed(leg.attempt.entries) if isinstance(entry, Spent)), None)
+        spent = next((entry for entry in reversed(leg.attempt.entries) if isinstance(entry, TimesEntry)), None)
         for row in spent.rows if spent is not None else ():
             rows.setdefault((row.plugin, row.event), []).append(row)
     merged = [

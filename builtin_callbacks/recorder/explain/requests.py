@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ....events import Request
-from ..format.records import TIMED, Asked, Place, Recounted
+from ..format.records import TIMED, Counters, RepeatEntry, RequestEntry
 from . import words
 from .attempt_summary import Leg
 
@@ -92,18 +92,18 @@ class Incident:
 
     leg: int
     clock: float
-    place: Place
+    counters: Counters
     text: str
 
 
 def asks_of(leg: Leg) -> list[Ask]:
     """Return every request of an attempt."""
     served = {number for entry in leg.happenings() for number in entry.data.get("asked", ())}
-    repeated = {entry.number: entry.times for entry in leg.attempt.entries if isinstance(entry, Recounted)}
+    repeated = {entry.number: entry.times for entry in leg.attempt.entries if isinstance(entry, RepeatEntry)}
     has_ended = leg.ending is not None
     found, clock = [], 0.0
     for entry in leg.attempt.entries:
-        if isinstance(entry, Asked):
+        if isinstance(entry, RequestEntry):
             request, often = entry.request, repeated.get(entry.number, 1)
             if often > request.times:
                 request = replace(request, times=often)
@@ -193,5 +193,5 @@ def _why_open(leg: Leg) -> str:
     )
 
 
-def _place(request: Request) -> Place:
-    return Place(request.epoch, request.batch, steps=request.step)
+def _place(request: Request) -> Counters:
+    return Counters(request.epoch, request.batch, steps=request.step)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....events import Request
-from ..format.records import Asked, Happened, Place
+from ..format.records import Counters, EventEntry, RequestEntry
 from .attempt_summary import Leg
 
 
@@ -18,7 +18,7 @@ class Save:
     Attributes:
         leg: the number of its attempt.
         clock: when it was whole, in seconds since the attempt began.
-        place: where the run was then; of a save beside the loop, a little behind what it holds.
+        counters: where the run was then; of a save beside the loop, a little behind what it holds.
         path: the file.
         is_best: whether it was the best when it was written.
         asked: the requests that it serves.
@@ -28,11 +28,11 @@ class Save:
 
     leg: int
     clock: float
-    place: Place
+    counters: Counters
     path: str
     is_best: bool
     asked: tuple[Request, ...]
-    pruned: Place | None = None
+    pruned: Counters | None = None
     rule: str = ""
 
 
@@ -40,16 +40,16 @@ def saves_of(found: Sequence[Leg]) -> list[Save]:
     """Return every checkpoint that was told of, in the order of writing."""
     saves: list[Save] = []
     for leg in found:
-        requests = {entry.number: entry.request for entry in leg.attempt.entries if isinstance(entry, Asked)}
-        points: list[tuple[Place, tuple[Request, ...]]] = []
+        requests = {entry.number: entry.request for entry in leg.attempt.entries if isinstance(entry, RequestEntry)}
+        points: list[tuple[Counters, tuple[Request, ...]]] = []
         for entry in leg.attempt.entries:
-            if not isinstance(entry, Happened):
+            if not isinstance(entry, EventEntry):
                 continue
             if entry.event == "save_point":
                 asked = [requests[number] for number in entry.data.get("asked", ()) if number in requests]
-                points = [*points[-1:], (entry.place, tuple(asked))]  # at most one more is still being written
+                points = [*points[-1:], (entry.counters, tuple(asked))]  # at most one more is still being written
             elif entry.event == "checkpoint_saved":
-                place, asked_for = points.pop(0) if points else (entry.place, ())
+                place, asked_for = points.pop(0) if points else (entry.counters, ())
                 path, is_best = entry.data["path"], entry.data["is_best"]
                 saves.append(Save(leg.number, entry.clock, place, path, is_best, asked_for))
             elif entry.event == "checkpoint_pruned":
@@ -79,8 +79,8 @@ def within(path: str, folder: str) -> str:
     return Path(path).name if folder else path
 
 
-def _prune(saves: Sequence[Save], entry: Happened) -> None:
+def _prune(saves: Sequence[Save], entry: EventEntry) -> None:
     for save in reversed(saves):
         if save.path == entry.data["path"] and save.pruned is None:
-            save.pruned, save.rule = entry.place, entry.data["reason"]
+            save.pruned, save.rule = entry.counters, entry.data["reason"]
             return

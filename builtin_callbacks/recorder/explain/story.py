@@ -71,7 +71,7 @@ def _plugins(found: Sequence[Leg]) -> Section:
                 text = f"{data['plugin']} was {data['change']} by {data['by']}"
             else:
                 text = f"{data['plugin']} failed on {data['event']}, and the run went on: {data['error']}"
-            rows.append((f"step {entry.place.steps}", text))
+            rows.append((f"step {entry.counters.steps}", text))
     return Section("plugins that changed or failed", words.table(rows, right=(0,)))
 
 
@@ -84,7 +84,7 @@ def _others(found: Sequence[Leg]) -> Section:
         own: Counter[str] = Counter()
         for entry in leg.happenings():
             if entry.event not in known:
-                steps.setdefault(entry.event, []).append(entry.place.steps)
+                steps.setdefault(entry.event, []).append(entry.counters.steps)
                 own[entry.event] = entry.data.get("emission", own[entry.event] + 1)  # of many, a sample is recorded
         counts += own
     rows = [(printable(name), words.times(counts[name]), _span(at)) for name, at in steps.items()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ....core.system.printable import printable
-from ..format.records import Asked
+from ..format.records import RequestEntry
 from . import words
 from .attempt_summary import Leg
 
@@ -29,7 +29,7 @@ def circumstances(leg: Leg) -> list[str]:
     for failed in leg.happenings("run_failed"):
         blamed = f"in {printable(failed.data['plugin'])} on {failed.data['event']}, " if failed.data["plugin"] else ""
         said.append(f"raised {blamed}in phase {failed.data['phase']}")
-    asked = (entry.request for entry in leg.attempt.entries if isinstance(entry, Asked))
+    asked = (entry.request for entry in leg.attempt.entries if isinstance(entry, RequestEntry))
     stops = (request for request in asked if request.verb == "stop")
     if leg.status == "stopped" and (first := next(stops, None)) is not None:
         said.append(asked_where(first.event, first.epoch, first.batch, first.step))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from textwrap import wrap
 
-from ..format.records import Place
+from ..format.records import Counters
 
 WIDTH = 100  # columns
 TOGETHER = "\N{NO-BREAK SPACE}"  # a blank at which no line is broken
@@ -49,7 +49,7 @@ def number(value: float) -> str:
     return f"{value:.6g}" if math.isfinite(value) else str(value)
 
 
-def place(at: Place) -> str:
+def place(at: Counters) -> str:
     """Return where a run was, by the counters that its plugins saw."""
     return f"epoch {at.epoch}, batch {at.batch}, step {at.steps}"
 

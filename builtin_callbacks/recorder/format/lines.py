@@ -7,10 +7,10 @@
     ["behind", number, batch]                                   what follows came behind this batch of a block to come
     ["asked", number, [...]]                                    the fields of `Request`
     ["recounted", number, times]
-    ["spent", [[...], ...]]                                     the fields of each `Spending`
+    ["spent", [[...], ...]]                                     the fields of each `HandlerTime`
     ["lost", lines]                                             so many that could not be written, here
 
-A place is its numbers in the order of `Place`. JSON is written as Python does it: NaN and Infinity are bare words.
+A place is its numbers in the order of `Counters`. JSON is written as Python does it: NaN and Infinity are bare words.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ....events import Request
 from . import columns
 from .checksum import sealed
 from .forms import check_attempt, check_data, is_count, is_place, is_request, is_text, is_time
-from .records import Asked, Attempt, Batches, Entry, Happened, Place, Recounted, Spending, Spent
+from .records import Attempt, Batches, Counters, Entry, EventEntry, HandlerTime, RepeatEntry, RequestEntry, TimesEntry
 
 FORMAT = 1
 ROWS = 4096  # of a block: a damaged number must not fill the memory
@@ -39,13 +39,13 @@ _TUPLES = ("validation_sets", "optimizers")
 def encode(entry: Entry, number: int = 0) -> str:
     """Return an entry's line, without its end; a block of batches has a number."""
     match entry:
-        case Happened():
-            return sealed("happened", entry.event, round(entry.clock, 6), tuple_of(entry.place), entry.data)
-        case Asked():
+        case EventEntry():
+            return sealed("happened", entry.event, round(entry.clock, 6), tuple_of(entry.counters), entry.data)
+        case RequestEntry():
             return sealed("asked", entry.number, _values(entry.request))
-        case Recounted():
+        case RepeatEntry():
             return sealed("recounted", entry.number, entry.times)
-        case Spent():
+        case TimesEntry():
             return sealed("spent", [astuple(row) for row in entry.rows])
         case Batches():
             values = [getattr(entry, name) for name in COLUMNS]
@@ -53,7 +53,7 @@ def encode(entry: Entry, number: int = 0) -> str:
 
 
 def encode_rows(
-    number: tuple[int, int], first: Place, clock: float, rows: NDArray[np.int64], losses: Sequence[float] | None
+    number: tuple[int, int], first: Counters, clock: float, rows: NDArray[np.int64], losses: Sequence[float] | None
 ) -> str:
     """Return the line of a block of batches.
 
@@ -73,11 +73,11 @@ def encode_rows(
     return sealed("batches", *number, tuple_of(first), round(clock, 6), len(rows), packed, known)
 
 
-def tuple_of(place: Place) -> tuple[float, ...]:
-    """Return a place's numbers."""
+def tuple_of(counters: Counters) -> tuple[float, ...]:
+    """Return the counters in the order of their fields."""
     return (
-        place.epoch, place.batch, place.earlier_batches, place.steps, place.skipped_steps, place.skipped_batches,
-        place.samples, place.validations, place.evaluated, place.seconds,
+        counters.epoch, counters.batch, counters.earlier_batches, counters.steps, counters.skipped_steps,
+        counters.skipped_batches, counters.samples, counters.validations, counters.evaluated, counters.seconds,
     )  # fmt: skip
 
 
@@ -136,44 +136,44 @@ def _values(request: Request) -> tuple[str | int | None, ...]:
     return request.verb, request.by, request.reason, *where, request.times, request.rank, request.event
 
 
-def _starts(first: Place) -> tuple[int, ...]:
+def _starts(first: Counters) -> tuple[int, ...]:
     """Return the value before a block's first row, by column."""
     begun = round(first.seconds * 100)
     return begun, first.steps, first.skipped_steps, first.skipped_batches, first.samples, 0
 
 
-def _place(values: Any) -> Place:
+def _place(values: Any) -> Counters:
     if not is_place(values):
         raise ValueError("a place of other than numbers")
-    return Place(*values)
+    return Counters(*values)
 
 
-def _happened(event: Any, clock: Any, place: Any, data: Any) -> Happened | None:
+def _happened(event: Any, clock: Any, place: Any, data: Any) -> EventEntry | None:
     if not is_text(event) or not is_time(clock) or type(data) is not dict:
         return None
     check_data(event, data)
-    return Happened(event, float(clock), _place(place), data)
+    return EventEntry(event, float(clock), _place(place), data)
 
 
-def _asked(number: Any, values: Any) -> Asked | None:
+def _asked(number: Any, values: Any) -> RequestEntry | None:
     if not is_count(number) or not is_request(values):
         return None
-    return Asked(number, Request(*values))
+    return RequestEntry(number, Request(*values))
 
 
-def _recounted(number: Any, times: Any) -> Recounted | None:
-    return Recounted(number, times) if is_count(number) and is_count(times) else None
+def _recounted(number: Any, times: Any) -> RepeatEntry | None:
+    return RepeatEntry(number, times) if is_count(number) and is_count(times) else None
 
 
-def _spent(rows: Any) -> Spent:
-    return Spent(tuple(_spending(*row) for row in rows))
+def _spent(rows: Any) -> TimesEntry:
+    return TimesEntry(tuple(_spending(*row) for row in rows))
 
 
-def _spending(plugin: Any, event: Any, timed: Any, emissions: Any, seconds: Any, longest: Any) -> Spending:
+def _spending(plugin: Any, event: Any, timed: Any, emissions: Any, seconds: Any, longest: Any) -> HandlerTime:
     texts, counts, times = (plugin, event), (timed, emissions), (seconds, longest)
     if not (all(map(is_text, texts)) and all(map(is_count, counts)) and all(map(is_time, times))):
         raise ValueError("a spending of another form")
-    return Spending(plugin, event, timed, emissions, float(seconds), float(longest))
+    return HandlerTime(plugin, event, timed, emissions, float(seconds), float(longest))
 
 
 def _batches(number: Any, part: Any, place: Any, clock: Any, rows: Any, packed: Any, losses: Any) -> Batches | None:

@@ -1,9 +1,8 @@
 """What a recording holds, as plain data.
 
-A recording is one file about one run: the `fit` that began it, and every later attempt that resumed it. Each attempt is
-a list of entries in the order in which things came about: `Happened`, `Batches`, `Asked`, `Recounted`, `Spent`. The
-entries that stand between two others came between them; what was asked during an event stands behind it, with the
-event's name in its request.
+A recording is one file about one training: the `fit` that began it, and every later attempt that resumed it. Each
+attempt is a list of entries, in order: `EventEntry`, `Batches`, `RequestEntry`, `RepeatEntry`, `TimesEntry`. A request
+that was made during an event comes after it, and names the event.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ....events.catalogue import Phase, Status
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Counters:
     """The counters of `Progress` at one moment, as the plugins saw them.
 
     `seconds` is the run's clock, which a recorder lets stand still from one batch to the next, so that a replay shows
@@ -43,13 +42,13 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
+class EventEntry:
     """An event, but for those of every batch.
 
     Attributes:
         event: its name, such as `validation_end`.
         clock: seconds since the attempt began.
-        place: where the run was.
+        counters: where the run was.
         data: the event's fields as plain data, cut to a bounded size, and beside them:
             `epoch_start` also `batches`, the epoch's length or None; `log`, `validation_start`, `save_point`,
             `epoch_end` and `train_end` also `asked`, the numbers of the requests that they serve; `validation_start`
@@ -65,7 +64,7 @@ class Happened:
 
     event: str
     clock: float
-    place: Place
+    counters: Counters
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -74,12 +73,12 @@ class Batch:
     """One micro-batch of the training: the counters behind it, when its `BatchEnd` was told.
 
     Attributes:
-        place: the counters.
+        counters: the counters.
         window: how many micro-batches have left their gradients since the last step.
         loss: its loss, None where losses are not recorded.
     """
 
-    place: Place
+    counters: Counters
     window: int
     loss: float | None = None
 
@@ -96,7 +95,7 @@ class Batches:
         losses: of each, None where losses are not recorded, or where a kill came before they were read.
     """
 
-    first: Place
+    first: Counters
     clock: float
     steps: tuple[int, ...]
     skipped_steps: tuple[int, ...]
@@ -115,14 +114,14 @@ class Batches:
             yield Batch(self.after(index), self.window[index], loss)
 
     @property
-    def last(self) -> Place:
+    def last(self) -> Counters:
         """The place after the last of them."""
         return self.after(len(self) - 1)
 
-    def after(self, index: int) -> Place:
+    def after(self, index: int) -> Counters:
         """Return the place after one of them, counted from 0."""
         first = self.first
-        return Place(
+        return Counters(
             first.epoch,
             first.batch + index + 1,
             first.earlier_batches,
@@ -137,7 +136,7 @@ class Batches:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestEntry:
     """A request to the control; `number` counts those of the attempt from 0."""
 
     number: int
@@ -145,7 +144,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Recounted:
+class RepeatEntry:
     """A request was made again and again: `times` so far."""
 
     number: int
@@ -153,7 +152,7 @@ class Recounted:
 
 
 @dataclass(frozen=True, slots=True)
-class Spending:
+class HandlerTime:
     """The time of one plugin's handlers of one event, in one attempt so far.
 
     Attributes:
@@ -181,14 +180,14 @@ class Spending:
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class TimesEntry:
     """Where the time of handlers went, in the attempt so far; the last one of an attempt counts."""
 
-    rows: tuple[Spending, ...]
+    rows: tuple[HandlerTime, ...]
 
 
-Entry = Happened | Batches | Asked | Recounted | Spent
-TIMED = (Happened, Batches)  # the kinds of entries that have a clock
+Entry = EventEntry | Batches | RequestEntry | RepeatEntry | TimesEntry
+TIMED = (EventEntry, Batches)  # the kinds of entries that have a clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +231,7 @@ class Attempt:
     @property
     def status(self) -> Status | None:
         """How it ended; None where it was killed, or goes on."""
-        ends = [entry for entry in self.entries if isinstance(entry, Happened) and entry.event == "run_closed"]
+        ends = [entry for entry in self.entries if isinstance(entry, EventEntry) and entry.event == "run_closed"]
         return ends[-1].data["status"] if ends else None
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .lines import ROWS, encode_rows, tuple_of
-from .records import Place
+from .records import Counters
 
 HEAD = struct.Struct("<8s16s9qddq")  # magic, attempt, the place, clock, number
 ROW = struct.Struct("<7q")  # centiseconds, steps, skipped_steps, skipped_batches, samples, window, batch
@@ -49,7 +49,7 @@ class Rows:
 
     attempt: str
     number: int
-    first: Place
+    first: Counters
     clock: float
     rows: bytes
 
@@ -80,7 +80,7 @@ class Rows:
         return lines
 
     @property
-    def last(self) -> Place:
+    def last(self) -> Counters:
         """The place behind the last of them."""
         *counters, batch = self.table[-1].tolist()
         return _behind(self.first, counters, batch)
@@ -124,7 +124,7 @@ class Tail:
         except OSError as error:
             self.obstacle, self.buffer = error, bytearray(SIZE)
 
-    def begin(self, attempt: str, number: int, first: Place, clock: float) -> None:
+    def begin(self, attempt: str, number: int, first: Counters, clock: float) -> None:
         """Forget the former block, and begin one.
 
         Raises:
@@ -149,7 +149,7 @@ class Tail:
     def rows(self, end: int) -> Rows:
         """Return the block as it is so far, whose rows end there."""
         _, attempt, *place, clock, number = HEAD.unpack_from(self.buffer)
-        return Rows(attempt.rstrip(b"\0").decode(), number, Place(*place), clock, bytes(self.buffer[BEGIN:end]))
+        return Rows(attempt.rstrip(b"\0").decode(), number, Counters(*place), clock, bytes(self.buffer[BEGIN:end]))
 
     def close(self, *, remove: bool = True) -> None:
         """Let go of it; whoever goes on in the recording takes in what it holds, unless it is removed."""
@@ -204,7 +204,7 @@ def parse_tail(data: bytes) -> Rows | None:
         raise ValueError("the block that was open is damaged")
     rows = data[BEGIN : BEGIN + whole * ROW.size]
     name = attempt.rstrip(b"\0").decode(errors="replace")
-    return Rows(name, number, Place(*place), clock, rows) if whole else None
+    return Rows(name, number, Counters(*place), clock, rows) if whole else None
 
 
 def _is_plausible(head: Sequence[float], table: NDArray[np.int64]) -> bool:
@@ -215,9 +215,9 @@ def _is_plausible(head: Sequence[float], table: NDArray[np.int64]) -> bool:
     )
 
 
-def _behind(first: Place, counters: list[int], batch: int) -> Place:
+def _behind(first: Counters, counters: list[int], batch: int) -> Counters:
     hundredths, steps, skipped_steps, skipped_batches, samples, _ = counters
-    return Place(
+    return Counters(
         first.epoch, batch, first.earlier_batches, steps, skipped_steps, skipped_batches, samples,
         first.validations, first.evaluated, hundredths / 100,
     )  # fmt: skip

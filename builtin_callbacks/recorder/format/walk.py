@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from .records import Batches, Entry, Happened, Place, Recording
+from .records import Batches, Counters, Entry, EventEntry, Recording
 
 Key = tuple[int, int, int, int]
 
@@ -85,8 +85,8 @@ def _placed(recording: Recording) -> Iterator[_Span]:
     for index, attempt in enumerate(recording.attempts):
         key = (0, 0, 0, 0)
         for entry in attempt.entries:
-            if isinstance(entry, Happened):
-                key = _key(entry.place)
+            if isinstance(entry, EventEntry):
+                key = _key(entry.counters)
             elif isinstance(entry, Batches):
                 key = _key(entry.last)
             yield _Span(index, entry, key, attempt.phase == "train")
@@ -94,10 +94,10 @@ def _placed(recording: Recording) -> Iterator[_Span]:
 
 def _origin(entry: Entry) -> Key | None:
     """Return the place that a run went back to, or went on from."""
-    if not isinstance(entry, Happened) or entry.event != "checkpoint_loaded":
+    if not isinstance(entry, EventEntry) or entry.event != "checkpoint_loaded":
         return None
-    return _key(Place(**entry.data["origin"]))
+    return _key(Counters(**entry.data["origin"]))
 
 
-def _key(place: Place) -> Key:
-    return place.epoch, place.batch, place.steps, place.validations
+def _key(counters: Counters) -> Key:
+    return counters.epoch, counters.batch, counters.steps, counters.validations

@@ -8,7 +8,7 @@ from ....core.loop import SHOULD_STOP
 from ....events import Request
 from ....events.catalogue import ShouldStop
 from ....events.control import Verb
-from ..format.records import Entry, Happened
+from ..format.records import Entry, EventEntry
 from .failure import Failing
 from .ledger import Ledger
 from .requests import Requests
@@ -77,7 +77,7 @@ class Boundary:
             if self._should_stop.chain:
                 with self._failing.heard(ShouldStop):
                     self._should_stop.emit(self._run, SHOULD_STOP)
-            self._decide(following.event if isinstance(following, Happened) else BATCHES)
+            self._decide(following.event if isinstance(following, EventEntry) else BATCHES)
 
     def _pass(self, end: int) -> None:
         """Take out what was not granted, of what would have been by now."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 from ....core.evaluation import EVENTS
-from ..format.records import Attempt, Happened
+from ..format.records import Attempt, EventEntry
 from .failure import Failing
 from .ledger import Ledger
 from .requests import Requests
@@ -33,20 +33,20 @@ class Evaluations:
         requests: Requests,
         failing: Failing,
         ledger: Ledger,
-        tell: Callable[[Happened], object],
-        tell_metrics: Callable[[Happened], None],
+        tell: Callable[[EventEntry], object],
+        tell_metrics: Callable[[EventEntry], None],
     ) -> None:
         self._phase, self._run, self._requests = attempt.phase, run, requests
         self._failing, self._ledger, self._tell, self._tell_metrics = failing, ledger, tell, tell_metrics
 
-    def start(self, entry: Happened) -> None:
+    def start(self, entry: EventEntry) -> None:
         """Begin one."""
         self._run.phase = "test" if entry.event == "test_start" else "validation"
         self._run.evaluation_batches = entry.data["batches"]
         self._run.control.is_evaluating = True
         self._tell(entry)
 
-    def end(self, entry: Happened) -> None:
+    def end(self, entry: EventEntry) -> None:
         """End one that was whole, whatever a replayed plugin asked."""
         self._evaluate(entry)
         self._run.control.cut_request = None
@@ -56,7 +56,7 @@ class Evaluations:
         self._run.progress.validations += self._run.trains  # only now, as in the loop
         self._run.phase = self._phase
 
-    def cut(self, entry: Happened) -> None:
+    def cut(self, entry: EventEntry) -> None:
         """End one that was cut short."""
         run, control = self._run, self._run.control
         self._evaluate(entry)
@@ -70,12 +70,12 @@ class Evaluations:
             control.decide()
         run.phase = self._phase
 
-    def fail(self, failure: Happened) -> None:
+    def fail(self, failure: EventEntry) -> None:
         """Come as far as one came in which the run failed."""
         if self._run.phase != "train":
             self._evaluate(failure)
 
-    def _evaluate(self, entry: Happened) -> None:
+    def _evaluate(self, entry: EventEntry) -> None:
         if self._run.phase == "train":  # the line of its beginning is damaged, or could not be written
             self._run.phase = "test" if entry.event == "test_end" else "validation"
         run, (_, batch_start, batch_end, _) = self._run, EVENTS[self._run.phase]

@@ -9,13 +9,13 @@ from typing import Any, Final
 
 from ....core.metrics.values import Metrics
 from ....events import CATALOGUE, Event
-from ..format.records import Happened
+from ..format.records import EventEntry
 
 KINDS: Final = {kind.name: kind for kind in CATALOGUE}
 EXITS: Final = {kind.__name__: kind for kind in (KeyboardInterrupt, SystemExit, GeneratorExit)}
 
 
-def made(entry: Happened) -> Event | None:
+def made(entry: EventEntry) -> Event | None:
     """Return the event of an entry; None where it is none of the catalogue's."""
     kind = KINDS.get(entry.event)
     if kind is None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from ....core.loop import BATCH_START, GRADIENTS_READY, STEP_END
 from ....events import Bus, Event, StepEnd
 from ....events.bus import Receiver
-from ..format.records import Attempt, Entry, Happened
+from ..format.records import Attempt, Entry, EventEntry
 from .requests import Requests
 from .run import LOSSES, ReplayRun
 from .script import Script
@@ -43,7 +43,7 @@ class Failing:
     @staticmethod
     def cuts_boundary(following: Entry) -> bool:
         """Return whether the recorded run fails before the last word at a boundary, so that nothing is decided."""
-        if not isinstance(following, Happened) or following.event != "run_failed":
+        if not isinstance(following, EventEntry) or following.event != "run_failed":
             return False
         return following.data["phase"] != "train" or following.data["event"] not in (*BEHIND, "should_stop")
 
@@ -68,29 +68,29 @@ class Failing:
         finally:
             signal.probe = None
 
-    def replay_last_batch(self, failure: Happened, run: ReplayRun, requests: Requests) -> None:
+    def replay_last_batch(self, failure: EventEntry, run: ReplayRun, requests: Requests) -> None:
         """Replay what came about of the batch that was in hand when the run failed."""
         if not failure.data["in_hand"]:
             return
         run.in_hand, run.last_seen = True, failure.data["is_last"]
         self._emit(run, requests, BATCH_START)
-        if failure.place.skipped_batches > run.progress.skipped_batches:
-            run.progress.skipped_batches = failure.place.skipped_batches
+        if failure.counters.skipped_batches > run.progress.skipped_batches:
+            run.progress.skipped_batches = failure.counters.skipped_batches
             if run.window:
                 self._end_window(failure, run, requests)
-        elif failure.place.samples > run.progress.samples:
+        elif failure.counters.samples > run.progress.samples:
             loss = failure.data["loss"]
-            run.progress.samples, run.loss = failure.place.samples, UNKNOWN_LOSS if loss is None else loss
+            run.progress.samples, run.loss = failure.counters.samples, UNKNOWN_LOSS if loss is None else loss
             if failure.data["window"] > run.window or failure.data["event"] == StepEnd.name:
                 run.window += 1
                 self._end_window(failure, run, requests)
 
-    def _end_window(self, failure: Happened, run: ReplayRun, requests: Requests) -> None:
+    def _end_window(self, failure: EventEntry, run: ReplayRun, requests: Requests) -> None:
         if run.own_control.is_held and not run.is_last_batch:
             return
         self._emit(run, requests, GRADIENTS_READY)
-        if failure.place.steps > run.progress.steps:
-            run.progress.steps = failure.place.steps
+        if failure.counters.steps > run.progress.steps:
+            run.progress.steps = failure.counters.steps
             self._emit(run, requests, STEP_END)
 
     def _emit(self, run: ReplayRun, requests: Requests, event: Event) -> None:

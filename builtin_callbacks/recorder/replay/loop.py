@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ....events import Bus, Event, GradientsReady, StepEnd
-from ..format.records import Asked, Attempt, Batches, Entry, Happened, Place, Recounted
+from ..format.records import Attempt, Batches, Counters, Entry, EventEntry, RepeatEntry, RequestEntry
 from .batches import BatchReplay
 from .boundary import Boundary
 from .evaluations import Evaluations
@@ -72,7 +72,7 @@ class AttemptReplay:
             attempt, self.run, self._requests, self._failing, ledger, self._tell, self._tell_metrics
         )
         self._went_on = False  # behind the state that it was to resume, if any
-        self._acts: dict[str, Callable[[Happened], None]] = {
+        self._acts: dict[str, Callable[[EventEntry], None]] = {
             "train_start": self._start,
             "checkpoint_loaded": self._load,
             "epoch_start": self._start_epoch,
@@ -115,33 +115,33 @@ class AttemptReplay:
 
     def _play(self, entry: Entry) -> None:
         match entry:
-            case Happened():
+            case EventEntry():
                 self._happen(entry)
             case Batches():
                 self._boundary.close(entry)
                 self._check_gap(entry.first)
                 self._batches.replay(entry)
-            case Asked():
+            case RequestEntry():
                 self._requests.meet(entry)
-            case Recounted():
+            case RepeatEntry():
                 self._requests.count(entry)
 
-    def _happen(self, entry: Happened) -> None:
+    def _happen(self, entry: EventEntry) -> None:
         if entry.event in MARCHING:
             self._boundary.close(entry)
             if entry.event != "checkpoint_loaded":
-                self._check_gap(entry.place)
+                self._check_gap(entry.counters)
         if entry.event in SERVES:
             self._boundary.serve(SERVES[entry.event])
         self._acts.get(entry.event, self._tell)(entry)
 
-    def _tell(self, entry: Happened) -> Event | None:
+    def _tell(self, entry: EventEntry) -> Event | None:
         """Emit an entry's event where it was."""
         event = made(entry)
         if event is None or entry.event in ANYWHERE:  # the counters of a batch under way are not told of yet
-            self.run.progress.set_seconds(entry.place.seconds)
+            self.run.progress.set_seconds(entry.counters.seconds)
         else:
-            self.run.move(entry.place)
+            self.run.move(entry.counters)
         if event is None:  # of somebody's own: nobody knows its class
             return None
         self._requests.bring(event.name)
@@ -149,7 +149,7 @@ class AttemptReplay:
             self.run.emit(event)
         return event
 
-    def _start(self, entry: Happened) -> None:
+    def _start(self, entry: EventEntry) -> None:
         self.run.started = True
         self._tell(entry)
         if self._script.following() != "checkpoint_loaded":
@@ -164,9 +164,9 @@ class AttemptReplay:
     def _is_shared(self) -> bool:
         return self._attempt.world_size > 1
 
-    def _load(self, entry: Happened) -> None:
+    def _load(self, entry: EventEntry) -> None:
         """Go on from a checkpoint: what the run resumes, or goes back to."""
-        run, path, origin = self.run, entry.data["path"], Place(**entry.data["origin"])
+        run, path, origin = self.run, entry.data["path"], Counters(**entry.data["origin"])
         if amid := self._went_on:
             self._give_up_epoch()
         run.begin_from(origin)
@@ -194,13 +194,13 @@ class AttemptReplay:
         run.window, run.loss, run.last_seen = 0, None, False
         run.metrics.clear()
 
-    def _start_epoch(self, entry: Happened) -> None:
+    def _start_epoch(self, entry: EventEntry) -> None:
         self.run.batches_per_epoch = entry.data["batches"]
         self._tell(entry)
         if not entry.data["resumed"]:
             self._boundary.open(due=self.run.control.pending or self._is_shared)
 
-    def _leave_epoch(self, place: Place) -> None:
+    def _leave_epoch(self, place: Counters) -> None:
         """Step with the gradients that an epoch's last batch left, as the loop does."""
         run = self.run
         if run.window and place.steps + place.skipped_steps > run.progress.steps + run.progress.skipped_steps:
@@ -208,8 +208,8 @@ class AttemptReplay:
             run.control.close_batch()
         run.loss = None
 
-    def _end_epoch(self, entry: Happened) -> None:
-        self._leave_epoch(entry.place)
+    def _end_epoch(self, entry: EventEntry) -> None:
+        self._leave_epoch(entry.counters)
         self.run.control.close_epoch()
         self._ledger.settle("end_epoch", did=True)
         self.run.window, self.run.last_seen = 0, False
@@ -217,20 +217,20 @@ class AttemptReplay:
         self._tell(entry)
         self._boundary.open(due=True)
 
-    def _end_training(self, entry: Happened) -> None:
-        self._leave_epoch(entry.place)
+    def _end_training(self, entry: EventEntry) -> None:
+        self._leave_epoch(entry.counters)
         control = self.run.control
         if self._attempt.status == "stopped" and not control.stopped:
             self._ledger.note(
-                f"attempt {self._number} was stopped at epoch {entry.place.epoch} batch {entry.place.batch} step "
-                f"{entry.place.steps}, which with the replayed plugins it would not have been: what would have "
+                f"attempt {self._number} was stopped at epoch {entry.counters.epoch} batch {entry.counters.batch} step "
+                f"{entry.counters.steps}, which with the replayed plugins it would not have been: what would have "
                 f"followed is not recorded"
             )
         self.run.finished = True
         self._tell(entry)
         self._boundary.open(due=True, last=True)
 
-    def _log(self, entry: Happened) -> None:
+    def _log(self, entry: EventEntry) -> None:
         metrics = entry.data["metrics"]
         for name, optimizer in self.run.optimizers.items():
             optimizer.group.rate = metrics.get(f"train/{self.run.label('learning_rate', name)}")
@@ -238,12 +238,12 @@ class AttemptReplay:
         for optimizer in self.run.optimizers.values():
             optimizer.group.rate = None
 
-    def _tell_metrics(self, entry: Happened) -> None:
+    def _tell_metrics(self, entry: EventEntry) -> None:
         event: Any = self._tell(entry)
         if not self._failing.is_on(entry.event):
             self.run.metrics.update(event.metrics)
 
-    def _save(self, entry: Happened) -> None:
+    def _save(self, entry: EventEntry) -> None:
         path = Path(entry.data["path"])
         self.run.last_checkpoint = path
         if entry.data["is_best"]:
@@ -251,21 +251,21 @@ class AttemptReplay:
         self._snapshots.tell(str(path), is_best=entry.data["is_best"])
         self._tell(entry)
 
-    def _change_plugin(self, entry: Happened) -> None:
+    def _change_plugin(self, entry: EventEntry) -> None:
         name = entry.data["plugin"]
         if name in self._replayed:
-            self.run.progress.set_seconds(entry.place.seconds)
+            self.run.progress.set_seconds(entry.counters.seconds)
             self._switches.follow(name, entry.data["change"])
         else:
             self._tell(entry)
 
-    def _fail(self, entry: Happened) -> None:
+    def _fail(self, entry: EventEntry) -> None:
         self._failing.replay_last_batch(entry, self.run, self._requests)
         self._evaluations.fail(entry)
         self.run.phase = entry.data["phase"]
         self._tell(entry)
 
-    def _check_gap(self, place: Place) -> None:
+    def _check_gap(self, place: Counters) -> None:
         """Go to a place, if batches before it are not recorded."""
         if place.batches != self.run.progress.batches:
             self._ledger.note(

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Final
 
 from ....events import Request
-from ..format.records import Asked, Attempt, Recounted
+from ..format.records import Attempt, RepeatEntry, RequestEntry
 from .run import ReplayRun
 from .script import Script
 
@@ -33,16 +33,16 @@ class Requests:
     """
 
     def __init__(self, attempt: Attempt, script: Script, run: ReplayRun, replayed: Collection[str]) -> None:
-        self.waiting: defaultdict[tuple[int, int], list[Asked]] = defaultdict(list)
+        self.waiting: defaultdict[tuple[int, int], list[RequestEntry]] = defaultdict(list)
         self.cut: Request | None = None
         self.has_stop = self.has_veto = False
         self._plan, self._script, self._run, self._replayed = attempt.plan, script, run, replayed
         self._control = run.own_control
-        self._votes: list[Asked] = []
+        self._votes: list[RequestEntry] = []
         self._done: set[int] = set()
         self._put: dict[int, Request] = {}
 
-    def meet(self, asked: Asked) -> None:
+    def meet(self, asked: RequestEntry) -> None:
         """Take a request where it stands in the recording: now, or later, if it belongs to what comes."""
         request, progress = asked.request, self._run.progress
         if asked.number in self._done:
@@ -56,7 +56,7 @@ class Requests:
         else:
             self._take(asked)
 
-    def count(self, recounted: Recounted) -> None:
+    def count(self, recounted: RepeatEntry) -> None:
         """Take note that a request was made again."""
         if recounted.number in self._put:
             self._put[recounted.number].times = recounted.times
@@ -105,7 +105,7 @@ class Requests:
         first = next((index for index, name in enumerate(plan) if name in self._replayed), len(plan))
         return request.by in self._replayed or request.by in plan[first:]
 
-    def _take(self, asked: Asked) -> None:
+    def _take(self, asked: RequestEntry) -> None:
         self._done.add(asked.number)
         request = asked.request
         self.has_stop = self.has_stop or request.verb == "stop"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..format.records import Asked, Attempt, Batches, Entry, Happened, Recounted, Spent
+from ..format.records import Attempt, Batches, Entry, EventEntry, RepeatEntry, RequestEntry, TimesEntry
 
 MARCHING = ("epoch_start", "epoch_end", "train_end", "checkpoint_loaded", "run_failed", "run_closed")
 BATCHES = "batches"
@@ -37,12 +37,14 @@ class Script:
     def next_nested(self) -> Entry | None:
         """The same amid a `SavePoint`, as long as it comes of what was written, pruned or compared then."""
         index = self._at + 1
-        while index < len(self.entries) and isinstance(entry := self.entries[index], Asked | Recounted | Spent):
-            if isinstance(entry, Asked) and entry.request.event in CHECKPOINTS:
+        while index < len(self.entries) and isinstance(
+            entry := self.entries[index], RequestEntry | RepeatEntry | TimesEntry
+        ):
+            if isinstance(entry, RequestEntry) and entry.request.event in CHECKPOINTS:
                 return self.next()
             index += 1
         behind = self.entries[index] if index < len(self.entries) else None
-        return self.next() if isinstance(behind, Happened) and behind.event in CHECKPOINTS else None
+        return self.next() if isinstance(behind, EventEntry) and behind.event in CHECKPOINTS else None
 
     def what_follows(self) -> Entry | None:
         """Return the next entry with which the run goes on or ends; None where it was killed before."""
@@ -54,33 +56,33 @@ class Script:
         entry = self.what_follows()
         if self.amid or isinstance(entry, Batches):
             return BATCHES
-        return entry.event if isinstance(entry, Happened) else ""
+        return entry.event if isinstance(entry, EventEntry) else ""
 
     def goes_back(self, path: Path | None) -> bool:
         """Return whether the run went back to a checkpoint here."""
         entry = self.what_follows()
-        if self.amid or not isinstance(entry, Happened) or entry.event != "checkpoint_loaded":
+        if self.amid or not isinstance(entry, EventEntry) or entry.event != "checkpoint_loaded":
             return False
         told = entry.data["path"]
         return (None if told is None else str(told)) == (None if path is None else str(path))
 
-    def failure(self) -> Happened | None:
+    def failure(self) -> EventEntry | None:
         """Return the failure of the run, where that is this entry or the very next event."""
         for index in range(max(0, self._at), len(self.entries) if not self.amid else 0):
             entry = self.entries[index]
-            if isinstance(entry, Happened) and entry.event == "run_failed":
+            if isinstance(entry, EventEntry) and entry.event == "run_failed":
                 return entry
-            if index > self._at and not isinstance(entry, Asked | Recounted | Spent):
+            if index > self._at and not isinstance(entry, RequestEntry | RepeatEntry | TimesEntry):
                 break
         return None
 
-    def directly_behind(self) -> Iterator[Asked]:
+    def directly_behind(self) -> Iterator[RequestEntry]:
         """Yield the requests between this entry and the next one that is none."""
         for index in range(self._at + 1, len(self.entries)):
             entry = self.entries[index]
-            if isinstance(entry, Asked):
+            if isinstance(entry, RequestEntry):
                 yield entry
-            elif not isinstance(entry, Recounted | Spent):
+            elif not isinstance(entry, RepeatEntry | TimesEntry):
                 return
 
     def next_length(self, known: int | None) -> int | None:
@@ -91,7 +93,7 @@ class Script:
         """
         for index in range(self._at + 1, len(self.entries)):
             entry = self.entries[index]
-            if isinstance(entry, Happened) and entry.event == "epoch_start":
+            if isinstance(entry, EventEntry) and entry.event == "epoch_start":
                 length: int | None = entry.data["batches"]
                 return length
         return known
@@ -99,13 +101,13 @@ class Script:
     def ends_epoch(self) -> bool:
         """Return whether the epoch ends behind this block since there was no more batch, not since somebody asked."""
         entry = self.what_follows()
-        if not isinstance(entry, Happened) or entry.event not in ("epoch_end", "run_failed"):
+        if not isinstance(entry, EventEntry) or entry.event not in ("epoch_end", "run_failed"):
             return False
         if entry.event == "run_failed":
             return bool(entry.data["is_last"] and not entry.data["in_hand"])
         for index in range(self._at - 1, -1, -1):
             entry = self.entries[index]
-            if isinstance(entry, Happened) and entry.event == "epoch_start":
+            if isinstance(entry, EventEntry) and entry.event == "epoch_start":
                 break
             if _asks_for_end(entry):
                 return False
@@ -114,7 +116,7 @@ class Script:
 
 
 def _asks_for_end(entry: Entry) -> bool:
-    return isinstance(entry, Asked) and entry.request.verb == "end_epoch"
+    return isinstance(entry, RequestEntry) and entry.request.verb == "end_epoch"
 
 
 def _marches(entries: tuple[Entry, ...]) -> list[int | None]:
@@ -122,6 +124,6 @@ def _marches(entries: tuple[Entry, ...]) -> list[int | None]:
     marches: list[int | None] = [None] * (len(entries) + 1)
     for index in range(len(entries) - 1, -1, -1):
         entry = entries[index]
-        marching = isinstance(entry, Batches) or (isinstance(entry, Happened) and entry.event in MARCHING)
+        marching = isinstance(entry, Batches) or (isinstance(entry, EventEntry) and entry.event in MARCHING)
         marches[index] = index if marching else marches[index + 1]
     return marches

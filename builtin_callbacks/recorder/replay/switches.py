@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from typing import Literal
 
 from ....plugins import Plugins
-from ..format.records import Attempt, Happened
+from ..format.records import Attempt, EventEntry
 
 Why = Literal["unheld", "failed", "disabled", "absent"]
 SWITCHED: dict[str, tuple[Why, bool]] = {
@@ -74,6 +74,6 @@ def _first_changes(entries: Iterable[object]) -> dict[str, str]:
     """Return what was first done to each plugin that was changed amid an attempt."""
     first: dict[str, str] = {}
     for entry in entries:
-        if isinstance(entry, Happened) and entry.event == "plugin_changed":
+        if isinstance(entry, EventEntry) and entry.event == "plugin_changed":
             first.setdefault(entry.data["plugin"], entry.data["change"])
     return first

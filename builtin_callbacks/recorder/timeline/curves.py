@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from ..explain.attempt_summary import Leg
-from ..format.records import Batches, Happened, Recording
+from ..format.records import Batches, EventEntry, Recording
 from ..format.walk import walk
 from .axis import Axis
 
@@ -101,11 +101,11 @@ def _readings(recording: Recording, found: Sequence[Leg], axis: Axis) -> Iterato
         leg = found[index]
         if not leg.is_fit:
             continue
-        if isinstance(entry, Happened) and entry.event in ("log", "validation_end"):
+        if isinstance(entry, EventEntry) and entry.event in ("log", "validation_end"):
             time = axis.at(leg.number, entry.clock)
             metrics: Mapping[str, float] = entry.data["metrics"]
             for name, value in metrics.items():
-                yield name, Point(entry.place.steps, time, value, leg.number, is_lost)
+                yield name, Point(entry.counters.steps, time, value, leg.number, is_lost)
         elif isinstance(entry, Batches) and entry.losses is not None:
             yield from _losses(entry, leg, axis, is_lost=is_lost)
 
@@ -114,11 +114,11 @@ def _losses(entry: Batches, leg: Leg, axis: Axis, *, is_lost: bool) -> Iterator[
     """Yield the loss of every batch but those left out; the run's clock tells how long before the last each was."""
     left_out = entry.first.skipped_batches
     for batch in entry:
-        before, left_out = left_out, batch.place.skipped_batches
+        before, left_out = left_out, batch.counters.skipped_batches
         if batch.loss is not None and left_out == before:
-            clock = max(0.0, entry.clock - (entry.centiseconds[-1] / 100 - batch.place.seconds))
+            clock = max(0.0, entry.clock - (entry.centiseconds[-1] / 100 - batch.counters.seconds))
             time = axis.at(leg.number, clock)
-            yield EACH_BATCH, Point(batch.place.steps, time, batch.loss, leg.number, is_lost)
+            yield EACH_BATCH, Point(batch.counters.steps, time, batch.loss, leg.number, is_lost)
 
 
 def _parts(name: str, sets: Iterable[str]) -> tuple[str, str]:

@@ -56,13 +56,15 @@ def marks(found: Sequence[Leg], axis: Axis) -> list[Mark]:
 
 def _checkpoint(save: Save, axis: Axis, *, is_best: bool) -> Mark:
     kind = "pruned" if save.pruned is not None else "best" if is_best else "kept"
-    said = [Path(save.path).name, f"epoch {save.place.epoch}, batch {save.place.batch}"]
+    said = [Path(save.path).name, f"epoch {save.counters.epoch}, batch {save.counters.batch}"]
     said += [f"asked for by {request.by}: {request.reason}" for request in save.asked]
     said += ["the best when it was written"] if save.is_best else []
     if save.pruned is not None:
         said.append(f"pruned at step {save.pruned.steps}: {save.rule}")
     title = {"best": "best checkpoint", "kept": "checkpoint", "pruned": "checkpoint, pruned since"}[kind]
-    return Mark(kind, save.place.steps, axis.at(save.leg, save.clock), f"{title}, step {save.place.steps}", tuple(said))
+    return Mark(
+        kind, save.counters.steps, axis.at(save.leg, save.clock), f"{title}, step {save.counters.steps}", tuple(said)
+    )
 
 
 def _decisions(leg: Leg, axis: Axis) -> Iterator[Mark]:
@@ -87,4 +89,4 @@ def _plugins(leg: Leg, axis: Axis) -> Iterator[Mark]:
             title, said = f"{data['plugin']} was {data['change']}", f"by {data['by']}"
         else:
             title, said = f"{data['plugin']} failed on {data['event']}", str(data["error"])
-        yield Mark("plugin", entry.place.steps, axis.at(leg.number, entry.clock), title, (said,))
+        yield Mark("plugin", entry.counters.steps, axis.at(leg.number, entry.clock), title, (said,))

@@ -141,7 +141,7 @@ def _checkpoints(saves: Sequence[Save]) -> dict[str, Any]:
     for save in saves:
         pruned = None if save.pruned is None else save.pruned.steps
         name = within(save.path, folder)
-        rows.append([save.place.steps, save.place.epoch, name, save.is_best, pruned, save.rule])
+        rows.append([save.counters.steps, save.counters.epoch, name, save.is_best, pruned, save.rule])
     return {"folder": folder, "checkpoints": rows}
 
 
@@ -151,13 +151,13 @@ def _returns(leg: Leg, axis: Axis) -> list[dict[str, Any]]:
         again = each.again()
         told.append(
             {
-                "step": each.place.steps,
-                "left": each.left.steps if each.left is not None else each.place.steps,
+                "step": each.counters.steps,
+                "left": each.left.steps if each.left is not None else each.counters.steps,
                 "time": axis.at(leg.number, each.clock),
                 "title": "rolled back" if each.is_roll_back else f"attempt {leg.number}: resumed",
                 "lines": [
                     f"from {each.path}" if each.path is not None else "from a state without a file",
-                    f"at {words.place(each.place)}",
+                    f"at {words.place(each.counters)}",
                     "no work was lost"
                     if again is None
                     else f"lost: {words.counted(again.steps, 'step')}, {words.counted(again.batch, 'batch')}, "

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..explain.attempt_summary import Leg
-from ..format.records import Batches, Happened
+from ..format.records import Batches, EventEntry
 
 Kind = Literal["starting", "training", "validation", "test", "saving", "replaying"]
 KINDS: tuple[Kind, ...] = ("training", "validation", "test", "saving", "replaying", "starting")
@@ -82,8 +82,8 @@ def _changes(leg: Leg) -> Iterator[Slice]:
     for entry in leg.attempt.entries:
         if isinstance(entry, Batches):
             step, now, then = entry.steps[-1], "training", "training"
-        elif isinstance(entry, Happened) and (entry.event not in BESIDE or kind == "saving"):
-            step, now, then = entry.place.steps, kind, _next(entry, kind, is_fit=leg.is_fit)
+        elif isinstance(entry, EventEntry) and (entry.event not in BESIDE or kind == "saving"):
+            step, now, then = entry.counters.steps, kind, _next(entry, kind, is_fit=leg.is_fit)
         else:  # what takes no time, or was done beside the loop
             continue
         clock = max(before, entry.clock)
@@ -92,7 +92,7 @@ def _changes(leg: Leg) -> Iterator[Slice]:
     yield Slice(kind, leg.number, before, leg.seconds, step)
 
 
-def _next(entry: Happened, kind: Kind, *, is_fit: bool) -> Kind:
+def _next(entry: EventEntry, kind: Kind, *, is_fit: bool) -> Kind:
     """Return what goes on behind an event."""
     rest: Kind = "training" if is_fit else "starting"
     kinds: dict[str, Kind] = {

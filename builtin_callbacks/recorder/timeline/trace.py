@@ -13,7 +13,7 @@ from ..explain.attempt_summary import Leg, legs, run_name
 from ..explain.attempts import KINDS
 from ..explain.requests import asks_of
 from ..explain.verdict import circumstances, counters, ended
-from ..format.records import Recording, Spent
+from ..format.records import Recording, TimesEntry
 from .phases import phases
 
 PROCESS, PHASES, EPOCHS, DECISIONS, CHECKPOINTS = 1, 1, 2, 3, 4
@@ -80,7 +80,7 @@ def _epochs(leg: Leg, start: float) -> Iterator[Trace]:
 
 
 def _attempt(leg: Leg) -> Trace:
-    spent = [entry for entry in leg.attempt.entries if isinstance(entry, Spent)]
+    spent = [entry for entry in leg.attempt.entries if isinstance(entry, TimesEntry)]
     handlers: dict[str, dict[str, float]] = {}
     for row in spent[-1].rows if spent else ():
         own = handlers.setdefault(row.plugin, {})

@@ -15,14 +15,14 @@ import torch
 from heliograph.builtin_callbacks.recorder.format import writer
 from heliograph.builtin_callbacks.recorder.format.reader import read, walk
 from heliograph.builtin_callbacks.recorder.format.records import (
-    Asked,
     Attempt,
     Batch,
     Batches,
     Entry,
-    Happened,
-    Recounted,
-    Spent,
+    EventEntry,
+    RepeatEntry,
+    RequestEntry,
+    TimesEntry,
 )
 from heliograph.builtin_callbacks.recorder.plugin import Recorder
 from heliograph.testing import check_plugin
@@ -90,8 +90,8 @@ def batches(attempt: Attempt) -> list[Batch]:
     return [batch for entry in attempt.entries if isinstance(entry, Batches) for batch in entry]
 
 
-def happened(attempt: Attempt, *names: str) -> list[Happened]:
-    return [each for each in attempt.entries if isinstance(each, Happened) and (not names or each.event in names)]
+def happened(attempt: Attempt, *names: str) -> list[EventEntry]:
+    return [each for each in attempt.entries if isinstance(each, EventEntry) and (not names or each.event in names)]
 
 
 def files(folder: Path) -> list[str]:
@@ -122,11 +122,18 @@ def test_every_batch_is_recorded_as_handlers_saw_it(tmp_path: Path) -> None:
     seen = Seen()
     result, _ = fit(usual(tmp_path, h.GradientAccumulation(3), seen))
     told = [
-        (each.place.epoch, each.place.batch, each.place.steps, each.place.samples, each.window, each.place.seconds)
+        (
+            each.counters.epoch,
+            each.counters.batch,
+            each.counters.steps,
+            each.counters.samples,
+            each.window,
+            each.counters.seconds,
+        )
         for each in batches(only(result.recording))
     ]
     assert told == seen.batches
-    clocks = [(each.event, each.place.seconds) for each in happened(only(result.recording), "epoch_start", "log", "validation_end")]  # fmt: skip  # noqa: E501
+    clocks = [(each.event, each.counters.seconds) for each in happened(only(result.recording), "epoch_start", "log", "validation_end")]  # fmt: skip  # noqa: E501
     assert clocks == seen.others
     assert files(tmp_path) == [result.recording.name] if result.recording else False
 
@@ -135,17 +142,17 @@ def test_events_come_in_their_order_and_requests_behind_what_they_were_made_in(t
     attempt = only(fit(usual(tmp_path), batches=5, epochs=1)[0].recording)
 
     def told(entry: Entry) -> str:
-        if isinstance(entry, Happened):
+        if isinstance(entry, EventEntry):
             return entry.event
-        return f"{entry.number} {entry.request.verb}" if isinstance(entry, Asked) else type(entry).__name__
+        return f"{entry.number} {entry.request.verb}" if isinstance(entry, RequestEntry) else type(entry).__name__
 
     assert [told(each) for each in attempt.entries] == [
         "train_start", "epoch_start", "Batches", "0 log", "log", "Batches", "1 save", "save_point", "checkpoint_saved",
-        "epoch_end", "2 validation", "validation_start", "validation_end", "train_end", "Spent", "run_closed",
+        "epoch_end", "2 validation", "validation_start", "validation_end", "train_end", "TimesEntry", "run_closed",
     ]  # fmt: skip
     asked = {each.event: each.data["asked"] for each in happened(attempt) if "asked" in each.data}
     assert asked == {"log": [0], "save_point": [1], "epoch_end": [], "validation_start": [2], "train_end": []}
-    assert [each.request.event for each in attempt.entries if isinstance(each, Asked)] == ["batch_end", "batch_end", "epoch_end"]  # fmt: skip  # noqa: E501
+    assert [each.request.event for each in attempt.entries if isinstance(each, RequestEntry)] == ["batch_end", "batch_end", "epoch_end"]  # fmt: skip  # noqa: E501
 
 
 def test_the_data_of_events(tmp_path: Path) -> None:
@@ -191,16 +198,16 @@ def test_a_failure_is_told_with_its_place(tmp_path: Path) -> None:
 
 def test_a_request_that_is_counted_up_is_recounted(tmp_path: Path) -> None:
     attempt = only(fit(usual(tmp_path, h.GradientAccumulation(3)), batches=9, epochs=1)[0].recording)
-    holds = {each.number: each.request.times for each in attempt.entries if isinstance(each, Asked) and each.request.verb == "hold_step"}  # fmt: skip  # noqa: E501
+    holds = {each.number: each.request.times for each in attempt.entries if isinstance(each, RequestEntry) and each.request.verb == "hold_step"}  # fmt: skip  # noqa: E501
     holds |= {
-        each.number: each.times for each in attempt.entries if isinstance(each, Recounted) and each.number in holds
+        each.number: each.times for each in attempt.entries if isinstance(each, RepeatEntry) and each.number in holds
     }
     assert list(holds.values()) == [6]
 
 
 def test_the_time_of_handlers(tmp_path: Path) -> None:
     attempt = only(fit([Recorder(tmp_path, sample=1), *usual(tmp_path)[1:]], batches=10, epochs=2)[0].recording)
-    (spent,) = [each for each in attempt.entries if isinstance(each, Spent)]
+    (spent,) = [each for each in attempt.entries if isinstance(each, TimesEntry)]
     rows = {(row.plugin, row.event): row for row in spent.rows}
     assert rows["log_schedule", "batch_end"].emissions == 20
     assert rows["log_schedule", "batch_end"].timed == 19  # from the second on
@@ -324,7 +331,7 @@ def test_a_full_disk_ends_no_run_and_is_told(tmp_path: Path, monkeypatch: pytest
     result, _ = fit([Recorder(tmp_path), *plugins[1:4]])  # and stays full
     assert result.status == "completed"
     assert len(result.plugin_errors["recorder"]) == 2
-    assert [each.place.batches for each in batches(only(result.recording))] == [*range(1, 7)]  # from the tail
+    assert [each.counters.batches for each in batches(only(result.recording))] == [*range(1, 7)]  # from the tail
 
 
 def test_a_folder_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
@@ -355,9 +362,9 @@ def test_a_resumed_run_goes_on_in_its_file(tmp_path: Path) -> None:
     recording = read(tmp_path)
     assert [each.status for each in recording.attempts] == ["stopped", "completed"]
     (seam,) = happened(recording.attempts[1], "checkpoint_loaded")
-    assert (seam.data["origin"]["batch"], seam.data["origin"]["epoch"], seam.place.steps) == (2, 1, 10)
+    assert (seam.data["origin"]["batch"], seam.data["origin"]["epoch"], seam.counters.steps) == (2, 1, 10)
     kept = [each.entry for each in walk(recording) if isinstance(each.entry, Batches) and not each.lost]
-    assert [batch.place.batches for entry in kept for batch in entry] == list(range(1, 17))
+    assert [batch.counters.batches for entry in kept for batch in entry] == list(range(1, 17))
 
 
 def test_where_the_file_is_gone_a_resumed_run_begins_one(tmp_path: Path) -> None:
@@ -392,10 +399,10 @@ def test_a_return_amid_the_run_is_marked(tmp_path: Path) -> None:
 
     result, _ = fit([Recorder(tmp_path), h.ValidationSchedule(h.Every(epochs=1)), Returner()], epochs=1)
     attempt = only(result.recording)
-    assert [each.place.batch for each in batches(attempt)] == [1, 2, 3, 4, 5, 6, 4, 5, 6, 7, 8]
+    assert [each.counters.batch for each in batches(attempt)] == [1, 2, 3, 4, 5, 6, 4, 5, 6, 7, 8]
     walked = list(walk(read(tmp_path)))
     lost = [
-        batch.place.batch for each in walked if each.lost and isinstance(each.entry, Batches) for batch in each.entry
+        batch.counters.batch for each in walked if each.lost and isinstance(each.entry, Batches) for batch in each.entry
     ]
     assert lost == [4, 5, 6]
 
@@ -415,7 +422,7 @@ def toggling(folder: Path, off: Sequence[int], on: Sequence[int], **options: Any
 def test_a_gap_is_marked_where_it_is_switched_off_and_on(losses: bool, tmp_path: Path) -> None:
     attempt = toggling(tmp_path, (3,), (5,), losses=losses)
     assert not attempt.damage
-    assert [each.place.batch for each in batches(attempt)] == [1, 2, 3, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8]
+    assert [each.counters.batch for each in batches(attempt)] == [1, 2, 3, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8]
     (change,) = happened(attempt, "plugin_changed")
     assert change.data == {"plugin": "recorder", "change": "enabled", "by": "on"}
     (before, behind) = [each for each in attempt.entries if isinstance(each, Batches)][:2]
@@ -428,7 +435,7 @@ def test_one_that_joins_amid_the_run_records_from_there(tmp_path: Path) -> None:
     trainer.plugins.register(Act(lambda run: trainer.plugins.register(recorder), 3))
     task = h.Supervised(nn.Linear(4, 2), nn.functional.cross_entropy)
     trainer.fit(task, data(), validation=data(2), optimizer=lambda each: torch.optim.SGD(each, lr=0.1), epochs=1)
-    assert [each.place.batch for each in batches(only(recorder.path))] == [4, 5, 6, 7, 8]
+    assert [each.counters.batch for each in batches(only(recorder.path))] == [4, 5, 6, 7, 8]
 
 
 def test_the_kill_switch_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -472,7 +479,7 @@ def test_on_several_ranks_the_main_one_records_what_all_ask(ranks: Pool, tmp_pat
     (path, clocks), (nothing, _) = ranks(2).run(train_on_rank, tmp_path)
     assert nothing is None
     attempt = only(Path(path))
-    (stop,) = [each.request for each in attempt.entries if isinstance(each, Asked)]
+    (stop,) = [each.request for each in attempt.entries if isinstance(each, RequestEntry)]
     assert (stop.verb, stop.rank, stop.reason) == ("stop", 1, "rank 1 has enough")
     assert (attempt.world_size, attempt.status, len(batches(attempt))) == (2, "stopped", 3)
-    assert [each.place.seconds for each in batches(attempt)] == [math.floor(each * 100) / 100 for each in clocks]
+    assert [each.counters.seconds for each in batches(attempt)] == [math.floor(each * 100) / 100 for each in clocks]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from heliograph.builtin_callbacks.recorder.format.reader import read, walk
-from heliograph.builtin_callbacks.recorder.format.records import Attempt, Batches, Happened
+from heliograph.builtin_callbacks.recorder.format.records import Attempt, Batches, EventEntry
 from heliograph.builtin_callbacks.recorder.format.tail import tail_of
 from heliograph.tests import recorder_kills, sampling
 
@@ -42,7 +42,14 @@ def recorded(attempt: Attempt) -> list[tuple[float, ...]]:
     """Return the same from a recording."""
     batches = [batch for entry in attempt.entries if isinstance(entry, Batches) for batch in entry]
     return [
-        (each.place.epoch, each.place.batch, each.place.steps, each.place.samples, each.place.seconds, each.window)
+        (
+            each.counters.epoch,
+            each.counters.batch,
+            each.counters.steps,
+            each.counters.samples,
+            each.counters.seconds,
+            each.window,
+        )
         for each in batches
     ]
 
@@ -66,7 +73,7 @@ def test_a_resumed_run_goes_on_in_the_file_and_marks_the_seams(folder: Path) -> 
     assert [batch for attempt in recording.attempts for batch in recorded(attempt)] == told(
         folder / "again" / "witness"
     )
-    loaded = [each for each in recording.attempts[-1].entries if isinstance(each, Happened)][1]
+    loaded = [each for each in recording.attempts[-1].entries if isinstance(each, EventEntry)][1]
     assert loaded.event == "checkpoint_loaded"
     assert Path(loaded.data["path"]).parent == folder / "again" / "checkpoints"
     assert not tail_of(path).exists()
@@ -75,5 +82,5 @@ def test_a_resumed_run_goes_on_in_the_file_and_marks_the_seams(folder: Path) -> 
 
 def test_what_is_not_lost_is_one_training(folder: Path) -> None:
     kept = [each.entry for each in walk(read(folder / "again")) if isinstance(each.entry, Batches) and not each.lost]
-    batches = [batch.place.batches for entry in kept for batch in entry]
+    batches = [batch.counters.batches for entry in kept for batch in entry]
     assert batches == list(range(1, 41))

@@ -39,7 +39,7 @@ def test_a_file_that_can_grow_no_further_ends_no_run_and_what_it_holds_is_read(s
     (attempt,) = read(tmp_path).attempts
     (damage,) = attempt.damage
     assert damage.endswith(", the last, was cut short: it is damaged")
-    told = [batch.place.steps for entry in attempt.entries if isinstance(entry, Batches) for batch in entry]
+    told = [batch.counters.steps for entry in attempt.entries if isinstance(entry, Batches) for batch in entry]
     assert told == list(range(1, len(told) + 1))
     assert bool(told) == (size > 300)
     assert not replay(tmp_path, [h.LogSchedule(h.Every(steps=2))]).failed

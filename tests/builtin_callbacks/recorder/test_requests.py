@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from heliograph.builtin_callbacks.recorder.format.records import Asked, Recounted
+from heliograph.builtin_callbacks.recorder.format.records import RepeatEntry, RequestEntry
 from heliograph.builtin_callbacks.recorder.requests import KEPT, Asking
 from heliograph.events import Control, Progress, Request
 
 
 def asked(asking: Asking) -> list[tuple[int, str]]:
-    return [(each.number, each.request.verb) for each in asking.news() if isinstance(each, Asked)]
+    return [(each.number, each.request.verb) for each in asking.news() if isinstance(each, RequestEntry)]
 
 
 def test_requests_are_numbered_as_they_come() -> None:
@@ -30,9 +30,9 @@ def test_one_that_is_counted_up_is_told_again(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("heliograph.events.control.is_within", lambda *names: True)
     for _ in range(3):
         control.hold_step("a")
-    assert list(asking.news()) == [Asked(0, Request("hold_step", "the caller", "a", 0, 0, 0, 3))]
+    assert list(asking.news()) == [RequestEntry(0, Request("hold_step", "the caller", "a", 0, 0, 0, 3))]
     control.hold_step("a")
-    assert list(asking.news()) == [Recounted(0, 4)]
+    assert list(asking.news()) == [RepeatEntry(0, 4)]
     assert list(asking.news()) == []
 
 
@@ -58,6 +58,6 @@ def test_very_many_requests_and_long_ones_are_bounded() -> None:
     asking = Asking(control.history)
     for _ in range(10_100):
         control.request_log("x" * 9_000)
-    news = [each for each in asking.news() if isinstance(each, Asked)]
+    news = [each for each in asking.news() if isinstance(each, RequestEntry)]
     assert (news[0].number, news[-1].number, len(news[0].request.reason)) == (100, 10_099, 2_020)
     assert len(asking.served_by("log") or ()) == KEPT

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from heliograph.builtin_callbacks.recorder.format.records import (
-    Asked,
     Attempt,
     Batches,
+    Counters,
     Entry,
-    Happened,
-    Place,
+    EventEntry,
+    HandlerTime,
     Recording,
-    Recounted,
-    Spending,
-    Spent,
+    RepeatEntry,
+    RequestEntry,
+    TimesEntry,
 )
 from heliograph.events import Request
 from heliograph.events.control import Verb
@@ -26,7 +26,7 @@ SECONDS = 0.5  # of a batch
 
 
 class Script:
-    """An attempt that is being written; `place` and `clock` go on by themselves.
+    """An attempt that is being written; `counters` and `clock` go on by themselves.
 
     Args:
         about: other fields of the attempt than the usual ones.
@@ -35,14 +35,14 @@ class Script:
     def __init__(self, **about: Any) -> None:
         self.about = about
         self.entries: list[Entry] = []
-        self.place, self.clock = Place(), 0.0
+        self.counters, self.clock = Counters(), 0.0
         self.asks = 0
-        self.rows: dict[tuple[str, str], Spending] = {}
+        self.rows: dict[tuple[str, str], HandlerTime] = {}
 
     def happen(self, event: str, took: float = 0.0, /, **data: Any) -> None:
         self.clock += took
-        self.place = replace(self.place, seconds=round(self.place.seconds + took, 2))
-        self.entries.append(Happened(event, self.clock, self.place, data))
+        self.counters = replace(self.counters, seconds=round(self.counters.seconds + took, 2))
+        self.entries.append(EventEntry(event, self.clock, self.counters, data))
 
     def start(self, *, fit: bool = True) -> None:
         if fit:
@@ -50,17 +50,17 @@ class Script:
             self.epoch()
 
     def epoch(self, *, resumed: bool = False) -> None:
-        self.happen("epoch_start", 0.1, epoch=self.place.epoch, resumed=resumed, batches=8)
+        self.happen("epoch_start", 0.1, epoch=self.counters.epoch, resumed=resumed, batches=8)
 
     def end_epoch(self, *asked: int) -> None:
-        done = self.place
-        self.place = replace(done, epoch=done.epoch + 1, batch=0, earlier_batches=done.batches)
+        done = self.counters
+        self.counters = replace(done, epoch=done.epoch + 1, batch=0, earlier_batches=done.batches)
         self.happen("epoch_end", epoch=done.epoch, asked=list(asked))
 
     def batches(self, count: int, losses: tuple[float, ...] | None = None) -> None:
-        first, numbers = self.place, range(1, count + 1)
+        first, numbers = self.counters, range(1, count + 1)
         self.clock += SECONDS * count
-        self.place = replace(
+        self.counters = replace(
             first,
             batch=first.batch + count,
             steps=first.steps + count,
@@ -82,11 +82,11 @@ class Script:
         )
 
     def ask(self, verb: Verb, by: str, reason: str, event: str = "batch_end", **more: Any) -> int:
-        times, at = more.pop("times", 1), self.place
+        times, at = more.pop("times", 1), self.counters
         request = Request(verb, by, reason, at.epoch, at.batch, at.steps, event=event, **more)
-        self.entries.append(Asked(self.asks, request))
+        self.entries.append(RequestEntry(self.asks, request))
         if times > 1:
-            self.entries.append(Recounted(self.asks, times))
+            self.entries.append(RepeatEntry(self.asks, times))
         self.asks += 1
         return self.asks - 1
 
@@ -97,7 +97,7 @@ class Script:
     def validation(self, **metrics: float) -> None:
         asked = self.ask("validation", "validation_schedule", "every 4 steps")
         self.happen("validation_start", asked=[asked], batches=3)
-        self.place = replace(self.place, validations=self.place.validations + 1)
+        self.counters = replace(self.counters, validations=self.counters.validations + 1)
         self.happen("validation_end", 0.4, metrics=_named(metrics), batches=[["", 3]])
 
     def save(self, path: str, *, best: bool = False) -> None:
@@ -105,12 +105,12 @@ class Script:
         self.happen("save_point", asked=[asked])
         self.happen("checkpoint_saved", 0.2, path=path, is_best=best)
 
-    def load(self, path: str | None, place: Place) -> None:
-        self.place = replace(place, seconds=place.seconds)
-        self.happen("checkpoint_loaded", path=path, origin=asdict(place))
+    def load(self, path: str | None, counters: Counters) -> None:
+        self.counters = replace(counters, seconds=counters.seconds)
+        self.happen("checkpoint_loaded", path=path, origin=asdict(counters))
 
     def spend(self, plugin: str, event: str, seconds: float, *, timed: int = 10, emissions: int = 10) -> None:
-        row = Spending(plugin, event, timed, emissions, seconds, seconds / 2)
+        row = HandlerTime(plugin, event, timed, emissions, seconds, seconds / 2)
         self.rows[plugin, event] = row
 
     def close(self, status: str, reason: str, **more: Any) -> None:
@@ -133,7 +133,7 @@ class Script:
             "losses": False,
             "plan": {},
         }
-        spent = (Spent(tuple(self.rows.values())),) if self.rows else ()
+        spent = (TimesEntry(tuple(self.rows.values())),) if self.rows else ()
         return Attempt(entries=(*self.entries, *spent), **usual | self.about)
 
 
@@ -149,7 +149,7 @@ def killed_and_resumed() -> Recording:
     first.log(train__loss=2.0, train__accuracy=0.3)
     first.validation(validation__loss=1.9, validation__accuracy=0.35)
     first.save("ckpt/step_4.pth", best=True)
-    saved = first.place
+    saved = first.counters
     first.batches(4)
     first.end_epoch()
     first.epoch()
@@ -167,7 +167,7 @@ def killed_and_resumed() -> Recording:
     second.log(train__loss=1.45, train__accuracy=0.42)
     second.validation(validation__loss=1.2, validation__accuracy=0.6)
     second.save("ckpt/step_8.pth", best=True)
-    back = second.place
+    back = second.counters
     second.happen("checkpoint_pruned", path="ckpt/step_4.pth", reason="keep_last=1")
     second.epoch()
     second.batches(2)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from heliograph.builtin_callbacks.recorder.explain.story import story
 from heliograph.builtin_callbacks.recorder.format.reader import read
-from heliograph.builtin_callbacks.recorder.format.records import Attempt, Happened, Place
+from heliograph.builtin_callbacks.recorder.format.records import Attempt, Counters, EventEntry
 from heliograph.core.result import ResumeReport, RunResult
 from heliograph.events import History, Progress, Request
 from heliograph.tests.builtin_callbacks.recorder.explain.factory import killed_and_resumed
@@ -85,7 +85,7 @@ def test_a_recording_that_is_gone_is_said(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("attempts", "why"),
-    [((), "cannot be read: "), ((attempt(Happened("train_start", 0.0, Place())),), "has no end; what it holds: ")],
+    [((), "cannot be read: "), ((attempt(EventEntry("train_start", 0.0, Counters())),), "has no end; what it holds: ")],
     ids=["nothing", "no end"],
 )
 def test_a_recording_that_breaks_off_before_the_end_is_no_reason_to_call_the_run_killed(

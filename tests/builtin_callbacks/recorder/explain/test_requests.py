@@ -63,7 +63,7 @@ def test_what_was_never_served_is_told_with_why(status: str, closed: bool, why: 
     script.batches(1)
     for _ in range(2):
         script.ask("validation", "someone", "to know")
-    place = script.place
+    place = script.counters
     if closed:
         script.close(status, "because")
     later.load("a.pth", place)
@@ -76,7 +76,7 @@ def test_what_a_roll_back_dropped_is_told() -> None:
     script.start()
     script.batches(1)
     script.ask("save", "someone", "to be safe", "gradients_ready")
-    script.load("a.pth", script.place)
+    script.load("a.pth", script.counters)
     script.close("completed", "done")
     told = " ".join(story(recording(script)).split())
     assert "the save that someone asked for (to be safe) was never served: the run went back before" in told

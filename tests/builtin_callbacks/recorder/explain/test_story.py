@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from heliograph.builtin_callbacks.recorder.explain.story import brief, story
-from heliograph.builtin_callbacks.recorder.format.records import Place, Recording
+from heliograph.builtin_callbacks.recorder.format.records import Counters, Recording
 from heliograph.builtin_callbacks.recorder.timeline.page import facts
 from heliograph.tests.builtin_callbacks.recorder.explain.factory import Script, killed_and_resumed, recording
 
@@ -153,7 +153,7 @@ def test_a_resume_without_lost_work_says_so() -> None:
     first, second = Script(), Script()
     first.start()
     first.batches(4)
-    second.load(None, first.place)
+    second.load(None, first.counters)
     second.epoch(resumed=True)
     second.batches(1)
     told = story(recording(first, second))
@@ -164,7 +164,7 @@ def test_one_of_everything_is_singular() -> None:
     first, second = Script(), Script()
     first.start()
     first.batches(1)
-    place = first.place
+    place = first.counters
     first.batches(1)
     second.load("a.pth", place)
     second.epoch(resumed=True)
@@ -179,7 +179,7 @@ def test_a_test_of_its_own_does_not_hide_how_the_training_ended() -> None:
     fit.happen("train_end", asked=[])
     fit.close("completed", "1 epochs done")
     test.happen("test_start", batches=1)
-    test.place = Place(evaluated=1)
+    test.counters = Counters(evaluated=1)
     test.happen("test_end", 0.5, metrics={"test/loss": 1.0}, batches=[["", 1]])
     test.close("completed", "1 batches evaluated", metrics={"test/loss": 1.0})
     told = story(recording(fit, test))
@@ -291,7 +291,7 @@ def test_a_hostile_name_stays_a_text_in_one_line() -> None:
 def test_a_test_alone_says_once_what_it_did() -> None:
     test = Script(phase="test")
     test.happen("test_start", batches=3)
-    test.place = Place(evaluated=3)
+    test.counters = Counters(evaluated=3)
     test.happen("test_end", 0.5, metrics={"test/loss": 1.0}, batches={"": 3})
     test.close("completed", "3 batches evaluated", metrics={"test/loss": 1.0})
     head, *_ = story(recording(test)).split("\n\n")

@@ -13,14 +13,14 @@ from heliograph.builtin_callbacks.recorder.format.checksum import parse, sealed
 from heliograph.builtin_callbacks.recorder.format.lines import decode, encode
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.format.records import (
-    Asked,
     Batches,
+    Counters,
     Entry,
-    Happened,
-    Place,
-    Recounted,
-    Spending,
-    Spent,
+    EventEntry,
+    HandlerTime,
+    RepeatEntry,
+    RequestEntry,
+    TimesEntry,
 )
 from heliograph.events import Request
 from heliograph.tests.recordings import attempt, write
@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 
 NUMBERS = st.integers(0, 2**40)
 SECONDS = NUMBERS.map(lambda number: number / 100)
-PLACES = st.builds(Place, *[NUMBERS] * 9, seconds=SECONDS)
+PLACES = st.builds(Counters, *[NUMBERS] * 9, seconds=SECONDS)
 FLOATS = st.floats(allow_nan=True)
 DATA = st.dictionaries(st.text(), st.none() | FLOATS | st.text() | st.lists(NUMBERS))
 TEXTS = st.text(max_size=20)
@@ -55,11 +55,12 @@ def blocks(draw: st.DrawFn) -> Batches:
 
 
 ENTRIES = st.one_of(
-    st.builds(Happened, TEXTS, SECONDS, PLACES, DATA),
-    st.builds(Asked, NUMBERS, REQUESTS),
-    st.builds(Recounted, NUMBERS, NUMBERS),
+    st.builds(EventEntry, TEXTS, SECONDS, PLACES, DATA),
+    st.builds(RequestEntry, NUMBERS, REQUESTS),
+    st.builds(RepeatEntry, NUMBERS, NUMBERS),
     st.builds(
-        Spent, st.lists(st.builds(Spending, TEXTS, TEXTS, NUMBERS, NUMBERS, SECONDS, SECONDS), max_size=3).map(tuple)
+        TimesEntry,
+        st.lists(st.builds(HandlerTime, TEXTS, TEXTS, NUMBERS, NUMBERS, SECONDS, SECONDS), max_size=3).map(tuple),
     ),
     blocks(),
 )
@@ -117,7 +118,7 @@ def test_a_line_of_another_form_is_an_entry_or_a_value_error(kind: str, rest: li
 
 def test_an_attempt_comes_back_as_it_was(tmp_path: Path) -> None:
     given_one = attempt(
-        Happened("train_start", 0.0, Place()),
+        EventEntry("train_start", 0.0, Counters()),
         max_steps=7,
         validation_sets=("a", "b"),
         hyper_parameters={"lr": 0.1, "layers": [1, 2]},
@@ -130,5 +131,5 @@ def test_an_attempt_comes_back_as_it_was(tmp_path: Path) -> None:
 
 def test_a_block_is_compact() -> None:
     rows = range(1, 1_001)
-    regular = Batches(Place(), 10.0, tuple(rows), (0,) * 1_000, (0,) * 1_000, tuple(rows), (0,) * 1_000, tuple(rows))
+    regular = Batches(Counters(), 10.0, tuple(rows), (0,) * 1_000, (0,) * 1_000, tuple(rows), (0,) * 1_000, tuple(rows))
     assert len(encode(regular)) < 100

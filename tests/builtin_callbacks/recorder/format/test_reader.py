@@ -16,26 +16,26 @@ from heliograph.builtin_callbacks.recorder.format.lines import (
     encode_mark,
 )
 from heliograph.builtin_callbacks.recorder.format.reader import leftover, read
-from heliograph.builtin_callbacks.recorder.format.records import Asked, Batches, Happened, Place
+from heliograph.builtin_callbacks.recorder.format.records import Batches, Counters, EventEntry, RequestEntry
 from heliograph.builtin_callbacks.recorder.format.tail import BEGIN, ROW, SIZE, Tail, read_tail, tail_of
 from heliograph.events import Request
 from heliograph.tests.recordings import PLAIN, attempt, write
 
-START = Happened("train_start", 0.0, Place())
-ASKED = Asked(0, Request("stop", "me", "enough", 0, 3, 3))
+START = EventEntry("train_start", 0.0, Counters())
+ASKED = RequestEntry(0, Request("stop", "me", "enough", 0, 3, 3))
 
 
 def block(begin: int, end: int) -> Batches:
     """Return regular batches from one to another."""
     steps, zeros = tuple(range(begin + 1, end + 1)), (0,) * (end - begin)
-    first = Place(0, begin, 0, begin, samples=begin, seconds=begin / 100)
+    first = Counters(0, begin, 0, begin, samples=begin, seconds=begin / 100)
     return Batches(first, end / 100, steps, zeros, zeros, steps, zeros, steps)
 
 
 def fill(path: Path, number: int, begin: int, end: int, *skipped: int) -> Tail:
     """Write the tail of an attempt `a1`, with a row for every batch but those that were not heard of."""
     tail = Tail(tail_of(path))
-    tail.begin("a1", number, Place(0, begin, 0, begin, samples=begin, seconds=begin / 100), begin / 100)
+    tail.begin("a1", number, Counters(0, begin, 0, begin, samples=begin, seconds=begin / 100), begin / 100)
     at = BEGIN
     for batch in range(begin + 1, end + 1):
         if batch not in skipped:
@@ -199,12 +199,12 @@ def test_a_full_block_and_the_next_one(tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START))
     tail = fill(path, 1, 0, ROWS)
     assert len(tail.rows(SIZE).table) == ROWS
-    tail.begin("a1", 2, Place(0, ROWS), 0.0)
+    tail.begin("a1", 2, Counters(0, ROWS), 0.0)
     assert read_tail(path) is None  # no row of the former block is taken for one of this
 
 
 def test_what_was_written_before_its_block_stands_between_the_batches(tmp_path: Path) -> None:
-    logs = [Happened("log", batch / 100, Place(0, batch, 0, batch), {"metrics": {}}) for batch in (0, 2, 5, 5)]
+    logs = [EventEntry("log", batch / 100, Counters(0, batch, 0, batch), {"metrics": {}}) for batch in (0, 2, 5, 5)]
     path = write(tmp_path / "x.recording", attempt(START))
     with path.open("a") as file:
         file.write(encode(block(0, 1), 1) + "\n")
@@ -217,7 +217,7 @@ def test_what_was_written_before_its_block_stands_between_the_batches(tmp_path: 
     spans = [
         (each.first.batch, each.first.batch + len(each)) if isinstance(each, Batches) else each.event
         for each in entries
-        if isinstance(each, Batches | Happened)
+        if isinstance(each, Batches | EventEntry)
     ]
     assert spans == ["train_start", (0, 1), "log", (1, 2), "log", (3, 5), "log", "log", (5, 7)]
     with path.open("a") as file:

@@ -6,13 +6,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from heliograph.builtin_callbacks.recorder.format.reader import walk
-from heliograph.builtin_callbacks.recorder.format.records import Asked, Batches, Happened, Place, Recording
+from heliograph.builtin_callbacks.recorder.format.records import Batches, Counters, EventEntry, Recording, RequestEntry
 from heliograph.events import Request
 from heliograph.tests.recordings import attempt
 
 
-def at(batch: int, epoch: int = 0) -> Place:
-    return Place(epoch, batch, steps=batch, samples=batch, seconds=batch / 100)
+def at(batch: int, epoch: int = 0) -> Counters:
+    return Counters(epoch, batch, steps=batch, samples=batch, seconds=batch / 100)
 
 
 def block(begin: int, end: int) -> Batches:
@@ -20,12 +20,12 @@ def block(begin: int, end: int) -> Batches:
     return Batches(at(begin), end / 100, steps, zeros, zeros, steps, zeros, steps)
 
 
-def happened(event: str, batch: int) -> Happened:
-    return Happened(event, batch / 100, at(batch))
+def happened(event: str, batch: int) -> EventEntry:
+    return EventEntry(event, batch / 100, at(batch))
 
 
-def back_to(batch: int) -> Happened:
-    return Happened("checkpoint_loaded", 0.0, at(batch), {"path": None, "origin": asdict(at(batch))})
+def back_to(batch: int) -> EventEntry:
+    return EventEntry("checkpoint_loaded", 0.0, at(batch), {"path": None, "origin": asdict(at(batch))})
 
 
 def told(*attempts: tuple[object, ...], **about: object) -> list[tuple[int, str, bool]]:
@@ -75,7 +75,7 @@ def test_a_part_of_a_block_keeps_its_numbers() -> None:
 
 
 def test_a_return_amid_the_run_loses_what_it_drops() -> None:
-    asked = Asked(0, Request("roll_back", "me", "bad", 0, 6, 6))
+    asked = RequestEntry(0, Request("roll_back", "me", "bad", 0, 6, 6))
     assert told((block(0, 6), asked, back_to(2), block(2, 3))) == [
         (0, "0-2", False),
         (0, "2-6", True),

@@ -13,7 +13,7 @@ from heliograph.builtin_callbacks.recorder.format import tail as tails
 from heliograph.builtin_callbacks.recorder.format import writer as writing
 from heliograph.builtin_callbacks.recorder.format.lines import encode, encode_attempt
 from heliograph.builtin_callbacks.recorder.format.reader import read
-from heliograph.builtin_callbacks.recorder.format.records import Batches, Happened, Place
+from heliograph.builtin_callbacks.recorder.format.records import Batches, Counters, EventEntry
 from heliograph.builtin_callbacks.recorder.format.tail import BEGIN, ROW, SIZE, Tail, read_tail, tail_of
 from heliograph.builtin_callbacks.recorder.format.writer import Writer
 from heliograph.tests.recordings import PLAIN, attempt, write
@@ -22,11 +22,11 @@ Full = Callable[[int | None], None]
 
 
 def line(number: int) -> str:
-    return encode(Happened("train_start", number, Place(), {"number": number}))
+    return encode(EventEntry("train_start", number, Counters(), {"number": number}))
 
 
 def numbers(path: Path) -> list[int]:
-    return [each.data["number"] for each in read(path).attempts[0].entries if isinstance(each, Happened)]
+    return [each.data["number"] for each in read(path).attempts[0].entries if isinstance(each, EventEntry)]
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_a_file_that_cannot_be_begun_leaves_nothing(tmp_path: Path, full: Full) 
 def test_where_what_a_kill_left_cannot_be_taken_in_it_can_be_later(tmp_path: Path, full: Full) -> None:
     path = write(tmp_path / "x.recording", attempt())
     tail = Tail(tail_of(path))
-    tail.begin("a1", 1, Place(), -0.001)
+    tail.begin("a1", 1, Counters(), -0.001)
     ROW.pack_into(tail.buffer, BEGIN, 1, 1, 0, 0, 3, 0, 1)
     full(0)
     with pytest.raises(OSError, match="No space"):
@@ -156,7 +156,7 @@ def test_a_line_is_not_glued_to_one_that_a_kill_cut_short(writer: Writer) -> Non
 def test_what_a_killed_run_left_beside_its_file_is_taken_in(tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt())
     tail = Tail(tail_of(path))
-    tail.begin("a1", 1, Place(), 0.0)
+    tail.begin("a1", 1, Counters(), 0.0)
     ROW.pack_into(tail.buffer, BEGIN, 1, 1, 0, 0, 3, 0, 1)
     before = read(path)
     writer = Writer.again(path)
@@ -189,7 +189,7 @@ def test_without_a_mapping_rows_are_written_where_that_is_possible(
         tail = Tail(tail_of(path))
     assert tail.obstacle is not None
     for number in (1, 2):
-        tail.begin("a1", number, Place(), 0.0)
+        tail.begin("a1", number, Counters(), 0.0)
         for batch in range(1, 4 - number):
             at = BEGIN + (batch - 1) * ROW.size
             ROW.pack_into(tail.buffer, at, 1, 1, 0, 0, 3, 0, batch)

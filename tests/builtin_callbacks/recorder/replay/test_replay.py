@@ -10,7 +10,7 @@ import heliograph as h
 import pytest
 import torch
 from heliograph.builtin_callbacks.recorder.format.reader import read
-from heliograph.builtin_callbacks.recorder.format.records import Batches, Happened, Place, Recording
+from heliograph.builtin_callbacks.recorder.format.records import Batches, Counters, EventEntry, Recording
 from heliograph.builtin_callbacks.recorder.replay.replay import replay
 from heliograph.builtin_callbacks.recorder.replay.report import Asking, Replayed
 from heliograph.core.errors import NotRecorded
@@ -414,7 +414,7 @@ def test_a_plugin_follows_what_was_done_to_it(tmp_path: Path) -> None:
 
 def test_what_cannot_be_read_is_said() -> None:
     damaged = attempt(
-        Happened("train_start", 0.0, Place()), damage=("line 7: no JSON",), plan={"train_start": ("recorder",)}
+        EventEntry("train_start", 0.0, Counters()), damage=("line 7: no JSON",), plan={"train_start": ("recorder",)}
     )
     replayed = replay(Recording(Path("x.recording"), (damaged,)), [h.LogSchedule(h.Every(steps=2))])
     assert replayed.notes == ("attempt 1 is damaged: line 7: no JSON",)
@@ -423,7 +423,7 @@ def test_what_cannot_be_read_is_said() -> None:
 
 
 def test_an_attempt_that_another_followed_does_not_go_on() -> None:
-    killed = attempt(Happened("train_start", 0.0, Place()), plan={"train_start": ("recorder",)})
+    killed = attempt(EventEntry("train_start", 0.0, Counters()), plan={"train_start": ("recorder",)})
     told = str(replay(Recording(Path("x.recording"), (killed, killed)), []))
     assert "attempt 1 was killed at epoch 0, batch 0, step 0\n" in told
     assert "attempt 2 was killed, or goes on, at epoch 0, batch 0, step 0" in told
