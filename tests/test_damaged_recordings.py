@@ -15,7 +15,7 @@ from heliograph.builtin_callbacks.recorder.format.checksum import parse, sealed
 from heliograph.builtin_callbacks.recorder.format.lines import ROWS
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.format.records import Batches
-from heliograph.builtin_callbacks.recorder.format.tail import tail_of
+from heliograph.builtin_callbacks.recorder.format.tail import tail_path
 from heliograph.builtin_callbacks.recorder.format.walk import walk
 from heliograph.builtin_callbacks.recorder.timeline.page import page
 from heliograph.builtin_callbacks.recorder.timeline.trace import trace
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if run.progress.steps == 13:
                 assert run.recording is not None
                 shutil.copy(run.recording, folder / INTACT)
-                shutil.copy(tail_of(run.recording), tail_of(folder / INTACT))
+                shutil.copy(tail_path(run.recording), tail_path(folder / INTACT))
 
     plugins = [
         h.LogSchedule(h.Every(steps=2)),
@@ -103,8 +103,8 @@ def test_what_is_left_of_a_damaged_recording_can_be_told_and_replayed(folder: Pa
 def test_and_with_it_what_a_kill_left_beside_it(folder: Path, data: st.DataObject) -> None:
     path = folder / "beside.recording"
     shutil.copy(folder / INTACT, path)
-    whole = tail_of(folder / INTACT).read_bytes().rstrip(b"\0")
-    tail_of(path).write_bytes(data.draw(damages(whole)))
+    whole = tail_path(folder / INTACT).read_bytes().rstrip(b"\0")
+    tail_path(path).write_bytes(data.draw(damages(whole)))
     _tell(path)
 
 

@@ -15,7 +15,7 @@ from . import losses as readings
 from .attempt_facts import attempt_of
 from .format.lines import encode, encode_attempt, encode_mark
 from .format.records import Counters, Entry, EventEntry
-from .format.tail import BATCH, BEGIN, ROW, SIZE, Tail, tail_of
+from .format.tail import BATCH, BEGIN, ROW, SIZE, Tail, tail_path
 from .format.writer import Writer
 from .handler_times import Timing
 from .requests import Asking
@@ -256,7 +256,7 @@ class Session:
         """Write to a file from now on."""
         if self.path != writer.path:
             self._lines.insert(0, encode_attempt(self.attempt))
-        self.writer, self.path, self._tail = writer, writer.path, Tail(tail_of(writer.path))
+        self.writer, self.path, self._tail = writer, writer.path, Tail(tail_path(writer.path))
         self._history.watcher = self._hear
         self._is_plain = self._is_alone and self._losses is None and self._tail.obstacle is None
 

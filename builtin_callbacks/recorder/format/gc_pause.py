@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def collector_paused() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Let what is freed be freed by its counts only; records hold no cycles."""
     was_on = gc.isenabled()
     gc.disable()

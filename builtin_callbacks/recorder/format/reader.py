@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from .checksum import array, is_sealed, parse
-from .gc_pause import collector_paused
+from .gc_pause import gc_paused
 from .lines import FORMAT, decode, decode_attempt
 from .records import Attempt, Batches, Entry, Recording
 from .tail import Rows, read_tail
@@ -99,7 +99,7 @@ class _Attempt:
         return replace(self.about, entries=tuple(entries), damage=tuple(self.damage))
 
 
-@collector_paused()
+@gc_paused()
 def read(path: str | Path) -> Recording:
     """Return what a recording holds.
 

@@ -30,7 +30,7 @@ SKIPPED, BATCH = 3, 6  # columns of a row
 MOST = 2**52  # more than anything counts up to
 
 
-def tail_of(path: Path) -> Path:
+def tail_path(path: Path) -> Path:
     """Return where a recording's open block lies."""
     return path.with_name(path.name + ".tail")
 
@@ -180,7 +180,7 @@ def read_tail(path: Path) -> Rows | None:
         ValueError: it is damaged.
     """
     try:
-        return parse_tail(tail_of(path).read_bytes())
+        return parse_tail(tail_path(path).read_bytes())
     except FileNotFoundError:
         return None
 

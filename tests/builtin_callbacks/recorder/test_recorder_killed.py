@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from heliograph.builtin_callbacks.recorder.format.reader import read, walk
 from heliograph.builtin_callbacks.recorder.format.records import Attempt, Batches, EventEntry
-from heliograph.builtin_callbacks.recorder.format.tail import tail_of
+from heliograph.builtin_callbacks.recorder.format.tail import tail_path
 from heliograph.tests import recorder_kills, sampling
 
 POINTS = [
@@ -76,7 +76,7 @@ def test_a_resumed_run_goes_on_in_the_file_and_marks_the_seams(folder: Path) -> 
     loaded = [each for each in recording.attempts[-1].entries if isinstance(each, EventEntry)][1]
     assert loaded.event == "checkpoint_loaded"
     assert Path(loaded.data["path"]).parent == folder / "again" / "checkpoints"
-    assert not tail_of(path).exists()
+    assert not tail_path(path).exists()
     assert sorted(each.name for each in (folder / "again").iterdir()) == ["checkpoints", path.name, "witness"]
 
 

@@ -17,7 +17,7 @@ from heliograph.builtin_callbacks.recorder.format.lines import (
 )
 from heliograph.builtin_callbacks.recorder.format.reader import leftover, read
 from heliograph.builtin_callbacks.recorder.format.records import Batches, Counters, EventEntry, RequestEntry
-from heliograph.builtin_callbacks.recorder.format.tail import BEGIN, ROW, SIZE, Tail, read_tail, tail_of
+from heliograph.builtin_callbacks.recorder.format.tail import BEGIN, ROW, SIZE, Tail, read_tail, tail_path
 from heliograph.events import Request
 from heliograph.tests.recordings import PLAIN, attempt, write
 
@@ -34,7 +34,7 @@ def block(begin: int, end: int) -> Batches:
 
 def fill(path: Path, number: int, begin: int, end: int, *skipped: int) -> Tail:
     """Write the tail of an attempt `a1`, with a row for every batch but those that were not heard of."""
-    tail = Tail(tail_of(path))
+    tail = Tail(tail_path(path))
     tail.begin("a1", number, Counters(0, begin, 0, begin, samples=begin, seconds=begin / 100), begin / 100)
     at = BEGIN
     for batch in range(begin + 1, end + 1):
@@ -132,8 +132,8 @@ def test_a_first_line_that_is_damaged_hides_no_other(tmp_path: Path) -> None:
 def test_an_open_block_that_is_damaged_is_told_and_not_gone_on_behind(at: int, bits: bytes, tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START, block(0, 3)))
     fill(path, 2, 3, 5).close(remove=False)
-    content = tail_of(path).read_bytes()
-    tail_of(path).write_bytes(content[:at] + bits + content[at + 8 :])
+    content = tail_path(path).read_bytes()
+    tail_path(path).write_bytes(content[:at] + bits + content[at + 8 :])
     (only,) = read(path).attempts
     assert (only.entries, only.damage) == ((START, block(0, 3)), ("the block that was open is damaged",))
     with pytest.raises(ValueError, match="the block that was open is damaged"):
@@ -222,7 +222,7 @@ def test_what_was_written_before_its_block_stands_between_the_batches(tmp_path: 
     assert spans == ["train_start", (0, 1), "log", (1, 2), "log", (3, 5), "log", "log", (5, 7)]
     with path.open("a") as file:
         file.write("".join(f"{line}\n" for line in leftover(path)))
-    tail_of(path).unlink()
+    tail_path(path).unlink()
     assert read(path).attempts[0].entries == entries
 
 

@@ -14,7 +14,7 @@ from heliograph.builtin_callbacks.recorder.format import writer as writing
 from heliograph.builtin_callbacks.recorder.format.lines import encode, encode_attempt
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.format.records import Batches, Counters, EventEntry
-from heliograph.builtin_callbacks.recorder.format.tail import BEGIN, ROW, SIZE, Tail, read_tail, tail_of
+from heliograph.builtin_callbacks.recorder.format.tail import BEGIN, ROW, SIZE, Tail, read_tail, tail_path
 from heliograph.builtin_callbacks.recorder.format.writer import Writer
 from heliograph.tests.recordings import PLAIN, attempt, write
 
@@ -133,7 +133,7 @@ def test_a_file_that_cannot_be_begun_leaves_nothing(tmp_path: Path, full: Full) 
 
 def test_where_what_a_kill_left_cannot_be_taken_in_it_can_be_later(tmp_path: Path, full: Full) -> None:
     path = write(tmp_path / "x.recording", attempt())
-    tail = Tail(tail_of(path))
+    tail = Tail(tail_path(path))
     tail.begin("a1", 1, Counters(), -0.001)
     ROW.pack_into(tail.buffer, BEGIN, 1, 1, 0, 0, 3, 0, 1)
     full(0)
@@ -155,7 +155,7 @@ def test_a_line_is_not_glued_to_one_that_a_kill_cut_short(writer: Writer) -> Non
 
 def test_what_a_killed_run_left_beside_its_file_is_taken_in(tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt())
-    tail = Tail(tail_of(path))
+    tail = Tail(tail_path(path))
     tail.begin("a1", 1, Counters(), 0.0)
     ROW.pack_into(tail.buffer, BEGIN, 1, 1, 0, 0, 3, 0, 1)
     before = read(path)
@@ -186,7 +186,7 @@ def test_without_a_mapping_rows_are_written_where_that_is_possible(
 
     with monkeypatch.context() as patch:
         patch.setattr(tails.os, obstacle, refuse)  # type: ignore[attr-defined]
-        tail = Tail(tail_of(path))
+        tail = Tail(tail_path(path))
     assert tail.obstacle is not None
     for number in (1, 2):
         tail.begin("a1", number, Counters(), 0.0)
@@ -197,7 +197,7 @@ def test_without_a_mapping_rows_are_written_where_that_is_possible(
     rows = read_tail(path)
     assert (None if rows is None else (rows.number, len(rows.table))) == ((2, 1) if obstacle != "open" else None)
     tail.close()
-    assert not tail_of(path).exists()
+    assert not tail_path(path).exists()
 
 
 @pytest.mark.parametrize("room", [None, 1_000], ids=["enough", "too little"])
