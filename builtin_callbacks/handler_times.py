@@ -42,7 +42,7 @@ class HandlerTimes(Plugin):
 
             return timed
 
-        self._take_off = run.bus.wrap_all(clocked)
+        self._take_off = run.bus.intercept(clocked)
 
     def close(self) -> None:
         """Take the clocks off."""

@@ -1,16 +1,16 @@
-"""What handlers are given: the facts of a run, and what they may ask of it beside control."""
+"""What handlers are given: the facts of a run, and what they may ask of it besides control."""
 
 from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from math import inf
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -25,17 +25,16 @@ from ..events import (
     OrderedSignal,
     Progress,
     Replay,
-    Run,
     RunFailed,
+    SavePoint,
     ShouldStop,
     StepEnd,
     TrainStart,
 )
-from ..events.bus import Receiver, is_within
+from ..events.bus import is_within
 from ..events.catalogue import Phase
 from ..events.checks import check_whole_number
 from ..events.errors import describe_error
-from ..events.run import CheckpointSource
 from ..plugins import Plugins
 from .data.batch import batch_size, with_last
 from .data.training_data import TrainingData
@@ -47,6 +46,7 @@ from .settings import Settings
 from .stepping.windows import Windows
 
 if TYPE_CHECKING:
+    from ..events.run import CheckpointSource
     from .engines.contract import LoopEngine
 
 logger = logging.getLogger("heliograph")
@@ -85,7 +85,7 @@ class RunContext(ABC):
         work: the work of the epoch.
         resumption: what the run continues from.
         outcome: what becomes its result.
-        hooks: what plugins have asked it to call.
+        hooks: what plugins let it call.
     """
 
     is_replay = False
@@ -145,7 +145,7 @@ class RunContext(ABC):
 
     @property
     def queue(self) -> Any:
-        """Where to put what the process that called `launch` is to get at once."""
+        """Where to put what the process that called `launch` gets at once; None without it."""
         from .distributed.launch.queue import child_queue
 
         return child_queue()
@@ -167,19 +167,19 @@ class RunContext(ABC):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the asked-for length is reached."""
+        """Whether the requested length is reached."""
         return self.progress.steps >= self.last_step or self.progress.epoch >= (self.settings.epochs or inf)
 
     @property
     def epoch_is_over(self) -> bool:
-        """Whether a resumed run stands after an epoch's last batch: the end of the epoch is still to be emitted."""
+        """Whether a resumed run is after an epoch's last batch: the end of the epoch is still to be emitted."""
         control = self.control
         ended = self.is_last_batch or control.should_end_epoch
         return ended and self.progress.batch > 0 and not control.keeps_epoch_open
 
     @property
     def is_last_batch(self) -> bool:
-        """Whether the batch in hand is the last of its epoch."""
+        """Whether the current batch is the last of its epoch."""
         if self.batches_per_epoch is None:
             return self.work.is_last_seen
         return self.progress.batch + self.work.in_hand >= self.batches_per_epoch
@@ -196,7 +196,7 @@ class RunContext(ABC):
 
     @property
     def windows(self) -> Mapping[str, int]:
-        """How many micro-batches have left their gradients since the last step of each optimizer."""
+        """How many micro-batches have added gradients since the last step of each optimizer."""
         return {name: window.size for name, window in self.stepping.by_name.items()}
 
     def label(self, name: str, optimizer: str | None = None) -> str:
@@ -260,9 +260,9 @@ class RunContext(ABC):
         self.pending_state, self.resumption.is_resume = (saved, path), True
 
     def roll_back(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
-        """Give the epoch up at the next boundary, and go on from a saved state."""
+        """Discard the epoch at the next boundary, and continue from a saved state."""
         if not self.outcome.started or self.outcome.finished or is_within(TrainStart.name):
-            raise RuntimeError("run.roll_back is for a training that goes on. At TrainStart, call run.resume(saved).")
+            raise RuntimeError("run.roll_back is for a training that has begun. At TrainStart, call run.resume(saved).")
         self.control.roll_back(f"to {path or 'a saved state'}")
         self.pending_state = saved, path
 
@@ -274,7 +274,7 @@ class RunContext(ABC):
     # The end.
 
     def exit_with(self, status: int) -> None:
-        """Say with which status the process is to exit, where the run ends without an exception."""
+        """Set the status that the process exits with, where the run ends without an exception."""
         self.exit_status = check_whole_number("An exit status", status, at_least=0, at_most=255)
 
     def raise_when_closed(self, error: BaseException) -> None:
@@ -282,7 +282,7 @@ class RunContext(ABC):
         self.outcome.exit_error = error
 
     def replace_error(self, error: BaseException) -> None:
-        """Let this error leave instead of the one that failed the run."""
+        """Raise this error instead of the one that failed the run."""
         _only_in(RunFailed, "replace_error")
         self.outcome.replacement = error
 
@@ -306,14 +306,14 @@ class RunContext(ABC):
             return f"{_count(progress.epoch, 'epoch', 'epochs')} done"
         return f"{_count(progress.steps, 'step', 'steps')} done"
 
-    # What plugins have asked the run to call.
+    # What plugins let the run call.
 
     def when_positioned(self, action: Action) -> None:
-        """Call `action` once, when the loader stands where it was and before it is read."""
+        """Call `action` once, when the loader is at its position and before it is read."""
         self.hooks.positioned.append(action)
 
     def when_settling(self, action: Action) -> None:
-        """Call `action` whenever somebody needs what runs beside the loop to be done."""
+        """Call `action` at every `settle()`."""
         if action not in self.hooks.settling:
             self.hooks.settling.append(action)
 
@@ -327,7 +327,7 @@ class RunContext(ABC):
         self.hooks.closing.callback(action)
 
     def settle(self) -> None:
-        """Wait until nothing runs beside the loop, and all of it was emitted."""
+        """Wait until what plugins do in the background is done, and its events are emitted."""
         for action in tuple(self.hooks.settling):
             action()
 
@@ -338,7 +338,7 @@ class RunContext(ABC):
 
     # The loop's side.
 
-    def feed(self, report_replay: Callable[[Self, int, int], None]) -> Iterator[Any]:
+    def feed(self, report_replay: Callable[[int, int], None]) -> Iterator[Any]:
         """Return the rest of the epoch's batches, on the device."""
         self.stepping.bind(self.engine)
         is_shared, batch, length = self.control.is_shared, self.progress.batch, self.batches_per_epoch
@@ -351,17 +351,36 @@ class RunContext(ABC):
             batches = self._mark_last(batches)
         return self.engine.feed(batches)
 
-    def _report(self, report_replay: Callable[[Self, int, int], None], done: int, batches: int) -> None:
+    def _report(self, report_replay: Callable[[int, int], None], done: int, batches: int) -> None:
         what = f"{batches} batches of epoch {self.progress.epoch} again to reach the position of the checkpoint"
         if done == 0 and not self.bus.signal(Replay).chain:
             logger.warning("run %r reads %s", self.name, what)
-        report_replay(self, done, batches)
+        report_replay(done, batches)
         if done == batches:
             self.note(f"read {what}")
 
+    def prepare_comparison(self) -> None:
+        """Look at what no state_dict holds, as the program has made it, where something is saved or resumed."""
+        if self.is_resuming or self.bus.signal(SavePoint).chain:
+            from .checkpoint.unseen.comparison import Unseen
+
+            self.resumption.unseen = Unseen.of(self)
+
+    def compare_listeners(self) -> None:
+        """Compare who listens with who listened when the state was saved."""
+        if self.resumption.unseen is not None:
+            self.resumption.unseen.compare_listeners(self)
+
+    def advance(self) -> None:
+        """Count the epoch, which has ended, and begin the work of another."""
+        self.control.close_epoch()
+        self.work = Work()
+        self.progress.end_epoch()
+        self.data.advance()
+
     def discard_epoch(self) -> None:
-        """Give up an epoch that is rolled back: its requests, its window, its numbers."""
-        self.settle()  # so that nothing of it is emitted after the return
+        """Discard the epoch: its requests, its window, its numbers."""
+        self.settle()  # so that nothing of it is emitted later
         self.control.discard_epoch()
         self.work = Work()
         self.metrics.clear()
@@ -386,28 +405,16 @@ class RunContext(ABC):
         for batch, work.is_last_seen in with_last(batches):
             yield batch
 
-    @contextmanager
-    def starting(self) -> Iterator[None]:
-        """Have the handlers of observers wrapped, in case that somebody isolates them: those of `TrainStart` too."""
+    def starting(self) -> AbstractContextManager[None]:
+        """Return a context for the handlers of `TrainStart`, within which a plugin can isolate observers."""
+        if not self.bus.receiver_count:
+            return nullcontext()
+        from .isolation import isolation
 
-        def wrapper(receiver: Receiver, owner: str) -> Receiver:
-            if not self.plugins.runs_apart(owner):
-                return receiver
-
-            def guarded(run: Run, *, event: Event) -> None:
-                with self.hooks.apart():
-                    receiver(run, event=event)
-
-            return guarded
-
-        take_off = self.bus.wrap_all(wrapper)
-        self.when_closed(take_off)
-        yield
-        if self.hooks.apart is nullcontext:
-            take_off()
+        return isolation(self.bus, self.plugins, self.hooks)
 
     def emit(self, event: Event) -> None:
-        """Emit an event on this run's bus; what waits for the end of one apart from the training is done then."""
+        """Emit an event on this run's bus; what waits for a positioned loader is done after one that is apart."""
         if not event.apart:
             self.bus.signal(type(event)).emit(self, event)
             return
@@ -429,7 +436,7 @@ def _windows(settings: Settings) -> Windows:
 
 
 def _control(run: RunContext) -> tuple[Control, Means]:
-    """Return what plugins ask by, and the means: of this process, or of all ranks."""
+    """Return the control and the means: of this process, or of all ranks."""
     if run.engine.world_size == 1:
         return Control(run.progress), Means()
     from .distributed.ranks.means import SharedMeans

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-SEEN = {"died": "died", "hung": "hung", "left": "left the group"}  # what the others saw, where a rank told nothing
+SEEN = {"died": "died", "hung": "hung", "left": "left the group"}  # what the others saw, where a rank reported nothing
 
 
 class TrainingError(RuntimeError):
     """A run failed with an exception that is on no pass-through list; the original is its `__cause__`."""
 
 
-class RankFailed(RuntimeError):  # noqa: N818  # an error of another rank, told here
-    """Another rank failed, so that this one cannot go on; the collective that broke here is its `__cause__`.
+class RankFailed(RuntimeError):  # noqa: N818  # an error of another rank
+    """Another rank failed, so that this one cannot continue; the collective that failed here is its `__cause__`.
 
     Attributes:
         rank: the one that failed first.
-        kind: the qualified name of its exception's type; `died`, `hung` or `left` where it did not tell itself.
+        kind: the qualified name of its exception's type; `died`, `hung` or `left` where it did not report it.
         text: its exception's text, or what the others saw of it.
         place: where in the run it was.
     """
@@ -53,7 +53,7 @@ class ResumeDiffers(RuntimeError):  # noqa: N818  # says what happened
         step: after how many optimizer steps.
         batch: which one of the run, from 1.
         path: the file with what the killed run had done.
-        causes: what is likely behind it.
+        causes: the likely causes.
     """
 
     def __init__(self, difference: str, step: int, batch: int, path: Path, causes: str) -> None:

@@ -63,8 +63,14 @@ class Evaluation:
     def close(self) -> Request | None:
         """End; return the request that cut it short, if one did. A collective."""
         control = self._run.control
-        control.settle_validation()
+        control.agree_on_validation()
         return control.close_validation()
+
+    def stop_after(self, cut: Request) -> None:
+        """Stop a run of which the evaluation that was cut short was the last part."""
+        outcome = self._run.outcome
+        if outcome.finished or not outcome.started:
+            self._run.control.stop_once(cut)
 
     def step(self, batch: Any) -> None:
         """Run the task's step on a batch and add what it returns to the means."""
@@ -114,7 +120,7 @@ class Evaluation:
 
 @contextmanager
 def evaluating(run: RunContext, phase: Phase) -> Iterator[Evaluation]:
-    """Let a run be in another phase for a while: eval mode, no gradients, means of its own."""
+    """Set another phase within this context: eval mode, no gradients, means of its own."""
     former, means = run.phase, run.means
     run.phase = phase
     try:
@@ -122,5 +128,5 @@ def evaluating(run: RunContext, phase: Phase) -> Iterator[Evaluation]:
             yield Evaluation(run, phase, run.settings.evaluations.get(phase, {}))
     finally:
         run.control.is_evaluating = False
-    # Not reached after an error, which so tells the phase that it came from.
+    # Not reached after an error: `run.phase` is then the one that failed.
     run.phase, run.means, run.work.batch, run.work.outputs = former, means, None, None

@@ -1,9 +1,9 @@
-"""What lives equally long in a run is one object; giving it up is making a new one."""
+"""The parts of a run by how long they live: each is one object, and is reset by making a new one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ..events import Progress
 from ..events.catalogue import Status
-from ..events.run import CheckpointSource
 from .result import RunResult
 
 if TYPE_CHECKING:
+    from ..events.run import CheckpointSource
     from .checkpoint.state.global_batch import BatchChange
     from .checkpoint.unseen.comparison import Unseen
 
@@ -29,15 +29,15 @@ class Work:
     """The work of one epoch.
 
     Attributes:
-        batch: the batch in hand.
+        batch: the current batch.
         outputs: what the task's step left for handlers.
         loss: the last training loss.
-        in_hand: whether a batch is in hand.
-        is_unstepped: whether a loop of one's own has yet to call `run.step(loss)` for it.
+        in_hand: whether a batch is being processed.
+        is_unstepped: whether the user's own loop has yet to call `run.step(loss)` for it.
         is_exhausted: whether the loader has ended.
-        is_last_seen: of a loader without a length, whether the batch in hand is its last.
+        is_last_seen: of a loader without a length, whether the current batch is its last.
         has_begun: whether `EpochStart` was emitted.
-        batches: the batches that a loop of one's own reads.
+        batches: the batches that the user's own loop reads.
         contexts: what is open until the batch ends.
     """
 
@@ -55,25 +55,24 @@ class Work:
 
 @dataclass(slots=True)
 class Resumption:
-    """What a run continues from, and what came of it.
+    """What a run continues from, and the result.
 
     Attributes:
-        training_id: of which training the run is a part. A new one is of the system's entropy: it draws from no
-            generator.
+        training_id: of which training the run is a part; a new one is drawn from the system, not from a generator.
         saved: a state that is to be applied; None before and after.
         path: its file.
-        is_resume: whether it is applied in a resume, not in a return to a state of this run.
-        source: where else checkpoints of the run lie.
+        is_resume: whether it is applied in a resume, not in a roll back.
+        source: where else checkpoints of the run are.
         in_boundary: whether it was saved at the end of a boundary: `ShouldStop` is still to come.
         resumed_from: the file that the run was resumed from.
         resumed_at: where that was.
-        batch_change: what becomes of the learning rates where the global batch changed.
-        batch_note: in what it changed.
+        batch_change: what to do with the learning rates where the global batch changed.
+        batch_note: how it changed.
         restores_attributes: whether attributes that no state_dict holds are restored.
         restored: those that were.
         fresh_plugins: plugins that found no state.
         unclaimed_states: states that no plugin claimed.
-        unseen: what compares the state that no state_dict holds; None where nobody saves and nothing is resumed.
+        unseen: compares the state that no state_dict holds; None where nothing is saved or resumed.
     """
 
     training_id: str = field(default_factory=lambda: uuid4().hex)
@@ -128,14 +127,21 @@ class Outcome:
     replacement: BaseException | None = None
     result: RunResult = field(init=False)
 
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Note that the state is being saved."""
+        before, self.at_save_point = self.at_save_point, not self.finished
+        yield
+        self.at_save_point = before
+
 
 @dataclass(slots=True)
 class Hooks:
-    """What plugins have asked a run to call.
+    """What plugins let a run call.
 
     Attributes:
-        positioned: once, when the loader stands where it was.
-        settling: whenever somebody needs what runs beside the loop to be done.
+        positioned: once, when the loader is at its position.
+        settling: at every `run.settle()`.
         leaving: before this rank leaves its group for an error.
         closing: when the run is closed.
         apart: what handlers of observers run within.
@@ -148,6 +154,6 @@ class Hooks:
     apart: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def call_positioned(self) -> None:
-        """Do what waits for the loader."""
+        """Call what waits for the loader."""
         while self.positioned:
             self.positioned.pop(0)()

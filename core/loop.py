@@ -1,30 +1,27 @@
 """The loop: every event that it emits is emitted here.
 
 TrainStart, then for each epoch EpochStart, for each batch BatchStart, forward and backward, GradientsReady, optimizer
-step, StepEnd, BatchEnd, and at a step boundary what was asked for, in this order: Log, validation, SavePoint,
+step, StepEnd, BatchEnd, and at a step boundary what was requested, in this order: Log, validation, SavePoint,
 ShouldStop. EpochEnd is followed by such a boundary too, and so is TrainEnd, but for ShouldStop. RunFailed after any
 exception; RunClosed always.
 
 A validation that is cut short ends with ValidationCut. An epoch that is rolled back ends without EpochEnd, and
 CheckpointLoaded follows as in a resume.
 
-`fit` is made of the same public pieces (`epochs`, `batches`, `step`) that a loop of one's own is made of.
+`fit` is made of the same public pieces (`epochs`, `batches`, `step`) that a user's own loop is made of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from typing import Any
 
 from torch import Tensor
 
-from ..events import Request
 from ..events import catalogue as ev
 from .context import RunContext
-from .lifetimes import Work
 from .metrics.values import Metrics
-from .own_loop import check_exhausted, finish_left_batch, refuse_unread
+from .own_loop import check_exhausted, epoch_has_ended, finish_left_batch
 from .stepping.windows import OptimizerWindow
 
 BATCH_START, GRADIENTS_READY, STEP_END = ev.BatchStart(), ev.GradientsReady(), ev.StepEnd()
@@ -33,10 +30,10 @@ BATCH_END, SHOULD_STOP = ev.BatchEnd(), ev.ShouldStop()
 
 def fit(run: RunContext) -> None:
     """Train."""
-    forward = run.forward
+    forward, for_each_loss = run.forward, run.stepping.for_each_loss
     for _ in epochs(run):
         for batch in batches(run):
-            train(run, forward(run, batch))
+            for_each_loss(step, run, forward(run, batch))
 
 
 def epochs(run: RunContext) -> Iterator[int]:
@@ -45,10 +42,7 @@ def epochs(run: RunContext) -> Iterator[int]:
     with run.starting():
         run.plugins.reset()
         run.emit(ev.TrainStart())
-    if run.is_resuming or run.bus.signal(ev.SavePoint).chain:
-        from . import snapshot  # loaded where something is saved or resumed
-
-        snapshot.prepare_comparison(run)
+    run.prepare_comparison()
     restore_or_continue(run)
     while run.epoch_is_over or not (control.stopped or run.is_complete):
         begin_epoch(run)
@@ -68,14 +62,13 @@ def restore_or_continue(run: RunContext) -> None:
         if control.is_rolling_back:
             run.discard_epoch()
         if run.is_resuming:
-            from . import snapshot
+            from .snapshot import restoring
 
-            state = snapshot.restore(run)
-            run.emit(ev.CheckpointLoaded(run.resumption.path))
-            snapshot.compare_restored(run, state)
+            with restoring(run) as path:
+                run.emit(ev.CheckpointLoaded(path))
         if control.has_boundary or run.in_boundary:
             boundary(run)
-        if not control.is_rolling_back:  # nobody rolled back at once
+        if not control.is_rolling_back:  # no handler has rolled back at once
             return
 
 
@@ -83,25 +76,20 @@ def begin_epoch(run: RunContext) -> None:
     """Emit EpochStart, then a boundary; an epoch that had begun before the state was saved has had its boundary."""
     resumed, run.work.has_begun = run.work.has_begun, True
     run.emit(ev.EpochStart(run.progress.epoch, resumed=resumed))
-    if run.resumption.unseen is not None:
-        run.resumption.unseen.compare_listeners(run)
+    run.compare_listeners()
     if not resumed and run.control.has_boundary:
         boundary(run)
-
-
-def report_replay(run: RunContext, done: int, batches: int) -> None:
-    """Emit Replay: how far the loader is read again to reach a position, which may take hours."""
-    run.emit(ev.Replay(done, batches))
 
 
 def batches(run: RunContext) -> Iterator[Any]:
     """Yield each batch of the epoch that is not skipped. Emit BatchStart and BatchEnd, and a boundary where it is due.
 
-    The questions are asked so that a batch to which nobody listens costs next to nothing.
+    Emit Replay while the loader is read again to reach the position of a resumed run, which may take hours. The
+    conditions are such that a batch without handlers costs next to nothing.
     """
     control, progress, hot, bus, work = run.control, run.progress, run.hot, run.bus, run.work
     finishes, last_step = run.stepping.is_named, run.last_step
-    for work.batch in run.feed(report_replay):
+    for work.batch in run.feed(lambda done, total: run.emit(ev.Replay(done, total))):
         work.in_hand = True
         if (bus.receiver_count and hot.batch_start.chain) or control.votes_on_batches:
             open_batch(run)
@@ -120,22 +108,20 @@ def batches(run: RunContext) -> Iterator[Any]:
 
 
 def open_batch(run: RunContext) -> None:
-    """Emit BatchStart, and act upon what handlers ask about the batch."""
-    control = run.control
+    """Emit BatchStart, and apply what handlers request for the batch."""
     run.hot.batch_start.emit(run, BATCH_START)
-    control.settle_batch()
-    if control.holds_step and not run.is_last_batch:
+    run.control.agree_on_batch()
+    if run.control.holds_step and not run.is_last_batch:
         run.work.contexts.enter_context(run.engine.no_sync())
 
 
 def finish_batch(run: RunContext) -> None:
-    """Finish a batch about which something was asked; a skipped one still ends the window that it should have ended."""
-    control = run.control
+    """Finish a batch with requests; a skipped one still ends the window that it should have ended."""
     run.work.contexts.close()
-    if control.skips_batch:
+    if run.control.skips_batch:
         run.progress.skipped_batches += 1
     run.stepping.end_batch()
-    if not control.holds_step or run.is_last_batch:
+    if not run.control.holds_step or run.is_last_batch:
         flush(run)
 
 
@@ -149,18 +135,6 @@ def close_batch(run: RunContext) -> None:
         control.close_batch()
     if control.is_due(window=run.stepping.size, judged=bool(hot.should_stop.chain)):
         boundary(run)
-
-
-def train(run: RunContext, losses: Any) -> None:
-    """Take what a training step returned: a loss, or a generator of named ones, each computed after the last step."""
-    if not run.stepping.is_named:
-        step(run, losses)
-        return
-    from .stepping.named import named_losses  # loaded where several optimizers have names
-
-    with closing(named_losses(losses, run.engine.autocast)) as several:
-        for name, loss in several:
-            step(run, loss, name)
 
 
 def step(run: RunContext, loss: Tensor, name: str | None = None) -> None:
@@ -185,22 +159,20 @@ def close_window(run: RunContext, window: OptimizerWindow) -> None:
     """Emit GradientsReady, step with the gradients unless they are dropped, and emit StepEnd."""
     control, stepping, hot = run.control, run.stepping, run.hot
     if stepping.is_named:
-        stepping.in_hand, run.work.loss = window, window.loss
-        control.note_optimizer(window.name)
-        window.exchange()
+        run.work.loss = stepping.select(window, control)
     if hot.gradients_ready.chain:
         run.engine.unscale(window.optimizer)
         hot.gradients_ready.emit(run, GRADIENTS_READY)
     if control.is_shared:
-        control.settle_step()
+        control.agree_on_step()
     stepped = not control.drops_step and window.step() is not False
     stepping.count(run.progress, stepped=stepped)
     if stepped and hot.step_end.chain:
         hot.step_end.emit(run, STEP_END)
     window.size = 0
     window.zero_grad()
-    if stepping.is_named:  # the next of them decides anew
-        stepping.in_hand, control.drops_step = None, False
+    if stepping.is_named:
+        stepping.deselect(control)
 
 
 def flush(run: RunContext) -> None:
@@ -211,12 +183,12 @@ def flush(run: RunContext) -> None:
 
 
 def boundary(run: RunContext) -> None:
-    """Serve what was asked for, give the last word to handlers of ShouldStop, then decide whether to leave."""
+    """Serve the requests, give the last word to handlers of ShouldStop, then decide whether to leave."""
     control, should_stop = run.control, run.hot.should_stop
-    control.settle()
+    control.agree()
     if pending := control.pending:
         serve(run)
-    if run.in_boundary:  # a resumed run stands where its state was saved
+    if run.in_boundary:  # of a resumed run: its state was saved here
         run.in_boundary = False
         control.release()
     if should_stop.chain:
@@ -225,31 +197,27 @@ def boundary(run: RunContext) -> None:
 
 
 def serve(run: RunContext) -> None:
-    """Log, validate and save, in this order, each where it is asked for; what comes up meanwhile is served too."""
+    """Log, validate and save, in this order, each if requested, also by a handler of the one before.
+
+    Emit Log, the events of the validation, SavePoint: of its boundary, a run that resumes from there has only
+    ShouldStop left.
+    """
     control = run.control
     if control.pop_request("next_phase") and run.data.ask_to_advance(between_epochs=not run.progress.batch):
         control.end_epoch("the next phase was asked for", by="the loop")
     if control.pop_request("log"):
-        log(run)
-        control.settle()
+        publish(run, ev.Log(Metrics(run.means.read(run.phase))))
+        control.agree()
     if control.pop_request("validation"):
         run.progress.validations += evaluate(run, "validation")
-        control.settle()
+        control.agree()
     if control.pop_request("save"):
-        save(run)
+        with run.outcome.saving():
+            run.emit(ev.SavePoint())
 
 
-def save(run: RunContext) -> None:
-    """Emit SavePoint; of the boundary, only ShouldStop is left for a run that resumes from there."""
-    outcome = run.outcome
-    before, outcome.at_save_point = outcome.at_save_point, not outcome.finished
-    run.emit(ev.SavePoint())
-    outcome.at_save_point = before
-
-
-def log(run: RunContext) -> None:
-    """Emit Log with the means since the last one."""
-    event = ev.Log(Metrics(run.means.read(run.phase)))
+def publish(run: RunContext, event: ev.Log | ev.ValidationEnd | ev.TestEnd) -> None:
+    """Emit an event with metrics, then add these to the metrics of the run."""
     run.emit(event)
     run.metrics.update(event.metrics)
 
@@ -272,24 +240,16 @@ def evaluate(run: RunContext, phase: ev.Phase) -> bool:
             if after.chain:
                 after.emit(run, batch_end(dataset))
         if cut := evaluation.close():
-            cut_short(run, cut)
+            run.emit(ev.ValidationCut(cut.reason))
+            evaluation.stop_after(cut)
         else:
-            event = end(Metrics(evaluation.metrics()))
-            run.emit(event)
-            run.metrics.update(event.metrics)
+            publish(run, end(Metrics(evaluation.metrics())))
     return cut is None
 
 
-def cut_short(run: RunContext, cut: Request) -> None:
-    """Emit ValidationCut; an evaluation that no training follows stops the run."""
-    run.emit(ev.ValidationCut(cut.reason))
-    if run.outcome.finished or not run.outcome.started:
-        run.control.stop_once(cut)
-
-
 def close_epoch(run: RunContext) -> None:
-    """Emit EpochEnd, then a boundary; an epoch that a stop or its validation cut short stays open for a resumed run."""
-    control, progress, work = run.control, run.progress, run.work
+    """Emit EpochEnd, then a boundary; one that ends early with a postponed validation stays open for a resumed run."""
+    control, work = run.control, run.work
     finish_left_batch(run)
     if run.stepping.size and not control.is_rolling_back:
         flush(run)
@@ -298,25 +258,19 @@ def close_epoch(run: RunContext) -> None:
         return
     work.loss = work.batch = None
     run.stepping.clear()
-    if control.keeps_epoch_open:
+    if control.keeps_epoch_open or not epoch_has_ended(run):
         return
-    if not (work.is_exhausted or run.is_last_batch or control.should_end_epoch):
-        refuse_unread(run)
-        return
-    control.close_epoch()
-    run.work = Work()
-    progress.end_epoch()
-    run.data.advance()
-    run.emit(ev.EpochEnd(progress.epoch - 1))
+    run.advance()
+    run.emit(ev.EpochEnd(run.progress.epoch - 1))
     boundary(run)
 
 
 def finish(run: RunContext) -> None:
-    """Emit TrainEnd, and serve what that brings up."""
+    """Emit TrainEnd, and serve what its handlers request."""
     run.outcome.finished = True
     run.emit(ev.TrainEnd())
-    for _ in range(2):  # the second time, what the validation asked for too late
-        run.control.settle()
+    for _ in range(2):  # the second time, what was requested during the validation
+        run.control.agree()
         serve(run)
 
 

@@ -1,4 +1,4 @@
-"""What a loop of one's own may do wrong, and what becomes of a batch that it leaves."""
+"""What the user's own loop may do wrong, and how a batch that it leaves is finished."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def check_exhausted(run: RunContext) -> None:
         where = " on one of the ranks" if is_shared else ""
         raise ValueError(
             f"The train loader yielded no batch in epoch {run.progress.epoch}{where}. A generator can be read only "
-            f"once: give a list, a DataLoader, or an object whose __iter__ begins anew."
+            f"once: give a list, a DataLoader, or an object whose __iter__ starts again."
         )
     if expected is not None and batch != expected:
         text = f"The train loader ended after {batch} batches, but its length says {expected}."
@@ -26,30 +26,37 @@ def check_exhausted(run: RunContext) -> None:
     run.work.is_exhausted = True
 
 
-def refuse_unread(run: RunContext) -> None:
-    """Raise RuntimeError where a loop of one's own passes over the batches of an epoch, and so would never end."""
-    if not run.control.stopped and not run.is_complete:
-        raise RuntimeError("The epoch was not trained: loop over run.batches() within run.epochs().")
+def epoch_has_ended(run: RunContext) -> bool:
+    """Return whether the epoch has ended; if not, the run ends within it.
+
+    Raises:
+        RuntimeError: the user's own loop did not read the batches of the epoch, and so would never end.
+    """
+    if run.work.is_exhausted or run.is_last_batch or run.control.should_end_epoch:
+        return True
+    if run.control.stopped or run.is_complete:
+        return False
+    raise RuntimeError("The epoch was not trained: loop over run.batches() within run.epochs().")
 
 
 def check_stepped(run: RunContext, batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield batches to a loop of one's own.
+    """Yield batches to the user's own loop.
 
     Raises:
-        RuntimeError: the loop passed over a batch without `run.step(loss)`.
+        RuntimeError: the loop did not call `run.step(loss)` for a batch.
     """
     for batch in batches:
         run.work.is_unstepped = True
         yield batch
         if run.work.is_unstepped:
             raise RuntimeError(
-                "run.step(loss) was not called for this batch. To leave one out, call control.skip_batch(reason) in a "
+                "run.step(loss) was not called for this batch. To skip one, call control.skip_batch(reason) in a "
                 "handler of BatchStart."
             )
 
 
 def finish_left_batch(run: RunContext) -> None:
-    """Finish the batch that a loop of one's own broke out of; that ends the epoch."""
+    """Finish the batch at which the user's own loop was left; that ends the epoch."""
     control, work = run.control, run.work
     if not work.in_hand:
         return

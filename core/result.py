@@ -8,7 +8,6 @@ from pathlib import Path
 from ..events import History, Progress
 from ..events.catalogue import Status
 from ..events.guarantee import Guarantee, verified
-from .system.printable import printable_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +65,13 @@ class RunResult:
         stopped_on_rank: which of several processes that was, None where all of them did.
         progress: the counters at the end.
         metrics: the latest value of every metric.
-        best_checkpoint: where the best state lies, if one was kept.
-        last_checkpoint: where the newest state lies, if one was written.
+        best_checkpoint: the file of the best state, if one was kept.
+        last_checkpoint: the file of the newest state, if one was written.
         recording: where what happened is recorded, if a plugin recorded it.
         history: every request to the control, with who asked and why.
         seconds: wall time of this call.
         exit_status: what the process should exit with: 0, 130 if interrupted, 1 if failed, or what a plugin asked for.
-        notes: what plugins had to say: resumed from where, skipped what and why.
+        notes: lines by plugins: resumed from where, skipped what and why.
         resume: what a resume of this run is worth, and what this one was resumed from; None without training.
         plugin_errors: the forgiven errors of observer plugins.
         plugin_seconds: time in each plugin's handlers, where `HandlerTimes` measured it.
@@ -96,6 +95,8 @@ class RunResult:
     plugin_seconds: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
+        from .system.printable import printable_lines
+
         asker = f" by {self.stopped_by}" if self.stopped_by else ""
         asker += f" on rank {self.stopped_on_rank}" if self.stopped_on_rank is not None else ""
         place = self.progress
@@ -111,9 +112,9 @@ class RunResult:
         return printable_lines("\n".join(lines))
 
     def explain(self) -> str:
-        """Return the story of the run, as `python -m heliograph explain` tells it: from its recording, if there is one.
+        """Return how and why the run ended, as `python -m heliograph explain` does: from its recording, if any.
 
-        Without a recording, it is told from this result: how the run ended, who asked for what, the notes.
+        Without a recording, it is made from this result: how the run ended, who requested what, the notes.
         """
         from ..plugins.discovery import find
 

@@ -1,4 +1,4 @@
-"""One run: the context and the pieces of a loop, the framework's or one's own."""
+"""One run: the context and the pieces of a loop, the framework's or the user's."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _ENGINES: set[int] = set()  # the ids of those that are in a run
 class TrainRun(RunContext):
     """One `fit`, `validate` or `test`.
 
-    A context: leaving it emits `RunFailed` if an exception passes, and `RunClosed` always. Within it, a loop of one's
-    own is `for _ in run.epochs(): for batch in run.batches(): run.step(loss)`; then `run.result` says how it went.
+    A context: leaving it emits `RunFailed` if an exception passes, and `RunClosed` always. Within it, your own
+    loop is `for _ in run.epochs(): for batch in run.batches(): run.step(loss)`; then `run.result` says how it went.
     """
 
     result: RunResult = part_of("outcome.result")
@@ -46,7 +46,7 @@ class TrainRun(RunContext):
         if self._entered:
             raise RuntimeError("A run is used once: ask trainer.run(...) for another.")
         if id(self.engine) in _ENGINES:
-            self.hooks.closing.close()  # as if all went well: the engine stays in its group, for the run that goes on
+            self.hooks.closing.close()  # without an error: the engine stays in its group, for the run that uses it
             raise RuntimeError(
                 f"This {type(self.engine).__name__} is in a run, whose modules and optimizers it holds until that "
                 f"ends: use another Trainer with an engine of its own."
@@ -97,7 +97,7 @@ class TrainRun(RunContext):
         return self.work.batches
 
     def step(self, loss: Tensor, optimizer: str | None = None) -> None:
-        """Take the loss of the batch in hand backward and step the optimizer, unless the step is held.
+        """Take the loss of the current batch backward and step the optimizer, unless the step is held.
 
         Args:
             loss: a scalar tensor, averaged over the samples of the batch.

@@ -6,23 +6,22 @@ from dataclasses import replace
 from time import perf_counter
 
 from ..events.catalogue import Status
-from ..events.errors import describe_error, error_text
-from ..events.run import place_of
+from ..events.errors import describe_error, place_of
 from . import loop
 from .context import RunContext
-from .own_loop import finish_left_batch
 from .result import ResumeReport, RunResult
 
 
 def close_run(run: RunContext, error: BaseException | None) -> None:
     """Emit the closing events, set `run.result`, and raise where that is not what already passes.
 
-    On several ranks, an error is first told to the others, and the group is left: there are no collectives behind it.
+    On several ranks, the others are informed of an error first, and the group is left: no collective follows.
     """
     passing, departure = error, Departure(run)
-    error = _unwrapped(error)
-    if error is None and run.phase == "train" and not run.outcome.finished:
-        error = _finish_early(run)
+    if error is not None or (run.phase == "train" and not run.outcome.finished):
+        from .early_end import end_early
+
+        error = end_early(run, error)
     run.outcome.finished = True
     place = _place(run, error)
     if error is not None:
@@ -76,29 +75,6 @@ def _close_all(run: RunContext, error: BaseException | None, departure: Departur
     finally:
         run.plugins.free()
     return sorted(failures + departure.failures, key=lambda each: not isinstance(each[2], KeyboardInterrupt))
-
-
-def _unwrapped(error: BaseException | None) -> BaseException | None:
-    """Return a StopIteration of user code as it was raised: crossing one of our generators had wrapped it (PEP 479)."""
-    cause = error.__cause__ if error is not None else None
-    if error is not None and isinstance(cause, StopIteration) and error_text(error) == "generator raised StopIteration":
-        return cause
-    return error
-
-
-def _finish_early(run: RunContext) -> BaseException | None:
-    """Finish a run whose own loop was left before its end."""
-    try:
-        finish_left_batch(run)
-        if run.control.is_rolling_back:
-            run.control.discard_epoch()
-        run.control.stop("the loop over the epochs was left", by="the caller")
-        run.control.decide()
-        if run.outcome.started:
-            loop.finish(run)
-    except BaseException as error:  # noqa: BLE001  # fails the run like any other; raised by close_run
-        return error
-    return None
 
 
 def _status(run: RunContext, error: BaseException | None) -> Status:
@@ -159,7 +135,7 @@ Failures = list[tuple[str, str, BaseException]]  # owner, event, error
 
 
 class Departure:
-    """The end of one run's part in its group.
+    """How a run leaves its group.
 
     Args:
         run: the run.
@@ -173,7 +149,7 @@ class Departure:
         self._run = run
 
     def fail(self, error: BaseException, place: str) -> BaseException:
-        """Leave the group at once, for an error that not all ranks share; the others learn of it before.
+        """Leave the group at once, for an error that not all ranks share; the others are informed before.
 
         Args:
             error: why.
@@ -182,25 +158,10 @@ class Departure:
         Returns:
             What caused the error: itself, or that another rank failed.
         """
-        run = self._run
-        if run.outcome.has_left_group or error is run.control.agreed:
-            return error
-        run.outcome.has_left_group = True
-        cause, watch = error, run.engine.watch
-        try:
-            if watch is not None:
-                cause = watch.explain(error)
-                if cause is error:
-                    watch.announce(error, place)
-                from .distributed.ranks.failure import release_groups
+        from .early_end import leave_group
 
-                release_groups(error)
-            try:
-                for act in run.hooks.leaving:
-                    act()
-            finally:
-                run.engine.abandon()
-        except BaseException as failure:  # noqa: BLE001  # joins those of the closing; the error itself matters more
+        cause, failure = leave_group(self._run, error, place)
+        if failure is not None:
             self.failures.append(("the run", "leaving the group", failure))
         return cause
 
@@ -208,4 +169,4 @@ class Departure:
         """End together with the others, if nothing failed: take the wrappers off, and agree on the exit status."""
         if not self._run.outcome.has_left_group:
             self._run.engine.tear_down()
-            self._run.control.settle_exit()
+            self._run.control.agree_on_exit_status()

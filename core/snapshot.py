@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from copy import deepcopy
+from pathlib import Path
 from time import time
 from typing import Any
 
@@ -16,7 +18,6 @@ from .checkpoint.state.parameter_groups import groups_of, load_scheduler
 from .checkpoint.state.plain import check_plain
 from .checkpoint.state.schema import SCHEMA, check_schema, training_of, versions
 from .checkpoint.state.shards import fitted, load_parts
-from .checkpoint.unseen.comparison import Unseen
 from .context import RunContext
 from .engines.weights import check_fits
 
@@ -29,7 +30,7 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
 
     Args:
         run: the run.
-        shards: what there is to tell of shards that are saved apart from the cut; it holds no weights then.
+        shards: describes the shards that are saved apart from the cut, which holds no weights then.
 
     Raises:
         TypeError: some state is neither a plain type nor a tensor, and so could not be read back safely.
@@ -77,7 +78,7 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Continue a run from a cut; return this rank's part of it.
 
     Raises:
-        ValueError: the cut is of a newer schema, incomplete, of other modules or, amid an epoch, of other data.
+        ValueError: the cut is of a newer schema, incomplete, of other modules or, within an epoch, of other data.
     """
     resumption = run.resumption
     check_schema(saved)
@@ -126,7 +127,7 @@ def load_training(run: RunContext, saved: Mapping[str, Any]) -> None:
     run.engine.load_state_dict(saved.get("engine", {}))
     loaded = _base_rates(run)[: len(given)]  # groups that the run added have no rate of the program's
     if given[: len(loaded)] != loaded:
-        run.note(f"the learning rate that the run began with goes on, {loaded}, not the program's {given}")
+        run.note(f"the learning rate that the run began with is kept, {loaded}, not the program's {given}")
     before, now = scheduler_kinds(run, saved), kinds(run.schedulers)
     for name, scheduler in run.schedulers.items():
         if before.get(name) == now[name]:
@@ -138,7 +139,15 @@ def _base_rates(run: RunContext) -> list[Any]:
     return [group.get("initial_lr", group.get("lr")) for group in groups]
 
 
-def restore(run: RunContext) -> dict[str, Any]:
+@contextmanager
+def restoring(run: RunContext) -> Iterator[Path | None]:
+    """Apply the state that a run is to continue from, yield its file, then compare what every plugin made of it."""
+    own = _restore(run)
+    yield run.resumption.path
+    _compare_restored(run, own)
+
+
+def _restore(run: RunContext) -> dict[str, Any]:
     """Apply the state that a run is to continue from; return this rank's part of it."""
     resumption = run.resumption
     saved, resumption.saved = resumption.saved, None
@@ -146,7 +155,7 @@ def restore(run: RunContext) -> dict[str, Any]:
     try:
         own = apply(run, saved)
     except Exception as error:
-        error.add_note(f"heliograph: while going on from {resumption.path or 'a state'}")
+        error.add_note(f"heliograph: while continuing from {resumption.path or 'a state'}")
         raise
     run.origin = run.progress.copy()
     run.plugins.load_filter_states(run.origin, own.get("filters", {}))
@@ -159,12 +168,7 @@ def restore(run: RunContext) -> dict[str, Any]:
     return own
 
 
-def prepare_comparison(run: RunContext) -> None:
-    """Look at what no state_dict holds, as the program has made it: where something is saved or resumed."""
-    run.resumption.unseen = Unseen.of(run)
-
-
-def compare_restored(run: RunContext, state: Mapping[str, Any]) -> None:
+def _compare_restored(run: RunContext, state: Mapping[str, Any]) -> None:
     """Compare plugins and settings with those of a state that was applied, now that every plugin has its own."""
     resumption = run.resumption
     if state.get("unseen") and resumption.unseen is not None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from ..events import Run
 from .data.batch import batch_size
+
+if TYPE_CHECKING:
+    from ..events import Run
 
 Metric = Callable[[Any, Any], Tensor | float]
 Losses = Iterator[tuple[str, Tensor]]
@@ -68,7 +70,7 @@ class Supervised(Task):
         self.loss_fn = loss_fn
 
     def training_step(self, run: Run, batch: Any) -> Tensor:
-        """Return the loss; the outputs are at hand as `run.outputs` until the batch ends, if anybody listens."""
+        """Return the loss; the outputs are `run.outputs` until the batch ends, if there are handlers."""
         if isinstance(batch, dict):
             raise _no_pair(batch)
         inputs, targets = batch
@@ -105,8 +107,8 @@ def check_task(task: Any, *steps: str) -> None:
     for step in steps:
         if not callable(getattr(task, step, None)):
             raise TypeError(
-                f"{type(task).__name__} is no task for this: it has no {step}(run, batch). Wrap a plain model in "
-                f"Supervised(model, loss_fn), or subclass Task."
+                f"{type(task).__name__} has no {step}(run, batch), so it cannot be the task here. Wrap a plain model "
+                f"in Supervised(model, loss_fn), or subclass Task."
             )
 
 
@@ -116,6 +118,6 @@ def check_parts(task: Any) -> None:
         held = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
         if not isinstance(value, nn.Module) and any(isinstance(each, nn.Module | nn.Parameter) for each in held):
             raise ValueError(
-                f"{type(task).__name__}.{name} holds modules or parameters out of sight: nothing would train them. Put "
-                f"them into a module, as in nn.ModuleList(...) or nn.ParameterList([...])."
+                f"{type(task).__name__}.{name} holds modules or parameters where they are not found: nothing trains "
+                f"them. Put them into a module, as in nn.ModuleList(...) or nn.ParameterList([...])."
             )

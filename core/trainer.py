@@ -28,7 +28,7 @@ class Trainer:
         plugins: plugin objects, in the order in which they run within a lane.
         engine: an engine of your own, or the name of an installed one, such as `ddp`; by default one is chosen by how
             the process was started.
-        **options: as follows; without an engine object, which was told when it was made.
+        **options: as follows; without an engine object, which has its own.
         device: `cpu`, `cuda`, `cuda:1`, `mps`; by default a GPU where there is one.
         gpus: instead of `device`, the numbers of the GPUs to use, one for each process on this machine.
         use_cpu: instead of `device`, True for the CPU, False for a GPU or an error.
@@ -72,7 +72,7 @@ class Trainer:
 
         Args:
             task: an object with `training_step(run, batch)`, such as `Supervised(model, loss_fn)`.
-            train: an iterable of batches, sized or not, read anew in every epoch; a dataset, with `loader_params`;
+            train: an iterable of batches, sized or not, read again in every epoch; a dataset, with `loader_params`;
                 `Phases(...)` of such; or a `DataModule`.
             on_interrupt: whether Ctrl-C raises KeyboardInterrupt, or returns a result with status `interrupted`; also
                 whether an exit status that a plugin asked for raises SystemExit, or is only in the result. The first
@@ -90,7 +90,7 @@ class Trainer:
                 resumed run does the rest.
             steps: how many optimizer steps.
             name: the run's name, as in file names; `run` by default.
-            hyper_parameters: what to tell loggers of this run.
+            hyper_parameters: a description of this run, for loggers.
 
         Returns:
             How the run ended. A failure raises.
@@ -159,7 +159,7 @@ class Trainer:
         return self._evaluate(task, test, "test", loader_params, name)
 
     def plan(self) -> str:
-        """Return what hears each event, in the order in which it runs."""
+        """Return the handlers of each event, in the order in which they run."""
         from ..plugins.plan import plan
 
         return plan(self.bus)

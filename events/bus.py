@@ -14,52 +14,64 @@ from inspect import ismethod
 from itertools import count
 from threading import RLock
 from types import FrameType
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from blinker import ANY, Signal
 from blinker._utilities import make_id
 from blinker.base import ANY_ID
 
 from .catalogue import CATALOGUE, Event
-from .checks import check_event, check_receiver, describe
-from .run import Run
+from .checks import check_event, describe
+
+if TYPE_CHECKING:
+    from .run import Run
 
 E = TypeVar("E", bound=Event)
 Receiver = Callable[..., Any]
-When = Callable[[Run], bool]
-Place = tuple[int | Fraction, ...]  # the lane, and where in it
-Wrapper = Callable[[Receiver, str], Receiver]
+When = Callable[["Run"], bool]
+Position = tuple[int | Fraction, ...]  # the lane, and the position in it
+Interceptor = Callable[[Receiver, str], Receiver]
 Probe = Callable[[Iterator[Receiver], Mapping[int, str]], Iterator[Receiver]]
 Lane = IntEnum("Lane", ["TRANSFORM", "MEASURE", "DECIDE", "PERSIST", "REPORT"])
 Lane.__doc__ = "The order in which the handlers of one event run."
 
 
 class FunctionName(str):
-    """The name of a function that no plugin connected, told apart from a plugin that is called the same."""
+    """The name of a function that no plugin connected, so that a plugin may have the same name."""
+
+
+class PluginName(str):
+    """The name of a registered plugin, so that a function may have the same name."""
 
 
 @dataclass(slots=True)
-class Seat:
-    """What the signal knows of a receiver: where it sits in the chain, whose it is and when it listens.
+class Subscription:
+    """What a signal knows of a receiver.
 
-    Without an owner it is the plugin's whose handler connects it, else its own.
+    Attributes:
+        position: where it runs among the receivers.
+        owner: the plugin whose handler it is, or that connected it within a handler; else its own name.
+        when: the filter; None lets every event pass.
+        paused: whether it is not called.
     """
 
-    order: Place
+    position: Position
     owner: str = ""
     when: When | None = None
     paused: bool = False
 
 
 class OrderedSignal(Signal, Generic[E]):
-    """A blinker signal whose receivers run in a fixed order, from a tuple that a change alone replaces.
+    """A blinker signal that calls its receivers in a fixed order, as `receiver(run, event=event)`.
 
-    A change during a dispatch takes effect from the next one. Receivers are called as `receiver(run, event=event)`.
+    A change during an emission takes effect from the next one. This is a subclass, not a wrapper: blinker emits no
+    signal when a weakly held receiver is collected, so nothing else could remove it from the chain.
 
     Attributes:
-        chain: the receivers in their order.
-        probe: hands the receivers on, given their owners' names by `id`, and so sees when each begins and ends; None
-            costs nothing.
+        chain: the receivers in their order; every change makes a new tuple.
+        subscriptions: what is known of each receiver, by blinker's key.
+        probe: is given the receivers and their owners' names by `id`, and yields them, so that it sees when each
+            begins and ends. None costs nothing.
     """
 
     def __init__(self, bus: Bus, event: type[E]) -> None:
@@ -67,49 +79,62 @@ class OrderedSignal(Signal, Generic[E]):
         self.event = event
         self.chain: tuple[Receiver, ...] = ()
         self.probe: Probe | None = None
-        self.seats: dict[Any, Seat] = {}
+        self.subscriptions: dict[Any, Subscription] = {}
         self._bus = bus
         self._owners: dict[int, str] = {}
-        self._orders: list[Place] = []  # of the chain's receivers
-        self._linked: dict[Any, Place] = {}
+        self._positions: list[Position] = []  # of the chain's receivers
+        self._chained: dict[Any, Position] = {}
         self._arrivals = count()
         self._lock = RLock()  # weak receivers may die in any thread
 
-    def connect(self, receiver: Any, sender: Any = ANY, weak: bool = True, seat: Seat | None = None) -> Any:
-        """Connect as blinker does; a seat places the receiver, without one it runs behind all lanes.
+    def connect(
+        self, receiver: Any, sender: Any = ANY, weak: bool = True, subscription: Subscription | None = None
+    ) -> Any:
+        """Connect as blinker does.
 
-        A receiver with a seat was checked by whoever gave it the seat.
+        Args:
+            receiver: called as `receiver(run, event=event)`.
+            sender: the run to receive from; by default any.
+            weak: whether the receiver is dropped when nothing else refers to it.
+            subscription: of a receiver whose signature was checked; without one it is checked, and runs after all
+                lanes.
         """
-        if seat is None:
+        if subscription is None:
+            from .signatures import check_receiver
+
             check_receiver(receiver, self.event)
-            seat = Seat((len(Lane) + 1,))
-        owner = seat.owner or current_owner() or FunctionName(describe(receiver))
+            subscription = Subscription((len(Lane) + 1,))
         with self._lock:
-            if (key := make_id(receiver)) not in self.seats:
-                self.seats[key] = replace(seat, order=(*seat.order, next(self._arrivals)), owner=owner)
+            if (key := make_id(receiver)) not in self.subscriptions:
+                position = (*subscription.position, next(self._arrivals))
+                owner = subscription.owner or current_owner() or FunctionName(describe(receiver))
+                self.subscriptions[key] = replace(subscription, position=position, owner=owner)
             try:
                 return super().connect(receiver, sender, weak)
             finally:
                 if key not in self.receivers:
-                    self.seats.pop(key, None)
-                self._relink(key)
+                    self.subscriptions.pop(key, None)
+                self._update_chain(key)
 
     def pause(self, receiver: Receiver, *, paused: bool) -> None:
-        """Silence a connected receiver, or let it hear again."""
+        """Stop calling a connected receiver, or call it again."""
         with self._lock:
-            if (seat := self.seats.get(key := make_id(receiver))) is not None and seat.paused != paused:
-                self.seats[key] = replace(seat, paused=paused)
-                self._relink(key)
+            known = self.subscriptions.get(key := make_id(receiver))
+            if known is not None and known.paused != paused:
+                self.subscriptions[key] = replace(known, paused=paused)
+                self._update_chain(key)
 
-    def move(self, orders: Iterable[tuple[Receiver, Place]]) -> None:
-        """Give receivers new places; those that are not connected are passed over."""
+    def move(self, positions: Iterable[tuple[Receiver, Position]]) -> None:
+        """Give receivers new positions; those that are not connected are ignored."""
         with self._lock:
-            places = {key: order for receiver, order in orders if (key := make_id(receiver)) in self.seats}
-            self.seats |= {key: replace(self.seats[key], order=order) for key, order in places.items()}
-            self._relink(*places)
+            moved = {make_id(receiver): position for receiver, position in positions}
+            moved = {key: position for key, position in moved.items() if key in self.subscriptions}
+            for key, position in moved.items():
+                self.subscriptions[key] = replace(self.subscriptions[key], position=position)
+            self._update_chain(*moved)
 
     def emit(self, run: Run, event: E) -> None:
-        """Call every receiver in order; a receiver's error leaves at once, unless its owner is forgiven."""
+        """Call every receiver in order; an error is raised at once, unless its owner's errors are forgiven."""
         if self.is_muted:
             return
         receivers, owners = iter(self.chain), self._owners
@@ -120,21 +145,21 @@ class OrderedSignal(Signal, Generic[E]):
                 for receiver in receivers:
                     receiver(run, event=event)
                 break
-            except BaseException as error:  # attributed, then raised unless an observer plugin's
+            except BaseException as error:  # whose it is is noted, then it is raised unless it is an observer's
                 if not self._bus.forgive(owners[id(receiver)], run, event, error):
                     raise
         if self._bus.deferred:
-            self._bus.settle(sys._getframe(1))
+            self._bus.run_deferred(sys._getframe(1))
 
     def emit_each(self, run: Run, event: E) -> Iterator[tuple[str, BaseException]]:
-        """Call every receiver even if some fail; yield each error with its owner, at once. A second Ctrl-C leaves."""
+        """Call every receiver even if some fail; yield each error, with its owner, at once. A second Ctrl-C raises."""
         receivers, owners = iter(() if self.is_muted else self.chain), self._owners
         if self.probe is not None:
             receivers = self.probe(receivers, owners)
         for receiver in receivers:
             try:
                 receiver(run, event=event)
-            except BaseException as error:  # handed to the caller, which attaches or raises it
+            except BaseException as error:  # the caller attaches or raises it
                 if self._bus.is_second_interrupt(error):
                     raise
                 if not self._bus.forgive(owners[id(receiver)], run, event, error):
@@ -143,76 +168,76 @@ class OrderedSignal(Signal, Generic[E]):
     def receivers_for(self, sender: Any) -> Iterator[Receiver]:  # type: ignore[override]  # any iterator does
         """Yield the receivers in order, so that blinker's own `send` keeps it too."""
         called = {make_id(receiver): receiver for receiver in super().receivers_for(sender)}
-        return iter([called[key] for key in self._sorted() if key in called and not self.seats[key].paused])
+        return iter([called[key] for key, each in self._sorted() if key in called and not each.paused])
 
-    def listeners(self) -> Iterator[tuple[Receiver, Seat]]:
+    def listeners(self) -> Iterator[tuple[Receiver, Subscription]]:
         """Yield the receivers that are called, in order, each with what is known of it."""
-        for key in self._sorted():
-            held, seat = self.receivers.get(key), self.seats.get(key)  # a weak one may be gone by now
+        for key, each in self._sorted():
+            held = self.receivers.get(key)  # a weak one may be gone by now
             receiver = held() if isinstance(held, weakref.ref) else held
-            if receiver is not None and seat is not None and not seat.paused:
-                yield receiver, seat
+            if receiver is not None and not each.paused:
+                yield receiver, each
 
     def rebuild(self) -> None:
-        """Prepare the tuple that `emit` walks."""
+        """Make the whole chain again, with the present interceptors."""
         with self._lock:
-            seats = [(key, self.seats[key]) for key in self._sorted() if not self.seats[key].paused]
-            chain = tuple(self._link(key, seat) for key, seat in seats)
+            called = [(key, each) for key, each in self._sorted() if not each.paused]
+            chain = tuple(self._link(key, each) for key, each in called)
             self._bus.receiver_count += len(chain) - len(self.chain)
-            self._owners = {id(link): seat.owner for link, (_, seat) in zip(chain, seats, strict=True)}
-            self._orders = [seat.order for _, seat in seats]
-            self._linked = {key: seat.order for key, seat in seats}
+            self._owners = {id(link): each.owner for link, (_, each) in zip(chain, called, strict=True)}
+            self._positions = [each.position for _, each in called]
+            self._chained = {key: each.position for key, each in called}
             self.chain = chain
 
-    def _relink(self, *keys: Any) -> None:
-        """Bring the place of some receivers in the chain up to date; the rest of the chain stays as it is."""
+    def _update_chain(self, *keys: Any) -> None:
+        """Remove receivers from the chain, and insert those that are called; the rest stays as it is."""
         receiver_count = len(self.chain)
         for key in keys:
-            if (order := self._linked.pop(key, None)) is not None:
-                place = bisect_left(self._orders, order)
-                del self._orders[place]
-                self._owners = self._owners.copy()  # a dispatch that goes on has the former
-                self._owners.pop(id(self.chain[place]), None)
-                self.chain = self.chain[:place] + self.chain[place + 1 :]
+            if (position := self._chained.pop(key, None)) is not None:
+                index = bisect_left(self._positions, position)
+                del self._positions[index]
+                self._owners = self._owners.copy()  # an emission that has not ended uses the former
+                self._owners.pop(id(self.chain[index]), None)
+                self.chain = self.chain[:index] + self.chain[index + 1 :]
         for key in keys:
-            if key in self.receivers and not (seat := self.seats[key]).paused:
-                link, place = self._link(key, seat), bisect_left(self._orders, seat.order)
-                self._orders.insert(place, seat.order)
-                self._linked[key] = seat.order
-                self._owners[id(link)] = seat.owner
-                self.chain = (*self.chain[:place], link, *self.chain[place:])
+            if key in self.receivers and not (known := self.subscriptions[key]).paused:
+                link, index = self._link(key, known), bisect_left(self._positions, known.position)
+                self._positions.insert(index, known.position)
+                self._chained[key] = known.position
+                self._owners[id(link)] = known.owner
+                self.chain = (*self.chain[:index], link, *self.chain[index:])
         self._bus.receiver_count += len(self.chain) - receiver_count
 
-    def _sorted(self) -> list[Any]:
-        seats = self.seats.copy().items()  # weak receivers may die in any thread
-        return [key for key, _ in sorted(seats, key=lambda each: each[1].order) if key in self.receivers]
+    def _sorted(self) -> list[tuple[Any, Subscription]]:
+        known = self.subscriptions.copy().items()  # weak receivers may die in any thread
+        return [(key, each) for key, each in sorted(known, key=lambda one: one[1].position) if key in self.receivers]
 
-    def _link(self, key: Any, seat: Seat) -> Receiver:
-        """Return the receiver itself, or a closure where it is weak, filtered or bound to a sender."""
-        held, senders, when = self.receivers[key], self._by_receiver[key], seat.when
+    def _link(self, key: Any, subscription: Subscription) -> Receiver:
+        """Return the receiver itself, or a closure where it is weak, filtered or bound to a sender; intercepted."""
+        held, senders, when = self.receivers[key], self._by_receiver[key], subscription.when
         if not isinstance(held, weakref.ref) and ANY_ID in senders and when is None:
-            return self._bus.wrap(held, seat.owner)
+            return self._bus.intercepted(held, subscription.owner)
 
         def link(run: Run, *, event: Event) -> None:
             receiver = held() if isinstance(held, weakref.ref) else held
-            sent_here = ANY_ID in senders or make_id(run) in senders
-            if receiver is not None and sent_here and (when is None or when(run)):
+            is_sender = ANY_ID in senders or make_id(run) in senders
+            if receiver is not None and is_sender and (when is None or when(run)):
                 receiver(run, event=event)
 
-        return self._bus.wrap(link, seat.owner)
+        return self._bus.intercepted(link, subscription.owner)
 
     def _disconnect(self, receiver_id: Any, sender_id: Any) -> None:
         with self._lock:
             super()._disconnect(receiver_id, sender_id)
             if not self._by_receiver.get(receiver_id):
-                for table in (self._by_receiver, self.receivers, self.seats):
+                for table in (self._by_receiver, self.receivers, self.subscriptions):
                     table.pop(receiver_id, None)
-            self._relink(receiver_id)
+            self._update_chain(receiver_id)
 
     def _clear_state(self) -> None:
         with self._lock:
             super()._clear_state()
-            self.seats.clear()
+            self.subscriptions.clear()
             self.rebuild()
 
 
@@ -228,11 +253,11 @@ class Handle:
         self.signal.disconnect(self.receiver)
 
     def pause(self) -> None:
-        """Stop hearing from the next event on."""
+        """Stop being called, from the next event on."""
         self.signal.pause(self.receiver, paused=True)
 
     def resume(self) -> None:
-        """Hear again, in the same place."""
+        """Be called again, in the same position."""
         self.signal.pause(self.receiver, paused=False)
 
     def __enter__(self) -> Self:
@@ -243,16 +268,24 @@ class Handle:
 
 
 class Bus:
-    """One per trainer: hands out the ordered signal of each event type."""
+    """One per trainer: has the ordered signal of each event type.
+
+    Attributes:
+        receiver_count: how many receivers all signals have: without any, the loop can skip much.
+        deferred: what is done when no handler runs, each with the name of the plugin that it is for.
+        forgiver: decides whether a run continues in spite of a handler's error.
+        blamed: the error that last failed a run, with the plugin and the event whose handler raised it.
+        interrupted: whether a run is closed because of a Ctrl-C.
+    """
 
     def __init__(self) -> None:
         self._signals: dict[type[Event], OrderedSignal[Any]] = {}
-        self._wrappers: list[Wrapper] = []
-        self.receiver_count = 0  # how many receivers listen to anything: without any, much can be spared
+        self._interceptors: list[Interceptor] = []
+        self.receiver_count = 0
         self.deferred: list[tuple[str, Callable[[], None]]] = []
         self.forgiver: Callable[[str, Run, Event, BaseException], bool] | None = None
         self.blamed: tuple[BaseException, str, str] | None = None
-        self.interrupted = False  # a run closes because of a Ctrl-C, or in spite of one
+        self.interrupted = False
 
     def signal(self, event: type[E]) -> OrderedSignal[E]:
         """Return the signal of an event type; any blinker code can connect to it, the sender is the run.
@@ -271,7 +304,7 @@ class Bus:
         return [self._signals[event] for event in events if event in self._signals]
 
     def on(self, event: type[E], receiver: Receiver, *, lane: Lane = Lane.DECIDE, when: When | None = None) -> Handle:
-        """Subscribe a function `(run, event)`, behind the plugins of its lane; within a handler, in its plugin's name.
+        """Subscribe a function `(run, event)`, after the plugins of its lane; within a handler, in its plugin's name.
 
         Args:
             event: the event type.
@@ -281,53 +314,63 @@ class Bus:
 
         Raises:
             TypeError: the receiver's signature or annotation does not fit the event.
-            ValueError: it hears this event already.
+            ValueError: it is subscribed to this event already.
         """
+        from .signatures import check_receiver
+
         signal = self.signal(event)
-        if make_id(receiver) in signal.seats:
-            raise ValueError(f"{describe(receiver)} hears {event.__name__} already: remove its handle first.")
+        if make_id(receiver) in signal.subscriptions:
+            raise ValueError(f"{describe(receiver)} is subscribed to {event.__name__}: remove its handle first.")
         check_receiver(receiver, event)
         own = when if ismethod(when) else deepcopy(when)  # a filter has state, a method's state is its object's
-        signal.connect(receiver, weak=False, seat=Seat((lane, sys.maxsize), when=own))
+        signal.connect(receiver, weak=False, subscription=Subscription((lane, sys.maxsize), when=own))
         return Handle(signal, receiver)
 
     def forgive(self, owner: str, run: Run, event: Event, error: BaseException) -> bool:
-        """Note whose handler failed; return whether the dispatch goes on without it."""
+        """Note whose handler failed; return whether the emission continues with the next one."""
         if self.blamed is not None and self.blamed[0] is error:
-            return False  # the innermost handler is the one to name, and the one to judge by
+            return False  # the innermost handler is named, and its plugin's policy applies
         if self.forgiver is not None and self.forgiver(owner, run, event, error):
             return True
         self.blamed = error, owner, event.name
         return False
 
     def is_second_interrupt(self, error: BaseException) -> bool:
-        """Return whether this is a Ctrl-C while a run closes upon an earlier one."""
+        """Return whether this is a Ctrl-C while a run is closed because of an earlier one."""
         again, is_interrupt = self.interrupted, isinstance(error, KeyboardInterrupt)
         self.interrupted = again or is_interrupt
         return again and is_interrupt
 
-    def settle(self, caller: FrameType | None = None) -> None:
-        """Do what was put off, unless the caller is within a dispatch: then that dispatch does it at its end."""
+    def run_deferred(self, caller: FrameType | None = None) -> None:
+        """Do what was deferred, unless a handler is running: then the emission does it at its end."""
         while self.deferred and current_owner(caller) is None:
             self.deferred.pop(0)[1]()
 
-    def wrap(self, receiver: Receiver, owner: str) -> Receiver:
-        """Return a link of a chain as `wrap_all` wants it."""
-        for wrapper in self._wrappers:
-            receiver = wrapper(receiver, owner)
+    def intercepted(self, receiver: Receiver, owner: str) -> Receiver:
+        """Return a receiver as all interceptors wrap it, the first of them innermost."""
+        for interceptor in self._interceptors:
+            receiver = interceptor(receiver, owner)
         return receiver
 
-    def wrap_all(self, wrapper: Wrapper) -> Callable[[], None]:
-        """Put every handler, given with its owner's name, into a wrapper (a clock, say); return what takes it off."""
-        self._wrappers.append(wrapper)
+    def intercept(self, interceptor: Interceptor) -> Callable[[], None]:
+        """Wrap every handler, present and future.
+
+        Args:
+            interceptor: is given a handler and its owner's name when a chain is made, and returns what is called
+                instead, such as a handler that is timed.
+
+        Returns:
+            What removes the interceptor.
+        """
+        self._interceptors.append(interceptor)
         self._rebuild()
 
-        def unwrap() -> None:
-            if wrapper in self._wrappers:
-                self._wrappers.remove(wrapper)
+        def remove() -> None:
+            if interceptor in self._interceptors:
+                self._interceptors.remove(interceptor)
                 self._rebuild()
 
-        return unwrap
+        return remove
 
     def _rebuild(self) -> None:
         for signal in self._signals.values():
@@ -343,7 +386,7 @@ def current_owner(frame: FrameType | None = None) -> str | None:
 
 
 def is_within(*names: str) -> bool:
-    """Return whether a handler of an event of one of these names runs; found on the stack: only a question costs."""
+    """Return whether a handler of an event of one of these names runs; found on the stack: only asking costs."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code in _EMITTERS and frame.f_locals["event"].name in names:
@@ -353,7 +396,7 @@ def is_within(*names: str) -> bool:
 
 
 def current_handler(frame: FrameType | None = None) -> tuple[str | None, str]:
-    """Return whose handler is running, and the event's name; from the stack, so only a question costs anything."""
+    """Return whose handler is running, and the event's name; found on the stack, so that only asking costs."""
     frame = frame or sys._getframe(1)
     while frame is not None:
         if frame.f_code in _EMITTERS:

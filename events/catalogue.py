@@ -27,7 +27,7 @@ class Event:
 
     name: ClassVar[str] = "event"
     apart: ClassVar[bool] = False
-    __test__: ClassVar[bool] = False  # pytest takes any class called Test... for a test
+    __test__: ClassVar[bool] = False  # pytest collects any class called Test...
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -36,7 +36,7 @@ class Event:
 
 
 class TrainStart(Event):
-    """A `fit` begins: plugins forget the former run here. A checkpoint to resume is applied right after."""
+    """A `fit` begins. A checkpoint to resume is applied right after."""
 
 
 class CheckpointLoaded(Event):
@@ -47,14 +47,14 @@ class CheckpointLoaded(Event):
 
 
 class EpochStart(Event):
-    """An epoch begins; `epoch` counts from 0. `resumed`: it began before the state was saved: count nothing twice."""
+    """An epoch begins; `epoch` counts from 0. `resumed`: it had begun before the state was saved."""
 
     epoch: int
     resumed: bool
 
 
 class Replay(Event):
-    """A resumed epoch's loader cannot be put where it stood: `done` of `batches` were read again, to be dropped."""
+    """A resumed epoch's loader cannot seek: `done` of the `batches` before its position were read again and dropped."""
 
     done: int
     batches: int
@@ -77,7 +77,7 @@ class BatchEnd(Event):
 
 
 class ResumeVerified(Event):
-    """What a resumed run did again was compared with the killed run's: `steps` equal ones, the first `difference`."""
+    """The steps that a resumed run repeated were compared with the killed run's: `steps` are equal."""
 
     steps: int
     difference: str | None
@@ -112,13 +112,13 @@ class ValidationEnd(Event):
 
 
 class ValidationCut(Event):
-    """Instead of `ValidationEnd` or `TestEnd`, where `control.cut_validation` cut it short; still in eval mode."""
+    """Instead of `ValidationEnd` or `TestEnd`, where a plugin cut it short; modules are still in eval mode."""
 
     reason: str
 
 
 class SavePoint(Event):
-    """A save was asked for, at a step boundary and after its validation: whoever stores the run does it now."""
+    """A save was asked for, at a step boundary and after its validation: a plugin that stores the run does it now."""
 
     apart: ClassVar[bool] = True
 
@@ -178,7 +178,7 @@ class TestEnd(Event):
 
 
 class PluginChanged(Event):
-    """Amid a run, a plugin was registered, unregistered, switched on or off; `by` says who did it."""
+    """During a run, a plugin was registered, unregistered, enabled or disabled; `by` is who did it."""
 
     plugin: str
     change: Literal["registered", "unregistered", "enabled", "disabled"]
@@ -186,7 +186,7 @@ class PluginChanged(Event):
 
 
 class PluginFailed(Event):
-    """The handler of an observer plugin failed on `event`, and the run goes on without its help."""
+    """The handler of an observer plugin failed on `event`, and the run continues."""
 
     plugin: str
     event: str

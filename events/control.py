@@ -1,4 +1,4 @@
-"""What plugins ask of the loop: verbs write, properties read, and every request says who asked and why."""
+"""What plugins request of the loop: verbs write, properties read, and every request says who asked and why."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .bus import current_handler, is_within
 from .progress import Progress
 
 Verb = Literal["stop", "veto_stop", "end_epoch", "skip_batch", "skip_step", "hold_step", "scale_loss", "log", "validation", "save", "next_phase", "cut_validation", "roll_back"]  # fmt: skip  # noqa: E501
-_COUNTED = ("hold_step", "scale_loss", "veto_stop")  # asked for again and again: counted, not listed
+_COUNTED = ("hold_step", "scale_loss", "veto_stop")  # requested for every batch or boundary: counted, not listed
 # The verbs that have an effect from handlers of one event only.
 _ONLY_IN: Mapping[Verb, tuple[str, str]] = {
     "skip_batch": ("BatchStart", "batch_start"),
@@ -27,8 +27,8 @@ _ONLY_IN: Mapping[Verb, tuple[str, str]] = {
 class Request:
     """One entry of the history: who asked for what, why, and where the run was.
 
-    `rank` is the process that asked where the ranks agreed upon it, None where this process alone did. `event` is the
-    one whose handler asked, empty where no handler did.
+    `rank` is the process that asked, where the ranks have agreed on it; None where this process is the only one.
+    `event` is the one whose handler asked, empty where no handler did.
     """
 
     verb: Verb
@@ -51,8 +51,8 @@ class History(deque[Request]):
     """The latest 10,000 requests in the order in which they came; `str` gives a line each.
 
     Attributes:
-        total: how many there were, those too that are dropped by now.
-        watcher: called at each, if anything is.
+        total: how many there were, including those dropped since.
+        watcher: called at each request, unless it is None.
     """
 
     def __init__(self, requests: Iterable[Request] = (), maxlen: int | None = 10_000) -> None:
@@ -61,7 +61,7 @@ class History(deque[Request]):
         self.watcher: Callable[[], None] | None = None
 
     def add(self, request: Request) -> Request:
-        """Append a request, or count it where its plugin has just made the same one, as it does for every batch."""
+        """Append a request, or count it where its plugin has just made the same one."""
         for latest in islice(reversed(self), 8) if request.verb in _COUNTED else ():
             if (latest.verb, latest.by, latest.reason) == (request.verb, request.by, request.reason):
                 latest.times += 1
@@ -79,15 +79,15 @@ class History(deque[Request]):
 class Control:
     """The one mutable object that all plugins share. Fresh for every run; see `run.control`.
 
-    Two dirty bits spare the loop the questions: `touched` (something about this batch) and `pending` (something for the
-    next boundary). All resets are in `close_batch`, `close_epoch`, `decide`, `pop_request`, `close_validation` and
+    Two flags show the loop whether to look at all: `touched` (something about this batch) and `pending` (something for
+    the next boundary). All resets are in `close_batch`, `close_epoch`, `decide`, `pop_request`, `close_validation` and
     `discard_epoch`.
 
     Attributes:
         history: every request.
-        skips_batch: whether the batch in hand is left out.
+        skips_batch: whether the current batch is skipped.
         holds_step: whether it is accumulated without an optimizer step.
-        drops_step: whether the gradients in hand are dropped.
+        drops_step: whether the current gradients are dropped.
         loss_scale: the factor on its loss.
         stop_request: the first request to stop, None without.
         is_evaluating: whether a validation or test runs, which can be cut short.
@@ -130,7 +130,7 @@ class Control:
         self.votes_on_batches = self.votes_on_steps = self.is_evaluating = False
         self._progress = progress
         self._due: dict[Verb, Request] = {}
-        self._later: dict[Verb, Request] = {}  # due at the boundary after the one in which a resumed run stands
+        self._later: dict[Verb, Request] = {}  # due at the boundary after the one in which a run was saved
         self._postponed: set[Verb] = set()
         self.close_batch()
 
@@ -141,7 +141,7 @@ class Control:
 
         Args:
             reason: why, for people.
-            by: who asks; found out where a handler calls.
+            by: who asks; by default the plugin whose handler calls.
         """
         request = self._record("stop", reason, by)
         self.stop_request = self.stop_request or request
@@ -154,25 +154,25 @@ class Control:
         self.pending = True
 
     def request_log(self, reason: str, *, by: str | None = None) -> None:
-        """Ask for a `Log` at the next boundary."""
+        """Request a `Log` at the next boundary."""
         self._request("log", reason, by)
 
     def request_validation(self, reason: str, *, by: str | None = None) -> None:
-        """Ask for a validation at the next boundary."""
+        """Request a validation at the next boundary."""
         self._request("validation", reason, by)
 
     def request_save(self, reason: str, *, by: str | None = None) -> None:
-        """Ask for a `SavePoint` at the next boundary, behind its validation."""
+        """Request a `SavePoint` at the next boundary, after its validation."""
         self._request("save", reason, by)
 
     def next_phase(self, reason: str, *, by: str | None = None) -> None:
-        """End the epoch at the next boundary, and read the next phase's data from then on; the last phase goes on."""
+        """End the epoch at the next boundary, and read the next phase's data from then on, if there is one."""
         self._request("next_phase", reason, by)
 
     # Verbs for one event.
 
     def skip_batch(self, reason: str, *, by: str | None = None) -> None:
-        """From `BatchStart`: leave this micro-batch out."""
+        """From `BatchStart`: skip this micro-batch."""
         self._record("skip_batch", reason, by)
         self.skips_batch = self.touched = True
 
@@ -191,21 +191,21 @@ class Control:
         self.touched = True
 
     def skip_step(self, reason: str, *, by: str | None = None) -> None:
-        """From `GradientsReady`: drop the gradients in hand instead of stepping with them."""
+        """From `GradientsReady`: drop the current gradients instead of stepping with them."""
         self._record("skip_step", reason, by)
         self.drops_step = self.touched = True
 
     def veto_stop(self, reason: str, *, by: str | None = None) -> None:
-        """From `ShouldStop`: put a stop off to the next boundary, where it stands again."""
+        """From `ShouldStop`: postpone a stop until the next boundary."""
         self._record("veto_stop", reason, by)
         self._vetoed = True
 
     def cut_validation(self, reason: str, *, by: str | None = None) -> None:
-        """From an event of a validation or test before its end: leave it at once, without metrics.
+        """From an event of a validation or test before its end: end it at once, without metrics.
 
-        In a training it is put off, and with it a save that was to carry its metrics: not made up for in this run, but
-        a run that resumes from here does so first of all. A test, or a validation that is no part of a training, ends
-        its run as stopped.
+        In a training, the validation is postponed, and so is a save that was to include its metrics: this run does not
+        repeat them, but a run that is resumed from here does so first. A test, or a validation outside a training,
+        ends its run as stopped.
         """
         if not self.is_evaluating:
             raise _too_late("cut_validation", "a running validation or test")
@@ -240,7 +240,7 @@ class Control:
 
     @property
     def keeps_epoch_open(self) -> bool:
-        """Whether the run leaves without a validation that was due: a resumed run makes up for it in the same place."""
+        """Whether the run ends with a postponed validation, which a resumed run does first."""
         return self.stopped and bool(self._postponed)
 
     @property
@@ -257,18 +257,18 @@ class Control:
         self.decide()
 
     def leave_out_batch(self, reason: str) -> None:
-        """Leave the batch in hand out, as a loop of one's own does that was left at it."""
+        """Skip the current batch, at which the user's own loop was left."""
         self._add("skip_batch", reason, "the caller")
         self.skips_batch = self.touched = True
 
     def pop_request(self, verb: Verb) -> bool:
-        """Return whether a boundary request stands, and count it as served; nothing is, before the run turns back."""
+        """Return whether something was requested for the boundary, and count it as served; never while rolling back."""
         return self._due.pop(verb, None) is not None and not self.is_rolling_back
 
     def close_validation(self) -> Request | None:
-        """Return the request that cut a validation short; put that one off, and the save due behind it.
+        """Return the request that cut a validation short; postpone the validation and the save due after it.
 
-        The save is served now as well. A whole validation makes up for what was put off.
+        The save is served now as well. The next complete validation clears what was postponed.
         """
         cut, self.cut_request, self.is_evaluating = self.cut_request, None, False
         if cut is None:
@@ -278,7 +278,7 @@ class Control:
         return cut
 
     def decide(self, *, served: bool = False) -> None:
-        """Settle, at the end of a boundary, whether the loop leaves; a veto lasts for this boundary.
+        """Decide, at the end of a boundary, whether the loop ends the epoch or the run; a veto lasts for this boundary.
 
         Args:
             served: whether the boundary served requests, which may have brought up others.
@@ -289,7 +289,7 @@ class Control:
         self._vetoed = False
 
     def release(self) -> None:
-        """Let stand what a resumed run is to serve at its next boundary."""
+        """Make what a resumed run is to serve at its next boundary due."""
         self._due, self._later = {**self._later, **self._due}, {}
 
     def close_batch(self) -> None:
@@ -302,12 +302,12 @@ class Control:
         self._end_request = None
 
     def roll_back(self, reason: str) -> None:
-        """Leave the epoch at the next boundary, to go on from another state."""
+        """Leave the epoch at the next boundary, to continue from another state."""
         self._back_request = self._record("roll_back", reason, None)
         self.pending = True
 
     def discard_epoch(self) -> None:
-        """Forget what was asked for on the way that is given up, all but a stop."""
+        """Forget the requests of an epoch that is discarded, except a stop."""
         self.close_batch()
         self.close_epoch()
         self._due.clear()
@@ -318,24 +318,24 @@ class Control:
 
     @property
     def vetoed(self) -> bool:
-        """Whether a stop is put off at this boundary."""
+        """Whether a stop is postponed at this boundary."""
         return self._vetoed
 
-    def standing(self) -> dict[Verb, Request]:
+    def open_requests(self) -> dict[Verb, Request]:
         """Return every request that the next boundary is to act upon: what this rank asks of all."""
         single = (self.stop_request, self._end_request, self._back_request)
         return {**self._due, **{request.verb: request for request in single if request is not None}}
 
     def adopt(self, agreed: Mapping[Verb, Request], *, vetoed: bool) -> None:
-        """Let what all ranks agreed upon stand instead of what this one asked."""
-        mine, due = self.standing(), dict(agreed)
+        """Replace the requests of this rank by those that all ranks agreed on."""
+        mine, due = self.open_requests(), dict(agreed)
         for verb in due.keys() - mine.keys():
             self.history.add(due[verb])
         self.stop_request, self._vetoed = due.pop("stop", None), vetoed
         self._end_request, self._back_request = due.pop("end_epoch", None), due.pop("roll_back", None)
         self._due, self.pending = due, bool(agreed)
 
-    # Where several ranks agree, a subclass does; a single process has nothing to do.
+    # A subclass agrees on requests among several ranks; a single process has nothing to do.
 
     is_shared = False
 
@@ -349,26 +349,26 @@ class Control:
 
         Args:
             window: the micro-batches since the last step.
-            judged: whether somebody listens to `ShouldStop`.
+            judged: whether `ShouldStop` has handlers.
         """
         return (self.pending or judged) and (not window or self.is_rolling_back)
 
     def open(self) -> None:
         """Begin."""
 
-    def settle(self) -> None:
-        """Agree on the requests that stand."""
+    def agree(self) -> None:
+        """Agree on the open requests."""
 
-    def settle_batch(self) -> None:
+    def agree_on_batch(self) -> None:
         """Agree on what becomes of a batch."""
 
-    def settle_step(self) -> None:
+    def agree_on_step(self) -> None:
         """Agree on whether gradients are dropped."""
 
-    def settle_validation(self) -> None:
+    def agree_on_validation(self) -> None:
         """Agree on whether an evaluation was cut short."""
 
-    def settle_exit(self) -> None:
+    def agree_on_exit_status(self) -> None:
         """Agree on an exit status."""
 
     def note_optimizer(self, name: str) -> None:
@@ -384,12 +384,12 @@ class Control:
         return {"due": sorted(due), "postponed": sorted(self._postponed), "end_epoch": self.should_end_epoch}
 
     def load_state_dict(self, state: Mapping[str, Any], *, at_save_point: bool = False) -> None:
-        """Let the requests stand again, beside those of the new run.
+        """Add saved requests to those of the new run.
 
         Args:
             state: what was saved.
-            at_save_point: whether that was done at the end of a boundary: only what was put off there is served in it,
-                the rest when `release` is called, for the next one.
+            at_save_point: whether that was at the end of a boundary: only what was postponed is served in it, the rest
+                at the next one, after `release`.
         """
         for verb in state["due"]:
             later = at_save_point and verb not in state.get("postponed", ())

@@ -1,6 +1,11 @@
-"""Exceptions in words, whatever their own code does."""
+"""Exceptions, and where in a run they came up, in words."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .run import Run
 
 
 def error_text(error: BaseException) -> str:
@@ -22,3 +27,9 @@ def is_interrupt(error: BaseException) -> bool:
     """Return whether an exception is a Ctrl-C, or a group with one in it."""
     group = error if isinstance(error, BaseExceptionGroup) else None
     return isinstance(error, KeyboardInterrupt) or (group is not None and group.subgroup(KeyboardInterrupt) is not None)
+
+
+def place_of(run: Run) -> str:
+    """Return where a run is, in words."""
+    progress = run.progress
+    return f"in {run.phase}, epoch {progress.epoch}, batch {progress.batch}, step {progress.steps}"

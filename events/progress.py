@@ -9,7 +9,7 @@ from typing import Self
 
 @dataclass(slots=True)
 class Progress:
-    """Counters of finished things; each is raised before the event that tells of it.
+    """Counters of finished things; each is increased before the event is emitted.
 
     Attributes:
         epoch: finished epochs, hence also the index of the current one.
@@ -17,7 +17,7 @@ class Progress:
         earlier_batches: micro-batches consumed in the finished epochs.
         steps: optimizer steps that really happened.
         skipped_steps: windows whose step was dropped, by a plugin or by the engine.
-        skipped_batches: micro-batches that were left out.
+        skipped_batches: micro-batches that were skipped.
         samples: samples trained on, by all ranks together.
         validations: finished validations.
         evaluated: batches done in the running or last validation or test; on several ranks, when it has ended, by all.
@@ -44,11 +44,11 @@ class Progress:
 
     @property
     def own_seconds(self) -> float:
-        """The same by this process's clock."""
+        """The same, by the clock of this process."""
         return self.earlier_seconds + monotonic() - self._since
 
     def set_seconds(self, seconds: float) -> None:
-        """Go by another clock from now on: it stands until it is set again."""
+        """Use the time of another clock, until it is set again."""
         self._agreed = seconds
 
     @property
@@ -62,7 +62,7 @@ class Progress:
         self.epoch, self.batch = self.epoch + 1, 0
 
     def copy(self) -> Self:
-        """Return a snapshot whose clock goes on."""
+        """Return a copy; its clock runs."""
         return replace(self)
 
     def state_dict(self) -> dict[str, int | float]:

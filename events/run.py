@@ -20,7 +20,7 @@ class Data(Protocol):
     """The training data, as plugins see it.
 
     Attributes:
-        seed: what the order of samples and the draws of loading are keyed by; None until that is settled.
+        seed: what the order of samples and the draws of loading are keyed by; None until that is decided.
         phase: which of several training phases is read, from 0.
     """
 
@@ -46,7 +46,7 @@ class Data(Protocol):
 
 
 class CheckpointSource(Protocol):
-    """Where checkpoints of a run lie beside its own folder, such as the storage of a cluster.
+    """Where checkpoints of a run are besides its own folder, such as the storage of a cluster.
 
     Attributes:
         patience: seconds to wait until a process that this one replaces has released the folder.
@@ -71,51 +71,52 @@ class Run(Protocol):
 
     Attributes:
         name: the run's name, as in file names; a `TRANSFORM` handler of `TrainStart` may replace it.
-        phase: what is going on now: train, validation or test.
+        phase: what is running now: train, validation or test.
         progress: where the run is.
         origin: where this run began: zeros, or the resumed position. A new object for every start.
         control: what to ask of the loop.
         metrics: the latest value of every metric, such as `validation/loss`.
-        hyper_parameters: what the user said of this run, for loggers.
+        hyper_parameters: the user's description of this run, for loggers.
         task: the user's model code.
         modules: the modules of the task by name.
-        optimizers: the optimizers by name; a single one is called `optimizer`. None while no training goes on.
+        optimizers: the optimizers by name; a single one is called `optimizer`. None outside a training.
         schedulers: the learning-rate schedulers that `fit` was given, by the names of their optimizers.
-        optimizer: the optimizer; of several, the one in hand in `GradientsReady` and `StepEnd`, else the first; None
-            while no training goes on.
+        optimizer: the optimizer; of several, in `GradientsReady` and `StepEnd` the one that is stepped, else the first;
+            None outside a training.
         scheduler: its scheduler, or None.
-        optimizer_name: its name; empty while no training goes on.
+        optimizer_name: its name; empty outside a training.
         engine: the hardware.
         bus: the signals, to connect to.
         plugins: the trainer's `heliograph.Plugins`: to look one up, to enable or disable it.
         max_epochs: the run's length in epochs, None where it has no such limit.
         max_steps: the run's length in optimizer steps, None where it has no such limit.
         evaluation_batches: batches of the running validation or test, all sets together; None where nobody knows.
-        batch: the batch in hand; a `TRANSFORM` handler of `BatchStart` may replace it.
+        batch: the current batch; a `TRANSFORM` handler of `BatchStart` may replace it.
         loss: the last training loss, unscaled; it lives until the next forward or the end of the epoch.
-        outputs: what the task's step left here for handlers; dropped when the batch ends.
-        window: how many micro-batches have left their gradients since the last step; of several optimizers that of the
-            one in hand, elsewhere the longest.
-        best_checkpoint: where the best state lies; written by who stores it.
-        last_checkpoint: where the newest state lies; written by who stores it.
-        verified_steps: the steps done again after a resume that equal the killed run's; written by who compares them.
-        difference: where what is done again differs first; written by who compares it.
-        recording: where what happens is recorded; written by who records it.
-        checkpoint_source: where else checkpoints of the run lie; written at `TrainStart` by the plugin that knows, in a
+        outputs: what the task's step has put here for handlers; None after the batch.
+        window: how many micro-batches have added gradients since the last step; of several optimizers that of the one
+            that is stepped, elsewhere the longest.
+        best_checkpoint: the file of the best state; written by the plugin that stores it.
+        last_checkpoint: the file of the newest state; written by the plugin that stores it.
+        verified_steps: the steps done again after a resume that equal the killed run's; written by the plugin that
+            compares them.
+        difference: where what is done again differs first; written by the plugin that compares it.
+        recording: the file of the recording; written by the plugin that records.
+        checkpoint_source: where else checkpoints of the run are; written at `TrainStart` by the plugin that knows, in a
             lane before `PERSIST`, and asked by the plugin that resumes.
-        plugin_seconds: seconds in each plugin's handlers; written by who measures them.
+        plugin_seconds: seconds in each plugin's handlers; written by the plugin that measures them.
         in_boundary: whether the state that was loaded was saved at the end of a boundary, of which only `ShouldStop` is
             left to be emitted.
-        training_id: of which training this run is a part; a resumed one has that of its checkpoint. Written by who
-            resumes.
+        training_id: of which training this run is a part; a resumed one has that of its checkpoint. Written by the
+            plugin that resumes.
         resumed_from: the file of the checkpoint that this run was resumed from, if any.
         resumed_at: where it was resumed, None where it was not.
         batch_note: in what the global batch differs from the checkpoint's, None where it does not.
         epoch_begun: whether `EpochStart` was emitted for the epoch that `progress` names.
-        in_hand: whether a batch is in hand: from before its `BatchStart` until its `BatchEnd`.
+        in_hand: whether a batch is being processed: from before its `BatchStart` until its `BatchEnd`.
         notes: the lines that the result shows, so far.
-        has_left_group: whether this rank has left the others, for an error that not all of them share: no collective is
-            possible any more.
+        has_left_group: whether this rank has left the others because of an error that they do not share: no collective
+            is possible any more.
         is_replay: whether this is no training, but the replay of a recording: `heliograph.replay`.
     """
 
@@ -182,7 +183,7 @@ class Run(Protocol):
 
     @property
     def is_last_batch(self) -> bool:
-        """Whether the batch in hand is the last of its epoch."""
+        """Whether the current batch is the last of its epoch."""
 
     @property
     def losses(self) -> Mapping[str, Any]:
@@ -194,14 +195,14 @@ class Run(Protocol):
 
     @property
     def windows(self) -> Mapping[str, int]:
-        """How many micro-batches have left their gradients since the last step of each optimizer, by its name."""
+        """How many micro-batches have added gradients since the last step of each optimizer, by its name."""
 
     def label(self, name: str, optimizer: str | None = None) -> str:
         """Return the name to track a value of an optimizer by: as it is, or `generator_<name>` where they have names.
 
         Args:
             name: what is tracked, such as `gradient_norm`.
-            optimizer: whose it is; the one in hand by default.
+            optimizer: whose it is; by default the one that is stepped.
         """
 
     @property
@@ -249,33 +250,33 @@ class Run(Protocol):
         """From `TrainStart` only: run the handlers of observers, but those that never draw, within `apart()`."""
 
     def roll_back(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
-        """Give the epoch up at the next step boundary, without its end event, and go on from a saved state.
+        """Discard the epoch at the next step boundary, without its end event, and continue from a saved state.
 
-        A window of accumulated gradients is not waited for, but dropped, and so are requests that were not served yet,
-        all but a stop. What follows is as in a resume: the state is applied, `CheckpointLoaded` is emitted, and
-        `origin` is a new object. The state is of this run, as `state_dict()` returned it.
+        Accumulated gradients are dropped at once, and so are requests that were not served yet, except a stop. What
+        follows is as in a resume: the state is applied, `CheckpointLoaded` is emitted, and `origin` is a new object.
+        The state is of this run, as `state_dict()` returned it.
         """
 
     def exit_with(self, status: int) -> None:
         """Let the process exit with this status (0 to 255), unless the run fails.
 
         `fit`, `validate` and `test` raise SystemExit with it when the run is closed; with `fit(on_interrupt="return")`,
-        and in a loop of one's own, it is in `result.exit_status` only.
+        and in the user's own loop, it is in `result.exit_status` only.
         """
 
     def raise_when_closed(self, error: BaseException) -> None:
         """Let `fit` raise this instead of returning, when a run that did not fail is closed.
 
-        An exit status that another plugin asked for goes before. In a loop of one's own, it has no effect.
+        An exit status that another plugin requested takes precedence. In the user's own loop it has no effect.
         """
 
     def when_positioned(self, action: Callable[[], None]) -> None:
-        """Call `action` once, when the loader of the resumed epoch stands where it was and before it is read."""
+        """Call `action` once, when the loader of the resumed epoch is at its position and before it is read."""
 
     def when_settling(self, action: Callable[[], None]) -> None:
-        """Call `action` at every `settle()`: it waits for what its plugin does beside the loop, and tells of it.
+        """Call `action` at every `settle()`: it waits for what its plugin does in the background, and emits its events.
 
-        It is called before the run goes back to a saved state, too. To give the same action again does nothing.
+        It is called before the run rolls back, too. To give the same action again does nothing.
         """
 
     def when_leaving(self, action: Callable[[], None]) -> None:
@@ -285,14 +286,14 @@ class Run(Protocol):
         """
 
     def settle(self) -> None:
-        """Wait until what plugins do beside the loop is done and told: a save in flight, and its `CheckpointSaved`.
+        """Wait until what plugins do in the background is done, such as a save, and its events are emitted.
 
         Raises:
             BaseException: some of it failed.
         """
 
     def replace_error(self, error: BaseException) -> None:
-        """From `RunFailed` only: let this error leave instead, raised from the original."""
+        """From `RunFailed` only: raise this error instead, from the original."""
 
     def reason(self, error: BaseException | None) -> str:
         """Return why the run ends, in words; known once `RunClosed` is emitted.
@@ -305,10 +306,4 @@ class Run(Protocol):
         """Add a line that the result shows: what a plugin skipped, wrote or found."""
 
     def emit(self, event: Event) -> None:
-        """Emit an event of one's own on this run's bus."""
-
-
-def place_of(run: Run) -> str:
-    """Return where a run is, in words."""
-    progress = run.progress
-    return f"in {run.phase}, epoch {progress.epoch}, batch {progress.batch}, step {progress.steps}"
+        """Emit an event on this run's bus, such as one that a plugin declares."""

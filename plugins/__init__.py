@@ -1,22 +1,24 @@
 """How something listens: the `Plugin` base, the `@on` mark, the manager, discovery."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .manager import Plugins
-from .marks import on
-from .plugin import Plugin, Policy
 
 if TYPE_CHECKING:
     from .discovery import Discovered as Discovered
     from .discovery import discover as discover
+    from .marks import on as on
+    from .plugin import Plugin as Plugin
+    from .plugin import Policy as Policy
+
+_HOMES = {"Discovered": "discovery", "discover": "discovery", "on": "marks", "Plugin": "plugin", "Policy": "plugin"}
 
 __all__ = ["Discovered", "Plugin", "Plugins", "Policy", "discover", "on"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import what finds installed plugins where it is asked for."""
-    if name not in ("Discovered", "discover"):
+    """Import what a training without plugins does not need where it is asked for."""
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from . import discovery
-
-    return getattr(discovery, name)
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -9,15 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..events import Event
-from ..events.checks import check_receiver, check_whole_number
+from ..events.checks import check_whole_number
 from ..events.errors import is_interrupt
+from ..events.signatures import check_receiver
 from .marks import marked_methods
 from .order import Handler
 from .plugin import Plugin, snake_case
-
-
-class PluginName(str):
-    """A registered plugin's name, told apart from a function that happens to be called the same."""
 
 
 @dataclass(slots=True)
@@ -29,9 +26,14 @@ class Entry:
     handlers: list[tuple[type[Event], Handler]]
     filters: list[Any]
     enabled: bool = True
-    here: bool = True
-    given_up: bool = False
+    runs_on_this_rank: bool = True
+    disabled_by_errors: bool = False
     errors: list[str] = field(default_factory=list)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether its handlers are called on this rank."""
+        return self.enabled and self.runs_on_this_rank
 
     @property
     def ranks(self) -> str:
@@ -44,12 +46,17 @@ class Entry:
         return getattr(self.plugin, "policy", "critical") == "observer"
 
     @property
+    def has_lifecycle(self) -> bool:
+        """Whether it is reset before a training and closed after a run; any object with handlers may do without."""
+        return isinstance(self.plugin, Plugin)
+
+    @property
     def state_version(self) -> int:
         """The version of its state."""
         return int(getattr(self.plugin, "state_version", 1))
 
     def forgives(self, error: BaseException) -> bool:
-        """Return whether a run goes on in spite of its error."""
+        """Return whether a run continues in spite of its error."""
         return self.is_observer and not is_interrupt(error)
 
     def declared(self, attribute: str) -> tuple[str, ...]:

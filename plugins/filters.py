@@ -74,23 +74,23 @@ class Filter(ABC):
 
     @property
     def _rule(self) -> str:
-        """By what saved states know a filter again: this text never changes."""
+        """The text by which a saved state is matched with its filter: it never changes."""
         return f"{type(self).__name__.lower()} {', '.join(map(str, self.values))} {self.unit}"
 
     def state_dict(self, origin: Progress) -> dict[str, Any]:
-        """Return what `load_state_dict` goes on from.
+        """Return what `load_state_dict` takes.
 
         Args:
             origin: the `run.origin` of the run that the state is of.
         """
-        if origin is not self._origin:  # not asked in this run yet
+        if origin is not self._origin:  # not called in this run yet
             self.load_state_dict(origin, {})
         return {"rule": self._rule, "due": self._due, "emissions": self._emissions}
 
     def load_state_dict(self, origin: Progress, state: Mapping[str, Any]) -> None:
-        """Go on in a resumed run; without a state, begin where the run began.
+        """Continue in a resumed run; without a state, begin where the run began.
 
-        A filter that was changed since goes by its new rule at once.
+        A filter that was changed since applies its new rule at once.
 
         Args:
             origin: the `run.origin` of the resumed run.
@@ -98,7 +98,7 @@ class Filter(ABC):
         """
         self._origin = origin
         self._emissions = state.get("emissions", 0)
-        counts = {"emissions": self._emissions, "seconds": origin.earlier_seconds}  # the origin's own clock goes on
+        counts = {"emissions": self._emissions, "seconds": origin.earlier_seconds}  # the origin's own clock runs
         count = counts[self.unit] if self.unit in counts else self._count(origin)
         self._due = state["due"] if state.get("rule") == self._rule else self.due_after(count)
 

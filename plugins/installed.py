@@ -1,4 +1,4 @@
-"""What installed plugins hear. Those of others are imported in a process of their own, which may hang or die."""
+"""The events of installed plugins. Those of other packages are imported in a separate process, which may hang."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ State = tuple[str, str]
 
 
 def states_of(plugins: Sequence[Discovered], limit: float = LIMIT) -> list[State]:
-    """Return whether each plugin can be had, and the events that it hears or what is wrong with it.
+    """Return whether each plugin can be imported, and the events that it handles or what is wrong with it.
 
     Args:
         plugins: as `discover` found them.
@@ -29,8 +29,8 @@ def states_of(plugins: Sequence[Discovered], limit: float = LIMIT) -> list[State
         return list(pool.map(lambda plugin: _state(plugin, limit), plugins))
 
 
-def tell(name: str) -> None:
-    """Import a plugin and print its state as JSON; whatever its package prints goes to the error stream."""
+def print_state(name: str) -> None:
+    """Import a plugin and print its state as JSON; what its package prints goes to stderr."""
     with os.fdopen(os.dup(1), "w") as answer:
         os.dup2(2, 1)
         print(json.dumps(_imported(find(name))), file=answer)
@@ -41,14 +41,14 @@ def _state(plugin: Discovered, limit: float) -> State:
         return "switched off", "not imported: HELIOGRAPH_DISABLE_PLUGINS names it"
     if plugin.package == OWN:
         return _imported(plugin)
-    code = f"from {__name__} import tell; tell({f'{plugin.package}:{plugin.name}'!r})"
+    code = f"from {__name__} import print_state; print_state({f'{plugin.package}:{plugin.name}'!r})"
     known = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     try:
-        done = subprocess.run(  # noqa: S603  # this very Python
+        done = subprocess.run(  # noqa: S603  # the same interpreter
             [sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=known, timeout=limit
         )
     except subprocess.TimeoutExpired:
-        return "broken", f"its import was given up after {limit:g} s"
+        return "broken", f"its import did not end within {limit:g} s"
     if done.returncode != 0:
         return "broken", f"its import ended the process, with exit status {done.returncode}"
     state, events = json.loads(done.stdout)

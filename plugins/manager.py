@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from ..events import Bus, Engine, Event, PluginChanged, PluginFailed, Progress, Run
-from ..events.bus import Place, Seat, current_owner
+from ..events import Bus, Event, PluginChanged, Progress
+from ..events.bus import PluginName, Subscription, current_owner
 from ..events.checks import known_names
-from ..events.errors import describe_error
-from .entry import KILL_SWITCH, Entry, PluginName, make_entry, switched_off
-from .order import Handler, Order
-from .plugin import Plugin
 
 if TYPE_CHECKING:
+    from ..events import Engine, Run
     from .discovery import Discovered
+    from .entry import Entry
+    from .observer_errors import ObserverErrors
+    from .order import HandlerOrder
     from .states import Check, States
 
 T = TypeVar("T")
 Key = str | type | object
-logger = logging.getLogger("heliograph")
 
 
 class Plugins:
@@ -35,10 +33,21 @@ class Plugins:
         self._entries: dict[str, Entry] = {}
         self._by_object: dict[int, Entry] = {}
         self._claims: dict[str, str] = {}  # exclusive words, and the names of those that claim them
-        self._orders: dict[type[Event], Order] = {}
-        self._run: Run | None = None  # the one that goes on
+        self._run: Run | None = None  # the one that has begun and not ended
         self._engine: Engine | None = None
         bus.forgiver = self._forgive
+
+    @cached_property
+    def _order(self) -> HandlerOrder:
+        from .order import HandlerOrder
+
+        return HandlerOrder(self._bus)
+
+    @cached_property
+    def _errors(self) -> ObserverErrors:
+        from .observer_errors import ObserverErrors
+
+        return ObserverErrors(self._disable_by_errors)
 
     @cached_property
     def _states(self) -> States:
@@ -60,19 +69,21 @@ class Plugins:
             TypeError: not a plugin, or a handler whose signature or annotation does not fit its event.
             ValueError: a name or an exclusive capability is taken, or the order has a cycle.
         """
+        from .entry import KILL_SWITCH, make_entry, switched_off
+
         entry = make_entry(plugin, name)
         claims = dict.fromkeys(entry.declared("exclusive"), entry.name)
         self._check_free(entry, claims)
-        entry.enabled, entry.here = not switched_off(entry.name), self._is_here(entry)
+        entry.enabled, entry.runs_on_this_rank = not switched_off(entry.name), self._runs_on_this_rank(entry)
         if not entry.enabled:
             warnings.warn(f"Plugin {entry.name!r} is switched off by {KILL_SWITCH}.", RuntimeWarning, stacklevel=2)
-        self._order(entry)
+        self._order.add(entry.handlers)
         self._entries[entry.name] = self._by_object[id(plugin)] = entry
         self._claims |= claims
         for (event, handler), when in zip(entry.handlers, entry.filters, strict=True):
-            seat = Seat(_place(handler), PluginName(entry.name), when, paused=not (entry.enabled and entry.here))
-            self._bus.signal(event).connect(handler.method, weak=False, seat=seat)
-        self._tell(entry.name, "registered")
+            subscription = Subscription(handler.position, PluginName(entry.name), when, paused=not entry.is_active)
+            self._bus.signal(event).connect(handler.method, weak=False, subscription=subscription)
+        self._emit_change(entry.name, "registered")
         return plugin
 
     def unregister(self, key: Key) -> Any:
@@ -82,9 +93,9 @@ class Plugins:
         self._claims = {word: name for word, name in self._claims.items() if name != entry.name}
         for event, handler in entry.handlers:
             self._bus.signal(event).disconnect(handler.method)
-            self._strike(event, handler)
+            self._order.remove(event, handler)
         self._retire(entry)
-        self._tell(entry.name, "unregistered")
+        self._emit_change(entry.name, "unregistered")
         return entry.plugin
 
     def load(self, name: str, /, **options: Any) -> Any:
@@ -98,6 +109,7 @@ class Plugins:
             ImportError: it cannot be imported.
         """
         from .discovery import find
+        from .entry import KILL_SWITCH
 
         found = find(name)
         if found.switched_off:
@@ -113,7 +125,9 @@ class Plugins:
         return discover()
 
     def enable(self, *keys: Key) -> None:
-        """Let plugins hear again, each in its old place."""
+        """Call the handlers of plugins again, each in its former position."""
+        from .entry import KILL_SWITCH, switched_off
+
         for entry in [self._find(key) for key in keys]:
             if switched_off(entry.name):
                 warnings.warn(f"{entry.name!r} stays off, {KILL_SWITCH} names it.", RuntimeWarning, stacklevel=2)
@@ -121,14 +135,14 @@ class Plugins:
                 self._toggle(entry, enabled=True)
 
     def disable(self, *keys: Key) -> None:
-        """Silence plugins; they keep their place and their state."""
+        """Stop calling the handlers of plugins; they keep their position and their state."""
         for entry in [self._find(key) for key in keys]:
             self._toggle(entry, enabled=False)
             self._retire(entry)
 
     @contextmanager
     def disabled(self, *keys: Key) -> Iterator[None]:
-        """Silence plugins for a while; those that were silent before stay so."""
+        """Disable plugins within this context; those that were disabled before stay so."""
         entries = [entry for entry in (self._find(key) for key in keys) if entry.enabled]
         self.disable(*(entry.name for entry in entries))
         try:
@@ -139,7 +153,7 @@ class Plugins:
                     self._toggle(entry, enabled=True)
 
     def is_enabled(self, key: Key) -> bool:
-        """Return whether a plugin hears events."""
+        """Return whether a plugin is enabled."""
         return self._find(key).enabled
 
     @overload
@@ -170,7 +184,7 @@ class Plugins:
 
     def runs_apart(self, owner: str) -> bool:
         """Return whether the handlers of this owner must not disturb the training's random stream."""
-        entry = self._entries.get(owner) if isinstance(owner, PluginName) else None
+        entry = self._entry_of(owner)
         return entry is not None and entry.is_observer and bool(getattr(entry.plugin, "draws", True))
 
     def errors(self) -> dict[str, tuple[str, ...]]:
@@ -178,7 +192,7 @@ class Plugins:
         return {entry.name: tuple(entry.errors) for entry in self._entries.values() if entry.errors}
 
     def state_dict(self, check: Check | None = None) -> dict[str, Any]:
-        """Return a copy of every plugin's state by name; an observer's that cannot be had or saved is left out.
+        """Return a copy of every plugin's state by name; an observer's that cannot be read or saved is left out.
 
         Args:
             check: raises TypeError where a state, given with its name, cannot be saved; asked of observers only.
@@ -197,21 +211,20 @@ class Plugins:
         *,
         goes_back: bool = False,
     ) -> tuple[list[str], list[str]]:
-        """Give every plugin its saved state, brought up to date; an observer that cannot take it starts fresh.
+        """Give every plugin its saved state, migrated if needed; an observer that cannot take it starts fresh.
 
         Args:
             states: by the plugins' names. An empty one is of a plugin that had nothing to remember, or, at a resume, of
-                a version of it that had no state; None says as much as a name that is missing.
+                a version of it that had no state; None means the same as a missing name.
             versions: of the states, where they are not 1.
             path: where the states were read from, for errors.
-            goes_back: whether the plugins have heard more of this run than `TrainStart`, so that those that had
-                nothing to remember there have something to forget.
+            goes_back: whether this is a return within a run: plugins that had an empty state there are given it.
 
         Returns:
             The names of plugins that have state but found none, and the names of states that nobody claimed.
 
         Raises:
-            ValueError: a plugin cannot go on from its state; says which, what it raised, and what to do.
+            ValueError: a plugin cannot continue from its state; says which, what it raised, and what to do.
         """
         return self._states.load(states, versions or {}, path, goes_back=goes_back)
 
@@ -225,14 +238,14 @@ class Plugins:
 
     def ranks_of(self, owner: str) -> str:
         """Return on which ranks the handlers of this owner run."""
-        entry = self._entries.get(owner) if isinstance(owner, PluginName) else None
+        entry = self._entry_of(owner)
         return "all" if entry is None else entry.ranks
 
     def open(self, run: Run) -> None:
-        """At a run's start: silence what belongs to other ranks; what errors had switched off has a clean slate.
+        """At a run's start: pause what belongs to other ranks, and enable again what errors had disabled.
 
         Raises:
-            RuntimeError: a run of this trainer goes on already.
+            RuntimeError: a run of this trainer has not ended.
         """
         if self._run is not None:
             raise RuntimeError(
@@ -241,17 +254,17 @@ class Plugins:
             )
         self._engine = run.engine
         for entry in self._entries.values():
-            before, entry.here = entry.here, self._is_here(entry)
-            if entry.given_up or entry.here != before:
-                self._toggle(entry, enabled=entry.enabled or entry.given_up)
-            entry.given_up = False
+            before, entry.runs_on_this_rank = entry.runs_on_this_rank, self._runs_on_this_rank(entry)
+            if entry.disabled_by_errors or entry.runs_on_this_rank != before:
+                self._toggle(entry, enabled=entry.enabled or entry.disabled_by_errors)
+            entry.disabled_by_errors = False
             entry.errors.clear()
-        self._run = run  # from here on, changes are told
+        self._run = run  # from here on, changes are emitted
 
     def reset(self) -> None:
-        """Before a training: let every plugin that takes part forget the former one."""
+        """Before a training: reset every plugin that takes part."""
         for entry in self._entries.values():
-            if not (entry.enabled and entry.here and isinstance(entry.plugin, Plugin)):
+            if not (entry.is_active and entry.has_lifecycle):
                 continue
             try:
                 entry.plugin.reset()
@@ -261,10 +274,10 @@ class Plugins:
                     raise
 
     def close(self) -> Iterator[tuple[str, BaseException]]:
-        """At a run's end: close every plugin, those too that left while it went on; yield each error with its name."""
+        """At a run's end: close every plugin, also those unregistered during it; yield each error with its name."""
         self.free()
         closing: list[tuple[str, Callable[[], None]]] = list(self._bus.deferred)
-        closing += [(entry.name, partial(self._close, entry)) for entry in self._entries.values()]
+        closing += [(entry.name, partial(self._errors.close, entry)) for entry in self._entries.values()]
         self._bus.deferred.clear()
         for name, close in closing:
             try:
@@ -275,10 +288,10 @@ class Plugins:
                 yield name, error
 
     def free(self) -> None:
-        """Let another run begin."""
+        """Allow another run to begin."""
         self._run = None
 
-    def _is_here(self, entry: Entry) -> bool:
+    def _runs_on_this_rank(self, entry: Entry) -> bool:
         engine = self._engine
         is_main, is_local_main = (True, True) if engine is None else (engine.is_main, engine.is_local_main)
         return {"all": True, "main": is_main, "local_main": is_local_main}[entry.ranks]
@@ -297,29 +310,14 @@ class Plugins:
                 names = f"{other!r} and {entry.name!r} both claim {both}"
                 raise ValueError(f"Plugins {names}, which only one may: unregister one of them.")
 
-    def _order(self, entry: Entry) -> None:
-        """Find the places of a plugin's handlers; where they cannot be ordered, all is as before."""
-        with ExitStack() as undo:
-            for event, handler in entry.handlers:
-                order = self._orders.setdefault(event, Order(event.__name__))
-                self._move(event, order.add(handler))
-                undo.callback(self._strike, event, handler)
-            undo.pop_all()
-
-    def _strike(self, event: type[Event], handler: Handler) -> None:
-        self._move(event, self._orders[event].remove(handler))
-
-    def _move(self, event: type[Event], handlers: Iterable[Handler]) -> None:
-        self._bus.signal(event).move((handler.method, _place(handler)) for handler in handlers)
-
     def _toggle(self, entry: Entry, *, enabled: bool, by: str | None = None) -> None:
         before, entry.enabled = entry.enabled, enabled
         for event, handler in entry.handlers:
-            self._bus.signal(event).pause(handler.method, paused=not (enabled and entry.here))
+            self._bus.signal(event).pause(handler.method, paused=not entry.is_active)
         if enabled != before:
-            self._tell(entry.name, "enabled" if enabled else "disabled", by)
+            self._emit_change(entry.name, "enabled" if enabled else "disabled", by)
 
-    def _tell(
+    def _emit_change(
         self,
         name: str,
         change: Literal["registered", "unregistered", "enabled", "disabled"],
@@ -329,51 +327,26 @@ class Plugins:
             self._run.emit(PluginChanged(name, change, by or current_owner() or "the caller"))
 
     def _retire(self, entry: Entry) -> None:
-        """Close a plugin, as soon as no dispatch goes on that may still call it."""
-        self._bus.deferred.append((entry.name, partial(self._close, entry)))
-        self._bus.settle()
+        """Close a plugin, as soon as no emission that may still call it is running."""
+        self._bus.deferred.append((entry.name, partial(self._errors.close, entry)))
+        self._bus.run_deferred()
 
     def _forgive(self, owner: str, run: Run, event: Event, error: BaseException) -> bool:
-        """Log and count an observer's error; switch it off after `max_errors`."""
-        entry = self._entries.get(owner) if isinstance(owner, PluginName) else None
-        if entry is None or not entry.forgives(error):
-            return False
-        self._count(entry, event.name, f"{event.name} at step {run.progress.steps}: {describe_error(error)}", error)
-        if event.name != PluginFailed.name:  # which would not end
-            run.emit(PluginFailed(entry.name, event.name, error))
-        if len(entry.errors) >= getattr(entry.plugin, "max_errors", 3) and entry.enabled:
-            run.note(f"plugin {str(owner)!r} was switched off after {len(entry.errors)} errors")
-            logger.error("plugin %r is switched off after %d errors", owner, len(entry.errors))
-            entry.given_up = True
-            self._toggle(entry, enabled=False, by=f"{len(entry.errors)} errors")
-            self._retire(entry)
-        return True
+        """Return whether a run continues in spite of a handler's error: if it is an observer's."""
+        entry = self._entry_of(owner)
+        return entry is not None and self._errors.forgive_handler(entry, run, event, error)
 
     def _forgive_state(self, entry: Entry, what: str, consequence: str, error: BaseException) -> bool:
-        """Log, list and note what an observer's state raised, once; what it hears is another matter."""
-        if not entry.forgives(error):
-            return False
-        line = f"{what}: {describe_error(error)}"
-        if line not in entry.errors:
-            self._count(entry, what, line, error)
-            if self._run is not None:
-                self._run.note(f"plugin {entry.name!r}: {consequence}; {line}")
-        return True
+        return self._errors.forgive_state(entry, self._run, what, consequence, error)
 
-    def _close(self, entry: Entry) -> None:
-        """Close a plugin; an observer's error is logged and listed like all of its errors."""
-        try:
-            if isinstance(entry.plugin, Plugin):
-                entry.plugin.close()
-        except BaseException as error:
-            if not entry.forgives(error):
-                raise
-            self._count(entry, "close", f"close: {describe_error(error)}", error)
+    def _disable_by_errors(self, entry: Entry) -> None:
+        entry.disabled_by_errors = True
+        self._toggle(entry, enabled=False, by=f"{len(entry.errors)} errors")
+        self._retire(entry)
 
-    @staticmethod
-    def _count(entry: Entry, what: str, line: str, error: BaseException) -> None:
-        entry.errors.append(line)
-        logger.error("plugin %r failed in %s", entry.name, what, exc_info=error)
+    def _entry_of(self, owner: str) -> Entry | None:
+        """Return the plugin that an owner of handlers is; None for a function."""
+        return self._entries.get(owner) if isinstance(owner, PluginName) else None
 
     def _matches(self, key: Key) -> list[Entry]:
         if isinstance(key, type):
@@ -390,7 +363,3 @@ class Plugins:
             names = ", ".join(entry.name for entry in matches)
             raise LookupError(f"Several plugins are of class {given}: choose by name, one of {names}.")
         raise LookupError(f"No plugin {given!r} is registered.{known_names(given, self._entries)}")
-
-
-def _place(handler: Handler) -> Place:
-    return handler.mark.lane, handler.place

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypedDict, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, TypedDict, TypeVar, Unpack, overload
 
-from ..events import Event, Lane, Run
+from ..events import Event, Lane
 from ..events.bus import When
 from ..events.checks import check_event
+
+if TYPE_CHECKING:
+    from ..events import Run
 
 P = TypeVar("P")
 E = TypeVar("E", bound=Event)

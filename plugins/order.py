@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil, floor, inf
 from operator import attrgetter
 from typing import Any
 
+from ..events import Bus, Event
+from ..events.bus import Position
 from .marks import Marker
 
 PLACE = attrgetter("place")
@@ -33,12 +36,49 @@ class Handler:
     listed: int = 0
     place: Fraction | int = 0
 
+    @property
+    def position(self) -> Position:
+        """Its position among all handlers of the event."""
+        return self.mark.lane, self.place
+
+
+class HandlerOrder:
+    """The order of the handlers of all events, kept on the bus.
+
+    Args:
+        bus: where the handlers are, or will be, connected.
+    """
+
+    def __init__(self, bus: Bus) -> None:
+        self._bus = bus
+        self._orders: dict[type[Event], Order] = {}
+
+    def add(self, handlers: Iterable[tuple[type[Event], Handler]]) -> None:
+        """Find the positions of a plugin's handlers.
+
+        Raises:
+            ValueError: they cannot be ordered; nothing was changed.
+        """
+        with ExitStack() as undo:
+            for event, handler in handlers:
+                order = self._orders.setdefault(event, Order(event.__name__))
+                self._move(event, order.add(handler))
+                undo.callback(self.remove, event, handler)
+            undo.pop_all()
+
+    def remove(self, event: type[Event], handler: Handler) -> None:
+        """Remove a handler."""
+        self._move(event, self._orders[event].remove(handler))
+
+    def _move(self, event: type[Event], handlers: Iterable[Handler]) -> None:
+        self._bus.signal(event).move((handler.method, handler.position) for handler in handlers)
+
 
 class Order:
     """The handlers of one event in the order in which they run; stable where nothing demands otherwise.
 
-    In each lane, of all handlers that may run next, the one that was listed first does. So one that nobody has to run
-    after can come and go without any other being moved; else those that have to are placed anew, one by one.
+    In each lane, of all handlers that may run next, the one that was listed first does. So a handler that no other has
+    to follow is added and removed without moving any other; else those that follow are positioned again, one by one.
 
     Args:
         event: the event's name.
@@ -137,7 +177,7 @@ class Order:
     def _put_back(self, handlers: list[Handler]) -> list[Handler]:
         """Place handlers, given in an order that is allowed: each before the first one that was listed after it.
 
-        Those whose place is another one than it was are returned.
+        Those with a new position are returned.
         """
         moved = []
         for handler in handlers:

@@ -1,4 +1,4 @@
-"""The resolved order of everything that hears an event, for people."""
+"""The resolved order of the handlers of every event, for people."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from ..events import Bus, Lane
 
 
 def plan(bus: Bus) -> str:
-    """Return, for every event that anything hears, who hears it and in which order."""
+    """Return the handlers of every event that has some, in their order."""
     lines: list[str] = []
     for signal in bus.signals():
-        seats = sorted(signal.seats.values(), key=lambda seat: seat.order)
-        if seats:
+        subscriptions = sorted(signal.subscriptions.values(), key=lambda subscription: subscription.position)
+        if subscriptions:
             lines.append(signal.event.name)
-        for seat in seats:
-            lane = Lane(int(seat.order[0])).name if seat.order[0] <= max(Lane) else "last"
-            lines.append(f"  {lane:<9} {seat.owner}{' (off)' * seat.paused}")
-    return "\n".join(lines) or "nobody hears anything"
+        for subscription in subscriptions:
+            lane = Lane(int(subscription.position[0])).name if subscription.position[0] <= max(Lane) else "last"
+            lines.append(f"  {lane:<9} {subscription.owner}{' (off)' * subscription.paused}")
+    return "\n".join(lines) or "no handlers"

@@ -21,16 +21,16 @@ class Plugin:
         max_errors: after how many errors an observer is switched off.
         ignores: events that this object, with its options, has no use for: their handlers are not connected.
         draws: whether handlers of an observer may draw random numbers: they then run apart from the training's random
-            stream where `RNGCapture` keeps one. False spares them the 15 microseconds that this takes.
+            stream where `RNGCapture` keeps one, which takes 15 microseconds. False saves these.
         ranks: on which of several processes its handlers run: `all`, the `main` one, or the `local_main` one of every
             machine. Where they run on one only, they must not call collectives such as `run.engine.reduce`.
         affects_training: False for one that cannot change weights, draws or length, such as one that only writes files;
-            it may come and go, and have other options, without a word at a resume. An observer never can.
+            it may be added, removed or have other options at a resume. An observer never can.
         resume_ignores: attributes that are not compared at a resume, since no bit of the training depends on them.
         exclusive: capabilities that only one plugin at a time may claim.
-        asks: what the plugin asks the loop for: `stop`, `validation`, `save`, `log`; on several ranks also
+        asks: what the plugin may request of the loop: `stop`, `validation`, `save`, `log`; on several ranks also
             `skip_batch` and `skip_step`, for which they vote at every batch or step.
-        needs: what some plugin must ask for, or this one would wait for ever.
+        needs: what some plugin must request, or this one would never act.
         state_version: of the form of its state; raise it when that changes, and write `migrate_state`.
     """
 
@@ -58,7 +58,7 @@ class Plugin:
         return self
 
     def reset(self) -> None:
-        """Forget the former training: one object may serve several. Called before `TrainStart`, if this takes part.
+        """Forget the former training: one object may be in several. Called before `TrainStart`, if this takes part.
 
         A validation or a test on its own resets nothing, nor does a run on a rank where the handlers do not run.
         """
@@ -66,15 +66,15 @@ class Plugin:
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs, as plain types and tensors. Saved under the plugin's name.
 
-        An empty one says that there is nothing to remember: that the plugin is as `reset` and `TrainStart` leave it.
+        An empty one means that the plugin is as `reset` and `TrainStart` leave it.
         """
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a saved state; called after every `TrainStart` handler, and when a run goes back to a checkpoint.
+        """Continue from a saved state; called after every `TrainStart` handler, and when a run rolls back.
 
-        Whatever `state_dict` returns has to be taken. An empty state comes when a run goes back to where this plugin
-        had one, and says: be as `reset` and `TrainStart` leave you. At a resume it does not come: they have just been.
+        It takes whatever `state_dict` returns. An empty state is given when a run rolls back to where this plugin had
+        one: be as `reset` and `TrainStart` leave you. At a resume it is not given, as both have just been called.
         """
 
     def migrate_state(self, state: dict[str, Any], version: int) -> Mapping[str, Any]:
@@ -82,7 +82,7 @@ class Plugin:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Let go of files, bars and the like. Called after `RunClosed`, when disabled, when unregistered."""
+        """Close files, bars and the like. Called after `RunClosed`, when disabled, when unregistered."""
 
 
 def snake_case(name: str) -> str:

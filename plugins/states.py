@@ -1,4 +1,4 @@
-"""What plugins and the filters of their handlers remember: collected for a checkpoint, given back from one."""
+"""The states of plugins and of the filters of their handlers: collected for a checkpoint, restored from one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class States:
 
     Args:
         entries: the plugins by their names.
-        forgive: given a plugin, what failed, what comes of it and the error, returns whether the run goes on.
+        forgive: given a plugin, what failed, what comes of it and the error, returns whether the run continues.
     """
 
     def __init__(self, entries: Mapping[str, Entry], forgive: Forgive) -> None:
@@ -83,7 +83,7 @@ class States:
 
     @contextmanager
     def _spared(self, entry: Entry, what: str, consequence: str) -> Iterator[None]:
-        """Go on in spite of what an observer's state raises; name the plugin in what another's raises."""
+        """Continue in spite of what an observer's state raises; name the plugin in what another's raises."""
         try:
             yield
         except BaseException as error:
@@ -97,9 +97,9 @@ class States:
         return True
 
     def _give(self, entry: Entry, state: Any, version: int, path: Path | None) -> None:
-        """Let a plugin go on from a state, brought up to date first."""
-        where = f"go on from its state in {path or 'the cut'}"
-        with self._spared(entry, "load_state_dict", "it goes on without its state"):
+        """Restore a plugin from a state, migrated if needed."""
+        where = f"continue from its state in {path or 'the cut'}"
+        with self._spared(entry, "load_state_dict", "it continues without its state"):
             if version > (now := entry.state_version):
                 raise ValueError(
                     f"Plugin {entry.name!r} cannot {where}: that is of version {version}, and the plugin reads up to "
@@ -114,7 +114,7 @@ class States:
                 entry.plugin.load_state_dict(state)
 
     def _empty(self, entry: Entry, path: Path | None) -> None:
-        """Put a plugin back to where it had nothing to remember."""
+        """Return a plugin to where it had nothing to remember."""
         where = f"go back to {path or 'a cut'}, where it had an empty state"
         with (
             self._spared(entry, "load_state_dict({})", "it keeps what it has"),
@@ -124,7 +124,7 @@ class States:
 
 
 OTHER_FORM = (
-    "If its state had another form then, go on with the version of the plugin that saved it, or give the plugin a "
+    "If its state had another form then, use the version of the plugin that saved it, or give the plugin a "
     "state_version and a migrate_state."
 )
 

@@ -168,7 +168,7 @@ class Profile(Plugin):
 
             return handler if owner == own else traced
 
-        return run.bus.wrap_all(named)
+        return run.bus.intercept(named)
 
     def _finish(self) -> None:
         """Stop the trace, and write it if it is one to keep."""

@@ -51,8 +51,8 @@ def plan_of(bus: Bus) -> dict[str, tuple[str, ...]]:
     """Return who hears each event, in the order in which they run."""
     plan: dict[str, tuple[str, ...]] = {}
     for signal in bus.signals():
-        seats = sorted(signal.seats.values(), key=lambda seat: seat.order)
-        if owners := [short(str(seat.owner), NAME) for seat in seats[:OWNERS] if not seat.paused]:
+        subscriptions = sorted(signal.subscriptions.values(), key=lambda seat: seat.position)
+        if owners := [short(str(seat.owner), NAME) for seat in subscriptions[:OWNERS] if not seat.paused]:
             plan[signal.event.name] = tuple(owners)
     return plan
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...events import CATALOGUE, Event, Lane, Log, OrderedSignal, Run
-from ...events.bus import Receiver, Seat
-from ...plugins.entry import PluginName
+from ...events.bus import PluginName, Receiver, Subscription
 
 
 class Listening:
@@ -33,7 +32,9 @@ class Listening:
             self._follow(run, event, handlers)
         for signal in run.bus.signals():
             if signal.event not in CATALOGUE and signal not in self._connected:
-                signal.connect(self._foreign, weak=False, seat=Seat((Lane.TRANSFORM, sys.maxsize), self._owner))
+                signal.connect(
+                    self._foreign, weak=False, subscription=Subscription((Lane.TRANSFORM, sys.maxsize), self._owner)
+                )
                 self._connected.append(signal)
 
     def detach(self) -> None:
@@ -44,7 +45,7 @@ class Listening:
 
     def _follow(self, run: Run, event: type[Event], handlers: Sequence[Receiver]) -> None:
         signal = run.bus.signal(event)
-        heard_by = {seat.owner for seat in signal.seats.values() if not seat.paused}
+        heard_by = {seat.owner for seat in signal.subscriptions.values() if not seat.paused}
         wanted = bool(heard_by - {self._owner})
         if event is Log and not wanted:  # a log that nobody hears, but somebody asks for
             wanted = "log" in run.plugins.declared("asks")

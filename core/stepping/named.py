@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...events import Progress
+from ...events import Control, Progress
 from ...events.checks import known_names
 from ..engines.contract import LoopEngine
 from ..engines.modules import modules_of
@@ -43,6 +43,12 @@ class NamedWindows(Windows):
         """See the base class."""
         sizes = (window.size for window in self.by_name.values())
         return max(sizes) if self.in_hand is None else self.in_hand.size
+
+    def for_each_loss(self, step: Callable[..., None], run: Any, returned: Any) -> None:
+        """Call `step(run, loss, name)` with each loss that a training step yields, computed after the step before."""
+        with closing(named_losses(returned, run.engine.autocast)) as losses:
+            for name, loss in losses:
+                step(run, loss, name)
 
     def label(self, what: str, name: str) -> str:
         """See the base class."""
@@ -78,6 +84,17 @@ class NamedWindows(Windows):
         self.taken.add(window.name)
         window.loss = self.latest[window.name] = loss
         return window
+
+    def select(self, window: OptimizerWindow, control: Control) -> Tensor | None:
+        """See the base class."""
+        self.in_hand = window
+        control.note_optimizer(window.name)
+        window.exchange()
+        return window.loss
+
+    def deselect(self, control: Control) -> None:
+        """See the base class; whether gradients are dropped is decided for each optimizer."""
+        self.in_hand, control.drops_step = None, False
 
     def batch_losses(self) -> tuple[Tensor, ...]:
         """See the base class."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ...events import Progress
+from ...events import Control, Progress
 
 if TYPE_CHECKING:
     from ..engines.contract import LoopEngine
@@ -91,6 +91,10 @@ class Windows:
         """The micro-batches in the window in hand, elsewhere in the longest."""
         return self.first.size
 
+    def for_each_loss(self, step: Callable[..., None], run: Any, returned: Any) -> None:
+        """Call `step(run, loss)` with the loss that a training step returned."""
+        step(run, returned)
+
     def label(self, what: str, name: str) -> str:
         """Return the name to track a value of an optimizer by."""
         return what
@@ -98,6 +102,14 @@ class Windows:
     def bind(self, engine: LoopEngine) -> None:
         """Ask an engine how to step each optimizer."""
         self.first.bind(engine)
+
+    def select(self, window: OptimizerWindow, control: Control) -> Tensor | None:
+        """Begin the step of one of several windows; return the loss that it is for."""
+        raise NotImplementedError
+
+    def deselect(self, control: Control) -> None:
+        """End the step of one of several windows."""
+        raise NotImplementedError
 
     def take(self, name: str | None, loss: Any) -> OptimizerWindow:
         """Return the window that a loss is for.

@@ -131,7 +131,7 @@ def test_the_profiler_runs_in_the_cycles_only(fit: Make, tmp_path: Path) -> None
     class Look(Plugin):
         @on(BatchStart)
         def look(self, run: Run, event: BatchStart) -> None:
-            seen.append((is_profiling(), len(run.bus._wrappers)))
+            seen.append((is_profiling(), len(run.bus._interceptors)))
 
     fit(Profile(tmp_path, wait=2, warmup=1, active=2), Look(), count=7)
 

@@ -424,7 +424,7 @@ def test_the_learning_rate_of_the_checkpoint_goes_on_and_that_is_said() -> None:
     _, cut = fit(supervised(), epochs=1)
     result, _ = fit(supervised(), cut, optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.5))
 
-    assert "the learning rate that the run began with goes on, [0.1], not the program's [0.5]" in result.notes
+    assert "the learning rate that the run began with is kept, [0.1], not the program's [0.5]" in result.notes
 
 
 @pytest.mark.parametrize("resumed_at", [(1, 0), (0, 2)])

@@ -121,7 +121,7 @@ def test_what_a_module_refuses_itself_names_the_file_and_the_module(tmp_path: Pa
     )
     with pytest.raises(ValueError, match=rf"(?s)^{said}") as caught:
         fit(tmp_path, network("whole", width=3), 3)
-    assert caught.value.__notes__[0] == f"heliograph: while going on from {path}"
+    assert caught.value.__notes__[0] == f"heliograph: while continuing from {path}"
     assert isinstance(caught.value.__cause__, RuntimeError)
     assert path is not None
     with pytest.raises(ValueError, match=rf"(?s)^{path}: {said}"):

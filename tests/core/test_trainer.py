@@ -138,7 +138,7 @@ def test_parts_of_a_task_that_nobody_would_see() -> None:
             self.part = part
 
     for part in ([nn.Linear(4, 2)], {"head": nn.Linear(4, 2)}, nn.Parameter(torch.zeros(1))):
-        with pytest.raises(ValueError, match=r"Hidden\.part holds modules or parameters out of sight"):
+        with pytest.raises(ValueError, match=r"Hidden\.part holds modules or parameters where they are not found"):
             fit(task=Hidden(part))
     assert fit(task=Hidden(nn.ModuleList([nn.Linear(4, 2)]))).status == "completed"
 
@@ -219,7 +219,7 @@ def test_no_loader_at_all() -> None:
 
 
 def test_a_task_without_its_step() -> None:
-    with pytest.raises(TypeError, match=r"Linear is no task for this: it has no training_step\(run, batch\)"):
+    with pytest.raises(TypeError, match=r"Linear has no training_step\(run, batch\)"):
         fit(task=nn.Linear(4, 2))
     with pytest.raises(TypeError, match="needs a method training_step"):
         fit(task=Task(), optimizer=sgd(nn.Linear(4, 2).parameters()))

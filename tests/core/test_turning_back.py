@@ -304,7 +304,7 @@ def test_in_a_test_it_is_refused() -> None:
 
     trainer = Trainer(device="cpu")
     trainer.bus.on(ValidationEnd, ask)
-    with pytest.raises(RuntimeError, match="for a training that goes on"):
+    with pytest.raises(RuntimeError, match="for a training that has begun"):
         trainer.validate(make_task(), data(1))
 
 

@@ -116,13 +116,13 @@ def test_a_function_runs_behind_the_plugins_of_its_lane() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(list(Lane)), st.booleans()), max_size=12))
-def test_the_order_of_calls_is_stable_and_equals_a_simple_model(seats: list[tuple[Lane, bool]]) -> None:
+def test_the_order_of_calls_is_stable_and_equals_a_simple_model(subscriptions: list[tuple[Lane, bool]]) -> None:
     bus, heard = Bus(), list[str]()
-    for arrival, (lane, paused) in enumerate(seats):
+    for arrival, (lane, paused) in enumerate(subscriptions):
         handle = bus.on(BatchEnd, recorder(str(arrival), heard), lane=lane)
         if paused:
             handle.pause()
-    speaking = [(lane, arrival) for arrival, (lane, paused) in enumerate(seats) if not paused]
+    speaking = [(lane, arrival) for arrival, (lane, paused) in enumerate(subscriptions) if not paused]
     expected = [str(arrival) for _, arrival in sorted(speaking)]
     signal, sender = bus.signal(BatchEnd), Sender()
     assert emitted(signal, sender, heard) == expected  # type: ignore[arg-type]
@@ -133,7 +133,7 @@ def test_the_order_of_calls_is_stable_and_equals_a_simple_model(seats: list[tupl
 
 
 class SignalMachine(RuleBasedStateMachine):
-    """Any sequence of connect, disconnect, pause and resume keeps to a model: a list of seats."""
+    """Any sequence of connect, disconnect, pause and resume keeps to a model: a list of subscriptions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class SignalMachine(RuleBasedStateMachine):
     @rule(name=st.sampled_from("012345"), lane=st.sampled_from(list(Lane)))
     def connect(self, name: str, lane: Lane) -> None:
         if name in self.seated():
-            with pytest.raises(ValueError, match="hears BatchEnd already"):
+            with pytest.raises(ValueError, match="is subscribed to BatchEnd"):
                 self.bus.on(BatchEnd, self.receivers[name], lane=lane)
             self.signal.connect(self.receivers[name], weak=False)  # blinker's own connect keeps the place
             return
@@ -284,7 +284,7 @@ def test_a_type_error_in_receiver_connected_takes_the_connection_back(trainer: T
     with pytest.raises(TypeError, match=r"^no$"):
         signal.connect(recorder("a", []))
     assert (signal.chain, dict(signal.receivers)) == ((), {})
-    assert trainer.plan() == "nobody hears anything"
+    assert trainer.plan() == "no handlers"
 
 
 def test_a_receiver_bound_to_a_sender_hears_that_run_only(run: TrainRun, another_run: Callable[[], TrainRun]) -> None:
@@ -654,7 +654,7 @@ def test_subscribing_twice_is_refused(run: TrainRun) -> None:
     heard: list[str] = []
     receiver = recorder("a", heard)
     handle = run.bus.on(BatchEnd, receiver)
-    with pytest.raises(ValueError, match=r"^recorder.* hears BatchEnd already: remove its handle first\.$"):
+    with pytest.raises(ValueError, match=r"^recorder.* is subscribed to BatchEnd: remove its handle first\.$"):
         run.bus.on(BatchEnd, receiver, lane=Lane.REPORT)
     run.bus.on(StepEnd, receiver)
     assert emitted(run.bus.signal(BatchEnd), run, heard) == ["a"]
@@ -716,7 +716,7 @@ class CallableGenerator:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_would_never_run_is_refused(bus: Bus, receiver: Any, name: str) -> None:
-    with pytest.raises(TypeError, match=rf"^{name} cannot hear BatchEnd: .* is no coroutine or generator\.$"):
+    with pytest.raises(TypeError, match=rf"^{name} cannot handle BatchEnd: .* is no coroutine or generator\.$"):
         bus.on(BatchEnd, receiver)
     assert bus.signal(BatchEnd).chain == ()
     assert not bus.signal(BatchEnd).receivers
@@ -733,7 +733,7 @@ def one_too_many(run: Run, event: Event, more: int) -> None: ...
 
 @pytest.mark.parametrize("receiver", [without_event, misspelt, one_too_many, Listener.hear])
 def test_a_wrong_signature_is_refused_by_name(bus: Bus, receiver: Callable[..., None]) -> None:
-    sentence = rf"^{receiver.__qualname__}\(.*\).* cannot hear BatchEnd: a handler takes \(run, event\)"
+    sentence = rf"^{receiver.__qualname__}\(.*\).* cannot handle BatchEnd: a handler takes \(run, event\)"
     with pytest.raises(TypeError, match=sentence):
         bus.on(BatchEnd, receiver)
     with pytest.raises(TypeError, match=sentence):
@@ -857,7 +857,7 @@ def test_a_failed_connect_leaves_nothing_behind(trainer: Trainer) -> None:
     with pytest.raises(TypeError, match="weak reference"):
         signal.connect(WithoutWeakReferences())
     assert (signal.chain, dict(signal.receivers)) == ((), {})
-    assert trainer.plan() == "nobody hears anything"
+    assert trainer.plan() == "no handlers"
 
 
 @dataclass
@@ -1016,7 +1016,7 @@ def test_wrap_all_wraps_what_is_there_and_what_comes(run: TrainRun) -> None:
         heard.append("later")
 
     run.bus.on(BatchEnd, named)
-    unwrap = run.bus.wrap_all(wrapper)
+    unwrap = run.bus.intercept(wrapper)
     run.bus.on(EpochEnd, later, when=lambda run: True)
     assert emitted(run.bus.signal(BatchEnd), run, heard) == [f"before {named.__qualname__}", "named"]
     assert emitted(run.bus.signal(EpochEnd), run, heard, EpochEnd(0)) == [f"before {later.__qualname__}", "later"]
@@ -1043,7 +1043,7 @@ def test_several_wrappers_go_around_one_another_and_are_taken_off_in_any_order(r
         heard.append("named")
 
     run.bus.on(BatchEnd, named)
-    take_off = [run.bus.wrap_all(saying(word)) for word in ("inner", "outer")]
+    take_off = [run.bus.intercept(saying(word)) for word in ("inner", "outer")]
     assert emitted(run.bus.signal(BatchEnd), run, heard) == ["outer", "inner", "named"]
     take_off[0]()
     take_off[0]()
@@ -1056,7 +1056,7 @@ def test_errors_are_attributed_through_a_wrapper(run: TrainRun) -> None:
     error = KeyError("x")
     fail = failing(error)
     run.bus.on(BatchEnd, fail)
-    run.bus.wrap_all(lambda receiver, owner: lambda run, *, event: receiver(run, event=event))
+    run.bus.intercept(lambda receiver, owner: lambda run, *, event: receiver(run, event=event))
     with pytest.raises(KeyError):
         run.bus.signal(BatchEnd).emit(run, BATCH_END)
     assert run.bus.blamed == (error, fail.__qualname__, "batch_end")

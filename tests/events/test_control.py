@@ -342,7 +342,7 @@ def test_a_plugin_with_a_filter_is_found_out() -> None:
 
 def test_a_wrapped_handler_is_found_out() -> None:
     trainer = Trainer([Stopper()], device="cpu")
-    trainer.bus.wrap_all(lambda receiver, owner: lambda run, *, event: receiver(run, event=event))
+    trainer.bus.intercept(lambda receiver, owner: lambda run, *, event: receiver(run, event=event))
     assert asker_of(fit(trainer)) == "stopper"
 
 

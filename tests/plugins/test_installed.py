@@ -56,7 +56,7 @@ def test_what_becomes_of_an_import(weather: Path, source: str, state: tuple[str,
 def test_an_import_that_hangs_is_given_up(weather: Path) -> None:
     weather.write_text(HANGING)
 
-    assert states_of(found(), limit=0.5) == [("broken", "its import was given up after 0.5 s")]
+    assert states_of(found(), limit=0.5) == [("broken", "its import did not end within 0.5 s")]
 
 
 def test_names_do_not_steer_the_terminal(

@@ -284,9 +284,13 @@ class FilterThatCannotBeCopied(Noting):
 @pytest.mark.parametrize(
     ("kind", "error", "sentence"),
     [
-        (WrongSignature, TypeError, r"^WrongSignature\.end\(run: .*\).* cannot hear EpochEnd: a handler takes \(run, "),
+        (
+            WrongSignature,
+            TypeError,
+            r"^WrongSignature\.end\(run: .*\).* cannot handle EpochEnd: a handler takes ",
+        ),
         (WrongAnnotation, TypeError, r"^WrongAnnotation\.end is subscribed to EpochEnd, but annotates .* as BatchEnd"),
-        (Coroutine, TypeError, r"^Coroutine\.end cannot hear EpochEnd: .* is no coroutine or generator\.$"),
+        (Coroutine, TypeError, r"^Coroutine\.end cannot handle EpochEnd: .* is no coroutine or generator\.$"),
         (HalfOfTheState, TypeError, "^HalfOfTheState has one of state_dict and load_state_dict: a plugin needs both"),
         (OtherHalfOfTheState, TypeError, "^OtherHalfOfTheState has one of state_dict and load_state_dict"),
         (Cyclic, ValueError, "^The handlers of EpochEnd cannot be ordered"),
@@ -307,7 +311,7 @@ def test_a_failed_registration_leaves_nothing_behind(
 
 
 def test_a_trainer_with_a_bad_plugin_is_not_made() -> None:
-    with pytest.raises(TypeError, match="cannot hear EpochEnd"):
+    with pytest.raises(TypeError, match="cannot handle EpochEnd"):
         Trainer([WrongSignature()], device="cpu")
 
 

@@ -244,8 +244,8 @@ def test_a_state_that_cannot_be_loaded_is_done_without() -> None:
     result = fit(Keeping(dict, lambda state: state["m"]), counting, saved=cuts[0])
     assert (result.status, counting.batches) == ("completed", 6)
     (line,) = result.plugin_errors["keeping"]
-    assert line.startswith("load_state_dict: ValueError: Plugin 'keeping' cannot go on from its state in the cut: ")
-    assert f"plugin 'keeping': it goes on without its state; {line}" in result.notes
+    assert line.startswith("load_state_dict: ValueError: Plugin 'keeping' cannot continue from its state in the cut: ")
+    assert f"plugin 'keeping': it continues without its state; {line}" in result.notes
 
 
 def test_of_a_critical_plugin_the_error_names_it() -> None:

@@ -337,7 +337,7 @@ def test_a_link_is_made_once_for_each_handler() -> None:
         made.append(owner)
         return receiver
 
-    trainer.bus.wrap_all(wrapper)
+    trainer.bus.intercept(wrapper)
     made.clear()
     for number in range(50):
         trainer.plugins.register(Busy().named(f"busy_{number}"))

@@ -29,7 +29,7 @@ def foreign(sender: object, **facts: object) -> None: ...
 
 
 def test_a_plan_without_listeners() -> None:
-    assert plan(Bus()) == Trainer(device="cpu").plan() == "nobody hears anything"
+    assert plan(Bus()) == Trainer(device="cpu").plan() == "no handlers"
 
 
 def test_a_plan_lists_every_event_in_order_with_who_hears_it() -> None:
@@ -55,4 +55,4 @@ def test_a_plan_forgets_what_has_left() -> None:
     trainer.plugins.unregister("decide")
     with trainer.bus.on(BatchEnd, a_function):
         assert trainer.plan() == "batch_end\n  DECIDE    a_function"
-    assert trainer.plan() == "nobody hears anything"
+    assert trainer.plan() == "no handlers"

@@ -79,8 +79,8 @@ def test_a_changed_state_fails_the_resume_with_plugin_file_error_and_mend(tmp_pa
     with pytest.raises(ValueError) as caught:
         fit(Changed(), tmp_path, resume=path, epochs=2)
     assert str(caught.value) == (
-        f"Plugin 'momentum' cannot go on from its state in {path}: load_state_dict raised KeyError: 'm'. If its state "
-        f"had another form then, go on with the version of the plugin that saved it, or give the plugin a "
+        f"Plugin 'momentum' cannot continue from its state in {path}: load_state_dict raised KeyError: 'm'. If its "
+        f"state had another form then, use the version of the plugin that saved it, or give the plugin a "
         f"state_version and a migrate_state. As Changed(...).named('momentum_2') it starts fresh."
     )
     assert isinstance(caught.value.__cause__, KeyError)
@@ -107,8 +107,8 @@ def test_a_newer_state_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError) as caught:
         fit(Momentum(), tmp_path, resume=path, epochs=2)
     assert str(caught.value) == (
-        f"Plugin 'momentum' cannot go on from its state in {path}: that is of version 2, and the plugin reads up to 1. "
-        f"Update the plugin's package. As Momentum(...).named('momentum_2') it starts fresh."
+        f"Plugin 'momentum' cannot continue from its state in {path}: that is of version 2, and the plugin reads up to "
+        f"1. Update the plugin's package. As Momentum(...).named('momentum_2') it starts fresh."
     )
 
 

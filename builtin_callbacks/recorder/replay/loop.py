@@ -276,4 +276,4 @@ class AttemptReplay:
 
 def hearers_of_steps(bus: Bus) -> set[str]:
     """Return who hears of single optimizer steps."""
-    return {str(seat.owner) for event in (GradientsReady, StepEnd) for seat in bus.signal(event).seats.values()}
+    return {str(seat.owner) for event in (GradientsReady, StepEnd) for seat in bus.signal(event).subscriptions.values()}

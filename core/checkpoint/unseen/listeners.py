@@ -8,9 +8,8 @@ from functools import partial
 from typing import Any, Final, TypedDict
 
 from ....events import Run, RunClosed, RunFailed, TestBatchEnd, TestBatchStart, TestEnd, TestStart, TrainEnd
-from ....events.bus import FunctionName, OrderedSignal, Seat
+from ....events.bus import FunctionName, OrderedSignal, PluginName, Subscription
 from ....events.checks import describe
-from ....plugins.entry import PluginName
 from ....plugins.filters import Filter
 from ...data.draws.users_code import attributes_of, is_users
 from .program import Program, affects_training
@@ -93,11 +92,11 @@ def _signals(run: Run) -> list[OrderedSignal[Any]]:
     return [signal for signal in run.bus.signals() if signal.event not in AFTERWARDS]
 
 
-def _plugin(seat: Seat) -> str:
+def _plugin(seat: Subscription) -> str:
     return "" if isinstance(seat.owner, FunctionName) else str(seat.owner)
 
 
-def _listener(run: Run, receiver: Callable[..., Any], seat: Seat) -> Listener:
+def _listener(run: Run, receiver: Callable[..., Any], seat: Subscription) -> Listener:
     function, is_method = _function(receiver), isinstance(seat.owner, PluginName)
     module = getattr(function, "__module__", None) or type(function).__module__
     when, emissions = (encode("always"), 0) if is_method else _filter(run, seat.when)  # a plugin's is in its state

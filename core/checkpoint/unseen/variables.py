@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from torch import nn
 
 from ....events import Run
-from ....events.bus import FunctionName, Seat
+from ....events.bus import FunctionName, Subscription
 from ...data.draws.users_code import attributes_of, global_names, is_users
 from .attributes import ignored_names
 from .program import affects_training
@@ -93,7 +93,7 @@ def _roots(run: Run) -> Iterator[Any]:
                 yield type(holder)
 
 
-def _receivers(run: Run) -> Iterator[tuple[Callable[..., Any], Seat]]:
+def _receivers(run: Run) -> Iterator[tuple[Callable[..., Any], Subscription]]:
     for signal in run.bus.signals():
         yield from signal.listeners()
 

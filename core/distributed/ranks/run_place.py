@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 from ....events import CATALOGUE, Event, Lane, Run
 from ....events import catalogue as ev
-from ....events.run import place_of
+from ....events.errors import place_of
 
 QUIET = (ev.BatchStart, ev.GradientsReady, ev.StepEnd, ev.Log, ev.ShouldStop, ev.Replay)  # a listener changes the loop
 

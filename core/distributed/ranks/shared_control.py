@@ -92,7 +92,7 @@ class SharedControl(Control):
         if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is not None:
             self._hook.install()
             self._run.when_closed(self._hook.restore)
-        self._run.when_closed(self._run.bus.wrap_all(self._wrapped))
+        self._run.when_closed(self._run.bus.intercept(self._wrapped))
         if self._engine.watch is not None:
             self._run.when_closed(self._engine.watch.follow(self._run))
 
@@ -109,8 +109,8 @@ class SharedControl(Control):
         done = progress.steps + progress.skipped_steps
         return done % self._every == 0 or run.is_last_batch or progress.steps >= run.last_step
 
-    def settle(self) -> None:
-        """Make the standing requests the same on all ranks.
+    def agree(self) -> None:
+        """Make the open_requests requests the same on all ranks.
 
         Raises:
             KeyboardInterrupt: one of the ranks was interrupted; on all of them, in the same place.
@@ -132,10 +132,10 @@ class SharedControl(Control):
     def decide(self, *, served: bool = False) -> None:
         """Vote once more, where the boundary may have brought up something new; then decide."""
         if served or self._judges:
-            self.settle()
+            self.agree()
         super().decide()
 
-    def settle_batch(self) -> None:
+    def agree_on_batch(self) -> None:
         """Let a batch that one rank skips be skipped by all, where some plugin declares that it may.
 
         Raises:
@@ -151,7 +151,7 @@ class SharedControl(Control):
         if skips:
             self.skips_batch = self.touched = True
 
-    def settle_step(self) -> None:
+    def agree_on_step(self) -> None:
         """Let gradients that one rank drops be dropped by all, where some plugin declares that it may.
 
         Raises:
@@ -180,7 +180,7 @@ class SharedControl(Control):
             return True
         return watch.told(topic) is not None
 
-    def settle_validation(self) -> None:
+    def agree_on_validation(self) -> None:
         """Let an evaluation that one rank cut short be cut short for all.
 
         Raises:
@@ -194,7 +194,7 @@ class SharedControl(Control):
                 self.history.add(agreed["cut_validation"])
             self.cut_request = agreed.get("cut_validation")
 
-    def settle_exit(self) -> None:
+    def agree_on_exit_status(self) -> None:
         """Let all ranks exit with the same status, the highest that any asked for.
 
         Raises:
@@ -208,7 +208,7 @@ class SharedControl(Control):
             self._ballots({})
 
     def _exchange(self) -> None:
-        ballots = self._ballots(self.standing())
+        ballots = self._ballots(self.open_requests())
         agreed = _merged(ballots)
         askers = [rank for rank, ballot in enumerate(ballots) if "roll_back" in ballot.requests]
         self.adopt(agreed, vetoed=any(ballot.vetoes for ballot in ballots))

@@ -1,0 +1,69 @@
+"""What a run does that fails, or whose own loop is left before its end."""
+
+from __future__ import annotations
+
+from ..events.errors import error_text
+from . import loop
+from .context import RunContext
+from .own_loop import finish_left_batch
+
+
+def end_early(run: RunContext, error: BaseException | None) -> BaseException | None:
+    """Return the error that ends a run; without one, finish the run, and return what fails in that."""
+    return _finish_early(run) if error is None else _unwrapped(error)
+
+
+def leave_group(run: RunContext, error: BaseException, place: str) -> tuple[BaseException, BaseException | None]:
+    """Leave the group at once, for an error that not all ranks share; the others are informed before.
+
+    Args:
+        run: the run.
+        error: why.
+        place: where in the run it came up.
+
+    Returns:
+        What caused the error: itself, or that another rank failed; and what failed in leaving, if anything did.
+    """
+    if run.outcome.has_left_group or error is run.control.agreed:
+        return error, None
+    run.outcome.has_left_group = True
+    cause, watch = error, run.engine.watch
+    try:
+        if watch is not None:
+            cause = watch.explain(error)
+            if cause is error:
+                watch.announce(error, place)
+            from .distributed.ranks.failure import release_groups
+
+            release_groups(error)
+        try:
+            for act in run.hooks.leaving:
+                act()
+        finally:
+            run.engine.abandon()
+    except BaseException as failure:  # noqa: BLE001  # joins those of the closing; the error itself matters more
+        return cause, failure
+    return cause, None
+
+
+def _unwrapped(error: BaseException) -> BaseException:
+    """Return a StopIteration of user code as it was raised: crossing one of our generators had wrapped it (PEP 479)."""
+    cause = error.__cause__
+    if isinstance(cause, StopIteration) and error_text(error) == "generator raised StopIteration":
+        return cause
+    return error
+
+
+def _finish_early(run: RunContext) -> BaseException | None:
+    """Finish a run whose own loop was left before its end."""
+    try:
+        finish_left_batch(run)
+        if run.control.is_rolling_back:
+            run.control.discard_epoch()
+        run.control.stop("the loop over the epochs was left", by="the caller")
+        run.control.decide()
+        if run.outcome.started:
+            loop.finish(run)
+    except BaseException as error:  # noqa: BLE001  # fails the run like any other; raised by close_run
+        return error
+    return None

@@ -1,0 +1,32 @@
+"""Handlers of observers that run apart from the training, so that they cannot change its random draws."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+from ..events import Bus, Event, Run
+from ..events.bus import Receiver
+from ..plugins import Plugins
+from .lifetimes import Hooks
+
+
+@contextmanager
+def isolation(bus: Bus, plugins: Plugins, hooks: Hooks) -> Iterator[None]:
+    """Intercept the handlers of observers, those of `TrainStart` too, in case that a plugin isolates them there."""
+
+    def isolate(receiver: Receiver, owner: str) -> Receiver:
+        if not plugins.runs_apart(owner):
+            return receiver
+
+        def isolated(run: Run, *, event: Event) -> None:
+            with hooks.apart():
+                receiver(run, event=event)
+
+        return isolated
+
+    remove = bus.intercept(isolate)
+    hooks.closing.callback(remove)
+    yield
+    if hooks.apart is nullcontext:
+        remove()

@@ -1,0 +1,63 @@
+"""The signatures of handlers, checked when they are connected, so that nothing is checked when they are called."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from inspect import CO_ASYNC_GENERATOR, CO_COROUTINE, CO_GENERATOR, CO_VARARGS, CO_VARKEYWORDS
+from types import FunctionType, MethodType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from .catalogue import Event
+from .checks import describe
+
+HANDLER_FORM = "a handler takes (run, event), after self in a plugin, returns nothing, and is no coroutine or generator"
+UNUSUAL = CO_COROUTINE | CO_GENERATOR | CO_ASYNC_GENERATOR | CO_VARARGS | CO_VARKEYWORDS
+
+
+def check_receiver(receiver: Callable[..., Any], event: type[Event]) -> None:
+    """Raise TypeError unless `receiver(run, event=event)` fits its signature and its annotation admits the event."""
+    if not _has_usual_form(receiver):
+        _check_signature(receiver, event)
+    admitted = _annotated_event(receiver)
+    if admitted and not any(issubclass(event, kind) for kind in admitted):
+        names = " | ".join(kind.__name__ for kind in admitted)
+        raise TypeError(f"{describe(receiver)} is subscribed to {event.__name__}, but annotates `event` as {names}.")
+
+
+def _has_usual_form(receiver: Callable[..., Any]) -> bool:
+    """Return whether it is a plain function of `(run, event)`; to see that takes a tenth of a look at its signature."""
+    function: Any = receiver.__func__ if isinstance(receiver, MethodType) else receiver
+    if not isinstance(function, FunctionType) or vars(function).keys() & {"__wrapped__", "__signature__"}:
+        return False
+    code, first = function.__code__, int(function is not receiver)
+    if code.co_flags & UNUSUAL or code.co_kwonlyargcount or code.co_posonlyargcount > first + 1:
+        return False
+    return code.co_varnames[first : code.co_argcount][1:] == ("event",)
+
+
+def _check_signature(receiver: Callable[..., Any], event: type[Event]) -> None:
+    called = [receiver, getattr(type(receiver), "__call__", receiver)]  # noqa: B004  # the method itself is looked at
+    kinds = (inspect.iscoroutinefunction, inspect.isgeneratorfunction, inspect.isasyncgenfunction)
+    if not callable(receiver) or any(kind(each) for kind in kinds for each in called):
+        raise TypeError(f"{describe(receiver)} cannot handle {event.__name__}: {HANDLER_FORM}.")
+    try:
+        signature = inspect.signature(receiver)
+    except ValueError as error:
+        raise TypeError(f"{describe(receiver)} cannot handle {event.__name__}: {error}.") from None
+    try:
+        signature.bind(object(), event=object())
+    except TypeError as error:
+        what = f"{describe(receiver)}{signature} cannot handle {event.__name__}"
+        raise TypeError(f"{what}: {HANDLER_FORM} ({error}).") from None
+
+
+def _annotated_event(receiver: Callable[..., Any]) -> tuple[type, ...]:
+    """Return the classes that the annotation of `event` admits; none where it says nothing that can be read."""
+    function = receiver if inspect.isroutine(receiver) else getattr(type(receiver), "__call__", receiver)  # noqa: B004
+    try:
+        hint = get_type_hints(function).get("event")
+    except (NameError, TypeError, AttributeError, SyntaxError):  # for the type checker only, and it has checked
+        return ()
+    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    return () if Any in kinds else tuple(kind for kind in kinds if isinstance(kind, type))
