@@ -38,7 +38,7 @@ def test_a_file_at_its_size_limit_ends_no_run_and_can_be_read(size: int, tmp_pat
         return
     (attempt,) = read(tmp_path).attempts
     assert len(attempt.damage) <= 1  # none if the file ends between two lines
-    assert all(each.endswith(", the last, was cut short: it is damaged") for each in attempt.damage)
+    assert all(each.endswith(" (the last, cut short): damaged") for each in attempt.damage)
     steps = [batch.counters.steps for entry in attempt.entries if isinstance(entry, Batches) for batch in entry]
     assert steps == list(range(1, len(steps) + 1))
     assert bool(steps) == (size > 300)

@@ -1,4 +1,4 @@
-"""Entries come back as they were, to the last bit."""
+"""Entries are equal after encoding and decoding, to the last bit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from zlib import crc32
 
 import pytest
-from heliograph.builtin_callbacks.recorder.format.checksum import parse, sealed
+from heliograph.builtin_callbacks.recorder.format.checksum import format_line, parse_line
 from heliograph.builtin_callbacks.recorder.format.lines import decode, encode
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.format.records import (
@@ -67,39 +67,39 @@ ENTRIES = st.one_of(
 
 
 def bits(entry: Entry) -> str:
-    """Return what differs where any bit of a number does, and is alike for two NaN."""
+    """Return a text that differs if any bit of a number does, and is equal for two NaN."""
     return repr(entry)
 
 
 @given(ENTRIES)
-def test_an_entry_comes_back_as_it_was(entry: Entry) -> None:
+def test_an_entry_is_equal_after_decoding(entry: Entry) -> None:
     line = encode(entry, number=3)
     assert "\n" not in line
-    assert bits(decode(parse(line))) == bits(entry)
+    assert bits(decode(parse_line(line))) == bits(entry)
 
 
 @given(ENTRIES, st.data())
-def test_a_line_that_is_cut_is_refused(entry: Entry, data: st.DataObject) -> None:
+def test_a_line_that_is_cut_short_is_damaged(entry: Entry, data: st.DataObject) -> None:
     line = encode(entry)
     end = data.draw(st.integers(0, len(line) - 1))
     with pytest.raises(ValueError, match="damaged"):
-        parse(line[:end])
+        parse_line(line[:end])
 
 
 @given(ENTRIES, st.data())
-def test_a_line_in_which_a_bit_is_wrong_is_refused(entry: Entry, data: st.DataObject) -> None:
+def test_a_line_with_a_wrong_bit_is_damaged(entry: Entry, data: st.DataObject) -> None:
     line = bytearray(encode(entry).encode())
     line[data.draw(st.integers(0, len(line) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(ValueError, match="damaged"):
-        parse(bytes(line))
+        parse_line(bytes(line))
 
 
 @pytest.mark.parametrize(
     "text", ["{", "1", "[]", "[1]", "[" * 100_000], ids=["none", "number", "empty", "name", "deep"]
 )
-def test_a_line_that_is_no_array_with_a_name_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="it is no"):
-        parse(f"{text}\t{crc32(text.encode()):08x}")
+def test_a_line_that_is_not_an_array_with_a_name_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not "):
+        parse_line(f"{text}\t{crc32(text.encode()):08x}")
 
 
 JSON = st.recursive(
@@ -111,13 +111,13 @@ KINDS = st.sampled_from(["happened", "asked", "recounted", "spent", "batches", "
 
 
 @given(KINDS, st.lists(JSON, max_size=8))
-def test_a_line_of_another_form_is_an_entry_or_a_value_error(kind: str, rest: list[Any]) -> None:
+def test_any_line_is_an_entry_or_a_value_error(kind: str, rest: list[Any]) -> None:
     with suppress(ValueError):
-        decode(parse(sealed(kind, *rest)))
+        decode(parse_line(format_line(kind, *rest)))
 
 
-def test_an_attempt_comes_back_as_it_was(tmp_path: Path) -> None:
-    given_one = attempt(
+def test_an_attempt_is_equal_after_reading(tmp_path: Path) -> None:
+    original = attempt(
         EventEntry("train_start", 0.0, Counters()),
         max_steps=7,
         validation_sets=("a", "b"),
@@ -125,8 +125,8 @@ def test_an_attempt_comes_back_as_it_was(tmp_path: Path) -> None:
         plan={"log": ("x", "y")},
         losses=True,
     )
-    recording = read(write(tmp_path / "x.recording", given_one, replace(given_one, name="a2")))
-    assert recording.attempts == (given_one, replace(given_one, name="a2"))
+    recording = read(write(tmp_path / "x.recording", original, replace(original, name="a2")))
+    assert recording.attempts == (original, replace(original, name="a2"))
 
 
 def test_a_block_is_compact() -> None:
