@@ -37,7 +37,7 @@ def _parser() -> ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     inspect = commands.add_parser(
-        "inspect", help="tell what a checkpoint holds and whether it is whole, or list a folder"
+        "inspect", help="show what a checkpoint holds and whether it is intact, or list a folder"
     )
     verify = commands.add_parser("verify", help="hold every byte against its digest, and load it")
     migrate = commands.add_parser("migrate", help="bring older checkpoints, and those of Helios, up to date")
@@ -184,7 +184,7 @@ def _asked_names(folder: Path, run_name: str | None) -> list[str]:
 
 
 def _inspected(path: Path) -> Iterator[str]:
-    """Yield what there is to tell of a checkpoint or a folder; ValueError behind that where a checkpoint is damaged."""
+    """Yield the lines about a checkpoint or a folder; then raise ValueError where a checkpoint is damaged."""
     yield table(path) if path.is_dir() else describe(path)
     if not path.is_dir() and manifest_path(path).exists():
         reader.check(path)

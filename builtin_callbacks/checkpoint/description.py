@@ -22,7 +22,7 @@ HEAD = ("FILE", "RUN", "EPOCH", "BATCH", "STEP", "SAVED", "SIZE", "MARKS", "METR
 
 
 def describe(path: Path) -> str:
-    """Return all that can be told of one checkpoint; it is not verified.
+    """Return what is known of one checkpoint; it is not verified.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -40,9 +40,9 @@ def describe(path: Path) -> str:
 
 
 def table(folder: Path) -> str:
-    """Return the checkpoints in a folder, one line each, by run and the newest first; then what cannot be told of.
+    """Return the checkpoints in a folder, one line each, by run and the newest first; then those that cannot be read.
 
-    One whose files have other sizes than its manifest tells is marked as damaged; no more of it is verified.
+    One whose files have other sizes than its manifest says is marked as damaged; no more of it is verified.
 
     Raises:
         FileNotFoundError: there is none.

@@ -103,7 +103,7 @@ class Proof:
             self._ring.drop(run.progress.batches)
 
     def finish(self, run: Run) -> None:
-        """At `TrainEnd`: take in the rest, and tell what was found."""
+        """At `TrainEnd`: read the rest, and report what was found."""
         self._take(run, self._rows.late(wait=True))
         self._exchange(run, is_end=True)
         if run.engine.world_size == 1 and self._batches:
