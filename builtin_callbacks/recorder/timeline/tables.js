@@ -8,10 +8,10 @@ function drawStrip() {
   const width = Math.max(280, $("strip").clientWidth), height = 66;
   const at = (time) => (data.end ? (time / data.end) * width : 0);
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "group", "aria-label": "phases of the run over time" });
-  const nodes = data.phases.map(([kind, leg, begin, end, step]) => {
+  const nodes = data.phases.map(([kind, attempt, begin, end, step]) => {
     const label = `${kind}, ${seconds(end - begin)}`;
     const node = svg("rect", { class: `slice ${phaseClass(kind)}`, x: at(begin).toFixed(2), y: 18, width: Math.max(0.5, at(end) - at(begin)).toFixed(2), height: 26, role: "img", "aria-label": label });
-    return [node, () => [head(label), line(`attempt ${leg}, until step ${whole(step)}`)]];
+    return [node, () => [head(label), line(`attempt ${attempt}, until step ${whole(step)}`)]];
   });
   for (const each of data.attempts) {
     const room = at(each.start + each.seconds) - at(each.start);
