@@ -53,7 +53,7 @@ def run_demo(folder: Path, epochs: int) -> bool:
 
     Args:
         folder: for checkpoints, logs, the recording and the pictures.
-        epochs: at most so many; early stopping ends it sooner.
+        epochs: the maximum; early stopping ends it sooner.
 
     Returns:
         Whether the resumed run ended equal to an uninterrupted one, bit for bit.

@@ -88,7 +88,7 @@ def train(trainer: h.Trainer, supervised: h.Supervised, epochs: int, *, workers:
     Args:
         trainer: with the plugins above.
         supervised: the task.
-        epochs: at most so many; early stopping ends it sooner.
+        epochs: the maximum; early stopping ends it sooner.
         workers: of the loader; their number does not change any image.
     """
     torch.set_num_threads(1)  # several processes of the demo train at the same time

@@ -32,7 +32,7 @@ class AttemptRecorder:
 
     Args:
         run: the run.
-        sample: of the events of every batch, one batch in so many is timed.
+        sample: one batch in `sample` is timed, after the first ones.
         losses: whether those of every batch are recorded.
 
     Attributes:

@@ -36,7 +36,7 @@ class EventTimer:
     Args:
         event: its name.
         inner: the time in events that the running handler emits; one number that all timers share.
-        sample: `time_some` times one emission in so many.
+        sample: `time_some` times one emission in `sample`.
     """
 
     def __init__(self, event: str, inner: list[float], sample: int = 1) -> None:
@@ -61,7 +61,7 @@ class EventTimer:
             seen.add(owner)
 
     def time_some(self, receivers: Iterator[Receiver], owners: Mapping[int, str]) -> Iterator[Receiver]:
-        """Count the emission, and time one in so many; a probe."""
+        """Count the emission, and time one in `sample`; a probe."""
         number, self.emissions = self.emissions, self.emissions + 1
         return receivers if number % self._sample else self.time_every(receivers, owners)
 
@@ -77,7 +77,7 @@ class HandlerTimer:
 
     Args:
         bus: its signals are timed.
-        sample: after the first batches, one batch in so many is timed.
+        sample: one batch in `sample` is timed, after the first ones.
 
     Attributes:
         due: the next batch to time, from 0.
@@ -140,7 +140,7 @@ class HandlerTimer:
             self.due = self._stretch * self._sample + self._stretch * STRIDE % self._sample
 
     def times(self, batches: int) -> TimesEntry:
-        """Return the times so far, in so many batches."""
+        """Return the times so far, estimated for this number of batches."""
         rows: list[HandlerTime] = []
         complete = self._timed_batches - self.is_on  # the last one may be incomplete
         for event, timer in self._timers.items():

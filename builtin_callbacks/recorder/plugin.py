@@ -63,8 +63,8 @@ class Recorder(Plugin):
     Args:
         folder: where to write; created if it is missing.
         losses: whether to record the loss of every batch; with several optimizers, the last loss of the batch.
-        sample: the handlers of the events of every batch are timed in the first 256 batches, then in one of so many;
-            handlers of other events always.
+        sample: the handlers of the events of every batch are timed in the first 256 batches, then in one batch of
+            `sample`; handlers of other events always.
 
     Raises:
         TypeError: an argument has another type.

@@ -1,4 +1,4 @@
-"""The subscriptions of a recorder beside those of its marked handlers."""
+"""The subscriptions of a recorder in addition to its marked handlers."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def _describe(attempt: AttemptSummary, previous: AttemptSummary | None) -> Itera
     size = f" on {recorded.world_size:,} processes" if recorded.world_size > 1 else ""
     gap = attempt.gap(previous) if previous is not None else None
     later = f", {words.seconds(gap)} after the end of attempt {attempt.number - 1}" if gap is not None else ""
-    yield f"{KINDS[recorded.phase]}{size}, begun {attempt.began_text}{later}"
+    yield f"{KINDS[recorded.phase]}{size}, started {attempt.began_text}{later}"
     if previous is not None and attempt.is_fit:
         yield from _changes(previous.attempt, recorded)
     if attempt.is_fit and all(restore.is_roll_back for restore in attempt.restores):

@@ -121,7 +121,7 @@ def costs_section(plugins: Sequence[PluginCost], wall: float, untimed: Sequence[
 def costs_in_short(plugins: Sequence[PluginCost], wall: float) -> str:
     """Return the time in all plugins, and in the slowest of them."""
     if not plugins:
-        return "no times of plugins are recorded"
+        return "no plugin times are recorded"
     top = [f"{printable(each.plugin)} {words.seconds(each.seconds)}" for each in plugins[:TOP_PLUGINS]]
     return f"plugins took {_total(plugins)} of {words.seconds(wall)}: {', '.join(top)}"
 

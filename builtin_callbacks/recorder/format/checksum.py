@@ -1,7 +1,7 @@
 """A line of a recording: a JSON array, a tab, and the CRC-32 of the array's text in hexadecimal digits.
 
-Without it, a wrong digit would be another number and nobody would notice. A line that does not match its checksum, such
-as one that was cut short, counts as damaged.
+Without it, a wrong digit would go unnoticed. A line that does not match its checksum, such as one that was cut short,
+is damaged.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def charts(recording: Recording, attempts: Sequence[AttemptSummary], axis: Axis)
 
 
 def downsampled(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
-    """Return at most so many points: the first, the last, the lowest and the highest of each stretch of them.
+    """Return at most `most` points: the first, the last, the lowest and the highest of each stretch of them.
 
     NaN and infinite values are kept as well, as far as there is room.
     """

@@ -108,7 +108,7 @@ def _header(main: AttemptSummary, attempts: list[AttemptSummary]) -> dict[str, A
             ("samples", f"{last.samples:,}"),
             ("training", words.seconds(last.seconds)),
             ("attempts", f"{sum(attempt.is_fit for attempt in attempts):,}"),
-            ("begun", attempts[0].began_text),
+            ("started", attempts[0].began_text),
         ],
         "metrics": [[name, words.number(value)] for name, value in sorted(metrics.items())],
         "notes": [note for each in attempts if each.ending is not None for note in each.ending.data["notes"]],

@@ -58,7 +58,7 @@ def totals(slices: Sequence[Slice]) -> dict[Kind, float]:
 
 
 def longest(slices: Sequence[Slice], most: int = MAX_SLICES) -> list[Slice]:
-    """Return at most so many slices: if there are more, the longest kind of each stretch of them."""
+    """Return at most `most` slices: if there are more, the longest kind of each stretch of them."""
     if len(slices) <= most:
         return list(slices)
     size = -(-len(slices) // most)

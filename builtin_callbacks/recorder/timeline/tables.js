@@ -80,7 +80,7 @@ function bar(share) {
 }
 
 function drawTables() {
-  table($("attempts"), [{ title: "", number: true }, { title: "What", tight: true }, { title: "Begun", tight: true }, { title: "After the previous one", tight: true }, { title: "Duration", number: true }, { title: "Ended" }, { title: "Position" }],
+  table($("attempts"), [{ title: "", number: true }, { title: "What", tight: true }, { title: "Started", tight: true }, { title: "After the previous one", tight: true }, { title: "Duration", number: true }, { title: "Ended" }, { title: "Position" }],
     data.attempts.map((each) => [each.number, each.kind, each.began, each.gap, each.took, each.ended, each.came]));
   const most = Math.max(1e-12, ...data.costs.map((row) => row[2]));
   const estimated = (value, row) => (row[6] ? "≈ " : "") + seconds(value);

@@ -18,10 +18,10 @@ digits: stopped by early_stopping on rank 2
   train/loss 0.9, validation/loss 1
 
 attempts
-  1  training, begun 2026-01-01 10:00:00 UTC
+  1  training, started 2026-01-01 10:00:00 UTC
      from the start
      killed after 6.30 s: epoch 1, batch 3, step 11, 44 samples
-  2  training, begun 2026-01-01 12:00:10 UTC, 2 h after the end of attempt 1
+  2  training, started 2026-01-01 12:00:10 UTC, 2 h after the end of attempt 1
      changed: lr 0.05 (was 0.1)
      resumed from ckpt/step_4.pth at epoch 0, batch 4, step 4; 7 steps (7 batches, 28 samples, 3.60
      s) were lost
@@ -100,7 +100,7 @@ def test_the_story_of_a_run_that_did_next_to_nothing_is_short() -> None:
         "  epoch 1, batch 0, step 1, 4 samples in 0.60 s of training\n"
         "\n"
         "attempts\n"
-        "  1  training, begun 2026-01-01 10:00:00 UTC\n"
+        "  1  training, started 2026-01-01 10:00:00 UTC\n"
         "     from the start\n"
         "     completed after 0.60 s: epoch 1, batch 0, step 1, 4 samples\n"
         "\n"
@@ -112,7 +112,7 @@ def test_the_story_of_a_run_that_did_next_to_nothing_is_short() -> None:
         "1 attempt, no step was repeated",
         "requested: nothing",
         "0 checkpoints",
-        "no times of plugins are recorded",
+        "no plugin times are recorded",
     ]
 
 
@@ -182,7 +182,7 @@ def test_a_later_test_does_not_hide_how_the_training_ended() -> None:
     test.close("completed", "1 batches evaluated", metrics={"test/loss": 1.0})
     text = story(recording(fit, test))
     assert text.startswith("digits: completed\n  1 epochs done\n")
-    assert "  2  test on 2 processes, begun 2026-01-01 10:00:00 UTC, 0 µs after the end of attempt 1\n" in text
+    assert "  2  test on 2 processes, started 2026-01-01 10:00:00 UTC, 0 µs after the end of attempt 1\n" in text
     assert "     completed after 0.50 s: 1 batch evaluated" in text
 
 
@@ -264,7 +264,7 @@ def test_custom_events_and_damage_are_listed() -> None:
     assert text.startswith("a run whose name could not be read: killed, or still running\n")
     assert "custom events\n  rule_fired  3 times      step 1 to 3\n  sampled     1,032 times  step 3\n" in text
     assert "what could not be read\n  attempt 1: line 7: cut short" in text
-    assert "  1  training, begun at a time that could not be read\n" in text
+    assert "  1  training, started at a time that could not be read\n" in text
 
 
 def test_much_damage_is_shortened() -> None:

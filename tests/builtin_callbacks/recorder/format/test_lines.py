@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 
 NUMBERS = st.integers(0, 2**40)
 SECONDS = NUMBERS.map(lambda number: number / 100)
-PLACES = st.builds(Counters, *[NUMBERS] * 9, seconds=SECONDS)
+COUNTERS = st.builds(Counters, *[NUMBERS] * 9, seconds=SECONDS)
 FLOATS = st.floats(allow_nan=True)
 DATA = st.dictionaries(st.text(), st.none() | FLOATS | st.text() | st.lists(NUMBERS))
 TEXTS = st.text(max_size=20)
@@ -51,11 +51,11 @@ def blocks(draw: st.DrawFn) -> Batches:
 
     losses = st.none() | st.lists(st.floats(width=32) | FLOATS, min_size=rows, max_size=rows).map(tuple)
     one, two, three, four, five, six = (column(most) for most in (9, 300, 70_000, 2**40, 9, 900))
-    return Batches(draw(PLACES), draw(SECONDS), one, two, three, four, five, six, draw(losses))
+    return Batches(draw(COUNTERS), draw(SECONDS), one, two, three, four, five, six, draw(losses))
 
 
 ENTRIES = st.one_of(
-    st.builds(EventEntry, TEXTS, SECONDS, PLACES, DATA),
+    st.builds(EventEntry, TEXTS, SECONDS, COUNTERS, DATA),
     st.builds(RequestEntry, NUMBERS, REQUESTS),
     st.builds(RepeatEntry, NUMBERS, NUMBERS),
     st.builds(
