@@ -12,12 +12,11 @@ from typing import TypeVar
 from ...core.checkpoint.migration.migrations import files_in, migrate_file
 from ...core.checkpoint.storage import reader
 from ...core.checkpoint.storage.consolidation import consolidate
-from ...core.checkpoint.storage.manifest import Entry, manifest_path
-from ...core.checkpoint.storage.names import MANIFEST, SUFFIX
-from ...core.checkpoint.storage.removable import Verdict, by_training, judge, ranked
+from ...core.checkpoint.storage.manifest import MANIFEST, SUFFIX, Entry, manifest_path
+from ...core.checkpoint.storage.recovery import Verdict, by_training, judge, ranked
 from ...core.checkpoint.storage.store import Store
 from ...core.metrics.monitor import Monitor
-from ...core.system.printable import printable, printable_lines
+from ...core.system.extras import printable, printable_lines
 from ...events.checks import known_names
 from .description import content_of, describe, table
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ....core.system.printable import printable
+from ....core.system.extras import printable
 from ....events import Request
 from ..format.records import RequestEntry
 from . import words
