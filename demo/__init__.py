@@ -1,1 +1,1 @@
-"""The main job: a real classifier on real images, in one command."""
+"""The demo: a classifier of handwritten digits, killed, resumed and compared."""

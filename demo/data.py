@@ -1,4 +1,4 @@
-"""The handwritten digits that ship inside scikit-learn, and a dataset that shows each image a little differently."""
+"""The handwritten digits of scikit-learn, and a dataset that augments them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from torch.utils.data import Dataset, TensorDataset
 
 
 class Augmented(Dataset[tuple[Tensor, Tensor]]):
-    """Moves an image by up to one pixel, changes its contrast and adds noise, anew each time that it is asked for.
+    """Shifts an image by up to one pixel, changes its contrast and adds noise, differently in each epoch.
 
-    It draws from all three global generators, as the libraries of augmentations do. The framework keys them by the
-    position of the batch, so the draws are the same whichever worker makes them, and after a resume.
+    It draws from all three global random generators, as augmentation libraries do. The framework seeds them by the
+    position of the batch, so the draws do not depend on the worker, nor on a resume.
 
     Args:
         digits: images and labels.
@@ -28,7 +28,7 @@ class Augmented(Dataset[tuple[Tensor, Tensor]]):
         return len(self.labels)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        down, right = random.choices((-1, 0, 1), k=2)  # noqa: S311  # no secret
+        down, right = random.choices((-1, 0, 1), k=2)  # noqa: S311  # not for cryptography
         contrast = np.random.uniform(0.9, 1.1)
         moved = torch.roll(self.images[index], (down, right), (1, 2))
         return contrast * moved + 0.02 * torch.randn_like(moved), self.labels[index]

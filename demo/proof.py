@@ -1,4 +1,4 @@
-"""Are two runs equal, bit for bit?"""
+"""Compare two checkpoints, bit for bit."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch import Tensor
 
 
 def compare(one: Path, other: Path) -> list[tuple[str, str, str]]:
-    """Return the name and both fingerprints of each part of two checkpoints that a training goes on from."""
+    """Return the name and both fingerprints of each part of two checkpoints."""
     pairs = zip(_parts(one).items(), _parts(other).values(), strict=True)
-    return [(name, fingerprint(mine), fingerprint(its)) for (name, mine), its in pairs]
+    return [(name, fingerprint(first), fingerprint(second)) for (name, first), second in pairs]
 
 
 def fingerprint(value: Any) -> str:
-    """Return the SHA-256 of every bit of nested plain values and tensors."""
+    """Return the SHA-256 of nested plain values and tensors."""
     digest = hashlib.sha256()
     for piece in _pieces(value):
         digest.update(piece)

@@ -1,4 +1,4 @@
-"""What the demo leaves and prints."""
+"""The curves and the summary of the demo."""
 
 from __future__ import annotations
 
@@ -18,8 +18,14 @@ PANELS = {
 }
 
 
-def curves(log: Path, picture: Path, resumed: int | None) -> None:
-    """Draw the curves of a run from its JSON lines, the step at which it was resumed and the best checkpoint marked."""
+def draw_curves(log: Path, picture: Path, resumed: int | None) -> None:
+    """Draw the curves of a run from its JSON lines, with marks for the resume and the best checkpoint.
+
+    Args:
+        log: the JSON lines.
+        picture: the file to write.
+        resumed: the step at which the run was resumed.
+    """
     matplotlib = require("matplotlib", "The demo", extra="examples")
     matplotlib.use("Agg")
     pyplot = require("matplotlib.pyplot", "The demo", extra="examples")
@@ -47,18 +53,18 @@ def summary(
     best: dict[str, float],
     accuracy: float,
     parts: Sequence[tuple[str, str, str]],
-    told: Sequence[str],
+    story: Sequence[str],
     folder: Path,
 ) -> str:
-    """Return the demo's last words.
+    """Return the summary that the demo prints at its end.
 
     Args:
-        result: of the run that was resumed.
+        result: of the resumed run.
         best: the metrics of the best checkpoint.
-        accuracy: the best weights', on the test set.
+        accuracy: of the best weights, on the test set.
         parts: name and both fingerprints of each part that was compared.
-        told: what the recording tells, line by line.
-        folder: where the files lie.
+        story: of the recording, in a few lines.
+        folder: of the demo's files.
     """
     return "\n".join(
         [
@@ -70,8 +76,8 @@ def summary(
             "files",
             *(f"  {path}" for path in sorted(folder.rglob("*")) if path.is_file()),
             "",
-            "what the recording tells",
-            *(f"  {line}" for line in told),
+            "from the recording",
+            *(f"  {line}" for line in story),
             "",
             "next",
             *_next(folder),
@@ -80,39 +86,39 @@ def summary(
 
 
 def _ending(result: RunResult, best: dict[str, float], accuracy: float) -> list[str]:
-    asker = f" by {result.stopped_by}" if result.stopped_by else ""
-    place = result.progress
+    requester = f" by {result.stopped_by}" if result.stopped_by else ""
+    at = result.progress
     return [
-        f"{result.status}{asker}: {result.reason}",
-        f"  {place.epoch} epochs, {place.steps} optimizer steps, {place.samples} samples in {place.seconds:.1f} s",
+        f"{result.status}{requester}: {result.reason}",
+        f"  {at.epoch} epochs, {at.steps} optimizer steps, {at.samples} samples in {at.seconds:.1f} s",
         f"  test accuracy {accuracy:.2%} with the weights of {result.best_checkpoint}",
         f"  best validation: loss {best['validation/loss']:.4f}, accuracy {best['validation/accuracy']:.2%}",
     ]
 
 
 def _proof(result: RunResult, parts: Sequence[tuple[str, str, str]]) -> list[str]:
-    """Return what was resumed from where, and whether the end is that of a run that was left alone."""
+    """Return where the run was resumed, and whether it ended equal to the uninterrupted one."""
     resume = result.resume
     assert resume is not None
     where = f"epoch {resume.epoch}, batch {resume.batch}, step {resume.step}, from {resume.path}"
     equal = all(one == other for _, one, other in parts)
     return [
-        f"killed, then resumed at {where}" if resume.path else "killed before the first save, so begun afresh",
+        f"killed, then resumed at {where}" if resume.path else "killed before the first save, so started again",
         f"  result.resume: {resume}",
         *(f"  {name:<18} {one[:16]} {'==' if one == other else '!='} {other[:16]}" for name, one, other in parts),
-        "  the weights and all the rest equal those of the run that was left alone, bit for bit"
+        "  everything equals the uninterrupted run, bit for bit"
         if equal
-        else "  NOT EQUAL to the run that was left alone: this is a fault of heliograph, please report it",
+        else "  NOT EQUAL to the uninterrupted run: this is a bug in heliograph, please report it",
     ]
 
 
 def _next(folder: Path) -> list[str]:
     python = min(sys.executable, os.path.relpath(sys.executable), key=len)
     return [
-        f"  {python} -m heliograph explain {folder}     the whole story; open {folder / 'timeline.html'} to see it",
-        f"  {python} -m heliograph replay {folder} --plugin early_stopping:patience=3     and with less patience?",
+        f"  {python} -m heliograph explain {folder}     the whole story (see also {folder / 'timeline.html'})",
+        f"  {python} -m heliograph replay {folder} --plugin early_stopping:patience=3     with less patience",
         f"  {python} -m tensorboard.main --logdir {folder / 'tensorboard'}   (or open {folder / 'curves.png'})",
-        f"  {python} -m heliograph events     what happens in which order",
-        f"  {python} -m heliograph plugins    what is installed",
+        f"  {python} -m heliograph events     the events in the order of the loop",
+        f"  {python} -m heliograph plugins    the installed plugins",
         "  docs/writing_a_plugin.md, in the repository: your first plugin in ten minutes",
     ]

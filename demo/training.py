@@ -1,4 +1,4 @@
-"""What the demo trains, and with which plugins: a small CNN, and every built-in one that fits."""
+"""The model, the plugins and the training of the demo."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from torch.utils.data import DataLoader
 from .data import Augmented, digits
 
 NAME = "digits"
-EVERY = 12  # steps between two validations, each with a save: nearly all of them amid an epoch
+EVERY = 12  # steps between two validations, each with a save; most of them are within an epoch
 SHOWN = ["train/loss", "validation/loss", "validation/accuracy"]
 
 
 def network() -> nn.Module:
-    """Return a CNN of about 20,000 parameters for (batch, 1, 8, 8) images; gives (batch, 10) scores."""
+    """Return a CNN with about 20,000 parameters, from (batch, 1, 8, 8) images to (batch, 10) scores."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
         nn.BatchNorm2d(16),
@@ -36,17 +36,17 @@ def network() -> nn.Module:
 
 
 def task() -> h.Supervised:
-    """Return the network with what it learns."""
+    """Return the network with its loss and metric."""
     torch.manual_seed(6691)
     return h.Supervised(network(), nn.functional.cross_entropy, metrics={"accuracy": h.accuracy})
 
 
-def deciding(folder: Path, *, background: bool = True) -> list[h.Plugin]:
-    """Return the plugins that make the training what it is, in order.
+def training_plugins(folder: Path, *, background: bool = True) -> list[h.Plugin]:
+    """Return the plugins that affect the training, in order.
 
     Args:
         folder: where to save.
-        background: whether the training goes on while a save is written.
+        background: whether checkpoints are written in the background.
     """
     return [
         h.RNGCapture(),
@@ -71,8 +71,8 @@ def deciding(folder: Path, *, background: bool = True) -> list[h.Plugin]:
     ]
 
 
-def reporting(folder: Path) -> list[h.Plugin]:
-    """Return the plugins that only tell of it, in order."""
+def reporting_plugins(folder: Path) -> list[h.Plugin]:
+    """Return the plugins that only report, in order."""
     return [
         h.ProgressBar(metrics=SHOWN),
         h.TensorBoard(folder / "tensorboard"),
@@ -83,13 +83,13 @@ def reporting(folder: Path) -> list[h.Plugin]:
 
 
 def train(trainer: h.Trainer, supervised: h.Supervised, epochs: int, *, workers: int = 2) -> RunResult:
-    """Train from the newest checkpoint on, or from the start where there is none.
+    """Train from the newest checkpoint, or from the start if there is none.
 
     Args:
         trainer: with the plugins above.
         supervised: the task.
-        epochs: at most so many; early stopping ends it sooner.
-        workers: processes that load; their number changes no image.
+        epochs: the maximum; early stopping ends it sooner.
+        workers: of the loader; their number does not change any image.
     """
     torch.set_num_threads(1)  # several processes of the demo train at the same time
     training, validation, _ = digits()

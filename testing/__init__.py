@@ -1,4 +1,4 @@
-"""For tests: `check_plugin(lambda: MyPlugin(...))` of a plugin, `assert_resume_exact(make_trainer)` of a training."""
+"""Checks for your tests: `check_plugin(lambda: MyPlugin(...))` and `assert_resume_exact(make_trainer)`."""
 
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from .resume import check_resume as check_resume
 
 __all__ = ["Recorder", "ResumeCheck", "assert_resume_exact", "check_plugin", "check_resume"]
-# What needs torch is imported when it is first asked for: the command line must not wait for it.
-_HOMES = {"check_plugin": "conformance", "Recorder": "recorder"}
+# Modules that need torch are imported at the first use, so that the command line starts quickly.
+_MODULES = {"check_plugin": "conformance", "Recorder": "recorder"}
 
 
 def __getattr__(name: str) -> _Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(_import_module(f".{_HOMES.get(name, 'resume')}", __name__), name)
+    return getattr(_import_module(f".{_MODULES.get(name, 'resume')}", __name__), name)

@@ -24,8 +24,8 @@ def add_command(commands: Commands) -> None:
     """Add the command to those of a parser."""
     parser = commands.add_parser(
         NAME,
-        help="check that a training which is killed and resumed equals one that is left alone",
-        description="Exit status 0: equal, bit for bit; 1: not; 2: it cannot be checked so.",
+        help="check that a training which is killed and resumed equals an uninterrupted one",
+        description="Exit status 0: equal, bit for bit; 1: not equal; 2: it could not be checked.",
     )
     parser.set_defaults(run=run)
     parser.add_argument(
@@ -36,11 +36,11 @@ def add_command(commands: Commands) -> None:
     parser.add_argument(
         "--kill-at",
         action="append",
-        metavar="PLACE",
+        metavar="POINT",
         help="7 (after the seventh batch of the run) or validation_batch_end:3 (at the third such event); several, for "
-        "kills in a row; by default places are chosen",
+        "kills in a row; by default three points are chosen",
     )
-    parser.add_argument("--resumes", type=int, default=3, metavar="N", help="how many places to choose (%(default)s)")
+    parser.add_argument("--resumes", type=int, default=3, metavar="N", help="how many points to choose (%(default)s)")
     parser.add_argument("--save-every", type=int, default=3, metavar="BATCHES", help="how often to save (%(default)s)")
     parser.add_argument(
         "--ignore",
@@ -55,15 +55,15 @@ def run(options: argparse.Namespace) -> int:
     """Check, print the report, and return the exit status.
 
     Args:
-        options: parsed by what `add_command` added.
+        options: parsed by the parser of `add_command`.
     """
     from heliograph.testing.resume import UsageError, check_resume
-    from heliograph.testing.resume.moments import parse
+    from heliograph.testing.resume.moments import parse_kill_point
 
     try:
         check = check_resume(
-            found(options.function),
-            kill_at=[parse(word) for word in options.kill_at] if options.kill_at else None,
+            find_function(options.function),
+            kill_at=[parse_kill_point(text) for text in options.kill_at] if options.kill_at else None,
             resumes=options.resumes,
             save_every=options.save_every,
             ignore=options.ignore,
@@ -71,16 +71,16 @@ def run(options: argparse.Namespace) -> int:
     except UsageError as error:
         print(f"heliograph {NAME}: {error}", file=sys.stderr)
         return 2
-    except (Exception, SystemExit) as error:  # noqa: BLE001  # the user's own code; told in full, and 1 means a verdict
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # user code; status 1 means not equal
         traceback.print_exc()
-        said = describe_error(error)
-        print(f"heliograph {NAME}: could not check: {options.function} failed with {said}", file=sys.stderr)
+        text = describe_error(error)
+        print(f"heliograph {NAME}: could not check: {options.function} failed with {text}", file=sys.stderr)
         return 2
     print(check)
     return 0 if check.is_exact else 1
 
 
-def found(name: str) -> Callable[..., Any]:
+def find_function(name: str) -> Callable[..., Any]:
     """Return the function that `module:function` names, in a module of the current folder or an installed one.
 
     Raises:
@@ -91,21 +91,21 @@ def found(name: str) -> Callable[..., Any]:
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
         raise UsageError(f"Name a function as module:function, as in train:make_trainer; got {name!r}.")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
         module = import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # a module that this one imports: the traceback says where
-        known = known_names(module_name, [each.name for each in iter_modules([here])])
-        raise UsageError(f"There is no module {module_name!r} in {here}, and none is installed.{known}") from None
+            raise  # the module imports another that is missing
+        known = known_names(module_name, [each.name for each in iter_modules([folder])])
+        raise UsageError(f"There is no module {module_name!r} in {folder}, and none is installed.{known}") from None
     own = vars(module)
     if function_name not in own:
-        made_here = [each for each, value in own.items() if getattr(value, "__module__", None) == module.__name__]
-        raise UsageError(f"{module_name} has no function {function_name!r}.{known_names(function_name, made_here)}")
+        defined = [each for each, value in own.items() if getattr(value, "__module__", None) == module.__name__]
+        raise UsageError(f"{module_name} has no function {function_name!r}.{known_names(function_name, defined)}")
     function: Callable[..., Any] = own[function_name]
     if not callable(function):
-        raise UsageError(f"{name} is no function, but {function!r}.")
+        raise UsageError(f"{name} must be a function, got {function!r}.")
     return function

@@ -1,4 +1,4 @@
-"""What every plugin, built in or third-party, has to keep: each rule is a function, and its docstring the rule."""
+"""The rules for all plugins, built-in or third-party: each is a function, whose docstring is the rule."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Fit = Callable[..., RunResult]
 
 
 def step_lr(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.StepLR:
-    """Return the scheduler of the runs that a plugin is checked in."""
+    """Return the default scheduler of the runs that check a plugin."""
     return torch.optim.lr_scheduler.StepLR(optimizer, 1)
 
 
@@ -35,51 +35,51 @@ class CrashError(Exception):
     """Raised on purpose."""
 
 
-class Asker(Plugin):
-    """Asks for everything, so that a plugin under test hears every event."""
+class Requester(Plugin):
+    """Requests everything, so that every event is emitted."""
 
     asks = ("validation", "save", "log", "stop", "scheduler")
 
     @on(EpochEnd, lane=Lane.TRANSFORM)
-    def ask(self, run: Run, event: EpochEnd) -> None:
-        """Ask."""
+    def request(self, run: Run, event: EpochEnd) -> None:
+        """Make all requests."""
         run.control.request_log("under test")
         run.control.request_validation("under test")
         run.control.request_save("under test")
 
 
 class Crasher(Plugin):
-    """Fails a run in its midst."""
+    """Fails a run at its second batch."""
 
     @on(BatchEnd, lane=Lane.REPORT, when=Every(batches=2))
     def crash(self, run: Run, event: BatchEnd) -> None:
-        """Fail."""
+        """Raise CrashError."""
         raise CrashError("on purpose")
 
 
 class Resumer(Plugin):
-    """Lets a run go on from a cut."""
+    """Resumes a run from a saved state."""
 
     def __init__(self, saved: Mapping[str, Any]) -> None:
         self._saved = saved
 
     @on(TrainStart)
     def resume(self, run: Run, event: TrainStart) -> None:
-        """Resume."""
+        """Resume from the saved state."""
         run.resume(self._saved)
 
 
 class Toggler(Plugin):
-    """Switches the plugin under test off and on while a run goes on."""
+    """Disables and enables the plugin under test during a run."""
 
     def __init__(self, trainer: Trainer, name: str) -> None:
         self._trainer, self._plugin = trainer, name
 
     @on(BatchEnd, lane=Lane.TRANSFORM)
     def toggle(self, run: Run, event: BatchEnd) -> None:
-        """Off after odd batches, on after even ones."""
-        switch = self._trainer.plugins.disable if run.progress.batch % 2 else self._trainer.plugins.enable
-        switch(self._plugin)
+        """Disable it after odd batches, enable it after even ones."""
+        toggle = self._trainer.plugins.disable if run.progress.batch % 2 else self._trainer.plugins.enable
+        toggle(self._plugin)
 
 
 def check_plugin(
@@ -91,9 +91,9 @@ def check_plugin(
     """Check a plugin against every rule of this module.
 
     Args:
-        make_plugin: returns a new plugin object, with the same options every time. It is put into short runs with a
+        make_plugin: returns a new plugin object, with the same options every time. It is used in short runs with a
             small model, two epochs, validation, saves and a scheduler.
-        make_scheduler: returns the scheduler of these runs, for a plugin that needs one of a certain kind.
+        make_scheduler: returns the scheduler of these runs, for a plugin that needs a certain one.
         old_states: for a plugin with a `state_version`, a state of each older version.
 
     Raises:
@@ -101,15 +101,15 @@ def check_plugin(
     """
     fit = partial(_fit, make_scheduler)
     for rule in RULES:
-        with _told(rule):
+        with _rule_named(rule):
             rule(make_plugin, fit)
-    with _told(migrates):
+    with _rule_named(migrates):
         migrates(make_plugin, fit, old_states or {})
 
 
 @contextmanager
-def _told(rule: Callable[..., None]) -> Iterator[None]:
-    """Name the rule in what it raises."""
+def _rule_named(rule: Callable[..., None]) -> Iterator[None]:
+    """Raise any error as an AssertionError that names the rule."""
     try:
         yield
     except AssertionError:
@@ -125,19 +125,19 @@ def registers(make_plugin: MakePlugin, fit: Fit) -> None:
     name = trainer.plugins.names()[0]
     assert trainer.plugins[name] is plugin, f"{name!r} is not found under its name."
     assert trainer.plugins.unregister(name) is plugin, f"{name!r} cannot be unregistered."
-    assert not trainer.bus.receiver_count, f"{name!r} left handlers behind: {trainer.plan()}"
+    assert not trainer.bus.receiver_count, f"{name!r} left handlers: {trainer.plan()}"
     trainer.plugins.register(plugin)
 
 
 def trains(make_plugin: MakePlugin, fit: Fit) -> None:
     """A run with the plugin ends as it should."""
-    result = fit(Trainer([Asker(), make_plugin()], device="cpu"))
+    result = fit(Trainer([Requester(), make_plugin()], device="cpu"))
     assert result.status in ("completed", "stopped"), f"The run ended {result.status}: {result.reason}"
 
 
 def runs_twice(make_plugin: MakePlugin, fit: Fit) -> None:
-    """A second fit on the same trainer goes like the first: reset or TrainStart forgets the former run."""
-    trainer = Trainer([Asker(), make_plugin()], device="cpu")
+    """A second fit on the same trainer equals the first: reset or TrainStart clears the state of the former run."""
+    trainer = Trainer([Requester(), make_plugin()], device="cpu")
     first, second = fit(trainer), fit(trainer)
     for field in ("status", "progress", "stopped_by"):
         before, after = getattr(first, field), getattr(second, field)
@@ -147,13 +147,13 @@ def runs_twice(make_plugin: MakePlugin, fit: Fit) -> None:
 
 
 def closes_after_failure(make_plugin: MakePlugin, fit: Fit) -> None:
-    """A failure in mid-run leaves no handler, thread or logger behind, and the failure is the one that leaves."""
+    """After a failure during a run there is no handler, thread or logger left, and the error is the original one."""
     threads, handlers = threading.active_count(), len(logging.getLogger("heliograph").handlers)
     try:
-        fit(Trainer([Asker(), make_plugin(), Crasher()], device="cpu"))
-    except Exception as error:  # noqa: BLE001  # judged right here
+        fit(Trainer([Requester(), make_plugin(), Crasher()], device="cpu"))
+    except Exception as error:  # noqa: BLE001  # checked here
         chain = [error, error.__cause__]
-        assert any(isinstance(each, CrashError) for each in chain), f"Another error left the run: {error!r}"
+        assert any(isinstance(each, CrashError) for each in chain), f"The run raised another error: {error!r}"
     else:
         raise AssertionError("The failure was swallowed.")
     assert threading.active_count() <= threads, "A thread outlives the run."
@@ -161,7 +161,7 @@ def closes_after_failure(make_plugin: MakePlugin, fit: Fit) -> None:
 
 
 def closes_unopened(make_plugin: MakePlugin, fit: Fit) -> None:
-    """A plugin can be closed before it ever ran, and twice."""
+    """A plugin can be closed before it has run, and twice."""
     plugin = make_plugin()
     if isinstance(plugin, Plugin):
         plugin.close()
@@ -169,71 +169,71 @@ def closes_unopened(make_plugin: MakePlugin, fit: Fit) -> None:
 
 
 def toggles(make_plugin: MakePlugin, fit: Fit) -> None:
-    """A plugin can be switched off and on in the midst of a run."""
-    trainer = Trainer([Asker(), make_plugin()], device="cpu")
+    """A plugin can be disabled and enabled during a run."""
+    trainer = Trainer([Requester(), make_plugin()], device="cpu")
     trainer.plugins.register(Toggler(trainer, trainer.plugins.names()[1]))
-    assert fit(trainer).status in ("completed", "stopped"), "Toggling broke the run."
+    assert fit(trainer).status in ("completed", "stopped"), "Disabling and enabling broke the run."
 
 
 def state_is_plain(make_plugin: MakePlugin, fit: Fit) -> None:
     """The state after a run consists of plain types and tensors, and is not changed by reading it."""
     plugin = make_plugin()
-    fit(Trainer([Asker(), plugin], device="cpu"))
+    fit(Trainer([Requester(), plugin], device="cpu"))
     if hasattr(plugin, "state_dict"):
         state = plugin.state_dict()
         check_plain(state, "state_dict()")
-        assert _same(state, plugin.state_dict()), "Reading the state twice gives two answers."
+        assert _same(state, plugin.state_dict()), "Reading the state twice gives two results."
 
 
 def resumes(make_plugin: MakePlugin, fit: Fit) -> None:
-    """A state that is loaded into a new plugin object in a new run is the state that was saved."""
+    """A state that a new plugin object loads in a new run equals the state that was saved."""
     plugin = make_plugin()
     if not hasattr(plugin, "state_dict"):
         return
-    saved, copy = _cut_of(plugin, fit), make_plugin()
+    saved, copy = _saved_state(plugin, fit), make_plugin()
     loaded: list[Any] = []
     name = getattr(plugin, "name", "")
 
-    class Looker(Plugin):
+    class Reader(Plugin):
         @on(CheckpointLoaded, lane=Lane.TRANSFORM, before=(name,))
-        def look(self, run: Run, event: CheckpointLoaded) -> None:
+        def read(self, run: Run, event: CheckpointLoaded) -> None:
             loaded.append(deepcopy(copy.state_dict()))
 
-    fit(Trainer([Asker(), Resumer(saved), Looker(), copy], device="cpu"))
+    fit(Trainer([Requester(), Resumer(saved), Reader(), copy], device="cpu"))
     assert _same(loaded[0], saved["plugins"].get(name)), (
-        f"What {name!r} loaded is not what it had saved: {loaded[0]} and {saved['plugins'].get(name)}."
+        f"The state that {name!r} loaded is not the one that it saved: {loaded[0]} and {saved['plugins'].get(name)}."
     )
 
 
-def goes_back(make_plugin: MakePlugin, fit: Fit) -> None:
-    """When a run goes back to a checkpoint, the plugin's state is what it was there, an empty one too."""
+def rolls_back(make_plugin: MakePlugin, fit: Fit) -> None:
+    """When a run rolls back to a checkpoint, the plugin's state is that of the checkpoint, even if it is empty."""
     plugin = make_plugin()
     if not hasattr(plugin, "state_dict"):
         return
-    trainer = Trainer([Asker(), plugin], device="cpu")
+    trainer = Trainer([Requester(), plugin], device="cpu")
     name = trainer.plugins.names()[1]
-    cut: dict[str, Any] = {}
+    saved: dict[str, Any] = {}
     found: list[Any] = []
 
-    class Returner(Plugin):
+    class Rewinder(Plugin):
         @on(EpochStart, lane=Lane.REPORT, after=(name,))
-        def keep(self, run: Run, event: EpochStart) -> None:
-            if not cut:
-                cut.update(deepcopy(run.state_dict()))
+        def save(self, run: Run, event: EpochStart) -> None:
+            if not saved:
+                saved.update(deepcopy(run.state_dict()))
 
         @on(BatchEnd, lane=Lane.REPORT)
-        def go_back(self, run: Run, event: BatchEnd) -> None:
+        def roll_back(self, run: Run, event: BatchEnd) -> None:
             if run.progress.epoch and not run.control.is_rolling_back and not found:
-                run.roll_back(cut)
+                run.roll_back(saved)
 
         @on(CheckpointLoaded, lane=Lane.TRANSFORM, before=(name,))
-        def look(self, run: Run, event: CheckpointLoaded) -> None:
+        def read(self, run: Run, event: CheckpointLoaded) -> None:
             found.append(deepcopy(plugin.state_dict()))
 
-    trainer.plugins.register(Returner())
+    trainer.plugins.register(Rewinder())
     fit(trainer)
-    then = cut["plugins"].get(name)
-    assert all(_same(each, then) for each in found), f"{name!r} went back to {then}, and has {found}."
+    state = saved["plugins"].get(name)
+    assert all(_same(each, state) for each in found), f"{name!r} rolled back to {state}, but has {found}."
 
 
 def migrates(make_plugin: MakePlugin, fit: Fit, old_states: Mapping[int, Mapping[str, Any]]) -> None:
@@ -244,31 +244,31 @@ def migrates(make_plugin: MakePlugin, fit: Fit, old_states: Mapping[int, Mapping
         f"Give check_plugin a state of each older version, old_states={{1: ...}}; there is none of {lacking}."
     )
     for version, state in old_states.items():
-        saved, copy = _cut_of(make_plugin(), fit), make_plugin()
+        saved, copy = _saved_state(make_plugin(), fit), make_plugin()
         name = getattr(copy, "name", "")
         saved["plugins"][name], saved["plugin_versions"] = dict(state), {name: version}
-        fit(Trainer([Asker(), Resumer(saved), copy], device="cpu"))
+        fit(Trainer([Requester(), Resumer(saved), copy], device="cpu"))
 
 
-def survives_a_test(make_plugin: MakePlugin, fit: Fit) -> None:
-    """A plugin of a training does no harm to a test on the same trainer."""
-    trainer = Trainer([Asker(), make_plugin()], device="cpu")
+def allows_a_test(make_plugin: MakePlugin, fit: Fit) -> None:
+    """A plugin of a training does not break a test on the same trainer."""
+    trainer = Trainer([Requester(), make_plugin()], device="cpu")
     task = _task()
     fit(trainer, task)
     assert "test/loss" in trainer.test(task, _data()).metrics, "The test lost its metrics."
 
 
-def _cut_of(plugin: Any, fit: Fit) -> dict[str, Any]:
+def _saved_state(plugin: Any, fit: Fit) -> dict[str, Any]:
     """Return what a run with a plugin saved at the end of its first epoch."""
     saved: dict[str, Any] = {}
 
     class Saver(Plugin):
         @on(EpochEnd, lane=Lane.REPORT)
-        def keep(self, run: Run, event: EpochEnd) -> None:
+        def save(self, run: Run, event: EpochEnd) -> None:
             if not saved:
                 saved.update(deepcopy(run.state_dict()))
 
-    fit(Trainer([Asker(), plugin, Saver()], device="cpu"))
+    fit(Trainer([Requester(), plugin, Saver()], device="cpu"))
     return saved
 
 
@@ -310,6 +310,6 @@ RULES = (
     toggles,
     state_is_plain,
     resumes,
-    goes_back,
-    survives_a_test,
+    rolls_back,
+    allows_a_test,
 )

@@ -1,4 +1,4 @@
-"""A subscriber that writes down what was emitted."""
+"""A subscriber that records what was emitted."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ class Recorder:
     """Records the name of every event on a bus, in order, as `trace`.
 
     Args:
-        bus: where to listen.
+        bus: to subscribe to.
         events: which events; by default the whole catalogue.
-        lane: the lane to listen in; `REPORT` hears what the others have done.
+        lane: of the handlers; those in `REPORT` run after all others.
     """
 
     def __init__(self, bus: Bus, events: Iterable[type[Event]] = CATALOGUE, *, lane: Lane = Lane.REPORT) -> None:
         self.trace: list[str] = []
         self.events: list[Event] = []
-        self._handles = [bus.on(event, self._hear, lane=lane) for event in events]
+        self._handles = [bus.on(event, self._record, lane=lane) for event in events]
 
-    def _hear(self, run: Run, event: Event) -> None:
+    def _record(self, run: Run, event: Event) -> None:
         self.trace.append(event.name)
         self.events.append(event)
 
     def stop(self) -> None:
-        """Stop listening."""
+        """Unsubscribe."""
         for handle in self._handles:
             handle.remove()

@@ -1,8 +1,8 @@
 """Trainings with a recorder that kill themselves: `python recorder_kills.py FOLDER POINT...`, a child for each point.
 
-A point is `<name>:<where>:<number>`: killed at the so-many-th `batch`, `validation` batch, or `save`; or within a write
-of the recorder's, `before` it, `amid` or `behind` it; or where it has begun a block in the tail, but for its number
-(`begin`). `none` is not killed. Children of one name share a folder, and so resume.
+A point is `<name>:<where>:<number>`: killed at the so-many-th `batch`, `validation` batch, or `save`; or `before`,
+`within` or `after` the so-many-th write of the recorder; or after beginning a block in the tail, before its number is
+written (`begin`). `none` is not killed. Children of one name share a folder, so that later ones resume.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from heliograph.tests.recordings import fit
 
 
 class Witness(h.Plugin):
-    """Writes down what was told, behind all others, and kills."""
+    """Notes every batch, after all other plugins, and kills."""
 
     def __init__(self, path: Path, where: str, number: int) -> None:
         self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -28,39 +28,39 @@ class Witness(h.Plugin):
 
     @h.on(h.BatchEnd, lane=h.Lane.REPORT)
     def note(self, run: h.Run, event: h.BatchEnd) -> None:
-        place = run.progress
-        line = f"{place.epoch} {place.batch} {place.steps} {place.samples} {place.seconds} {run.window}\n"
+        at = run.progress
+        line = f"{at.epoch} {at.batch} {at.steps} {at.samples} {at.seconds} {run.window}\n"
         os.write(self.file, line.encode())
         self.act("batch")
 
     @h.on(h.ValidationBatchEnd)
-    def amid_validation(self, run: h.Run, event: h.ValidationBatchEnd) -> None:
+    def act_in_validation(self, run: h.Run, event: h.ValidationBatchEnd) -> None:
         self.act("validation")
 
     @h.on(h.SavePoint, lane=h.Lane.PERSIST)
-    def amid_save(self, run: h.Run, event: h.SavePoint) -> None:
+    def act_in_save(self, run: h.Run, event: h.SavePoint) -> None:
         self.act("save")
 
     def act(self, where: str) -> None:
-        """Kill where the time has come."""
+        """Kill at the so-many-th call."""
         if self.where == where:
             self.left -= 1
             if not self.left:
                 os.kill(os.getpid(), signal.SIGKILL)
 
 
-def injected(witness: Witness) -> None:
-    """Let the recorder's own writes be killed."""
+def patch_writes(witness: Witness) -> None:
+    """Kill within the recorder's own writes."""
     write, pack = os.write, tail.HEAD.pack_into
 
     def killing(file: int, data: bytes) -> int:
         if not data.startswith(b"0 ") and not data.startswith(b"1 "):  # the witness's own
             witness.act("before")
-            if witness.where == "amid" and witness.left == 1:
+            if witness.where == "within" and witness.left == 1:
                 write(file, data[: len(data) // 2])
-            witness.act("amid")
+            witness.act("within")
             done = write(file, data)
-            witness.act("behind")
+            witness.act("after")
             return done
         return write(file, data)
 
@@ -81,8 +81,8 @@ def injected(witness: Witness) -> None:
 def train(folder: Path, where: str, number: int) -> None:
     """Train until the kill comes."""
     witness = Witness(folder / "witness", where, number)
-    if where in ("before", "amid", "behind", "begin"):
-        injected(witness)
+    if where in ("before", "within", "after", "begin"):
+        patch_writes(witness)
     plugins = [
         Recorder(folder),
         h.GradientAccumulation(2),

@@ -16,7 +16,7 @@ import pytest
 import torch
 from heliograph import CATALOGUE
 from heliograph.__main__ import main
-from heliograph.builtin_callbacks.recorder.format.records import Happened, Place
+from heliograph.builtin_callbacks.recorder.format.records import Counters, EventEntry
 from heliograph.core.checkpoint.storage import Store
 from heliograph.demo import digits, proof, report
 from heliograph.tests.recordings import attempt, write
@@ -85,7 +85,7 @@ def demonstrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def test_the_demo_is_killed_goes_on_and_ends_equal(demonstrated: tuple[Path, str]) -> None:
+def test_the_demo_is_killed_resumed_and_ends_equal(demonstrated: tuple[Path, str]) -> None:
     killed, resumed = demonstrated[1].split("Killed by SIGKILL in epoch 16, after step 258.")
     assert "epochs" not in killed
     assert "\nkilled, then resumed at epoch 16, batch " in resumed
@@ -93,12 +93,12 @@ def test_the_demo_is_killed_goes_on_and_ends_equal(demonstrated: tuple[Path, str
     prints = re.findall(r"^  (\w[\w ]*?) +([0-9a-f]{16}) == ([0-9a-f]{16})$", resumed, re.MULTILINE)
     assert [name for name, _, _ in prints] == ["weights", "optimizer", "scheduler", "random generators"]
     assert all(one == other for _, one, other in prints)
-    assert "equal those of the run that was left alone, bit for bit\n" in resumed
+    assert "everything equals the uninterrupted run, bit for bit\n" in resumed
     assert "stopped by early_stopping: validation/loss has not improved on" in resumed
     assert float(resumed.split("test accuracy ")[1].split("%")[0]) >= 97.0
 
 
-def test_the_demo_leaves_its_files_and_forgets_them_and_nothing_else(demonstrated: tuple[Path, str]) -> None:
+def test_the_demo_writes_its_files_and_removes_only_these(demonstrated: tuple[Path, str]) -> None:
     folder, _ = demonstrated
     left = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     assert {"curves.png", "log.jsonl", "checkpoints/digits.last", "left_alone/checkpoints/digits.best"} <= set(left)
@@ -113,7 +113,7 @@ def test_the_demo_leaves_its_files_and_forgets_them_and_nothing_else(demonstrate
     mine = [folder / name for name in ("notes.txt", "checkpoints/mine.pth", "left_alone/digits.log")]
     for path in mine:
         path.touch()
-    digits.forget(folder)
+    digits.remove_outputs(folder)
     assert sorted(path for path in folder.rglob("*") if path.is_file()) == sorted(mine)
 
 
@@ -126,23 +126,23 @@ def test_a_demo_that_runs_is_not_disturbed_by_another(tmp_path: Path, capsys: py
     assert (tmp_path / "log.jsonl").exists()
 
 
-def test_a_demo_that_ends_otherwise_says_so_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_demo_that_ends_unequal_says_so_and_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     progress = h.Progress(epoch=2, steps=24)
     resume = h.ResumeReport("exact", path=Path("digits.pth"), epoch=1, batch=5, step=12)
     result = h.RunResult("completed", "2 epochs done", None, progress, {}, None, None, h.History(), 1.0, resume=resume)
     best = {"validation/loss": 0.5, "validation/accuracy": 0.5}
     parts = [("weights", "a" * 64, "a" * 64), ("optimizer", "a" * 64, "b" * 64)]
-    said = report.summary(result, best, 0.5, parts, ["it was told"], Path())
+    said = report.summary(result, best, 0.5, parts, ["it was stopped"], Path())
     assert "killed, then resumed at epoch 1, batch 5, step 12, from digits.pth\n" in said
     assert f"  weights            {'a' * 16} == {'a' * 16}\n  optimizer          {'a' * 16} != {'b' * 16}\n" in said
-    assert "  NOT EQUAL to the run that was left alone: " in said
-    assert "what the recording tells\n  it was told\n" in said
+    assert "  NOT EQUAL to the uninterrupted run: " in said
+    assert "from the recording\n  it was stopped\n" in said
     assert "bit for bit" not in said
     monkeypatch.setattr(digits, "run_demo", lambda folder, epochs: False)
     assert main(["demo"]) == 1
 
 
-def test_the_demos_fingerprint_is_of_every_bit() -> None:
+def test_the_fingerprint_depends_on_every_bit() -> None:
     state = {"a": [torch.zeros(3), 1.0], "b": (None, "text")}
     same = {"a": [torch.zeros(3), 1.0], "b": (None, "text")}
     assert proof.fingerprint(state) == proof.fingerprint(same)
@@ -168,7 +168,7 @@ def test_the_demo_says_what_is_missing(
 
 
 def recording(folder: Path) -> str:
-    return str(write(folder / "x.recording", attempt(Happened("train_start", 0.0, Place()))))
+    return str(write(folder / "x.recording", attempt(EventEntry("train_start", 0.0, Counters()))))
 
 
 @pytest.mark.sample(1)

@@ -1,4 +1,4 @@
-"""Whatever became of its files, a recording is read or refused; what is read can be told and replayed."""
+"""A damaged recording is read or refused; what is read can be explained and replayed."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import heliograph as h
 import pytest
 from heliograph.__main__ import main
 from heliograph.builtin_callbacks.recorder.explain.story import brief, story
-from heliograph.builtin_callbacks.recorder.format.checksum import parse, sealed
+from heliograph.builtin_callbacks.recorder.format.checksum import format_line, parse_line
 from heliograph.builtin_callbacks.recorder.format.lines import ROWS
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.format.records import Batches
-from heliograph.builtin_callbacks.recorder.format.tail import tail_of
+from heliograph.builtin_callbacks.recorder.format.tail import tail_path
 from heliograph.builtin_callbacks.recorder.format.walk import walk
 from heliograph.builtin_callbacks.recorder.timeline.page import page
 from heliograph.builtin_callbacks.recorder.timeline.trace import trace
@@ -28,7 +28,7 @@ INTACT = "intact.recording"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with what a run leaves that is killed at its 13th step."""
+    """Return a folder with the files of a run that is killed at its 13th step."""
     folder = tmp_path_factory.mktemp("runs")
 
     class Copier(h.Plugin):
@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if run.progress.steps == 13:
                 assert run.recording is not None
                 shutil.copy(run.recording, folder / INTACT)
-                shutil.copy(tail_of(run.recording), tail_of(folder / INTACT))
+                shutil.copy(tail_path(run.recording), tail_path(folder / INTACT))
 
     plugins = [
         h.LogSchedule(h.Every(steps=2)),
@@ -55,21 +55,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @st.composite
 def damages(draw: st.DrawFn, data: bytes) -> bytes:
-    """Draw what may become of a file: pieces of it are wrong, missing or new."""
+    """Draw a damaged file: pieces of it are replaced, removed or added."""
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, max(0, len(data) - 1)))
         length = draw(st.integers(0, 200))
-        put_in = draw(st.binary(max_size=8))
-        data = data[:at] + put_in + (b"" if draw(st.integers(0, 9)) == 0 else data[at + length :])
+        added = draw(st.binary(max_size=8))
+        data = data[:at] + added + (b"" if draw(st.integers(0, 9)) == 0 else data[at + length :])
     return data
 
 
-def _tell(path: Path) -> None:
-    """Read, tell and replay a recording."""
+def _explain_and_replay(path: Path) -> None:
+    """Read, explain and replay a recording."""
     try:
         recording = read(path)
     except ValueError as error:
-        assert "is no recording of heliograph" in str(error) or "is empty" in str(error)  # noqa: PT017  # or it is read
+        assert "is not a recording of heliograph" in str(error) or "is empty" in str(error)  # noqa: PT017  # reading may also succeed
         return
     list(walk(recording))
     str(h.replay(recording, [h.EarlyStopping("validation/loss", patience=1), h.SaveSchedule(h.Every(steps=4))]))
@@ -87,10 +87,10 @@ def _tell(path: Path) -> None:
     derandomize=True,
     database=None,
 )
-def test_what_is_left_of_a_damaged_recording_can_be_told_and_replayed(folder: Path, data: st.DataObject) -> None:
+def test_a_damaged_recording_can_be_explained_and_replayed(folder: Path, data: st.DataObject) -> None:
     path = folder / "damaged.recording"
     path.write_bytes(data.draw(damages((folder / INTACT).read_bytes())))
-    _tell(path)
+    _explain_and_replay(path)
 
 
 @given(st.data())
@@ -100,12 +100,12 @@ def test_what_is_left_of_a_damaged_recording_can_be_told_and_replayed(folder: Pa
     derandomize=True,
     database=None,
 )
-def test_and_with_it_what_a_kill_left_beside_it(folder: Path, data: st.DataObject) -> None:
-    path = folder / "beside.recording"
+def test_a_recording_with_a_damaged_tail_can_be_explained_and_replayed(folder: Path, data: st.DataObject) -> None:
+    path = folder / "tail.recording"
     shutil.copy(folder / INTACT, path)
-    whole = tail_of(folder / INTACT).read_bytes().rstrip(b"\0")
-    tail_of(path).write_bytes(data.draw(damages(whole)))
-    _tell(path)
+    whole = tail_path(folder / INTACT).read_bytes().rstrip(b"\0")
+    tail_path(path).write_bytes(data.draw(damages(whole)))
+    _explain_and_replay(path)
 
 
 @given(st.data())
@@ -115,22 +115,24 @@ def test_and_with_it_what_a_kill_left_beside_it(folder: Path, data: st.DataObjec
     derandomize=True,
     database=None,
 )
-def test_lines_that_are_missing_or_in_another_order_leave_the_rest(folder: Path, data: st.DataObject) -> None:
+def test_a_recording_with_missing_or_reordered_lines_can_be_explained_and_replayed(
+    folder: Path, data: st.DataObject
+) -> None:
     path = folder / "missing.recording"
     head, *lines = (folder / INTACT).read_bytes().splitlines(keepends=True)
     kept = data.draw(st.lists(st.sampled_from(lines), max_size=len(lines), unique=True))
     path.write_bytes(head + b"".join(kept))
-    _tell(path)
+    _explain_and_replay(path)
 
 
-def places(value: object, where: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
-    """Return where values lie in a line's array, the array itself first."""
+def paths(value: object, where: tuple[object, ...] = ()) -> list[tuple[object, ...]]:
+    """Return the paths of all values in a line's array, the array itself first."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [where, *(each for key, item in items for each in places(item, (*where, key)))]
+    return [where, *(each for key, item in items for each in paths(item, (*where, key)))]
 
 
 def put(value: Any, where: tuple[Any, ...], new: object) -> Any:
-    """Return a line's array with another value in one place; None where a key is to be missing."""
+    """Return a line's array with one value replaced."""
     if not where:
         return new
     copy = value.copy()
@@ -151,15 +153,15 @@ ODD: list[Any] = [
     derandomize=True,
     database=None,
 )
-def test_a_forged_recording_is_told_or_refused_in_a_sentence(folder: Path, data: st.DataObject) -> None:
-    """Each line fits its checksum, and one value of some line is anything."""
-    lines = [parse(line) for line in (folder / INTACT).read_bytes().splitlines()]
+def test_a_forged_recording_is_explained_or_refused(folder: Path, data: st.DataObject) -> None:
+    """Each line matches its checksum, but some values are wrong."""
+    lines = [parse_line(line) for line in (folder / INTACT).read_bytes().splitlines()]
     for _ in range(data.draw(st.integers(1, 3))):
         number = data.draw(st.integers(0, len(lines) - 1))
-        where = data.draw(st.sampled_from(places(lines[number])[1:]))
+        where = data.draw(st.sampled_from(paths(lines[number])[1:]))
         lines[number] = put(lines[number], where, data.draw(st.sampled_from(ODD)))
     path = folder / "forged.recording"
-    path.write_text("".join(f"{sealed(*line)}\n" for line in lines))
+    path.write_text("".join(f"{format_line(*line)}\n" for line in lines))
     output = ["--output", str(folder / "forged.html"), "--trace", str(folder / "forged.json")]
 
     assert main(["explain", str(path)]) in (0, 2)
@@ -170,12 +172,12 @@ def test_a_short_line_cannot_claim_a_million_batches(folder: Path) -> None:
     """40 lines of 120 bytes took 9.4 GB."""
     path = folder / "large.recording"
     intact = (folder / INTACT).read_bytes().splitlines()[:2]
-    place = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0]
+    counters = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0]
     rows = [(1, ROWS + 1), *((number, ROWS) for number in range(2, 400))]
-    blocks = [sealed("batches", each, 0, place, 1.0, count, [1, 1, 0, 0, 4, 0], None) for each, count in rows]
+    blocks = [format_line("batches", each, 0, counters, 1.0, count, [1, 1, 0, 0, 4, 0], None) for each, count in rows]
     path.write_bytes(b"\n".join([*intact, *(block.encode() for block in blocks)]))
     [attempt] = read(path).attempts
 
     assert sum(len(entry) for entry in attempt.entries if isinstance(entry, Batches)) < 1_400_000
-    assert attempt.damage[0] == "line 3: a line 'batches' of another form"
-    assert attempt.damage[1].endswith("more batches than a file of its size holds")
+    assert attempt.damage[0] == "line 3: a line 'batches' with unexpected values"
+    assert attempt.damage[1].endswith("more batches than a file of this size can hold")

@@ -1,4 +1,4 @@
-"""The timeline of a run in a real browser: what it draws, says and does, and that it asks nobody for anything."""
+"""The timeline of a run in a real browser: what it draws and shows, and that it requests no other file."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ HOSTILE = "<img src=x onerror=\"document.title='owned'\"></script><script>docume
 
 @dataclass
 class Opened:
-    """A page with all that it said and asked for."""
+    """A page with its console messages and requests."""
 
     page: Page
-    complaints: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
 
     def chart(self, name: str) -> Locator:
@@ -62,16 +62,16 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def opened(browser: Browser, tmp_path: Path) -> Iterator[Open]:
-    """Return a function that opens the timeline of a recording; behind the test, nothing may have gone wrong."""
+    """Return a function that opens the timeline of a recording; after the test, no page may have had an error."""
     pages: list[Opened] = []
 
-    def open_page(told: Recording, **options: str) -> Opened:
+    def open_page(recorded: Recording, **options: str) -> Opened:
         path = tmp_path / f"page_{len(pages)}.html"
-        write_timeline(told, path)
+        write_timeline(recorded, path)
         context = browser.new_context(viewport={"width": 1200, "height": 900}, **options)  # type: ignore[arg-type]
         one = Opened(context.new_page())
-        one.page.on("console", lambda message: one.complaints.append(message.text))
-        one.page.on("pageerror", lambda error: one.complaints.append(str(error)))
+        one.page.on("console", lambda message: one.messages.append(message.text))
+        one.page.on("pageerror", lambda error: one.messages.append(str(error)))
         one.page.on("request", lambda request: one.requests.append(request.url))
         one.page.goto(path.as_uri())
         pages.append(one)
@@ -79,7 +79,7 @@ def opened(browser: Browser, tmp_path: Path) -> Iterator[Open]:
 
     yield open_page
     for one in pages:
-        assert one.complaints == []
+        assert one.messages == []
         assert [url for url in one.requests if not url.startswith("file:")] == []
         assert len(one.requests) == 1  # the page itself
         one.page.context.close()
@@ -93,7 +93,7 @@ def test_the_page_says_how_the_run_ended_and_draws_its_curves(opened: Open) -> N
     assert "validation/loss has not improved" in one.page.locator("#why").inner_text()
     assert [each.inner_text() for each in one.page.locator(".chart h3").all()] == ["loss", "accuracy"]
     assert one.vertices("loss", "train/loss", ":not(.lost)") == 3
-    assert one.vertices("loss", "train/loss", ".lost") == 2  # and one that is no number
+    assert one.vertices("loss", "train/loss", ".lost") == 2  # and a NaN
     assert one.vertices("loss", "validation/loss", ":not(.lost)") == 3
     assert one.chart("loss").locator(".broken").count() == 1
     assert one.chart("loss").locator(".undone").count() == 2
@@ -109,7 +109,7 @@ def test_the_page_says_how_the_run_ended_and_draws_its_curves(opened: Open) -> N
 
 
 @pytest.mark.whole
-def test_marks_tell_who_and_why_by_mouse_and_by_keyboard(opened: Open) -> None:
+def test_marks_show_who_and_why_by_mouse_and_by_keyboard(opened: Open) -> None:
     one = opened(killed_and_resumed())
     marks = one.chart("loss").locator(".mark")
     assert [mark.get_attribute("data-kind") for mark in marks.all()] == [
@@ -123,14 +123,14 @@ def test_marks_tell_who_and_why_by_mouse_and_by_keyboard(opened: Open) -> None:
     stop = one.chart("loss").locator('.mark[data-kind="stop"]')
     stop.hover()
     assert "by early_stopping on rank 2 during validation_end: validation/loss has not improved" in one.tip()
-    assert "stop put off, step 12" in one.tip()  # by the veto, in the same place
+    assert "stop postponed, step 12" in one.tip()  # the veto, at the same position
     one.page.mouse.move(1, 1)
     assert one.tip() == ""
     marks.first.focus()
     assert one.tip().splitlines()[:2] == ["attempt 2: resumed", "from ckpt/step_4.pth"]
     one.page.keyboard.press("End")
     assert one.tip().splitlines()[0] == "best checkpoint, step 8"
-    assert "asked for by save_schedule: every 4 steps" in one.tip()
+    assert "requested by save_schedule: every 4 steps" in one.tip()
     one.page.keyboard.press("ArrowLeft")
     assert "pruned at step 8: keep_last=1" in one.tip()
     one.page.keyboard.press("Escape")
@@ -138,7 +138,7 @@ def test_marks_tell_who_and_why_by_mouse_and_by_keyboard(opened: Open) -> None:
 
 
 @pytest.mark.whole
-def test_a_curve_tells_its_values_where_the_mouse_is(opened: Open) -> None:
+def test_a_curve_shows_its_values_at_the_pointer(opened: Open) -> None:
     one = opened(killed_and_resumed())
     box = one.chart("loss").locator("> svg").bounding_box()
     assert box is not None
@@ -187,7 +187,7 @@ def test_tables_are_sorted_and_filtered(opened: Open) -> None:
 
 
 @pytest.mark.whole
-def test_the_page_is_dark_where_the_system_is(opened: Open) -> None:
+def test_the_page_is_dark_if_the_system_is(opened: Open) -> None:
     def ground(one: Opened) -> object:
         return one.page.evaluate("getComputedStyle(document.body).backgroundColor")
 
@@ -195,14 +195,14 @@ def test_the_page_is_dark_where_the_system_is(opened: Open) -> None:
     assert (ground(dark), ground(light)) == ("rgb(15, 18, 23)", "rgb(244, 245, 248)")
 
 
-def test_what_others_wrote_appears_as_text(opened: Open) -> None:
+def test_recorded_texts_appear_as_text(opened: Open) -> None:
     script = Script(run=HOSTILE)
     script.start()
     script.batches(2)
-    script.happen("log", metrics={f"train/{HOSTILE}": 1.0, "train/loss": 2.0}, asked=[])
-    script.ask("end_epoch", HOSTILE, HOSTILE)
+    script.emit("log", metrics={f"train/{HOSTILE}": 1.0, "train/loss": 2.0}, asked=[])
+    script.request("end_epoch", HOSTILE, HOSTILE)
     script.save(f"{HOSTILE}.pth")
-    script.spend(HOSTILE, "log", 0.1)
+    script.add_time(HOSTILE, "log", 0.1)
     script.close("failed", HOSTILE, notes=[HOSTILE])
     one = opened(recording(script))
     assert one.page.title() == f"{HOSTILE}: failed"
@@ -224,7 +224,7 @@ def empty() -> Script:
 
 def killed_at_once() -> Script:
     script = Script()
-    script.happen("train_start")
+    script.emit("train_start")
     return script
 
 
@@ -232,7 +232,7 @@ def one_point() -> Script:
     script = Script()
     script.start()
     script.batches(1)
-    script.happen("log", metrics={"train/loss": 0.5}, asked=[])
+    script.emit("log", metrics={"train/loss": 0.5}, asked=[])
     return script
 
 
@@ -240,7 +240,7 @@ def nothing_but_nan() -> Script:
     script = Script(losses=True)
     script.start()
     script.batches(3, losses=(float("nan"),) * 3)
-    script.happen("log", metrics={"train/loss": float("nan"), "validation/loss": float("-inf")}, asked=[])
+    script.emit("log", metrics={"train/loss": float("nan"), "validation/loss": float("-inf")}, asked=[])
     return script
 
 
@@ -248,9 +248,9 @@ def nothing_but_nan() -> Script:
 @pytest.mark.parametrize(
     ("make", "points", "broken"), [(empty, 0, 0), (killed_at_once, 0, 0), (one_point, 1, 0), (nothing_but_nan, 0, 5)]
 )
-def test_little_is_drawn_of_little(opened: Open, make: Callable[[], Script], points: int, broken: int) -> None:
+def test_runs_that_recorded_little(opened: Open, make: Callable[[], Script], points: int, broken: int) -> None:
     one = opened(recording(make()))
-    assert one.page.locator("#status").inner_text() == "killed, or still going on"
+    assert one.page.locator("#status").inner_text() == "killed, or still running"
     assert one.page.locator(".dot").count() == points
     assert one.page.locator(".broken").count() == broken
     one.page.get_by_role("radio", name="Time").check(force=True)
@@ -259,14 +259,14 @@ def test_little_is_drawn_of_little(opened: Open, make: Callable[[], Script], poi
 
 
 @pytest.mark.whole
-def test_ten_thousands_of_readings_and_marks_are_drawn_thinned(opened: Open) -> None:
+def test_long_curves_and_many_marks_are_downsampled(opened: Open) -> None:
     script = Script()
     script.start()
     for step in range(12_000):
-        script.happen("log", 0.01, metrics={"train/loss": 1.0 / (1 + step)}, asked=[])
+        script.emit("log", 0.01, metrics={"train/loss": 1.0 / (1 + step)}, asked=[])
         if step % 4 == 0:
             script.batches(1)
-            script.ask("skip_batch", "nan_guard", "the loss is nan", "batch_start")
+            script.request("skip_batch", "nan_guard", "the loss is nan", "batch_start")
     one = opened(recording(script))
     assert 1_000 <= one.vertices("loss", "train/loss") <= 2_000
     assert "of 12,000 points" in one.chart("loss").inner_text()

@@ -1,1 +1,1 @@
-"""Record a run, and read recordings: explain, replay, timeline."""
+"""`Recorder`, and what reads its recordings: explain, replay, timeline."""

@@ -1,4 +1,4 @@
-"""What is told of an attempt when it begins."""
+"""Facts of a run as plain data: when it begins, at an event, at its end."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ import torch
 from ...events import Bus, Event, Run, RunClosed, RunFailed
 from ...events.catalogue import Phase
 from ...events.errors import describe_error
-from .format.plain import NAME, plain, plain_metrics, short
+from .format.plain import NAME, shorten, to_plain, to_plain_metrics
 from .format.records import Attempt
 
-OWNERS = 500  # of one event, in the plan
-NOTES = 200
+MAX_OWNERS = 500  # of the handlers of one event
+MAX_NOTES = 200
 
 
 def attempt_of(run: Run, *, losses: bool) -> Attempt:
-    """Return what a run is, without entries."""
+    """Return an attempt without entries."""
     phase: Phase = "train" if run.optimizers else run.phase
     return Attempt(
         name=uuid4().hex[:12],
         phase=phase,
         began=datetime.now(UTC).isoformat(),
-        run=short(run.name, NAME),
+        run=shorten(run.name, NAME),
         world_size=run.engine.world_size,
         max_epochs=run.max_epochs,
         max_steps=run.max_steps,
         validation_sets=tuple(run.validation_sets),
         optimizers=tuple(run.optimizers),
-        hyper_parameters=plain(run.hyper_parameters),
+        hyper_parameters=to_plain(run.hyper_parameters),
         versions={
             "heliograph": version("heliograph"),
             "torch": str(torch.__version__),
@@ -48,54 +48,60 @@ def attempt_of(run: Run, *, losses: bool) -> Attempt:
 
 
 def plan_of(bus: Bus) -> dict[str, tuple[str, ...]]:
-    """Return who hears each event, in the order in which they run."""
+    """Return, by event, the owners of its handlers in the order in which they run."""
     plan: dict[str, tuple[str, ...]] = {}
     for signal in bus.signals():
-        subscriptions = sorted(signal.subscriptions.values(), key=lambda seat: seat.position)
-        if owners := [short(str(seat.owner), NAME) for seat in subscriptions[:OWNERS] if not seat.paused]:
+        subscriptions = sorted(signal.subscriptions.values(), key=lambda each: each.position)
+        if owners := [shorten(str(each.owner), NAME) for each in subscriptions[:MAX_OWNERS] if not each.paused]:
             plan[signal.event.name] = tuple(owners)
     return plan
 
 
 def fields_of(event: Event) -> dict[str, Any]:
     """Return an event's fields as plain data."""
-    data: dict[str, Any] = plain({each.name: getattr(event, each.name) for each in fields(event)})  # type: ignore[arg-type]  # subclasses are dataclasses
+    data: dict[str, Any] = to_plain({each.name: getattr(event, each.name) for each in fields(event)})  # type: ignore[arg-type]  # subclasses are dataclasses
     return data
 
 
 def metrics_of(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return metrics as an entry's data, and how many were left out."""
-    kept, left_out = plain_metrics(metrics)
+    """Return metrics as an entry's data, with the number that was left out."""
+    kept, left_out = to_plain_metrics(metrics)
     return {"metrics": kept, **({"left_out": left_out} if left_out else {})}
 
 
 def failure_of(run: Run, event: RunFailed, *, losses: bool) -> dict[str, Any]:
-    """Return a failure as an entry's data, with what had come about of the batch in hand."""
-    place = {"phase": event.phase, "plugin": event.plugin, "event": event.event}
-    in_hand = run.in_hand
-    loss = _last_loss(run) if losses and in_hand else None
-    batch = {"in_hand": in_hand, "is_last": run.is_last_batch, "window": run.window, "loss": loss}
-    return {"error": type(event.error).__name__, "text": short(describe_error(event.error)), **place, **batch}
+    """Return a failure as an entry's data, with the state of the current batch."""
+    return {
+        "error": type(event.error).__name__,
+        "text": shorten(describe_error(event.error)),
+        "phase": event.phase,
+        "plugin": event.plugin,
+        "event": event.event,
+        "in_hand": run.in_hand,
+        "is_last": run.is_last_batch,
+        "window": run.window,
+        "loss": _last_loss(run) if losses and run.in_hand else None,
+    }
 
 
 def _last_loss(run: Run) -> float | None:
     try:
         return None if run.loss is None else float(run.loss.detach())
-    except RuntimeError:  # of a device that failed, nobody reads a number any more
+    except RuntimeError:  # the device has failed
         return None
 
 
 def ending_of(run: Run, event: RunClosed, error: BaseException | None) -> dict[str, Any]:
-    """Return how a run ended as an entry's data."""
-    asked = run.control.stop_request if event.status == "stopped" else None
-    notes = [short(note) for note in run.notes[:NOTES]]
+    """Return the end of a run as an entry's data."""
+    stop = run.control.stop_request if event.status == "stopped" else None
+    notes = [shorten(note) for note in run.notes[:MAX_NOTES]]
     return {
         "status": event.status,
-        "reason": short(run.reason(error)),
-        "by": None if asked is None else short(asked.by, NAME),
-        "rank": None if asked is None else asked.rank,
+        "reason": shorten(run.reason(error)),
+        "by": None if stop is None else shorten(stop.by, NAME),
+        "rank": None if stop is None else stop.rank,
         **metrics_of(run.metrics),
         "best": None if run.best_checkpoint is None else str(run.best_checkpoint),
         "last": None if run.last_checkpoint is None else str(run.last_checkpoint),
-        "notes": notes + [f"(+{len(run.notes) - NOTES} notes)"] * (len(run.notes) > NOTES),
+        "notes": notes + [f"(+{len(run.notes) - MAX_NOTES} notes)"] * (len(run.notes) > MAX_NOTES),
     }

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 
-def kept(loss: Tensor | None) -> Tensor | None:
-    """Return a copy of a loss without its graph, not waited for; a graph on a GPU may reuse the loss's own memory."""
+def copy_loss(loss: Tensor | None) -> Tensor | None:
+    """Return a detached copy of a loss, without waiting for it; a CUDA graph may reuse the loss's own memory."""
     return None if loss is None else loss.detach().clone().reshape(())
 
 
-def read(losses: Sequence[Tensor | None], skips: Sequence[bool]) -> tuple[float, ...]:
-    """Return the losses of batches as numbers, NaN for one that was left out; waits for their device once."""
-    there = [each for each in losses if each is not None]
-    numbers = iter(torch.stack(there).tolist() if there else ())
+def read_losses(losses: Sequence[Tensor | None], skips: Sequence[bool]) -> tuple[float, ...]:
+    """Return the losses of batches as numbers, NaN for a skipped one; waits for the device once."""
+    tensors = [each for each in losses if each is not None]
+    numbers = iter(torch.stack(tensors).tolist() if tensors else ())
     values = [math.nan if each is None else next(numbers) for each in losses]
     return tuple(math.nan if skip else value for value, skip in zip(values, skips, strict=True))

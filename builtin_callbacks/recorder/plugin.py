@@ -41,34 +41,34 @@ from ...events.bus import Receiver, current_owner, is_within
 from ...events.checks import check_whole_number
 from ...plugins import Plugin, on
 from . import attempt_facts
+from .attempt_recorder import AttemptRecorder, counters_of
 from .format.tail import ROW
 from .format.writer import Writer
-from .session import Session, place_of
-from .subscriptions import Listening
+from .subscriptions import ExtraSubscriptions
 
-OFTEN = 1_000  # emissions of an event that is not of the catalogue: of those behind, a sample is kept
+MAX_CUSTOM = 1_000  # emissions of a custom event; of later ones a sample is recorded
 pack, ROW_SIZE = ROW.pack_into, ROW.size
 
 
 class Recorder(Plugin):
-    """Record events, counters, metrics, requests with who asked and why, failures, and the time of every handler.
+    """Record events, counters, metrics, requests with who made them and why, failures, and the time of every handler.
 
-    One file `<run>_<date>_<time>.recording` holds a run: a resumed run goes on in the file that its checkpoint names,
-    tests and validations on their own in that of the last fit. A run that is killed leaves everything up to its last
-    batch. `run.recording` and `result.recording` say where it lies.
+    One file `<run>_<date>_<time>.recording` holds a training: a resumed run continues the file that its checkpoint
+    names; `test` and `validate` add to that of the last fit. A killed run leaves everything up to its last batch. The
+    file is `run.recording` and `result.recording`.
 
-    While it records, the run's clock stands still from one batch or event to the next, and goes by hundredths of a
-    second, so that the recording holds the very times that plugins see. On several ranks the main one records.
+    While it records, the run's clock advances only at batches and events, in hundredths of a second, so that the
+    recording holds the same times that plugins see. On several ranks the main rank records.
 
     Args:
-        folder: where to write; made where it is missing.
-        losses: whether the loss of every batch is recorded too; of several optimizers, the last one's of the batch.
-        sample: the handlers of the events of every batch are timed in the first 256, then in one of so many; those of
-            others always.
+        folder: where to write; created if it is missing.
+        losses: whether to record the loss of every batch; with several optimizers, the last loss of the batch.
+        sample: the handlers of the events of every batch are timed in the first 256 batches, then in one batch of
+            `sample`; handlers of other events always.
 
     Raises:
-        TypeError: an argument is of another type.
-        ValueError: `sample` is no whole number of at least 1, or there is a file where the folder is to be.
+        TypeError: an argument has another type.
+        ValueError: `sample` is not a whole number of at least 1, or `folder` is a file.
     """
 
     policy = "observer"
@@ -86,56 +86,55 @@ class Recorder(Plugin):
         if self.folder.exists() and not self.folder.is_dir():
             raise ValueError(f"Recorder(folder) takes the path of a folder, but {self.folder} is a file.")
         self.path: Path | None = None
-        self._session: Session | None = None
-        self._listening: Listening | None = None
-        self._expected: Log | ValidationEnd | TestEnd | None = None
+        self._attempt: AttemptRecorder | None = None
+        self._subscriptions: ExtraSubscriptions | None = None
+        self._awaiting_metrics: Log | ValidationEnd | TestEnd | None = None
         self._error: BaseException | None = None
-        self._goes_on = self._is_over = False
+        self._continues_file = self._is_over = False
         self._sets: dict[str, int] = {}
-        self._foreign: dict[type[Event], int] = {}
+        self._custom: dict[type[Event], int] = {}
 
     @on(TrainStart, lane=Lane.TRANSFORM)
     def begin(self, run: Run, event: TrainStart) -> None:
-        """Forget the former run; which file it is to be turns out when the state is loaded."""
+        """Close the former run; whether its file is continued depends on the state that is loaded."""
         self.close()
-        self._session = self.path = None
+        self._attempt = self.path = None
         self._note(run, event, {})
 
     @on(BatchEnd, lane=Lane.TRANSFORM)
     def count(self, run: Run, event: BatchEnd) -> None:
-        """Keep the counters of a batch, at the time that all who hear of it are to read."""
-        session = self._session
-        if session is None or (at := session.at) == session.alarm:
-            self._ready(run).count(run)
+        """Record the counters of a batch, and set the run's clock for all handlers."""
+        attempt = self._attempt
+        if attempt is None or (at := attempt.at) == attempt.next_check:
+            self._ready(run).add_batch(run)
             return
-        if monotonic() >= session.due:
-            session.tick()
-        progress = session.progress
+        if monotonic() >= attempt.due:
+            attempt.set_clock()
+        progress = attempt.progress
         pack(
-            session.buffer, at, session.hundredths, progress.steps, progress.skipped_steps, progress.skipped_batches,
+            attempt.buffer, at, attempt.hundredths, progress.steps, progress.skipped_steps, progress.skipped_batches,
             progress.samples, run.window, progress.batch,
         )  # fmt: skip
-        session.at = at + ROW_SIZE
+        attempt.at = at + ROW_SIZE
 
     @on(CheckpointLoaded, lane=Lane.TRANSFORM)
-    def go_on(self, run: Run, event: CheckpointLoaded) -> None:
-        """Mark the seam."""
-        session = self._ready(run)
-        session.turn_back()
-        origin = asdict(place_of(run.origin)) | {"seconds": run.origin.earlier_seconds}
-        self._listen(run)
+    def note_load(self, run: Run, event: CheckpointLoaded) -> None:
+        """Note where the run continues."""
+        self._ready(run).handle_load()
+        origin = asdict(counters_of(run.origin)) | {"seconds": run.origin.earlier_seconds}
+        self._subscribe(run)
         self._note(run, event, {**attempt_facts.fields_of(event), "origin": origin, "in_boundary": run.in_boundary})
 
     @on(EpochStart, lane=Lane.TRANSFORM)
     def note_epoch(self, run: Run, event: EpochStart) -> None:
-        """Note how long the epoch is."""
-        self._listen(run)
+        """Note the length of the epoch."""
+        self._subscribe(run)
         self._note(run, event, {**attempt_facts.fields_of(event), "batches": run.batches_per_epoch})
 
     @on(ValidationStart, TestStart, lane=Lane.TRANSFORM)
     def note_evaluation(self, run: Run, event: ValidationStart | TestStart) -> None:
-        """Note how many batches are to come."""
-        self._listen(run)
+        """Note the number of batches."""
+        self._subscribe(run)
         self._sets.clear()
         self._note(run, event, {"batches": run.evaluation_batches})
 
@@ -146,146 +145,144 @@ class Recorder(Plugin):
 
     @on(Log, ValidationEnd, TestEnd, lane=Lane.TRANSFORM)
     def expect_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd) -> None:
-        """Note that there are metrics, which others may add to before they are read."""
-        self._finish()
-        self._ready(run).hold(event.name)
-        self._expected = event
+        """Begin the entry of metrics; other handlers may add to them before they are recorded."""
+        self._finish_metrics()
+        self._ready(run).begin_event(event.name)
+        self._awaiting_metrics = event
 
     @on(Log, ValidationEnd, TestEnd, lane=Lane.REPORT)
     def note_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd) -> None:
-        """Note the metrics, behind all who add to them."""
-        self._finish()
-        session = self._ready(run)
-        session.add_spent()
-        session.send()
+        """Note the metrics, after all handlers that add to them."""
+        self._finish_metrics()
+        attempt = self._ready(run)
+        attempt.add_times()
+        attempt.write()
 
     @on(Replay, lane=Lane.TRANSFORM)
     def note_replay(self, run: Run, event: Replay) -> None:
-        """Note that a loader is read again, and when it is where it stood."""
+        """Note the beginning and the end of a replay of the loader."""
         if event.done in (0, event.batches):
             self._note(run, event, attempt_facts.fields_of(event))
 
     @on(ValidationCut, lane=Lane.TRANSFORM)
     def note_cut(self, run: Run, event: ValidationCut) -> None:
-        """Note how far the validation or test came."""
+        """Note how many batches the validation or test had done."""
         self._note(run, event, {**attempt_facts.fields_of(event), "batches": dict(self._sets)})
 
     @on(SavePoint, TrainEnd, EpochEnd, lane=Lane.TRANSFORM)
     def note_moment(self, run: Run, event: SavePoint | TrainEnd | EpochEnd) -> None:
-        """Note that a save is due, or that an epoch or the training is over."""
+        """Note a save point, or the end of an epoch or of the training."""
         self._note(run, event, attempt_facts.fields_of(event))
 
     @on(CheckpointSaved, CheckpointPruned, ResumeVerified, lane=Lane.TRANSFORM)
     def note_checkpoint(self, run: Run, event: CheckpointSaved | CheckpointPruned | ResumeVerified) -> None:
-        """Note what lies on the disk, or no longer does, and what comparing with it has shown."""
-        self._note(run, event, attempt_facts.fields_of(event), ticks=False)
+        """Note a checkpoint that was saved, pruned or compared with."""
+        self._note(run, event, attempt_facts.fields_of(event), sets_clock=False)
 
     @on(PluginChanged, PluginFailed, lane=Lane.TRANSFORM)
     def note_plugin(self, run: Run, event: PluginChanged | PluginFailed) -> None:
-        """Note who joins, leaves or fails; others may hear now what nobody heard before."""
-        self._listen(run)
-        session = self._session
-        if isinstance(event, PluginFailed) and event.plugin == current_owner() and session is not None:
-            session.happened(event.name, attempt_facts.fields_of(event))  # what failed may be the writing itself
+        """Note a change or a failure of a plugin; there may be new handlers and signals."""
+        self._subscribe(run)
+        attempt = self._attempt
+        if isinstance(event, PluginFailed) and event.plugin == current_owner() and attempt is not None:
+            attempt.add_event(event.name, attempt_facts.fields_of(event))  # unwritten: writing may be what failed
         else:
-            self._note(run, event, attempt_facts.fields_of(event), ticks=False)
+            self._note(run, event, attempt_facts.fields_of(event), sets_clock=False)
 
     @on(RunFailed, lane=Lane.TRANSFORM)
     def note_failure(self, run: Run, event: RunFailed) -> None:
         """Note the error."""
         self._error = event.error
-        self._finish()
+        self._finish_metrics()
         data = attempt_facts.failure_of(run, event, losses=self.losses)
         self._note(run, event, {**data, "batches": dict(self._sets)})
 
     @on(RunClosed, lane=Lane.REPORT)
     def end(self, run: Run, event: RunClosed) -> None:
-        """Note how the run ended, and where the time went."""
-        self._finish()
+        """Note how the run ended, and the times of handlers."""
+        self._finish_metrics()
         error, self._error = self._error, None
-        session = self._ready(run)
-        session.add_spent(now=True)
+        self._ready(run).add_times(now=True)
         self._note(run, event, attempt_facts.ending_of(run, event, error))
         self._is_over = True
 
-    def note_foreign(self, run: Run, event: Event) -> None:
-        """Note an event that is not of the catalogue; of one that comes very often, a sample."""
+    def note_custom(self, run: Run, event: Event) -> None:
+        """Note an event that is not in the catalogue; of a very frequent one, a sample."""
         kind = type(event)
-        number = self._foreign[kind] = self._foreign.get(kind, 0) + 1
-        if number <= OFTEN or number % self.sample == 0:
-            often = {"emission": number} if number > OFTEN else {}
-            self._note(run, event, {**attempt_facts.fields_of(event), **often}, ticks=False)
+        number = self._custom[kind] = self._custom.get(kind, 0) + 1
+        if number <= MAX_CUSTOM or number % self.sample == 0:
+            emission = {"emission": number} if number > MAX_CUSTOM else {}
+            self._note(run, event, {**attempt_facts.fields_of(event), **emission}, sets_clock=False)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the file's name."""
         return {"file": None if self.path is None else self.path.name}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on in the file of the run that is resumed, if it is still there; amid a run it is this one's already."""
-        if state["file"] is not None and (self._session is None or self._session.path is None):
-            self.path, self._goes_on = self.folder / Path(state["file"]).name, True
+        """Continue the file of the resumed run, if it still exists; a roll-back changes nothing."""
+        if state["file"] is not None and (self._attempt is None or self._attempt.path is None):
+            self.path, self._continues_file = self.folder / Path(state["file"]).name, True
 
     def close(self) -> None:
-        """Write what there is and close the file; the run's clock goes on."""
-        self._goes_on = False
-        if (session := self._session) is None:
+        """Write all entries and close the file; the run's clock runs again."""
+        self._continues_file = False
+        if (attempt := self._attempt) is None:
             return
-        self._finish()
-        if self._listening is not None:
-            self._listening.detach()
-        self._session = None if self._is_over else session
-        session.close()
+        self._finish_metrics()
+        if self._subscriptions is not None:
+            self._subscriptions.detach()
+        self._attempt = None if self._is_over else attempt
+        attempt.close()
 
-    def _note(self, run: Run, event: Event, data: Mapping[str, Any], *, ticks: bool = True) -> None:
-        session = self._ready(run)
-        session.happened(event.name, data, ticks=ticks)
-        session.send()
+    def _note(self, run: Run, event: Event, data: Mapping[str, Any], *, sets_clock: bool = True) -> None:
+        attempt = self._ready(run)
+        attempt.add_event(event.name, data, sets_clock=sets_clock)
+        attempt.write()
 
-    def _finish(self) -> None:
-        """Take in the event whose metrics were waited for, with those that it has by now."""
-        event, self._expected = self._expected, None
-        if event is not None and self._session is not None:
+    def _finish_metrics(self) -> None:
+        """Finish the event that waits for its metrics, with those that it has by now."""
+        event, self._awaiting_metrics = self._awaiting_metrics, None
+        if event is not None and self._attempt is not None:
             done = {} if isinstance(event, Log) else {"batches": dict(self._sets)}
-            self._session.let_go({**attempt_facts.metrics_of(event.metrics), **done})
+            self._attempt.finish_event({**attempt_facts.metrics_of(event.metrics), **done})
 
-    def _ready(self, run: Run) -> Session:
-        """Return the session of the run, with its file as soon as it is known which."""
-        session = self._session
-        if session is None or session.progress is not run.progress:
-            session = self._begin(run)
-        if session.writer is None and not is_within(TrainStart.name):
-            session.open(self._writer(run, session.path or self.path))
-            self.path = run.recording = session.path
-        return session
+    def _ready(self, run: Run) -> AttemptRecorder:
+        """Return the recorder of this attempt; its file is opened once the state is loaded."""
+        attempt = self._attempt
+        if attempt is None or attempt.progress is not run.progress:
+            attempt = self._begin(run)
+        if attempt.writer is None and not is_within(TrainStart.name):
+            attempt.open(self._open_writer(run, attempt.path or self.path))
+            self.path = run.recording = attempt.path
+        return attempt
 
-    def _begin(self, run: Run) -> Session:
+    def _begin(self, run: Run) -> AttemptRecorder:
         if run.is_replay:
             raise NotRecorded("a training that could be recorded")
         self.close()
-        session = self._session = Session(run, self.sample, losses=self.losses)
-        if session.attempt.phase == "train" and not self._goes_on:
+        attempt = self._attempt = AttemptRecorder(run, self.sample, losses=self.losses)
+        if attempt.attempt.phase == "train" and not self._continues_file:
             self.path = None
-        self._is_over, self._error, self._foreign = False, None, {}
-        following: dict[type[Event], tuple[Receiver, ...]] = {
+        self._is_over, self._error, self._custom = False, None, {}
+        optional: dict[type[Event], tuple[Receiver, ...]] = {
             Log: (self.expect_metrics, self.note_metrics),
             Replay: (self.note_replay,),
         }
-        self._listening = Listening(current_owner() or self.name, self.note_foreign, following)
-        self._listen(run)
-        return session
+        self._subscriptions = ExtraSubscriptions(current_owner() or self.name, self.note_custom, optional)
+        self._subscribe(run)
+        return attempt
 
-    def _listen(self, run: Run) -> None:
-        """Hear and time what is on the bus by now."""
-        session = self._session
-        if session is not None and self._listening is not None:
-            self._listening.attach(run)
-            session.timing.attach()
+    def _subscribe(self, run: Run) -> None:
+        """Subscribe to the signals that exist by now, and time them."""
+        if self._attempt is not None and self._subscriptions is not None:
+            self._subscriptions.attach(run)
+            self._attempt.timer.attach()
 
-    def _writer(self, run: Run, path: Path | None) -> Writer:
-        """Return the file that the run has, or a new one."""
+    def _open_writer(self, run: Run, path: Path | None) -> Writer:
+        """Open the file of the training, or a new one."""
         if path is not None and path.exists():
             try:
-                return Writer.again(path)
+                return Writer.reopen(path)
             except ValueError as error:
-                run.note(f"the recording goes on in a new file: {error}")
-        return Writer.new(self.folder, run.name)
+                run.note(f"the recording continues in a new file: {error}")
+        return Writer.create(self.folder, run.name)

@@ -1,4 +1,4 @@
-"""What a recorder hears beside the events that its handlers are marked for."""
+"""The subscriptions of a recorder in addition to its marked handlers."""
 
 from __future__ import annotations
 
@@ -10,45 +10,44 @@ from ...events import CATALOGUE, Event, Lane, Log, OrderedSignal, Run
 from ...events.bus import PluginName, Receiver, Subscription
 
 
-class Listening:
-    """Connects to events that are not of the catalogue, and stays away from those that would cost to be heard.
+class ExtraSubscriptions:
+    """Connects a recorder to custom events, and disconnects it from events that would cost time without other handlers.
 
-    Where nobody hears `Log`, the loop spares itself the means; where nobody hears `Replay`, it logs a line instead. A
-    recorder changes neither: it listens only where others do.
+    Without a handler of `Log` the loop collects no losses; without one of `Replay` it logs a line instead. A recorder
+    changes neither: it receives these events only if others do.
 
     Args:
         owner: the recorder's name on the bus.
-        foreign: what hears the events that are not of the catalogue.
-        following: by event, the handlers that hear it only where others do.
+        custom: the handler of events that are not in the catalogue.
+        optional: by event, the handlers that are called only if there are others.
     """
 
-    def __init__(self, owner: str, foreign: Receiver, following: Mapping[type[Event], Sequence[Receiver]]) -> None:
-        self._owner, self._foreign, self._following = PluginName(owner), foreign, following
+    def __init__(self, owner: str, custom: Receiver, optional: Mapping[type[Event], Sequence[Receiver]]) -> None:
+        self._owner, self._custom, self._optional = PluginName(owner), custom, optional
         self._connected: list[OrderedSignal[Any]] = []
 
     def attach(self, run: Run) -> None:
-        """Listen to what there is by now."""
-        for event, handlers in self._following.items():
-            self._follow(run, event, handlers)
+        """Connect to the signals that exist by now."""
+        for event, handlers in self._optional.items():
+            self._pause_or_resume(run, event, handlers)
         for signal in run.bus.signals():
             if signal.event not in CATALOGUE and signal not in self._connected:
-                signal.connect(
-                    self._foreign, weak=False, subscription=Subscription((Lane.TRANSFORM, sys.maxsize), self._owner)
-                )
+                subscription = Subscription((Lane.TRANSFORM, sys.maxsize), self._owner)
+                signal.connect(self._custom, weak=False, subscription=subscription)
                 self._connected.append(signal)
 
     def detach(self) -> None:
-        """Let go of the events that are not of the catalogue."""
+        """Disconnect from custom events."""
         for signal in self._connected:
-            signal.disconnect(self._foreign)
+            signal.disconnect(self._custom)
         self._connected.clear()
 
-    def _follow(self, run: Run, event: type[Event], handlers: Sequence[Receiver]) -> None:
+    def _pause_or_resume(self, run: Run, event: type[Event], handlers: Sequence[Receiver]) -> None:
         signal = run.bus.signal(event)
-        heard_by = {seat.owner for seat in signal.subscriptions.values() if not seat.paused}
-        wanted = bool(heard_by - {self._owner})
-        if event is Log and not wanted:  # a log that nobody hears, but somebody asks for
+        owners = {each.owner for each in signal.subscriptions.values() if not each.paused}
+        wanted = bool(owners - {self._owner})
+        if event is Log and not wanted:  # a plugin may request logs although none handles them
             wanted = "log" in run.plugins.declared("asks")
-        if wanted != (self._owner in heard_by):
+        if wanted != (self._owner in owners):
             for handler in handlers:
                 signal.pause(handler, paused=not wanted)

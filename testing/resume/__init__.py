@@ -1,7 +1,7 @@
-"""Is a run that was killed again and again equal to one that was left alone?"""
+"""Check that a training which is killed and resumed equals an uninterrupted one."""
 
 from .check import assert_resume_exact, check_resume
 from .errors import UsageError
-from .report import InterruptedLeg, ResumeCheck
+from .report import InterruptedAttempt, ResumeCheck
 
-__all__ = ["InterruptedLeg", "ResumeCheck", "UsageError", "assert_resume_exact", "check_resume"]
+__all__ = ["InterruptedAttempt", "ResumeCheck", "UsageError", "assert_resume_exact", "check_resume"]

@@ -1,4 +1,4 @@
-"""Find the first difference between the facts of two runs, and put it into words."""
+"""Find the first difference between the facts of two runs, and describe it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORDS = {
     "means": "running means",
     "data": "loader's position",
     "task": "task's own state",
-    "control": "requests that still stand",
+    "control": "pending requests",
 }
 MAY_VARY = ("metrics", "means", "plugin")
 Aside = Collection[tuple[str, str]]
@@ -27,16 +27,16 @@ Aside = Collection[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Something that two runs do not have in common.
+    """A difference between two runs.
 
     Attributes:
         what: `batch`, `draws`, `loss`, `metrics`, `modules`, `optimizer`, `scheduler`, `plugin <name>`, `progress` or
-            another part of a checkpoint by its name there; `order` where one run did what the other did not.
+            another part of a checkpoint by its name there; `order` if one run did what the other did not.
         epoch: finished epochs.
-        batch: batches of the epoch, the one in hand included.
+        batch: batches of the epoch, with the current one.
         step: optimizer steps.
         path: which value of it, such as `model.0.weight`.
-        text: a sentence for people.
+        text: a sentence.
     """
 
     what: str
@@ -52,12 +52,12 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came out of comparing two runs.
+    """The result of comparing two runs.
 
     Attributes:
-        first: the first difference that counts, None where there is none.
-        draws: the first difference of the random state up to there. By itself it does no harm: what counts is whether
-            anything was drawn from it, and that shows in what follows.
+        first: the first difference that counts, None if there is none.
+        draws: the first difference of the random state up to there. It does not count by itself: if anything is drawn
+            from the state, later facts differ.
         batches: how many batches were compared.
     """
 
@@ -73,10 +73,10 @@ def compare(
 
     Args:
         reference: the facts of a run.
-        other: the facts of one that should be its equal.
+        other: the facts of one that should equal it.
         names: what to call the two runs.
-        whole: whether the other came to its end, so that the reference must hold no more than it does.
-        aside: (what, path) of values that are left out.
+        whole: whether the other came to its end, so that the reference may have no more facts.
+        aside: (what, path) of values that are not compared.
     """
     draws: Difference | None = None
     batches = 0
@@ -88,7 +88,7 @@ def compare(
         paths = list(_differing(expected, fact, aside))
         if not paths:
             continue
-        found = _in_words(expected, fact, paths, names)
+        found = _difference(expected, fact, paths, names)
         if fact.what != "draws":
             return Comparison(found, draws, batches)
         draws = draws or found
@@ -96,7 +96,7 @@ def compare(
 
 
 def varying(one: Sequence[Fact], other: Sequence[Fact]) -> frozenset[tuple[str, str]]:
-    """Return (what, path) of the metrics and plugin states that differ between two runs of the same facts."""
+    """Return (what, path) of the metrics and plugin states that differ between two runs."""
     pairs = zip(one, other, strict=False)
     return frozenset(
         (fact.what, path)
@@ -108,29 +108,29 @@ def varying(one: Sequence[Fact], other: Sequence[Fact]) -> frozenset[tuple[str, 
 
 def _differing(one: Fact, other: Fact, aside: Aside) -> Iterator[str]:
     for path in {**one.leaves, **other.leaves}:
-        left_out = (one.what, path) in aside or (one.what, "") in aside
-        if not left_out and one.leaves.get(path) != other.leaves.get(path):
+        is_aside = (one.what, path) in aside or (one.what, "") in aside
+        if not is_aside and one.leaves.get(path) != other.leaves.get(path):
             yield path
 
 
-def _in_words(one: Fact, other: Fact, paths: Sequence[str], names: tuple[str, str]) -> Difference:
+def _difference(one: Fact, other: Fact, paths: Sequence[str], names: tuple[str, str]) -> Difference:
     if one.what == "draws":
         generators = ", ".join(dict.fromkeys(path.split(".")[0] for path in paths))
-        return Difference(one.what, *other.place, paths[0], f"{_words(one)} ({generators}) differs {one.when}")
+        return Difference(one.what, *other.counters, paths[0], f"{_words(one)} ({generators}) differs {one.when}")
     path = paths[0]
     text = f"{_words(one)}{path and f' ({path})'} differ{'' if _is_plural(one) else 's'} {one.when}"
     values = _values(one.leaves.get(path), other.leaves.get(path), names)
-    return Difference(one.what, *other.place, path, f"{text}: {values}")
+    return Difference(one.what, *other.counters, path, f"{text}: {values}")
 
 
 def _out_of_order(one: Fact | None, other: Fact | None, names: tuple[str, str]) -> Difference:
     texts = [
-        f"{name} has {_words(fact)} {fact.when}" if fact else f"{name} has come to its end"
+        f"{name} has {_words(fact)} {fact.when}" if fact else f"{name} has ended"
         for name, fact in zip(names, (one, other), strict=True)
     ]
     where = other or one
     assert where is not None
-    return Difference("order", *where.place, "", f"what happens differs: {texts[0]}, {texts[1]}")
+    return Difference("order", *where.counters, "", f"what happens differs: {texts[0]}, {texts[1]}")
 
 
 def _words(fact: Fact) -> str:
@@ -144,11 +144,11 @@ def _is_plural(fact: Fact) -> bool:
 
 
 def _values(one: Leaf | None, other: Leaf | None, names: tuple[str, str]) -> str:
-    """Return how two values differ: both, or by how much."""
-    if one is not None and other is not None and isinstance(one.glimpse, Row) and isinstance(other.glimpse, Row):
-        return what_differs(one.glimpse, other.glimpse)
-    if one is not None and other is not None and one.kind == other.kind and np.size(one.glimpse) > 1:
-        return f"{_distance(one.glimpse, other.glimpse)} ({one.kind})"
+    """Return both values, or how much they differ."""
+    if one is not None and other is not None and isinstance(one.sample, Row) and isinstance(other.sample, Row):
+        return what_differs(one.sample, other.sample)
+    if one is not None and other is not None and one.kind == other.kind and np.size(one.sample) > 1:
+        return f"{_distance(one.sample, other.sample)} ({one.kind})"
     shown = _value(one), _value(other)
     numbers = [_number(leaf) for leaf in (one, other)]
     if isinstance(numbers[0], float) and isinstance(numbers[1], float):
@@ -159,16 +159,16 @@ def _values(one: Leaf | None, other: Leaf | None, names: tuple[str, str]) -> str
 def _value(leaf: Leaf | None) -> str:
     if leaf is None:
         return "nothing"
-    if np.size(leaf.glimpse) > 1:
+    if np.size(leaf.sample) > 1:
         return leaf.kind
     shown = repr(_number(leaf))
     return shown if len(shown) <= 60 else f"{shown[:60]}..."
 
 
 def _number(leaf: Leaf | None) -> Any:
-    """Return a scalar as Python's own."""
-    glimpse = None if leaf is None else leaf.glimpse
-    return glimpse.item() if isinstance(glimpse, np.ndarray) and glimpse.size == 1 else glimpse
+    """Return a scalar as a Python number."""
+    sample = None if leaf is None else leaf.sample
+    return sample.item() if isinstance(sample, np.ndarray) and sample.size == 1 else sample
 
 
 def _distance(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> str:

@@ -1,5 +1,5 @@
-"""The error of a check that was asked for what it cannot do."""
+"""The error of a check that cannot be done."""
 
 
 class UsageError(ValueError):
-    """The check was called wrongly, or with a run that it cannot judge; nothing is said of the resume."""
+    """An argument is wrong, or the run cannot be checked; this says nothing about the resume."""

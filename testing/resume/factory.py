@@ -1,4 +1,4 @@
-"""Call the user's `make_trainer`, and check that what it makes can be compared."""
+"""Call the user's `make_trainer`, and check that its results can be compared."""
 
 from __future__ import annotations
 
@@ -20,23 +20,25 @@ FORM = "make_trainer returns a trainer and the keywords of its fit: return train
 MAY_BE_SHARED = (list, tuple, Dataset)
 
 
-class Maker:
-    """Makes everything anew for every leg.
+class TrainerFactory:
+    """Makes a new trainer for every attempt.
 
     Args:
-        make_trainer: called without arguments, or with a folder where it takes one.
+        make_trainer: called without arguments, or with a folder if it takes one.
 
     Raises:
-        UsageError: it cannot be called so.
+        UsageError: it is not a function, or needs other arguments.
     """
 
     def __init__(self, make_trainer: MakeTrainer) -> None:
         if not callable(make_trainer):
-            raise UsageError(f"make_trainer is a function, got {make_trainer!r}.")
+            raise UsageError(f"make_trainer must be a function, got {make_trainer!r}.")
         needed = [each for each in signature(make_trainer).parameters.values() if _is_needed(each)]
         if len(needed) > 1:
             names = ", ".join(each.name for each in needed)
-            raise UsageError(f"{describe(make_trainer)} takes no arguments, or a folder to write to; it needs {names}.")
+            raise UsageError(
+                f"{describe(make_trainer)} may take no argument but a folder to write to; it needs {names}."
+            )
         self._make: Callable[..., Any] = make_trainer
         self._takes_a_folder = bool(needed)
         self._first: list[tuple[str, Any]] = []
@@ -45,25 +47,25 @@ class Maker:
         """Return a new trainer and the keywords of its fit.
 
         Args:
-            folder: for what the run writes; made where it is missing.
+            folder: for the files of the run; created if it is missing.
 
         Raises:
-            UsageError: something else was returned, the run has no certain end, or it shares an object with the first.
+            UsageError: something else was returned, the run has no limit, or it shares an object with the first.
         """
         folder.mkdir(exist_ok=True)
         trainer, options = _checked(self._make(folder) if self._takes_a_folder else self._make())
-        own = list(_objects(trainer, options))
-        self._first = self._first or own
-        if own is not self._first:
-            self._refuse_shared(own)
+        objects = list(_objects(trainer, options))
+        self._first = self._first or objects
+        if objects is not self._first:
+            self._check_not_shared(objects)
         return trainer, options
 
-    def _refuse_shared(self, own: list[tuple[str, Any]]) -> None:
-        for name, each in own:
+    def _check_not_shared(self, objects: list[tuple[str, Any]]) -> None:
+        for name, each in objects:
             if any(each is other for _, other in self._first):
                 raise UsageError(
-                    f"make_trainer returned the same {name} twice ({type(each).__name__}): what one run leaves in it "
-                    f"would leak into the next. Make it inside make_trainer."
+                    f"make_trainer returned the same {name} twice ({type(each).__name__}): the state of one run would "
+                    f"leak into the next. Create it inside make_trainer."
                 )
 
 
@@ -82,7 +84,7 @@ def _checked(made: Any) -> tuple[Trainer, dict[str, Any]]:
         if name not in options:
             raise UsageError(f"{FORM}; {name!r} is missing among {', '.join(map(repr, options)) or 'none'}.")
     if options.get("epochs") is None and options.get("steps") is None:
-        raise UsageError("The check trains several times over: give epochs= or steps=, so that it is sure to end.")
+        raise UsageError("The check trains several times: give epochs= or steps=, so that each training ends.")
     return trainer, dict(options)
 
 

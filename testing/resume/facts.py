@@ -1,4 +1,4 @@
-"""What two runs are compared by: facts, in the order in which they come, each with its values down to the last bit."""
+"""The facts by which two runs are compared, in order, each with its values down to the last bit."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-SAMPLE = 4096
+SAMPLE = 4096  # numbers of a tensor
 SCALARS = (bool, int, float, complex, str, bytes, NoneType, np.generic)
 NAMED = (type, FunctionType, BuiltinFunctionType, ModuleType)
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """One value: a scalar, a tensor or an array. Two are equal where kind and digest are.
+    """One value: a scalar, a tensor or an array. Two are equal if kind and digest are.
 
     Attributes:
         kind: type, dtype and shape, in words.
         digest: of all bits.
-        glimpse: the scalar, or numbers of the tensor (some, where it is large), to tell people of; None without.
+        sample: for messages: the scalar, or numbers of the tensor (some, if it is large); None if there are none.
     """
 
     kind: str
     digest: bytes
-    glimpse: Any = field(compare=False)
+    sample: Any = field(compare=False)
 
 
 Leaves = Mapping[str, Leaf]
@@ -41,39 +41,39 @@ class Fact:
 
     Attributes:
         what: such as `batch`, `loss`, `metrics`, `modules`, `plugin early_stopping`.
-        when: where in the run, in words.
-        place: finished epochs, batches of the epoch (the one in hand included) and steps.
+        when: at which moment of the run, in words.
+        counters: finished epochs, batches of the epoch (with the current one) and steps.
         leaves: the values by path.
     """
 
     what: str
     when: str
-    place: tuple[int, int, int]
+    counters: tuple[int, int, int]
     leaves: Leaves
 
 
 def leaves(value: Any) -> dict[str, Leaf]:
-    """Return every value in a nested one, by its path: `model.0.weight`, `[1].label`."""
+    """Return every value in a nested one by its path: `model.0.weight`, `[1].label`."""
     return {path.lstrip("."): leaf for path, leaf in _walk(value, "", ())}
 
 
 def _walk(value: Any, path: str, above: tuple[int, ...]) -> Iterator[tuple[str, Leaf]]:
     if isinstance(value, Tensor):
-        yield path, _of_tensor(value)
+        yield path, _tensor_leaf(value)
     elif isinstance(value, np.ndarray) and value.dtype != object:
-        yield path, _of_array(value)
+        yield path, _array_leaf(value)
     elif isinstance(value, SCALARS):
         yield path, Leaf(type(value).__name__, _digest(repr(value).encode()), value)
     elif isinstance(value, NAMED):
         name = f"{value.__module__}.{value.__qualname__}" if hasattr(value, "__qualname__") else value.__name__
         yield path, Leaf("name", name.encode(), name)
-    elif id(value) not in above:  # what holds itself is walked once
+    elif id(value) not in above:  # what contains itself is walked once
         for key, part in _parts(value):
             yield from _walk(part, f"{path}{key}", (*above, id(value)))
 
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a container or any other object consists of, with the ends of the paths."""
+    """Yield the parts of a container or another object, with the last items of their paths."""
     if isinstance(value, Mapping):
         yield from ((f".{key}" if isinstance(key, str) else f"[{key!r}]", part) for key, part in value.items())
     elif isinstance(value, list | tuple | np.ndarray):
@@ -81,25 +81,25 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, set | frozenset):
         yield from ((f"[{index}]", part) for index, part in enumerate(sorted(value, key=repr)))
     else:
-        yield from _kept_by_pickle(value)
+        yield from _pickled_parts(value)
 
 
-def _kept_by_pickle(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what pickle would keep of an object; of one that it refuses, the type."""
+def _pickled_parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what pickle would save of an object; for one that it refuses, its type."""
     try:
-        kept = value.__reduce_ex__(4)
+        reduced = value.__reduce_ex__(4)
     except TypeError:
-        kept = type(value).__qualname__
-    if isinstance(kept, str):
-        yield "", kept
+        reduced = type(value).__qualname__
+    if isinstance(reduced, str):
+        yield "", reduced
         return
-    make, arguments, state, items, pairs = (*kept, None, None, None)[:5]
-    yield "()", [make, *arguments]
+    function, arguments, state, items, pairs = (*reduced, None, None, None)[:5]
+    yield "()", [function, *arguments]
     yield "", state
     yield "[]", [*(items or ()), *(pairs or ())]
 
 
-def _of_tensor(value: Tensor) -> Leaf:
+def _tensor_leaf(value: Tensor) -> Leaf:
     dense = value.detach().to("cpu")
     flat = (dense if dense.layout is torch.strided else dense.to_dense()).contiguous().flatten()
     sample = flat[:: 1 + flat.numel() // SAMPLE]
@@ -111,7 +111,7 @@ def _of_tensor(value: Tensor) -> Leaf:
     )
 
 
-def _of_array(value: np.ndarray[Any, Any]) -> Leaf:
+def _array_leaf(value: np.ndarray[Any, Any]) -> Leaf:
     sample = value.reshape(-1)[:: 1 + value.size // SAMPLE]
     numbers = sample.astype(np.float64) if value.dtype.kind in "biuf" else None
     return Leaf(f"{value.dtype} of shape {list(value.shape)}", _digest(value.tobytes()), numbers)

@@ -1,4 +1,4 @@
-"""Moments of a run: every emission of an event is one, and a run can be killed at it."""
+"""The moments of a run at which it can be killed: every emission of an event is one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from heliograph.testing.resume.errors import UsageError
 if TYPE_CHECKING:
     from heliograph.events import Event, Progress
 
-Position = int | tuple[str, int]
+KillPoint = int | tuple[str, int]
 Stage = Callable[["Moment"], bool]
 AFTER_THE_END = ("run_failed", "run_closed")
 
@@ -28,41 +28,41 @@ class Moment:
         event: the event's name.
         epoch: finished epochs.
         batch: finished batches of the epoch.
-        again: how often the event had been emitted at this very place of the run, itself included.
+        number: counts the event's emissions at these counters, from 1.
     """
 
     event: str
     epoch: int
     batch: int
-    again: int = 1
+    number: int = 1
 
     def __str__(self) -> str:
-        again = f" (number {self.again} there)" if self.again > 1 else ""
-        return f"epoch {self.epoch}, batch {self.batch}, in {self.event}{again}"
+        number = f" (number {self.number} there)" if self.number > 1 else ""
+        return f"epoch {self.epoch}, batch {self.batch}, in {self.event}{number}"
 
 
-class Clock:
-    """Tells the moments of a run; the same in an uninterrupted run and in a resumed one."""
+class MomentCounter:
+    """Numbers the emissions of a run; the numbers are the same in an uninterrupted and a resumed run."""
 
     def __init__(self) -> None:
-        self._place = (-1, -1)
+        self._at = (-1, -1)
         self._counts: Counter[str] = Counter()
 
-    def tell(self, event: Event, progress: Progress) -> Moment:
+    def count(self, event: Event, progress: Progress) -> Moment:
         """Return the moment of an emission."""
-        place = (progress.epoch, progress.batch)
-        if place != self._place:
-            self._place = place
+        at = (progress.epoch, progress.batch)
+        if at != self._at:
+            self._at = at
             self._counts.clear()
         self._counts[event.name] += 1
-        return Moment(event.name, *place, self._counts[event.name])
+        return Moment(event.name, *at, self._counts[event.name])
 
 
-def parse(text: str) -> Position:
-    """Return the position that a word of the command line names, `7` or `validation_batch_end:3`.
+def parse_kill_point(text: str) -> KillPoint:
+    """Return the kill point of a command-line argument, `7` or `validation_batch_end:3`.
 
     Raises:
-        UsageError: it is of neither form.
+        UsageError: it is neither a number nor an event with a number.
     """
     event, _, number = text.rpartition(":")
     if not number.isdecimal():
@@ -73,40 +73,40 @@ def parse(text: str) -> Position:
     return (event, int(number)) if event else int(number)
 
 
-def listed(kill_at: Position | Sequence[Position]) -> list[Position]:
-    """Return positions as a list.
+def list_kill_points(kill_at: KillPoint | Sequence[KillPoint]) -> list[KillPoint]:
+    """Return one or several kill points as a list.
 
     Raises:
-        UsageError: something is no position.
+        UsageError: something is not a kill point.
     """
-    positions: Any = [kill_at] if _is_position(kill_at) else kill_at
-    if not isinstance(positions, list | tuple) or not positions or not all(map(_is_position, positions)):
+    points: Any = [kill_at] if _is_kill_point(kill_at) else kill_at
+    if not isinstance(points, list | tuple) or not points or not all(map(_is_kill_point, points)):
         raise UsageError(
             f"kill_at= takes the number of a batch (7: after the seventh of the run), an event and which of its "
             f"emissions ('validation_batch_end', 3), or a list of these for kills in a row; got {kill_at!r}."
         )
-    return [*positions]
+    return [*points]
 
 
-def located(position: Position, moments: Sequence[Moment]) -> Moment:
-    """Return the moment of a run that a position names.
+def find_moment(point: KillPoint, moments: Sequence[Moment]) -> Moment:
+    """Return the moment of a kill point.
 
     Raises:
-        UsageError: there is no such event, or the position never comes.
+        UsageError: there is no such event, or the run ends before.
     """
-    event, number = position if isinstance(position, tuple) else ("batch_end", position)
+    event, number = point if isinstance(point, tuple) else ("batch_end", point)
     own = [moment for moment in moments if moment.event == event]
     known = ({kind.name for kind in CATALOGUE} | {moment.event for moment in moments}) - {*AFTER_THE_END}
     if event not in known:
         raise UsageError(f"There is no event {event!r} to kill a run at.{known_names(event, known)}")
     if not 1 <= number <= len(own):
-        count = f"{len(own)} batches" if isinstance(position, int) else f"{len(own)} emissions of {event!r}"
-        raise UsageError(f"kill_at={position!r} never comes: the uninterrupted run has {count}, counted from 1.")
+        count = f"{len(own)} batches" if isinstance(point, int) else f"{len(own)} emissions of {event!r}"
+        raise UsageError(f"kill_at={point!r} is never reached: the uninterrupted run has {count}, counted from 1.")
     return own[number - 1]
 
 
-def chosen(moments: Sequence[Moment], count: int) -> list[Moment]:
-    """Return moments to kill a run at, spread over it and over its stages, always the same ones.
+def choose_moments(moments: Sequence[Moment], count: int) -> list[Moment]:
+    """Return moments to kill a run at, spread over the run and its stages; always the same.
 
     Raises:
         UsageError: the run is too short.
@@ -117,22 +117,22 @@ def chosen(moments: Sequence[Moment], count: int) -> list[Moment]:
     if min(later - earlier for earlier, later in pairwise(ends)) < 1:
         batches = sum(each.event == "batch_end" for each in moments)
         raise UsageError(
-            f"The run is too short to be killed {count} times behind a first save: it has {batches} batches. Train "
+            f"The run is too short to be killed {count} times after a first save: it has {batches} batches. Train "
             f"longer, or lower resumes= or save_every=."
         )
     unused: list[Stage] = []
-    picked = []
+    chosen = []
     for start, end in pairwise(ends):
         part = moments[start:end]
         unused = unused or list(STAGES)
         stage = next((fits for fits in unused if any(map(fits, part))), None)
         candidates = part if stage is None else [*filter(stage, part)]
         unused = [fits for fits in unused if fits is not stage]
-        picked.append(candidates[len(candidates) // 2])
-    return picked
+        chosen.append(candidates[len(candidates) // 2])
+    return chosen
 
 
-def _is_position(value: object) -> bool:
+def _is_kill_point(value: object) -> bool:
     if isinstance(value, tuple):
         return len(value) == 2 and isinstance(value[0], str) and _is_number(value[1])
     return _is_number(value)

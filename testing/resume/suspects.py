@@ -1,4 +1,4 @@
-"""Code of the user's that often makes a resumed run another one, found before anything differs."""
+"""User code that often makes a resumed run differ, found before anything differs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 
-def of_workers(loader: Any) -> list[str]:
-    """Return a sentence where each worker process of a loader is made another than the others by the user."""
+def worker_suspects(loader: Any) -> list[str]:
+    """Return a sentence if the user's code may make the worker processes of a loader differ."""
     if not isinstance(loader, DataLoader) or not loader.num_workers or loader.worker_init_fn is None:
         return []
     name = getattr(loader.worker_init_fn, "__qualname__", type(loader.worker_init_fn).__name__)

@@ -1,4 +1,4 @@
-"""The conformance suite: every built-in passes it, and it finds what is wrong."""
+"""The conformance suite: every built-in plugin passes, and broken plugins do not."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RULES = {
 
 @functools.cache
 def trial() -> optuna.Trial:
-    """Return one and the same: the checkpoint of another is refused."""
+    """Return the same trial at every call: the checkpoint of another is refused."""
     return optuna.create_study(pruner=optuna.pruners.NopPruner()).ask()
 
 
@@ -83,7 +83,7 @@ def test_the_other_learning_rates_conform(per: Any) -> None:
 
 
 class Counting(h.Plugin):
-    """A plugin in order."""
+    """A correct plugin."""
 
     def __init__(self) -> None:
         self.batches = 0
@@ -116,7 +116,7 @@ def test_finds_a_state_that_is_not_plain() -> None:
         check_plugin(Bad)
 
 
-def test_finds_a_plugin_that_remembers_the_former_run() -> None:
+def test_finds_a_plugin_that_keeps_the_state_of_the_former_run() -> None:
     class Bad(h.Plugin):
         def __init__(self) -> None:
             self.seen = 0
@@ -125,7 +125,7 @@ def test_finds_a_plugin_that_remembers_the_former_run() -> None:
         def count(self, run: h.Run, event: h.BatchEnd) -> None:
             self.seen += 1
             if self.seen == 10:
-                run.control.stop("ten batches, it thinks")
+                run.control.stop("ten batches")
 
     with pytest.raises(AssertionError, match="second fit's status differs"):
         check_plugin(Bad)
@@ -155,20 +155,20 @@ def test_finds_a_state_that_is_loaded_wrongly() -> None:
         def load_state_dict(self, state: Any) -> None:
             self.batches = state["batches"] + 1
 
-    with pytest.raises(AssertionError, match="What 'bad' loaded is not what it had saved"):
+    with pytest.raises(AssertionError, match="The state that 'bad' loaded is not the one that it saved"):
         check_plugin(Bad)
 
 
-def test_finds_a_plugin_that_does_not_take_its_empty_state() -> None:
+def test_finds_a_plugin_that_cannot_load_its_empty_state() -> None:
     class Bad(Counting):
         def state_dict(self) -> dict[str, Any]:
             return {"batches": self.batches} if self.batches else {}
 
-    with pytest.raises(AssertionError, match=r"goes back to a checkpoint, .* It raised ValueError: Plugin 'bad' "):
+    with pytest.raises(AssertionError, match=r"rolls back to a checkpoint, .* It raised ValueError: Plugin 'bad' "):
         check_plugin(Bad)
 
 
-def test_finds_a_plugin_that_does_not_forget_with_an_empty_state() -> None:
+def test_finds_a_plugin_that_ignores_its_empty_state() -> None:
     class Bad(Counting):
         def state_dict(self) -> dict[str, Any]:
             return {"batches": self.batches} if self.batches else {}
@@ -177,12 +177,12 @@ def test_finds_a_plugin_that_does_not_forget_with_an_empty_state() -> None:
             if state:
                 self.batches = state["batches"]
 
-    with pytest.raises(AssertionError, match=r"^'bad' went back to {}, and has \[{'batches': 4}\]"):
+    with pytest.raises(AssertionError, match=r"^'bad' rolled back to {}, but has \[{'batches': 4}\]"):
         check_plugin(Bad)
 
 
 class Renamed(Counting):
-    """The second version of a plugin in order."""
+    """The second version of a correct plugin."""
 
     state_version = 2
 
@@ -196,7 +196,7 @@ class Renamed(Counting):
         return {"count": state["batches"]}
 
 
-def test_states_of_older_versions_are_tried() -> None:
+def test_states_of_older_versions_are_loaded() -> None:
     check_plugin(Renamed, old_states={1: {"batches": 3}})
     with pytest.raises(AssertionError, match=r"^Give check_plugin a state of each older version, .* none of \[1\]\.$"):
         check_plugin(Renamed)

@@ -1,4 +1,4 @@
-"""The resume check: it passes what is exact, and finds and names what is not."""
+"""The resume check: it accepts what is exact, and finds and names what is not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Made = tuple[h.Trainer, dict[str, Any]]
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Tiny tensors on several threads are slow where other programs run."""
+    """Use one thread: tiny tensors on several threads are slow if other programs run."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -40,7 +40,7 @@ def model() -> nn.Module:
 
 
 def training(*plugins: h.Plugin, kind: type[h.Supervised] = h.Supervised, **options: Any) -> Made:
-    """Return three epochs of seven batches, with what a program usually has."""
+    """Return a training of three epochs of seven batches, with the usual plugins."""
     torch.manual_seed(0)
     usual = [
         h.LearningRate("epoch"),
@@ -63,15 +63,15 @@ def exact() -> Made:
     return training(h.RNGCapture(), h.GradientAccumulation(3))
 
 
-def test_a_good_program_is_exact_wherever_it_is_killed() -> None:
+def test_a_correct_program_is_exact() -> None:
     check = assert_resume_exact(exact, resumes=6)
     assert check.is_exact
     assert check.is_deterministic
     assert (check.guarantee, check.reasons, check.set_aside, check.draws) == ("exact", (), (), None)
-    assert len(check.legs) == 7
-    assert check.legs[0].resumed_at is None
-    assert check.legs[-1].killed_at is None
-    assert {leg.resumed_at[0] for leg in check.legs if leg.resumed_at} == {0, 1, 2}
+    assert len(check.attempts) == 7
+    assert check.attempts[0].resumed_at is None
+    assert check.attempts[-1].killed_at is None
+    assert {each.resumed_at[0] for each in check.attempts if each.resumed_at} == {0, 1, 2}
     assert [kill.event for kill in check.kills] == [
         "batch_end",
         "epoch_start",
@@ -81,14 +81,14 @@ def test_a_good_program_is_exact_wherever_it_is_killed() -> None:
         "batch_end",
     ]
     assert check.batches >= 21
-    assert str(check).startswith(f"exact: {check.batches} batches in 7 legs equal those of an uninterrupted run\n")
+    assert str(check).startswith(f"exact: {check.batches} batches in 7 attempts equal those of an uninterrupted run\n")
 
 
-def test_the_same_places_are_chosen_every_time() -> None:
+def test_the_same_kill_points_are_chosen_every_time() -> None:
     assert check_resume(exact) == check_resume(exact)
 
 
-def test_every_plugin_of_a_program_may_write_into_its_folder() -> None:
+def test_plugins_may_write_to_the_folder() -> None:
     def make_trainer(folder: Path) -> Made:
         best = h.Checkpoint(folder, resume="auto", keep_last=2, keep_best=1, monitor="validation/loss")
         saving = [h.SaveSchedule(h.Every(steps=2)), best, h.JsonlLog(folder / "log.jsonl"), h.FileLog(folder)]
@@ -98,7 +98,7 @@ def test_every_plugin_of_a_program_may_write_into_its_folder() -> None:
     assert len(check.kills) == 3
 
 
-def test_saving_in_the_background_and_going_back_are_exact() -> None:
+def test_background_saves_and_roll_backs_are_exact() -> None:
     class Poison(h.Plugin):
         @h.on(h.BatchStart, lane=h.Lane.TRANSFORM)
         def spoil(self, run: h.Run, event: h.BatchStart) -> None:
@@ -108,12 +108,12 @@ def test_saving_in_the_background_and_going_back_are_exact() -> None:
     def in_the_background(folder: Path) -> Made:
         return training(h.RNGCapture(), h.SaveSchedule(h.Every(steps=2)), h.Checkpoint(folder, background=True))
 
-    def with_a_way_back(folder: Path) -> Made:
+    def with_roll_back(folder: Path) -> Made:
         saving = [h.SaveSchedule(h.Every(steps=1)), h.Checkpoint(folder, keep_last=3)]
         return training(h.RNGCapture(), *saving, h.RollBack(), Poison())
 
     assert_resume_exact(in_the_background)
-    assert_resume_exact(with_a_way_back, kill_at=[8, ("epoch_start", 2)])
+    assert_resume_exact(with_roll_back, kill_at=[8, ("epoch_start", 2)])
 
 
 def test_workers_an_iterable_and_a_length_in_steps_are_exact() -> None:
@@ -134,7 +134,7 @@ def test_workers_an_iterable_and_a_length_in_steps_are_exact() -> None:
     assert len(replayed.reasons) == 1
 
 
-def test_places_to_kill_at_are_the_users() -> None:
+def test_given_kill_points() -> None:
     check = assert_resume_exact(exact, kill_at=[4, ("validation_batch_end", 2), ("epoch_end", 2), 16])
     assert [str(kill) for kill in check.kills] == [
         "epoch 0, batch 4, in batch_end",
@@ -142,20 +142,20 @@ def test_places_to_kill_at_are_the_users() -> None:
         "epoch 2, batch 0, in epoch_end",
         "epoch 2, batch 2, in batch_end",
     ]
-    assert [leg.resumed_at for leg in check.legs] == [None, (0, 3, 1), (0, 6, 2), (1, 6, 5), (2, 0, 6)]
+    assert [each.resumed_at for each in check.attempts] == [None, (0, 3, 1), (0, 6, 2), (1, 6, 5), (2, 0, 6)]
 
 
-def test_a_leg_that_is_killed_before_any_save_begins_afresh() -> None:
+def test_after_a_kill_before_the_first_save_the_next_attempt_begins_at_the_start() -> None:
     check = assert_resume_exact(exact, kill_at=[("train_start", 1), ("batch_start", 2), 8])
-    assert [leg.resumed_at for leg in check.legs] == [None, None, None, (1, 0, 3)]
+    assert [each.resumed_at for each in check.attempts] == [None, None, None, (1, 0, 3)]
 
 
-def test_one_place_needs_no_list() -> None:
+def test_one_kill_point_needs_no_list() -> None:
     assert len(assert_resume_exact(exact, kill_at=5).kills) == 1
     assert len(assert_resume_exact(exact, kill_at=("log", 2)).kills) == 1
 
 
-def test_finds_that_nothing_keeps_the_random_state() -> None:
+def test_finds_that_no_plugin_saves_the_random_state() -> None:
     check = check_resume(training)
     assert check.is_deterministic
     assert check.difference is not None
@@ -167,10 +167,10 @@ def test_finds_that_nothing_keeps_the_random_state() -> None:
     with pytest.raises(AssertionError) as caught:
         assert_resume_exact(training)
     assert str(caught.value) == str(check)
-    assert "NOT exact: leg 2 differs from an uninterrupted run" in str(check)
+    assert "NOT exact: attempt 2 differs from an uninterrupted run" in str(check)
 
 
-def test_a_random_state_that_nobody_draws_from_is_only_remarked() -> None:
+def test_a_random_state_that_is_not_used_is_only_mentioned() -> None:
     def make_trainer() -> Made:
         task = h.Supervised(nn.Linear(4, 2), nn.functional.cross_entropy)
         torch.manual_seed(0)
@@ -182,7 +182,7 @@ def test_a_random_state_that_nobody_draws_from_is_only_remarked() -> None:
 
 
 class Burst(h.Plugin):
-    """Trains harder at times, and forgets when."""
+    """Scales the loss of every fifth batch, and does not save its counter."""
 
     def __init__(self) -> None:
         self.batches = 0
@@ -194,7 +194,7 @@ class Burst(h.Plugin):
             run.control.scale_loss(4.0, "a burst")
 
 
-def test_finds_a_plugin_that_forgets_what_it_trains_by() -> None:
+def test_finds_a_plugin_that_does_not_save_its_state() -> None:
     check = check_resume(lambda: training(h.RNGCapture(), Burst()))
     assert check.difference is not None
     assert (check.difference.what, check.difference.epoch, check.difference.batch) == ("loss", 0, 6)
@@ -226,7 +226,7 @@ def test_finds_a_plugin_that_restores_its_state_wrongly() -> None:
 
 
 class Counting(Dataset[Any]):
-    """Returns something else whenever it is asked."""
+    """Returns another item at every call."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -256,7 +256,7 @@ def test_finds_a_dataset_that_counts(workers: int) -> None:
 
 
 class Reshuffling(Sampler[int]):
-    """Counts its epochs, and tells nobody."""
+    """Counts its epochs in an attribute."""
 
     def __init__(self) -> None:
         self.times = 0
@@ -280,7 +280,7 @@ def test_finds_a_sampler_that_counts() -> None:
 
 
 class Shifted(TensorDataset):
-    """Is told by each worker's start what to add."""
+    """Adds what the `worker_init_fn` sets."""
 
     shift = 0
 
@@ -293,7 +293,7 @@ def shift_by_worker(number: int) -> None:
     get_worker_info().dataset.shift = number  # type: ignore[union-attr]  # only called in a worker
 
 
-def test_finds_workers_that_are_not_alike() -> None:
+def test_finds_workers_that_differ() -> None:
     def make_trainer() -> Made:
         data = Shifted(*samples().tensors)
         loader = DataLoader(data, batch_size=4, num_workers=2, worker_init_fn=shift_by_worker)
@@ -309,7 +309,7 @@ def test_finds_workers_that_are_not_alike() -> None:
 
 
 class Growing(h.Plugin):
-    """Changes the weights whenever an epoch begins, or only where it begins for the first time."""
+    """Changes the weights at every `EpochStart`, or only if it was not emitted again after a resume."""
 
     def __init__(self, *, again: bool) -> None:
         self.again = again
@@ -321,7 +321,7 @@ class Growing(h.Plugin):
                 run.modules["model"][0].weight.mul_(1.1)
 
 
-def test_finds_a_plugin_that_takes_a_resume_for_an_epoch_s_beginning() -> None:
+def test_finds_a_plugin_that_ignores_that_an_epoch_was_resumed() -> None:
     check = check_resume(lambda: training(h.RNGCapture(), Growing(again=True)), kill_at=5)
     assert check.difference is not None
     assert (check.difference.what, check.difference.batch) == ("loss", 4)
@@ -332,7 +332,7 @@ def test_finds_a_plugin_that_takes_a_resume_for_an_epoch_s_beginning() -> None:
     assert_resume_exact(lambda: training(h.RNGCapture(), Growing(again=False)), kill_at=5)
 
 
-def test_finds_a_function_that_takes_a_resume_for_an_epoch_s_beginning() -> None:
+def test_finds_a_function_that_ignores_that_an_epoch_was_resumed() -> None:
     def grow(run: h.Run, event: h.EpochStart) -> None:
         Growing(again=True).grow(run, event)
 
@@ -345,23 +345,23 @@ def test_finds_a_function_that_takes_a_resume_for_an_epoch_s_beginning() -> None
     assert "<locals>.grow received EpochStart twice in one epoch" in cause
 
 
-class Believed(Burst):
-    """Says that it changes nothing, and does."""
+class Misdeclared(Burst):
+    """Declares that it does not affect the training, but does."""
 
     affects_training = False
 
 
-def test_a_difference_outweighs_what_the_run_says_of_itself() -> None:
-    check = check_resume(lambda: training(h.RNGCapture(), Believed()))
+def test_a_difference_overrides_the_guarantee_of_the_run() -> None:
+    check = check_resume(lambda: training(h.RNGCapture(), Misdeclared()))
     assert check.guarantee == "not exact"
-    reason = "the check found a difference, though the run calls itself 'exact'"
+    reason = "the check found a difference, though the run itself reports 'exact'"
     assert check.reasons == (reason,)
     assert f"guarantee: not exact; {reason}" in str(check)
-    unsteady = check_resume(lambda: training(h.RNGCapture(), kind=Noisy))
-    assert (unsteady.guarantee, unsteady.reasons) == ("not exact", (reason,))
+    noisy = check_resume(lambda: training(h.RNGCapture(), kind=Noisy))
+    assert (noisy.guarantee, noisy.reasons) == ("not exact", (reason,))
 
 
-def test_finds_data_that_was_made_of_unseeded_draws() -> None:
+def test_finds_data_from_unseeded_draws() -> None:
     def make_trainer() -> Made:
         data = TensorDataset(torch.randn(20, 4), torch.arange(20) % 2)
         return training(h.RNGCapture(), train=DataLoader(data, batch_size=4))
@@ -373,7 +373,7 @@ def test_finds_data_that_was_made_of_unseeded_draws() -> None:
 
 
 class Warming(h.Supervised):
-    """Keeps a count where no checkpoint sees it."""
+    """Keeps a count that is not in the checkpoint."""
 
     def __init__(self, model: nn.Module, loss_fn: Callable[[Any, Any], Tensor]) -> None:
         super().__init__(model, loss_fn)
@@ -394,7 +394,7 @@ def test_finds_a_task_with_state_of_its_own() -> None:
     )
 
 
-def test_finds_weights_that_are_changed_behind_the_loss() -> None:
+def test_finds_weights_that_are_changed_after_the_loss() -> None:
     class Decay(h.Plugin):
         def __init__(self) -> None:
             self._factor = iter([1.0, 0.5, 0.25])
@@ -413,7 +413,7 @@ def test_finds_weights_that_are_changed_behind_the_loss() -> None:
     )
 
 
-def test_finds_what_happens_at_another_time() -> None:
+def test_finds_a_log_at_another_time() -> None:
     class Rarely(h.Plugin):
         asks = ("log",)
 
@@ -438,24 +438,24 @@ def test_finds_what_happens_at_another_time() -> None:
 
 
 class Noisy(h.Supervised):
-    """Never gives the same loss twice."""
+    """Returns another loss at every call."""
 
     def training_step(self, run: h.Run, batch: Any) -> Tensor:
         return super().training_step(run, batch) * (1 + int.from_bytes(os.urandom(2), "big"))
 
 
-def test_a_program_that_does_not_repeat_itself_is_told_apart() -> None:
+def test_a_program_that_is_not_deterministic() -> None:
     check = check_resume(lambda: training(h.RNGCapture(), kind=Noisy))
     assert not check.is_exact
     assert not check.is_deterministic
-    assert check.legs == ()
+    assert check.attempts == ()
     assert check.difference is not None
     assert (check.difference.what, check.difference.epoch, check.difference.batch) == ("loss", 0, 1)
-    assert str(check).startswith("NOT deterministic: two uninterrupted runs differ, so nothing can be said of a resume")
-    assert check.causes[0].startswith("the task, a plugin or the model draws from a generator without a seed")
+    assert str(check).startswith("NOT deterministic: two uninterrupted runs differ, so a resume cannot be checked")
+    assert check.causes[0].startswith("the task, a plugin or the model draws from an unseeded generator")
 
 
-def test_what_goes_by_the_clock_is_set_aside() -> None:
+def test_values_that_depend_on_the_clock_are_set_aside() -> None:
     class Speed(h.Plugin):
         def __init__(self) -> None:
             self.seconds = 0.0
@@ -476,7 +476,7 @@ def test_what_goes_by_the_clock_is_set_aside() -> None:
     assert "not compared, differs even without a kill: plugin speed (seconds), train/speed" in str(check)
 
 
-def test_the_callers_random_state_is_left_alone() -> None:
+def test_the_random_state_of_the_caller_does_not_change() -> None:
     before = random.getstate(), repr(np.random.get_state()), torch.get_rng_state()
     check_resume(exact)
     assert random.getstate() == before[0]
@@ -484,7 +484,7 @@ def test_the_callers_random_state_is_left_alone() -> None:
     assert torch.equal(torch.get_rng_state(), before[2])
 
 
-def test_an_error_of_the_program_leaves_as_it_is() -> None:
+def test_an_error_of_the_program_is_raised_unchanged() -> None:
     class Failing(h.Plugin):
         @h.on(h.CheckpointLoaded)
         def fail(self, run: h.Run, event: h.CheckpointLoaded) -> None:
@@ -492,14 +492,14 @@ def test_an_error_of_the_program_leaves_as_it_is() -> None:
 
     with pytest.raises(OSError, match="the disk is gone") as caught:
         check_resume(lambda: training(h.RNGCapture(), Failing()))
-    assert "heliograph: in leg 2 of a resume check, resumed at epoch 0, batch 3, step 3" in caught.value.__notes__
+    assert "heliograph: in attempt 2 of a resume check, resumed at epoch 0, batch 3, step 3" in caught.value.__notes__
 
 
-def test_a_kill_is_told_apart_through_a_plugin_that_replaces_errors() -> None:
+def test_a_kill_with_a_plugin_that_replaces_errors() -> None:
     assert_resume_exact(lambda: training(h.RNGCapture(), h.ExceptionPassThrough()))
 
 
-# What cannot be checked.
+# Usage errors.
 
 
 def refused(make_trainer: Any = exact, **options: Any) -> str:
@@ -508,18 +508,18 @@ def refused(make_trainer: Any = exact, **options: Any) -> str:
     return str(caught.value)
 
 
-def test_a_place_that_never_comes() -> None:
-    assert refused(kill_at=22) == ("kill_at=22 never comes: the uninterrupted run has 21 batches, counted from 1.")
+def test_a_kill_point_that_is_never_reached() -> None:
+    assert refused(kill_at=22) == ("kill_at=22 is never reached: the uninterrupted run has 21 batches, counted from 1.")
     assert refused(kill_at=("validation_batch_end", 0)) == (
-        "kill_at=('validation_batch_end', 0) never comes: the uninterrupted run has 6 emissions of "
+        "kill_at=('validation_batch_end', 0) is never reached: the uninterrupted run has 6 emissions of "
         "'validation_batch_end', counted from 1."
     )
     assert refused(kill_at=("test_end", 1)).startswith(
-        "kill_at=('test_end', 1) never comes: the uninterrupted run has 0"
+        "kill_at=('test_end', 1) is never reached: the uninterrupted run has 0"
     )
     assert refused(kill_at=[7, 2]) == (
-        "Leg 2 (resumed at epoch 0, batch 6, step 2, ran to the end) never came to epoch 0, batch 2, in batch_end: "
-        "where a run is killed next must lie behind the newest save before the former kill."
+        "Attempt 2 (resumed at epoch 0, batch 6, step 2, ran to the end) never reached epoch 0, batch 2, in batch_end: "
+        "each kill point must be after the newest save before the former one."
     )
 
 
@@ -531,12 +531,12 @@ def test_an_event_that_does_not_exist() -> None:
 
 
 @pytest.mark.parametrize("kill_at", [[], "batch_end", ("batch_end",), [1.5], True, [("batch_end", 1, 2)], {}])
-def test_what_is_no_place(kill_at: Any) -> None:
+def test_what_is_not_a_kill_point(kill_at: Any) -> None:
     assert refused(kill_at=kill_at).endswith(f"or a list of these for kills in a row; got {kill_at!r}.")
 
 
 def test_a_run_that_is_too_short() -> None:
-    sentence = "The run is too short to be killed 50 times behind a first save: it has 3 batches."
+    sentence = "The run is too short to be killed 50 times after a first save: it has 3 batches."
     batches = [(torch.zeros(2, 4), torch.tensor([0, 1]))]
     assert refused(lambda: training(h.RNGCapture(), train=batches), resumes=50).startswith(sentence)
 
@@ -546,23 +546,24 @@ def test_numbers_out_of_range() -> None:
     assert refused(save_every=True) == "save_every= must be a whole number of at least 1, got True."
 
 
-def test_a_run_without_a_certain_end() -> None:
+def test_a_run_without_a_limit() -> None:
     assert "give epochs= or steps=" in refused(lambda: training(h.RNGCapture(), epochs=None))
 
 
 def test_an_unknown_name_to_ignore() -> None:
-    assert "ignore= names 'early_stoping', which is no plugin with a state and no metric. Did you mean" in refused(
-        ignore=["early_stoping"]
+    assert (
+        "ignore= names 'early_stoping', which is neither a plugin with a state nor a metric. Did you mean"
+        in refused(ignore=["early_stoping"])
     )
 
 
 FORM = "make_trainer returns a trainer and the keywords of its fit: return trainer, {'task': ..., 'train': ..., ...}; "
 
 
-def test_what_make_trainer_may_be_and_return() -> None:
-    assert refused(3) == "make_trainer is a function, got 3."
+def test_wrong_results_of_make_trainer() -> None:
+    assert refused(3) == "make_trainer must be a function, got 3."
     assert refused(lambda folder, seed: None).endswith(
-        "takes no arguments, or a folder to write to; it needs folder, seed."
+        "may take no argument but a folder to write to; it needs folder, seed."
     )
     assert refused(lambda: None) == f"{FORM}it returned NoneType."
     assert refused(lambda: ({}, h.Trainer(device="cpu"))) == f"{FORM}it returned (dict, Trainer)."
@@ -570,7 +571,7 @@ def test_what_make_trainer_may_be_and_return() -> None:
 
 
 @pytest.mark.parametrize("shared", ["trainer", "task", "module 'model'", "plugin 'burst'", "optimizer", "train loader"])
-def test_what_may_not_be_shared_between_two_runs(shared: str) -> None:
+def test_objects_that_two_runs_must_not_share(shared: str) -> None:
     trainer, options = training(burst := Burst())
     task, loader = options["task"], options["train"]
     optimizer = torch.optim.SGD(task.model.parameters(), 0.1)
@@ -588,7 +589,7 @@ def test_what_may_not_be_shared_between_two_runs(shared: str) -> None:
 
 
 class TaskOf(h.Task):
-    """Has a model out of sight of the test for shared modules."""
+    """Has a model of its own, so that only the optimizer is shared."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = nn.Sequential(model)
@@ -605,5 +606,5 @@ def test_a_run_that_resumes_by_itself(tmp_path: Path) -> None:
         return training(h.RNGCapture(), h.SaveSchedule(h.Every(epochs=1)), h.Checkpoint(tmp_path, resume="auto"))
 
     assert refused(make_trainer).startswith(
-        "The run resumed by itself, from a checkpoint that was there already, and so is not uninterrupted. "
+        "The run resumed from a checkpoint that existed before the check, so it is not uninterrupted. "
     )

@@ -35,7 +35,7 @@ def failing():
     raise RuntimeError("the disk is gone")
 
 
-def leaving():
+def exiting():
     raise SystemExit(0)
 
 
@@ -50,7 +50,7 @@ number = 3
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder with a program, which is the current one."""
+    """Create a program in a folder, and make that the current one."""
     (tmp_path / "program_to_verify.py").write_text(PROGRAM)
     (tmp_path / "broken_program.py").write_text("import no_such_package_at_all\n")
     monkeypatch.chdir(tmp_path)
@@ -64,26 +64,26 @@ def verify(*arguments: str) -> int:
     return main(["verify-resume", *arguments])
 
 
-def test_the_status_is_0_where_a_resume_is_exact(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_status_is_0_if_a_resume_is_exact(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify("program_to_verify:good") == 0
     assert capsys.readouterr().out.startswith("exact: ")
 
 
-def test_the_status_is_1_where_it_is_not(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_status_is_1_if_it_is_not(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify("program_to_verify:bad") == 1
-    said = capsys.readouterr().out
-    assert said.startswith("NOT exact: leg 2 differs from an uninterrupted run\n")
-    assert "likely cause: no plugin keeps the state of the random generators: add RNGCapture()\n" in said
+    printed = capsys.readouterr().out
+    assert printed.startswith("NOT exact: attempt 2 differs from an uninterrupted run\n")
+    assert "likely cause: no plugin keeps the state of the random generators: add RNGCapture()\n" in printed
 
 
-def test_its_options_are_those_of_the_check(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_options(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kills = ("--kill-at", "2", "--kill-at", "epoch_end:1")
     others = ("--save-every", "1", "--ignore", "rng_capture", "--resumes", "9")
     assert verify("program_to_verify:good", *kills, *others) == 0
     assert capsys.readouterr().out.splitlines()[1:4] == [
-        "  leg 1: begun afresh, killed at epoch 0, batch 2, in batch_end",
-        "  leg 2: resumed at epoch 0, batch 1, step 1, killed at epoch 1, batch 0, in epoch_end",
-        "  leg 3: resumed at epoch 0, batch 5, step 5, ran to the end",
+        "  attempt 1: from the start, killed at epoch 0, batch 2, in batch_end",
+        "  attempt 2: resumed at epoch 0, batch 1, step 1, killed at epoch 1, batch 0, in epoch_end",
+        "  attempt 3: resumed at epoch 0, batch 5, step 5, ran to the end",
     ]
 
 
@@ -95,25 +95,25 @@ def test_its_options_are_those_of_the_check(program: Path, capsys: pytest.Captur
             "program_to_verify:god",
             "program_to_verify has no function 'god'. Did you mean 'good'? Known: bad, ",
         ),
-        ("program_to_verify:number", "program_to_verify:number is no function, but 3."),
+        ("program_to_verify:number", "program_to_verify:number must be a function, got 3."),
         ("program_to_verfy:good", "There is no module 'program_to_verfy' in "),
         ("program_to_verify.deeper:good", "There is no module 'program_to_verify.deeper' in "),
-        ("program_to_verify:endless", "The check trains several times over: give epochs= or steps="),
+        ("program_to_verify:endless", "The check trains several times: give epochs= or steps="),
         ("program_to_verify:good --kill-at soon", "A run is killed after a batch or at an event, as in --kill-at 7 or"),
-        ("program_to_verify:good --kill-at 99", "kill_at=99 never comes: the uninterrupted run has 10 batches"),
+        ("program_to_verify:good --kill-at 99", "kill_at=99 is never reached: the uninterrupted run has 10 batches"),
         ("program_to_verify:good --resumes 0", "resumes= must be a whole number of at least 1, got 0."),
     ],
 )
-def test_the_status_is_2_where_the_question_is_wrong(
+def test_the_status_is_2_if_the_arguments_are_wrong(
     arguments: str, sentence: str, program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert verify(*arguments.split()) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"heliograph verify-resume: {sentence}")
-    assert "Traceback" not in said
+    printed = capsys.readouterr().err
+    assert printed.startswith(f"heliograph verify-resume: {sentence}")
+    assert "Traceback" not in printed
 
 
-def test_a_misspelt_module_gets_the_nearest(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_misspelt_module_gets_a_suggestion(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
     verify("program_to_verfy:good")
     assert "Did you mean 'program_to_verify'? Known: broken_program, program_to_verify." in capsys.readouterr().err
 
@@ -123,27 +123,27 @@ def test_a_misspelt_module_gets_the_nearest(program: Path, capsys: pytest.Captur
     [
         ("broken_program:good", "ModuleNotFoundError: No module named 'no_such_package_at_all'"),
         ("program_to_verify:failing", "RuntimeError: the disk is gone"),
-        ("program_to_verify:leaving", "SystemExit: 0"),
+        ("program_to_verify:exiting", "SystemExit: 0"),
     ],
 )
-def test_the_status_is_2_where_the_program_fails(
+def test_the_status_is_2_if_the_program_fails(
     function: str, error: str, program: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert verify(function) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("Traceback (most recent call last):\n")
-    assert said.err.endswith(f"\nheliograph verify-resume: could not check: {function} failed with {error}\n")
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("Traceback (most recent call last):\n")
+    assert printed.err.endswith(f"\nheliograph verify-resume: could not check: {function} failed with {error}\n")
 
 
-def test_it_runs_as_a_module_of_python(program: Path) -> None:
+def test_it_runs_with_python_m(program: Path) -> None:
     command = [sys.executable, "-m", "heliograph", "verify-resume", "program_to_verify:bad", "--resumes", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.startswith("NOT exact: ")
 
 
-def test_the_command_line_does_not_wait_for_torch() -> None:
+def test_the_command_line_does_not_import_torch() -> None:
     code = "import sys, heliograph.__main__; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

@@ -28,7 +28,7 @@ def sentence(one: Any, other: Any, what: str = "batch") -> str:
     return found.text
 
 
-def test_paths_lead_to_every_value() -> None:
+def test_every_value_has_a_path() -> None:
     value = {"images": [torch.zeros(2), np.ones(3)], 3: ("a", None, {"deep": 1.5})}
     assert list(leaves(value)) == ["images[0]", "images[1]", "[3][0]", "[3][1]", "[3][2].deep"]
     assert list(leaves(2)) == [""]
@@ -81,7 +81,7 @@ def generator(seed: int) -> np.random.Generator:
         (int, float),
     ],
 )
-def test_no_difference_is_too_small(one: Any, other: Any) -> None:
+def test_small_differences_are_found(one: Any, other: Any) -> None:
     assert leaves(one) != leaves(other)
 
 
@@ -99,25 +99,25 @@ def test_no_difference_is_too_small(one: Any, other: Any) -> None:
         lambda: generator(1),
         lambda: torch.Generator().manual_seed(1),
         lambda: {"a", "b", "c"},
-        lambda: (_ for _ in ()),  # cannot be looked into: its type counts
+        lambda: (_ for _ in ()),  # cannot be pickled: its type counts
     ],
 )
 def test_equals_are_equal(make: Any) -> None:
     assert leaves(make()) == leaves(make())
 
 
-def test_what_holds_itself_has_an_end() -> None:
+def test_a_value_that_contains_itself() -> None:
     circle: list[Any] = [1]
     circle.append(circle)
     assert list(leaves(circle)) == ["[0]"]
 
 
-def test_a_large_tensor_is_told_apart_though_only_a_sample_is_kept() -> None:
+def test_a_large_tensor_is_compared_although_only_a_sample_is_kept() -> None:
     one = torch.zeros(100_000)
     other = one.clone()
     other[99_999] = 1.0
     (leaf,) = leaves(one).values()
-    assert leaf.glimpse.size <= 4096
+    assert leaf.sample.size <= 4096
     assert (
         sentence(one, other)
         == "the batch differs in epoch 0, batch 2, step 1: in some bits (float32 of shape [100000])"
@@ -146,16 +146,14 @@ def test_one_run_that_does_more_than_the_other() -> None:
     longer, shorter = [fact(1), fact(2, "loss")], [fact(1)]
     whole = compare(longer, shorter, names=NAMES).first
     assert whole is not None
-    assert whole.text == (
-        "what happens differs: one has the loss in epoch 0, batch 2, step 1, the other has come to its end"
-    )
+    assert whole.text == ("what happens differs: one has the loss in epoch 0, batch 2, step 1, the other has ended")
     assert compare(longer, shorter, names=NAMES, whole=False).first is None
     beyond = compare(shorter, longer, names=NAMES, whole=False).first
     assert beyond is not None
-    assert beyond.text.startswith("what happens differs: one has come to its end, the other has the loss in epoch 0")
+    assert beyond.text.startswith("what happens differs: one has ended, the other has the loss in epoch 0")
 
 
-def test_what_is_set_aside() -> None:
+def test_values_that_are_set_aside() -> None:
     one = [fact({"a": 1, "b": 2}, "plugin toy"), fact({"train/speed": 1.0}, "metrics"), fact(1, "loss")]
     other = [fact({"a": 1, "b": 3}, "plugin toy"), fact({"train/speed": 2.0}, "metrics"), fact(2, "loss")]
     aside = varying(one, other)

@@ -77,7 +77,7 @@ def _of_values(name: str, mine: Any, its: Any) -> Iterator[str]:
     one, other = leaves(mine), leaves(its)
     for path in {**other, **one}:
         if one.get(path) != other.get(path):
-            here, there = (each[path].glimpse if path in each else "missing" for each in (one, other))
+            here, there = (each[path].sample if path in each else "missing" for each in (one, other))
             yield f"{path} in {name} is {here}, not {there}"
 
 

@@ -97,8 +97,8 @@ def run_leg(orders: Orders, pipe: int) -> None:
     teller = Teller(pipe, orders)
     folder = Path(orders.folder)
     with patch.object(storage, "Store", partial(TellingStore, teller)):
-        deciding = training.deciding(folder, background=orders.background)
-        trainer = h.Trainer([*deciding, *training.reporting(folder), _Beginning(teller)], device="cpu")
+        deciding = training.training_plugins(folder, background=orders.background)
+        trainer = h.Trainer([*deciding, *training.reporting_plugins(folder), _Beginning(teller)], device="cpu")
         result = training.train(trainer, training.task(), orders.epochs, workers=orders.workers)
     assert result.resume is not None
     teller.tell("ended", status=result.status, guarantee=str(result.resume))

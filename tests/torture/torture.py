@@ -102,8 +102,8 @@ def warm_up(folder: Path) -> None:
     torch.set_num_threads(1)
     torch.optim.AdamW(training.network().parameters())  # imports more than all the rest
     digits()
-    training.deciding(folder)
-    training.reporting(folder)
+    training.training_plugins(folder)
+    training.reporting_plugins(folder)
 
 
 def main() -> int:

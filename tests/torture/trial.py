@@ -143,7 +143,7 @@ def _differences(
                 yield f"the loss of batch {batch} is {loss}, not {its[batch]}"
     for path in {**other.facts, **end.facts}:
         if not path.startswith(aside) and end.facts.get(path) != other.facts.get(path):
-            here, there = (each.facts[path].glimpse if path in each.facts else "missing" for each in (end, other))
+            here, there = (each.facts[path].sample if path in each.facts else "missing" for each in (end, other))
             yield f"{path} is {here}, not {there}"
 
 

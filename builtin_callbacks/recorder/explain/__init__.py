@@ -1,1 +1,1 @@
-"""Tell what happened in a recorded run: in words, on a page, as a trace."""
+"""Explain a recorded run in words."""

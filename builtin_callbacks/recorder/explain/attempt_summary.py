@@ -1,4 +1,4 @@
-"""The attempts of a recording as the legs of one way: how long each took, and where it returned to."""
+"""The attempts of a recording, each with its duration, its end and the checkpoints that it continued from."""
 
 from __future__ import annotations
 
@@ -7,60 +7,60 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
-from ..format.records import TIMED, Attempt, Batches, Happened, Place, Recording, Spent
+from ..format.records import TIMED, Attempt, Batches, Counters, EventEntry, Recording, TimesEntry
 
 
 @dataclass(frozen=True, slots=True)
-class Return:
-    """A run took its state from a checkpoint.
+class Restore:
+    """A run loaded a saved state: it resumed, or it rolled back.
 
     Attributes:
-        path: the checkpoint, None where it came of no file.
+        path: the checkpoint, None if the state came from no file.
         clock: when, in seconds since the attempt began.
-        place: where it goes on.
-        left: how far it had come before, None where nothing of that is recorded.
-        is_roll_back: whether it returned amid an attempt.
+        counters: where the run continues.
+        before: how far it had come before, None if nothing of that is recorded.
+        is_roll_back: whether the attempt had already trained.
     """
 
     path: str | None
     clock: float
-    place: Place
-    left: Place | None
+    counters: Counters
+    before: Counters | None
     is_roll_back: bool
 
-    def again(self) -> Place | None:
-        """Return how much is done again, as counters; None where it is nothing."""
-        left, place = self.left, self.place
-        if left is None or left.batches <= place.batches:
+    def lost_work(self) -> Counters | None:
+        """Return how much has to be repeated, as counters; None for nothing."""
+        before, counters = self.before, self.counters
+        if before is None or before.batches <= counters.batches:
             return None
-        return Place(
-            batch=left.batches - place.batches,
-            steps=max(0, left.steps - place.steps),
-            samples=max(0, left.samples - place.samples),
-            seconds=max(0.0, left.seconds - place.seconds),
+        return Counters(
+            batch=before.batches - counters.batches,
+            steps=max(0, before.steps - counters.steps),
+            samples=max(0, before.samples - counters.samples),
+            seconds=max(0.0, before.seconds - counters.seconds),
         )
 
 
 @dataclass(frozen=True)
-class Leg:
+class AttemptSummary:
     """One attempt.
 
     Attributes:
         number: from 1.
         attempt: what was recorded.
-        began: when, in UTC; None where that could not be read.
-        seconds: from its beginning to the last that is recorded of it.
-        last: where it was then.
-        returns: the checkpoints that it went on from.
-        is_last: whether no other came behind.
+        began: when, in UTC; None if that could not be read.
+        seconds: from its beginning to its last entry.
+        last: the counters at its last entry.
+        restores: the states that it loaded.
+        is_last: whether it is the last attempt of the recording.
     """
 
     number: int
     attempt: Attempt
     began: datetime | None
     seconds: float
-    last: Place
-    returns: tuple[Return, ...]
+    last: Counters
+    restores: tuple[Restore, ...]
     is_last: bool
 
     @property
@@ -69,103 +69,93 @@ class Leg:
         return self.attempt.phase == "train"
 
     @cached_property
-    def ending(self) -> Happened | None:
-        """Its `run_closed`, None where it was killed, or goes on."""
-        return next((entry for entry in reversed(self._happened) if entry.event == "run_closed"), None)
+    def ending(self) -> EventEntry | None:
+        """Its `run_closed`, None if it was killed or is still running."""
+        return next((entry for entry in reversed(self._events) if entry.event == "run_closed"), None)
 
     @cached_property
-    def timed(self) -> float:
-        """Its clock when the last times of its handlers were written; 0 where it left none."""
+    def timed_seconds(self) -> float:
+        """Its clock when the times of handlers were last written; 0 if they never were."""
         clock = timed = 0.0
         for entry in self.attempt.entries:
-            if isinstance(entry, Spent):
+            if isinstance(entry, TimesEntry):
                 timed = clock
             elif isinstance(entry, TIMED):
                 clock = max(clock, entry.clock)
         return timed
 
     @cached_property
-    def _happened(self) -> tuple[Happened, ...]:
-        return tuple(entry for entry in self.attempt.entries if isinstance(entry, Happened))
+    def _events(self) -> tuple[EventEntry, ...]:
+        return tuple(entry for entry in self.attempt.entries if isinstance(entry, EventEntry))
 
-    def happenings(self, *names: str) -> Iterator[Happened]:
-        """Yield what happened in it, or only the events of these names."""
-        return (entry for entry in self._happened if not names or entry.event in names)
+    def events(self, *names: str) -> Iterator[EventEntry]:
+        """Yield its events, or only those of these names."""
+        return (entry for entry in self._events if not names or entry.event in names)
 
     @property
-    def begun(self) -> str:
-        """When it began, for people."""
+    def began_text(self) -> str:
+        """When it began, in words."""
         return "at a time that could not be read" if self.began is None else f"{self.began:%Y-%m-%d %H:%M:%S} UTC"
 
-    def gap(self, before: Leg) -> float | None:
-        """Return the seconds between the end of the attempt before and the beginning of this one, if they are known."""
-        if self.began is None or before.began is None:
+    def gap(self, previous: AttemptSummary) -> float | None:
+        """Return the seconds between the end of the previous attempt and the beginning of this one, if known."""
+        if self.began is None or previous.began is None:
             return None
-        return max(0.0, (self.began - before.began).total_seconds() - before.seconds)
+        return max(0.0, (self.began - previous.began).total_seconds() - previous.seconds)
 
     @property
     def status(self) -> str:
         """How it ended, in a word or two."""
         if self.ending is None:
-            return "killed, or still going on" if self.is_last else "killed"
+            return "killed, or still running" if self.is_last else "killed"
         return str(self.ending.data["status"])
 
 
-def legs(recording: Recording) -> list[Leg]:
-    """Return the attempts of a recording with what can be said of each as a whole.
+def summarize_attempts(recording: Recording) -> list[AttemptSummary]:
+    """Return a summary of each attempt.
 
     Raises:
-        ValueError: it holds none.
+        ValueError: the recording holds no attempt.
     """
     if not recording.attempts:
         raise ValueError(f"{recording.path} holds no attempt: the run was killed before anything was recorded.")
-    found: list[Leg] = []
-    left: Place | None = None
+    attempts: list[AttemptSummary] = []
+    trained: Counters | None = None  # how far the last training came
     for index, attempt in enumerate(recording.attempts):
-        returns, last, clock = _walked(attempt, left if attempt.phase == "train" else None)
+        is_fit = attempt.phase == "train"
+        restores, last, clock = _read_progress(attempt, trained if is_fit else None)
         is_last = index == len(recording.attempts) - 1
-        found.append(Leg(index + 1, attempt, _moment(attempt.began), clock, last, tuple(returns), is_last))
-        if attempt.phase == "train" and (last != Place() or returns):
-            left = last
-    return found
+        began = datetime.fromisoformat(attempt.began) if attempt.began else None
+        attempts.append(AttemptSummary(index + 1, attempt, began, clock, last, tuple(restores), is_last))
+        if is_fit and (last != Counters() or restores):
+            trained = last
+    return attempts
 
 
-def main_leg(found: list[Leg]) -> Leg:
-    """Return the one whose end is that of the run: the last training, else the last of all."""
-    return next((leg for leg in reversed(found) if leg.is_fit), found[-1])
+def main_attempt(attempts: list[AttemptSummary]) -> AttemptSummary:
+    """Return the attempt whose end is that of the run: the last training, else the last of all."""
+    return next((attempt for attempt in reversed(attempts) if attempt.is_fit), attempts[-1])
 
 
-def run_name(found: list[Leg]) -> str:
+def run_name(attempts: list[AttemptSummary]) -> str:
     """Return the run's name."""
-    return next((leg.attempt.run for leg in found if leg.attempt.run), "a run whose name could not be read")
+    names = (summary.attempt.run for summary in attempts if summary.attempt.run)
+    return next(names, "a run whose name could not be read")
 
 
-def _walked(attempt: Attempt, left: Place | None) -> tuple[list[Return], Place, float]:
-    """Return where an attempt returned to, where it was last, and its clock then."""
-    returns: list[Return] = []
-    at: Happened | Batches | None = None
-    clock, is_underway = 0.0, False
+def _read_progress(attempt: Attempt, trained: Counters | None) -> tuple[list[Restore], Counters, float]:
+    """Return the states that an attempt loaded, its last counters, and its clock then."""
+    restores: list[Restore] = []
+    last = Counters()
+    clock, has_begun = 0.0, False
     for entry in attempt.entries:
         if isinstance(entry, Batches):
-            at, clock, is_underway = entry, entry.clock, True
-        elif isinstance(entry, Happened):
+            last, clock, has_begun = entry.last, entry.clock, True
+        elif isinstance(entry, EventEntry):
             clock = max(clock, entry.clock)
             if entry.event == "checkpoint_loaded":
-                before = _place(at) if is_underway else left
-                returns.append(Return(entry.data["path"], entry.clock, entry.place, before, is_underway))
-                is_underway = True
-            elif entry.event == "epoch_start":
-                is_underway = True
-            at = entry
-    return returns, _place(at), clock
-
-
-def _place(at: Happened | Batches | None) -> Place:
-    """Return where a run was after an entry, or before all of them."""
-    if at is None:
-        return Place()
-    return at.last if isinstance(at, Batches) else at.place
-
-
-def _moment(text: str) -> datetime | None:
-    return datetime.fromisoformat(text) if text else None
+                before = last if has_begun else trained
+                restores.append(Restore(entry.data["path"], entry.clock, entry.counters, before, has_begun))
+            has_begun = has_begun or entry.event in ("checkpoint_loaded", "epoch_start")
+            last = entry.counters
+    return restores, last, clock

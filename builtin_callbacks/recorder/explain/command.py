@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..format.gc_pause import collector_paused
+from ..format.gc_pause import gc_paused
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -17,46 +17,46 @@ def add_command(commands: Commands) -> None:
     """Add both commands to those of a parser."""
     explain = commands.add_parser(
         "explain",
-        help="tell the story of a recorded run: how it ended, who asked for what, what was saved and pruned",
-        description="Exit status 0: told; 2: there is no recording, or it cannot be read.",
+        help="explain a recorded run: how it ended, who requested what, what was saved and pruned",
+        description="Exit status 0: explained; 2: there is no recording, or it cannot be read.",
     )
     timeline = commands.add_parser(
         "timeline",
         help="write a page with the curves, decisions and checkpoints of a recorded run, and a trace",
         description="Exit status 0: written; 2: there is no recording, it cannot be read, or a file cannot be written.",
     )
-    for each, act in ((explain, run_explain), (timeline, run_timeline)):
-        each.add_argument("recording", metavar="RUN", type=Path, help="a recording, or a folder: the newest in it")
-        each.set_defaults(run=act)
+    for parser, run in ((explain, run_explain), (timeline, run_timeline)):
+        parser.add_argument("recording", metavar="RUN", type=Path, help="a recording, or a folder: the newest in it")
+        parser.set_defaults(run=run)
     timeline.add_argument("--output", metavar="FILE", type=Path, help="the page; by default <recording>.html")
     timeline.add_argument(
         "--trace", metavar="FILE", type=Path, help="the trace for Perfetto; by default <recording>.trace.json"
     )
 
 
-@collector_paused()
+@gc_paused()
 def run_explain(options: argparse.Namespace) -> int:
-    """Tell the story; return the exit status.
+    """Print the story of a run; return the exit status.
 
     Args:
-        options: parsed by what `add_command` added.
+        options: parsed by the parser of `add_command`.
     """
     from ..format.reader import read
     from .story import story
 
     try:
-        told = story(read(options.recording))
+        text = story(read(options.recording))
     except (OSError, ValueError) as error:
-        return _refused("explain", error)
-    print(told)  # behind the try: an OSError here is of who reads it
+        return _print_error("explain", error)
+    print(text)  # outside the try: an OSError here comes from the terminal or pipe
     return 0
 
 
 def run_timeline(options: argparse.Namespace) -> int:
-    """Write the page and the trace, print where; return the exit status.
+    """Write the page and the trace, print their paths; return the exit status.
 
     Args:
-        options: parsed by what `add_command` added.
+        options: parsed by the parser of `add_command`.
     """
     from ..format.reader import read
     from ..timeline.page import write_timeline
@@ -70,26 +70,26 @@ def run_timeline(options: argparse.Namespace) -> int:
         write_timeline(recording, page)
         write_trace(recording, trace)
     except (OSError, ValueError) as error:
-        return _refused("timeline", error)
+        return _print_error("timeline", error)
     print(f"{page}\n{trace}")
     return 0
 
 
 def _check_files(recording: Path, page: Path, trace: Path) -> None:
-    """Raise ValueError where a file would be written over a recording, or both into one."""
+    """Raise ValueError if a file would overwrite a recording, or both are the same file."""
     from ..format.reader import SUFFIX
-    from ..format.tail import tail_of
+    from ..format.tail import tail_path
 
-    kept = {recording.resolve(), tail_of(recording).resolve()}
+    recorded = {recording.resolve(), tail_path(recording).resolve()}
     for file in (page, trace):
-        if file.resolve() in kept:
-            raise ValueError(f"{file} is the recording itself, which nothing is written over: give another file.")
+        if file.resolve() in recorded:
+            raise ValueError(f"{file} is the recording itself and is not overwritten: give another file.")
         if file.suffix == SUFFIX:
-            raise ValueError(f"{file} has the name of a recording: give one that ends otherwise, such as .html.")
+            raise ValueError(f"{file} has the name of a recording: give one with another suffix, such as .html.")
     if page.resolve() == trace.resolve():
         raise ValueError(f"The page and the trace cannot both be written to {page}: give two files.")
 
 
-def _refused(command: str, error: Exception) -> int:
+def _print_error(command: str, error: Exception) -> int:
     print(f"heliograph {command}: {error}", file=sys.stderr)
     return 2

@@ -1,4 +1,4 @@
-"""What plugins asked of the loop, in words."""
+"""The requests to the control, in words."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from ....core.system.extras import printable
 from ....events import Request
 from . import words
-from .attempt_summary import Leg
-from .requests import Ask, Group, granted, groups, incidents
+from .attempt_summary import AttemptSummary
+from .requests import RequestGroup, RequestOutcome, count_granted, group_requests, incidents
 from .sections import Section
 
-NOTHING = "  nobody asked for anything"
-MOST_PLACES = 40
+MAX_POSITIONS = 40
 NOUNS = {
     "log": ("log", "logs"),
     "validation": ("validation", "validations"),
@@ -30,67 +29,62 @@ NOUNS = {
 }
 
 
-def control_section(asks: Sequence[Ask]) -> Section:
-    """Return every request: those alike in a line, with how many they were, the first and the last."""
-    return Section("what was asked", _table(groups(asks)) or [NOTHING])
+def requests_section(requests: Sequence[RequestOutcome]) -> Section:
+    """Return every request; equal ones are one line, with their count, the first and the last."""
+    return Section("requests", _table(group_requests(requests)) or ["  none"])
 
 
-def decisions_section(found: Sequence[Leg], asks: Mapping[int, Sequence[Ask]]) -> Section:
-    """Return what was granted, and what was put off or never served.
+def decisions_section(attempts: Sequence[AttemptSummary], requests: Mapping[int, Sequence[RequestOutcome]]) -> Section:
+    """Return what was granted, postponed or never served.
 
     Args:
-        found: the attempts.
-        asks: every request, by the number of its attempt.
+        attempts: of the recording.
+        requests: all of them, by the number of their attempt.
     """
-    done = [_counted(count, verb) for verb, count in granted(found).items() if count]
-    told = words.lines(f"granted: {words.listed(done)}") if done else []
-    for leg in found:
-        for each in incidents(leg, asks[leg.number]):
-            told += words.lines(f"{words.place(each.place)}: {printable(each.text)}", "  ", "    ")
-    return Section("what was decided", told)
+    counts = [_counted(count, verb) for verb, count in count_granted(attempts).items() if count]
+    lines = words.lines(f"granted: {words.listed(counts)}") if counts else []
+    for attempt in attempts:
+        for each in incidents(attempt, requests[attempt.number]):
+            lines += words.lines(f"{words.position(each.counters)}: {printable(each.text)}", "  ", "    ")
+    return Section("decisions", lines)
 
 
-def asked_in_short(asks: Sequence[Ask]) -> str:
-    """Return how often what was asked for."""
+def requests_in_short(requests: Sequence[RequestOutcome]) -> str:
+    """Return what was requested, and how often."""
     counts: dict[str, int] = {}
-    for ask in asks:
-        counts[ask.request.verb] = counts.get(ask.request.verb, 0) + ask.request.times
-    never = sum(ask.is_open is True for ask in asks)
-    said = words.listed([_counted(count, verb) for verb, count in counts.items()]) or "nothing"
-    return f"asked for: {said}" + f"; {never:,} never served" * (never > 0)
+    for each in requests:
+        counts[each.request.verb] = counts.get(each.request.verb, 0) + each.request.times
+    never = sum(each.is_unserved is True for each in requests)
+    text = words.listed([_counted(count, verb) for verb, count in counts.items()]) or "nothing"
+    return f"requested: {text}" + f"; {never:,} never served" * (never > 0)
 
 
 def _counted(count: int, verb: str) -> str:
     return words.counted(count, *NOUNS[verb])
 
 
-def _table(found: Sequence[Group]) -> list[str]:
+def _table(groups: Sequence[RequestGroup]) -> list[str]:
     rows = []
-    for group in sorted(found, key=lambda each: not each.is_routine):
+    for group in sorted(groups, key=lambda each: not each.is_routine):
         reason = f": {group.reason}" if group.reason else ""
-        rows.append(
-            (
-                group.first.verb,
-                words.times(group.times),
-                f"{printable(group.who)}, {when(group)}{printable(reason)}",
-            )
-        )
+        text = f"{printable(group.requester)}, {positions(group)}{printable(reason)}"
+        rows.append((group.first.verb, words.times(group.times), text))
     return words.table(rows)
 
 
-def when(group: Group) -> str:
-    """Return when a request was made: of a routine one the first and the last, of others every place."""
+def positions(group: RequestGroup) -> str:
+    """Return where requests were made: the first and the last step of routine ones, every position of others."""
     first, last = group.first, group.last
     during = f"during {first.event}, " if first.event and not group.is_routine else ""
-    if len(group.asks) == 1:
-        return during + _at(first)
+    if len(group.requests) == 1:
+        return during + _position(first)
     if group.is_routine:
         return f"step {first.step:,} to {last.step:,}"
-    shown = [_at(ask.request) for ask in group.asks[:MOST_PLACES]]
-    left = len(group.asks) - MOST_PLACES
-    more = f" and {left:,} more, the last at {_at(last)}" if left > 0 else ""
+    shown = [_position(each.request) for each in group.requests[:MAX_POSITIONS]]
+    left = len(group.requests) - MAX_POSITIONS
+    more = f" and {left:,} more, the last at {_position(last)}" if left > 0 else ""
     return during + "; ".join(shown) + more
 
 
-def _at(request: Request) -> str:
+def _position(request: Request) -> str:
     return f"epoch {request.epoch}, batch {request.batch}, step {request.step}"

@@ -1,4 +1,4 @@
-"""Where the time of a recorded run went: in which plugin, on which event."""
+"""The time of a recorded run in each plugin, on each event."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ....core.system.extras import printable
-from ..format.records import Spending, Spent
+from ..format.records import HandlerTime, TimesEntry
 from . import words
-from .attempt_summary import Leg
+from .attempt_summary import AttemptSummary
 from .sections import Section
 
-MOST = 3  # plugins that are named in short
+TOP_PLUGINS = 3  # named in the short text
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,11 +19,11 @@ class Cost:
     """The time of one plugin's handlers of one event, in all attempts.
 
     Attributes:
-        plugin: whose.
+        plugin: its name.
         event: the event's name.
         seconds: in all emissions.
         emissions: how many there were.
-        longest: seconds of the longest that was timed.
+        longest: seconds of the longest call that was timed.
         is_estimate: whether only some emissions were timed.
     """
 
@@ -40,10 +40,10 @@ class PluginCost:
     """The time of one plugin's handlers.
 
     Attributes:
-        plugin: whose.
-        seconds: in all.
+        plugin: its name.
+        seconds: the total.
         is_estimate: whether only some of its handlers' calls were timed.
-        events: what it spent on each event, the most first.
+        events: its time on each event, the longest first.
     """
 
     plugin: str
@@ -52,12 +52,12 @@ class PluginCost:
     events: tuple[Cost, ...]
 
 
-def costs(found: Sequence[Leg]) -> list[Cost]:
-    """Return the time of every plugin on every event, the most first."""
-    rows: dict[tuple[str, str], list[Spending]] = {}
-    for leg in found:
-        spent = next((entry for entry in reversed(leg.attempt.entries) if isinstance(entry, Spent)), None)
-        for row in spent.rows if spent is not None else ():
+def costs(attempts: Sequence[AttemptSummary]) -> list[Cost]:
+    """Return the time of every plugin on every event, the longest first."""
+    rows: dict[tuple[str, str], list[HandlerTime]] = {}
+    for attempt in attempts:
+        times = next((entry for entry in reversed(attempt.attempt.entries) if isinstance(entry, TimesEntry)), None)
+        for row in times.rows if times is not None else ():
             rows.setdefault((row.plugin, row.event), []).append(row)
     merged = [
         Cost(
@@ -74,34 +74,34 @@ def costs(found: Sequence[Leg]) -> list[Cost]:
 
 
 def by_plugin(rows: Sequence[Cost]) -> list[PluginCost]:
-    """Return the time of every plugin, the most first."""
+    """Return the time of every plugin, the longest first."""
     plugins: dict[str, list[Cost]] = {}
     for row in rows:
         plugins.setdefault(row.plugin, []).append(row)
-    summed = [
+    totals = [
         PluginCost(name, sum(row.seconds for row in parts), any(row.is_estimate for row in parts), tuple(parts))
         for name, parts in plugins.items()
     ]
-    return sorted(summed, key=lambda cost: -cost.seconds)
+    return sorted(totals, key=lambda cost: -cost.seconds)
 
 
-def timed_seconds(found: Sequence[Leg]) -> float:
-    """Return the wall time that the recorded times of handlers are of; a killed attempt may have left none."""
-    return sum(leg.timed for leg in found)
+def timed_seconds(attempts: Sequence[AttemptSummary]) -> float:
+    """Return the wall time in which handlers were timed; a killed attempt may have recorded no times."""
+    return sum(attempt.timed_seconds for attempt in attempts)
 
 
-def untimed(found: Sequence[Leg]) -> list[int]:
-    """Return the numbers of the attempts that left no times."""
-    return [leg.number for leg in found if not leg.timed]
+def untimed(attempts: Sequence[AttemptSummary]) -> list[int]:
+    """Return the numbers of the attempts without recorded times."""
+    return [attempt.number for attempt in attempts if not attempt.timed_seconds]
 
 
-def costs_section(plugins: Sequence[PluginCost], wall: float, untold: Sequence[int] = ()) -> Section:
+def costs_section(plugins: Sequence[PluginCost], wall: float, untimed: Sequence[int] = ()) -> Section:
     """Return a table of the time in each plugin's handlers.
 
     Args:
-        plugins: the most first.
-        wall: the seconds that they were measured in.
-        untold: the numbers of attempts that left no times.
+        plugins: the longest first.
+        wall: the seconds in which they were timed.
+        untimed: the numbers of the attempts without recorded times.
     """
     if not plugins:
         return Section("time in plugins", [])
@@ -109,21 +109,21 @@ def costs_section(plugins: Sequence[PluginCost], wall: float, untold: Sequence[i
         ("~" * each.is_estimate + words.seconds(each.seconds), words.share(each.seconds, wall), *_cells(each))
         for each in plugins
     ]
-    told = words.table(rows, right=(0, 1))
+    lines = words.table(rows, right=(0, 1))
     if any(each.is_estimate for each in plugins):
-        told += words.lines("~ an estimate: of the events of every batch, only some were timed")
-    if untold:
-        numbers = words.listed([str(number) for number in untold])
-        told += words.lines(f"of attempt{'s' * (len(untold) > 1)} {numbers} no times are recorded")
-    return Section(f"time in plugins: {_total(plugins)} of {words.seconds(wall)}", told)
+        lines += words.lines("~ estimated: the events of every batch were timed in some batches only")
+    if untimed:
+        numbers = words.listed([str(number) for number in untimed])
+        lines += words.lines(f"no times are recorded for attempt{'s' * (len(untimed) > 1)} {numbers}")
+    return Section(f"time in plugins: {_total(plugins)} of {words.seconds(wall)}", lines)
 
 
 def costs_in_short(plugins: Sequence[PluginCost], wall: float) -> str:
-    """Return the time in all plugins, and those that took the most."""
+    """Return the time in all plugins, and in the slowest of them."""
     if not plugins:
-        return "no plugin's time is recorded"
-    most = [f"{printable(each.plugin)} {words.seconds(each.seconds)}" for each in plugins[:MOST]]
-    return f"plugins took {_total(plugins)} of {words.seconds(wall)}: {', '.join(most)}"
+        return "no plugin times are recorded"
+    top = [f"{printable(each.plugin)} {words.seconds(each.seconds)}" for each in plugins[:TOP_PLUGINS]]
+    return f"plugins took {_total(plugins)} of {words.seconds(wall)}: {', '.join(top)}"
 
 
 def _total(plugins: Sequence[PluginCost]) -> str:

@@ -1,4 +1,4 @@
-"""The story of a run, told from what its result holds where nothing was recorded."""
+"""The story of a run without a recording, from its result."""
 
 from __future__ import annotations
 
@@ -6,68 +6,64 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....core.system.extras import printable
-from ..format.gc_pause import collector_paused
+from ..format.gc_pause import gc_paused
 from ..format.reader import read
 from ..format.records import Recording
 from . import words
-from .attempt_summary import legs, main_leg
+from .attempt_summary import main_attempt, summarize_attempts
 from .attempts import metrics_line
-from .control import control_section
+from .control import requests_section
 from .costs import PluginCost, costs_section
-from .requests import Ask
-from .sections import Section, joined
+from .requests import RequestOutcome
+from .sections import Section, join_sections
 from .story import notes_section, story
-from .verdict import asked_where, verdict
+from .verdict import stop_requested, verdict
 
 if TYPE_CHECKING:
     from ....core.result import RunResult
 
-MORE = (
-    "a Recorder among the plugins would tell more: each attempt and where it went on from, what became of every "
-    "request, every checkpoint and what was pruned, the time of each plugin on each event"
+HINT = (
+    "add a Recorder to the plugins to record each attempt and where it continued, what became of every request, every "
+    "checkpoint and which were pruned, the time of each plugin on each event"
 )
 
 
-@collector_paused()
+@gc_paused()
 def story_of(result: RunResult) -> str:
-    """Return how a run went: from its recording, else from the result."""
+    """Return how a run went: from its recording if it has one, else from the result."""
     if result.recording is None:
-        return _told(result, MORE)
+        return _explain(result, HINT)
     recording = _read(result.recording)
-    return story(recording) if isinstance(recording, Recording) else _told(result, recording)
+    return story(recording) if isinstance(recording, Recording) else _explain(result, recording)
 
 
 def _read(path: Path) -> Recording | str:
-    """Return a recording, or why it does not tell how the run ended."""
+    """Return a recording, or why it does not say how the run ended."""
     try:
         recording = read(path)
-        last = main_leg(legs(recording))
+        last = main_attempt(summarize_attempts(recording))
     except (OSError, ValueError) as error:
-        return f"told without the recording, which cannot be read: {error}"
-    if last.ending is None:  # the disk is full, or the recorder was switched off
-        return f"told without the recording, which has no end; what it holds: python -m heliograph explain {path}"
+        return f"the recording, which cannot be read: {error}"
+    if last.ending is None:  # the disk is full, or the recorder was disabled
+        return f"the recording, which has no end; to see what it holds: python -m heliograph explain {path}"
     return recording
 
 
-def _told(result: RunResult, remark: str) -> str:
+def _explain(result: RunResult, remark: str) -> str:
     dropped = result.history.total - len(result.history)
-    forgotten = (
-        [f"the {words.counted(dropped, 'request')} before the latest {len(result.history):,}"] if dropped else []
-    )
-    plugins = [PluginCost(name, spent, False, ()) for name, spent in result.plugin_seconds.items()]
+    missing = [f"the {words.counted(dropped, 'request')} before the latest {len(result.history):,}"] if dropped else []
+    plugins = [PluginCost(name, seconds, False, ()) for name, seconds in result.plugin_seconds.items()]
     errors = [(name, error) for name, each in result.plugin_errors.items() for error in each]
     rows = [("failed", f"{printable(name)} on {printable(error)}") for name, error in errors]
-    return joined(
+    return join_sections(
         [
             _end(result),
-            control_section([Ask(1, 0.0, request) for request in result.history]),
+            requests_section([RequestOutcome(1, 0.0, request) for request in result.history]),
             _checkpoints(result),
             Section("plugins that failed", words.table(rows)),
             costs_section(sorted(plugins, key=lambda each: -each.seconds), result.seconds),
             notes_section(result.notes),
-            Section(
-                "what is not told", [line for each in (*forgotten, printable(remark)) for line in words.lines(each)]
-            ),
+            Section("not included", [line for each in (*missing, printable(remark)) for line in words.lines(each)]),
         ]
     )
 
@@ -75,14 +71,13 @@ def _told(result: RunResult, remark: str) -> str:
 def _end(result: RunResult) -> Section:
     at = result.progress
     where = f"epoch {at.epoch}, batch {at.batch}, step {at.steps}, {words.counted(at.samples, 'sample')}"
-    said = [printable(result.reason)]
+    texts = [printable(result.reason)]
     stops = [request for request in result.history if request.verb == "stop"]
     if result.status == "stopped" and stops:
-        first = stops[0]
-        said.append(asked_where(first.event, first.epoch, first.batch, first.step))
-    said += [f"{where} in {words.seconds(result.seconds)}", *metrics_line(result.metrics)]
+        texts.append(stop_requested(stops[0]))
+    texts += [f"{where} in {words.seconds(result.seconds)}", *metrics_line(result.metrics)]
     title = verdict(result.status, result.stopped_by, result.stopped_on_rank)
-    return Section(f"the run: {title}", [line for each in said for line in words.lines(each)])
+    return Section(f"the run: {title}", [line for text in texts for line in words.lines(text)])
 
 
 def _checkpoints(result: RunResult) -> Section:

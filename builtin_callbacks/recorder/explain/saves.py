@@ -1,4 +1,4 @@
-"""The checkpoints of a recorded run: who asked for each, and what became of it."""
+"""The checkpoints of a recorded run: who requested each, and whether it was pruned."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....events import Request
-from ..format.records import Asked, Happened, Place
-from .attempt_summary import Leg
+from ..format.records import Counters, EventEntry, RequestEntry
+from .attempt_summary import AttemptSummary
 
 
 @dataclass(slots=True)
@@ -16,71 +16,69 @@ class Save:
     """A checkpoint that was written.
 
     Attributes:
-        leg: the number of its attempt.
-        clock: when it was whole, in seconds since the attempt began.
-        place: where the run was then; of a save beside the loop, a little behind what it holds.
+        attempt: the number of its attempt.
+        clock: when it was complete, in seconds since the attempt began.
+        counters: at its save point.
         path: the file.
         is_best: whether it was the best when it was written.
-        asked: the requests that it serves.
-        pruned: where the run was when it was removed, None while it is kept.
+        requests: those that it serves.
+        pruned_at: the run's counters when it was removed, None if it was kept.
         rule: why it was removed.
     """
 
-    leg: int
+    attempt: int
     clock: float
-    place: Place
+    counters: Counters
     path: str
     is_best: bool
-    asked: tuple[Request, ...]
-    pruned: Place | None = None
+    requests: tuple[Request, ...]
+    pruned_at: Counters | None = None
     rule: str = ""
 
 
-def saves_of(found: Sequence[Leg]) -> list[Save]:
-    """Return every checkpoint that was told of, in the order of writing."""
+def saves_of(attempts: Sequence[AttemptSummary]) -> list[Save]:
+    """Return every recorded checkpoint, in the order of writing."""
     saves: list[Save] = []
-    for leg in found:
-        requests = {entry.number: entry.request for entry in leg.attempt.entries if isinstance(entry, Asked)}
-        points: list[tuple[Place, tuple[Request, ...]]] = []
-        for entry in leg.attempt.entries:
-            if not isinstance(entry, Happened):
-                continue
+    for attempt in attempts:
+        requests = {entry.number: entry.request for entry in attempt.attempt.entries if isinstance(entry, RequestEntry)}
+        points: list[tuple[Counters, tuple[Request, ...]]] = []
+        for entry in attempt.events():
             if entry.event == "save_point":
-                asked = [requests[number] for number in entry.data.get("asked", ()) if number in requests]
-                points = [*points[-1:], (entry.place, tuple(asked))]  # at most one more is still being written
+                served = [requests[number] for number in entry.data.get("asked", ()) if number in requests]
+                points = [*points[-1:], (entry.counters, tuple(served))]  # at most one more is still being written
             elif entry.event == "checkpoint_saved":
-                place, asked_for = points.pop(0) if points else (entry.place, ())
+                counters, asked = points.pop(0) if points else (entry.counters, ())
                 path, is_best = entry.data["path"], entry.data["is_best"]
-                saves.append(Save(leg.number, entry.clock, place, path, is_best, asked_for))
+                saves.append(Save(attempt.number, entry.clock, counters, path, is_best, asked))
             elif entry.event == "checkpoint_pruned":
-                _prune(saves, entry)
+                _mark_pruned(saves, entry)
     return saves
 
 
-def best_and_last(found: Sequence[Leg], saves: Sequence[Save]) -> tuple[str | None, str | None]:
-    """Return the best and the newest checkpoint, as the run said at its end, else as they were told of."""
-    for leg in reversed(found):
-        ending = leg.ending
-        if leg.is_fit and ending is not None and (ending.data["best"] or ending.data["last"]):
+def best_and_last(attempts: Sequence[AttemptSummary], saves: Sequence[Save]) -> tuple[str | None, str | None]:
+    """Return the best and the newest checkpoint: as recorded at the end of the run, else by the saves."""
+    for attempt in reversed(attempts):
+        ending = attempt.ending
+        if attempt.is_fit and ending is not None and (ending.data["best"] or ending.data["last"]):
             return ending.data["best"], ending.data["last"]
-    kept = [save for save in saves if save.pruned is None]
+    kept = [save for save in saves if save.pruned_at is None]
     best = [save.path for save in kept if save.is_best]
     return (best[-1] if best else None), (kept[-1].path if kept else None)
 
 
 def common_folder(paths: Iterable[str | None]) -> str:
-    """Return the folder in which all of these files lie; nothing where it is not one."""
+    """Return the folder that holds all of these files; empty if there are several."""
     folders = {str(Path(path).parent) for path in paths if path}
     return folders.pop() if len(folders) == 1 else ""
 
 
-def within(path: str, folder: str) -> str:
-    """Return a file's name where its folder is told elsewhere, else its path."""
+def relative_name(path: str, folder: str) -> str:
+    """Return a file's name if its folder is shown elsewhere, else its path."""
     return Path(path).name if folder else path
 
 
-def _prune(saves: Sequence[Save], entry: Happened) -> None:
+def _mark_pruned(saves: Sequence[Save], entry: EventEntry) -> None:
     for save in reversed(saves):
-        if save.path == entry.data["path"] and save.pruned is None:
-            save.pruned, save.rule = entry.place, entry.data["reason"]
+        if save.path == entry.data["path"] and save.pruned_at is None:
+            save.pruned_at, save.rule = entry.counters, entry.data["reason"]
             return

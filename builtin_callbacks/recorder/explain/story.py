@@ -8,93 +8,97 @@ from collections.abc import Sequence
 from ....core.system.extras import printable
 from ....events.catalogue import CATALOGUE
 from ..format.damage import damage_in_short
-from ..format.gc_pause import collector_paused
+from ..format.gc_pause import gc_paused
 from ..format.records import Recording
 from . import words
-from .attempt_summary import Leg, legs, main_leg, run_name
+from .attempt_summary import AttemptSummary, main_attempt, run_name, summarize_attempts
 from .attempts import attempts_in_short, attempts_section, end_section
 from .checkpoints import checkpoints_in_short, checkpoints_section
-from .control import asked_in_short, control_section, decisions_section
+from .control import decisions_section, requests_in_short, requests_section
 from .costs import by_plugin, costs, costs_in_short, costs_section, timed_seconds, untimed
-from .requests import asks_of
+from .requests import requests_of
 from .saves import saves_of
-from .sections import Section, joined
-from .verdict import circumstances, ended
+from .sections import Section, join_sections
+from .verdict import ended, reasons
 
 
-@collector_paused()
+@gc_paused()
 def story(recording: Recording) -> str:
-    """Return how a run went: its end, its attempts, what was asked and decided, its checkpoints and its plugins."""
-    found = legs(recording)
-    asks = {leg.number: asks_of(leg) for leg in found}
-    return joined(
+    """Return how a run went: its end, its attempts, requests and decisions, its checkpoints and its plugins."""
+    attempts = summarize_attempts(recording)
+    requests = {attempt.number: requests_of(attempt) for attempt in attempts}
+    return join_sections(
         [
-            end_section(run_name(found), main_leg(found)),
-            attempts_section(found),
-            control_section([ask for each in asks.values() for ask in each]),
-            decisions_section(found, asks),
-            checkpoints_section(found, saves_of(found)),
-            _plugins(found),
-            _others(found),
-            costs_section(by_plugin(costs(found)), timed_seconds(found), untimed(found)),
-            notes_section([note for leg in found if leg.ending is not None for note in leg.ending.data["notes"]]),
-            _damage(found),
+            end_section(run_name(attempts), main_attempt(attempts)),
+            attempts_section(attempts),
+            requests_section([request for each in requests.values() for request in each]),
+            decisions_section(attempts, requests),
+            checkpoints_section(attempts, saves_of(attempts)),
+            _plugins(attempts),
+            _custom_events(attempts),
+            costs_section(by_plugin(costs(attempts)), timed_seconds(attempts), untimed(attempts)),
+            notes_section([note for each in attempts if each.ending is not None for note in each.ending.data["notes"]]),
+            _damage(attempts),
         ]
     )
 
 
 def brief(recording: Recording) -> list[str]:
-    """Return five lines: how the run ended, its attempts, what was asked, its checkpoints, its plugins' time."""
-    found = legs(recording)
-    last = main_leg(found)
-    why = "".join(f": {reason}" for reason in circumstances(last)[:1])
+    """Return five lines: how the run ended, its attempts, requests, checkpoints, and its plugins' time."""
+    attempts = summarize_attempts(recording)
+    main = main_attempt(attempts)
+    why = "".join(f": {reason}" for reason in reasons(main)[:1])
     return [
-        f"{ended(last)} at step {last.last.steps:,}{why}",
-        attempts_in_short(found),
-        asked_in_short([ask for leg in found for ask in asks_of(leg)]),
-        checkpoints_in_short(found, saves_of(found)),
-        costs_in_short(by_plugin(costs(found)), timed_seconds(found)),
+        f"{ended(main)} at step {main.last.steps:,}{why}",
+        attempts_in_short(attempts),
+        requests_in_short([request for attempt in attempts for request in requests_of(attempt)]),
+        checkpoints_in_short(attempts, saves_of(attempts)),
+        costs_in_short(by_plugin(costs(attempts)), timed_seconds(attempts)),
     ]
 
 
 def notes_section(notes: Sequence[str]) -> Section:
-    """Return what plugins had to say."""
+    """Return the notes of plugins."""
     return Section("notes", [line for note in notes for line in words.lines(printable(note), "  ", "    ")])
 
 
-def _plugins(found: Sequence[Leg]) -> Section:
+def _plugins(attempts: Sequence[AttemptSummary]) -> Section:
     rows = []
-    for leg in found:
-        for entry in leg.happenings("plugin_changed", "plugin_failed"):
+    for attempt in attempts:
+        for entry in attempt.events("plugin_changed", "plugin_failed"):
             data = {name: printable(value) for name, value in entry.data.items()}
             if entry.event == "plugin_changed":
                 text = f"{data['plugin']} was {data['change']} by {data['by']}"
             else:
-                text = f"{data['plugin']} failed on {data['event']}, and the run went on: {data['error']}"
-            rows.append((f"step {entry.place.steps}", text))
+                text = f"{data['plugin']} failed on {data['event']}, and the run continued: {data['error']}"
+            rows.append((f"step {entry.counters.steps}", text))
     return Section("plugins that changed or failed", words.table(rows, right=(0,)))
 
 
-def _others(found: Sequence[Leg]) -> Section:
-    """Return the events that are not the framework's own."""
+def _custom_events(attempts: Sequence[AttemptSummary]) -> Section:
+    """Return the events that are not in the catalogue."""
     known = {event.name for event in CATALOGUE}
     steps: dict[str, list[int]] = {}
     counts: Counter[str] = Counter()
-    for leg in found:
+    for attempt in attempts:
         own: Counter[str] = Counter()
-        for entry in leg.happenings():
+        for entry in attempt.events():
             if entry.event not in known:
-                steps.setdefault(entry.event, []).append(entry.place.steps)
+                steps.setdefault(entry.event, []).append(entry.counters.steps)
                 own[entry.event] = entry.data.get("emission", own[entry.event] + 1)  # of many, a sample is recorded
         counts += own
     rows = [(printable(name), words.times(counts[name]), _span(at)) for name, at in steps.items()]
-    return Section("events of others", words.table(rows))
+    return Section("custom events", words.table(rows))
 
 
 def _span(steps: Sequence[int]) -> str:
     return f"step {steps[0]:,}" + f" to {steps[-1]:,}" * (len(steps) > 1)
 
 
-def _damage(found: Sequence[Leg]) -> Section:
-    said = [f"attempt {leg.number}: {printable(each)}" for leg in found for each in damage_in_short(leg.attempt)]
-    return Section("what could not be read", [line for each in said for line in words.lines(each, "  ", "    ")])
+def _damage(attempts: Sequence[AttemptSummary]) -> Section:
+    texts = [
+        f"attempt {attempt.number}: {printable(each)}"
+        for attempt in attempts
+        for each in damage_in_short(attempt.attempt)
+    ]
+    return Section("what could not be read", [line for each in texts for line in words.lines(each, "  ", "    ")])

@@ -1,48 +1,50 @@
-"""How an attempt ended."""
+"""How an attempt ended, in words."""
 
 from __future__ import annotations
 
 from ....core.system.extras import printable
-from ..format.records import Asked
+from ....events import Request
+from ..format.records import RequestEntry
 from . import words
-from .attempt_summary import Leg
+from .attempt_summary import AttemptSummary
 
 
-def ended(leg: Leg) -> str:
+def ended(attempt: AttemptSummary) -> str:
     """Return how an attempt ended, in a few words: `stopped by early_stopping on rank 2`."""
-    closed = leg.ending
-    return leg.status if closed is None else verdict(leg.status, closed.data["by"], closed.data["rank"])
+    closed = attempt.ending
+    return attempt.status if closed is None else verdict(attempt.status, closed.data["by"], closed.data["rank"])
 
 
 def verdict(status: str, by: str | None, rank: int | None) -> str:
-    """Return a status with who asked for it."""
-    asker = f" by {printable(by)}" if by else ""
-    return status + asker + (f" on rank {rank}" if rank is not None else "")
+    """Return a status with who requested it."""
+    requester = f" by {printable(by)}" if by else ""
+    return status + requester + (f" on rank {rank}" if rank is not None else "")
 
 
-def circumstances(leg: Leg) -> list[str]:
-    """Return why an attempt ended, and where that was asked for or went wrong; a sentence each."""
-    closed = leg.ending
+def reasons(attempt: AttemptSummary) -> list[str]:
+    """Return why an attempt ended, and where the stop was requested or the error was raised."""
+    closed = attempt.ending
     if closed is None:
         return []
-    said = [printable(closed.data["reason"])]
-    for failed in leg.happenings("run_failed"):
-        blamed = f"in {printable(failed.data['plugin'])} on {failed.data['event']}, " if failed.data["plugin"] else ""
-        said.append(f"raised {blamed}in phase {failed.data['phase']}")
-    asked = (entry.request for entry in leg.attempt.entries if isinstance(entry, Asked))
-    stops = (request for request in asked if request.verb == "stop")
-    if leg.status == "stopped" and (first := next(stops, None)) is not None:
-        said.append(asked_where(first.event, first.epoch, first.batch, first.step))
-    return said
+    texts = [printable(closed.data["reason"])]
+    for failed in attempt.events("run_failed"):
+        plugin = f"in {printable(failed.data['plugin'])} on {failed.data['event']}, " if failed.data["plugin"] else ""
+        texts.append(f"raised {plugin}in phase {failed.data['phase']}")
+    requests = (entry.request for entry in attempt.attempt.entries if isinstance(entry, RequestEntry))
+    stops = (request for request in requests if request.verb == "stop")
+    if attempt.status == "stopped" and (first := next(stops, None)) is not None:
+        texts.append(stop_requested(first))
+    return texts
 
 
-def asked_where(event: str, epoch: int, batch: int, step: int) -> str:
-    """Return where a stop was asked for."""
-    return "asked for " + f"during {event}, " * bool(event) + f"at epoch {epoch}, batch {batch}, step {step}"
+def stop_requested(stop: Request) -> str:
+    """Return where a stop was requested."""
+    during = f"during {stop.event}, " if stop.event else ""
+    return f"requested {during}at epoch {stop.epoch}, batch {stop.batch}, step {stop.step}"
 
 
-def counters(leg: Leg) -> str:
+def progress(attempt: AttemptSummary) -> str:
     """Return how far an attempt came."""
-    if not leg.is_fit:
-        return words.counted(leg.last.evaluated, "batch") + " evaluated"
-    return f"{words.place(leg.last)}, {words.counted(leg.last.samples, 'sample')}"
+    if not attempt.is_fit:
+        return words.counted(attempt.last.evaluated, "batch") + " evaluated"
+    return f"{words.position(attempt.last)}, {words.counted(attempt.last.samples, 'sample')}"

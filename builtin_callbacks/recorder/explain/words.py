@@ -1,4 +1,4 @@
-"""How numbers, times, places and other people's texts are said in plain text."""
+"""Numbers, durations, positions and tables as text."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 from textwrap import wrap
 
-from ..format.records import Place
+from ..format.records import Counters
 
 WIDTH = 100  # columns
-TOGETHER = "\N{NO-BREAK SPACE}"  # a blank at which no line is broken
+NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 def counted(number: int, thing: str, things: str = "") -> str:
@@ -23,7 +23,7 @@ def times(number: int) -> str:
 
 
 def seconds(value: float) -> str:
-    """Return a duration as people say it: `15 µs`, `3.2 ms`, `12.3 s`, `3 min 12 s`, `2 h 5 min`, `3 d 4 h`."""
+    """Return a duration: `15 µs`, `3.2 ms`, `12.3 s`, `3 min 12 s`, `2 h 5 min`, `3 d 4 h`."""
     if value < 0.0001:
         return f"{value * 1e6:.0f} µs"
     if value < 0.0995:
@@ -40,7 +40,7 @@ def seconds(value: float) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """Return a part in per cent of the whole; nothing where there is no whole."""
+    """Return a part in per cent of the whole; empty for a whole of 0."""
     return f"{100 * part / whole:.1f} %" if whole > 0 else ""
 
 
@@ -49,8 +49,8 @@ def number(value: float) -> str:
     return f"{value:.6g}" if math.isfinite(value) else str(value)
 
 
-def place(at: Place) -> str:
-    """Return where a run was, by the counters that its plugins saw."""
+def position(at: Counters) -> str:
+    """Return the position of a run, as its plugins saw it."""
     return f"epoch {at.epoch}, batch {at.batch}, step {at.steps}"
 
 
@@ -64,34 +64,34 @@ def lines(text: str, first: str = "  ", rest: str | None = None) -> list[str]:
 
     Args:
         text: a sentence, or several.
-        first: what stands before its first line.
-        rest: what stands before the others; as many blanks, by default.
+        first: the indent of its first line.
+        rest: the indent of the others; by default as many blanks.
     """
     rest = " " * len(first) if rest is None else rest
     broken = wrap(text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
-    return [line.replace(TOGETHER, " ") for line in broken]
+    return [line.replace(NO_BREAK, " ") for line in broken]
 
 
 def table(rows: Iterable[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """Return rows in columns; the last column is broken into lines where it is too wide.
+    """Return rows in columns; text that is too wide for the last column is wrapped.
 
     Args:
-        rows: as many cells each.
-        right: the columns whose cells stand at the right.
+        rows: each with the same number of cells.
+        right: the columns that are right-aligned.
     """
     rows = list(rows)
     if not rows:
         return []
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    told = []
+    wrapped = []
     for row in rows:
         cells = [
             cell.rjust(width) if column in right else cell.ljust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=False))
         ]
         head = "  " + "  ".join(cells)
-        told += lines(row[-1], head + "  ", " " * min(len(head) + 2, 60)) if row[-1] else [head.rstrip()]
-    return told
+        wrapped += lines(row[-1], head + "  ", " " * min(len(head) + 2, 60)) if row[-1] else [head.rstrip()]
+    return wrapped
 
 
 def _plural(thing: str) -> str:

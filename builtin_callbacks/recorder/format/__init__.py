@@ -1,1 +1,1 @@
-"""The recording of a run: what is in it, how it is written and read."""
+"""The recording as a file: its lines, the records that they hold, reading and writing."""

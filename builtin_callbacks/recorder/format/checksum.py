@@ -1,7 +1,7 @@
-"""A line as it stands in a recording: a JSON array, a tab, and the CRC-32 of the array's text in hexadecimal digits.
+"""A line of a recording: a JSON array, a tab, and the CRC-32 of the array's text in hexadecimal digits.
 
-A digit that a disk got wrong would be another number, and nobody would know: a line that does not fit its checksum is
-told as damage, and so is one that was cut short.
+Without it, a wrong digit would go unnoticed. A line that does not match its checksum, such as one that was cut short,
+is damaged.
 """
 
 from __future__ import annotations
@@ -15,48 +15,48 @@ _decode = json.JSONDecoder().raw_decode
 _BLANKS = " \t\n\r"  # of JSON
 
 
-def sealed(*items: Any) -> str:
-    """Return the line of an array, without its end."""
+def format_line(*items: Any) -> str:
+    """Return the line of an array, without its newline."""
     text = _encode(items)
     return f"{text}\t{crc32(text.encode()):08x}"
 
 
-def parse(line: str | bytes) -> list[Any]:
+def parse_line(line: str | bytes) -> list[Any]:
     """Return a line's array.
 
     Raises:
-        ValueError: it is none, or does not fit its checksum.
+        ValueError: it is damaged, or holds no array.
     """
-    text = _unsealed(line.encode() if isinstance(line, str) else line)
+    text = _checked_text(line.encode() if isinstance(line, str) else line)
     if text is None:
-        raise ValueError("it is damaged")
-    return array(text)
+        raise ValueError("damaged")
+    return parse_array(text)
 
 
-def is_sealed(line: bytes) -> bool:
-    """Return whether a line fits its checksum."""
-    return _unsealed(line) is not None
+def is_intact(line: bytes) -> bool:
+    """Return whether a line matches its checksum."""
+    return _checked_text(line) is not None
 
 
-def array(text: bytes) -> list[Any]:
-    """Return the array of a text, whatever its checksum is.
+def parse_array(text: bytes) -> list[Any]:
+    """Return the array of a text, without checking a checksum.
 
     Raises:
-        ValueError: it is none whose first item is a name.
+        ValueError: it is not an array whose first item is a name.
     """
     try:
         whole = text.decode().strip(_BLANKS)
         items, end = _decode(whole)
     except (ValueError, RecursionError):
-        raise ValueError("it is no JSON") from None
+        raise ValueError("not JSON") from None
     if end != len(whole):
-        raise ValueError("it is no JSON")
+        raise ValueError("not JSON")
     if not isinstance(items, list) or not items or not isinstance(items[0], str):
-        raise ValueError("it is no array with a name")
+        raise ValueError("not an array that begins with a name")
     return items
 
 
-def _unsealed(line: bytes) -> bytes | None:
-    """Return the text of a line's array, None where it does not fit its checksum."""
-    text, tab, seal = line.rpartition(b"\t")
-    return text if tab and seal == b"%08x" % crc32(text) else None
+def _checked_text(line: bytes) -> bytes | None:
+    """Return the text of a line's array, None if it does not match its checksum."""
+    text, tab, checksum = line.rpartition(b"\t")
+    return text if tab and checksum == b"%08x" % crc32(text) else None

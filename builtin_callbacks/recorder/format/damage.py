@@ -1,4 +1,4 @@
-"""What of a recording could not be read, in few lines."""
+"""A summary of what could not be read of a recording."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ SHOWN = 10
 
 
 def damage_in_short(attempt: Attempt) -> list[str]:
-    """Return what of an attempt could not be read: the first ten sentences, then how many more there are."""
+    """Return what could not be read of an attempt: the first ten sentences, then how many more there are."""
     damage = attempt.damage
     return [*damage[:SHOWN], *[f"and {len(damage) - SHOWN:,} more"] * (len(damage) > SHOWN)]

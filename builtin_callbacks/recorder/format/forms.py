@@ -1,4 +1,4 @@
-"""The form of what a recording holds: whatever a line says, its values are of the kind that readers take them for."""
+"""Checks of the values in a line, so that readers can rely on their types and ranges."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ....events.catalogue import Phase, Status
 from ....events.control import Verb
 
 Form = Callable[[Any], bool]
-MOST = 2**52  # more than anything counts up to, and than any clock shows
-PLACE = [*[int] * 9, float]
+LIMIT = 2**52  # larger than any real counter or clock
+COUNTER_TYPES = [*[int] * 9, float]
 REQUESTS = [[str, str, str, int, int, int, int, rank, str] for rank in (int, NoneType)]
 VERBS = frozenset(get_args(Verb))
 COUNTERS = (
@@ -33,13 +33,13 @@ def is_flag(value: Any) -> bool:
 
 
 def is_count(value: Any) -> bool:
-    """Return whether a value is a whole number that may count something."""
-    return type(value) is int and 0 <= value < MOST
+    """Return whether a value is a count: a whole number of at least 0."""
+    return type(value) is int and 0 <= value < LIMIT
 
 
 def is_time(value: Any) -> bool:
-    """Return whether a value is a number of seconds; a clock may begin a little below 0."""
-    return type(value) in (int, float) and isfinite(value) and -1.0 <= value < MOST
+    """Return whether a value is a number of seconds; a clock may begin slightly below 0."""
+    return type(value) in (int, float) and isfinite(value) and -1.0 <= value < LIMIT
 
 
 def is_number(value: Any) -> bool:
@@ -47,13 +47,13 @@ def is_number(value: Any) -> bool:
     return type(value) is float or (type(value) is int and abs(value) < 2**512)
 
 
-def is_place(values: Any) -> bool:
-    """Return whether values are the numbers of a place."""
+def is_counters(values: Any) -> bool:
+    """Return whether values are those of `Counters`."""
     return (
         type(values) is list
-        and list(map(type, values)) == PLACE
+        and list(map(type, values)) == COUNTER_TYPES
         and min(values) >= 0
-        and max(values) < MOST
+        and max(values) < LIMIT
         and isfinite(values[9])
     )
 
@@ -61,7 +61,10 @@ def is_place(values: Any) -> bool:
 def is_request(values: Any) -> bool:
     """Return whether values are the fields of a request."""
     return (
-        list(map(type, values)) in REQUESTS and values[0] in VERBS and min(values[3:7]) >= 0 and max(values[3:7]) < MOST
+        list(map(type, values)) in REQUESTS
+        and values[0] in VERBS
+        and min(values[3:7]) >= 0
+        and max(values[3:7]) < LIMIT
     )
 
 
@@ -79,7 +82,7 @@ def _by_name(form: Form) -> Form:
 
 def _is_origin(value: Any) -> bool:
     names = (*COUNTERS, "seconds")
-    return type(value) is dict and value.keys() == {*names} and is_place([value[name] for name in names])
+    return type(value) is dict and value.keys() == {*names} and is_counters([value[name] for name in names])
 
 
 def _is_status(value: Any) -> bool:
@@ -135,19 +138,19 @@ ATTEMPT: Mapping[str, Form] = {
 
 
 def check_data(event: str, data: Mapping[str, Any]) -> None:
-    """Raise ValueError unless an event has the data that it is told with; of an event of others nothing is known."""
+    """Raise ValueError unless an event of the catalogue has its data; other events may have any."""
     for name, form in EVENTS.get(event, {}).items():
         if name not in data or not form(data[name]):
-            raise ValueError(f"{event!r} with {name!r} missing or of another kind")
+            raise ValueError(f"{event!r} with {name!r} missing or of another type")
     for name, form in OPTIONAL.items():
         if name in data and not form(data[name]):
-            raise ValueError(f"{event!r} with {name!r} of another kind")
+            raise ValueError(f"{event!r} with {name!r} of another type")
 
 
 def check_attempt(about: Any) -> None:
-    """Raise ValueError unless an attempt is told by all that it has."""
+    """Raise ValueError unless an attempt has all its fields."""
     if type(about) is not dict or not about.keys() >= ATTEMPT.keys():
-        raise ValueError("an attempt without all that it is told by")
+        raise ValueError("an attempt with fields missing")
     for name, form in ATTEMPT.items():
         if not form(about[name]):
-            raise ValueError(f"an attempt whose {name!r} is of another kind")
+            raise ValueError(f"an attempt with {name!r} of another type")

@@ -1,4 +1,4 @@
-"""A pause of the garbage collector while very many records are made: it would look at all of them time and again."""
+"""A pause of the garbage collector while many records are created: it would traverse all of them again and again."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def collector_paused() -> Iterator[None]:
-    """Let what is freed be freed by its counts only; records hold no cycles."""
-    was_on = gc.isenabled()
+def gc_paused() -> Iterator[None]:
+    """Disable the collector; records form no cycles, so their reference counts are enough."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was_on:
+        if was_enabled:
             gc.enable()

@@ -1,4 +1,4 @@
-"""Whatever an event carries as plain data of a bounded size."""
+"""The fields of an event as plain data of a bounded size."""
 
 from __future__ import annotations
 
@@ -13,38 +13,39 @@ from torch import Tensor
 
 from ....events.errors import describe_error
 
-CHARACTERS = 2_000  # of one string
-NAME = 200  # of a name
-ITEMS = 200  # of one list or mapping
+# Limits.
+CHARACTERS = 2_000  # of a string
+NAME = 200  # characters of a name
+ITEMS = 200  # of a list or mapping
 METRICS = 2_000
 DEPTH = 6
-TOTAL = 20_000  # characters of a value in all, roughly
+TOTAL = 20_000  # characters of a whole value, roughly
 BITS = 512  # of a whole number
 
 
-def short(text: str, limit: int = CHARACTERS) -> str:
-    """Return a text, or as much of it as is kept, and how much was cut."""
+def shorten(text: str, limit: int = CHARACTERS) -> str:
+    """Return a text, cut to a limit, with the number of characters that were cut."""
     return text if len(text) <= limit else f"{text[:limit]}… (+{len(text) - limit} characters)"
 
 
-def plain(value: Any) -> Any:
-    """Return a value as None, bool, int, float, str, and lists and dicts of them; what is cut is said in its place."""
-    return _Cutter().cut(value, DEPTH)
+def to_plain(value: Any) -> Any:
+    """Return a value as None, bool, int, float, str, and lists and dicts of them; cuts are marked in the result."""
+    return _Converter().convert(value, DEPTH)
 
 
-def plain_metrics(metrics: Mapping[str, Any]) -> tuple[dict[str, float], int]:
+def to_plain_metrics(metrics: Mapping[str, Any]) -> tuple[dict[str, float], int]:
     """Return metrics by name as floats, and how many were left out."""
-    kept = {short(str(name), NAME): float(value) for name, value in islice(metrics.items(), METRICS)}
+    kept = {shorten(str(name), NAME): float(value) for name, value in islice(metrics.items(), METRICS)}
     return kept, len(metrics) - len(kept)
 
 
-class _Cutter:
-    """Cuts one value, which in all may take only so much room."""
+class _Converter:
+    """Converts one value, up to a total size."""
 
     def __init__(self) -> None:
         self._left = TOTAL
 
-    def cut(self, value: Any, depth: int) -> Any:
+    def convert(self, value: Any, depth: int) -> Any:
         if isinstance(value, enum.Enum):
             value = value.name
         if isinstance(value, np.generic):
@@ -62,7 +63,7 @@ class _Cutter:
         return self._text(value)
 
     def _text(self, value: Any) -> str:
-        text = short(_described(value), max(20, min(CHARACTERS, self._left)))
+        text = shorten(_describe(value), max(20, min(CHARACTERS, self._left)))
         self._left -= len(text)
         return text
 
@@ -71,7 +72,7 @@ class _Cutter:
         for key, item in islice(value.items(), ITEMS):
             if self._left <= 0:
                 break
-            kept[self._text(key)] = self.cut(item, depth - 1)
+            kept[self._text(key)] = self.convert(item, depth - 1)
         if len(kept) < len(value):
             kept["…"] = f"(+{len(value) - len(kept)} items)"
         return kept
@@ -81,14 +82,14 @@ class _Cutter:
         for item in islice(value, ITEMS):
             if self._left <= 0:
                 break
-            kept.append(self.cut(item, depth - 1))
+            kept.append(self.convert(item, depth - 1))
         if len(kept) < len(value):
             kept.append(f"… (+{len(value) - len(kept)} items)")
         return kept
 
 
-def _described(value: Any) -> str:
-    """Return a text for what is no plain value; a tensor's numbers are not looked at, which would wait for them."""
+def _describe(value: Any) -> str:
+    """Return a text for any other value; a tensor's numbers are not read, since that waits for the device."""
     if isinstance(value, str):
         return str(value)
     if isinstance(value, PurePath):
@@ -105,5 +106,5 @@ def _described(value: Any) -> str:
         return str(value) if value.bit_length() <= BITS else f"a whole number of {value.bit_length()} bits"
     try:
         return repr(value)
-    except Exception as error:  # noqa: BLE001  # said in its place
+    except Exception as error:  # noqa: BLE001  # the text names it
         return f"<{type(value).__qualname__}, whose repr raised {type(error).__name__}>"

@@ -1,4 +1,4 @@
-"""Read a recording, whatever happened to the process that wrote it."""
+"""Read a recording, even if its process was killed or the file is damaged."""
 
 from __future__ import annotations
 
@@ -8,42 +8,40 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from .checksum import array, is_sealed, parse
-from .gc_pause import collector_paused
+from .checksum import is_intact, parse_array, parse_line
+from .gc_pause import gc_paused
 from .lines import FORMAT, decode, decode_attempt
 from .records import Attempt, Batches, Entry, Recording
 from .tail import Rows, read_tail
-from .walk import Walked, walk
-from .walk import part as cut
+from .walk import slice_block
 
-__all__ = ["SUFFIX", "Walked", "found", "leftover", "read", "walk"]
 SUFFIX = ".recording"
-LEAST_BATCHES, BATCHES_PER_BYTE = 1_000_000, 8  # a line of 4,096 takes several hundred bytes
+MIN_BATCHES, BATCHES_PER_BYTE = 1_000_000, 8  # a line of 4,096 batches has several hundred bytes
 UNKNOWN = Attempt("", "train", "", "", 1, None, None, (), (), {}, {}, losses=False, plan={}, entries=())
 
 
 @dataclass(slots=True)
 class _Mark:
-    """A place among the entries that belongs behind some batches of a block which comes later."""
+    """A position among the entries, after so many batches of a block whose line comes later."""
 
     number: int
     batch: int
     blocks: list[Batches] = field(default_factory=list)
 
 
-class _Room:
-    """How many batches a file of some size may claim to hold: a short line can name very many that are all alike."""
+class _BatchLimit:
+    """How many batches a file of some size may hold: a short line can name very many that are equal."""
 
     def __init__(self, size: int) -> None:
-        self._batches = LEAST_BATCHES + size * BATCHES_PER_BYTE
+        self._left = MIN_BATCHES + size * BATCHES_PER_BYTE
 
-    def take(self, items: list[Any]) -> None:
-        """Raise ValueError where there is no room for the batches of a line."""
+    def count(self, items: list[Any]) -> None:
+        """Raise ValueError if the batches of a line are too many."""
         match items:
             case ["batches", _, _, _, _, int(rows), *_]:
-                if rows > self._batches:
-                    raise ValueError("more batches than a file of its size holds")
-                self._batches -= rows
+                if rows > self._left:
+                    raise ValueError("more batches than a file of this size can hold")
+                self._left -= rows
 
 
 @dataclass(slots=True)
@@ -56,8 +54,8 @@ class _Attempt:
     parts: set[tuple[int, int]] = field(default_factory=set)
     marks: list[_Mark] = field(default_factory=list)
 
-    def take(self, items: list[Any]) -> None:
-        """Take a line in; a block that is there already is not taken twice."""
+    def add(self, items: list[Any]) -> None:
+        """Add a line's array; a part of a block that was added before is ignored."""
         match items:
             case ["batches", int(number), int(part), *_] if (number, part) in self.parts:
                 return
@@ -72,21 +70,21 @@ class _Attempt:
         entry = decode(items)
         if isinstance(entry, Batches):
             self.parts.add((items[1], items[2]))
-            self._place(entry, items[1])
+            self._add_block(entry, items[1])
         else:
             self.entries.append(entry)
 
-    def _place(self, block: Batches, number: int) -> None:
-        """Put the batches of a block where they came about: between the entries that were written before it."""
+    def _add_block(self, block: Batches, number: int) -> None:
+        """Add the batches of a block, in order with the entries that were written before it."""
         self.marks = [mark for mark in self.marks if mark.number == number]
         done, end = 0, len(block)
         for mark in self.marks:
-            behind = min(mark.batch - block.first.batch, end)
-            if behind > done:
-                mark.blocks.append(cut(block, done, behind))
-                done = behind
+            until = min(mark.batch - block.first.batch, end)
+            if until > done:
+                mark.blocks.append(slice_block(block, done, until))
+                done = until
         if done < end:
-            self.entries.append(cut(block, done, end))
+            self.entries.append(slice_block(block, done, end))
 
     def finish(self) -> Attempt:
         """Return the attempt."""
@@ -99,37 +97,37 @@ class _Attempt:
         return replace(self.about, entries=tuple(entries), damage=tuple(self.damage))
 
 
-@collector_paused()
+@gc_paused()
 def read(path: str | Path) -> Recording:
-    """Return what a recording holds.
+    """Return the content of a recording.
 
     Args:
         path: the file; or a folder, of which the newest recording is read.
 
     Raises:
         FileNotFoundError: there is none.
-        ValueError: the file is no recording, or one of a newer format.
-        TypeError: `path` is no path.
+        ValueError: the file is not a recording, or has a newer format.
+        TypeError: `path` is not a path.
     """
     if not isinstance(path, str | PathLike):
         raise TypeError(f"A recording is the file that Recorder wrote, or its folder, got {path!r}.")
-    file = found(Path(path))
+    file = find_recording(Path(path))
     rows: Rows | None = None
     damage: list[str] = []
     try:
-        rows = read_tail(file)  # first: what leaves it meanwhile is in the file by then
+        rows = read_tail(file)  # first: rows that leave the tail meanwhile are in the file by then
     except ValueError as error:
         damage.append(str(error))
-    attempts = _parsed(file)
-    for line in () if rows is None else _missing(attempts, rows):
-        attempts[-1].take(parse(line))
+    attempts = _parse_file(file)
+    for line in () if rows is None else _missing_lines(attempts, rows):
+        attempts[-1].add(parse_line(line))
     for last in attempts[-1:]:
         last.damage += damage
     return Recording(file, tuple(each.finish() for each in attempts))
 
 
-def found(path: Path) -> Path:
-    """Return the recording that a path means.
+def find_recording(path: Path) -> Path:
+    """Return the path if it is a file, else the newest recording in that folder.
 
     Raises:
         FileNotFoundError: there is none.
@@ -146,85 +144,79 @@ def found(path: Path) -> Path:
     return max(files, key=lambda file: (file.stat().st_mtime_ns, file.name))
 
 
-def leftover(path: Path) -> list[str]:
-    """Return the lines that a killed run left beside its recording and not in it.
+def read_leftover(path: Path) -> list[str]:
+    """Return the lines of a killed run that are in the tail but not in the recording.
 
     Raises:
-        ValueError: it is no recording, or one of a newer format, or what was left is damaged.
+        ValueError: it is not a recording, has a newer format, or the tail is damaged.
     """
     rows = read_tail(path)
-    attempts = _parsed(path)
-    return [] if rows is None else _missing(attempts, rows)
+    attempts = _parse_file(path)
+    return [] if rows is None else _missing_lines(attempts, rows)
 
 
-def _missing(attempts: list[_Attempt], rows: Rows) -> list[str]:
-    owner = _owner(attempts, rows)
-    if owner is None:
-        return []
-    return [line for part, line in enumerate(rows.lines()) if (rows.number, part) not in owner.parts]
-
-
-def _owner(attempts: list[_Attempt], rows: Rows) -> _Attempt | None:
-    """Return the attempt whose block it is: the last one, or one whose beginning is damaged."""
+def _missing_lines(attempts: list[_Attempt], rows: Rows) -> list[str]:
     last = attempts[-1] if attempts else None
-    return last if last is not None and last.about.name in (rows.attempt, "") else None
+    if last is None or last.about.name not in (rows.attempt, ""):  # "": the attempt's first line is damaged
+        return []
+    return [line for part, line in enumerate(rows.lines()) if (rows.number, part) not in last.parts]
 
 
-def _parsed(path: Path) -> list[_Attempt]:
-    """Read a file's lines, each for itself.
+def _parse_file(path: Path) -> list[_Attempt]:
+    """Parse each line of a file on its own.
 
     Raises:
-        ValueError: it is no recording, or one of a newer format.
+        ValueError: it is not a recording, or has a newer format.
     """
     content = path.read_bytes()
-    room, lines = _Room(len(content)), content.split(b"\n")
+    limit, lines = _BatchLimit(len(content)), content.split(b"\n")
     head_is_damaged = _check_head(path, lines)
     attempts: list[_Attempt] = []
     for number, line in enumerate(lines[1:], 2):
         if not line:
             continue
         try:
-            _take(attempts, parse(line), room)
+            _add_line(attempts, parse_line(line), limit)
         except ValueError as error:
             if line.startswith(b'["attempt"') or not attempts:
                 attempts.append(_Attempt(UNKNOWN))
-            end = ", the last, was cut short" if number == len(lines) else ""
+            end = " (the last, cut short)" if number == len(lines) else ""
             attempts[-1].damage.append(f"line {number}{end}: {error}")
     if head_is_damaged:
-        attempts[0].damage.insert(0, "line 1: it is damaged")
+        attempts[0].damage.insert(0, "line 1: damaged")
     return attempts
 
 
-def _take(attempts: list[_Attempt], items: list[Any], room: _Room) -> None:
+def _add_line(attempts: list[_Attempt], items: list[Any], limit: _BatchLimit) -> None:
     if items[0] == "attempt":
         attempts.append(_Attempt(decode_attempt(items)))
         return
     if not attempts:
-        attempts.append(_Attempt(UNKNOWN, damage=["its beginning is missing"]))
-    room.take(items)
-    attempts[-1].take(items)
+        attempts.append(_Attempt(UNKNOWN, damage=["the first line of the attempt is missing"]))
+    limit.count(items)
+    attempts[-1].add(items)
 
 
 def _check_head(path: Path, lines: Sequence[bytes]) -> bool:
-    """Return whether the first line is damaged, of a file that is a recording all the same.
+    """Return whether the first line is damaged, if the file is a recording nevertheless.
 
     Raises:
-        ValueError: it is no recording, or one of a newer format.
+        ValueError: it is not a recording, or has a newer format.
     """
-    match _head(lines[0]):
+    match _parse_head(lines[0]):
         case ["recording", int(version)] if 0 < version <= FORMAT:
             return False
         case ["recording", int(version)] if version > FORMAT:
             raise ValueError(f"{path} has format {version}, this version reads {FORMAT}: update heliograph.")
-    if any(map(is_sealed, lines[1:])):
+    if any(map(is_intact, lines[1:])):
         return True
-    what = "is no recording of heliograph" if any(lines) else "is empty: the run was killed before it began"
+    what = "is not a recording of heliograph" if any(lines) else "is empty: the run was killed before it began"
     raise ValueError(f"{path} {what}. Give the file that Recorder wrote, or its folder.")
 
 
-def _head(line: bytes) -> list[Any]:
-    """Return the first line's array, empty where it is none; of a newer format, the checksum may be another."""
+def _parse_head(line: bytes) -> list[Any]:
+    """Return the first line's array, else an empty one; a newer format may have another checksum."""
     try:
-        return array(line.partition(b"\t")[0])
+        return parse_array(line.partition(b"\t")[0])
     except ValueError:
         return []

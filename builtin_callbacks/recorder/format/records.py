@@ -1,9 +1,8 @@
-"""What a recording holds, as plain data.
+"""The content of a recording, as plain data.
 
-A recording is one file about one run: the `fit` that began it, and every later attempt that resumed it. Each attempt is
-a list of entries in the order in which things came about: `Happened`, `Batches`, `Asked`, `Recounted`, `Spent`. The
-entries that stand between two others came between them; what was asked during an event stands behind it, with the
-event's name in its request.
+A recording is one file about one training: the `fit` that began it, and every later attempt that resumed it. Each
+attempt is a list of entries, in order: `EventEntry`, `Batches`, `RequestEntry`, `RepeatEntry`, `TimesEntry`. A request
+that was made during an event comes after it, and names the event.
 """
 
 from __future__ import annotations
@@ -18,11 +17,10 @@ from ....events.catalogue import Phase, Status
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Counters:
     """The counters of `Progress` at one moment, as the plugins saw them.
 
-    `seconds` is the run's clock, which a recorder lets stand still from one batch to the next, so that a replay shows
-    plugins the very times that they saw.
+    `seconds` is the run's clock. A recorder stops it between batches, so that a replay shows plugins the same times.
     """
 
     epoch: int = 0
@@ -38,65 +36,66 @@ class Place:
 
     @property
     def batches(self) -> int:
-        """Micro-batches consumed in all."""
+        """Micro-batches consumed in all epochs."""
         return self.earlier_batches + self.batch
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
-    """An event, but for those of every batch.
+class EventEntry:
+    """An event; those of every batch are in `Batches`.
 
     Attributes:
         event: its name, such as `validation_end`.
         clock: seconds since the attempt began.
-        place: where the run was.
-        data: the event's fields as plain data, cut to a bounded size, and beside them:
-            `epoch_start` also `batches`, the epoch's length or None; `log`, `validation_start`, `save_point`,
-            `epoch_end` and `train_end` also `asked`, the numbers of the requests that they serve; `validation_start`
-            and `test_start` also `batches`, the number to come or None; `validation_end`, `validation_cut` and
-            `test_end` also `batches`, those done by set; `checkpoint_loaded` also `origin`, the counters of the place,
-            and `in_boundary`, whether only `ShouldStop` was left of its boundary (older ones lack it);
-            `run_failed` has `error` (its type), `text`, `phase`, `plugin`, `event`, `batches`
-            (those done by set in the last validation or test), and of the batch under way `in_hand` (whether there was
-            one), `is_last`, `window` and `loss` (None where losses are not recorded);
-            `run_closed` also `reason`, `by`, `rank`, `metrics`, `best`, `last`, `notes`. Paths are strings. A number
-            that is not finite stays a float.
+        counters: of the run at that moment.
+        data: the event's fields as plain data of a bounded size; paths are strings, NaN and infinity floats. Further:
+            `epoch_start`: `batches`, the epoch's length or None;
+            `log`, `validation_start`, `save_point`, `epoch_end`, `train_end`: `asked`, the numbers of the requests that
+            they serve;
+            `validation_start`, `test_start`: `batches`, the number to come or None;
+            `validation_end`, `validation_cut`, `test_end`: `batches`, the number done by set;
+            `checkpoint_loaded`: `origin`, the counters at which the run continues, and `in_boundary`, whether only
+            `ShouldStop` was left of its boundary (missing in older recordings);
+            `run_failed`: `error` (its type), `text`, `phase`, `plugin`, `event`, `batches` (the number done by set in
+            the last validation or test), and of the current batch `in_hand` (whether there was one), `is_last`,
+            `window` and `loss` (None if losses are not recorded);
+            `run_closed`: `reason`, `by`, `rank`, `metrics`, `best`, `last`, `notes`.
     """
 
     event: str
     clock: float
-    place: Place
+    counters: Counters
     data: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One micro-batch of the training: the counters behind it, when its `BatchEnd` was told.
+    """One micro-batch of the training.
 
     Attributes:
-        place: the counters.
-        window: how many micro-batches have left their gradients since the last step.
-        loss: its loss, None where losses are not recorded.
+        counters: at its `BatchEnd`.
+        window: how many micro-batches have added gradients since the last step.
+        loss: None if losses are not recorded.
     """
 
-    place: Place
+    counters: Counters
     window: int
     loss: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """Some micro-batches in a row; iterating yields each as a `Batch`.
+    """Consecutive micro-batches; iterating yields each as a `Batch`.
 
     Attributes:
-        first: the place before the first of them.
-        clock: seconds since the attempt began, behind the last.
-        steps, skipped_steps, skipped_batches, samples, window: behind each batch.
-        centiseconds: the run's clock behind each, in hundredths of a second.
-        losses: of each, None where losses are not recorded, or where a kill came before they were read.
+        first: the counters before the first of them.
+        clock: seconds since the attempt began, after the last.
+        steps, skipped_steps, skipped_batches, samples, window: after each batch.
+        centiseconds: the run's clock after each, in hundredths of a second.
+        losses: of each, None if losses are not recorded, or if the run was killed before they were read.
     """
 
-    first: Place
+    first: Counters
     clock: float
     steps: tuple[int, ...]
     skipped_steps: tuple[int, ...]
@@ -115,14 +114,14 @@ class Batches:
             yield Batch(self.after(index), self.window[index], loss)
 
     @property
-    def last(self) -> Place:
-        """The place after the last of them."""
+    def last(self) -> Counters:
+        """The counters after the last of them."""
         return self.after(len(self) - 1)
 
-    def after(self, index: int) -> Place:
-        """Return the place after one of them, counted from 0."""
+    def after(self, index: int) -> Counters:
+        """Return the counters after one of them, counted from 0."""
         first = self.first
-        return Place(
+        return Counters(
             first.epoch,
             first.batch + index + 1,
             first.earlier_batches,
@@ -137,7 +136,7 @@ class Batches:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestEntry:
     """A request to the control; `number` counts those of the attempt from 0."""
 
     number: int
@@ -145,22 +144,22 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Recounted:
-    """A request was made again and again: `times` so far."""
+class RepeatEntry:
+    """A request was made repeatedly: `times` so far."""
 
     number: int
     times: int
 
 
 @dataclass(frozen=True, slots=True)
-class Spending:
+class HandlerTime:
     """The time of one plugin's handlers of one event, in one attempt so far.
 
     Attributes:
-        plugin: whose; a bare function's own name.
+        plugin: its name, or that of a function.
         event: the event's name.
-        timed: how many emissions were timed.
-        emissions: how many there were; of the events of every batch only some are timed.
+        timed: how many emissions were timed; of the events of every batch, only some.
+        emissions: how many there were.
         seconds: the time in those that were timed.
         longest: the longest of them.
     """
@@ -174,21 +173,21 @@ class Spending:
 
     @property
     def estimate(self) -> float:
-        """Seconds in all emissions; the longest stands for itself, as a first call does that opens something."""
+        """Seconds in all emissions; the longest counts once, since it is often a first call that sets something up."""
         if self.timed in (0, 1, self.emissions):
             return self.seconds
         return self.longest + (self.seconds - self.longest) * (self.emissions - 1) / (self.timed - 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
-    """Where the time of handlers went, in the attempt so far; the last one of an attempt counts."""
+class TimesEntry:
+    """The times of all handlers, in the attempt so far; the last entry of an attempt counts."""
 
-    rows: tuple[Spending, ...]
+    rows: tuple[HandlerTime, ...]
 
 
-Entry = Happened | Batches | Asked | Recounted | Spent
-TIMED = (Happened, Batches)  # the kinds of entries that have a clock
+Entry = EventEntry | Batches | RequestEntry | RepeatEntry | TimesEntry
+TIMED = (EventEntry, Batches)  # entries with a clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,20 +196,20 @@ class Attempt:
 
     Attributes:
         name: a random one.
-        phase: what it began as.
+        phase: of its first event.
         began: when, in UTC, ISO format.
         run: the run's name.
-        world_size: how many processes there were; the main one recorded.
+        world_size: how many ranks there were; the main rank recorded.
         max_epochs: its length in epochs, None without such a limit.
         max_steps: its length in optimizer steps, None without such a limit.
         validation_sets: their names; one empty name for a single set.
         optimizers: their names.
-        hyper_parameters: as `fit` was told, as plain data of a bounded size.
+        hyper_parameters: those given to `fit`, as plain data of a bounded size.
         versions: of heliograph, torch and python.
         losses: whether the loss of every batch is recorded.
-        plan: the names of those who hear an event, in the order in which they run.
-        entries: what came about.
-        damage: what of it could not be read, in words.
+        plan: by event, the names of its handlers' owners, in the order in which they run.
+        entries: what happened, in order.
+        damage: what could not be read, in words.
     """
 
     name: str
@@ -231,14 +230,14 @@ class Attempt:
 
     @property
     def status(self) -> Status | None:
-        """How it ended; None where it was killed, or goes on."""
-        ends = [entry for entry in self.entries if isinstance(entry, Happened) and entry.event == "run_closed"]
+        """How it ended; None if it was killed or is still running."""
+        ends = [entry for entry in self.entries if isinstance(entry, EventEntry) and entry.event == "run_closed"]
         return ends[-1].data["status"] if ends else None
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a file holds.
+    """The content of a file.
 
     Attributes:
         path: the file.

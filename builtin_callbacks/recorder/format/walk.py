@@ -1,4 +1,4 @@
-"""Walk through a recording, and tell what was undone: by a kill and a resume, or by a return amid the run."""
+"""Iterate over the entries of a recording, and find those whose work was lost by a kill or a roll-back."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from .records import Batches, Entry, Happened, Place, Recording
+from .records import Batches, Counters, Entry, EventEntry, Recording
 
 Key = tuple[int, int, int, int]
 
 
-class Walked(NamedTuple):
-    """An entry on its place in the whole.
+class WalkedEntry(NamedTuple):
+    """An entry of a recording.
 
     Attributes:
-        attempt_index: its attempt.
-        entry: what came about.
-        lost: whether a later attempt, or this one later on, went back to a place before it.
+        attempt_index: its attempt, from 0.
+        entry: the entry.
+        lost: whether the training later continued from before it.
     """
 
     attempt_index: int
@@ -25,20 +25,20 @@ class Walked(NamedTuple):
     lost: bool
 
 
-def walk(recording: Recording) -> Iterator[Walked]:
-    """Yield every entry in the order in which it came about; a block that is half lost comes as two."""
-    spans = [[span] for span in _placed(recording)]
+def walk(recording: Recording) -> Iterator[WalkedEntry]:
+    """Yield every entry in order; a block of which a part is lost comes in two."""
+    spans = [[span] for span in _spans(recording)]
     for number, (span, *_) in enumerate(spans):
         if (origin := _origin(span.entry)) is not None:
             for earlier in spans[:number]:
-                _lose(earlier, origin)
+                _mark_lost(earlier, origin)
     for parts in spans:
-        yield from (Walked(each.attempt, each.entry, each.lost) for each in parts)
+        yield from (WalkedEntry(each.attempt, each.entry, each.lost) for each in parts)
 
 
 @dataclass(slots=True)
 class _Span:
-    """An entry, and the place behind it."""
+    """An entry, and the position after it."""
 
     attempt: int
     entry: Entry
@@ -47,24 +47,24 @@ class _Span:
     lost: bool = False
 
 
-def _lose(parts: list[_Span], origin: Key) -> None:
-    """Mark as lost what of an entry lies behind a place."""
-    first = parts[0]  # those behind it are lost by now
+def _mark_lost(parts: list[_Span], origin: Key) -> None:
+    """Mark as lost what an entry holds after a position."""
+    first = parts[0]  # the parts after it are lost already
     if first.lost or not first.is_training or first.key <= origin:
         return
     block = first.entry
     kept = origin[1] - block.first.batch if isinstance(block, Batches) and origin[0] == block.first.epoch else 0
     if isinstance(block, Batches) and kept > 0:
-        rest = replace(first, entry=part(block, kept, len(block)), lost=True)
-        first.entry = part(block, 0, kept)
+        rest = replace(first, entry=slice_block(block, kept, len(block)), lost=True)
+        first.entry = slice_block(block, 0, kept)
         first.key = _key(first.entry.last)
         parts.insert(1, rest)
     else:
         first.lost = True
 
 
-def part(block: Batches, begin: int, end: int) -> Batches:
-    """Return some batches of a block; the clock behind them goes by the run's."""
+def slice_block(block: Batches, begin: int, end: int) -> Batches:
+    """Return some batches of a block; its clock is derived from the run's."""
     if (begin, end) == (0, len(block)):
         return block
     return Batches(
@@ -80,24 +80,24 @@ def part(block: Batches, begin: int, end: int) -> Batches:
     )
 
 
-def _placed(recording: Recording) -> Iterator[_Span]:
-    """Yield each entry with the place behind it; one without a place stands where the one before it does."""
+def _spans(recording: Recording) -> Iterator[_Span]:
+    """Yield each entry with the position after it; one without counters has that of the entry before."""
     for index, attempt in enumerate(recording.attempts):
         key = (0, 0, 0, 0)
         for entry in attempt.entries:
-            if isinstance(entry, Happened):
-                key = _key(entry.place)
+            if isinstance(entry, EventEntry):
+                key = _key(entry.counters)
             elif isinstance(entry, Batches):
                 key = _key(entry.last)
             yield _Span(index, entry, key, attempt.phase == "train")
 
 
 def _origin(entry: Entry) -> Key | None:
-    """Return the place that a run went back to, or went on from."""
-    if not isinstance(entry, Happened) or entry.event != "checkpoint_loaded":
+    """Return the position at which a run continues from a checkpoint, None for any other entry."""
+    if not isinstance(entry, EventEntry) or entry.event != "checkpoint_loaded":
         return None
-    return _key(Place(**entry.data["origin"]))
+    return _key(Counters(**entry.data["origin"]))
 
 
-def _key(place: Place) -> Key:
-    return place.epoch, place.batch, place.steps, place.validations
+def _key(counters: Counters) -> Key:
+    return counters.epoch, counters.batch, counters.steps, counters.validations

@@ -1,4 +1,4 @@
-"""Append to a recording: whole lines, by one process at a time, and none of them lost while the disk is full."""
+"""Append to a recording: complete lines, from one process at a time, none of them lost while the disk is full."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from pathlib import Path
 from ....core.checkpoint.storage import clean
 from ....core.checkpoint.storage.lock import Lock
 from .lines import encode_head, encode_lost
-from .reader import SUFFIX, leftover
+from .reader import SUFFIX, read_leftover
 
-UNWRITTEN = 2**20  # bytes that wait for room on the disk
+MAX_PENDING = 2**20  # bytes that wait for space on the disk
 
 
 class Writer:
     """An open recording.
 
-    Each call of `write` is one write of the system's, so that a kill leaves whole lines but for the last. What cannot
-    be written waits for the next call; of what waits too long, only how many lines it was is kept.
+    `write` calls `os.write` once, so a kill can cut only the last line short. Lines that cannot be written wait for the
+    next call; if too many wait, they are dropped and counted.
 
     Attributes:
         path: the file.
-        is_failing: whether what was last to be written could not be.
+        is_failing: whether the last write failed.
     """
 
     def __init__(self, path: Path, file: int, lock: Lock) -> None:
         self.path, self._file, self._lock = path, file, lock
-        self._unwritten, self._lost, self._is_torn, self.is_failing = b"", 0, False, False
+        self._pending, self._lost, self._is_torn, self.is_failing = b"", 0, False, False
 
     @classmethod
-    def new(cls, folder: Path, run: str) -> Writer:
-        """Begin a file of a name of its own; its folder is made where it is missing.
+    def create(cls, folder: Path, run: str) -> Writer:
+        """Create a file with a unique name, and its folder if that is missing.
 
         Raises:
-            OSError: that is not possible.
+            OSError: it cannot be created.
         """
         folder.mkdir(parents=True, exist_ok=True)
         stem = f"{clean(run)}_{datetime.now():%Y-%m-%d_%H-%M-%S}"
@@ -46,10 +46,10 @@ class Writer:
             try:
                 file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o666)
                 break
-            except FileExistsError:  # of the same second
+            except FileExistsError:  # created within the same second
                 continue
         lock = _lock_of(path)
-        with ExitStack() as undo:  # nothing is left of a file that cannot be begun
+        with ExitStack() as undo:  # a file that cannot be written is removed
             undo.callback(lock.release)
             undo.callback(path.unlink)
             undo.callback(os.close, file)
@@ -60,18 +60,18 @@ class Writer:
         return writer
 
     @classmethod
-    def again(cls, path: Path) -> Writer:
-        """Go on in a file, whatever became of the process that wrote it before.
+    def reopen(cls, path: Path) -> Writer:
+        """Open a file to append to it; if its process was killed, first add the rows of its tail.
 
         Raises:
-            OSError: that is not possible.
-            ValueError: another process writes it, or it is no recording that this version can read.
+            OSError: it cannot be opened or written.
+            ValueError: another process writes it, or it is not a recording that this version can read.
         """
         lock = _lock_of(path)
         lock.acquire()
         with ExitStack() as undo:
             undo.callback(lock.release)
-            missing = leftover(path)
+            missing = read_leftover(path)
             file = os.open(path, os.O_RDWR | os.O_APPEND)
             undo.callback(os.close, file)
             writer = cls(path, file, lock)
@@ -81,16 +81,16 @@ class Writer:
         return writer
 
     def write(self, lines: Iterable[str]) -> None:
-        """Append lines, behind those that are still unwritten.
+        """Append lines, after those that still wait.
 
         Raises:
-            OSError: they could not be written; not raised again until some could.
+            OSError: they could not be written; not raised again until a write succeeds.
         """
-        self._unwritten += "".join(f"{line}\n" for line in lines).encode()
-        if not self._unwritten:
+        self._pending += "".join(f"{line}\n" for line in lines).encode()
+        if not self._pending:
             return
         head = b"\n" * self._is_torn + (f"{encode_lost(self._lost)}\n".encode() if self._lost else b"")
-        data, done = head + self._unwritten, 0
+        data, done = head + self._pending, 0
         try:
             while done < len(data):
                 done += os.write(self._file, data[done:])
@@ -100,13 +100,13 @@ class Writer:
                 self.is_failing = True
                 raise
             return
-        self._unwritten, self._lost, self._is_torn, self.is_failing = b"", 0, False, False
+        self._pending, self._lost, self._is_torn, self.is_failing = b"", 0, False, False
 
     def close(self, lines: Iterable[str] = ()) -> None:
-        """Write the last lines, and let go of the file.
+        """Write the last lines, and close the file.
 
         Raises:
-            OSError: it could not be written, and is lost.
+            OSError: they could not be written, and are lost.
         """
         self.is_failing = False
         try:
@@ -116,18 +116,18 @@ class Writer:
             self._lock.release()
 
     def _keep(self, data: bytes, done: int, head: int) -> None:
-        """Keep the lines of which some is unwritten, as far as there is room for them."""
-        whole = data.rfind(b"\n", 0, done) + 1
+        """Keep the lines that are not completely written, up to `MAX_PENDING` bytes."""
+        complete = data.rfind(b"\n", 0, done) + 1
         if done:
-            self._is_torn = whole < done
-        if whole >= head:
+            self._is_torn = complete < done
+        if complete >= head:
             self._lost = 0
-        self._unwritten = data[max(whole, head) :]
-        if len(self._unwritten) > UNWRITTEN:
-            self._lost += self._unwritten.count(b"\n")
-            self._unwritten = b""
+        self._pending = data[max(complete, head) :]
+        if len(self._pending) > MAX_PENDING:
+            self._lost += self._pending.count(b"\n")
+            self._pending = b""
 
 
 def _lock_of(path: Path) -> Lock:
-    """Return the lock of a recording, for where the system has such locks."""
+    """Return the lock of a recording."""
     return Lock(path.with_name(path.name + ".lock"), "This recording is written")

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ....events import Bus, Event, GradientsReady, StepEnd
 from ....events.control import Verb
-from ..format.records import Asked, Attempt, Batches, Entry, Happened, Place, Recounted
+from ..format.records import Attempt, Batches, Counters, Entry, EventEntry, RepeatEntry, RequestEntry
 from .batches import BatchReplay
 from .boundary import Boundary
 from .entries import MILESTONES, Entries, make_event
@@ -67,7 +67,7 @@ class AttemptReplay:
             attempt, self.run, self._requests, self._failure, findings, self._emit, self._emit_metrics
         )
         self._has_begun = False  # with the state that it resumes, if any
-        self._actions: dict[str, Callable[[Happened], None]] = {
+        self._actions: dict[str, Callable[[EventEntry], None]] = {
             "train_start": self._start,
             "checkpoint_loaded": self._load,
             "epoch_start": self._start_epoch,
@@ -110,33 +110,33 @@ class AttemptReplay:
 
     def _replay(self, entry: Entry) -> None:
         match entry:
-            case Happened():
+            case EventEntry():
                 self._replay_event(entry)
             case Batches():
                 self._boundary.close(entry)
                 self._check_gap(entry.first)
                 self._batches.replay(entry)
-            case Asked():
+            case RequestEntry():
                 self._requests.read(entry)
-            case Recounted():
+            case RepeatEntry():
                 self._requests.update_count(entry)
 
-    def _replay_event(self, entry: Happened) -> None:
+    def _replay_event(self, entry: EventEntry) -> None:
         if entry.event in MILESTONES:
             self._boundary.close(entry)
             if entry.event != "checkpoint_loaded":
-                self._check_gap(entry.place)
+                self._check_gap(entry.counters)
         if entry.event in SERVED_BY:
             self._boundary.serve(SERVED_BY[entry.event])
         self._actions.get(entry.event, self._emit)(entry)
 
-    def _emit(self, entry: Happened) -> Event | None:
+    def _emit(self, entry: EventEntry) -> Event | None:
         """Emit an entry's event, with the counters that it had."""
         event = make_event(entry)
         if event is None or entry.event in AT_ANY_TIME:  # during a batch, whose own events raise the counters
-            self.run.progress.set_seconds(entry.place.seconds)
+            self.run.progress.set_seconds(entry.counters.seconds)
         else:
-            self.run.move_to(entry.place)
+            self.run.move_to(entry.counters)
         if event is None:  # a plugin's own, whose class is unknown
             return None
         self._requests.add_before(event.name)
@@ -144,7 +144,7 @@ class AttemptReplay:
             self.run.emit(event)
         return event
 
-    def _start(self, entry: Happened) -> None:
+    def _start(self, entry: EventEntry) -> None:
         self.run.started = True
         self._emit(entry)
         if self._entries.next_milestone_name() != "checkpoint_loaded":
@@ -159,9 +159,9 @@ class AttemptReplay:
     def _is_shared(self) -> bool:
         return self._attempt.world_size > 1
 
-    def _load(self, entry: Happened) -> None:
+    def _load(self, entry: EventEntry) -> None:
         """Continue from a checkpoint that the run resumes or rolls back to."""
-        run, path, origin = self.run, entry.data["path"], Place(**entry.data["origin"])
+        run, path, origin = self.run, entry.data["path"], Counters(**entry.data["origin"])
         if rolls_back := self._has_begun:
             self._discard_epoch()
         run.start_from(origin)
@@ -189,13 +189,13 @@ class AttemptReplay:
         run.window, run.loss, run.is_last_seen = 0, None, False
         run.metrics.clear()
 
-    def _start_epoch(self, entry: Happened) -> None:
+    def _start_epoch(self, entry: EventEntry) -> None:
         self.run.batches_per_epoch = entry.data["batches"]
         self._emit(entry)
         if not entry.data["resumed"]:
             self._boundary.open(due=self.run.control.pending or self._is_shared)
 
-    def _flush(self, place: Place) -> None:
+    def _flush(self, place: Counters) -> None:
         """Step with the gradients that the last batch of an epoch left, as the loop does."""
         run = self.run
         if run.window and place.steps + place.skipped_steps > run.progress.steps + run.progress.skipped_steps:
@@ -203,8 +203,8 @@ class AttemptReplay:
             run.control.close_batch()
         run.loss = None
 
-    def _end_epoch(self, entry: Happened) -> None:
-        self._flush(entry.place)
+    def _end_epoch(self, entry: EventEntry) -> None:
+        self._flush(entry.counters)
         self.run.control.close_epoch()
         self._findings.decide("end_epoch", did=True)
         self.run.window, self.run.is_last_seen = 0, False
@@ -212,9 +212,9 @@ class AttemptReplay:
         self._emit(entry)
         self._boundary.open(due=True)
 
-    def _end_training(self, entry: Happened) -> None:
-        self._flush(entry.place)
-        place = entry.place
+    def _end_training(self, entry: EventEntry) -> None:
+        self._flush(entry.counters)
+        place = entry.counters
         if self._attempt.status == "stopped" and not self.run.control.stopped:
             self._findings.note(
                 f"attempt {self._number} was stopped at epoch {place.epoch} batch {place.batch} step {place.steps}: "
@@ -224,7 +224,7 @@ class AttemptReplay:
         self._emit(entry)
         self._boundary.open(due=True, last=True)
 
-    def _log(self, entry: Happened) -> None:
+    def _log(self, entry: EventEntry) -> None:
         metrics = entry.data["metrics"]
         for name, optimizer in self.run.optimizers.items():
             optimizer.group.rate = metrics.get(f"train/{self.run.label('learning_rate', name)}")
@@ -232,12 +232,12 @@ class AttemptReplay:
         for optimizer in self.run.optimizers.values():
             optimizer.group.rate = None
 
-    def _emit_metrics(self, entry: Happened) -> None:
+    def _emit_metrics(self, entry: EventEntry) -> None:
         event: Any = self._emit(entry)
         if not self._failure.is_on(entry.event):
             self.run.metrics.update(event.metrics)
 
-    def _set_checkpoint(self, entry: Happened) -> None:
+    def _set_checkpoint(self, entry: EventEntry) -> None:
         path = Path(entry.data["path"])
         self.run.last_checkpoint = path
         if entry.data["is_best"]:
@@ -245,21 +245,21 @@ class AttemptReplay:
         self._snapshots.set_path(str(path), is_best=entry.data["is_best"])
         self._emit(entry)
 
-    def _change_plugin(self, entry: Happened) -> None:
+    def _change_plugin(self, entry: EventEntry) -> None:
         name = entry.data["plugin"]
         if name in self._replayed:
-            self.run.progress.set_seconds(entry.place.seconds)
+            self.run.progress.set_seconds(entry.counters.seconds)
             self._switches.apply(name, entry.data["change"])
         else:
             self._emit(entry)
 
-    def _fail(self, entry: Happened) -> None:
+    def _fail(self, entry: EventEntry) -> None:
         self._failure.replay_last_batch(entry, self.run, self._requests)
         self._evaluations.fail(entry)
         self.run.phase = entry.data["phase"]
         self._emit(entry)
 
-    def _check_gap(self, place: Place) -> None:
+    def _check_gap(self, place: Counters) -> None:
         """Move to a place if batches before it are not recorded."""
         if place.batches != self.run.progress.batches:
             self._findings.note(

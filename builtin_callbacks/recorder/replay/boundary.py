@@ -8,7 +8,7 @@ from ....core.loop import SHOULD_STOP
 from ....events import Request
 from ....events.catalogue import ShouldStop
 from ....events.control import Verb
-from ..format.records import Entry, Happened
+from ..format.records import Entry, EventEntry
 from .entries import BATCHES
 from .failure import RecordedFailure
 from .findings import Findings
@@ -79,7 +79,7 @@ class Boundary:
             if self._should_stop.chain:
                 with self._failure.limit_handlers(ShouldStop):
                     self._should_stop.emit(self._run, SHOULD_STOP)
-            self._decide(following.event if isinstance(following, Happened) else BATCHES)
+            self._decide(following.event if isinstance(following, EventEntry) else BATCHES)
 
     def _remove_until(self, end: int) -> None:
         """Remove the requests that the recorded run would have served by now, and did not."""

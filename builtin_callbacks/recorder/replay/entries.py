@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ....core.metrics.values import Metrics
 from ....events import CATALOGUE, Event
-from ..format.records import Asked, Attempt, Batches, Entry, Happened, Recounted, Spent
+from ..format.records import Attempt, Batches, Entry, EventEntry, RepeatEntry, RequestEntry, TimesEntry
 
 MILESTONES = ("epoch_start", "epoch_end", "train_end", "checkpoint_loaded", "run_failed", "run_closed")
 BATCHES = "batches"
@@ -42,12 +42,14 @@ class Entries:
     def next_of_save(self) -> Entry | None:
         """Return the next entry during a `SavePoint`, if it records what was written, pruned or compared then."""
         index = self._index + 1
-        while index < len(self._entries) and isinstance(entry := self._entries[index], Asked | Recounted | Spent):
-            if isinstance(entry, Asked) and entry.request.event in CHECKPOINTS:
+        while index < len(self._entries) and isinstance(
+            entry := self._entries[index], RequestEntry | RepeatEntry | TimesEntry
+        ):
+            if isinstance(entry, RequestEntry) and entry.request.event in CHECKPOINTS:
                 return self.next()
             index += 1
         after = self._entries[index] if index < len(self._entries) else None
-        return self.next() if isinstance(after, Happened) and after.event in CHECKPOINTS else None
+        return self.next() if isinstance(after, EventEntry) and after.event in CHECKPOINTS else None
 
     def next_milestone(self) -> Entry | None:
         """Return the next milestone without moving to it; None where the run was killed before one."""
@@ -59,33 +61,33 @@ class Entries:
         entry = self.next_milestone()
         if self.in_block or isinstance(entry, Batches):
             return BATCHES
-        return entry.event if isinstance(entry, Happened) else ""
+        return entry.event if isinstance(entry, EventEntry) else ""
 
     def rolls_back_to(self, path: Path | None) -> bool:
         """Return whether the recorded run rolled back to a checkpoint here."""
         entry = self.next_milestone()
-        if self.in_block or not isinstance(entry, Happened) or entry.event != "checkpoint_loaded":
+        if self.in_block or not isinstance(entry, EventEntry) or entry.event != "checkpoint_loaded":
             return False
         recorded = entry.data["path"]
         return (None if recorded is None else str(recorded)) == (None if path is None else str(path))
 
-    def failure(self) -> Happened | None:
+    def failure(self) -> EventEntry | None:
         """Return the `run_failed` that is this entry or the very next event, if there is one."""
         for index in range(max(0, self._index), len(self._entries) if not self.in_block else 0):
             entry = self._entries[index]
-            if isinstance(entry, Happened) and entry.event == "run_failed":
+            if isinstance(entry, EventEntry) and entry.event == "run_failed":
                 return entry
-            if index > self._index and not isinstance(entry, Asked | Recounted | Spent):
+            if index > self._index and not isinstance(entry, RequestEntry | RepeatEntry | TimesEntry):
                 break
         return None
 
-    def following_requests(self) -> Iterator[Asked]:
+    def following_requests(self) -> Iterator[RequestEntry]:
         """Yield the requests between this entry and the next event or block."""
         for index in range(self._index + 1, len(self._entries)):
             entry = self._entries[index]
-            if isinstance(entry, Asked):
+            if isinstance(entry, RequestEntry):
                 yield entry
-            elif not isinstance(entry, Recounted | Spent):
+            elif not isinstance(entry, RepeatEntry | TimesEntry):
                 return
 
     def next_epoch_length(self, known: int | None) -> int | None:
@@ -96,7 +98,7 @@ class Entries:
         """
         for index in range(self._index + 1, len(self._entries)):
             entry = self._entries[index]
-            if isinstance(entry, Happened) and entry.event == "epoch_start":
+            if isinstance(entry, EventEntry) and entry.event == "epoch_start":
                 length: int | None = entry.data["batches"]
                 return length
         return known
@@ -104,13 +106,13 @@ class Entries:
     def ends_epoch(self) -> bool:
         """Return whether the loader ended after this block, rather than a request ended the epoch."""
         entry = self.next_milestone()
-        if not isinstance(entry, Happened) or entry.event not in ("epoch_end", "run_failed"):
+        if not isinstance(entry, EventEntry) or entry.event not in ("epoch_end", "run_failed"):
             return False
         if entry.event == "run_failed":
             return bool(entry.data["is_last"] and not entry.data["in_hand"])
         for index in range(self._index - 1, -1, -1):
             entry = self._entries[index]
-            if isinstance(entry, Happened) and entry.event == "epoch_start":
+            if isinstance(entry, EventEntry) and entry.event == "epoch_start":
                 break
             if _requests_epoch_end(entry):
                 return False
@@ -119,7 +121,7 @@ class Entries:
 
 
 def _requests_epoch_end(entry: Entry) -> bool:
-    return isinstance(entry, Asked) and entry.request.verb == "end_epoch"
+    return isinstance(entry, RequestEntry) and entry.request.verb == "end_epoch"
 
 
 def _next_milestones(entries: tuple[Entry, ...]) -> list[int | None]:
@@ -127,12 +129,12 @@ def _next_milestones(entries: tuple[Entry, ...]) -> list[int | None]:
     milestones: list[int | None] = [None] * (len(entries) + 1)
     for index in range(len(entries) - 1, -1, -1):
         entry = entries[index]
-        is_milestone = isinstance(entry, Batches) or (isinstance(entry, Happened) and entry.event in MILESTONES)
+        is_milestone = isinstance(entry, Batches) or (isinstance(entry, EventEntry) and entry.event in MILESTONES)
         milestones[index] = index if is_milestone else milestones[index + 1]
     return milestones
 
 
-def make_event(entry: Happened) -> Event | None:
+def make_event(entry: EventEntry) -> Event | None:
     """Return the event that an entry records; None where it is not in the catalogue."""
     kind = KINDS.get(entry.event)
     if kind is None:

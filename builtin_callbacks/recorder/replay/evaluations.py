@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 from ....core.evaluation import EVENTS
-from ..format.records import Attempt, Happened
+from ..format.records import Attempt, EventEntry
 from .failure import RecordedFailure
 from .findings import Findings
 from .requests import RecordedRequests
@@ -33,20 +33,20 @@ class Evaluations:
         requests: RecordedRequests,
         failure: RecordedFailure,
         findings: Findings,
-        emit: Callable[[Happened], object],
-        emit_metrics: Callable[[Happened], None],
+        emit: Callable[[EventEntry], object],
+        emit_metrics: Callable[[EventEntry], None],
     ) -> None:
         self._phase, self._run, self._requests = attempt.phase, run, requests
         self._failure, self._findings, self._emit, self._emit_metrics = failure, findings, emit, emit_metrics
 
-    def start(self, entry: Happened) -> None:
+    def start(self, entry: EventEntry) -> None:
         """Start one."""
         self._run.phase = "test" if entry.event == "test_start" else "validation"
         self._run.evaluation_batches = entry.data["batches"]
         self._run.control.is_evaluating = True
         self._emit(entry)
 
-    def end(self, entry: Happened) -> None:
+    def end(self, entry: EventEntry) -> None:
         """End one that was not cut short, whatever a replayed plugin requested."""
         self._evaluate(entry)
         self._run.control.cut_request = None
@@ -56,7 +56,7 @@ class Evaluations:
         self._run.progress.validations += self._run.trains  # only now, as in the loop
         self._run.phase = self._phase
 
-    def cut(self, entry: Happened) -> None:
+    def cut(self, entry: EventEntry) -> None:
         """End one that was cut short."""
         run, control = self._run, self._run.control
         self._evaluate(entry)
@@ -68,12 +68,12 @@ class Evaluations:
             control.stop_once(cut)
         run.phase = self._phase
 
-    def fail(self, failure: Happened) -> None:
+    def fail(self, failure: EventEntry) -> None:
         """Replay the batches of the one in which the run failed, if it failed in one."""
         if self._run.phase != "train":
             self._evaluate(failure)
 
-    def _evaluate(self, entry: Happened) -> None:
+    def _evaluate(self, entry: EventEntry) -> None:
         if self._run.phase == "train":  # the line of its start is damaged, or could not be written
             self._run.phase = "test" if entry.event == "test_end" else "validation"
         run, (_, batch_start, batch_end, _) = self._run, EVENTS[self._run.phase]

@@ -9,7 +9,7 @@ from typing import Final
 from ....core.loop import BATCH_START, GRADIENTS_READY, STEP_END
 from ....events import Bus, Event, StepEnd
 from ....events.bus import Receiver
-from ..format.records import Attempt, Entry, Happened
+from ..format.records import Attempt, Entry, EventEntry
 from .entries import Entries
 from .requests import RecordedRequests
 from .run import LOSSES, ReplayRun
@@ -44,7 +44,7 @@ class RecordedFailure:
     @staticmethod
     def interrupts_boundary(following: Entry) -> bool:
         """Return whether the recorded run fails before `ShouldStop`, so that the boundary decides nothing."""
-        if not isinstance(following, Happened) or following.event != "run_failed":
+        if not isinstance(following, EventEntry) or following.event != "run_failed":
             return False
         return following.data["phase"] != "train" or following.data["event"] not in (*AFTER_BOUNDARY, "should_stop")
 
@@ -69,29 +69,29 @@ class RecordedFailure:
         finally:
             signal.probe = None
 
-    def replay_last_batch(self, failure: Happened, run: ReplayRun, requests: RecordedRequests) -> None:
+    def replay_last_batch(self, failure: EventEntry, run: ReplayRun, requests: RecordedRequests) -> None:
         """Replay what was done of the batch in which the run failed, if it failed in one."""
         if not failure.data["in_hand"]:
             return
         run.in_hand, run.is_last_seen = True, failure.data["is_last"]
         self._emit(run, requests, BATCH_START)
-        if failure.place.skipped_batches > run.progress.skipped_batches:
-            run.progress.skipped_batches = failure.place.skipped_batches
+        if failure.counters.skipped_batches > run.progress.skipped_batches:
+            run.progress.skipped_batches = failure.counters.skipped_batches
             if run.window:
                 self._close_window(failure, run, requests)
-        elif failure.place.samples > run.progress.samples:
+        elif failure.counters.samples > run.progress.samples:
             loss = failure.data["loss"]
-            run.progress.samples, run.loss = failure.place.samples, UNKNOWN_LOSS if loss is None else loss
+            run.progress.samples, run.loss = failure.counters.samples, UNKNOWN_LOSS if loss is None else loss
             if failure.data["window"] > run.window or failure.data["event"] == StepEnd.name:
                 run.window += 1
                 self._close_window(failure, run, requests)
 
-    def _close_window(self, failure: Happened, run: ReplayRun, requests: RecordedRequests) -> None:
+    def _close_window(self, failure: EventEntry, run: ReplayRun, requests: RecordedRequests) -> None:
         if run.own_control.is_held and not run.is_last_batch:
             return
         self._emit(run, requests, GRADIENTS_READY)
-        if failure.place.steps > run.progress.steps:
-            run.progress.steps = failure.place.steps
+        if failure.counters.steps > run.progress.steps:
+            run.progress.steps = failure.counters.steps
             self._emit(run, requests, STEP_END)
 
     def _emit(self, run: ReplayRun, requests: RecordedRequests, event: Event) -> None:

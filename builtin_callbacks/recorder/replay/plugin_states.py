@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ....events import Progress
 from ....plugins import Plugins
-from ..format.records import Attempt, Happened
+from ..format.records import Attempt, EventEntry
 from .run import ReplayRun
 
 Why = Literal["unheld", "failed", "disabled", "absent"]
@@ -195,7 +195,7 @@ def _first_changes(entries: Iterable[object]) -> dict[str, str]:
     """Return what was first done to each plugin that was changed during an attempt."""
     first: dict[str, str] = {}
     for entry in entries:
-        if isinstance(entry, Happened) and entry.event == "plugin_changed":
+        if isinstance(entry, EventEntry) and entry.event == "plugin_changed":
             first.setdefault(entry.data["plugin"], entry.data["change"])
     return first
 

@@ -13,7 +13,7 @@ from ....events.errors import describe_error, is_interrupt
 from ....plugins import Plugins
 from ..format.damage import damage_in_short
 from ..format.reader import read
-from ..format.records import Asked, Attempt, Batches, Happened, Place, Recording, Recounted
+from ..format.records import Attempt, Batches, Counters, EventEntry, Recording, RepeatEntry, RequestEntry
 from .attempt import AttemptReplay, plugins_on_steps
 from .findings import Findings
 from .plugin_states import Snapshots, Switches
@@ -163,14 +163,14 @@ class ReplaySession:
 def describe_attempt(number: int, attempt: Attempt, names: Iterable[str]) -> RecordedAttempt:
     """Return what a recording shows of an attempt, with the requests of the plugins of these names."""
     requests: dict[int, Request] = {}
-    place, reason = Place(), ""
+    place, reason = Counters(), ""
     for entry in attempt.entries:
-        if isinstance(entry, Asked) and entry.request.by in names:
+        if isinstance(entry, RequestEntry) and entry.request.by in names:
             requests[entry.number] = replace(entry.request)
-        elif isinstance(entry, Recounted) and entry.number in requests:
+        elif isinstance(entry, RepeatEntry) and entry.number in requests:
             requests[entry.number].times = entry.times
-        elif isinstance(entry, Happened):
-            place, reason = entry.place, str(entry.data.get("reason", "")) if entry.event == "run_closed" else ""
+        elif isinstance(entry, EventEntry):
+            place, reason = entry.counters, str(entry.data.get("reason", "")) if entry.event == "run_closed" else ""
         elif isinstance(entry, Batches):
             place = entry.last
     return RecordedAttempt(

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Final
 
 from ....events import Request
-from ..format.records import Asked, Attempt, Recounted
+from ..format.records import Attempt, RepeatEntry, RequestEntry
 from .entries import Entries
 from .run import ReplayRun
 
@@ -33,16 +33,16 @@ class RecordedRequests:
     """
 
     def __init__(self, attempt: Attempt, entries: Entries, run: ReplayRun, replayed: Collection[str]) -> None:
-        self.waiting: defaultdict[tuple[int, int], list[Asked]] = defaultdict(list)
+        self.waiting: defaultdict[tuple[int, int], list[RequestEntry]] = defaultdict(list)
         self.cut: Request | None = None
         self.has_stop = self.has_veto = False
         self._plan, self._entries, self._run, self._replayed = attempt.plan, entries, run, replayed
         self._control = run.own_control
-        self._votes: list[Asked] = []
+        self._votes: list[RequestEntry] = []
         self._done: set[int] = set()
         self._added: dict[int, Request] = {}
 
-    def read(self, asked: Asked) -> None:
+    def read(self, asked: RequestEntry) -> None:
         """Read the entry of a request: add it now, or later if it is about a later batch or of `ShouldStop`."""
         request, progress = asked.request, self._run.progress
         if asked.number in self._done:
@@ -56,7 +56,7 @@ class RecordedRequests:
         else:
             self._add(asked)
 
-    def update_count(self, recounted: Recounted) -> None:
+    def update_count(self, recounted: RepeatEntry) -> None:
         """Set how often a request was made."""
         if recounted.number in self._added:
             self._added[recounted.number].times = recounted.times
@@ -106,7 +106,7 @@ class RecordedRequests:
         first = next((index for index, name in enumerate(plan) if name in self._replayed), len(plan))
         return request.by in self._replayed or request.by in plan[first:]
 
-    def _add(self, asked: Asked) -> None:
+    def _add(self, asked: RequestEntry) -> None:
         self._done.add(asked.number)
         request = asked.request
         self.has_stop = self.has_stop or request.verb == "stop"

@@ -19,7 +19,7 @@ from ....events.bus import is_within
 from ....events.catalogue import Phase
 from ....events.errors import describe_error
 from ....events.run import CheckpointSource
-from ..format.records import Attempt, Place
+from ..format.records import Attempt, Counters
 from .control import ReplayControl
 from .stubs import RecordedData, RecordedEngine, RecordedOptimizer, Unrecorded
 
@@ -151,14 +151,14 @@ class ReplayRun:
         """Return the name to track a value by."""
         return f"{optimizer or self.optimizer_name}_{name}" if self.is_named else name
 
-    def move_to(self, place: Place) -> None:
+    def move_to(self, place: Counters) -> None:
         """Set the counters and the clock."""
         progress = self.progress
         for name in COUNTERS:
             setattr(progress, name, getattr(place, name))
         progress.set_seconds(place.seconds)
 
-    def start_from(self, origin: Place) -> None:
+    def start_from(self, origin: Counters) -> None:
         """Start from the counters of a checkpoint."""
         self.progress.earlier_seconds = origin.seconds
         self.move_to(origin)

@@ -1,1 +1,1 @@
-"""A recorded run as a page and as a trace."""
+"""A recorded run as a page and a trace."""

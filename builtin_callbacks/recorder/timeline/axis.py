@@ -1,38 +1,38 @@
-"""The time axis of a page: the attempts laid end to end, a narrow gap between them however long they lie apart."""
+"""The time axis of a page: the attempts end to end, with a narrow gap between them, however long the real one was."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
 
-from ..explain.attempt_summary import Leg
+from ..explain.attempt_summary import AttemptSummary
 
-GAP = 0.015  # of the whole
+GAP = 0.015  # of the total
 
 
 class Axis:
-    """Puts a moment of an attempt on the axis.
+    """Converts a moment of an attempt to seconds on the axis.
 
     Args:
-        found: the attempts.
+        attempts: of the recording.
 
     Attributes:
-        gap: how wide a gap is, in seconds of the axis.
+        gap: the width of a gap, in seconds of the axis.
         starts: where each attempt begins.
         end: where the last one ends.
     """
 
-    def __init__(self, found: Sequence[Leg]) -> None:
-        total = sum(leg.seconds for leg in found)
-        self.gap = GAP * total if len(found) > 1 else 0.0
-        self.starts = list(accumulate((leg.seconds + self.gap for leg in found[:-1]), initial=0.0))
-        self.end = self.starts[-1] + found[-1].seconds
+    def __init__(self, attempts: Sequence[AttemptSummary]) -> None:
+        total = sum(attempt.seconds for attempt in attempts)
+        self.gap = GAP * total if len(attempts) > 1 else 0.0
+        self.starts = list(accumulate((attempt.seconds + self.gap for attempt in attempts[:-1]), initial=0.0))
+        self.end = self.starts[-1] + attempts[-1].seconds
 
-    def at(self, leg: int, clock: float) -> float:
-        """Return the place of a moment.
+    def at(self, attempt: int, clock: float) -> float:
+        """Return a moment on the axis.
 
         Args:
-            leg: the attempt's number, from 1.
+            attempt: its number, from 1.
             clock: seconds since it began.
         """
-        return round(self.starts[leg - 1] + clock, 6)
+        return round(self.starts[attempt - 1] + clock, 6)

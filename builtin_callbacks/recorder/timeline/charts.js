@@ -46,7 +46,7 @@ function legend(curve) {
   return [curve.split || curve.metric, html("b", {}, last === undefined ? "" : short(last)), thinned].filter((each) => each !== "");
 }
 
-/** The points of a curve that were not lost, in one. */
+/** The points of a curve that were not lost, in one piece. */
 function kept(curve) {
   if (!curve.kept) {
     const pieces = curve.pieces.filter((piece) => !piece.lost);
@@ -155,8 +155,8 @@ function drawCurve(picture, curve, hue, x, y, area) {
 }
 
 function brokenMark(at, top, name, metric, value, step) {
-  const told = svg("title", {}, `${metric} is ${value} at step ${whole(step)}`);
-  return svg("path", { class: `broken ${name}`, d: `M${at - 3},${top - 3}l6,6m0,-6l-6,6`, "data-metric": metric }, told);
+  const label = svg("title", {}, `${metric} is ${value} at step ${whole(step)}`);
+  return svg("path", { class: `broken ${name}`, d: `M${at - 3},${top - 3}l6,6m0,-6l-6,6`, "data-metric": metric }, label);
 }
 
 function nearest(values, wanted) {

@@ -1,4 +1,4 @@
-"""The curves of a recorded run's metrics, thinned out so that they can be drawn."""
+"""The curves of a recorded run's metrics, downsampled to what can be drawn."""
 
 from __future__ import annotations
 
@@ -7,42 +7,42 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
-from ..explain.attempt_summary import Leg
-from ..format.records import Batches, Happened, Recording
+from ..explain.attempt_summary import AttemptSummary
+from ..format.records import Batches, EventEntry, Recording
 from ..format.walk import walk
 from .axis import Axis
 
-MOST_POINTS = 2_000  # of a curve
+MAX_POINTS = 2_000  # of a curve
 EACH_BATCH = "train/loss of each batch"
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One reading of a metric.
+    """One value of a metric.
 
     Attributes:
-        step: optimizer steps behind it.
-        time: its place on the time axis.
-        value: may be no finite number.
-        leg: the number of its attempt.
-        is_lost: whether the run went back behind it later.
+        step: optimizer steps done.
+        time: in seconds on the time axis.
+        value: may be NaN or infinite.
+        attempt: the number of its attempt.
+        is_lost: whether the run later continued from before it.
     """
 
     step: int
     time: float
     value: float
-    leg: int
+    attempt: int
     is_lost: bool
 
 
 @dataclass(slots=True)
 class Curve:
-    """The readings of one metric in the order in which they came.
+    """The values of one metric, in order.
 
     Attributes:
         metric: its name.
         split: what it was measured on, such as `train`, or `validation` with the name of the set.
-        points: thinned out to about 2,000.
+        points: downsampled to about 2,000.
         total: how many there were.
     """
 
@@ -52,23 +52,23 @@ class Curve:
     total: int = 0
 
 
-def charts(recording: Recording, found: Sequence[Leg], axis: Axis) -> dict[str, list[Curve]]:
-    """Return the curves by what they measure: the same metric of the training and of the validation go together."""
+def charts(recording: Recording, attempts: Sequence[AttemptSummary], axis: Axis) -> dict[str, list[Curve]]:
+    """Return the curves by what they measure: a metric's curves of training and validation share a chart."""
     points: dict[str, list[Point]] = {}
-    sets = {name for leg in found for name in leg.attempt.validation_sets}
-    for name, point in _readings(recording, found, axis):
+    sets = {name for attempt in attempts for name in attempt.attempt.validation_sets}
+    for name, point in _points(recording, attempts, axis):
         points.setdefault(name, []).append(point)
-    drawn: dict[str, list[Curve]] = {}
+    by_title: dict[str, list[Curve]] = {}
     for name in sorted(points, key=_rank):
         split, title = _parts(name, sets)
-        drawn.setdefault(title, []).append(Curve(name, split, thinned(points[name]), len(points[name])))
-    return dict(sorted(drawn.items(), key=lambda item: (item[0] != "loss", len(item[1]) < 2, item[0])))
+        by_title.setdefault(title, []).append(Curve(name, split, downsampled(points[name]), len(points[name])))
+    return dict(sorted(by_title.items(), key=lambda item: (item[0] != "loss", len(item[1]) < 2, item[0])))
 
 
-def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
-    """Return at most so many points, and the first, the last, the lowest and the highest of each stretch of them.
+def downsampled(points: Sequence[Point], most: int = MAX_POINTS) -> list[Point]:
+    """Return at most `most` points: the first, the last, the lowest and the highest of each stretch of them.
 
-    Points that are no finite number stay as well, as far as there is room for them.
+    NaN and infinite values are kept as well, as far as there is room.
     """
     if len(points) <= most:
         return list(points)
@@ -80,8 +80,8 @@ def thinned(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
 
 
 def pieces(points: Iterable[Point]) -> Iterator[list[Point]]:
-    """Yield the points of a curve that belong together: those of one attempt, lost or not."""
-    for _, piece in groupby(points, lambda point: (point.leg, point.is_lost)):
+    """Yield the pieces of a curve: the points of one attempt, lost ones apart."""
+    for _, piece in groupby(points, lambda point: (point.attempt, point.is_lost)):
         yield list(piece)
 
 
@@ -91,38 +91,38 @@ def _extremes(stretch: Sequence[Point]) -> list[Point]:
     if finite:
         kept.add(min(finite, key=lambda index: stretch[index].value))
         kept.add(max(finite, key=lambda index: stretch[index].value))
-    broken = [index for index, point in enumerate(stretch) if not math.isfinite(point.value)]
-    kept.update(broken[: max(0, 4 - len(kept))])
+    infinite = [index for index, point in enumerate(stretch) if not math.isfinite(point.value)]
+    kept.update(infinite[: max(0, 4 - len(kept))])
     return [stretch[index] for index in sorted(kept)]
 
 
-def _readings(recording: Recording, found: Sequence[Leg], axis: Axis) -> Iterator[tuple[str, Point]]:
+def _points(recording: Recording, attempts: Sequence[AttemptSummary], axis: Axis) -> Iterator[tuple[str, Point]]:
     for index, entry, is_lost in walk(recording):
-        leg = found[index]
-        if not leg.is_fit:
+        attempt = attempts[index]
+        if not attempt.is_fit:
             continue
-        if isinstance(entry, Happened) and entry.event in ("log", "validation_end"):
-            time = axis.at(leg.number, entry.clock)
+        if isinstance(entry, EventEntry) and entry.event in ("log", "validation_end"):
+            time = axis.at(attempt.number, entry.clock)
             metrics: Mapping[str, float] = entry.data["metrics"]
             for name, value in metrics.items():
-                yield name, Point(entry.place.steps, time, value, leg.number, is_lost)
+                yield name, Point(entry.counters.steps, time, value, attempt.number, is_lost)
         elif isinstance(entry, Batches) and entry.losses is not None:
-            yield from _losses(entry, leg, axis, is_lost=is_lost)
+            yield from _losses(entry, attempt, axis, is_lost=is_lost)
 
 
-def _losses(entry: Batches, leg: Leg, axis: Axis, *, is_lost: bool) -> Iterator[tuple[str, Point]]:
-    """Yield the loss of every batch but those left out; the run's clock tells how long before the last each was."""
-    left_out = entry.first.skipped_batches
+def _losses(entry: Batches, attempt: AttemptSummary, axis: Axis, *, is_lost: bool) -> Iterator[tuple[str, Point]]:
+    """Yield the loss of every batch that was not skipped, timed by the run's clock."""
+    skipped = entry.first.skipped_batches
     for batch in entry:
-        before, left_out = left_out, batch.place.skipped_batches
-        if batch.loss is not None and left_out == before:
-            clock = max(0.0, entry.clock - (entry.centiseconds[-1] / 100 - batch.place.seconds))
-            time = axis.at(leg.number, clock)
-            yield EACH_BATCH, Point(batch.place.steps, time, batch.loss, leg.number, is_lost)
+        before, skipped = skipped, batch.counters.skipped_batches
+        if batch.loss is not None and skipped == before:
+            clock = max(0.0, entry.clock - (entry.centiseconds[-1] / 100 - batch.counters.seconds))
+            time = axis.at(attempt.number, clock)
+            yield EACH_BATCH, Point(batch.counters.steps, time, batch.loss, attempt.number, is_lost)
 
 
 def _parts(name: str, sets: Iterable[str]) -> tuple[str, str]:
-    """Return what a metric was measured on, and what it measures."""
+    """Return the split of a metric, with its set if there are several, and the name of what it measures."""
     if name == EACH_BATCH:
         return "each batch", "loss"
     split, _, rest = name.partition("/")

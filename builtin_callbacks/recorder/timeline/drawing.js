@@ -1,10 +1,10 @@
-// What all of the page is drawn with: elements, numbers, scales, the tooltip.
+// Shared by all scripts of the page: elements, numbers, scales, the tooltip.
 "use strict";
 
 const data = JSON.parse(document.getElementById("data").textContent);
 const state = { axis: "step", logarithmic: new Set() };
-const NEAR = 9; // pixels within which marks are one
-const MOST_LINES = 8; // marks that one tooltip tells of
+const NEAR = 9; // marks within so many pixels are drawn as one
+const MAX_MARKS = 8; // in one tooltip
 const FIRST_ROWS = 15;
 
 // Elements. Every text is set as text, never as markup.
@@ -102,7 +102,7 @@ function xTicks(width) {
   return onAxis(count);
 }
 
-/** Ticks of the time in attempts, put where they are on an axis with gaps between attempts. */
+/** Ticks of the time in attempts, on an axis with gaps between attempts. */
 function onAxis(count) {
   return timeTicks(worked, count).map((tick) => {
     let before = 0;
@@ -134,7 +134,7 @@ const pair = (name, value) => html("p", { class: "pair" }, html("span", {}, name
 
 document.addEventListener("keydown", (event) => { if (event.key === "Escape") hideTip(); });
 
-/** Lets one of several nodes be reached by Tab, the others by the arrow keys; each tells what it is. */
+/** Makes one of several nodes reachable by Tab, the others by the arrow keys; each shows a tooltip. */
 function group(nodes) {
   nodes.forEach(([node, parts], index) => {
     node.setAttribute("tabindex", index ? "-1" : "0");

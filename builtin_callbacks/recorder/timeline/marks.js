@@ -1,4 +1,4 @@
-// Checkpoints, decisions and changes of plugins, as signs on the curves.
+// Checkpoints, decisions and changes of plugins, as marks on the curves.
 
 const GLYPHS = {
   best: "M0,-6.5L1.9,-2.2L6.4,-1.9L3,1.2L4,5.8L0,3.4L-4,5.8L-3,1.2L-6.4,-1.9L-1.9,-2.2Z",
@@ -10,7 +10,7 @@ const GLYPHS = {
   plugin: "M-4,-4L4,-4L4,4L-4,4Z",
 };
 const NAMES = {
-  best: "best checkpoint", kept: "checkpoint", pruned: "checkpoint, pruned since", stop: "stop", return: "resumed or rolled back",
+  best: "best checkpoint", kept: "checkpoint", pruned: "checkpoint, pruned", stop: "stop", return: "resumed or rolled back",
   decision: "other decision", plugin: "plugin changed or failed",
 };
 const RANK = Object.keys(GLYPHS);
@@ -22,7 +22,7 @@ const marks = [
   ...data.returns.map((each) => ({ ...each, kind: "return" })),
 ];
 
-/** Marks that would lie upon each other, as one. */
+/** Merges marks that would overlap. */
 function clusters(of, x) {
   const placed = of.map((mark) => ({ mark, at: x(mark[state.axis]) })).sort((one, other) => one.at - other.at);
   const found = [];
@@ -41,14 +41,14 @@ function clusters(of, x) {
 }
 
 function about(cluster) {
-  const shown = cluster.marks.slice(0, MOST_LINES);
+  const shown = cluster.marks.slice(0, MAX_MARKS);
   const parts = shown.flatMap((mark) => [head(mark.title), ...mark.lines.map(line)]);
   const left = cluster.marks.length - shown.length;
   return left ? [...parts, head(`and ${whole(left)} more here`)] : parts;
 }
 
 function markNode(cluster, y) {
-  const label = cluster.marks.slice(0, MOST_LINES).map((mark) => `${mark.title}: ${mark.lines.join(", ")}`).join("; ");
+  const label = cluster.marks.slice(0, MAX_MARKS).map((mark) => `${mark.title}: ${mark.lines.join(", ")}`).join("; ");
   return svg(
     "g",
     { class: "mark", transform: `translate(${cluster.at.toFixed(2)},${y})`, role: "img", "aria-label": label, "data-kind": cluster.kind },

@@ -1,4 +1,4 @@
-"""What is marked on the curves of a recorded run: checkpoints, decisions, changes of plugins."""
+"""The marks on the curves of a recorded run: checkpoints, decisions, changes of plugins."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..explain import words
-from ..explain.attempt_summary import Leg
-from ..explain.requests import ROUTINE, asks_of
+from ..explain.attempt_summary import AttemptSummary
+from ..explain.requests import ROUTINE, requests_of
 from ..explain.saves import Save, best_and_last, saves_of
 from .axis import Axis
 
 VERBS = {
     "stop": "stop",
-    "veto_stop": "stop put off",
+    "veto_stop": "stop postponed",
     "end_epoch": "end of the epoch",
-    "skip_batch": "batch left out",
-    "skip_step": "step dropped",
+    "skip_batch": "batch skipped",
+    "skip_step": "step skipped",
     "next_phase": "next phase",
     "cut_validation": "validation cut short",
     "roll_back": "roll-back",
@@ -26,12 +26,12 @@ VERBS = {
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One sign on the curves.
+    """One mark on the curves.
 
     Attributes:
         kind: `best`, `kept` or `pruned` for a checkpoint, `decision`, `stop` or `plugin`.
-        step: optimizer steps behind it.
-        time: its place on the time axis.
+        step: optimizer steps done.
+        time: in seconds on the time axis.
         title: what it is.
         lines: who and why.
     """
@@ -43,48 +43,54 @@ class Mark:
     lines: tuple[str, ...]
 
 
-def marks(found: Sequence[Leg], axis: Axis) -> list[Mark]:
-    """Return everything that is marked, in the order in which it came about."""
-    saves = saves_of(found)
-    best, _ = best_and_last(found, saves)
-    drawn = [_checkpoint(save, axis, is_best=save.path == best) for save in saves]
-    for leg in found:
-        if leg.is_fit:
-            drawn += [*_decisions(leg, axis), *_plugins(leg, axis)]
-    return sorted(drawn, key=lambda mark: mark.time)
+def marks(attempts: Sequence[AttemptSummary], axis: Axis) -> list[Mark]:
+    """Return all marks, by time."""
+    saves = saves_of(attempts)
+    best, _ = best_and_last(attempts, saves)
+    found = [_checkpoint(save, axis, is_best=save.path == best) for save in saves]
+    for attempt in attempts:
+        if attempt.is_fit:
+            found += [*_decisions(attempt, axis), *_plugins(attempt, axis)]
+    return sorted(found, key=lambda mark: mark.time)
 
 
 def _checkpoint(save: Save, axis: Axis, *, is_best: bool) -> Mark:
-    kind = "pruned" if save.pruned is not None else "best" if is_best else "kept"
-    said = [Path(save.path).name, f"epoch {save.place.epoch}, batch {save.place.batch}"]
-    said += [f"asked for by {request.by}: {request.reason}" for request in save.asked]
-    said += ["the best when it was written"] if save.is_best else []
-    if save.pruned is not None:
-        said.append(f"pruned at step {save.pruned.steps}: {save.rule}")
-    title = {"best": "best checkpoint", "kept": "checkpoint", "pruned": "checkpoint, pruned since"}[kind]
-    return Mark(kind, save.place.steps, axis.at(save.leg, save.clock), f"{title}, step {save.place.steps}", tuple(said))
+    kind = "pruned" if save.pruned_at is not None else "best" if is_best else "kept"
+    lines = [Path(save.path).name, f"epoch {save.counters.epoch}, batch {save.counters.batch}"]
+    lines += [f"requested by {request.by}: {request.reason}" for request in save.requests]
+    lines += ["the best when it was written"] if save.is_best else []
+    if save.pruned_at is not None:
+        lines.append(f"pruned at step {save.pruned_at.steps}: {save.rule}")
+    title = {"best": "best checkpoint", "kept": "checkpoint", "pruned": "checkpoint, pruned"}[kind]
+    return Mark(
+        kind,
+        save.counters.steps,
+        axis.at(save.attempt, save.clock),
+        f"{title}, step {save.counters.steps}",
+        tuple(lines),
+    )
 
 
-def _decisions(leg: Leg, axis: Axis) -> Iterator[Mark]:
-    for ask in asks_of(leg):
-        request = ask.request
+def _decisions(attempt: AttemptSummary, axis: Axis) -> Iterator[Mark]:
+    for each in requests_of(attempt):
+        request = each.request
         if request.verb in ROUTINE:
             continue
         rank = "" if request.rank is None else f" on rank {request.rank}"
         during = f" during {request.event}" if request.event else ""
-        said = [f"by {request.by}{rank}{during}: {request.reason}", f"epoch {request.epoch}, batch {request.batch}"]
-        said += [f"made {words.times(request.times)}"] if request.times > 1 else []
-        said += ["never served"] if ask.is_open else []
+        lines = [f"by {request.by}{rank}{during}: {request.reason}", f"epoch {request.epoch}, batch {request.batch}"]
+        lines += [f"made {words.times(request.times)}"] if request.times > 1 else []
+        lines += ["never served"] if each.is_unserved else []
         kind = "stop" if request.verb == "stop" else "decision"
         title = f"{VERBS[request.verb]}, step {request.step}"
-        yield Mark(kind, request.step, axis.at(leg.number, ask.clock), title, tuple(said))
+        yield Mark(kind, request.step, axis.at(attempt.number, each.clock), title, tuple(lines))
 
 
-def _plugins(leg: Leg, axis: Axis) -> Iterator[Mark]:
-    for entry in leg.happenings("plugin_changed", "plugin_failed"):
+def _plugins(attempt: AttemptSummary, axis: Axis) -> Iterator[Mark]:
+    for entry in attempt.events("plugin_changed", "plugin_failed"):
         data = entry.data
         if entry.event == "plugin_changed":
-            title, said = f"{data['plugin']} was {data['change']}", f"by {data['by']}"
+            title, line = f"{data['plugin']} was {data['change']}", f"by {data['by']}"
         else:
-            title, said = f"{data['plugin']} failed on {data['event']}", str(data["error"])
-        yield Mark("plugin", entry.place.steps, axis.at(leg.number, entry.clock), title, (said,))
+            title, line = f"{data['plugin']} failed on {data['event']}", str(data["error"])
+        yield Mark("plugin", entry.counters.steps, axis.at(attempt.number, entry.clock), title, (line,))

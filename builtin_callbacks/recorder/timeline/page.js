@@ -1,4 +1,4 @@
-// The page: its head, and what draws it.
+// The page: its header, and drawing all of it.
 
 function drawHead() {
   document.title = `${data.run}: ${data.verdict}`;

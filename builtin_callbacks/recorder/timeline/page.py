@@ -1,4 +1,4 @@
-"""A recorded run as one page that needs nothing else: curves, decisions, checkpoints, phases and the plugins' time."""
+"""A recorded run as one self-contained page: curves, decisions, checkpoints, phases and the plugins' time."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from ..explain import words
-from ..explain.attempt_summary import Leg, legs, main_leg, run_name
-from ..explain.attempts import KINDS, compared
-from ..explain.control import when
+from ..explain.attempt_summary import AttemptSummary, main_attempt, run_name, summarize_attempts
+from ..explain.attempts import KINDS, describe_comparison
+from ..explain.control import positions
 from ..explain.costs import costs, timed_seconds, untimed
-from ..explain.requests import asks_of, groups
-from ..explain.saves import Save, common_folder, saves_of, within
-from ..explain.verdict import circumstances, counters, ended
+from ..explain.requests import group_requests, requests_of
+from ..explain.saves import Save, common_folder, relative_name, saves_of
+from ..explain.verdict import ended, progress, reasons
 from ..format.damage import damage_in_short
 from ..format.records import Recording
 from .axis import Axis
 from .curves import Curve, charts, pieces
 from .marks import marks
-from .phases import phases, thinned, totals
+from .phases import longest, phases, totals
 
-SCRIPTS = ("drawing.js", "marks.js", "charts.js", "tables.js", "page.js")  # each builds upon those before
+SCRIPTS = ("drawing.js", "marks.js", "charts.js", "tables.js", "page.js")  # each uses those before it
 
 
 def write_timeline(recording: Recording, path: str | Path) -> None:
@@ -34,103 +34,100 @@ def write_timeline(recording: Recording, path: str | Path) -> None:
 
     Args:
         recording: of the run.
-        path: the file; one that is there is replaced, a folder that is not is made.
+        path: the file, which is overwritten; its folder is created if it is missing.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(page(recording), encoding="utf-8")
 
 
 def page(recording: Recording) -> str:
-    """Return the page, whose only script and style are within it, and which may load nothing."""
+    """Return the page. It contains its script and style, and its policy forbids loading anything."""
     style, script = _part("page.css"), "\n".join(_part(name) for name in SCRIPTS)
     policy = f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'"
-    holes = {
+    parts = {
         "POLICY": f"{policy}; base-uri 'none'; form-action 'none'",
         "STYLE": style,
         "SCRIPT": script,
-        "DATA": _embedded(facts(recording)),  # last: what others wrote may look like a hole
+        "DATA": _embedded(facts(recording)),  # last: recorded texts may look like a placeholder
     }
     text = _part("page.html")
-    for name, filling in holes.items():
-        head, hole, tail = text.partition("{{" + name + "}}")
-        assert hole, name
-        text = head + filling + tail
+    for name, part in parts.items():
+        head, placeholder, tail = text.partition("{{" + name + "}}")
+        assert placeholder, name
+        text = head + part + tail
     return text
 
 
 def facts(recording: Recording) -> dict[str, Any]:
     """Return everything that the page shows, as plain data."""
-    found = legs(recording)
-    axis = Axis(found)
-    slices = [piece for leg in found for piece in phases(leg)]
+    attempts = summarize_attempts(recording)
+    axis = Axis(attempts)
+    slices = [piece for attempt in attempts for piece in phases(attempt)]
     return {
         "file": recording.path.name,
-        **_header(main_leg(found), found),
-        "attempts": [_attempt(leg, axis, found) for leg in found],
+        **_header(main_attempt(attempts), attempts),
+        "attempts": [_attempt(attempt, axis, attempts) for attempt in attempts],
         "gap": axis.gap,
         "end": axis.end,
         "charts": [
             {"name": name, "curves": [_curve(each) for each in curves]}
-            for name, curves in charts(recording, found, axis).items()
+            for name, curves in charts(recording, attempts, axis).items()
         ],
-        "marks": [[each.kind, each.step, each.time, each.title, each.lines] for each in marks(found, axis)],
-        "returns": [each for leg in found for each in _returns(leg, axis)],
+        "marks": [[each.kind, each.step, each.time, each.title, each.lines] for each in marks(attempts, axis)],
+        "returns": [each for attempt in attempts for each in _restores(attempt, axis)],
         "phases": [
-            [each.kind, each.leg, axis.at(each.leg, each.begin), axis.at(each.leg, each.end), each.step]
-            for each in thinned(slices)
+            [each.kind, each.attempt, axis.at(each.attempt, each.begin), axis.at(each.attempt, each.end), each.step]
+            for each in longest(slices)
         ],
         "totals": list(totals(slices).items()),
-        "wall": sum(leg.seconds for leg in found),
-        "timed": timed_seconds(found),
-        "untimed": untimed(found),
+        "wall": sum(attempt.seconds for attempt in attempts),
+        "timed": timed_seconds(attempts),
+        "untimed": untimed(attempts),
         "costs": [
             [each.plugin, each.event, each.seconds, each.emissions, each.longest, each.is_estimate]
-            for each in costs(found)
+            for each in costs(attempts)
         ],
         "requests": [
-            [each.first.verb, each.times, each.who, each.first.step, when(each), each.reason, each.never]
-            for each in groups(ask for leg in found for ask in asks_of(leg))
+            [each.first.verb, each.times, each.requester, each.first.step, positions(each), each.reason, each.never]
+            for each in group_requests(request for attempt in attempts for request in requests_of(attempt))
         ],
-        **_checkpoints(saves_of(found)),
+        **_checkpoints(saves_of(attempts)),
     }
 
 
-def _header(last: Leg, found: list[Leg]) -> dict[str, Any]:
-    fits = [leg for leg in found if leg.is_fit]
-    told = [
-        ("where", words.place(last.last) if last.is_fit else counters(last)),
-        ("samples", f"{last.last.samples:,}"),
-        ("training", words.seconds(last.last.seconds)),
-        ("attempts", f"{len(fits):,}"),
-        ("begun", found[0].begun),
-    ]
-    closed = last.ending
+def _header(main: AttemptSummary, attempts: list[AttemptSummary]) -> dict[str, Any]:
+    closed, last = main.ending, main.last
     metrics = closed.data["metrics"] if closed is not None else {}
-    said = [note for leg in found if leg.ending is not None for note in leg.ending.data["notes"]]
     return {
-        "run": run_name(found),
-        "status": last.attempt.status or "killed",
-        "verdict": ended(last),
-        "why": circumstances(last),
-        "told": told,
+        "run": run_name(attempts),
+        "status": main.attempt.status or "killed",
+        "verdict": ended(main),
+        "why": reasons(main),
+        "told": [
+            ("position", words.position(last) if main.is_fit else progress(main)),
+            ("samples", f"{last.samples:,}"),
+            ("training", words.seconds(last.seconds)),
+            ("attempts", f"{sum(attempt.is_fit for attempt in attempts):,}"),
+            ("started", attempts[0].began_text),
+        ],
         "metrics": [[name, words.number(value)] for name, value in sorted(metrics.items())],
-        "notes": said,
-        "damage": [f"attempt {leg.number}: {each}" for leg in found for each in damage_in_short(leg.attempt)],
+        "notes": [note for each in attempts if each.ending is not None for note in each.ending.data["notes"]],
+        "damage": [f"attempt {each.number}: {text}" for each in attempts for text in damage_in_short(each.attempt)],
     }
 
 
-def _attempt(leg: Leg, axis: Axis, found: Sequence[Leg]) -> dict[str, Any]:
-    gap = leg.gap(found[leg.number - 2]) if leg.number > 1 else None
+def _attempt(attempt: AttemptSummary, axis: Axis, attempts: Sequence[AttemptSummary]) -> dict[str, Any]:
+    gap = attempt.gap(attempts[attempt.number - 2]) if attempt.number > 1 else None
     return {
-        "number": leg.number,
-        "kind": KINDS[leg.attempt.phase],
-        "began": leg.begun,
-        "ended": ended(leg),
-        "start": axis.at(leg.number, 0.0),
-        "seconds": leg.seconds,
-        "took": words.seconds(leg.seconds),
-        "came": counters(leg),
-        "step": leg.last.steps if leg.is_fit else 0,
+        "number": attempt.number,
+        "kind": KINDS[attempt.attempt.phase],
+        "began": attempt.began_text,
+        "ended": ended(attempt),
+        "start": axis.at(attempt.number, 0.0),
+        "seconds": attempt.seconds,
+        "took": words.seconds(attempt.seconds),
+        "came": progress(attempt),
+        "step": attempt.last.steps if attempt.is_fit else 0,
         "gap": "" if gap is None else words.seconds(gap),
     }
 
@@ -139,67 +136,67 @@ def _checkpoints(saves: Sequence[Save]) -> dict[str, Any]:
     folder = common_folder(save.path for save in saves)
     rows = []
     for save in saves:
-        pruned = None if save.pruned is None else save.pruned.steps
-        name = within(save.path, folder)
-        rows.append([save.place.steps, save.place.epoch, name, save.is_best, pruned, save.rule])
+        pruned = None if save.pruned_at is None else save.pruned_at.steps
+        name = relative_name(save.path, folder)
+        rows.append([save.counters.steps, save.counters.epoch, name, save.is_best, pruned, save.rule])
     return {"folder": folder, "checkpoints": rows}
 
 
-def _returns(leg: Leg, axis: Axis) -> list[dict[str, Any]]:
-    told = []
-    for each in leg.returns:
-        again = each.again()
-        told.append(
+def _restores(attempt: AttemptSummary, axis: Axis) -> list[dict[str, Any]]:
+    rows = []
+    for each in attempt.restores:
+        lost = each.lost_work()
+        rows.append(
             {
-                "step": each.place.steps,
-                "left": each.left.steps if each.left is not None else each.place.steps,
-                "time": axis.at(leg.number, each.clock),
-                "title": "rolled back" if each.is_roll_back else f"attempt {leg.number}: resumed",
+                "step": each.counters.steps,
+                "left": each.before.steps if each.before is not None else each.counters.steps,
+                "time": axis.at(attempt.number, each.clock),
+                "title": "rolled back" if each.is_roll_back else f"attempt {attempt.number}: resumed",
                 "lines": [
                     f"from {each.path}" if each.path is not None else "from a state without a file",
-                    f"at {words.place(each.place)}",
+                    f"at {words.position(each.counters)}",
                     "no work was lost"
-                    if again is None
-                    else f"lost: {words.counted(again.steps, 'step')}, {words.counted(again.batch, 'batch')}, "
-                    f"{words.seconds(again.seconds)}",
-                    *([] if each.is_roll_back else compared(leg)),
+                    if lost is None
+                    else f"lost: {words.counted(lost.steps, 'step')}, {words.counted(lost.batch, 'batch')}, "
+                    f"{words.seconds(lost.seconds)}",
+                    *([] if each.is_roll_back else describe_comparison(attempt)),
                 ],
             }
         )
-    return told
+    return rows
 
 
 def _curve(curve: Curve) -> dict[str, Any]:
-    """Return a curve as columns; a value that is no finite number is told as a word."""
+    """Return a curve as columns; NaN and infinity become strings."""
     return {
         "metric": curve.metric,
         "split": curve.split,
         "total": curve.total,
         "pieces": [
             {
-                "leg": piece[0].leg,
+                "leg": piece[0].attempt,
                 "lost": piece[0].is_lost,
                 "x": [point.step for point in piece],
                 "t": [point.time for point in piece],
-                "y": [_plain(point.value) for point in piece],
+                "y": [_json_number(point.value) for point in piece],
             }
             for piece in pieces(curve.points)
         ],
     }
 
 
-def _plain(value: float) -> float | str:
+def _json_number(value: float) -> float | str:
     return float(f"{value:.9g}") if math.isfinite(value) else str(value)
 
 
 def _embedded(data: dict[str, Any]) -> str:
-    """Return data as JSON that can end no script and begin no tag."""
+    """Return data as JSON that is safe inside a script element."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 def _digest(text: str) -> str:
-    """Return what a content security policy knows an inline script or style by."""
+    """Return the hash of an inline script or style for a content security policy."""
     return "sha256-" + b64encode(sha256(text.encode()).digest()).decode()
 
 

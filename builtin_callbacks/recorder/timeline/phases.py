@@ -1,4 +1,4 @@
-"""What a recorded run was doing at every moment."""
+"""What a recorded run was doing, and when."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..explain.attempt_summary import Leg
-from ..format.records import Batches, Happened
+from ..explain.attempt_summary import AttemptSummary
+from ..format.records import Batches, EventEntry
 
 Kind = Literal["starting", "training", "validation", "test", "saving", "replaying"]
 KINDS: tuple[Kind, ...] = ("training", "validation", "test", "saving", "replaying", "starting")
-BESIDE = ("checkpoint_saved", "resume_verified")  # come amid whatever the run does
-MOST_SLICES = 1_500  # that can be told apart on a page
+BACKGROUND = ("checkpoint_saved", "resume_verified")  # a thread may emit them while the loop does something else
+MAX_SLICES = 1_500  # as many as a page can show
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +21,13 @@ class Slice:
 
     Attributes:
         kind: what it did.
-        leg: the number of the attempt.
-        begin: in seconds since the attempt began.
-        end: the same.
+        attempt: its number.
+        begin, end: in seconds since the attempt began.
         step: optimizer steps at its end.
     """
 
     kind: Kind
-    leg: int
+    attempt: int
     begin: float
     end: float
     step: int
@@ -39,61 +38,61 @@ class Slice:
         return self.end - self.begin
 
 
-def phases(leg: Leg) -> list[Slice]:
+def phases(attempt: AttemptSummary) -> list[Slice]:
     """Return what an attempt did, without gaps, from its beginning to its end."""
-    found: list[Slice] = []
-    for piece in _changes(leg):
+    slices: list[Slice] = []
+    for piece in _pieces(attempt):
         if piece.end <= piece.begin:
             continue
-        if found and found[-1].kind == piece.kind:
-            found[-1] = replace(found[-1], end=piece.end, step=piece.step)
+        if slices and slices[-1].kind == piece.kind:
+            slices[-1] = replace(slices[-1], end=piece.end, step=piece.step)
         else:
-            found.append(piece)
-    return found
+            slices.append(piece)
+    return slices
 
 
-def totals(found: Sequence[Slice]) -> dict[Kind, float]:
-    """Return the seconds of each kind, those that came up only."""
-    sums = {kind: sum(piece.seconds for piece in found if piece.kind == kind) for kind in KINDS}
+def totals(slices: Sequence[Slice]) -> dict[Kind, float]:
+    """Return the seconds of each kind that occurred."""
+    sums = {kind: sum(piece.seconds for piece in slices if piece.kind == kind) for kind in KINDS}
     return {kind: seconds for kind, seconds in sums.items() if seconds > 0}
 
 
-def thinned(found: Sequence[Slice], most: int = MOST_SLICES) -> list[Slice]:
-    """Return at most so many slices: where there are more, each of them is what took longest in its stretch."""
-    if len(found) <= most:
-        return list(found)
-    size = -(-len(found) // most)
+def longest(slices: Sequence[Slice], most: int = MAX_SLICES) -> list[Slice]:
+    """Return at most `most` slices: if there are more, the longest kind of each stretch of them."""
+    if len(slices) <= most:
+        return list(slices)
+    size = -(-len(slices) // most)
     kept: list[Slice] = []
-    for start in range(0, len(found), size):
-        stretch = found[start : start + size]
+    for start in range(0, len(slices), size):
+        stretch = slices[start : start + size]
         sums = totals(stretch)
-        for leg in dict.fromkeys(piece.leg for piece in stretch):
-            own = [piece for piece in stretch if piece.leg == leg]
+        for attempt in dict.fromkeys(piece.attempt for piece in stretch):
+            own = [piece for piece in stretch if piece.attempt == attempt]
             kept.append(replace(own[-1], kind=max(sums, key=lambda kind: sums[kind]), begin=own[0].begin))
     return kept
 
 
-def _changes(leg: Leg) -> Iterator[Slice]:
-    """Yield the stretch before every entry, by what went on until then."""
+def _pieces(attempt: AttemptSummary) -> Iterator[Slice]:
+    """Yield the time before each entry, with what the run did until then."""
     kind: Kind = "starting"
     now: Kind
     then: Kind
     before, step = 0.0, 0
-    for entry in leg.attempt.entries:
+    for entry in attempt.attempt.entries:
         if isinstance(entry, Batches):
             step, now, then = entry.steps[-1], "training", "training"
-        elif isinstance(entry, Happened) and (entry.event not in BESIDE or kind == "saving"):
-            step, now, then = entry.place.steps, kind, _next(entry, kind, is_fit=leg.is_fit)
-        else:  # what takes no time, or was done beside the loop
+        elif isinstance(entry, EventEntry) and (entry.event not in BACKGROUND or kind == "saving"):
+            step, now, then = entry.counters.steps, kind, _next(entry, kind, is_fit=attempt.is_fit)
+        else:  # takes no time of the loop
             continue
         clock = max(before, entry.clock)
-        yield Slice(now, leg.number, before, clock, step)
+        yield Slice(now, attempt.number, before, clock, step)
         before, kind = clock, then
-    yield Slice(kind, leg.number, before, leg.seconds, step)
+    yield Slice(kind, attempt.number, before, attempt.seconds, step)
 
 
-def _next(entry: Happened, kind: Kind, *, is_fit: bool) -> Kind:
-    """Return what goes on behind an event."""
+def _next(entry: EventEntry, kind: Kind, *, is_fit: bool) -> Kind:
+    """Return what the run does after an event."""
     rest: Kind = "training" if is_fit else "starting"
     kinds: dict[str, Kind] = {
         "epoch_start": "training",

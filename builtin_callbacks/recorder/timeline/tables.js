@@ -1,4 +1,4 @@
-// What was done when, as a strip, and the tables.
+// The strip of phases, and the tables.
 
 // Phases.
 
@@ -8,17 +8,17 @@ function drawStrip() {
   const width = Math.max(280, $("strip").clientWidth), height = 66;
   const at = (time) => (data.end ? (time / data.end) * width : 0);
   const picture = svg("svg", { viewBox: `0 0 ${width} ${height}`, height, role: "group", "aria-label": "phases of the run over time" });
-  const nodes = data.phases.map(([kind, leg, begin, end, step]) => {
+  const nodes = data.phases.map(([kind, attempt, begin, end, step]) => {
     const label = `${kind}, ${seconds(end - begin)}`;
     const node = svg("rect", { class: `slice ${phaseClass(kind)}`, x: at(begin).toFixed(2), y: 18, width: Math.max(0.5, at(end) - at(begin)).toFixed(2), height: 26, role: "img", "aria-label": label });
-    return [node, () => [head(label), line(`attempt ${leg}, until step ${whole(step)}`)]];
+    return [node, () => [head(label), line(`attempt ${attempt}, until step ${whole(step)}`)]];
   });
   for (const each of data.attempts) {
     const room = at(each.start + each.seconds) - at(each.start);
     if (room > 62) picture.append(svg("text", { x: at(each.start), y: 12 }, `attempt ${each.number}`));
     if (each.number > 1) {
       const gap = svg("rect", { class: "between", x: at(each.start - data.gap).toFixed(2), y: 18, width: Math.max(1, at(data.gap)).toFixed(2), height: 26, role: "img", "aria-label": `between attempts, ${each.gap}` });
-      nodes.push([gap, () => [head("between attempts"), line(each.gap || "for how long is not known")]]);
+      nodes.push([gap, () => [head("between attempts"), line(each.gap || "of unknown length")]]);
     }
   }
   nodes.sort(([one], [other]) => Number(one.getAttribute("x")) - Number(other.getAttribute("x")));
@@ -39,7 +39,7 @@ function drawTotals() {
 
 // Tables.
 
-/** A table that is sorted by a click on a head, filtered by a search, and shows its first rows first. */
+/** A table that can be sorted and filtered; it shows its first rows, and all on request. */
 function table(box, columns, rows, { search = "", sorted = -1 } = {}) {
   if (!rows.length) { box.append(html("p", { class: "empty" }, "none")); return; }
   const view = { column: sorted, descending: sorted >= 0, wanted: "", all: false };
@@ -60,7 +60,7 @@ function table(box, columns, rows, { search = "", sorted = -1 } = {}) {
     }
     heads.forEach((each, index) => each.setAttribute("aria-sort", index !== view.column ? "none" : view.descending ? "descending" : "ascending"));
     const shown = view.all ? order : order.slice(0, FIRST_ROWS);
-    body.replaceChildren(...shown.map((index) => html("tr", {}, ...columns.map((column, place) => html("td", { class: column.number ? "number" : column.tight ? "tight" : null }, column.bar ? bar(column.bar(rows[index][place])) : null, texts[index][place])))));
+    body.replaceChildren(...shown.map((index) => html("tr", {}, ...columns.map((column, at) => html("td", { class: column.number ? "number" : column.tight ? "tight" : null }, column.bar ? bar(column.bar(rows[index][at])) : null, texts[index][at])))));
     more.hidden = shown.length === order.length;
     more.textContent = `Show all ${whole(order.length)}`;
     count.textContent = view.wanted ? `${whole(order.length)} of ${whole(rows.length)}` : "";
@@ -80,20 +80,20 @@ function bar(share) {
 }
 
 function drawTables() {
-  table($("attempts"), [{ title: "", number: true }, { title: "What", tight: true }, { title: "Begun", tight: true }, { title: "Behind the one before", tight: true }, { title: "Took", number: true }, { title: "Ended" }, { title: "Came to" }],
+  table($("attempts"), [{ title: "", number: true }, { title: "What", tight: true }, { title: "Started", tight: true }, { title: "After the previous one", tight: true }, { title: "Duration", number: true }, { title: "Ended" }, { title: "Position" }],
     data.attempts.map((each) => [each.number, each.kind, each.began, each.gap, each.took, each.ended, each.came]));
   const most = Math.max(1e-12, ...data.costs.map((row) => row[2]));
   const estimated = (value, row) => (row[6] ? "≈ " : "") + seconds(value);
   table($("costs"), [{ title: "Plugin" }, { title: "Event" }, { title: "Time", number: true, text: estimated, bar: (value) => value / most }, { title: "Share", number: true, text: (value) => `${(100 * value).toFixed(1)} %` }, { title: "Times", number: true, text: whole }, { title: "Longest", number: true, text: seconds }],
     data.costs.map(([plugin, event, spent, times, longest, estimate]) => [plugin, event, spent, data.timed ? spent / data.timed : 0, times, longest, estimate]), { search: "Filter by plugin or event", sorted: 2 });
   const remarks = [
-    data.costs.some((row) => row[5]) && "≈ an estimate: of the events of every batch, only some were timed.",
-    data.costs.length && data.untimed.length && `No times are recorded of attempt ${data.untimed.join(", ")}.`,
+    data.costs.some((row) => row[5]) && "≈ estimated: the events of every batch were timed in some batches only.",
+    data.costs.length && data.untimed.length && `No times are recorded for attempt ${data.untimed.join(", ")}.`,
   ];
   $("costs").append(...remarks.filter(Boolean).map((text) => html("p", { class: "remark" }, text)));
   table($("requests"), [{ title: "Request", tight: true }, { title: "Times", number: true, text: whole }, { title: "By", tight: true }, { title: "First step", number: true, text: whole }, { title: "When" }, { title: "Why" }, { title: "Never served", number: true, text: (value) => (value ? whole(value) : "") }],
     data.requests, { search: "Filter by request, plugin or reason" });
   if (data.folder) $("checkpoints").append(html("p", { class: "folder" }, data.folder));
-  table($("checkpoints"), [{ title: "Step", number: true, text: whole }, { title: "Epoch", number: true }, { title: "File" }, { title: "Then", tight: true, text: (value) => (value ? "the best so far" : "") }, { title: "Pruned at step", number: true, text: (value) => (value === null ? "" : whole(value)), key: (value) => value ?? Infinity }, { title: "Rule" }],
+  table($("checkpoints"), [{ title: "Step", number: true, text: whole }, { title: "Epoch", number: true }, { title: "File" }, { title: "At that time", tight: true, text: (value) => (value ? "the best so far" : "") }, { title: "Pruned at step", number: true, text: (value) => (value === null ? "" : whole(value)), key: (value) => value ?? Infinity }, { title: "Rule" }],
     data.checkpoints, { search: "Filter by file or rule" });
 }

@@ -1,4 +1,4 @@
-"""A recorded run as a trace that Perfetto and Chrome's `about:tracing` show."""
+"""A recorded run as a trace for Perfetto and Chrome's `about:tracing`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ..explain.attempt_summary import Leg, legs, run_name
+from ..explain.attempt_summary import AttemptSummary, run_name, summarize_attempts
 from ..explain.attempts import KINDS
-from ..explain.requests import asks_of
-from ..explain.verdict import circumstances, counters, ended
-from ..format.records import Recording, Spent
+from ..explain.requests import requests_of
+from ..explain.verdict import ended, progress, reasons
+from ..format.records import Recording, TimesEntry
 from .phases import phases
 
 PROCESS, PHASES, EPOCHS, DECISIONS, CHECKPOINTS = 1, 1, 2, 3, 4
 TRACKS = {PHASES: "attempts and phases", EPOCHS: "epochs", DECISIONS: "control", CHECKPOINTS: "checkpoints"}
-OF_CHECKPOINTS = ("checkpoint_saved", "checkpoint_pruned", "checkpoint_loaded", "resume_verified")
+CHECKPOINT_EVENTS = ("checkpoint_saved", "checkpoint_pruned", "checkpoint_loaded", "resume_verified")
 Trace = dict[str, Any]
 
 
@@ -27,7 +27,7 @@ def write_trace(recording: Recording, path: str | Path) -> None:
 
     Args:
         recording: of the run.
-        path: the file; one that is there is replaced, a folder that is not is made.
+        path: the file, which is overwritten; its folder is created if it is missing.
     """
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(json.dumps(trace(recording), allow_nan=False), encoding="utf-8")
@@ -35,57 +35,63 @@ def write_trace(recording: Recording, path: str | Path) -> None:
 
 def trace(recording: Recording) -> Trace:
     """Return the trace as plain data, in the format of Chrome's trace events."""
-    found = legs(recording)
-    named = [_about("process_name", run_name(found), 0)]
-    named += [_about("thread_name", name, track) for track, name in TRACKS.items()]
-    events = [event for leg, start in zip(found, _starts(found), strict=True) for event in _events(leg, start)]
+    attempts = summarize_attempts(recording)
+    names = [_name("process_name", run_name(attempts), 0)]
+    names += [_name("thread_name", name, track) for track, name in TRACKS.items()]
+    starts = _starts(attempts)
+    events = [event for each, start in zip(attempts, starts, strict=True) for event in _events(each, start)]
     events.sort(key=lambda event: (event["ts"], -event.get("dur", 0)))
-    return {"traceEvents": named + events, "displayTimeUnit": "ms", "otherData": {"recording": recording.path.name}}
+    return {"traceEvents": names + events, "displayTimeUnit": "ms", "otherData": {"recording": recording.path.name}}
 
 
-def _starts(found: Sequence[Leg]) -> list[float]:
-    """Return when each attempt began, in seconds behind the first, as it was by the clock on the wall."""
+def _starts(attempts: Sequence[AttemptSummary]) -> list[float]:
+    """Return the wall-clock time at which each attempt began, in seconds since the first."""
     starts = [0.0]
-    for before, leg in pairwise(found):
-        starts.append(starts[-1] + before.seconds + (leg.gap(before) or 0.0))
+    for previous, attempt in pairwise(attempts):
+        starts.append(starts[-1] + previous.seconds + (attempt.gap(previous) or 0.0))
     return starts
 
 
-def _events(leg: Leg, start: float) -> Iterator[Trace]:
-    name = f"{KINDS[leg.attempt.phase]}, attempt {leg.number}"
-    yield _slice(name, start, start + leg.seconds, PHASES, _attempt(leg))
-    yield from _epochs(leg, start)
-    for piece in phases(leg):
+def _events(attempt: AttemptSummary, start: float) -> Iterator[Trace]:
+    name = f"{KINDS[attempt.attempt.phase]}, attempt {attempt.number}"
+    yield _slice(name, start, start + attempt.seconds, PHASES, _attempt(attempt))
+    yield from _epochs(attempt, start)
+    for piece in phases(attempt):
         yield _slice(piece.kind, start + piece.begin, start + piece.end, PHASES, {"step": piece.step})
-    for ask in asks_of(leg):
-        request = ask.request
-        said = {"by": request.by, "reason": request.reason, "step": request.step, "during": request.event}
-        yield _instant(request.verb, start + ask.clock, DECISIONS, {**said, "times": request.times})
-    for entry in leg.happenings(*OF_CHECKPOINTS):
+    for each in requests_of(attempt):
+        request = each.request
+        args = {"by": request.by, "reason": request.reason, "step": request.step, "during": request.event}
+        yield _instant(request.verb, start + each.clock, DECISIONS, {**args, "times": request.times})
+    for entry in attempt.events(*CHECKPOINT_EVENTS):
         yield _instant(entry.event, start + entry.clock, CHECKPOINTS, _finite(entry.data))
-    for entry in leg.happenings("log", "validation_end", "test_end"):
+    for entry in attempt.events("log", "validation_end", "test_end"):
         for name, value in entry.data["metrics"].items():
-            if math.isfinite(value):  # of another, a counter could not tell
+            if math.isfinite(value):  # a counter cannot show others
                 yield _event("C", name, start + entry.clock, 0, args={"value": value})
 
 
-def _epochs(leg: Leg, start: float) -> Iterator[Trace]:
+def _epochs(attempt: AttemptSummary, start: float) -> Iterator[Trace]:
     begun: tuple[int, float] | None = None
-    for entry in leg.happenings("epoch_start", "epoch_end", "checkpoint_loaded"):
+    for entry in attempt.events("epoch_start", "epoch_end", "checkpoint_loaded"):
         if begun is not None:
             yield _slice(f"epoch {begun[0]}", start + begun[1], start + entry.clock, EPOCHS, {})
         begun = (entry.data["epoch"], entry.clock) if entry.event == "epoch_start" else None
     if begun is not None:
-        yield _slice(f"epoch {begun[0]}", start + begun[1], start + leg.seconds, EPOCHS, {})
+        yield _slice(f"epoch {begun[0]}", start + begun[1], start + attempt.seconds, EPOCHS, {})
 
 
-def _attempt(leg: Leg) -> Trace:
-    spent = [entry for entry in leg.attempt.entries if isinstance(entry, Spent)]
+def _attempt(attempt: AttemptSummary) -> Trace:
+    times = [entry for entry in attempt.attempt.entries if isinstance(entry, TimesEntry)]
     handlers: dict[str, dict[str, float]] = {}
-    for row in spent[-1].rows if spent else ():
+    for row in times[-1].rows if times else ():
         own = handlers.setdefault(row.plugin, {})
         own[row.event] = round(own.get(row.event, 0.0) + row.estimate, 6)
-    return {"ended": ended(leg), "why": circumstances(leg), "came": counters(leg), "seconds in handlers": handlers}
+    return {
+        "ended": ended(attempt),
+        "why": reasons(attempt),
+        "came": progress(attempt),
+        "seconds in handlers": handlers,
+    }
 
 
 def _slice(name: str, begin: float, end: float, track: int, args: Trace) -> Trace:
@@ -101,16 +107,16 @@ def _event(kind: str, name: str, moment: float, track: int, **more: Any) -> Trac
 
 
 def _micros(moment: float) -> int:
-    """Return a moment in microseconds, in whole ones: slices that touch do not overlap by a rounding."""
+    """Return a moment in whole microseconds, so that rounding makes no neighbouring slices overlap."""
     return round(moment * 1e6)
 
 
-def _about(kind: str, name: str, track: int) -> Trace:
+def _name(kind: str, name: str, track: int) -> Trace:
     return {"ph": "M", "name": kind, "pid": PROCESS, "tid": track, "args": {"name": name}}
 
 
 def _finite(data: Any) -> Any:
-    """Return plain data without numbers that JSON does not know."""
+    """Return plain data with NaN and infinity as strings, since JSON has neither."""
     if isinstance(data, float) and not math.isfinite(data):
         return str(data)
     if isinstance(data, dict):

@@ -1,4 +1,4 @@
-"""The recorder writes down what happens, and disturbs nothing."""
+"""The recorder records what happens, and changes nothing."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ import heliograph as h
 import pytest
 import torch
 from heliograph.builtin_callbacks.recorder.format import writer
-from heliograph.builtin_callbacks.recorder.format.reader import read, walk
+from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.format.records import (
-    Asked,
     Attempt,
     Batch,
     Batches,
     Entry,
-    Happened,
-    Recounted,
-    Spent,
+    EventEntry,
+    RepeatEntry,
+    RequestEntry,
+    TimesEntry,
 )
+from heliograph.builtin_callbacks.recorder.format.walk import walk
 from heliograph.builtin_callbacks.recorder.plugin import Recorder
 from heliograph.testing import check_plugin
 from heliograph.tests.ranks_pool import Pool
@@ -32,14 +33,14 @@ from torch import nn
 
 
 class Moved(h.Event):
-    """An event of one's own."""
+    """A custom event."""
 
     distance: float
     notes: Any = None
 
 
 class Act(h.Plugin):
-    """Does something behind the batches of these numbers."""
+    """Does something after the batches with these numbers."""
 
     asks: tuple[str, ...] = ("stop", "save", "log", "validation")
 
@@ -53,7 +54,7 @@ class Act(h.Plugin):
 
 
 class Seen(h.Plugin):
-    """Writes down the counters and the clock, as a handler sees them."""
+    """Notes the counters and the clock, as a handler sees them."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[float, ...]] = []
@@ -61,8 +62,8 @@ class Seen(h.Plugin):
 
     @h.on(h.BatchEnd)
     def note(self, run: h.Run, event: h.BatchEnd) -> None:
-        place = run.progress
-        self.batches.append((place.epoch, place.batch, place.steps, place.samples, run.window, place.seconds))
+        at = run.progress
+        self.batches.append((at.epoch, at.batch, at.steps, at.samples, run.window, at.seconds))
 
     @h.on(h.EpochStart, h.Log, h.ValidationEnd)
     def note_clock(self, run: h.Run, event: h.EpochStart | h.Log | h.ValidationEnd) -> None:
@@ -70,13 +71,13 @@ class Seen(h.Plugin):
 
 
 def usual(folder: Path, *more: Any) -> list[Any]:
-    """Return a recorder amid plugins that ask."""
-    asking = [
+    """Return a recorder and plugins that make requests."""
+    schedules = [
         h.LogSchedule(h.Every(steps=3)),
         h.ValidationSchedule(h.Every(epochs=1)),
         h.SaveSchedule(h.Every(steps=5)),
     ]
-    return [Recorder(folder), *asking, h.Checkpoint(folder / "checkpoints", resume="auto"), *more]
+    return [Recorder(folder), *schedules, h.Checkpoint(folder / "checkpoints", resume="auto"), *more]
 
 
 def only(path: Path | None) -> Attempt:
@@ -90,15 +91,15 @@ def batches(attempt: Attempt) -> list[Batch]:
     return [batch for entry in attempt.entries if isinstance(entry, Batches) for batch in entry]
 
 
-def happened(attempt: Attempt, *names: str) -> list[Happened]:
-    return [each for each in attempt.entries if isinstance(each, Happened) and (not names or each.event in names)]
+def events(attempt: Attempt, *names: str) -> list[EventEntry]:
+    return [each for each in attempt.entries if isinstance(each, EventEntry) and (not names or each.event in names)]
 
 
 def files(folder: Path) -> list[str]:
     return sorted(each.name for each in folder.iterdir() if each.is_file())
 
 
-def test_it_keeps_every_rule_of_plugins(tmp_path: Path) -> None:
+def test_it_conforms(tmp_path: Path) -> None:
     check_plugin(lambda: Recorder(tmp_path))
 
 
@@ -113,7 +114,7 @@ def test_it_keeps_every_rule_of_plugins(tmp_path: Path) -> None:
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
-def test_it_refuses_what_it_cannot_use(options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_wrong_options_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         Recorder(**{"folder": ".", **options})
 
@@ -121,37 +122,44 @@ def test_it_refuses_what_it_cannot_use(options: dict[str, Any], error: type[Exce
 def test_every_batch_is_recorded_as_handlers_saw_it(tmp_path: Path) -> None:
     seen = Seen()
     result, _ = fit(usual(tmp_path, h.GradientAccumulation(3), seen))
-    told = [
-        (each.place.epoch, each.place.batch, each.place.steps, each.place.samples, each.window, each.place.seconds)
+    recorded = [
+        (
+            each.counters.epoch,
+            each.counters.batch,
+            each.counters.steps,
+            each.counters.samples,
+            each.window,
+            each.counters.seconds,
+        )
         for each in batches(only(result.recording))
     ]
-    assert told == seen.batches
-    clocks = [(each.event, each.place.seconds) for each in happened(only(result.recording), "epoch_start", "log", "validation_end")]  # fmt: skip  # noqa: E501
+    assert recorded == seen.batches
+    clocks = [(each.event, each.counters.seconds) for each in events(only(result.recording), "epoch_start", "log", "validation_end")]  # fmt: skip  # noqa: E501
     assert clocks == seen.others
     assert files(tmp_path) == [result.recording.name] if result.recording else False
 
 
-def test_events_come_in_their_order_and_requests_behind_what_they_were_made_in(tmp_path: Path) -> None:
+def test_events_are_in_order_and_requests_follow_the_event_that_they_were_made_in(tmp_path: Path) -> None:
     attempt = only(fit(usual(tmp_path), batches=5, epochs=1)[0].recording)
 
-    def told(entry: Entry) -> str:
-        if isinstance(entry, Happened):
+    def name(entry: Entry) -> str:
+        if isinstance(entry, EventEntry):
             return entry.event
-        return f"{entry.number} {entry.request.verb}" if isinstance(entry, Asked) else type(entry).__name__
+        return f"{entry.number} {entry.request.verb}" if isinstance(entry, RequestEntry) else type(entry).__name__
 
-    assert [told(each) for each in attempt.entries] == [
+    assert [name(each) for each in attempt.entries] == [
         "train_start", "epoch_start", "Batches", "0 log", "log", "Batches", "1 save", "save_point", "checkpoint_saved",
-        "epoch_end", "2 validation", "validation_start", "validation_end", "train_end", "Spent", "run_closed",
+        "epoch_end", "2 validation", "validation_start", "validation_end", "train_end", "TimesEntry", "run_closed",
     ]  # fmt: skip
-    asked = {each.event: each.data["asked"] for each in happened(attempt) if "asked" in each.data}
+    asked = {each.event: each.data["asked"] for each in events(attempt) if "asked" in each.data}
     assert asked == {"log": [0], "save_point": [1], "epoch_end": [], "validation_start": [2], "train_end": []}
-    assert [each.request.event for each in attempt.entries if isinstance(each, Asked)] == ["batch_end", "batch_end", "epoch_end"]  # fmt: skip  # noqa: E501
+    assert [each.request.event for each in attempt.entries if isinstance(each, RequestEntry)] == ["batch_end", "batch_end", "epoch_end"]  # fmt: skip  # noqa: E501
 
 
 def test_the_data_of_events(tmp_path: Path) -> None:
     result, _ = fit(usual(tmp_path), batches=5, epochs=1, validation={"a": data(2), "b": data(3)})
     attempt = only(result.recording)
-    of = {each.event: dict(each.data) for each in happened(attempt)}
+    of = {each.event: dict(each.data) for each in events(attempt)}
     assert of["epoch_start"] == {"epoch": 0, "resumed": False, "batches": 5}
     assert of["validation_start"] == {"batches": 5, "asked": [2]}
     assert of["validation_end"]["batches"] == {"a": 2, "b": 3}
@@ -166,15 +174,15 @@ def test_the_data_of_events(tmp_path: Path) -> None:
     assert attempt.plan["batch_end"] == ("recorder", "log_schedule", "validation_schedule", "save_schedule")
 
 
-def test_a_stop_tells_who_asked(tmp_path: Path) -> None:
+def test_the_end_says_who_requested_the_stop(tmp_path: Path) -> None:
     result, _ = fit(usual(tmp_path, Act(lambda run: run.control.stop("enough " * 1_000), 4)))
-    ending = happened(only(result.recording), "run_closed", "train_end")
+    ending = events(only(result.recording), "run_closed", "train_end")
     assert ending[0].data["asked"] == [1]
     assert (ending[1].data["by"], ending[1].data["status"]) == ("act", "stopped")
     assert len(ending[1].data["reason"]) < 2_100
 
 
-def test_a_failure_is_told_with_its_place(tmp_path: Path) -> None:
+def test_a_failure_is_recorded_with_its_plugin_and_event(tmp_path: Path) -> None:
     def fail(run: h.Run) -> None:
         raise LookupError("lost")
 
@@ -182,26 +190,26 @@ def test_a_failure_is_told_with_its_place(tmp_path: Path) -> None:
     with pytest.raises(LookupError):
         fit([recorder, h.ValidationSchedule(h.Every(epochs=1)), Act(fail, 4)])
     attempt = only(recorder.path)
-    failed, closed = happened(attempt, "run_failed", "run_closed")
-    told = {name: failed.data[name] for name in ("error", "text", "phase", "plugin", "event")}
-    assert told == {"error": "LookupError", "text": "LookupError: lost", "phase": "train", "plugin": "act", "event": "batch_end"}  # fmt: skip  # noqa: E501
+    failed, closed = events(attempt, "run_failed", "run_closed")
+    error = {name: failed.data[name] for name in ("error", "text", "phase", "plugin", "event")}
+    assert error == {"error": "LookupError", "text": "LookupError: lost", "phase": "train", "plugin": "act", "event": "batch_end"}  # fmt: skip  # noqa: E501
     assert (closed.data["status"], closed.data["reason"]) == ("failed", "LookupError: lost")
     assert len(batches(attempt)) == 4
 
 
-def test_a_request_that_is_counted_up_is_recounted(tmp_path: Path) -> None:
+def test_a_repeated_request_is_counted(tmp_path: Path) -> None:
     attempt = only(fit(usual(tmp_path, h.GradientAccumulation(3)), batches=9, epochs=1)[0].recording)
-    holds = {each.number: each.request.times for each in attempt.entries if isinstance(each, Asked) and each.request.verb == "hold_step"}  # fmt: skip  # noqa: E501
+    holds = {each.number: each.request.times for each in attempt.entries if isinstance(each, RequestEntry) and each.request.verb == "hold_step"}  # fmt: skip  # noqa: E501
     holds |= {
-        each.number: each.times for each in attempt.entries if isinstance(each, Recounted) and each.number in holds
+        each.number: each.times for each in attempt.entries if isinstance(each, RepeatEntry) and each.number in holds
     }
     assert list(holds.values()) == [6]
 
 
-def test_the_time_of_handlers(tmp_path: Path) -> None:
+def test_the_times_of_handlers(tmp_path: Path) -> None:
     attempt = only(fit([Recorder(tmp_path, sample=1), *usual(tmp_path)[1:]], batches=10, epochs=2)[0].recording)
-    (spent,) = [each for each in attempt.entries if isinstance(each, Spent)]
-    rows = {(row.plugin, row.event): row for row in spent.rows}
+    (times,) = [each for each in attempt.entries if isinstance(each, TimesEntry)]
+    rows = {(row.plugin, row.event): row for row in times.rows}
     assert rows["log_schedule", "batch_end"].emissions == 20
     assert rows["log_schedule", "batch_end"].timed == 19  # from the second on
     assert rows["recorder", "log"].timed == rows["log_schedule", "log"].timed == 6
@@ -209,7 +217,7 @@ def test_the_time_of_handlers(tmp_path: Path) -> None:
     assert rows["recorder", "validation_batch_end"].emissions == 6
 
 
-def test_nothing_of_the_training_changes(tmp_path: Path) -> None:
+def test_the_training_does_not_change(tmp_path: Path) -> None:
     plugins = [h.RNGCapture(), h.ValidationSchedule(h.Every(epochs=1)), h.GradientAccumulation(3)]
     _, with_one = fit([Recorder(tmp_path, losses=True, sample=1), *plugins])
     _, without = fit(plugins)
@@ -217,33 +225,35 @@ def test_nothing_of_the_training_changes(tmp_path: Path) -> None:
         assert torch.equal(ours, theirs)
 
 
-def test_it_hears_nothing_that_would_cost_more_where_nobody_else_does(tmp_path: Path) -> None:
-    heard: dict[str, int] = {}
+def test_it_handles_no_event_that_would_cost_time_without_other_handlers(tmp_path: Path) -> None:
+    handlers: dict[str, int] = {}
 
     def look(run: h.Run) -> None:
         for event in (h.Log, h.Replay, h.BatchStart, h.GradientsReady, h.StepEnd, h.ShouldStop):
-            heard[event.name] = len(run.bus.signal(event).chain)
+            handlers[event.name] = len(run.bus.signal(event).chain)
 
     fit([Recorder(tmp_path), h.ValidationSchedule(h.Every(epochs=1)), Silent(look, 3)])
-    assert heard == dict.fromkeys(heard, 0)
-    fit([Recorder(tmp_path), h.ValidationSchedule(h.Every(epochs=1)), Act(look, 3)])  # it declares that it asks
-    assert heard["log"] == 2
+    assert handlers == dict.fromkeys(handlers, 0)
+    fit(
+        [Recorder(tmp_path), h.ValidationSchedule(h.Every(epochs=1)), Act(look, 3)]
+    )  # it declares that it requests logs
+    assert handlers["log"] == 2
 
 
 class Silent(Act):
-    """Asks for nothing."""
+    """Declares no requests."""
 
     asks = ()
 
 
-def test_the_run_s_clock_goes_on_behind_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_clock_runs_again_after_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result, _ = fit(usual(tmp_path))
     assert result.progress.seconds < math.inf
     monkeypatch.setattr("heliograph.events.progress.monotonic", lambda: math.inf)
     assert result.progress.seconds == math.inf
 
 
-def test_events_of_one_s_own_are_recorded_and_very_many_in_a_sample(tmp_path: Path) -> None:
+def test_custom_events_are_recorded_and_very_many_in_a_sample(tmp_path: Path) -> None:
     def move(run: h.Run) -> None:
         run.emit(Moved(1.5, notes={"text": "x" * 5_000}))
 
@@ -257,14 +267,14 @@ def test_events_of_one_s_own_are_recorded_and_very_many_in_a_sample(tmp_path: Pa
             run.bus.signal(Moved)
 
     recorder, validation = Recorder(tmp_path), h.ValidationSchedule(h.Every(epochs=1))
-    moved = happened(only(fit([recorder, validation, Mover(move, 3)])[0].recording), "moved")
+    moved = events(only(fit([recorder, validation, Mover(move, 3)])[0].recording), "moved")
     assert [each.data["distance"] for each in moved] == [1.5]
     assert len(moved[0].data["notes"]["text"]) < 2_100
-    moved = happened(only(fit([Recorder(tmp_path, sample=20), validation, Mover(often, 3)])[0].recording), "moved")
+    moved = events(only(fit([Recorder(tmp_path, sample=20), validation, Mover(often, 3)])[0].recording), "moved")
     assert (len(moved), moved[-1].data["emission"]) == (1_005, 1_100)
 
 
-def test_losses_are_kept_to_the_last_bit(tmp_path: Path) -> None:
+def test_losses_are_recorded_to_the_last_bit(tmp_path: Path) -> None:
     losses: list[float] = []
 
     class Losses(h.Plugin):
@@ -285,13 +295,13 @@ def test_losses_are_kept_to_the_last_bit(tmp_path: Path) -> None:
     assert repr([each.loss for each in batches(attempt)]) == repr(losses)
 
 
-def test_a_file_is_no_folder_to_record_in(tmp_path: Path) -> None:
+def test_a_file_instead_of_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"takes the path of a folder, but .*file is a file"):
         Recorder(tmp_path / "file")
 
 
-def test_a_full_disk_ends_no_run_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_ends_no_run_and_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = [False]
     whole = os.write
 
@@ -317,14 +327,14 @@ def test_a_full_disk_ends_no_run_and_is_told(tmp_path: Path, monkeypatch: pytest
     assert [error.partition(": ")[2] for error in result.plugin_errors["recorder"]] == ["OSError: [Errno 28] No space left on device"]  # fmt: skip  # noqa: E501
     attempt = only(result.recording)
     assert len(batches(attempt)) == 16
-    assert len(happened(attempt, "log")) == 5
-    assert happened(attempt, "plugin_failed")[0].data["plugin"] == "recorder"
+    assert len(events(attempt, "log")) == 5
+    assert events(attempt, "plugin_failed")[0].data["plugin"] == "recorder"
 
     full[0] = False
-    result, _ = fit([Recorder(tmp_path), *plugins[1:4]])  # and stays full
+    result, _ = fit([Recorder(tmp_path), *plugins[1:4]])  # the disk stays full
     assert result.status == "completed"
     assert len(result.plugin_errors["recorder"]) == 2
-    assert [each.place.batches for each in batches(only(result.recording))] == [*range(1, 7)]  # from the tail
+    assert [each.counters.batches for each in batches(only(result.recording))] == [*range(1, 7)]  # from the tail
 
 
 def test_a_folder_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
@@ -333,7 +343,7 @@ def test_a_folder_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
     assert (result.status, result.recording, len(result.plugin_errors["recorder"])) == ("completed", None, 3)
 
 
-def test_a_second_fit_begins_a_file_and_a_test_appends_to_it(tmp_path: Path) -> None:
+def test_a_second_fit_creates_a_file_and_a_test_appends_to_it(tmp_path: Path) -> None:
     trainer = h.Trainer([Recorder(tmp_path), h.ValidationSchedule(h.Every(epochs=1))], device="cpu")
     task = h.Supervised(nn.Linear(4, 2), nn.functional.cross_entropy)
     options: dict[str, Any] = {"validation": data(2), "optimizer": lambda each: torch.optim.SGD(each, lr=0.1)}
@@ -344,23 +354,23 @@ def test_a_second_fit_begins_a_file_and_a_test_appends_to_it(tmp_path: Path) -> 
     assert [each.phase for each in read(second.recording or "").attempts] == ["train", "test"]
     assert only(first.recording).status == "completed"
     attempt = read(tested.recording or "").attempts[-1]
-    assert [each.event for each in happened(attempt)] == ["test_start", "test_end", "run_closed"]
-    assert happened(attempt)[1].data["batches"] == {"": 3}
+    assert [each.event for each in events(attempt)] == ["test_start", "test_end", "run_closed"]
+    assert events(attempt)[1].data["batches"] == {"": 3}
 
 
-def test_a_resumed_run_goes_on_in_its_file(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_its_file(tmp_path: Path) -> None:
     whole, _ = fit(usual(tmp_path, Act(lambda run: run.control.stop("later"), 12)))
     resumed, _ = fit(usual(tmp_path))
     assert whole.recording == resumed.recording
     recording = read(tmp_path)
     assert [each.status for each in recording.attempts] == ["stopped", "completed"]
-    (seam,) = happened(recording.attempts[1], "checkpoint_loaded")
-    assert (seam.data["origin"]["batch"], seam.data["origin"]["epoch"], seam.place.steps) == (2, 1, 10)
+    (loaded,) = events(recording.attempts[1], "checkpoint_loaded")
+    assert (loaded.data["origin"]["batch"], loaded.data["origin"]["epoch"], loaded.counters.steps) == (2, 1, 10)
     kept = [each.entry for each in walk(recording) if isinstance(each.entry, Batches) and not each.lost]
-    assert [batch.place.batches for entry in kept for batch in entry] == list(range(1, 17))
+    assert [batch.counters.batches for entry in kept for batch in entry] == list(range(1, 17))
 
 
-def test_where_the_file_is_gone_a_resumed_run_begins_one(tmp_path: Path) -> None:
+def test_a_resumed_run_whose_file_is_gone_creates_one(tmp_path: Path) -> None:
     whole, _ = fit(usual(tmp_path, Act(lambda run: run.control.stop("later"), 12)))
     assert whole.recording is not None
     whole.recording.unlink()
@@ -368,18 +378,18 @@ def test_where_the_file_is_gone_a_resumed_run_begins_one(tmp_path: Path) -> None
     assert len(batches(only(resumed.recording))) == 6
 
 
-def test_a_file_that_another_process_writes_is_left_alone(tmp_path: Path) -> None:
+def test_a_file_that_another_process_writes_is_not_continued(tmp_path: Path) -> None:
     whole, _ = fit(usual(tmp_path, Act(lambda run: run.control.stop("later"), 12)))
     assert whole.recording is not None
-    other = writer.Writer.again(whole.recording)
+    other = writer.Writer.reopen(whole.recording)
     resumed, _ = fit(usual(tmp_path))
     other.close()
     assert resumed.recording != whole.recording
-    assert any("the recording goes on in a new file" in note for note in resumed.notes)
+    assert any("the recording continues in a new file" in note for note in resumed.notes)
 
 
-def test_a_return_amid_the_run_is_marked(tmp_path: Path) -> None:
-    class Returner(h.Plugin):
+def test_a_roll_back_is_recorded(tmp_path: Path) -> None:
+    class RollsBack(h.Plugin):
         saved: Any = None
 
         @h.on(h.BatchEnd)
@@ -390,18 +400,18 @@ def test_a_return_amid_the_run_is_marked(tmp_path: Path) -> None:
                 run.roll_back(self.saved)
                 self.saved = {}
 
-    result, _ = fit([Recorder(tmp_path), h.ValidationSchedule(h.Every(epochs=1)), Returner()], epochs=1)
+    result, _ = fit([Recorder(tmp_path), h.ValidationSchedule(h.Every(epochs=1)), RollsBack()], epochs=1)
     attempt = only(result.recording)
-    assert [each.place.batch for each in batches(attempt)] == [1, 2, 3, 4, 5, 6, 4, 5, 6, 7, 8]
+    assert [each.counters.batch for each in batches(attempt)] == [1, 2, 3, 4, 5, 6, 4, 5, 6, 7, 8]
     walked = list(walk(read(tmp_path)))
     lost = [
-        batch.place.batch for each in walked if each.lost and isinstance(each.entry, Batches) for batch in each.entry
+        batch.counters.batch for each in walked if each.lost and isinstance(each.entry, Batches) for batch in each.entry
     ]
     assert lost == [4, 5, 6]
 
 
 def toggling(folder: Path, off: Sequence[int], on: Sequence[int], **options: Any) -> Attempt:
-    """Return what is recorded where the recorder is off from one batch to another."""
+    """Return what is recorded if the recorder is disabled between two batches."""
     recorder = Recorder(folder, **options)
     trainer = h.Trainer([recorder, h.ValidationSchedule(h.Every(epochs=1))], device="cpu")
     trainer.plugins.register(Act(lambda run: trainer.plugins.disable("recorder"), *off).named("off"))
@@ -412,26 +422,26 @@ def toggling(folder: Path, off: Sequence[int], on: Sequence[int], **options: Any
 
 
 @pytest.mark.parametrize("losses", [False, True], ids=["plain", "losses"])
-def test_a_gap_is_marked_where_it_is_switched_off_and_on(losses: bool, tmp_path: Path) -> None:
+def test_disabling_it_leaves_a_gap(losses: bool, tmp_path: Path) -> None:
     attempt = toggling(tmp_path, (3,), (5,), losses=losses)
     assert not attempt.damage
-    assert [each.place.batch for each in batches(attempt)] == [1, 2, 3, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8]
-    (change,) = happened(attempt, "plugin_changed")
+    assert [each.counters.batch for each in batches(attempt)] == [1, 2, 3, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8]
+    (change,) = events(attempt, "plugin_changed")
     assert change.data == {"plugin": "recorder", "change": "enabled", "by": "on"}
-    (before, behind) = [each for each in attempt.entries if isinstance(each, Batches)][:2]
-    assert (before.first.batch, behind.first.batch, behind.steps) == (0, 5, (6, 7, 8))
+    (before, after) = [each for each in attempt.entries if isinstance(each, Batches)][:2]
+    assert (before.first.batch, after.first.batch, after.steps) == (0, 5, (6, 7, 8))
 
 
-def test_one_that_joins_amid_the_run_records_from_there(tmp_path: Path) -> None:
+def test_one_that_is_registered_during_the_run_records_from_there(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path)
     trainer = h.Trainer([h.ValidationSchedule(h.Every(epochs=1))], device="cpu")
     trainer.plugins.register(Act(lambda run: trainer.plugins.register(recorder), 3))
     task = h.Supervised(nn.Linear(4, 2), nn.functional.cross_entropy)
     trainer.fit(task, data(), validation=data(2), optimizer=lambda each: torch.optim.SGD(each, lr=0.1), epochs=1)
-    assert [each.place.batch for each in batches(only(recorder.path))] == [4, 5, 6, 7, 8]
+    assert [each.counters.batch for each in batches(only(recorder.path))] == [4, 5, 6, 7, 8]
 
 
-def test_the_kill_switch_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disabled_by_the_environment_it_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HELIOGRAPH_DISABLE_PLUGINS", "recorder")
     with pytest.warns(RuntimeWarning, match="switched off"):
         result, _ = fit([Recorder(tmp_path / "none"), h.ValidationSchedule(h.Every(epochs=1))])
@@ -439,7 +449,7 @@ def test_the_kill_switch_leaves_nothing_behind(tmp_path: Path, monkeypatch: pyte
 
 
 def train_on_rank(folder: Path) -> tuple[str | None, list[float]]:
-    """Train on one of several ranks; the other one than the main one asks for a stop."""
+    """Train on two ranks; rank 1 requests a stop."""
 
     class Stopper(h.Plugin):
         asks = ("stop",)
@@ -472,7 +482,7 @@ def test_on_several_ranks_the_main_one_records_what_all_ask(ranks: Pool, tmp_pat
     (path, clocks), (nothing, _) = ranks(2).run(train_on_rank, tmp_path)
     assert nothing is None
     attempt = only(Path(path))
-    (stop,) = [each.request for each in attempt.entries if isinstance(each, Asked)]
+    (stop,) = [each.request for each in attempt.entries if isinstance(each, RequestEntry)]
     assert (stop.verb, stop.rank, stop.reason) == ("stop", 1, "rank 1 has enough")
     assert (attempt.world_size, attempt.status, len(batches(attempt))) == (2, "stopped", 3)
-    assert [each.place.seconds for each in batches(attempt)] == [math.floor(each * 100) / 100 for each in clocks]
+    assert [each.counters.seconds for each in batches(attempt)] == [math.floor(each * 100) / 100 for each in clocks]

@@ -1,63 +1,63 @@
-"""Every request is told once, with its number, and is attached to what serves it."""
+"""Every request is an entry once, with its number, and belongs to the event that serves it."""
 
 from __future__ import annotations
 
 import pytest
-from heliograph.builtin_callbacks.recorder.format.records import Asked, Recounted
-from heliograph.builtin_callbacks.recorder.requests import KEPT, Asking
+from heliograph.builtin_callbacks.recorder.format.records import RepeatEntry, RequestEntry
+from heliograph.builtin_callbacks.recorder.requests import MAX_SERVED, RequestTracker
 from heliograph.events import Control, Progress, Request
 
 
-def asked(asking: Asking) -> list[tuple[int, str]]:
-    return [(each.number, each.request.verb) for each in asking.news() if isinstance(each, Asked)]
+def asked(tracker: RequestTracker) -> list[tuple[int, str]]:
+    return [(each.number, each.request.verb) for each in tracker.new_entries() if isinstance(each, RequestEntry)]
 
 
-def test_requests_are_numbered_as_they_come() -> None:
+def test_requests_are_numbered_in_order() -> None:
     control = Control(Progress())
-    asking = Asking(control.history)
+    tracker = RequestTracker(control.history)
     control.request_log("a")
     control.request_save("b")
-    assert asked(asking) == [(0, "log"), (1, "save")]
+    assert asked(tracker) == [(0, "log"), (1, "save")]
     control.stop("c")
-    assert asked(asking) == [(2, "stop")]
-    assert asked(asking) == []
-    assert asking.told == control.history.total == 3
+    assert asked(tracker) == [(2, "stop")]
+    assert asked(tracker) == []
+    assert tracker.seen == control.history.total == 3
 
 
-def test_one_that_is_counted_up_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repeated_request_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     control = Control(Progress())
-    asking = Asking(control.history)
+    tracker = RequestTracker(control.history)
     monkeypatch.setattr("heliograph.events.control.is_within", lambda *names: True)
     for _ in range(3):
         control.hold_step("a")
-    assert list(asking.news()) == [Asked(0, Request("hold_step", "the caller", "a", 0, 0, 0, 3))]
+    assert list(tracker.new_entries()) == [RequestEntry(0, Request("hold_step", "the caller", "a", 0, 0, 0, 3))]
     control.hold_step("a")
-    assert list(asking.news()) == [Recounted(0, 4)]
-    assert list(asking.news()) == []
+    assert list(tracker.new_entries()) == [RepeatEntry(0, 4)]
+    assert list(tracker.new_entries()) == []
 
 
-def test_an_event_serves_what_stands_and_no_more() -> None:
+def test_an_event_serves_the_pending_requests() -> None:
     control = Control(Progress())
-    asking = Asking(control.history)
+    tracker = RequestTracker(control.history)
     for _ in range(2):
         control.request_validation("a")
     control.request_save("b")
-    list(asking.news())
-    assert asking.served_by("log") == []
-    assert asking.served_by("validation_start") == [0, 1]
-    assert asking.served_by("validation_start") == []
-    assert asking.served_by("epoch_start") is None
+    list(tracker.new_entries())
+    assert tracker.pop_served("log") == []
+    assert tracker.pop_served("validation_start") == [0, 1]
+    assert tracker.pop_served("validation_start") == []
+    assert tracker.pop_served("epoch_start") is None
     control.stop("c")
-    list(asking.news())
-    asking.turn_back()
-    assert (asking.served_by("save_point"), asking.served_by("train_end")) == ([], [3])
+    list(tracker.new_entries())
+    tracker.drop_pending()
+    assert (tracker.pop_served("save_point"), tracker.pop_served("train_end")) == ([], [3])
 
 
-def test_very_many_requests_and_long_ones_are_bounded() -> None:
+def test_many_and_long_requests_are_limited() -> None:
     control = Control(Progress())
-    asking = Asking(control.history)
+    tracker = RequestTracker(control.history)
     for _ in range(10_100):
         control.request_log("x" * 9_000)
-    news = [each for each in asking.news() if isinstance(each, Asked)]
+    news = [each for each in tracker.new_entries() if isinstance(each, RequestEntry)]
     assert (news[0].number, news[-1].number, len(news[0].request.reason)) == (100, 10_099, 2_020)
-    assert len(asking.served_by("log") or ()) == KEPT
+    assert len(tracker.pop_served("log") or ()) == MAX_SERVED

@@ -1,4 +1,4 @@
-"""Recordings for the tests of what is told of them, written event by event as a recorder would."""
+"""Recordings for the tests of `explain` and `timeline`, written event by event as a recorder would."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from heliograph.builtin_callbacks.recorder.format.records import (
-    Asked,
     Attempt,
     Batches,
+    Counters,
     Entry,
-    Happened,
-    Place,
+    EventEntry,
+    HandlerTime,
     Recording,
-    Recounted,
-    Spending,
-    Spent,
+    RepeatEntry,
+    RequestEntry,
+    TimesEntry,
 )
 from heliograph.events import Request
 from heliograph.events.control import Verb
@@ -26,41 +26,41 @@ SECONDS = 0.5  # of a batch
 
 
 class Script:
-    """An attempt that is being written; `place` and `clock` go on by themselves.
+    """An attempt that is being written; each method advances `counters` and `clock`.
 
     Args:
-        about: other fields of the attempt than the usual ones.
+        fields: of the attempt, where they differ from the defaults.
     """
 
-    def __init__(self, **about: Any) -> None:
-        self.about = about
+    def __init__(self, **fields: Any) -> None:
+        self.fields = fields
         self.entries: list[Entry] = []
-        self.place, self.clock = Place(), 0.0
-        self.asks = 0
-        self.rows: dict[tuple[str, str], Spending] = {}
+        self.counters, self.clock = Counters(), 0.0
+        self.count = 0
+        self.rows: dict[tuple[str, str], HandlerTime] = {}
 
-    def happen(self, event: str, took: float = 0.0, /, **data: Any) -> None:
-        self.clock += took
-        self.place = replace(self.place, seconds=round(self.place.seconds + took, 2))
-        self.entries.append(Happened(event, self.clock, self.place, data))
+    def emit(self, event: str, seconds: float = 0.0, /, **data: Any) -> None:
+        self.clock += seconds
+        self.counters = replace(self.counters, seconds=round(self.counters.seconds + seconds, 2))
+        self.entries.append(EventEntry(event, self.clock, self.counters, data))
 
     def start(self, *, fit: bool = True) -> None:
         if fit:
-            self.happen("train_start")
+            self.emit("train_start")
             self.epoch()
 
     def epoch(self, *, resumed: bool = False) -> None:
-        self.happen("epoch_start", 0.1, epoch=self.place.epoch, resumed=resumed, batches=8)
+        self.emit("epoch_start", 0.1, epoch=self.counters.epoch, resumed=resumed, batches=8)
 
     def end_epoch(self, *asked: int) -> None:
-        done = self.place
-        self.place = replace(done, epoch=done.epoch + 1, batch=0, earlier_batches=done.batches)
-        self.happen("epoch_end", epoch=done.epoch, asked=list(asked))
+        done = self.counters
+        self.counters = replace(done, epoch=done.epoch + 1, batch=0, earlier_batches=done.batches)
+        self.emit("epoch_end", epoch=done.epoch, asked=list(asked))
 
     def batches(self, count: int, losses: tuple[float, ...] | None = None) -> None:
-        first, numbers = self.place, range(1, count + 1)
+        first, numbers = self.counters, range(1, count + 1)
         self.clock += SECONDS * count
-        self.place = replace(
+        self.counters = replace(
             first,
             batch=first.batch + count,
             steps=first.steps + count,
@@ -81,44 +81,44 @@ class Script:
             )
         )
 
-    def ask(self, verb: Verb, by: str, reason: str, event: str = "batch_end", **more: Any) -> int:
-        times, at = more.pop("times", 1), self.place
+    def request(self, verb: Verb, by: str, reason: str, event: str = "batch_end", **more: Any) -> int:
+        times, at = more.pop("times", 1), self.counters
         request = Request(verb, by, reason, at.epoch, at.batch, at.steps, event=event, **more)
-        self.entries.append(Asked(self.asks, request))
+        self.entries.append(RequestEntry(self.count, request))
         if times > 1:
-            self.entries.append(Recounted(self.asks, times))
-        self.asks += 1
-        return self.asks - 1
+            self.entries.append(RepeatEntry(self.count, times))
+        self.count += 1
+        return self.count - 1
 
     def log(self, **metrics: float) -> None:
-        asked = self.ask("log", "log_schedule", "every 2 steps")
-        self.happen("log", metrics=_named(metrics), asked=[asked])
+        asked = self.request("log", "log_schedule", "every 2 steps")
+        self.emit("log", metrics=_named(metrics), asked=[asked])
 
     def validation(self, **metrics: float) -> None:
-        asked = self.ask("validation", "validation_schedule", "every 4 steps")
-        self.happen("validation_start", asked=[asked], batches=3)
-        self.place = replace(self.place, validations=self.place.validations + 1)
-        self.happen("validation_end", 0.4, metrics=_named(metrics), batches=[["", 3]])
+        asked = self.request("validation", "validation_schedule", "every 4 steps")
+        self.emit("validation_start", asked=[asked], batches=3)
+        self.counters = replace(self.counters, validations=self.counters.validations + 1)
+        self.emit("validation_end", 0.4, metrics=_named(metrics), batches=[["", 3]])
 
     def save(self, path: str, *, best: bool = False) -> None:
-        asked = self.ask("save", "save_schedule", "every 4 steps")
-        self.happen("save_point", asked=[asked])
-        self.happen("checkpoint_saved", 0.2, path=path, is_best=best)
+        asked = self.request("save", "save_schedule", "every 4 steps")
+        self.emit("save_point", asked=[asked])
+        self.emit("checkpoint_saved", 0.2, path=path, is_best=best)
 
-    def load(self, path: str | None, place: Place) -> None:
-        self.place = replace(place, seconds=place.seconds)
-        self.happen("checkpoint_loaded", path=path, origin=asdict(place))
+    def load(self, path: str | None, counters: Counters) -> None:
+        self.counters = replace(counters, seconds=counters.seconds)
+        self.emit("checkpoint_loaded", path=path, origin=asdict(counters))
 
-    def spend(self, plugin: str, event: str, seconds: float, *, timed: int = 10, emissions: int = 10) -> None:
-        row = Spending(plugin, event, timed, emissions, seconds, seconds / 2)
+    def add_time(self, plugin: str, event: str, seconds: float, *, timed: int = 10, emissions: int = 10) -> None:
+        row = HandlerTime(plugin, event, timed, emissions, seconds, seconds / 2)
         self.rows[plugin, event] = row
 
     def close(self, status: str, reason: str, **more: Any) -> None:
-        usual: dict[str, Any] = {"by": None, "rank": None, "metrics": {}, "best": None, "last": None, "notes": []}
-        self.happen("run_closed", status=status, reason=reason, **usual | more)
+        defaults: dict[str, Any] = {"by": None, "rank": None, "metrics": {}, "best": None, "last": None, "notes": []}
+        self.emit("run_closed", status=status, reason=reason, **defaults | more)
 
     def attempt(self) -> Attempt:
-        usual: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "name": "a1",
             "phase": "train",
             "began": "2026-01-01T10:00:00+00:00",
@@ -133,8 +133,8 @@ class Script:
             "losses": False,
             "plan": {},
         }
-        spent = (Spent(tuple(self.rows.values())),) if self.rows else ()
-        return Attempt(entries=(*self.entries, *spent), **usual | self.about)
+        times = (TimesEntry(tuple(self.rows.values())),) if self.rows else ()
+        return Attempt(entries=(*self.entries, *times), **defaults | self.fields)
 
 
 def recording(*scripts: Script) -> Recording:
@@ -142,14 +142,14 @@ def recording(*scripts: Script) -> Recording:
 
 
 def killed_and_resumed() -> Recording:
-    """A run that is killed amid its second epoch, goes on from a checkpoint, rolls back once and is stopped."""
+    """A run that is killed within its second epoch, resumed from a checkpoint, rolled back once, and stopped."""
     first = Script()
     first.start()
     first.batches(4)
     first.log(train__loss=2.0, train__accuracy=0.3)
     first.validation(validation__loss=1.9, validation__accuracy=0.35)
     first.save("ckpt/step_4.pth", best=True)
-    saved = first.place
+    saved = first.counters
     first.batches(4)
     first.end_epoch()
     first.epoch()
@@ -158,37 +158,37 @@ def killed_and_resumed() -> Recording:
     first.log(train__loss=1.4, train__accuracy=0.41)
 
     second = Script(began="2026-01-01T12:00:10+00:00", name="a2", hyper_parameters={"lr": 0.05})
-    second.happen("train_start")
+    second.emit("train_start")
     second.load("ckpt/step_4.pth", saved)
-    second.happen("plugin_changed", plugin="progress", change="disabled", by="the caller")
+    second.emit("plugin_changed", plugin="progress", change="disabled", by="the caller")
     second.epoch(resumed=True)
     second.batches(4)
     second.end_epoch()
     second.log(train__loss=1.45, train__accuracy=0.42)
     second.validation(validation__loss=1.2, validation__accuracy=0.6)
     second.save("ckpt/step_8.pth", best=True)
-    back = second.place
-    second.happen("checkpoint_pruned", path="ckpt/step_4.pth", reason="keep_last=1")
+    rolled_back_to = second.counters
+    second.emit("checkpoint_pruned", path="ckpt/step_4.pth", reason="keep_last=1")
     second.epoch()
     second.batches(2)
-    second.ask("skip_step", "roll_back", "the loss is nan", "gradients_ready")
-    second.ask("roll_back", "roll_back", "the loss is nan", "gradients_ready")
+    second.request("skip_step", "roll_back", "the loss is nan", "gradients_ready")
+    second.request("roll_back", "roll_back", "the loss is nan", "gradients_ready")
     second.log(train__loss=float("nan"), train__accuracy=0.1)
-    second.load("ckpt/step_8.pth", back)
+    second.load("ckpt/step_8.pth", rolled_back_to)
     second.epoch()
-    second.ask("skip_batch", "roll_back", "its loss was no number when it was last here", "batch_start")
+    second.request("skip_batch", "roll_back", "its loss was NaN before the roll-back", "batch_start")
     second.batches(4)
-    second.happen("plugin_failed", plugin="jsonl_log", event="log", error="OSError: no space left")
+    second.emit("plugin_failed", plugin="jsonl_log", event="log", error="OSError: no space left")
     second.log(train__loss=0.9, train__accuracy=0.7)
     second.validation(validation__loss=1.0, validation__accuracy=0.65)
-    stop = second.ask("stop", "early_stopping", "validation/loss has not improved", "validation_end", rank=2)
-    second.ask("veto_stop", "minimum", "at least 13 steps", "should_stop", times=2)
+    stop = second.request("stop", "early_stopping", "validation/loss has not improved", "validation_end", rank=2)
+    second.request("veto_stop", "minimum", "at least 13 steps", "should_stop", times=2)
     second.batches(2)
-    second.ask("save", "someone", "too late", "train_end")
-    second.happen("train_end", asked=[stop])
-    second.spend("checkpoint", "save_point", 0.4)
-    second.spend("checkpoint", "batch_end", 0.01, timed=2, emissions=10)
-    second.spend("progress", "batch_end", 0.02, timed=10, emissions=10)
+    second.request("save", "someone", "too late", "train_end")
+    second.emit("train_end", asked=[stop])
+    second.add_time("checkpoint", "save_point", 0.4)
+    second.add_time("checkpoint", "batch_end", 0.01, timed=2, emissions=10)
+    second.add_time("progress", "batch_end", 0.02, timed=10, emissions=10)
     second.close(
         "stopped",
         "validation/loss has not improved",

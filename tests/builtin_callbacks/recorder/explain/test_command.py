@@ -37,7 +37,7 @@ def test_explain_takes_a_folder(recorded: Path, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out.startswith("digits: stopped by early_stopping on rank 2\n")
 
 
-def test_timeline_writes_beside_the_recording(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_timeline_writes_next_to_the_recording(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("timeline", recorded) == 0
     written = [recorded.with_name("digits.v2.html"), recorded.with_name("digits.v2.trace.json")]
     assert capsys.readouterr().out.splitlines() == [str(path) for path in written]
@@ -45,7 +45,7 @@ def test_timeline_writes_beside_the_recording(recorded: Path, capsys: pytest.Cap
     assert json.loads(written[1].read_text())["otherData"] == {"recording": "digits.v2.recording"}
 
 
-def test_timeline_writes_where_it_is_told_to(recorded: Path, tmp_path: Path) -> None:
+def test_timeline_writes_to_the_given_files(recorded: Path, tmp_path: Path) -> None:
     assert command("timeline", recorded, "--output", tmp_path / "a.html", "--trace", tmp_path / "b.json") == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.html", "b.json", recorded.name]
 
@@ -53,19 +53,19 @@ def test_timeline_writes_where_it_is_told_to(recorded: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ["explain", "timeline"])
 def test_a_folder_without_a_recording_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command(name, tmp_path) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith(f"heliograph {name}: The folder {tmp_path} holds no recording")
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith(f"heliograph {name}: The folder {tmp_path} holds no recording")
 
 
-def test_a_page_that_cannot_be_written_is_said(
+def test_a_page_that_cannot_be_written_is_an_error(
     recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command("timeline", recorded, "--output", recorded / "a.html") == 2
     assert capsys.readouterr().err.startswith("heliograph timeline: ")
 
 
-def test_missing_folders_are_made(recorded: Path, tmp_path: Path) -> None:
+def test_missing_folders_are_created(recorded: Path, tmp_path: Path) -> None:
     page, trace = tmp_path / "pages" / "of" / "a.html", tmp_path / "traces" / "b.json"
     assert command("timeline", recorded, "--output", page, "--trace", trace) == 0
     assert page.exists()
@@ -74,24 +74,24 @@ def test_missing_folders_are_made(recorded: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--output", "--trace"])
 @pytest.mark.parametrize("name", ["digits.v2.recording", "digits.v2.recording.tail", "link"])
-def test_the_recording_is_not_written_over(
+def test_the_recording_is_not_overwritten(
     recorded: Path, option: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = recorded.read_bytes()
     (recorded.parent / "link").symlink_to(recorded)
     assert command("timeline", recorded, option, recorded.parent / name) == 2
-    assert "is the recording itself, which nothing is written over: give another file." in capsys.readouterr().err
+    assert "is the recording itself and is not overwritten: give another file." in capsys.readouterr().err
     assert recorded.read_bytes() == before
     assert sorted(each.name for each in recorded.parent.iterdir()) == ["digits.v2.recording", "link"]
 
 
-def test_no_other_recording_is_written_over(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_other_recording_is_overwritten(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("timeline", recorded, "--output", tmp_path / "another.recording") == 2
-    assert "another.recording has the name of a recording: give one that ends otherwise" in capsys.readouterr().err
+    assert "another.recording has the name of a recording: give one with another suffix" in capsys.readouterr().err
     assert not (tmp_path / "another.recording").exists()
 
 
-def test_page_and_trace_are_not_written_into_one_file(
+def test_page_and_trace_are_not_written_to_one_file(
     recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command("timeline", recorded, "--output", tmp_path / "a", "--trace", tmp_path / "." / "a") == 2

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from heliograph.builtin_callbacks.recorder.explain.story import story
 from heliograph.builtin_callbacks.recorder.format.reader import read
-from heliograph.builtin_callbacks.recorder.format.records import Attempt, Happened, Place
+from heliograph.builtin_callbacks.recorder.format.records import Attempt, Counters, EventEntry
 from heliograph.core.result import ResumeReport, RunResult
 from heliograph.events import History, Progress, Request
 from heliograph.tests.builtin_callbacks.recorder.explain.factory import killed_and_resumed
@@ -39,15 +39,15 @@ RESULT = RunResult(
 )
 
 
-def test_without_a_recorder_the_story_is_told_from_the_result() -> None:
+def test_without_a_recorder_the_story_comes_from_the_result() -> None:
     assert RESULT.explain() == (
         "the run: stopped by early_stopping on rank 1\n"
         "  no better\n"
-        "  asked for during validation_end, at epoch 1, batch 0, step 4\n"
+        "  requested during validation_end, at epoch 1, batch 0, step 4\n"
         "  epoch 1, batch 0, step 4, 1,200 samples in 2.50 s\n"
         "  train/loss 0.5\n"
         "\n"
-        "what was asked\n"
+        "requests\n"
         "  log   twice  log_schedule, step 2 to 4: every 2 steps\n"
         "  stop  once   early_stopping on rank 1, during validation_end, epoch 1, batch 0, step 4: no better\n"
         "\n"
@@ -66,9 +66,9 @@ def test_without_a_recorder_the_story_is_told_from_the_result() -> None:
         "notes\n"
         "  resumed at step 2 from old.pth\n"
         "\n"
-        "what is not told\n"
-        "  a Recorder among the plugins would tell more: each attempt and where it went on from, what became\n"
-        "  of every request, every checkpoint and what was pruned, the time of each plugin on each event"
+        "not included\n"
+        "  add a Recorder to the plugins to record each attempt and where it continued, what became of every\n"
+        "  request, every checkpoint and which were pruned, the time of each plugin on each event"
     )
 
 
@@ -77,28 +77,31 @@ def test_with_a_recording_it_is_what_explain_prints(tmp_path: Path) -> None:
     assert replace(RESULT, recording=path).explain() == story(read(path))
 
 
-def test_a_recording_that_is_gone_is_said(tmp_path: Path) -> None:
-    told = replace(RESULT, recording=tmp_path / "gone.recording").explain()
-    assert told.startswith("the run: stopped by early_stopping on rank 1\n")
-    assert "told without the recording, which cannot be read: There is no recording" in " ".join(told.split())
+def test_a_recording_that_is_gone_is_reported(tmp_path: Path) -> None:
+    text = replace(RESULT, recording=tmp_path / "gone.recording").explain()
+    assert text.startswith("the run: stopped by early_stopping on rank 1\n")
+    assert "not included the recording, which cannot be read: There is no recording" in " ".join(text.split())
 
 
 @pytest.mark.parametrize(
     ("attempts", "why"),
-    [((), "cannot be read: "), ((attempt(Happened("train_start", 0.0, Place())),), "has no end; what it holds: ")],
+    [
+        ((), "cannot be read: "),
+        ((attempt(EventEntry("train_start", 0.0, Counters())),), "has no end; to see what it holds: "),
+    ],
     ids=["nothing", "no end"],
 )
-def test_a_recording_that_breaks_off_before_the_end_is_no_reason_to_call_the_run_killed(
+def test_a_run_whose_recording_has_no_end_is_not_called_killed(
     attempts: tuple[Attempt, ...], why: str, tmp_path: Path
 ) -> None:
-    told = replace(RESULT, recording=write(tmp_path / "digits.recording", *attempts)).explain()
-    assert told.startswith("the run: stopped by early_stopping on rank 1\n")
-    assert f"told without the recording, which {why}" in " ".join(told.split())
+    text = replace(RESULT, recording=write(tmp_path / "digits.recording", *attempts)).explain()
+    assert text.startswith("the run: stopped by early_stopping on rank 1\n")
+    assert f"not included the recording, which {why}" in " ".join(text.split())
 
 
 def test_requests_that_the_history_dropped_are_counted() -> None:
     history = History([], maxlen=2)
     for step in range(5):
         history.add(Request("log", f"plugin_{step}", "", 0, step, step))
-    told = replace(RESULT, history=history).explain()
-    assert "what is not told\n  the 3 requests before the latest 2\n" in told
+    text = replace(RESULT, history=history).explain()
+    assert "not included\n  the 3 requests before the latest 2\n" in text

@@ -1,4 +1,4 @@
-"""How numbers, times and other people's texts are said."""
+"""Numbers, durations and tables as text."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 
 @pytest.mark.parametrize(
-    ("number", "thing", "said"),
+    ("number", "thing", "text"),
     [(0, "step", "0 steps"), (1, "batch", "1 batch"), (2, "batch", "2 batches"), (1204, "sample", "1,204 samples")],
 )
-def test_a_count_has_its_noun(number: int, thing: str, said: str) -> None:
-    assert words.counted(number, thing) == said
+def test_a_count_has_its_noun(number: int, thing: str, text: str) -> None:
+    assert words.counted(number, thing) == text
 
 
 def test_an_irregular_plural_is_given() -> None:
@@ -29,7 +29,7 @@ def test_how_often() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "text"),
     [
         (0.0, "0 µs"),
         (15e-6, "15 µs"),
@@ -46,12 +46,12 @@ def test_how_often() -> None:
         (3 * 86400 + 4 * 3600.0, "3 d 4 h"),
     ],
 )
-def test_seconds(value: float, said: str) -> None:
-    assert words.seconds(value) == said
+def test_seconds(value: float, text: str) -> None:
+    assert words.seconds(value) == text
 
 
 @given(st.floats(0, 1e9))
-def test_every_duration_can_be_said(value: float) -> None:
+def test_every_duration_has_a_unit(value: float) -> None:
     assert words.seconds(value).split()[1] in ("µs", "ms", "s", "min", "h", "d")
 
 
@@ -60,7 +60,7 @@ def test_a_share_of_nothing_is_left_out() -> None:
     assert words.share(0.0, 0.0) == ""
 
 
-def test_metrics_that_are_no_numbers_are_said_as_such() -> None:
+def test_nan_and_infinite_metrics() -> None:
     assert [words.number(value) for value in (0.125, 1e-7, math.nan, -math.inf)] == ["0.125", "1e-07", "nan", "-inf"]
 
 
@@ -73,7 +73,7 @@ def test_lists() -> None:
     ]
 
 
-def test_nothing_that_others_wrote_steers_the_terminal() -> None:
+def test_control_characters_are_escaped() -> None:
     assert printable("a\x1b[31mb\nc\td\u202ee") == "a\\x1b[31mb c d\\u202ee"
 
 
@@ -83,12 +83,12 @@ def test_no_line_is_wider_than_100_columns(text: str, indent: int) -> None:
         assert len(line) <= 100
 
 
-def test_a_table_breaks_its_last_column_only() -> None:
+def test_a_table_wraps_its_last_column_only() -> None:
     rows = [("a", "1", "short"), ("long name", "20", "word " * 30)]
-    told = words.table(rows, right=(1,))
-    assert told[0] == "  a           1  short"
-    assert told[1].startswith("  long name  20  word word")
-    assert told[2].startswith(" " * 17 + "word")
-    assert all(len(line) <= 100 for line in told)
+    text = words.table(rows, right=(1,))
+    assert text[0] == "  a           1  short"
+    assert text[1].startswith("  long name  20  word word")
+    assert text[2].startswith(" " * 17 + "word")
+    assert all(len(line) <= 100 for line in text)
     assert words.table([]) == []
     assert words.table([("a", "")]) == ["  a"]

@@ -1,4 +1,4 @@
-"""Entries come back as they were, to the last bit."""
+"""Entries are equal after encoding and decoding, to the last bit."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 from zlib import crc32
 
 import pytest
-from heliograph.builtin_callbacks.recorder.format.checksum import parse, sealed
+from heliograph.builtin_callbacks.recorder.format.checksum import format_line, parse_line
 from heliograph.builtin_callbacks.recorder.format.lines import decode, encode
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.format.records import (
-    Asked,
     Batches,
+    Counters,
     Entry,
-    Happened,
-    Place,
-    Recounted,
-    Spending,
-    Spent,
+    EventEntry,
+    HandlerTime,
+    RepeatEntry,
+    RequestEntry,
+    TimesEntry,
 )
 from heliograph.events import Request
 from heliograph.tests.recordings import attempt, write
@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 
 NUMBERS = st.integers(0, 2**40)
 SECONDS = NUMBERS.map(lambda number: number / 100)
-PLACES = st.builds(Place, *[NUMBERS] * 9, seconds=SECONDS)
+COUNTERS = st.builds(Counters, *[NUMBERS] * 9, seconds=SECONDS)
 FLOATS = st.floats(allow_nan=True)
 DATA = st.dictionaries(st.text(), st.none() | FLOATS | st.text() | st.lists(NUMBERS))
 TEXTS = st.text(max_size=20)
@@ -51,54 +51,55 @@ def blocks(draw: st.DrawFn) -> Batches:
 
     losses = st.none() | st.lists(st.floats(width=32) | FLOATS, min_size=rows, max_size=rows).map(tuple)
     one, two, three, four, five, six = (column(most) for most in (9, 300, 70_000, 2**40, 9, 900))
-    return Batches(draw(PLACES), draw(SECONDS), one, two, three, four, five, six, draw(losses))
+    return Batches(draw(COUNTERS), draw(SECONDS), one, two, three, four, five, six, draw(losses))
 
 
 ENTRIES = st.one_of(
-    st.builds(Happened, TEXTS, SECONDS, PLACES, DATA),
-    st.builds(Asked, NUMBERS, REQUESTS),
-    st.builds(Recounted, NUMBERS, NUMBERS),
+    st.builds(EventEntry, TEXTS, SECONDS, COUNTERS, DATA),
+    st.builds(RequestEntry, NUMBERS, REQUESTS),
+    st.builds(RepeatEntry, NUMBERS, NUMBERS),
     st.builds(
-        Spent, st.lists(st.builds(Spending, TEXTS, TEXTS, NUMBERS, NUMBERS, SECONDS, SECONDS), max_size=3).map(tuple)
+        TimesEntry,
+        st.lists(st.builds(HandlerTime, TEXTS, TEXTS, NUMBERS, NUMBERS, SECONDS, SECONDS), max_size=3).map(tuple),
     ),
     blocks(),
 )
 
 
 def bits(entry: Entry) -> str:
-    """Return what differs where any bit of a number does, and is alike for two NaN."""
+    """Return a text that differs if any bit of a number does, and is equal for two NaN."""
     return repr(entry)
 
 
 @given(ENTRIES)
-def test_an_entry_comes_back_as_it_was(entry: Entry) -> None:
+def test_an_entry_is_equal_after_decoding(entry: Entry) -> None:
     line = encode(entry, number=3)
     assert "\n" not in line
-    assert bits(decode(parse(line))) == bits(entry)
+    assert bits(decode(parse_line(line))) == bits(entry)
 
 
 @given(ENTRIES, st.data())
-def test_a_line_that_is_cut_is_refused(entry: Entry, data: st.DataObject) -> None:
+def test_a_line_that_is_cut_short_is_damaged(entry: Entry, data: st.DataObject) -> None:
     line = encode(entry)
     end = data.draw(st.integers(0, len(line) - 1))
     with pytest.raises(ValueError, match="damaged"):
-        parse(line[:end])
+        parse_line(line[:end])
 
 
 @given(ENTRIES, st.data())
-def test_a_line_in_which_a_bit_is_wrong_is_refused(entry: Entry, data: st.DataObject) -> None:
+def test_a_line_with_a_wrong_bit_is_damaged(entry: Entry, data: st.DataObject) -> None:
     line = bytearray(encode(entry).encode())
     line[data.draw(st.integers(0, len(line) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(ValueError, match="damaged"):
-        parse(bytes(line))
+        parse_line(bytes(line))
 
 
 @pytest.mark.parametrize(
     "text", ["{", "1", "[]", "[1]", "[" * 100_000], ids=["none", "number", "empty", "name", "deep"]
 )
-def test_a_line_that_is_no_array_with_a_name_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="it is no"):
-        parse(f"{text}\t{crc32(text.encode()):08x}")
+def test_a_line_that_is_not_an_array_with_a_name_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not "):
+        parse_line(f"{text}\t{crc32(text.encode()):08x}")
 
 
 JSON = st.recursive(
@@ -110,25 +111,25 @@ KINDS = st.sampled_from(["happened", "asked", "recounted", "spent", "batches", "
 
 
 @given(KINDS, st.lists(JSON, max_size=8))
-def test_a_line_of_another_form_is_an_entry_or_a_value_error(kind: str, rest: list[Any]) -> None:
+def test_any_line_is_an_entry_or_a_value_error(kind: str, rest: list[Any]) -> None:
     with suppress(ValueError):
-        decode(parse(sealed(kind, *rest)))
+        decode(parse_line(format_line(kind, *rest)))
 
 
-def test_an_attempt_comes_back_as_it_was(tmp_path: Path) -> None:
-    given_one = attempt(
-        Happened("train_start", 0.0, Place()),
+def test_an_attempt_is_equal_after_reading(tmp_path: Path) -> None:
+    original = attempt(
+        EventEntry("train_start", 0.0, Counters()),
         max_steps=7,
         validation_sets=("a", "b"),
         hyper_parameters={"lr": 0.1, "layers": [1, 2]},
         plan={"log": ("x", "y")},
         losses=True,
     )
-    recording = read(write(tmp_path / "x.recording", given_one, replace(given_one, name="a2")))
-    assert recording.attempts == (given_one, replace(given_one, name="a2"))
+    recording = read(write(tmp_path / "x.recording", original, replace(original, name="a2")))
+    assert recording.attempts == (original, replace(original, name="a2"))
 
 
 def test_a_block_is_compact() -> None:
     rows = range(1, 1_001)
-    regular = Batches(Place(), 10.0, tuple(rows), (0,) * 1_000, (0,) * 1_000, tuple(rows), (0,) * 1_000, tuple(rows))
+    regular = Batches(Counters(), 10.0, tuple(rows), (0,) * 1_000, (0,) * 1_000, tuple(rows), (0,) * 1_000, tuple(rows))
     assert len(encode(regular)) < 100

@@ -1,4 +1,4 @@
-"""Whatever an event carries, it is kept as plain data of a bounded size."""
+"""Any field of an event becomes plain data of a bounded size."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph.builtin_callbacks.recorder.format.plain import plain, plain_metrics, short
+from heliograph.builtin_callbacks.recorder.format.plain import shorten, to_plain, to_plain_metrics
 from hypothesis import given
 from hypothesis import strategies as st
 
-BOUND = 200_000  # characters of JSON, whatever is given
+BOUND = 200_000  # characters of JSON
 
 
 class Colour(Enum):
     RED = 1
 
 
-class Unspeakable:
+class Broken:
     def __repr__(self) -> str:
         raise OSError("no")
 
@@ -48,33 +48,33 @@ class Unspeakable:
         (ValueError(), "ValueError"),
         (Path, "pathlib.Path"),
         (10**400, "a whole number of 1329 bits"),
-        (Unspeakable(), "<Unspeakable, whose repr raised OSError>"),
+        (Broken(), "<Broken, whose repr raised OSError>"),
         (b"ab", "b'ab'"),
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_is_plain_stays_and_the_rest_is_described(value: Any, kept: Any) -> None:
-    assert plain(value) == kept
+def test_plain_values_are_kept_and_others_described(value: Any, kept: Any) -> None:
+    assert to_plain(value) == kept
 
 
-def test_nan_stays() -> None:
-    assert math.isnan(plain(float("nan")))
+def test_nan_is_kept() -> None:
+    assert math.isnan(to_plain(float("nan")))
 
 
-def test_what_is_cut_is_said_in_its_place() -> None:
-    assert short("x" * 2_120) == "x" * 2_000 + "… (+120 characters)"
-    assert plain(list(range(300)))[-1] == "… (+100 items)"
-    assert plain({str(index): index for index in range(300)})["…"] == "(+100 items)"
+def test_cuts_are_marked() -> None:
+    assert shorten("x" * 2_120) == "x" * 2_000 + "… (+120 characters)"
+    assert to_plain(list(range(300)))[-1] == "… (+100 items)"
+    assert to_plain({str(index): index for index in range(300)})["…"] == "(+100 items)"
 
 
-def test_a_deep_value_ends() -> None:
+def test_a_value_that_contains_itself() -> None:
     value: list[Any] = []
     value.append(value)
-    assert len(json.dumps(plain(value))) < BOUND
+    assert len(json.dumps(to_plain(value))) < BOUND
 
 
-def test_metrics_are_numbers_and_so_many() -> None:
-    kept, left_out = plain_metrics({f"m{index}": np.float32(index) for index in range(2_500)})
+def test_metrics_are_floats_up_to_a_limit() -> None:
+    kept, left_out = to_plain_metrics({f"m{index}": np.float32(index) for index in range(2_500)})
     assert (len(kept), left_out, kept["m7"], type(kept["m7"])) == (2_000, 500, 7.0, float)
 
 
@@ -87,4 +87,4 @@ VALUES = st.recursive(
 
 @given(VALUES, st.integers(1, 500))
 def test_any_value_becomes_bounded_json(value: Any, times: int) -> None:
-    assert len(json.dumps(plain([value] * times))) < BOUND
+    assert len(json.dumps(to_plain([value] * times))) < BOUND

@@ -1,4 +1,4 @@
-"""A recording is read whatever happened to its file."""
+"""A recording is read even if it is incomplete or damaged."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from heliograph.builtin_callbacks.recorder.format.checksum import sealed
+from heliograph.builtin_callbacks.recorder.format.checksum import format_line
 from heliograph.builtin_callbacks.recorder.format.lines import (
     ROWS,
     encode,
@@ -15,37 +15,37 @@ from heliograph.builtin_callbacks.recorder.format.lines import (
     encode_lost,
     encode_mark,
 )
-from heliograph.builtin_callbacks.recorder.format.reader import leftover, read
-from heliograph.builtin_callbacks.recorder.format.records import Asked, Batches, Happened, Place
-from heliograph.builtin_callbacks.recorder.format.tail import BEGIN, ROW, SIZE, Tail, read_tail, tail_of
+from heliograph.builtin_callbacks.recorder.format.reader import read, read_leftover
+from heliograph.builtin_callbacks.recorder.format.records import Batches, Counters, EventEntry, RequestEntry
+from heliograph.builtin_callbacks.recorder.format.tail import BEGIN, ROW, SIZE, Tail, read_tail, tail_path
 from heliograph.events import Request
 from heliograph.tests.recordings import PLAIN, attempt, write
 
-START = Happened("train_start", 0.0, Place())
-ASKED = Asked(0, Request("stop", "me", "enough", 0, 3, 3))
+START = EventEntry("train_start", 0.0, Counters())
+ASKED = RequestEntry(0, Request("stop", "me", "enough", 0, 3, 3))
 
 
 def block(begin: int, end: int) -> Batches:
     """Return regular batches from one to another."""
     steps, zeros = tuple(range(begin + 1, end + 1)), (0,) * (end - begin)
-    first = Place(0, begin, 0, begin, samples=begin, seconds=begin / 100)
+    first = Counters(0, begin, 0, begin, samples=begin, seconds=begin / 100)
     return Batches(first, end / 100, steps, zeros, zeros, steps, zeros, steps)
 
 
 def fill(path: Path, number: int, begin: int, end: int, *skipped: int) -> Tail:
-    """Write the tail of an attempt `a1`, with a row for every batch but those that were not heard of."""
-    tail = Tail(tail_of(path))
-    tail.begin("a1", number, Place(0, begin, 0, begin, samples=begin, seconds=begin / 100), begin / 100)
+    """Write the tail of an attempt `a1`, with a row for every batch but the skipped ones."""
+    tail = Tail(tail_path(path))
+    tail.begin("a1", number, Counters(0, begin, 0, begin, samples=begin, seconds=begin / 100), begin / 100)
     at = BEGIN
     for batch in range(begin + 1, end + 1):
         if batch not in skipped:
             ROW.pack_into(tail.buffer, at, batch, batch, 0, 0, batch, 0, batch)
-            tail.keep(at)
+            tail.write_row(at)
             at += ROW.size
     return tail
 
 
-def test_a_folder_means_its_newest_recording(tmp_path: Path) -> None:
+def test_of_a_folder_the_newest_recording_is_read(tmp_path: Path) -> None:
     for age, name in ((3, "b"), (1, "a"), (2, "c")):
         path = write(tmp_path / f"{name}.recording", attempt(run=name))
         os.utime(path, ns=(10**18 - age, 10**18 - age))
@@ -54,7 +54,7 @@ def test_a_folder_means_its_newest_recording(tmp_path: Path) -> None:
     assert read(str(tmp_path / "b.recording")).attempts[0].run == "b"
 
 
-def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+def test_a_missing_recording_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="holds no recording"):
         read(tmp_path)
     with pytest.raises(FileNotFoundError, match="There is no recording"):
@@ -65,63 +65,63 @@ def test_what_is_not_there_is_said(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "is empty"),
-        ("hello\n", "is no recording of heliograph"),
-        ("[1]\n", "is no recording"),
+        ("hello\n", "is not a recording of heliograph"),
+        ("[1]\n", "is not a recording"),
         ('["recording",99]\n', "has format 99, this version reads 1"),
     ],
     ids=["empty", "text", "json", "newer"],
 )
-def test_what_is_no_recording_is_refused(text: str, message: str, tmp_path: Path) -> None:
+def test_another_file_is_refused(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "x.recording"
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         read(path)
 
 
-def test_the_last_line_may_be_torn(tmp_path: Path) -> None:
+def test_the_last_line_may_be_cut_short(tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START, ASKED))
     path.write_bytes(path.read_bytes()[:-5])
     (only,) = read(path).attempts
     assert only.entries == (START,)
-    assert only.damage == ("line 4, the last, was cut short: it is damaged",)
+    assert only.damage == ("line 4 (the last, cut short): damaged",)
 
 
-def test_a_last_line_that_only_lacks_its_end_is_whole(tmp_path: Path) -> None:
+def test_a_last_line_that_only_lacks_its_newline_is_complete(tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START, ASKED))
     path.write_bytes(path.read_bytes()[:-1])
     assert read(path).attempts[0].entries == (START, ASKED)
 
 
-def test_damage_amid_the_file_is_told_and_the_rest_is_read(tmp_path: Path) -> None:
+def test_damage_within_the_file_is_reported_and_the_rest_is_read(tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START, ASKED, block(0, 3)))
     lines = path.read_text().splitlines()
-    lines[3:3] = ["\0" * 50, sealed("happened", "log", 0), sealed("unheard of"), encode_lost(7)]
+    lines[3:3] = ["\0" * 50, format_line("happened", "log", 0), format_line("unknown"), encode_lost(7)]
     path.write_text("\n".join(lines) + "\n")
     (only,) = read(path).attempts
     assert only.entries == (START, ASKED, block(0, 3))
     assert only.damage == (
-        "line 4: it is damaged",
-        "line 5: a line 'happened' of another form",
-        "line 6: a line 'unheard of' of another form",
+        "line 4: damaged",
+        "line 5: a line 'happened' with unexpected values",
+        "line 6: a line 'unknown' with unexpected values",
         "7 lines could not be written",
     )
 
 
-def test_an_attempt_whose_beginning_is_damaged_is_not_another_ones(tmp_path: Path) -> None:
+def test_an_attempt_whose_first_line_is_damaged_stays_separate(tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START), attempt(START, ASKED))
     lines = path.read_text().splitlines()
     lines[3] = lines[3][:40]
     path.write_text("\n".join(lines) + "\n")
     first, second = read(path).attempts
     assert (len(first.entries), len(second.entries), second.name) == (1, 2, "")
-    assert second.damage == ("line 4: it is damaged",)
+    assert second.damage == ("line 4: damaged",)
 
 
-def test_a_first_line_that_is_damaged_hides_no_other(tmp_path: Path) -> None:
+def test_a_damaged_first_line_hides_no_other(tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START))
     path.write_bytes(b"\0\0" + path.read_bytes()[2:])
     (only,) = read(path).attempts
-    assert (only.entries, only.damage) == ((START,), ("line 1: it is damaged",))
+    assert (only.entries, only.damage) == ((START,), ("line 1: damaged",))
 
 
 @pytest.mark.parametrize(
@@ -129,41 +129,41 @@ def test_a_first_line_that_is_damaged_hides_no_other(tmp_path: Path) -> None:
     [(24 + 9 * 8, b"\xff" * 8), (BEGIN + 8, b"\xff" * 8), (BEGIN + ROW.size + 8, b"\0" * 8)],
     ids=["no number", "negative", "going back"],
 )
-def test_an_open_block_that_is_damaged_is_told_and_not_gone_on_behind(at: int, bits: bytes, tmp_path: Path) -> None:
+def test_a_damaged_tail_is_reported_and_the_recording_is_not_reopened(at: int, bits: bytes, tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START, block(0, 3)))
     fill(path, 2, 3, 5).close(remove=False)
-    content = tail_of(path).read_bytes()
-    tail_of(path).write_bytes(content[:at] + bits + content[at + 8 :])
+    content = tail_path(path).read_bytes()
+    tail_path(path).write_bytes(content[:at] + bits + content[at + 8 :])
     (only,) = read(path).attempts
-    assert (only.entries, only.damage) == ((START, block(0, 3)), ("the block that was open is damaged",))
-    with pytest.raises(ValueError, match="the block that was open is damaged"):
-        leftover(path)
+    assert (only.entries, only.damage) == ((START, block(0, 3)), ("the tail is damaged",))
+    with pytest.raises(ValueError, match="the tail is damaged"):
+        read_leftover(path)
 
 
-def test_the_open_block_is_read_with_the_file(tmp_path: Path) -> None:
+def test_the_tail_is_read_with_the_file(tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START, block(0, 3)))
     fill(path, 2, 3, 5)
     assert read(path).attempts[0].entries == (START, block(0, 3), block(3, 5))
 
 
-def test_a_block_counts_once_wherever_the_kill_came(tmp_path: Path) -> None:
+def test_a_block_in_the_file_and_the_tail_counts_once(tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START, block(0, 3)))
     fill(path, 1, 0, 3)
     assert read(path).attempts[0].entries == (START, block(0, 3))
-    assert leftover(path) == []
+    assert read_leftover(path) == []
     with path.open("a") as file:
-        file.write(encode(block(0, 3), 1) + "\n")  # and again
+        file.write(encode(block(0, 3), 1) + "\n")  # twice
     assert read(path).attempts[0].entries == (START, block(0, 3))
 
 
-def test_a_tail_of_another_attempt_is_left_out(tmp_path: Path) -> None:
+def test_a_tail_of_another_attempt_is_ignored(tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START), attempt(START, name="a2"))
     fill(path, 1, 0, 3)
     assert [len(each.entries) for each in read(path).attempts] == [1, 1]
 
 
 @pytest.mark.parametrize("whole", range(ROW.size), ids=str)
-def test_a_row_that_a_kill_cut_short_is_none(whole: int, tmp_path: Path) -> None:
+def test_an_incomplete_row_is_ignored(whole: int, tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START))
     tail = fill(path, 1, 0, 3)
     data = ROW.pack(4, 4, 0, 0, 4, 0, 4)[:whole]
@@ -172,7 +172,7 @@ def test_a_row_that_a_kill_cut_short_is_none(whole: int, tmp_path: Path) -> None
     assert len(read(path).attempts[0].entries[-1]) == expected  # type: ignore[arg-type]  # it has a length
 
 
-def test_a_head_that_a_kill_cut_short_is_none(tmp_path: Path) -> None:
+def test_a_tail_with_an_incomplete_head_is_ignored(tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START))
     tail = fill(path, 1, 0, 3)
     tail.buffer[BEGIN - 20 : BEGIN] = bytes(20)
@@ -180,31 +180,31 @@ def test_a_head_that_a_kill_cut_short_is_none(tmp_path: Path) -> None:
     assert read(path).attempts[0].entries == (START,)
 
 
-def test_batches_that_were_not_heard_of_are_no_part_of_a_block(tmp_path: Path) -> None:
+def test_a_gap_between_batches_splits_a_block(tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START))
     fill(path, 1, 0, 9, 4, 5)
-    _, before, behind = read(path).attempts[0].entries
+    _, before, after = read(path).attempts[0].entries
     assert isinstance(before, Batches)
-    assert isinstance(behind, Batches)
+    assert isinstance(after, Batches)
     assert (before.first.batch, before.steps) == (0, (1, 2, 3))
-    assert (behind.first.batch, behind.steps) == (5, (6, 7, 8, 9))
-    (first, second) = leftover(path)
+    assert (after.first.batch, after.steps) == (5, (6, 7, 8, 9))
+    (first, second) = read_leftover(path)
     with path.open("a") as file:
-        file.write(first + "\n")  # and a kill before the second
-    assert leftover(path) == [second]
-    assert read(path).attempts[0].entries == (START, before, behind)
+        file.write(first + "\n")  # as if a kill came before the second
+    assert read_leftover(path) == [second]
+    assert read(path).attempts[0].entries == (START, before, after)
 
 
 def test_a_full_block_and_the_next_one(tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START))
     tail = fill(path, 1, 0, ROWS)
     assert len(tail.rows(SIZE).table) == ROWS
-    tail.begin("a1", 2, Place(0, ROWS), 0.0)
-    assert read_tail(path) is None  # no row of the former block is taken for one of this
+    tail.begin("a1", 2, Counters(0, ROWS), 0.0)
+    assert read_tail(path) is None  # the rows of the former block are cleared
 
 
-def test_what_was_written_before_its_block_stands_between_the_batches(tmp_path: Path) -> None:
-    logs = [Happened("log", batch / 100, Place(0, batch, 0, batch), {"metrics": {}}) for batch in (0, 2, 5, 5)]
+def test_entries_that_were_written_before_their_block_are_between_its_batches(tmp_path: Path) -> None:
+    logs = [EventEntry("log", batch / 100, Counters(0, batch, 0, batch), {"metrics": {}}) for batch in (0, 2, 5, 5)]
     path = write(tmp_path / "x.recording", attempt(START))
     with path.open("a") as file:
         file.write(encode(block(0, 1), 1) + "\n")
@@ -217,12 +217,12 @@ def test_what_was_written_before_its_block_stands_between_the_batches(tmp_path: 
     spans = [
         (each.first.batch, each.first.batch + len(each)) if isinstance(each, Batches) else each.event
         for each in entries
-        if isinstance(each, Batches | Happened)
+        if isinstance(each, Batches | EventEntry)
     ]
     assert spans == ["train_start", (0, 1), "log", (1, 2), "log", (3, 5), "log", "log", (5, 7)]
     with path.open("a") as file:
-        file.write("".join(f"{line}\n" for line in leftover(path)))
-    tail_of(path).unlink()
+        file.write("".join(f"{line}\n" for line in read_leftover(path)))
+    tail_path(path).unlink()
     assert read(path).attempts[0].entries == entries
 
 
@@ -231,6 +231,6 @@ def test_the_first_lines_alone(tmp_path: Path) -> None:
     path.write_text(encode_head() + "\n")
     assert read(path).attempts == ()
     path.write_text(encode_head() + "\n" + encode_attempt(PLAIN)[:30])
-    assert read(path).attempts[0].damage == ("line 2, the last, was cut short: it is damaged",)
+    assert read(path).attempts[0].damage == ("line 2 (the last, cut short): damaged",)
     path.write_text(encode_head() + "\n" + encode(START) + "\n")
-    assert read(path).attempts[0].damage == ("its beginning is missing",)
+    assert read(path).attempts[0].damage == ("the first line of the attempt is missing",)

@@ -1,18 +1,18 @@
-"""What a later attempt went back behind is lost."""
+"""Work from before which a later attempt continued is lost."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
 
-from heliograph.builtin_callbacks.recorder.format.reader import walk
-from heliograph.builtin_callbacks.recorder.format.records import Asked, Batches, Happened, Place, Recording
+from heliograph.builtin_callbacks.recorder.format.records import Batches, Counters, EventEntry, Recording, RequestEntry
+from heliograph.builtin_callbacks.recorder.format.walk import walk
 from heliograph.events import Request
 from heliograph.tests.recordings import attempt
 
 
-def at(batch: int, epoch: int = 0) -> Place:
-    return Place(epoch, batch, steps=batch, samples=batch, seconds=batch / 100)
+def at(batch: int, epoch: int = 0) -> Counters:
+    return Counters(epoch, batch, steps=batch, samples=batch, seconds=batch / 100)
 
 
 def block(begin: int, end: int) -> Batches:
@@ -20,15 +20,15 @@ def block(begin: int, end: int) -> Batches:
     return Batches(at(begin), end / 100, steps, zeros, zeros, steps, zeros, steps)
 
 
-def happened(event: str, batch: int) -> Happened:
-    return Happened(event, batch / 100, at(batch))
+def event(name: str, batch: int) -> EventEntry:
+    return EventEntry(name, batch / 100, at(batch))
 
 
-def back_to(batch: int) -> Happened:
-    return Happened("checkpoint_loaded", 0.0, at(batch), {"path": None, "origin": asdict(at(batch))})
+def back_to(batch: int) -> EventEntry:
+    return EventEntry("checkpoint_loaded", 0.0, at(batch), {"path": None, "origin": asdict(at(batch))})
 
 
-def told(*attempts: tuple[object, ...], **about: object) -> list[tuple[int, str, bool]]:
+def walked(*attempts: tuple[object, ...], **about: object) -> list[tuple[int, str, bool]]:
     recording = Recording(Path(), tuple(attempt(*each, **about) for each in attempts))  # type: ignore[arg-type]
     names = []
     for index, entry, lost in walk(recording):
@@ -37,13 +37,13 @@ def told(*attempts: tuple[object, ...], **about: object) -> list[tuple[int, str,
     return names
 
 
-START = happened("train_start", 0)
+START = event("train_start", 0)
 
 
-def test_what_lies_behind_the_place_of_the_resume_is_lost() -> None:
-    first = (START, block(0, 4), happened("save_point", 4), happened("checkpoint_saved", 4), block(4, 6))
+def test_work_after_the_position_of_the_resume_is_lost() -> None:
+    first = (START, block(0, 4), event("save_point", 4), event("checkpoint_saved", 4), block(4, 6))
     second = (START, back_to(4), block(4, 8))
-    assert told(first, second) == [
+    assert walked(first, second) == [
         (0, "train_start", False),
         (0, "0-4", False),
         (0, "save_point", False),
@@ -55,8 +55,8 @@ def test_what_lies_behind_the_place_of_the_resume_is_lost() -> None:
     ]
 
 
-def test_a_block_may_be_lost_in_parts_and_again() -> None:
-    assert told((block(0, 8),), (back_to(6), block(6, 9)), (back_to(3), block(3, 10))) == [
+def test_a_block_may_be_lost_in_several_parts() -> None:
+    assert walked((block(0, 8),), (back_to(6), block(6, 9)), (back_to(3), block(3, 10))) == [
         (0, "0-3", False),
         (0, "3-6", True),
         (0, "6-8", True),
@@ -74,9 +74,9 @@ def test_a_part_of_a_block_keeps_its_numbers() -> None:
     assert parts == [whole[:3], whole[3:]]
 
 
-def test_a_return_amid_the_run_loses_what_it_drops() -> None:
-    asked = Asked(0, Request("roll_back", "me", "bad", 0, 6, 6))
-    assert told((block(0, 6), asked, back_to(2), block(2, 3))) == [
+def test_a_roll_back_loses_what_came_after() -> None:
+    asked = RequestEntry(0, Request("roll_back", "me", "bad", 0, 6, 6))
+    assert walked((block(0, 6), asked, back_to(2), block(2, 3))) == [
         (0, "0-2", False),
         (0, "2-6", True),
         (0, "asked", True),
@@ -85,6 +85,6 @@ def test_a_return_amid_the_run_loses_what_it_drops() -> None:
     ]
 
 
-def test_a_test_between_two_attempts_stays() -> None:
-    attempts = (attempt(block(0, 6)), attempt(happened("test_end", 3), phase="test"), attempt(back_to(0)))
+def test_a_test_between_two_attempts_is_not_lost() -> None:
+    attempts = (attempt(block(0, 6)), attempt(event("test_end", 3), phase="test"), attempt(back_to(0)))
     assert [each.lost for each in walk(Recording(Path(), attempts))] == [True, False, False]

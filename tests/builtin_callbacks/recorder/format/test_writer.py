@@ -1,4 +1,4 @@
-"""Lines are appended whole, by one process, and none is lost while the disk is full for a while."""
+"""Lines are appended by one process, and none is lost while the disk is full."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from heliograph.builtin_callbacks.recorder.format import tail as tails
 from heliograph.builtin_callbacks.recorder.format import writer as writing
 from heliograph.builtin_callbacks.recorder.format.lines import encode, encode_attempt
 from heliograph.builtin_callbacks.recorder.format.reader import read
-from heliograph.builtin_callbacks.recorder.format.records import Batches, Happened, Place
-from heliograph.builtin_callbacks.recorder.format.tail import BEGIN, ROW, SIZE, Tail, read_tail, tail_of
+from heliograph.builtin_callbacks.recorder.format.records import Batches, Counters, EventEntry
+from heliograph.builtin_callbacks.recorder.format.tail import BEGIN, ROW, SIZE, Tail, read_tail, tail_path
 from heliograph.builtin_callbacks.recorder.format.writer import Writer
 from heliograph.tests.recordings import PLAIN, attempt, write
 
@@ -22,16 +22,16 @@ Full = Callable[[int | None], None]
 
 
 def line(number: int) -> str:
-    return encode(Happened("train_start", number, Place(), {"number": number}))
+    return encode(EventEntry("train_start", number, Counters(), {"number": number}))
 
 
 def numbers(path: Path) -> list[int]:
-    return [each.data["number"] for each in read(path).attempts[0].entries if isinstance(each, Happened)]
+    return [each.data["number"] for each in read(path).attempts[0].entries if isinstance(each, EventEntry)]
 
 
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> Full:
-    """Return what lets the disk have room for so many bytes more, None for enough."""
+    """Return a function that limits the free space of the disk to so many bytes, None for no limit."""
     room: list[int | None] = [None]
     whole = os.write
 
@@ -51,15 +51,15 @@ def full(monkeypatch: pytest.MonkeyPatch) -> Full:
 @pytest.fixture
 def writer(tmp_path: Path) -> Writer:
     """Return a writer, for the test to close."""
-    made = Writer.new(tmp_path / "made", "my run")
-    made.write([encode_attempt(PLAIN)])
-    return made
+    writer = Writer.create(tmp_path / "created", "my run")
+    writer.write([encode_attempt(PLAIN)])
+    return writer
 
 
-def test_every_file_has_a_name_of_its_own_and_the_usual_rights(tmp_path: Path) -> None:
+def test_every_file_has_a_unique_name_and_the_usual_permissions(tmp_path: Path) -> None:
     former = os.umask(0o027)
     try:
-        writers = [Writer.new(tmp_path, "a/b") for _ in range(3)]
+        writers = [Writer.create(tmp_path, "a/b") for _ in range(3)]
     finally:
         os.umask(former)
     assert len({each.path for each in writers}) == 3
@@ -71,22 +71,22 @@ def test_every_file_has_a_name_of_its_own_and_the_usual_rights(tmp_path: Path) -
 
 def test_a_second_writer_is_refused(writer: Writer) -> None:
     with pytest.raises(ValueError, match="This recording is written by process"):
-        Writer.again(writer.path)
+        Writer.reopen(writer.path)
     writer.close()
-    Writer.again(writer.path).close()
+    Writer.reopen(writer.path).close()
 
 
-def test_no_line_is_lost_where_the_disk_is_full_for_a_while(writer: Writer, full: Full) -> None:
+def test_no_line_is_lost_while_the_disk_is_full(writer: Writer, full: Full) -> None:
     writer.write([line(0)])
     full(30)
     with pytest.raises(OSError, match="No space"):
         writer.write([line(1)])
-    writer.write([line(2)])  # is told once
+    writer.write([line(2)])  # raises once only
     assert numbers(writer.path) == [0]
     full(None)
     writer.write([line(3)])
     assert numbers(writer.path) == [0, 1, 2, 3]
-    assert read(writer.path).attempts[0].damage == ("line 4: it is damaged",)  # where it stopped
+    assert read(writer.path).attempts[0].damage == ("line 4: damaged",)  # the incomplete write
     full(0)
     with pytest.raises(OSError, match="No space"):
         writer.write([line(4)])
@@ -95,10 +95,10 @@ def test_no_line_is_lost_where_the_disk_is_full_for_a_while(writer: Writer, full
     assert numbers(writer.path) == [0, 1, 2, 3, 4, 5]
 
 
-def test_of_what_waits_too_long_only_the_number_is_kept(
+def test_lines_above_the_limit_are_dropped_and_counted(
     writer: Writer, full: Full, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writing, "UNWRITTEN", 500)
+    monkeypatch.setattr(writing, "MAX_PENDING", 500)
     full(0)
     with pytest.raises(OSError, match="No space"):
         writer.write([line(0)])
@@ -112,96 +112,96 @@ def test_of_what_waits_too_long_only_the_number_is_kept(
     assert kept == list(range(31 - len(kept), 31))
 
 
-def test_what_cannot_be_written_at_the_end_is_told(writer: Writer, full: Full) -> None:
+def test_lines_that_cannot_be_written_at_the_end_are_an_error(writer: Writer, full: Full) -> None:
     full(0)
     with pytest.raises(OSError, match="No space"):
         writer.write([line(0)])
     with pytest.raises(OSError, match="No space"):
         writer.close([line(1)])
-    Writer.again(writer.path).close()  # it has let go of it
+    Writer.reopen(writer.path).close()  # the lock was released
 
 
-def test_a_file_that_cannot_be_begun_leaves_nothing(tmp_path: Path, full: Full) -> None:
+def test_a_file_that_cannot_be_created_is_removed(tmp_path: Path, full: Full) -> None:
     for room in (0, 5):
         full(room)
         with pytest.raises(OSError, match="No space"):
-            Writer.new(tmp_path, "run")
+            Writer.create(tmp_path, "run")
     assert not list(tmp_path.iterdir())
     full(None)
-    Writer.new(tmp_path, "run").close()
+    Writer.create(tmp_path, "run").close()
 
 
-def test_where_what_a_kill_left_cannot_be_taken_in_it_can_be_later(tmp_path: Path, full: Full) -> None:
+def test_a_tail_that_cannot_be_added_is_added_later(tmp_path: Path, full: Full) -> None:
     path = write(tmp_path / "x.recording", attempt())
-    tail = Tail(tail_of(path))
-    tail.begin("a1", 1, Place(), -0.001)
+    tail = Tail(tail_path(path))
+    tail.begin("a1", 1, Counters(), -0.001)
     ROW.pack_into(tail.buffer, BEGIN, 1, 1, 0, 0, 3, 0, 1)
     full(0)
     with pytest.raises(OSError, match="No space"):
-        Writer.again(path)
+        Writer.reopen(path)
     full(None)
-    Writer.again(path).close()
+    Writer.reopen(path).close()
     tail.close()
     assert [len(entry) for entry in read(path).attempts[0].entries if isinstance(entry, Batches)] == [1]
 
 
-def test_a_line_is_not_glued_to_one_that_a_kill_cut_short(writer: Writer) -> None:
+def test_a_line_after_one_that_was_cut_short_is_separate(writer: Writer) -> None:
     writer.write([line(0), line(1)])
     writer.close()
     writer.path.write_bytes(writer.path.read_bytes()[:-9])
-    Writer.again(writer.path).close([line(2)])
+    Writer.reopen(writer.path).close([line(2)])
     assert numbers(writer.path) == [0, 2]
 
 
-def test_what_a_killed_run_left_beside_its_file_is_taken_in(tmp_path: Path) -> None:
+def test_the_tail_of_a_killed_run_is_added(tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt())
-    tail = Tail(tail_of(path))
-    tail.begin("a1", 1, Place(), 0.0)
+    tail = Tail(tail_path(path))
+    tail.begin("a1", 1, Counters(), 0.0)
     ROW.pack_into(tail.buffer, BEGIN, 1, 1, 0, 0, 3, 0, 1)
     before = read(path)
-    writer = Writer.again(path)
+    writer = Writer.reopen(path)
     assert read(path) == before
     tail.close()
     assert read(path) == before
     writer.close()
 
 
-def test_what_is_no_recording_is_not_written_to(tmp_path: Path) -> None:
+def test_another_file_is_not_written_to(tmp_path: Path) -> None:
     path = tmp_path / "x.recording"
     path.write_text("precious\n")
-    with pytest.raises(ValueError, match="is no recording"):
-        Writer.again(path)
+    with pytest.raises(ValueError, match="is not a recording"):
+        Writer.reopen(path)
     assert [each.name for each in tmp_path.iterdir()] == ["x.recording"]
     assert path.read_text() == "precious\n"
 
 
 @pytest.mark.parametrize("obstacle", ["posix_fallocate", "open"])
-def test_without_a_mapping_rows_are_written_where_that_is_possible(
+def test_without_a_mapping_each_row_is_written_if_possible(
     obstacle: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = write(tmp_path / "x.recording", attempt())
 
     def refuse(*arguments: object) -> None:
-        raise OSError(errno.EOPNOTSUPP, "no such thing here")
+        raise OSError(errno.EOPNOTSUPP, "not supported")
 
     with monkeypatch.context() as patch:
         patch.setattr(tails.os, obstacle, refuse)  # type: ignore[attr-defined]
-        tail = Tail(tail_of(path))
+        tail = Tail(tail_path(path))
     assert tail.obstacle is not None
     for number in (1, 2):
-        tail.begin("a1", number, Place(), 0.0)
+        tail.begin("a1", number, Counters(), 0.0)
         for batch in range(1, 4 - number):
             at = BEGIN + (batch - 1) * ROW.size
             ROW.pack_into(tail.buffer, at, 1, 1, 0, 0, 3, 0, batch)
-            tail.keep(at)
+            tail.write_row(at)
     rows = read_tail(path)
     assert (None if rows is None else (rows.number, len(rows.table))) == ((2, 1) if obstacle != "open" else None)
     tail.close()
-    assert not tail_of(path).exists()
+    assert not tail_path(path).exists()
 
 
 @pytest.mark.parametrize("room", [None, 1_000], ids=["enough", "too little"])
-def test_where_the_system_cannot_take_room_beforehand_it_is_filled(
+def test_without_posix_fallocate_the_tail_is_written_with_zeros(
     room: int | None, tmp_path: Path, full: Full, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(tails.os, "posix_fallocate")  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ import heliograph as h
 import pytest
 import torch
 from heliograph.builtin_callbacks.recorder.format.reader import read
-from heliograph.builtin_callbacks.recorder.format.records import Batches, Happened, Place, Recording
+from heliograph.builtin_callbacks.recorder.format.records import Batches, Counters, EventEntry, Recording
 from heliograph.builtin_callbacks.recorder.replay.replay import replay
 from heliograph.builtin_callbacks.recorder.replay.report import Replayed, ReplayedRequest
 from heliograph.core.errors import NotRecorded
@@ -416,7 +416,7 @@ def test_a_plugin_is_toggled_as_in_the_run(tmp_path: Path) -> None:
 
 def test_damage_is_noted() -> None:
     damaged = attempt(
-        Happened("train_start", 0.0, Place()), damage=("line 7: no JSON",), plan={"train_start": ("recorder",)}
+        EventEntry("train_start", 0.0, Counters()), damage=("line 7: no JSON",), plan={"train_start": ("recorder",)}
     )
     replayed = replay(Recording(Path("x.recording"), (damaged,)), [h.LogSchedule(h.Every(steps=2))])
     assert replayed.notes == ("attempt 1 is damaged: line 7: no JSON",)
@@ -425,7 +425,7 @@ def test_damage_is_noted() -> None:
 
 
 def test_only_the_last_attempt_may_be_running() -> None:
-    killed = attempt(Happened("train_start", 0.0, Place()), plan={"train_start": ("recorder",)})
+    killed = attempt(EventEntry("train_start", 0.0, Counters()), plan={"train_start": ("recorder",)})
     text = str(replay(Recording(Path("x.recording"), (killed, killed)), []))
     assert "attempt 1 was killed at epoch 0, batch 0, step 0\n" in text
     assert "attempt 2 was killed, or is running, at epoch 0, batch 0, step 0" in text

@@ -1,4 +1,4 @@
-"""The curves that a page draws."""
+"""The curves of a page."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from heliograph.builtin_callbacks.recorder.explain.attempt_summary import legs
+from heliograph.builtin_callbacks.recorder.explain.attempt_summary import summarize_attempts
 from heliograph.builtin_callbacks.recorder.format.records import Batches, Recording
 from heliograph.builtin_callbacks.recorder.timeline.axis import Axis
-from heliograph.builtin_callbacks.recorder.timeline.curves import Curve, Point, charts, thinned
+from heliograph.builtin_callbacks.recorder.timeline.curves import Curve, Point, charts, downsampled
 from heliograph.tests.builtin_callbacks.recorder.explain.factory import Script, killed_and_resumed, recording
 from hypothesis import given
 from hypothesis import strategies as st
 
 
-def drawn(told: Recording) -> dict[str, list[Curve]]:
-    found = legs(told)
-    return charts(told, found, Axis(found))
+def drawn(recorded: Recording) -> dict[str, list[Curve]]:
+    attempts = summarize_attempts(recorded)
+    return charts(recorded, attempts, Axis(attempts))
 
 
 def points(values: Sequence[float]) -> list[Point]:
@@ -33,9 +33,9 @@ def test_training_and_validation_share_a_chart() -> None:
     assert [curve.split for curve in found["loss"]] == ["train", "validation"]
 
 
-def test_work_that_was_lost_is_marked_as_such() -> None:
+def test_lost_work_is_marked() -> None:
     (loss, _) = drawn(killed_and_resumed())["loss"]
-    assert [(point.step, point.leg, point.is_lost) for point in loss.points] == [
+    assert [(point.step, point.attempt, point.is_lost) for point in loss.points] == [
         (4, 1, False),
         (8, 1, True),
         (11, 1, True),
@@ -50,8 +50,8 @@ def test_named_validation_sets_are_curves_of_one_chart() -> None:
     script.start()
     script.batches(1)
     metrics = {"validation/clean/loss": 1.0, "validation/noisy/loss": 2.0, "validation/noisy/top/5": 0.5}
-    script.happen("validation_end", metrics=metrics, batches=[])
-    script.happen("log", metrics={"throughput": 3.0, "train/generator/loss": 4.0}, asked=[])
+    script.emit("validation_end", metrics=metrics, batches=[])
+    script.emit("log", metrics={"throughput": 3.0, "train/generator/loss": 4.0}, asked=[])
     found = drawn(recording(script))
     assert {name: [curve.split for curve in curves] for name, curves in found.items()} == {
         "loss": ["validation/clean", "validation/noisy"],
@@ -71,7 +71,7 @@ def test_the_losses_of_batches_are_a_curve_too() -> None:
     assert [round(point.time, 6) for point in curve.points] == [0.6, 1.1, 1.6]
 
 
-def test_a_batch_that_was_left_out_has_no_loss() -> None:
+def test_a_skipped_batch_has_no_loss() -> None:
     script = Script(losses=True)
     script.start()
     script.batches(3, losses=(3.0, math.nan, 1.0))
@@ -81,16 +81,16 @@ def test_a_batch_that_was_left_out_has_no_loss() -> None:
     assert [(point.step, point.value) for point in curve.points] == [(1, 3.0), (3, 1.0)]
 
 
-def test_an_evaluation_on_its_own_is_no_curve() -> None:
+def test_an_evaluation_without_a_training_has_no_curve() -> None:
     script = Script(phase="test")
-    script.happen("test_end", metrics={"test/loss": 1.0}, batches=[])
+    script.emit("test_end", metrics={"test/loss": 1.0}, batches=[])
     assert drawn(recording(script)) == {}
 
 
 @given(st.lists(st.floats(), max_size=400), st.integers(40, 80))
-def test_thinning_keeps_the_ends_and_the_extremes(values: list[float], most: int) -> None:
+def test_downsampling_keeps_the_ends_and_the_extremes(values: list[float], most: int) -> None:
     whole = points(values)
-    kept = thinned(whole, most)
+    kept = downsampled(whole, most)
     assert len(kept) <= most + 4
     assert [point.step for point in kept] == sorted(point.step for point in kept)
     assert set(kept) <= set(whole) or any(math.isnan(value) for value in values)
@@ -102,13 +102,13 @@ def test_thinning_keeps_the_ends_and_the_extremes(values: list[float], most: int
         assert (min(left), max(left)) == (min(finite), max(finite))
 
 
-def test_a_curve_that_is_short_stays_as_it_is() -> None:
+def test_a_short_curve_is_not_downsampled() -> None:
     whole = points([1.0] * 2_000)
-    assert thinned(whole) == whole
-    assert len(thinned(points([float(step % 7) for step in range(50_000)]))) <= 2_000
+    assert downsampled(whole) == whole
+    assert len(downsampled(points([float(step % 7) for step in range(50_000)]))) <= 2_000
 
 
-def test_numbers_that_are_none_are_kept_where_the_rest_is_thinned() -> None:
+def test_nan_is_kept_when_the_rest_is_downsampled() -> None:
     values = [1.0] * 5_000
     values[2_222] = math.nan
-    assert [point.step for point in thinned(points(values)) if math.isnan(point.value)] == [2_222]
+    assert [point.step for point in downsampled(points(values)) if math.isnan(point.value)] == [2_222]

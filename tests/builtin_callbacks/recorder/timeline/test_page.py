@@ -1,4 +1,4 @@
-"""The page, as a file; what a browser makes of it is tested in `tests/test_timeline_in_browser.py`."""
+"""The page as a file; `tests/test_timeline_in_browser.py` tests it in a browser."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def embedded(text: str) -> Any:
     return json.loads(found[1])
 
 
-def test_the_policy_allows_the_pages_own_script_and_style_and_nothing_else() -> None:
+def test_the_policy_allows_only_the_script_and_the_style_of_the_page() -> None:
     text = page(killed_and_resumed())
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)
     assert policy is not None
@@ -38,7 +38,7 @@ def test_the_policy_allows_the_pages_own_script_and_style_and_nothing_else() -> 
     ]
 
 
-def test_the_page_names_no_address() -> None:
+def test_the_page_contains_no_url() -> None:
     text = page(killed_and_resumed()).replace("http://www.w3.org/2000/svg", "")  # a name, never loaded
     assert "://" not in text
     assert "@import" not in text
@@ -48,12 +48,12 @@ def test_the_page_names_no_address() -> None:
 @pytest.mark.parametrize(
     "hostile", ["</script><script>alert(1)</script>", "<!--<script>", "{{SCRIPT}}", "\u2028 & \\u003c", "]]>"]
 )
-def test_what_others_wrote_is_data(hostile: str) -> None:
+def test_recorded_texts_are_escaped(hostile: str) -> None:
     script = Script(run=hostile)
     script.start()
     script.batches(1)
-    script.happen("log", metrics={f"train/{hostile}": 1.0}, asked=[])
-    script.ask("end_epoch", hostile, hostile)
+    script.emit("log", metrics={f"train/{hostile}": 1.0}, asked=[])
+    script.request("end_epoch", hostile, hostile)
     script.close("failed", hostile, notes=[hostile])
     text = page(recording(script))
     data = embedded(text)
@@ -65,12 +65,12 @@ def test_what_others_wrote_is_data(hostile: str) -> None:
     assert "{{DATA}}" not in text
 
 
-def test_numbers_that_are_none_are_told_as_words() -> None:
+def test_nan_and_infinity_are_strings() -> None:
     script = Script()
     script.start()
     for value in (1.0, float("nan"), float("inf"), 0.1 + 0.2):
         script.batches(1)
-        script.happen("log", metrics={"train/loss": value}, asked=[])
+        script.emit("log", metrics={"train/loss": value}, asked=[])
     (chart,) = embedded(page(recording(script)))["charts"]
     assert chart["curves"][0]["pieces"] == [
         {"leg": 1, "lost": False, "x": [1, 2, 3, 4], "t": [0.6, 1.1, 1.6, 2.1], "y": [1.0, "nan", "inf", 0.3]}
@@ -108,17 +108,17 @@ def test_the_page_holds_the_facts() -> None:
     assert data["folder"] == "ckpt"
 
 
-def test_a_page_is_written_where_it_is_told_to_be(tmp_path: Path) -> None:
+def test_an_older_page_is_overwritten(tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text("an older one")
     write_timeline(killed_and_resumed(), tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text(encoding="utf-8") == page(killed_and_resumed())
 
 
-def test_tens_of_thousands_of_readings_stay_a_page_that_can_be_opened() -> None:
+def test_the_page_of_a_long_run_stays_small() -> None:
     script = Script()
     script.start()
     for step in range(20_000):
-        script.happen("log", 0.1, metrics={"train/loss": 1.0 / (1 + step)}, asked=[])
+        script.emit("log", 0.1, metrics={"train/loss": 1.0 / (1 + step)}, asked=[])
     text = page(recording(script))
     (chart,) = embedded(text)["charts"]
     assert chart["curves"][0]["total"] == 20_000

@@ -10,15 +10,15 @@ from heliograph.builtin_callbacks.recorder.timeline.trace import trace, write_tr
 from heliograph.tests.builtin_callbacks.recorder.explain.factory import Script, killed_and_resumed, recording
 
 
-def events(told: dict[str, Any], kind: str) -> list[dict[str, Any]]:
-    return [event for event in told["traceEvents"] if event["ph"] == kind]
+def events(data: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    return [event for event in data["traceEvents"] if event["ph"] == kind]
 
 
 def test_slices_of_a_track_are_nested() -> None:
-    told = trace(killed_and_resumed())
-    for track in {event["tid"] for event in events(told, "X")}:
+    data = trace(killed_and_resumed())
+    for track in {event["tid"] for event in events(data, "X")}:
         open_until: list[int] = []
-        for event in (event for event in events(told, "X") if event["tid"] == track):
+        for event in (event for event in events(data, "X") if event["tid"] == track):
             while open_until and open_until[-1] <= event["ts"]:
                 open_until.pop()
             assert not open_until or event["ts"] + event["dur"] <= open_until[-1]
@@ -26,9 +26,9 @@ def test_slices_of_a_track_are_nested() -> None:
             open_until.append(event["ts"] + event["dur"])
 
 
-def test_attempts_lie_where_the_clock_on_the_wall_had_them() -> None:
-    told = trace(killed_and_resumed())
-    attempts = [event for event in events(told, "X") if "attempt" in event["name"]]
+def test_attempts_begin_at_their_wall_clock_time() -> None:
+    data = trace(killed_and_resumed())
+    attempts = [event for event in events(data, "X") if "attempt" in event["name"]]
     assert [(event["name"], event["ts"], event["dur"]) for event in attempts] == [
         ("training, attempt 1", 0, 6_300_000),
         ("training, attempt 2", 7_210_000_000, 7_300_000),
@@ -41,9 +41,9 @@ def test_attempts_lie_where_the_clock_on_the_wall_had_them() -> None:
     }
 
 
-def test_epochs_phases_requests_checkpoints_and_metrics_are_there() -> None:
-    told = trace(killed_and_resumed())
-    names = [event["name"] for event in events(told, "X")]
+def test_epochs_phases_requests_checkpoints_and_metrics() -> None:
+    data = trace(killed_and_resumed())
+    names = [event["name"] for event in events(data, "X")]
     assert [name for name in names if name.startswith("epoch")] == [
         "epoch 0",
         "epoch 1",
@@ -52,7 +52,7 @@ def test_epochs_phases_requests_checkpoints_and_metrics_are_there() -> None:
         "epoch 1",
     ]
     assert {"training", "validation", "saving", "starting"} <= set(names)
-    asked = {event["name"]: event for event in events(told, "i")}
+    asked = {event["name"]: event for event in events(data, "i")}
     assert asked["stop"]["args"] == {
         "by": "early_stopping",
         "reason": "validation/loss has not improved",
@@ -61,9 +61,9 @@ def test_epochs_phases_requests_checkpoints_and_metrics_are_there() -> None:
         "times": 1,
     }
     assert asked["checkpoint_pruned"]["args"] == {"path": "ckpt/step_4.pth", "reason": "keep_last=1"}
-    counted = [event["args"]["value"] for event in events(told, "C") if event["name"] == "train/loss"]
+    counted = [event["args"]["value"] for event in events(data, "C") if event["name"] == "train/loss"]
     assert counted == [2.0, 1.5, 1.4, 1.45, 0.9]  # but no NaN
-    assert [event["args"]["name"] for event in events(told, "M")] == [
+    assert [event["args"]["name"] for event in events(data, "M")] == [
         "digits",
         "attempts and phases",
         "epochs",
@@ -72,17 +72,17 @@ def test_epochs_phases_requests_checkpoints_and_metrics_are_there() -> None:
     ]
 
 
-def test_the_file_is_json_without_numbers_that_json_does_not_know(tmp_path: Path) -> None:
+def test_the_file_is_json_without_nan_and_infinity(tmp_path: Path) -> None:
     script = Script()
     script.start()
-    script.happen("checkpoint_saved", path="a.pth", is_best=False, score=[float("nan"), {"x": float("inf")}])
-    script.happen("log", metrics={"train/loss": float("-inf")}, asked=[])
+    script.emit("checkpoint_saved", path="a.pth", is_best=False, score=[float("nan"), {"x": float("inf")}])
+    script.emit("log", metrics={"train/loss": float("-inf")}, asked=[])
     write_trace(recording(script), tmp_path / "trace.json")
 
     def refuse(name: str) -> float:
         raise AssertionError(name)
 
-    told = json.loads((tmp_path / "trace.json").read_text(), parse_constant=refuse)
-    (saved,) = events(told, "i")
+    data = json.loads((tmp_path / "trace.json").read_text(), parse_constant=refuse)
+    (saved,) = events(data, "i")
     assert saved["args"]["score"] == ["nan", {"x": "inf"}]
-    assert events(told, "C") == []
+    assert events(data, "C") == []

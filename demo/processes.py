@@ -1,4 +1,4 @@
-"""The demo's processes beside its own: one that is killed half way, and one that is left alone."""
+"""The child processes of the demo: one that is killed half way, and one that is not interrupted."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 
 import heliograph as h
 
-from .training import EVERY, deciding, reporting, task, train
+from .training import EVERY, reporting_plugins, task, train, training_plugins
 
-LATEST_KILL = 16  # an epoch; early stopping leaves about twice as many
+LATEST_KILL = 16  # epoch; early stopping ends the training after about twice as many
 
 
 class KillHalfWay(h.Plugin):
-    """A plugin of the demo's own: kills its process amid an epoch, half way between two saves.
+    """Kills its process within an epoch, half way between two saves.
 
     Args:
         epoch: the first one in which it does so.
@@ -32,7 +32,7 @@ class KillHalfWay(h.Plugin):
 
     @h.on(h.BatchEnd, lane=h.Lane.REPORT)
     def kill(self, run: h.Run, event: h.BatchEnd) -> None:
-        """Kill, if it is time to."""
+        """Kill the process half way between two saves."""
         epoch, step = run.progress.epoch, run.progress.steps
         is_half_way = step > EVERY and step % EVERY == EVERY // 2 and not run.window
         if epoch >= self.epoch and is_half_way and not run.is_last_batch:
@@ -41,7 +41,7 @@ class KillHalfWay(h.Plugin):
 
 
 def train_until_killed(folder: Path, epochs: int) -> None:
-    """Train in a process of its own, in full view, until it is killed half way.
+    """Train in a child process, with all its output, until it is killed half way.
 
     Raises:
         ValueError: it ended in another way.
@@ -49,36 +49,36 @@ def train_until_killed(folder: Path, epochs: int) -> None:
     with _process("killed", folder, epochs) as process:
         pass
     if process.returncode != -signal.SIGKILL:
-        raise ValueError(f"The process that was to be killed ended by itself, with exit status {process.returncode}.")
+        raise ValueError(f"The process that should be killed ended with exit status {process.returncode}.")
 
 
 @contextmanager
-def left_alone(folder: Path, epochs: int) -> Iterator[None]:
-    """Train from start to end in a process beside this one, without a word; leaving waits for it.
+def uninterrupted_training(folder: Path, epochs: int) -> Iterator[None]:
+    """Train from start to end in a child process, without output; the context waits for it at its end.
 
     Raises:
         ValueError: it failed.
     """
-    with _process("alone", folder, epochs) as process:
+    with _process("uninterrupted", folder, epochs) as process:
         try:
             yield
         except BaseException:
             process.kill()
             raise
     if process.returncode:
-        raise ValueError(f"The process that was left alone failed, with exit status {process.returncode}.")
+        raise ValueError(f"The uninterrupted process failed with exit status {process.returncode}.")
 
 
 def _process(what: str, folder: Path, epochs: int) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-m", __name__, what, str(folder), str(epochs)])  # noqa: S603  # our own
+    return subprocess.Popen([sys.executable, "-m", __name__, what, str(folder), str(epochs)])  # noqa: S603  # this module
 
 
 def _main(what: str, folder: Path, epochs: int) -> None:
-    plugins = deciding(folder)
+    plugins = training_plugins(folder)
     if what == "killed":
-        plugins += [*reporting(folder), KillHalfWay(min(epochs // 2, LATEST_KILL))]
+        plugins += [*reporting_plugins(folder), KillHalfWay(min(epochs // 2, LATEST_KILL))]
     else:
-        logging.getLogger("heliograph").addHandler(logging.NullHandler())  # without a word
+        logging.getLogger("heliograph").addHandler(logging.NullHandler())  # no output
     train(h.Trainer(plugins, device="cpu"), task(), epochs)
 
 
