@@ -133,7 +133,7 @@ def test_its_iterator_is_of_one_pass_and_a_step_is_not_repeated() -> None:
         for _ in iterator:
             optimizer.step(lambda: 0.0)
 
-    with pytest.raises(RuntimeError, match=r"goes once through its iterator.*: call train\(passes=2\)"):
+    with pytest.raises(RuntimeError, match=r"iterate over its iterator only once.*, call train\(passes=2\)"):
         make(train_function=twice).train()
     with pytest.raises(TypeError, match="takes no closure"):
         make(train_function=by_closure).train()
@@ -159,7 +159,7 @@ def test_an_optimizer_that_is_not_there() -> None:
         for inputs, targets in iterator:
             iterator.step(criterion(model(inputs), targets), 1)
 
-    with pytest.raises(ValueError, match="There are 1 optimizers, counted from 0: there is none of number 1"):
+    with pytest.raises(ValueError, match="optimizer= is an index below 1, the number of optimizers; got 1"):
         make(train_function=function).train()
 
 
@@ -168,7 +168,7 @@ def test_a_stream_has_no_length() -> None:
         def __iter__(self) -> Any:
             return iter([(torch.ones(4), torch.tensor(1))])
 
-    with pytest.raises(TypeError, match="Nobody knows how many batches"):
+    with pytest.raises(TypeError, match="The number of batches of an iterable dataset is unknown"):
         make(data_creator=lambda config: Stream(), train_function=creators.train_every_second).train()
 
 

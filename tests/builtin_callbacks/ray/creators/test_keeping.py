@@ -9,7 +9,7 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.builtin_callbacks.ray.creators.packed_state import unpacked
+from heliograph.builtin_callbacks.ray.creators.packed_state import unpack_state
 from heliograph.core.checkpoint import storage
 from heliograph.tests.builtin_callbacks.ray.creators import creators
 from heliograph.tests.builtin_callbacks.ray.creators.creators import make, weights
@@ -177,5 +177,5 @@ def test_after_the_shutdown_nothing_is_left(tmp_path: Path) -> None:
 
 def _rate(trainer: Any) -> float:
     """Return the learning rate of the state that is kept."""
-    rate: float = unpacked(trainer._state)["optimizers"]["optimizer"]["param_groups"][0]["lr"]
+    rate: float = unpack_state(trainer._state)["optimizers"]["optimizer"]["param_groups"][0]["lr"]
     return rate

@@ -9,7 +9,7 @@ import heliograph as h
 import pytest
 import torch
 from heliograph.builtin_callbacks.ray.creators import LocalLauncher
-from heliograph.builtin_callbacks.ray.creators.trainer import is_lost
+from heliograph.builtin_callbacks.ray.creators.trainer import is_lost_rank
 from heliograph.tests.builtin_callbacks.ray.creators import creators
 from heliograph.tests.builtin_callbacks.ray.creators.creators import HELD_OUT, SAMPLES, make, weights
 
@@ -110,7 +110,7 @@ def test_a_lost_rank_costs_the_pass_that_it_was_lost_in(two: Any, tmp_path: Path
     trouble.touch()
     with pytest.raises(h.RankFailed, match="rank 1 died") as caught:
         trainer.train(passes=3)
-    assert "heliograph: pass 1 was begun 1 times; max_retries=0." in caught.value.__notes__
+    assert "heliograph: pass 1 failed 1 times; max_retries=0." in caught.value.__notes__
     whole.train()
     assert torch.equal(weights(trainer), weights(whole))
 
@@ -137,6 +137,6 @@ def test_which_errors_are_those_of_lost_ranks() -> None:
         training.__cause__ = error
         return training
 
-    assert is_lost(wrapped(h.RankFailed(1, "hung", "", "")))
-    assert not is_lost(h.RankFailed(1, "KeyError", "", ""))
-    assert not is_lost(wrapped(KeyError()))
+    assert is_lost_rank(wrapped(h.RankFailed(1, "hung", "", "")))
+    assert not is_lost_rank(h.RankFailed(1, "KeyError", "", ""))
+    assert not is_lost_rank(wrapped(KeyError()))

@@ -65,7 +65,7 @@ def test_what_is_wrong_is_refused_at_once(options: dict[str, Any], error: type[E
         ({"model_creator": lambda config: []}, TypeError, "returns a module or a list of modules"),
         ({"optimizer_creator": lambda model, config: model}, TypeError, "returns an optimizer of torch"),
         ({"scheduler_creator": lambda optimizer, config: optimizer}, TypeError, "returns a scheduler of torch"),
-        ({"loss_creator": lambda config: 3}, TypeError, "loss_creator= is a class of losses"),
+        ({"loss_creator": lambda config: 3}, TypeError, "loss_creator= takes a loss class"),
         ({"plugin_creator": lambda config: None}, TypeError, "plugin_creator.* returns a list of plugins, got None"),
         ({"scheduler_creator": creators.plateau}, ValueError, "stepped by a metric, not after every batch: .*'manual'"),
         ({"dataloader_config": {"workers": 3}}, ValueError, "loader_params= has no 'workers'"),

@@ -8,8 +8,8 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.builtin_callbacks.ray.creators.handover import mean_of
 from heliograph.builtin_callbacks.ray.creators.parts import seeded
+from heliograph.builtin_callbacks.ray.creators.state_transfer import average_metrics
 from heliograph.tests.builtin_callbacks.ray.creators import creators
 from heliograph.tests.builtin_callbacks.ray.creators.creators import make, weights
 from torch import Tensor, nn
@@ -127,8 +127,8 @@ def test_metrics_are_means_over_the_whole_pass_however_often_is_logged() -> None
 
     often, once = make(plugin_creator=logs), make()
     assert often.train()["train/loss"] == pytest.approx(once.train()["train/loss"])
-    assert mean_of([(3, {"a": 1.0}), (1, {"a": 5.0, "b": 2.0}), (0, {"a": 9.0})]) == {"a": 2.0, "b": 2.0}
-    assert mean_of([(0, {"a": 9.0})]) == {"a": 9.0}
+    assert average_metrics([(3, {"a": 1.0}), (1, {"a": 5.0, "b": 2.0}), (0, {"a": 9.0})]) == {"a": 2.0, "b": 2.0}
+    assert average_metrics([(0, {"a": 9.0})]) == {"a": 9.0}
 
 
 def test_plugins_validate_within_a_pass() -> None:

@@ -67,7 +67,7 @@ def test_a_function_gets_the_scheduler_as_it_stands_but_must_not_step_it() -> No
 
     options = {"scheduler_creator": creators.plateau, "scheduler_step_freq": "manual"}
     trainer = make(**options, validation_function=creators.validate_and_step)
-    with pytest.raises(RuntimeError, match=r"call trainer\.update_scheduler\(metric\) behind validate\(\)"):
+    with pytest.raises(RuntimeError, match=r"call trainer\.update_scheduler\(metric\) after validate\(\)"):
         trainer.validate()
 
 
