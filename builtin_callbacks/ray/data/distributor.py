@@ -1,4 +1,4 @@
-"""One execution of a Ray dataset for all ranks, its rows dealt out to them in turn."""
+"""One execution of a Ray dataset for all ranks, among which its rows are distributed in turn."""
 
 from __future__ import annotations
 
@@ -11,116 +11,117 @@ from typing import Any
 import numpy as np
 
 from ....core.system.extras import require
-from ..launcher.failures import is_gone
-from .columns import Columns, chosen, digest
+from ..launcher.failures import is_process_loss
+from .columns import Columns, digest, select_rows
 
-USER = "A Ray dataset as a loader"
+PURPOSE = "A Ray dataset as a loader"
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
-    """One reading of a dataset.
+class DatasetPass:
+    """One pass over a dataset.
 
     Attributes:
-        number: how many there were before on each rank.
-        epoch: of the training; a reseeding shuffle of Ray's goes by it.
-        start: the row to begin at.
-        least: rows that there must be, as so many were read.
-        ranks: how many the rows are dealt out to.
-        run: rows that go to a rank before the next one gets some.
-        fills_up: whether all ranks get equally many, some of the first rows again.
+        number: counted from 1 on each rank.
+        epoch: of the training; the seed of Ray's reseeding shuffles depends on it.
+        start: the first row to read.
+        min_rows: the rows that the dataset has at least, because they were read before.
+        ranks: the number of ranks.
+        turn: rows that a rank gets before the next rank gets some.
+        fills_up: whether all ranks get equally many rows, some of the first ones twice.
     """
 
     number: int
     epoch: int
     start: int
-    least: int
+    min_rows: int
     ranks: int
-    run: int
+    turn: int
     fills_up: bool
 
     def parts(self, first: int, rows: int) -> list[Any]:
-        """Return which of so many rows each rank gets, the first of them being that row of all."""
+        """Return, for each rank, the indices of its rows in a block that has `rows` rows and starts at row `first`."""
         numbers = np.arange(max(first, self.start), first + rows)
-        ranks = numbers // self.run % self.ranks
+        ranks = numbers // self.turn % self.ranks
         return [numbers[ranks == rank] - first for rank in range(self.ranks)]
 
 
-class Dealer:
-    """Executes a dataset in its own order, and hands each piece of it out once.
+class RowDistributor:
+    """Executes a dataset in its own order, and distributes its rows among the ranks, block by block.
 
-    With several processes it is an actor beside the main rank. It only handles references then: tasks cut the blocks
-    up, where these lie, so that each rank fetches no more than its rows.
+    With several processes it is an actor on the main rank's node, which only handles references: tasks split the blocks
+    on the nodes that hold them, so that each rank fetches its own rows only.
 
     Args:
-        dataset: a copy of the user's, as its options are changed.
-        readers: how many processes ask.
+        dataset: a copy of the user's, because its options are changed.
+        readers: the number of processes that read.
     """
 
     def __init__(self, dataset: Any, readers: int) -> None:
         self._dataset, self._readers = dataset, readers
         dataset.context.execution_options.preserve_order = True
         self._lock = Lock()
-        self._pass: Pass | None = None
+        self._pass: DatasetPass | None = None
         self._rounds: Generator[list[Any], None, None] | None = None
-        self._given: dict[int, tuple[list[Any], int]] = {}  # by number of the piece, with how many have yet to ask
-        self._dealt = 0
-        self._first: Any = None  # the block that begins the pass
+        self._pieces: dict[int, tuple[list[Any], int]] = {}  # by number, with the count of readers yet to come
+        self._count = 0  # of pieces so far
+        self._first: Any = None  # the first block of the pass
         self._failure: Exception | None = None
 
-    def pieces(self, reading: Pass, number: int, own: Sequence[int]) -> list[Any] | None:
-        """Return the parts of some ranks in the n-th piece; None where there are no more."""
+    def read_piece(self, dataset_pass: DatasetPass, number: int, own: Sequence[int]) -> list[Any] | None:
+        """Return the rows of the ranks `own` in a piece, which is a block; None after the last one."""
         with self._lock:
-            if self._pass is None or reading.number > self._pass.number:
-                self._begin(reading)
-            if reading != self._pass:
-                return None  # of a reading that was left
-            while number >= self._dealt:
+            if self._pass is None or dataset_pass.number > self._pass.number:
+                self._start(dataset_pass)
+            if dataset_pass != self._pass:
+                return None  # of a pass that was abandoned
+            while number >= self._count:
                 if (parts := self._next()) is None:
                     return None
-                self._given[self._dealt] = parts, self._readers
-                self._dealt += 1
-            parts, waiting = self._given.pop(number)
-            if waiting > 1:
-                self._given[number] = parts, waiting - 1
+                self._pieces[self._count] = parts, self._readers
+                self._count += 1
+            parts, readers = self._pieces.pop(number)
+            if readers > 1:
+                self._pieces[number] = parts, readers - 1
             return [parts[rank] for rank in own]
 
-    def head(self, reading: Pass) -> str | None:
-        """Return what tells the first row from others; None where it is not known, or of a reading that was left."""
+    def digest_first_row(self, dataset_pass: DatasetPass) -> str | None:
+        """Return a digest of the first row; None if it is not known yet, or the pass was abandoned."""
         with self._lock:
-            block = self._first if self._pass == reading else None
+            block = self._first if self._pass == dataset_pass else None
         if block is None:
             return None
-        [row] = self._cut(block, [np.arange(1)])
-        return digest(row if self._readers == 1 else fetched(row))
+        [row] = self._split(block, [np.arange(1)])
+        return digest(row if self._readers == 1 else get_object(row))
 
     def close(self) -> None:
-        """End the execution, if one is under way."""
+        """End the execution, if there is one."""
         if self._rounds is not None:
             self._rounds.close()
-        self._given.clear()
+        self._pieces.clear()
 
     def _next(self) -> list[Any] | None:
-        """Return the next piece; an execution that has failed fails for all who ask, and is not at its end."""
-        assert self._rounds is not None, "a pass was begun"
+        """Return the next piece, None after the last; after a failure raise the same error for each reader."""
+        assert self._rounds is not None, "a pass was started"
         if self._failure is not None:
             raise self._failure
         try:
             return next(self._rounds, None)
-        except require("ray.exceptions", USER, extra="ray").RayError as error:
-            told = f"The Ray dataset could not be executed: {error}"
-            self._failure = error if is_gone(error) else RuntimeError(told)  # a machine's fault is worth another try
-        except Exception as error:  # noqa: BLE001  # raised below, and for those who ask later
+        except require("ray.exceptions", PURPOSE, extra="ray").RayError as error:
+            message = f"The Ray dataset could not be executed: {error}"
+            # Ray's own error of a lost process lets the launcher make another attempt.
+            self._failure = error if is_process_loss(error) else RuntimeError(message)
+        except Exception as error:  # noqa: BLE001  # raised below, and for later readers
             self._failure = error
         raise self._failure
 
-    def _begin(self, reading: Pass) -> None:
+    def _start(self, dataset_pass: DatasetPass) -> None:
         self.close()
-        self._pass, self._dealt, self._first, self._failure = reading, 0, None, None
-        self._dataset.context._execution_idx = reading.epoch  # what a reseeding shuffle goes by
-        self._rounds = self._read(reading)
+        self._pass, self._count, self._first, self._failure = dataset_pass, 0, None, None
+        self._dataset.context._execution_idx = dataset_pass.epoch  # reseeding shuffles depend on it
+        self._rounds = self._read(dataset_pass)
 
-    def _read(self, reading: Pass) -> Generator[list[Any], None, None]:
+    def _read(self, dataset_pass: DatasetPass) -> Generator[list[Any], None, None]:
         first, heads = 0, []
         with closing(self._blocks()) as blocks:
             for entry in blocks:
@@ -128,22 +129,22 @@ class Dealer:
                 assert rows is not None, "a block of an executed dataset has a known number of rows"
                 if rows and first == 0:
                     self._first = entry.ref
-                if rows and first < reading.ranks:
+                if rows and first < dataset_pass.ranks:
                     heads.append((first, rows, entry.ref))
-                if first + rows > max(first, reading.start):
-                    yield self._cut(entry.ref, reading.parts(first, rows))
+                if first + rows > max(first, dataset_pass.start):
+                    yield self._split(entry.ref, dataset_pass.parts(first, rows))
                 first += rows
-        if first < reading.least:
+        if first < dataset_pass.min_rows:
             raise ValueError(
-                f"The Ray dataset ended after {first} rows, of which {reading.start} had been read when the checkpoint "
+                f"The Ray dataset ended after {first} rows, but {dataset_pass.start} had been read when the checkpoint "
                 f"was written: resume with the data that it was written with."
             )
-        surplus = first % reading.ranks
-        if reading.fills_up and surplus and reading.start < first:
-            yield self._refill([number % first for number in range(reading.ranks - surplus)], heads, surplus)
+        surplus = first % dataset_pass.ranks
+        if dataset_pass.fills_up and surplus and dataset_pass.start < first:
+            yield self._fill_up([number % first for number in range(dataset_pass.ranks - surplus)], heads, surplus)
 
     def _blocks(self) -> Generator[Any, None, None]:
-        """Execute; the execution ends with this iterator, which nothing public of Ray's sees to in a known moment."""
+        """Execute the dataset; end the execution when this iterator is closed, for which Ray has no public way."""
         bundles, _, executor = self._dataset.iterator()._to_ref_bundle_iterator()
         try:
             for bundle in bundles:
@@ -152,46 +153,46 @@ class Dealer:
             if executor is not None:
                 executor.shutdown(force=True)
 
-    def _refill(self, numbers: list[int], heads: list[tuple[int, int, Any]], surplus: int) -> list[Any]:
-        """Return a row from the beginning for each rank that has one less than the others."""
+    def _fill_up(self, numbers: list[int], heads: list[tuple[int, int, Any]], surplus: int) -> list[Any]:
+        """Return one of the first rows for each rank that has one row less than the others."""
         parts: list[Any] = [None] * surplus
         for number in numbers:
             first, _, block = next(each for each in heads if number < each[0] + each[1])
-            parts += self._cut(block, [np.array([number - first])])
+            parts += self._split(block, [np.array([number - first])])
         return parts
 
-    def _cut(self, block: Any, rows: list[Any]) -> list[Any]:
-        ray = require("ray", USER, extra="ray")
+    def _split(self, block: Any, rows: list[Any]) -> list[Any]:
+        ray = require("ray", PURPOSE, extra="ray")
         if self._readers == 1:
-            return cut(ray.get(block), rows)
+            return split(ray.get(block), rows)
         if len(rows) == 1:
-            return [ray.remote(cut_one).options(num_cpus=0).remote(block, rows)]
-        parts: list[Any] = ray.remote(cut).options(num_cpus=0, num_returns=len(rows)).remote(block, rows)
+            return [ray.remote(take_one).options(num_cpus=0).remote(block, rows)]
+        parts: list[Any] = ray.remote(split).options(num_cpus=0, num_returns=len(rows)).remote(block, rows)
         return parts
 
 
-def cut(block: Any, rows: list[Any]) -> list[Columns]:
-    """Return some rows of a block for each rank."""
-    columns = columns_of(block)
-    return [chosen(columns, each) for each in rows]
+def split(block: Any, rows: list[Any]) -> list[Columns]:
+    """Return the rows of a block for each rank, by their indices."""
+    columns = block_columns(block)
+    return [select_rows(columns, each) for each in rows]
 
 
-def cut_one(block: Any, rows: list[Any]) -> Columns:
-    """Return some rows of a block for one rank: what a task returns for several would be a list for one."""
-    return cut(block, rows)[0]
+def take_one(block: Any, rows: list[Any]) -> Columns:
+    """Return the rows of a block for a single rank: a task with one return value would return a list."""
+    return split(block, rows)[0]
 
 
-def columns_of(block: Any) -> Columns:
+def block_columns(block: Any) -> Columns:
     """Return all rows of a block."""
-    accessor = require("ray.data.block", USER, extra="ray").BlockAccessor
+    accessor = require("ray.data.block", PURPOSE, extra="ray").BlockAccessor
     columns: Columns = accessor.for_block(block).to_numpy()
     return columns
 
 
-def fetched(reference: Any) -> Any:
-    """Return what a reference stands for; raise what its task raised, as itself, so that it can be told elsewhere."""
-    error = require("ray.exceptions", USER, extra="ray").RayTaskError
+def get_object(reference: Any) -> Any:
+    """Return the object of a reference; raise what its task raised, without Ray's wrapper."""
+    error = require("ray.exceptions", PURPOSE, extra="ray").RayTaskError
     try:
-        return require("ray", USER, extra="ray").get(reference)
+        return require("ray", PURPOSE, extra="ray").get(reference)
     except error as failed:
         raise failed.cause from None

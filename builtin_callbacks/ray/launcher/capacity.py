@@ -1,4 +1,4 @@
-"""What is said while Ray has no room for workers, and when it gives up waiting for it."""
+"""What a cluster that has no room for workers has: in warnings while they wait, and in the error of a time-out."""
 
 from __future__ import annotations
 
@@ -9,49 +9,46 @@ from time import monotonic
 from typing import Any
 
 from ....core.system.extras import require
-from ..cluster import START
+from ..cluster import START_TIMEOUT
 from .sizes import Sizes
 
-FIRST = 15.0  # seconds without a worker until it is said for the first time
-AGAIN = 60.0  # seconds until it is said again
+FIRST_WARNING = 15.0  # seconds without a worker
+WARNING_INTERVAL = 60.0  # seconds
 
 logger = logging.getLogger("heliograph")
 
 
-class Waiting:
-    """Says what workers wait for, as long as none has begun.
+class StartupMonitor:
+    """Warns what workers wait for, as long as none has started.
 
     Args:
-        sizes: how many of them, and what each takes.
+        sizes: how many workers, and what each takes.
     """
 
     def __init__(self, sizes: Sizes) -> None:
-        self._sizes, self._say_at = sizes, monotonic() + FIRST
+        self._sizes, self._warn_at = sizes, monotonic() + FIRST_WARNING
 
-    def look(self) -> None:
-        """Say it when it is time to."""
-        if monotonic() >= self._say_at:
-            self._say_at = monotonic() + AGAIN
-            logger.warning("waiting for %s: %s", _wanted(self._sizes), _there(self._sizes.resources))
+    def check(self) -> None:
+        """Warn if a warning is due."""
+        if monotonic() >= self._warn_at:
+            self._warn_at = monotonic() + WARNING_INTERVAL
+            workers = f"{_number(self._sizes)} workers of {self._sizes.resources}"
+            logger.warning("waiting for %s: %s", workers, _describe_cluster(self._sizes.resources))
 
 
-def explained(error: BaseException | None, sizes: Sizes) -> BaseException | None:
-    """Return Ray's error; where it gave up waiting for room, one of ours that it is the cause of."""
+def explain_start_timeout(error: BaseException | None, sizes: Sizes) -> BaseException | None:
+    """Return Ray's error; if Ray gave up waiting for resources, a TimeoutError that it is the cause of."""
     inner = getattr(error, "controller_failure", error)
     if type(inner).__name__ != "WorkerGroupStartupTimeoutError":
         return error
-    seconds = os.environ.get(START, "60")
-    ours = TimeoutError(
+    seconds = os.environ.get(START_TIMEOUT, "60")
+    timeout = TimeoutError(
         f"Ray gave up starting num_workers={_number(sizes)} workers with resources_per_worker={sizes.resources}: "
-        f"{_there(sizes.resources)}. Ask for less, give the cluster more, or let each of Ray's tries wait longer than "
+        f"{_describe_cluster(sizes.resources)}. Ask for less, give the cluster more, or raise "
         f"start_timeout={seconds} seconds."
     )
-    ours.__cause__ = error
-    return ours
-
-
-def _wanted(sizes: Sizes) -> str:
-    return f"{_number(sizes)} workers of {sizes.resources}"
+    timeout.__cause__ = error
+    return timeout
 
 
 def _number(sizes: Sizes) -> str:
@@ -59,14 +56,14 @@ def _number(sizes: Sizes) -> str:
     return str(asked) if isinstance(asked, int) else f"{asked[0]}..{asked[1]}"
 
 
-def _there(wanted: Mapping[str, float]) -> str:
+def _describe_cluster(wanted: Mapping[str, float]) -> str:
     ray: Any = require("ray", "RayLauncher", extra="ray")
-    there, free = _countable(ray.cluster_resources(), wanted), _countable(ray.available_resources(), wanted)
-    return f"the cluster has {there}, of which {free} are free"
+    total, free = _select(ray.cluster_resources(), wanted), _select(ray.available_resources(), wanted)
+    return f"the cluster has {total}, of which {free} are free"
 
 
-def _countable(resources: Mapping[str, float], wanted: Mapping[str, float]) -> dict[str, float]:
-    """Return what a worker may take, without the names of machines, and memory where it takes none."""
+def _select(resources: Mapping[str, float], wanted: Mapping[str, float]) -> dict[str, float]:
+    """Return the resources without the names of nodes, and without memory unless it is wanted."""
     return {
         name: amount
         for name, amount in sorted(resources.items())

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from heliograph.builtin_callbacks.ray import cluster as starting
-from heliograph.builtin_callbacks.ray.cluster import connected, intervals
+from heliograph.builtin_callbacks.ray.cluster import connect, intervals
 
 
 class FakeRay:
@@ -60,16 +60,16 @@ def use(monkeypatch: pytest.MonkeyPatch, ray: FakeRay) -> FakeRay:
 def test_what_this_machine_does_not_have_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = use(monkeypatch, FakeRay())
     message = "The workers take 2 GPU, and the cluster that RayLauncher has started on this machine has 0"
-    with pytest.raises(ValueError, match=message), connected(None, needed={"CPU": 2.0, "GPU": 2.0}):
+    with pytest.raises(ValueError, match=message), connect(None, needed={"CPU": 2.0, "GPU": 2.0}):
         pass
     assert ray.done[1:] == ["shutdown"]
-    with connected("other:1", needed={"GPU": 2.0}):
+    with connect("other:1", needed={"GPU": 2.0}):
         assert ray.here == "other:1"
 
 
 def test_without_a_cluster_one_is_started_with_a_cpu_for_each_worker_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     ray, before = use(monkeypatch, FakeRay()), signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyError), connected(None, needed={}, cpus=1000):
+    with pytest.raises(KeyError), connect(None, needed={}, cpus=1000):
         assert ray.done == [("local", {"num_cpus": 1000, "include_dashboard": False})]
         assert signal.getsignal(signal.SIGTERM) == before
         raise KeyError
@@ -79,7 +79,7 @@ def test_without_a_cluster_one_is_started_with_a_cpu_for_each_worker_and_ended(m
 
 def test_a_cluster_that_is_started_has_the_cores_of_the_machine_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = use(monkeypatch, FakeRay())
-    with connected(None, needed={}):
+    with connect(None, needed={}):
         assert ray.done[0][1]["num_cpus"] == os.cpu_count()
 
 
@@ -89,7 +89,7 @@ def test_workers_that_share_cores_are_told_of(
 ) -> None:
     use(monkeypatch, FakeRay())
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    with connected(None, needed={}, cpus=cpus):
+    with connect(None, needed={}, cpus=cpus):
         pass
     assert [each.split(" which")[0] for each in caplog.messages] == said
 
@@ -101,7 +101,7 @@ def test_a_cluster_somewhere_else_is_joined_and_left(
     ray = use(monkeypatch, FakeRay())
     if variable is not None:
         monkeypatch.setenv("RAY_ADDRESS", variable)
-    with connected(address, needed={}):
+    with connect(address, needed={}):
         pass
     assert ray.done == [("host:6379", {}), "shutdown"]
 
@@ -111,21 +111,23 @@ def test_a_connection_that_is_there_is_used_and_left_as_it_is(
     monkeypatch: pytest.MonkeyPatch, address: str | None
 ) -> None:
     ray = use(monkeypatch, FakeRay("host:6379"))
-    with connected(address, needed={}):
+    with connect(address, needed={}):
         pass
     assert ray.done == []
 
 
 def test_a_connection_to_another_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, FakeRay("host:6379"))
-    with pytest.raises(RuntimeError, match=r"'other:1' was asked for, but .* cluster at host:6379. Leave address out"):
-        connected("other:1", needed={}).__enter__()
+    with pytest.raises(RuntimeError, match=r"'other:1' was given, but .* cluster at host:6379. Leave address= out"):
+        connect("other:1", needed={}).__enter__()
 
 
 def test_where_there_is_no_cluster_the_error_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = use(monkeypatch, FakeRay())
-    with pytest.raises(ConnectionError, match=r"no Ray cluster at 'nowhere:1': nobody answers. `ray start --head`"):
-        connected("nowhere:1", needed={}).__enter__()
+    with pytest.raises(
+        ConnectionError, match=r"no Ray cluster at 'nowhere:1': nobody answers. Start one with `ray start --head`"
+    ):
+        connect("nowhere:1", needed={}).__enter__()
     assert ray.done == []
 
 
@@ -141,7 +143,7 @@ def test_an_address_where_nobody_answers_is_told_of_before_ray_tries(
 
     monkeypatch.setattr(starting, "create_connection", refuse)
     with pytest.raises(ConnectionError, match=f"There is no Ray cluster at '{re.escape(address)}': timed out"):
-        connected(address, needed={}).__enter__()
+        connect(address, needed={}).__enter__()
     assert tried == [((address.rpartition(":")[0].strip("[]"), 6399), 10.0)]
     assert ray.done == []
 
@@ -150,9 +152,9 @@ def test_what_the_environment_names_is_checked_too(monkeypatch: pytest.MonkeyPat
     ray = use(monkeypatch, FakeRay())
     monkeypatch.setenv("RAY_ADDRESS", "http://host:8265")
     with pytest.raises(ValueError, match="RAY_ADDRESS is 'auto', 'host:port', or None; got 'http://host:8265'"):
-        connected(None, needed={}).__enter__()
+        connect(None, needed={}).__enter__()
     monkeypatch.setenv("RAY_ADDRESS", "local")
-    with connected(None, needed={}):
+    with connect(None, needed={}):
         assert ray.done[0][0] == "local"
 
 

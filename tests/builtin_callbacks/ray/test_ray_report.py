@@ -232,7 +232,10 @@ def test_a_checkpoint_that_is_not_all_there_is_refused(fit: Fit, tmp_path: Path)
         def damage(self, run: Run, event: CheckpointSaved) -> None:
             event.path.write_bytes(b"")
 
-    with on_ray(FakeSession(tmp_path / "there")), pytest.raises(ValueError, match="not all of its files are there"):
+    with (
+        on_ray(FakeSession(tmp_path / "there")),
+        pytest.raises(ValueError, match="files of its manifest are missing, or have another size"),
+    ):
         fit(*saving(tmp_path / "here"), Damages())
 
 
@@ -286,7 +289,7 @@ def test_a_restart_begins_afresh_where_nothing_is_whole(fit: Fit, tmp_path: Path
     with on_ray(FakeSession(there, is_restart=True)) as session:
         result, _ = fit(*saving(tmp_path / "here"))
     assert session.beginnings == [(0, None)]
-    assert "begins afresh: Ray's storage has no whole checkpoint of 'run' from this call" in result.notes
+    assert "begins afresh: Ray's storage has no intact checkpoint of 'run' from this call" in result.notes
 
 
 def test_checkpoints_of_another_run_are_not_taken(fit: Fit, tmp_path: Path) -> None:
@@ -344,7 +347,7 @@ def test_what_is_newer_in_the_folder_is_taken_and_said(fit: Fit, tmp_path: Path)
         result, _ = fit(*saving(here))
     path = here / "run_epoch_1_iter_6.pth"
     assert session.beginnings == [(6, path)]
-    assert f"goes on from {path}, which is newer than what Ray's storage has" in result.notes
+    assert f"resumes {path}, which is newer than what Ray's storage has" in result.notes
 
 
 def test_a_newer_one_of_another_training_is_not_taken(fit: Fit, tmp_path: Path) -> None:
@@ -381,7 +384,7 @@ def test_the_best_comes_back_too(scripted: Make, batches: Make, sgd: Make, tmp_p
 def test_a_run_without_checkpoints_says_what_that_means(fit: Fit, tmp_path: Path) -> None:
     with on_ray(FakeSession(tmp_path)):
         result, _ = fit(epochs=1)
-    assert "no plugin keeps checkpoints: where a worker is lost, the run begins afresh. Add a Checkpoint." in (
+    assert "no plugin keeps checkpoints: if a worker is lost, the run begins afresh. Add a Checkpoint." in (
         result.notes
     )
 
@@ -417,7 +420,7 @@ def test_a_machine_that_goes_is_left_with_a_save(fit: Fit, tmp_path: Path) -> No
     with on_ray(session), pytest.raises(SystemExit) as caught:
         fit(*saving(tmp_path / "first", At(epochs=9)), Warns(session, 7))
     assert caught.value.code == 143
-    assert session.left == PREEMPTED
+    assert session.exit_notice == PREEMPTED
     assert [facts["step"] for facts, _ in session.reports] == [8]
     with on_ray(FakeSession(tmp_path / "there", is_restart=True)) as session:
         _, rest = fit(*saving(tmp_path / "second"))
@@ -446,7 +449,7 @@ def test_a_run_that_ray_ends_is_stopped_by_it(fit: Fit, tmp_path: Path) -> None:
         result, _ = fit(*saving(tmp_path / "here"))
     assert (result.status, result.stopped_by, result.reason) == ("stopped", "tune", notice.reason)
     assert (result.progress.batches, result.exit_status) == (4, 0)
-    assert session.left == notice
+    assert session.exit_notice == notice
     assert len(session.reports) == 2
 
 
@@ -459,7 +462,7 @@ def test_a_run_that_stopped_for_another_reason_has_not_left(fit: Fit, tmp_path: 
     with on_ray(FakeSession(tmp_path)) as session:
         result, _ = fit(Stops())
     assert result.stopped_by == "stops"
-    assert session.left is None
+    assert session.exit_notice is None
 
 
 # The rest.
@@ -520,7 +523,7 @@ def test_a_return_asks_for_the_save_anew(fit: Fit, tmp_path: Path) -> None:
 
     with on_ray(session), pytest.raises(SystemExit):
         fit(*saving(tmp_path / "here", At(batches=2)), Returns())
-    assert session.left == PREEMPTED
+    assert session.exit_notice == PREEMPTED
     assert [facts["step"] for facts, _ in session.reports][-1] == 2
 
 

@@ -66,7 +66,7 @@ def train(session: FakeSession, folder: Path, *plugins: Any, **options: Any) -> 
     return outcome | {
         "reports": [(facts.get("step"), names) for facts, names in session.reports],
         "beginnings": session.beginnings,
-        "left": session.left,
+        "left": session.exit_notice,
         "weights": [value.clone() for value in task.model.state_dict().values()],
     }
 
@@ -204,7 +204,7 @@ def test_a_save_that_the_ranks_parted_over_is_not_reported(ranks: Pool, tmp_path
     main, other = ranks(2).run(fail_with_a_save_in_flight, tmp_path)
     assert (main["error"][0], other["error"][0]) == ("RankFailed", "ArithmeticError")
     path = tmp_path / "here" / "0" / "run_epoch_0_iter_2.pth"
-    assert f"{path} did not get into Ray's storage: the ranks had parted before it was told of" in main["notes"]
+    assert f"{path} is not in Ray's storage: the ranks had left their group before it was reported" in main["notes"]
     assert (main["reports"], other["reports"]) == ([], [])
     storage.verify(path)
 

@@ -6,8 +6,13 @@ import pickle
 from typing import Any
 
 import pytest
-from heliograph.builtin_callbacks.ray.launcher.attempts import Group
-from heliograph.builtin_callbacks.ray.launcher.failures import Verdict, WorkerFailed, follows, judge
+from heliograph.builtin_callbacks.ray.launcher.attempts import WorkerGroup
+from heliograph.builtin_callbacks.ray.launcher.failures import (
+    AttemptFailure,
+    WorkerFailed,
+    classify_failure,
+    is_secondary,
+)
 from heliograph.builtin_callbacks.ray.launcher.mailbox import Failed, Value
 from heliograph.builtin_callbacks.ray.session import Notice
 from heliograph.core.distributed.launch.exceptions import carry
@@ -36,12 +41,12 @@ def raised(error: BaseException) -> Failed:
         raise error
     except BaseException as caught:  # noqa: BLE001
         is_exit = isinstance(error, SystemExit) and not error.code
-        return Failed(carry(caught), follows=follows(caught), is_exit=is_exit)
+        return Failed(carry(caught), is_secondary=is_secondary(caught), is_exit=is_exit)
 
 
-def group(errors: dict[int, BaseException], **told: Any) -> Group:
+def group(errors: dict[int, BaseException], **told: Any) -> WorkerGroup:
     """Return two workers of which some told that they failed."""
-    return Group(2, 0.0, failed={rank: raised(error) for rank, error in errors.items()}, **told)
+    return WorkerGroup(2, 0.0, failed={rank: raised(error) for rank, error in errors.items()}, **told)
 
 
 def missed(*ranks: int, preempted: bool = False) -> WorkerGroupError:
@@ -52,7 +57,7 @@ def missed(*ranks: int, preempted: bool = False) -> WorkerGroupError:
     return WorkerGroupError("...", failures)
 
 
-def kinds(verdict: Verdict) -> list[str]:
+def kinds(verdict: AttemptFailure) -> list[str]:
     """Return the types of the errors that a verdict would raise."""
     return [type(each.error).__name__ for each in verdict.errors]
 
@@ -71,15 +76,15 @@ def kinds(verdict: Verdict) -> list[str]:
     ],
 )
 def test_an_error_follows_where_another_process_caused_it(error: BaseException, *, expected: bool) -> None:
-    assert raised(error).follows is expected
+    assert raised(error).is_secondary is expected
     wrapped = ValueError("the training is off")
     wrapped.__cause__ = error
-    assert raised(wrapped).follows is expected
+    assert raised(wrapped).is_secondary is expected
 
 
 def test_an_error_of_the_users_is_it_whatever_ray_and_the_others_say() -> None:
     told = group({0: RankFailed(1, "KeyError", "'label'", ""), 1: KeyError("label")})
-    verdict = judge(told, missed(0))
+    verdict = classify_failure(told, missed(0))
     assert (verdict.kind, verdict.text) == ("failed", "rank 1 failed with KeyError: 'label'")
     assert kinds(verdict) == ["KeyError", "RankFailed"]
     assert verdict.errors[0].rank == 1
@@ -87,7 +92,7 @@ def test_an_error_of_the_users_is_it_whatever_ray_and_the_others_say() -> None:
 
 
 def test_where_the_users_own_error_did_not_arrive_what_it_told_the_others_is_raised() -> None:
-    verdict = judge(group({0: TOLD}), missed(1))
+    verdict = classify_failure(group({0: TOLD}), missed(1))
     assert verdict.kind == "failed"
     assert str(verdict.errors[0].error) == str(TOLD)
 
@@ -107,7 +112,7 @@ def test_where_the_users_own_error_did_not_arrive_what_it_told_the_others_is_rai
 def test_a_worker_that_is_gone_is_worth_another_try(
     errors: dict[int, BaseException], ray_says: BaseException, kind: str, text: str
 ) -> None:
-    verdict = judge(group(errors), ray_says)
+    verdict = classify_failure(group(errors), ray_says)
     assert (verdict.kind, verdict.text) == (kind, text)
     assert kinds(verdict)[0] == "RankFailed"
     assert verdict.cause is ray_says
@@ -117,10 +122,10 @@ def test_a_worker_that_is_gone_before_it_could_begin_is_lost_too() -> None:
     early: list[Exception] = [RayActorError(), internal("WorkerGroupStartupFailedError", "it died")]
     for inner in early:
         error = ControllerError(inner)
-        verdict = judge(None, error)
+        verdict = classify_failure(None, error)
         assert verdict.kind == "lost"
         assert verdict.errors[0].error is error
-    assert judge(None, RayActorError()).kind == "lost"
+    assert classify_failure(None, RayActorError()).kind == "lost"
 
 
 def test_of_what_ray_says_of_a_death_the_reason_is_told_with_process_and_machine() -> None:
@@ -131,7 +136,7 @@ def test_of_what_ray_says_of_a_death_the_reason_is_told_with_process_and_machine
     )
     gone = internal("WorkerHealthCheckFailedError", "health check failed", RayActorError(error_msg=said))
     error = WorkerGroupError("...", {1: gone})
-    verdict = judge(group({}), error)
+    verdict = classify_failure(group({}), error)
     text = "rank 1 died: The actor is dead because its worker process has died (pid 591, ip 192.0.2.2)"
     assert (verdict.kind, verdict.text, str(verdict.errors[0].error)) == ("lost", text, text)
     assert verdict.cause is error
@@ -139,13 +144,13 @@ def test_of_what_ray_says_of_a_death_the_reason_is_told_with_process_and_machine
 
 def test_what_raised_while_it_was_created_would_raise_again() -> None:
     error = RayActorError(error_msg="the controller raised", actor_init_failed=True)
-    assert judge(None, error).kind == "failed"
-    assert judge(None, ControllerError(error)).kind == "failed"
+    assert classify_failure(None, error).kind == "failed"
+    assert classify_failure(None, ControllerError(error)).kind == "failed"
 
 
 def test_what_ray_cannot_start_fails() -> None:
     error = ControllerError(internal("WorkerGroupStartupTimeoutError", 8))
-    verdict = judge(None, error)
+    verdict = classify_failure(None, error)
     assert verdict.kind == "failed"
     assert verdict.errors[0].error is error
     assert "waiting for 8 workers" in verdict.text
@@ -153,37 +158,37 @@ def test_what_ray_cannot_start_fails() -> None:
 
 def test_a_run_that_left_its_machine_is_no_failure() -> None:
     notice = Notice("ray", "the machine of rank 1 is to be taken away")
-    left = group({}, left={0: notice, 1: notice})
-    verdict = judge(left, None)
+    left = group({}, exit_notices={0: notice, 1: notice})
+    verdict = classify_failure(left, None)
     assert (verdict.kind, verdict.text, verdict.errors) == ("preempted", notice.reason, ())
-    assert judge(group({}), missed(1, preempted=True)).kind == "preempted"
+    assert classify_failure(group({}), missed(1, preempted=True)).kind == "preempted"
     info: Any = type("Info", (), {"preempted_ranks": [1]})()
-    assert judge(group({}), PreemptionError(info)).kind == "preempted"
+    assert classify_failure(group({}), PreemptionError(info)).kind == "preempted"
 
 
 def test_an_error_of_the_users_counts_more_than_that_its_run_left() -> None:
-    told = group({0: KeyError("label")}, left={0: Notice("ray", "away")})
-    assert judge(told, None).kind == "failed"
+    told = group({0: KeyError("label")}, exit_notices={0: Notice("ray", "away")})
+    assert classify_failure(told, None).kind == "failed"
 
 
 def test_a_run_that_left_since_the_caller_ends_is_not_preempted() -> None:
-    verdict = judge(group({}, left={0: Notice("tune", "it is no good")}), None, was_asked=True)
+    verdict = classify_failure(group({}, exit_notices={0: Notice("tune", "it is no good")}), None, is_stopping=True)
     assert (verdict.kind, verdict.text, kinds(verdict)) == ("failed", "it is no good", ["SystemExit"])
 
 
 @pytest.mark.parametrize("code", [0, 3])
 def test_an_exit_of_the_users_is_the_callers(code: int) -> None:
     told = group({1: SystemExit(code)}, values={0: b""})
-    verdict = judge(told, None)
+    verdict = classify_failure(told, None)
     assert verdict.kind == "failed"
     assert kinds(verdict) == ["SystemExit"]
     assert verdict.errors[0].error.args == (code,)
 
 
 def test_a_rank_without_a_word_is_told_of() -> None:
-    verdict = judge(Group(2, 0.0, values={0: Value(b"").payload}), None)
+    verdict = classify_failure(WorkerGroup(2, 0.0, values={0: Value(b"").payload}), None)
     assert verdict.kind == "failed"
-    assert "not every worker has told how it ended" in verdict.text
+    assert "not every worker has reported how it ended" in verdict.text
 
 
 def test_what_ray_is_told_of_a_failure_can_be_pickled() -> None:

@@ -12,24 +12,23 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from heliograph.builtin_callbacks.ray.launcher import driver_loop
-from heliograph.builtin_callbacks.ray.launcher import room as waitings
-from heliograph.builtin_callbacks.ray.launcher.attempts import Attempt, Journal, attempts
-from heliograph.builtin_callbacks.ray.launcher.driver_loop import Hearing
-from heliograph.builtin_callbacks.ray.launcher.failures import WorkerFailed, follows
+from heliograph.builtin_callbacks.ray.launcher import capacity, driver_loop
+from heliograph.builtin_callbacks.ray.launcher.attempts import Attempt, GroupTracker, summarize_attempts
+from heliograph.builtin_callbacks.ray.launcher.driver_loop import DriverLoop
+from heliograph.builtin_callbacks.ray.launcher.failures import WorkerFailed, is_secondary
 from heliograph.builtin_callbacks.ray.launcher.job import RayJob
 from heliograph.builtin_callbacks.ray.launcher.mailbox import (
-    Desk,
+    Commands,
+    DriverChannel,
+    Envelope,
+    Exited,
     Failed,
-    Left,
-    Letter,
     Message,
-    Orders,
-    Pulse,
+    ProgressUpdate,
+    QueueItem,
     Reported,
     Resumed,
     Started,
-    Told,
     Value,
 )
 from heliograph.builtin_callbacks.ray.launcher.sizes import Sizes
@@ -41,38 +40,38 @@ from ray.train import ControllerError, WorkerGroupError
 from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
 
 
-class FakeDesk:
+class FakeDriverChannel:
     """A mailbox within this process.
 
     Attributes:
-        orders: all that were given.
+        commands: all that were given.
         closed: set when nobody waits any longer.
     """
 
     def __init__(self) -> None:
-        self._letters: SimpleQueue[Letter] = SimpleQueue()
-        self.orders: list[Orders] = []
+        self._envelopes: SimpleQueue[Envelope] = SimpleQueue()
+        self.commands: list[Commands] = []
         self.closed = Flag()
 
-    def put(self, *letters: Letter) -> None:
-        """Have letters taken."""
-        for each in letters:
-            self._letters.put(each)
+    def put(self, *envelopes: Envelope) -> None:
+        """Have envelopes taken."""
+        for each in envelopes:
+            self._envelopes.put(each)
 
-    def take(self, timeout: float) -> list[Letter]:
+    def receive(self, timeout: float) -> list[Envelope]:
         """Return what is there."""
         try:
-            first = self._letters.get(timeout=timeout)
+            first = self._envelopes.get(timeout=timeout)
         except Empty:
             return []
         found = [first]
-        while not self._letters.empty():
-            found.append(self._letters.get())
+        while not self._envelopes.empty():
+            found.append(self._envelopes.get())
         return found
 
-    def order(self, orders: Orders) -> None:
-        """Take orders."""
-        self.orders.append(orders)
+    def command(self, commands: Commands) -> None:
+        """Take commands."""
+        self.commands.append(commands)
 
     def close(self) -> None:
         """Take note of it."""
@@ -91,20 +90,20 @@ class Story:
     """
 
     def __init__(self, *tries: Attempted, **options: Any) -> None:
-        self.desk, self.pauses, self.messages = FakeDesk(), list[float](), list[Any]()
-        self.journal = Journal()
+        self.channel, self.pauses, self.messages = FakeDriverChannel(), list[float](), list[Any]()
+        self.tracker = GroupTracker()
         self._left = list(tries)
-        self.hearing = Hearing(
-            cast("Desk", self.desk),
-            self.journal,
+        self.loop = DriverLoop(
+            cast("DriverChannel", self.channel),
+            self.tracker,
             options.get("grace", 10.0),
             options.get("on_message", lambda *message: self.messages.append(message)),
             options.get("on_report"),
         )
-        self.hearing.pause = self.pauses.append  # type: ignore[method-assign, assignment]
+        self.loop.pause = self.pauses.append  # type: ignore[method-assign, assignment]
         self._job = RayJob(
-            self.hearing,
-            self.journal,
+            self.loop,
+            self.tracker,
             options.get("sizes", Sizes(1, 2, None, {"CPU": 1.0}, None)),
             self._trainer,
             max_failures=options.get("max_failures", 0),
@@ -120,17 +119,17 @@ class Story:
     @property
     def attempts(self) -> list[Attempt]:
         """What came of it."""
-        return attempts(self.journal.groups)
+        return summarize_attempts(self.tracker.groups)
 
     def tell(self, fit: str, *messages: Message, ranks: Sequence[int] = (0, 1), group: str = "group") -> None:
         """Have workers begin, and tell something."""
         for rank in ranks:
-            self.desk.put(*(Letter(fit, group, rank, each) for each in (Started(2, f"n{rank}"), *messages)))
+            self.channel.put(*(Envelope(fit, group, rank, each) for each in (Started(2, f"n{rank}"), *messages)))
 
     def begin(self, fit: str, *messages: Message, ranks: Sequence[int] = (0, 1)) -> None:
         """Have workers begin, and wait until the caller knows of them."""
         self.tell(fit, *messages, ranks=ranks)
-        while self.journal.group is None:
+        while self.tracker.group is None:
             Flag().wait(0.01)
 
     def _trainer(self, fit: str) -> Any:
@@ -155,7 +154,7 @@ def lose(*messages: Message) -> Attempted:
 
 def failed(error: BaseException) -> Failed:
     """Return what a worker tells of an error."""
-    return Failed(carry(error), follows=follows(error))
+    return Failed(carry(error), is_secondary=is_secondary(error))
 
 
 def test_values_that_come_last_are_taken() -> None:
@@ -166,9 +165,9 @@ def test_values_that_come_last_are_taken() -> None:
 
 def test_lost_workers_are_made_up_for_with_pauses_that_double_until_the_run_gets_further() -> None:
     further = (
-        lose(Resumed("run", 0, 0, None), Pulse("run", 3, 3, 3)),
+        lose(Resumed("run", 0, 0, None), ProgressUpdate("run", 3, 3, 3)),
         lose(Resumed("run", 2, 2, None)),
-        lose(Pulse("run", 3, 3, 3)),
+        lose(ProgressUpdate("run", 3, 3, 3)),
     )
     story = Story(lose(), lose(), *further, complete, max_failures=5, backoff=0.5)
     assert story.run() == [b"v", b"v"]
@@ -199,7 +198,7 @@ def test_what_is_waited_for_is_said_until_a_worker_begins(monkeypatch: pytest.Mo
         looked.clear()
         complete(story, fit)
 
-    monkeypatch.setattr(driver_loop, "Waiting", lambda sizes: SimpleNamespace(look=lambda: looked.append(True)))
+    monkeypatch.setattr(driver_loop, "StartupMonitor", lambda sizes: SimpleNamespace(check=lambda: looked.append(True)))
     Story(wait).run()
     assert looked == []
 
@@ -209,7 +208,7 @@ def test_where_ray_had_no_room_the_error_is_ours(monkeypatch: pytest.MonkeyPatch
         raise ControllerError(WorkerGroupStartupTimeoutError(2))
 
     cluster = SimpleNamespace(cluster_resources=lambda: {"CPU": 0.5}, available_resources=dict)
-    monkeypatch.setattr(waitings, "require", lambda *args, **kwargs: cluster)
+    monkeypatch.setattr(capacity, "require", lambda *args, **kwargs: cluster)
     with pytest.raises(TimeoutError, match=r"with resources_per_worker={'CPU': 1.0}: .* {'CPU': 0.5}") as caught:
         Story(give_up, max_failures=9).run()
     assert isinstance(caught.value.__cause__, ControllerError)
@@ -248,24 +247,24 @@ def test_an_error_of_the_users_ends_all_at_once() -> None:
 def test_workers_leave_for_more_of_them_and_the_order_is_gone_with_them() -> None:
     def leave(story: Story, fit: str) -> None:
         story.begin(fit)
-        while not story.desk.orders:
+        while not story.channel.commands:
             Flag().wait(0.01)
-        story.tell(fit, Left(Notice("launcher", "there is room")))
+        story.tell(fit, Exited(Notice("launcher", "there is room")))
 
     class Roomy(Sizes):
-        def room(self, world_size: int) -> str | None:
+        def grow(self, world_size: int) -> str | None:
             return "there is room"
 
     story = Story(leave, complete, sizes=Roomy(1, 2, None, {"CPU": 1.0}, None))
     assert story.run() == [b"v", b"v"]
     assert story.pauses == [0.0]
     assert [(each.kind, each.failure) for each in story.attempts] == [("resized", None), ("completed", None)]
-    assert [each.leave for each in story.desk.orders][:2] == [Notice("launcher", "there is room"), None]
+    assert [each.exit for each in story.channel.commands][:2] == [Notice("launcher", "there is room"), None]
 
 
 def test_a_notice_is_no_failure_and_needs_no_pause() -> None:
     def leave(story: Story, fit: str) -> None:
-        story.tell(fit, Left(Notice("ray", "its price rose")), Value(b"half"))
+        story.tell(fit, Exited(Notice("ray", "its price rose")), Value(b"half"))
 
     story = Story(leave, leave, complete)
     assert story.run() == [b"v", b"v"]
@@ -287,9 +286,9 @@ def test_a_run_that_has_returned_everywhere_has_succeeded_whatever_becomes_of_it
 def test_a_failed_worker_is_released_when_all_have_told_how_they_ended() -> None:
     def wait(story: Story, fit: str, **told: Failed) -> None:
         for rank, each in enumerate(told.values()):
-            assert story.desk.orders == []
+            assert story.channel.commands == []
             story.tell(fit, each, ranks=[rank])
-        while not story.desk.orders:
+        while not story.channel.commands:
             Flag().wait(0.01)
         raise WorkerGroupError("...", {})
 
@@ -305,24 +304,24 @@ def test_a_failed_worker_is_released_when_all_have_told_how_they_ended() -> None
         story = Story(attempt)
         with pytest.raises(error):
             story.run()
-        assert [each.released for each in story.desk.orders] == [frozenset({"group"})]
+        assert [each.released for each in story.channel.commands] == [frozenset({"group"})]
 
 
 def test_a_search_stops_the_run_by_what_it_reports() -> None:
     def attempt(story: Story, fit: str) -> None:
         story.tell(fit, Reported({"loss": 2.0}, None), ranks=[0])
         story.tell(fit, Reported({"loss": 3.0}, "there"), ranks=[0])
-        while not story.desk.orders:
+        while not story.channel.commands:
             Flag().wait(0.01)
-        story.tell(fit, Left(Notice("tune", "it is no good")), Value(b"v"))
+        story.tell(fit, Exited(Notice("tune", "it is no good")), Value(b"v"))
 
     def decide(report: Reported) -> tuple[str, str] | None:
         return ("tune", "it is no good") if report.metrics["loss"] > 2 else None
 
     story = Story(attempt, on_report=decide)
     assert story.run() == [b"v", b"v"]
-    assert [each.stop for each in story.desk.orders] == [Notice("tune", "it is no good")]
-    assert story.desk.orders[0].leave is None
+    assert [each.stop for each in story.channel.commands] == [Notice("tune", "it is no good")]
+    assert story.channel.commands[0].exit is None
 
 
 @pytest.mark.parametrize(
@@ -332,18 +331,18 @@ def test_upon_a_signal_the_workers_are_asked_to_end(signum: int, error: type[Bas
     def attempt(story: Story, fit: str) -> None:
         story.begin(fit)
         os.kill(os.getpid(), signum)
-        while not story.desk.orders:
+        while not story.channel.commands:
             Flag().wait(0.01)
-        lose(Left(Notice("launcher", driver_loop.ENDS)))(story, fit)
+        lose(Exited(Notice("launcher", driver_loop.CALLER_ENDS)))(story, fit)
 
     before = signal.getsignal(signum)
     story = Story(attempt, max_failures=9)
     with pytest.raises(error) as caught:
         story.run()
     assert getattr(caught.value, "code", 143) == 143
-    assert [each.leave for each in story.desk.orders] == [Notice("launcher", driver_loop.ENDS)]
+    assert [each.exit for each in story.channel.commands] == [Notice("launcher", driver_loop.CALLER_ENDS)]
     assert signal.getsignal(signum) == before
-    assert not story.desk.closed.is_set()
+    assert not story.channel.closed.is_set()
 
 
 def test_upon_an_interrupt_nobody_waits_for_workers_that_are_not_there_yet() -> None:
@@ -351,7 +350,7 @@ def test_upon_an_interrupt_nobody_waits_for_workers_that_are_not_there_yet() -> 
 
     def attempt(story: Story, fit: str) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        assert story.desk.closed.wait(10)
+        assert story.channel.closed.wait(10)
         assert gone.wait(10)
 
     story = Story(attempt, grace=1e9)
@@ -367,7 +366,7 @@ def test_a_second_interrupt_is_obeyed_at_once() -> None:
     def attempt(story: Story, fit: str) -> None:
         story.begin(fit)
         os.kill(os.getpid(), signal.SIGINT)
-        while not story.hearing.heard:
+        while not story.loop.signals:
             Flag().wait(0.01)
         os.kill(os.getpid(), signal.SIGINT)
         ended.wait()
@@ -376,14 +375,14 @@ def test_a_second_interrupt_is_obeyed_at_once() -> None:
     with pytest.raises(KeyboardInterrupt):
         story.run()
     ended.set()
-    assert story.journal.group is not None  # nobody waited for its end
+    assert story.tracker.group is not None  # nobody waited for its end
 
 
 def test_an_error_of_a_worker_meanwhile_is_told() -> None:
     def attempt(story: Story, fit: str) -> None:
         story.begin(fit, failed(KeyError("label")), ranks=[0])
         os.kill(os.getpid(), signal.SIGINT)
-        while not story.desk.orders:
+        while not story.channel.commands:
             Flag().wait(0.01)
 
     with pytest.raises(KeyboardInterrupt) as caught:
@@ -393,8 +392,8 @@ def test_an_error_of_a_worker_meanwhile_is_told() -> None:
 
 def test_workers_that_do_not_end_in_time_are_given_up() -> None:
     def attempt(story: Story, fit: str) -> None:
-        story.tell(fit, Told(pickle.dumps("hello")), ranks=[1])
-        assert story.desk.closed.wait(10)
+        story.tell(fit, QueueItem(pickle.dumps("hello")), ranks=[1])
+        assert story.channel.closed.wait(10)
 
     def refuse(rank: int, message: object) -> None:
         raise ValueError(message)
@@ -402,8 +401,8 @@ def test_workers_that_do_not_end_in_time_are_given_up() -> None:
     story = Story(attempt, on_message=refuse, grace=0.01)
     with pytest.raises(ValueError, match="hello") as caught:
         story.run()
-    assert caught.value.__notes__ == ["heliograph: while a message of rank 1 was taken"]
-    assert [each.leave is None for each in story.desk.orders] == [False]
+    assert caught.value.__notes__ == ["heliograph: while a message of rank 1 was processed"]
+    assert [each.exit is None for each in story.channel.commands] == [False]
 
 
 def test_after_an_error_of_the_callers_own_nothing_else_is_delivered() -> None:
@@ -414,7 +413,7 @@ def test_after_an_error_of_the_callers_own_nothing_else_is_delivered() -> None:
         raise ValueError(message)
 
     def attempt(story: Story, fit: str) -> None:
-        story.tell(fit, Told(pickle.dumps("one")), Told(pickle.dumps("two")), Value(b"v"), ranks=[0, 1])
+        story.tell(fit, QueueItem(pickle.dumps("one")), QueueItem(pickle.dumps("two")), Value(b"v"), ranks=[0, 1])
 
     with pytest.raises(ValueError, match="one"):
         Story(attempt, on_message=refuse).run()
@@ -426,11 +425,11 @@ def test_messages_are_kept_in_their_order_those_of_the_dead_are_not() -> None:
 
     def first(story: Story, fit: str) -> None:
         former.append(fit)
-        lose(Told(pickle.dumps("early")))(story, fit)
+        lose(QueueItem(pickle.dumps("early")))(story, fit)
 
     def second(story: Story, fit: str) -> None:
-        story.tell(former[0], Told(pickle.dumps("late")))
-        story.tell(fit, Told(pickle.dumps("then")), Value(b"v"), group="another")
+        story.tell(former[0], QueueItem(pickle.dumps("late")))
+        story.tell(fit, QueueItem(pickle.dumps("then")), Value(b"v"), group="another")
 
     story = Story(first, second, max_failures=1)
     story.run()
@@ -438,9 +437,9 @@ def test_messages_are_kept_in_their_order_those_of_the_dead_are_not() -> None:
 
 
 def test_a_pause_ends_upon_a_signal() -> None:
-    hearing = Hearing(cast("Desk", FakeDesk()), Journal(), 1.0, lambda *message: None, None)
-    hearing.pause(0.0)
-    with hearing.signals():
+    loop = DriverLoop(cast("DriverChannel", FakeDriverChannel()), GroupTracker(), 1.0, lambda *message: None, None)
+    loop.pause(0.0)
+    with loop.handle_signals():
         os.kill(os.getpid(), signal.SIGINT)
-        hearing.pause(1e9)
-    assert hearing.heard == {signal.SIGINT}
+        loop.pause(1e9)
+    assert loop.signals == {signal.SIGINT}

@@ -26,17 +26,17 @@ from heliograph import (
     on,
 )
 from heliograph.builtin_callbacks.ray.report import RayReport
-from heliograph.builtin_callbacks.ray.search.places import Place, ending, place_of
+from heliograph.builtin_callbacks.ray.search.location import Location, search_location, summarize_end
 from heliograph.builtin_callbacks.ray.search.trainable import TrialFailed
 from heliograph.builtin_callbacks.ray.search.trial_session import (
     STOPPED,
-    Reports,
     TrialHost,
     TrialSession,
-    until_stopped,
+    TuneReporter,
+    ignore_stop,
 )
-from heliograph.builtin_callbacks.ray.search.trial_storage import begun_from
-from heliograph.builtin_callbacks.ray.search.trial_workers import Answers
+from heliograph.builtin_callbacks.ray.search.trial_storage import find_resumable
+from heliograph.builtin_callbacks.ray.search.trial_workers import ReportAnswers
 from heliograph.builtin_callbacks.ray.search.trials import (
     Search,
     Trial,
@@ -45,7 +45,7 @@ from heliograph.builtin_callbacks.ray.search.trials import (
     _is_reported,
     tune_results,
 )
-from heliograph.builtin_callbacks.ray.search.tune import _check_same, _room, _tell_failures, tune
+from heliograph.builtin_callbacks.ray.search.tune import _check_resume, _log_failures, _max_concurrent, tune
 from heliograph.builtin_callbacks.ray.session import Notice
 from heliograph.builtin_callbacks.ray.storage.checkpoints import StoredFolder
 from heliograph.core.distributed.launch.exceptions import carry
@@ -84,7 +84,9 @@ def tuned(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], FakeTune]:
     return make
 
 
-def fit(folder: Path, begun: list[StoredFolder], *, epochs: int = 4, plugins: tuple[Any, ...] = ()) -> tuple[Any, ...]:
+def fit(
+    folder: Path, resumable: list[StoredFolder], *, epochs: int = 4, plugins: tuple[Any, ...] = ()
+) -> tuple[Any, ...]:
     """Train in what is a trial; return the result, the host, and how often the run was closed."""
     torch.manual_seed(0)
     data = [(torch.randn(4, 4), torch.randn(4, 2)) for _ in range(3)]
@@ -93,7 +95,7 @@ def fit(folder: Path, begun: list[StoredFolder], *, epochs: int = 4, plugins: tu
     trainer = Trainer([ValidationSchedule(each), *saving, *plugins], use_cpu=True)
     ends: list[str] = []
     trainer.bus.on(RunClosed, lambda run, event: ends.append(event.status))
-    host = TrialHost(TrialSession(Reports(LOSS), begun))
+    host = TrialHost(TrialSession(TuneReporter(LOSS), resumable))
     with hosted_by(host):
         result = trainer.fit(
             Supervised(nn.Linear(4, 2), nn.functional.mse_loss),
@@ -123,7 +125,7 @@ def test_a_stop_of_tunes_closes_the_run_properly_and_nothing_is_told_any_more(
     result, host, ends = fit(tmp_path, [], plugins=(SaveSchedule(Every(steps=5), at_end=True).named("more"),))
     assert (result.status, result.stopped_by, result.reason) == ("stopped", "tune", STOPPED)
     assert (result.exit_status, ends) == (0, ["stopped"])
-    assert host.session.left == Notice("tune", STOPPED)
+    assert host.session.exit_notice == Notice("tune", STOPPED)
     assert len(fake.told) == 2
     assert result.last_checkpoint is not None
     assert result.last_checkpoint.exists()
@@ -134,11 +136,11 @@ def test_a_training_that_follows_one_that_tune_has_stopped_does_not_begin(
 ) -> None:
     fake = tuned(2)
     _, host, _ = fit(tmp_path, [])
-    with until_stopped(host.session), hosted_by(host):
+    with ignore_stop(host.session), hosted_by(host):
         Trainer(use_cpu=True).fit(Supervised(nn.Linear(4, 2), nn.functional.mse_loss), [])
-        pytest.fail("a training has begun")
+        pytest.fail("a training has resumable")
     assert len(fake.told) == 2
-    with pytest.raises(SystemExit, match="3"), until_stopped(TrialSession(Reports(LOSS), [])):
+    with pytest.raises(SystemExit, match="3"), ignore_stop(TrialSession(TuneReporter(LOSS), [])):
         raise SystemExit(3)
 
 
@@ -158,25 +160,25 @@ def test_what_was_not_measured_yet_is_no_number_and_never_measuring_it_is_an_err
     tuned: Callable[..., FakeTune],
 ) -> None:
     fake = tuned()
-    reports = Reports("validation/los")
-    reports.tell({LOSS: 1.0, "step": 1}, None)
+    reports = TuneReporter("validation/los")
+    reports.report({LOSS: 1.0, "step": 1}, None)
     assert math.isnan(fake.told[0][0]["validation/los"])
     with pytest.raises(ValueError, match=r"never measured metric='validation/los'.*'validation/loss'"):
         reports.check_measured()
-    reports.tell({"validation/los": 1.0}, None)
+    reports.report({"validation/los": 1.0}, None)
     reports.check_measured()
 
 
 def test_a_trial_that_was_stopped_before_it_measured_is_no_error(tuned: Callable[..., FakeTune]) -> None:
     tuned(1)
-    reports = Reports(LOSS)
-    reports.tell({}, None)
+    reports = TuneReporter(LOSS)
+    reports.report({}, None)
     reports.check_measured()
 
 
 def test_the_plugins_of_a_trial_are_added_once_and_not_beside_ones_own(tuned: Callable[..., FakeTune]) -> None:
     tuned()
-    host = TrialHost(TrialSession(Reports(LOSS), []))
+    host = TrialHost(TrialSession(TuneReporter(LOSS), []))
     trainer = Trainer([RayReport(interval=3.0)])
     host.prepare(trainer.plugins)
     host.prepare(trainer.plugins)
@@ -193,14 +195,14 @@ def test_a_trial_that_goes_on_does_so_whatever_its_checkpoint_is_told(
     for file in (tmp_path / "whole").glob("*epoch_2*"):
         (stored / file.name).write_bytes(file.read_bytes())
     checkpoint = SimpleNamespace(path=str(stored), filesystem=LOCAL)
-    begun = begun_from(checkpoint, Place(str(tmp_path), "search/trial"))
-    result, _, _ = fit(tmp_path / "again", begun)
+    resumable = find_resumable(checkpoint, Location(str(tmp_path), "search/trial"))
+    result, _, _ = fit(tmp_path / "again", resumable)
     assert result.resume.step == 6
     assert result.metrics == whole.metrics
 
 
 def folder(path: Path, sequence: int | None, run: Path) -> None:
-    """Store a checkpoint of a run that has written one for each place in the order of writing."""
+    """Store a checkpoint of a run that has written one for each location in the order of writing."""
     path.mkdir(parents=True)
     for file in run.glob(f"*epoch_{sequence}_*"):
         (path / file.name).write_bytes(file.read_bytes())
@@ -225,7 +227,7 @@ def test_a_trial_goes_on_from_what_tune_says_or_what_its_own_folder_has_since_th
             folder(tmp_path / "search" / name / f"checkpoint_{number:06d}", sequence, tmp_path / "run")
     (tmp_path / "search" / "trial" / "params.json").write_text("{}")
     checkpoint = None if known is None else SimpleNamespace(path=str(tmp_path / "search" / known), filesystem=LOCAL)
-    found = begun_from(checkpoint, Place(str(tmp_path), "search/trial"))
+    found = find_resumable(checkpoint, Location(str(tmp_path), "search/trial"))
     assert [each.name[-1] for each in found] == expected
     assert all(each.is_own for each in found)
 
@@ -236,53 +238,53 @@ def test_a_folder_without_a_whole_manifest_comes_last(tmp_path: Path, tuned: Cal
     folder(tmp_path / "search" / "checkpoint_000000", 1, tmp_path / "run")
     (tmp_path / "search" / "checkpoint_000001").mkdir()
     (tmp_path / "search" / "checkpoint_000001" / "run_epoch_2_iter_6.json").write_text("{")
-    found = begun_from(None, Place(str(tmp_path), "search"))
+    found = find_resumable(None, Location(str(tmp_path), "search"))
     assert [each.name[-1] for each in found] == ["0", "1"]
 
 
 def test_the_answers_of_tune_wait_for_their_reports() -> None:
     async def talk() -> tuple[Notice | None, Notice | None, int]:
-        answers, stop = Answers(), Notice("tune", STOPPED)
-        second = asyncio.create_task(answers.take(1))
-        await answers.give(None)
-        await answers.give(stop)
-        return await answers.take(0), await second, await answers.count()
+        answers, stop = ReportAnswers(), Notice("tune", STOPPED)
+        second = asyncio.create_task(answers.wait_for(1))
+        await answers.add(None)
+        await answers.add(stop)
+        return await answers.wait_for(0), await second, await answers.count()
 
     assert asyncio.run(talk()) == (None, Notice("tune", STOPPED), 2)
 
 
 def test_a_place_keeps_plain_data(tmp_path: Path) -> None:
-    place = place_of(tmp_path, "search").within("trial_lr=0.1000,b=[1]")
-    assert place.read() is None
-    place.write({"value": math.inf})
-    assert place.read() == {"value": math.inf}
-    assert [each.name for each in Path(place.path).iterdir()] == ["heliograph.json"]
+    location = search_location(tmp_path, "search").subfolder("trial_lr=0.1000,b=[1]")
+    assert location.read() is None
+    location.write({"value": math.inf})
+    assert location.read() == {"value": math.inf}
+    assert [each.name for each in Path(location.path).iterdir()] == ["heliograph.json"]
 
 
 @pytest.mark.parametrize("name", ["", "a/b", ".hidden"])
 def test_a_name_that_is_no_folder_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="name= becomes a folder"):
-        place_of(tmp_path, name)
+        search_location(tmp_path, name)
 
 
 def test_a_place_is_absolute_and_a_remote_one_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert place_of("here", "search").path == f"{tmp_path}/here/search"
-    assert place_of("s3://bucket/there/", "search").path == "s3://bucket/there/search"
+    assert search_location("here", "search").path == f"{tmp_path}/here/search"
+    assert search_location("s3://bucket/there/", "search").path == "s3://bucket/there/search"
     for home in (None, "~/ray_results", Path("~/ray_results")):
-        assert place_of(home, "search").path == str(Path.home() / "ray_results" / "search")
+        assert search_location(home, "search").path == str(Path.home() / "ray_results" / "search")
     wrong: Any = 3
     with pytest.raises(TypeError, match="storage_path is a path and name a string"):
-        place_of(wrong, "search")
+        search_location(wrong, "search")
 
 
 def test_how_a_trial_ended_is_plain_data(tmp_path: Path, tuned: Callable[..., FakeTune]) -> None:
     tuned(2)
     result: RunResult = fit(tmp_path, [])[0]
-    told = ending(result, None)
+    told = summarize_end(result, None)
     assert (told["status"], told["stopped_by"], told["notes"]) == ("stopped", "tune", list(result.notes))
-    assert ending(None, None)["status"] == "completed"
-    assert ending(result, KeyError("lr"))["reason"] == "KeyError: 'lr'"
+    assert summarize_end(None, None)["status"] == "completed"
+    assert summarize_end(result, KeyError("lr"))["reason"] == "KeyError: 'lr'"
 
 
 def trial(number: int, value: float | None, **facts: Any) -> Trial:
@@ -363,19 +365,19 @@ def test_the_users_own_error_is_taken_out_of_rays() -> None:
 
 def test_where_all_trials_failed_the_first_error_is_raised_else_they_are_told(caplog: pytest.LogCaptureFixture) -> None:
     failed = [trial(number, None, status="failed", reason="why", error=KeyError(number)) for number in range(2)]
-    _tell_failures(Search([*failed, trial(2, 1.0)], LOSS, "min", ""))
+    _log_failures(Search([*failed, trial(2, 1.0)], LOSS, "min", ""))
     assert caplog.messages == ["trial 0 failed: why", "trial 1 failed: why"]
     with pytest.raises(KeyError) as caught:
-        _tell_failures(Search(failed, LOSS, "min", ""))
+        _log_failures(Search(failed, LOSS, "min", ""))
     assert caught.value.args == (0,)
-    assert caught.value.__notes__ == ["heliograph: all 2 trials of the search failed, this one first of them"]
+    assert caught.value.__notes__ == ["heliograph: all 2 trials of the search failed; this is the error of the first"]
 
 
 def test_a_search_that_is_not_there_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="There is no search 'digits'"):
         tune_results(tmp_path, "digits")
-    place_of(tmp_path, "digits").write({"metric": LOSS, "mode": "min"})
-    with pytest.raises(FileNotFoundError, match=r"The search 'digits' in .* was ended before Ray wrote down any trial"):
+    search_location(tmp_path, "digits").write({"metric": LOSS, "mode": "min"})
+    with pytest.raises(FileNotFoundError, match=r"The search 'digits' in .* was ended before Ray saved any trial"):
         tune_results(tmp_path, "digits")
 
 
@@ -407,20 +409,20 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(
 
 
 def test_a_search_that_is_there_is_gone_on_with_by_the_same_metric_or_not_at_all(tmp_path: Path) -> None:
-    place = place_of(tmp_path, "search")
-    place.write({"metric": LOSS, "mode": "min"})
+    location = search_location(tmp_path, "search")
+    location.write({"metric": LOSS, "mode": "min"})
     (tmp_path / "search" / "experiment_state-1.json").write_text("{}")
-    with pytest.raises(ValueError, match="resume='auto' goes on with it; give another name"):
-        _check_same(place, Monitor(LOSS, None), None)
-    with pytest.raises(ValueError, match=r"goes by .*validation/loss.*: go on by the same"):
-        _check_same(place, Monitor("validation/error", None), "auto")
-    _check_same(place, Monitor(LOSS, None), "auto")
-    assert place.has_begun()
-    assert not place_of(tmp_path, "other").has_begun()
+    with pytest.raises(ValueError, match="continue it with resume='auto', or give another name"):
+        _check_resume(location, Monitor(LOSS, None), None)
+    with pytest.raises(ValueError, match=r"optimizes .*validation/loss.*: give the same metric and mode"):
+        _check_resume(location, Monitor("validation/error", None), "auto")
+    _check_resume(location, Monitor(LOSS, None), "auto")
+    assert location.has_state()
+    assert not search_location(tmp_path, "other").has_state()
 
 
 def test_as_many_trials_on_several_workers_as_the_cluster_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 16.0, "GPU": 5.0})
-    assert _room({"CPU": 2}, 2) == 4
-    assert _room({"CPU": 2, "GPU": 1}, 2) == 2
-    assert _room({"TPU": 1}, 2) == 1
+    assert _max_concurrent({"CPU": 2}, 2) == 4
+    assert _max_concurrent({"CPU": 2, "GPU": 1}, 2) == 2
+    assert _max_concurrent({"TPU": 1}, 2) == 1
