@@ -1,4 +1,4 @@
-"""A session without Ray: what is reported lies in a folder, as Ray would have stored it."""
+"""A session without Ray: reports are stored in a folder, as Ray would do."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class CountingFolder(StoredFolder):
 
 
 class FakeSession:
-    """What a run tells it, in lists.
+    """Keeps what a run reports, in lists.
 
     Args:
-        storage: where what is reported is copied to.
-        call: which call of a launcher this is.
+        storage: the folder to which reports are copied.
+        call: the id of the launcher's call.
         is_restart: whether it is not the first attempt.
-        answers: what `report` returns, one after the other; None behind them.
+        answers: the values of `report`, in order; then None.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class FakeSession:
 
 
 class FakeHost:
-    """Does nothing but hold a session."""
+    """Has a session, and does nothing."""
 
     def __init__(self, session: FakeSession) -> None:
         self.session = session
@@ -97,6 +97,6 @@ class FakeHost:
 
 @contextmanager
 def on_ray(session: FakeSession) -> Iterator[FakeSession]:
-    """Have every training within talk to a session."""
+    """Use a session for every training in the context."""
     with hosted_by(FakeHost(session)):
         yield session

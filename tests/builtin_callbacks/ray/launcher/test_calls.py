@@ -1,4 +1,4 @@
-"""What a call of the launcher asks of Ray, and makes of what comes back, without a cluster."""
+"""How a call of the launcher uses Ray, and what it returns, without a cluster."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from heliograph.tests.builtin_callbacks.ray.launcher.test_ray_job import FakeDri
 
 
 class FakeTrainer:
-    """What Ray would run, were there any; its workers return what they were told to.
+    """A fake of Ray's trainer, with two workers that complete.
 
     Attributes:
-        made: all of them.
+        made: all trainers.
     """
 
     made: list[FakeTrainer]
@@ -47,19 +47,19 @@ class FakeTrainer:
         self.made.append(self)
 
     def fit(self) -> None:
-        """Have both workers complete."""
+        """Send the messages of two workers that complete."""
         function, args, kwargs = pickle.loads(self.call.payload)
         result = SimpleNamespace(status="completed")
-        said = (QueueItem(pickle.dumps("hello")), Reported({"loss": 1.0}, None), Ended(pickle.dumps(result)))
+        messages = (QueueItem(pickle.dumps("hello")), Reported({"loss": 1.0}, None), Ended(pickle.dumps(result)))
         for rank in range(2):
             value = Value(pickle.dumps((rank, function(*args, **kwargs))))
-            for each in (Started(2, "node"), *(said if rank == 0 else ()), value):
+            for each in (Started(2, "node"), *(messages if rank == 0 else ()), value):
                 self.channel.put(Envelope(self.call.fit, "group", rank, each))
 
 
 @pytest.fixture
 def channel(monkeypatch: pytest.MonkeyPatch) -> FakeDriverChannel:
-    """Return what the caller's side of the mailbox is, with a fake trainer of Ray's at its other end."""
+    """Return a fake of the caller's channel, with a fake trainer of Ray at the other end."""
     channel = FakeDriverChannel()
     vars(channel)["mailbox"] = "the mailbox"
     monkeypatch.setattr(FakeTrainer, "made", [], raising=False)
@@ -71,7 +71,7 @@ def channel(monkeypatch: pytest.MonkeyPatch) -> FakeDriverChannel:
 
 @pytest.fixture
 def connections(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, int]]:
-    """Return the connections that are made: where to, for how many CPUs."""
+    """Return the connections that are made: (address, number of CPUs)."""
     made: list[tuple[str | None, int]] = []
 
     @contextmanager
@@ -84,7 +84,7 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, int]]
     return made
 
 
-def test_a_call_asks_ray_for_what_the_launcher_was_told(
+def test_a_call_passes_the_launchers_options_to_ray(
     channel: FakeDriverChannel, connections: list[tuple[str | None, int]], tmp_path: Path
 ) -> None:
     made = h.RayLauncher(
@@ -158,7 +158,7 @@ def test_the_mailbox_is_an_actor_on_the_callers_node(monkeypatch: pytest.MonkeyP
     done: list[Any] = []
 
     class FakeRay:
-        """Calls an actor's methods here."""
+        """Calls an actor's methods in this process."""
 
         def remote(self, **options: Any) -> Any:
             done.append(options)

@@ -1,4 +1,4 @@
-"""What is said while Ray has no room for workers, and when it gives up."""
+"""Warnings while the cluster has no room for workers, and the error when Ray gives up."""
 
 from __future__ import annotations
 
@@ -27,25 +27,27 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Any:
     return made
 
 
-def test_what_is_waited_for_is_said_now_and_then(cluster: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_warning_about_missing_resources_is_repeated_at_an_interval(
+    cluster: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     wait = StartupMonitor(UNICORNS)
-    said = []
+    counts = []
     for now in (0.0, 14.9, 15.0, 15.2, 74.9, 75.0, 100.0):
         cluster.now = now
         wait.check()
-        said.append(len(caplog.messages))
-    assert said == [0, 0, 1, 1, 1, 2, 2]
+        counts.append(len(caplog.messages))
+    assert counts == [0, 0, 1, 1, 1, 2, 2]
     assert set(caplog.messages) == {f"waiting for 1..2 workers of {{'unicorn': 1.0}}: {LINE}"}
 
 
-def test_memory_is_told_of_where_a_worker_takes_it(cluster: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_memory_is_in_the_warning_if_a_worker_takes_it(cluster: Any, caplog: pytest.LogCaptureFixture) -> None:
     wait, cluster.now = StartupMonitor(Sizes(2, 2, None, {"memory": 8e9}, None)), 20.0
     wait.check()
     assert "waiting for 2 workers of {'memory': 8000000000.0}: the cluster has {'CPU': 2.0," in caplog.text
     assert "of which {'CPU': 1.0, 'memory': 4000000000.0} are free" in caplog.text
 
 
-def test_where_ray_gives_up_the_error_says_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_ray_gives_up_the_error_has_the_resources(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "2")
     error = ControllerError(WorkerGroupStartupTimeoutError(2))
     ours = explain_start_timeout(error, UNICORNS)

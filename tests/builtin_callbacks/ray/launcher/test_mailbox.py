@@ -1,4 +1,4 @@
-"""Letters from the workers to the caller, in their order, and the caller's commands to them."""
+"""Envelopes from the workers to the caller, in order, and the caller's commands."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from heliograph.builtin_callbacks.ray.session import Notice
 
 
 class GoneError(Exception):
-    """Stands in for what Ray raises where an actor is gone."""
+    """Replaces the error of Ray if an actor is gone."""
 
 
 class FakeBox:
-    """A mailbox that is called as an actor is, in this process.
+    """A mailbox in this process that is called like an actor.
 
     Attributes:
-        parcels: what was put into it at once.
-        commands: what it answers.
-        is_open: clear it to let those wait who put.
+        batches: the envelopes of each call of `put`.
+        commands: what `put` returns.
+        is_open: cleared to make `put` wait.
     """
 
     def __init__(self) -> None:
-        self.parcels: list[list[Envelope]] = []
+        self.batches: list[list[Envelope]] = []
         self.commands = Commands()
         self.is_open = Flag()
         self.is_open.set()
@@ -38,14 +38,14 @@ class FakeBox:
 
     @property
     def envelopes(self) -> list[Envelope]:
-        """All envelopes, in the order in which they came."""
-        return [envelope for parcel in self.parcels for envelope in parcel]
+        """All envelopes, in order of arrival."""
+        return [envelope for batch in self.batches for envelope in batch]
 
     def _put(self, envelopes: Sequence[Envelope]) -> Commands:
         assert self.is_open.wait(10)
         if self.is_process_loss:
             raise GoneError("the caller has left")
-        self.parcels.append(list(envelopes))
+        self.batches.append(list(envelopes))
         return self.commands
 
 
@@ -57,7 +57,7 @@ def box(monkeypatch: pytest.MonkeyPatch) -> FakeBox:
     return FakeBox()
 
 
-def test_letters_wait_until_they_are_taken() -> None:
+def test_envelopes_are_kept_until_they_are_received() -> None:
     async def exchange() -> None:
         mailbox = Mailbox()
         envelopes = [Envelope("fit", "group", 0, QueueItem(bytes([number]))) for number in range(3)]
@@ -74,7 +74,7 @@ def test_letters_wait_until_they_are_taken() -> None:
     asyncio.run(exchange())
 
 
-def test_orders_are_the_answer_to_what_is_put() -> None:
+def test_put_returns_the_commands() -> None:
     async def exchange() -> None:
         mailbox, commands = Mailbox(), Commands(stop=Notice("tune", "it is no good"))
         await mailbox.command(commands)
@@ -83,7 +83,7 @@ def test_orders_are_the_answer_to_what_is_put() -> None:
     asyncio.run(exchange())
 
 
-def test_all_workers_of_a_group_learn_its_number() -> None:
+def test_all_workers_of_a_group_get_its_number() -> None:
     async def begin() -> None:
         mailbox = Mailbox()
         assert [await mailbox.register_group(each) for each in ("a", "a", "b", "a", "b", "c")] == [1, 1, 2, 1, 2, 3]
@@ -91,7 +91,7 @@ def test_all_workers_of_a_group_learn_its_number() -> None:
     asyncio.run(begin())
 
 
-def test_messages_arrive_in_their_order_and_sending_waits_for_nobody(box: FakeBox) -> None:
+def test_messages_arrive_in_order_and_send_does_not_wait(box: FakeBox) -> None:
     box.is_open.clear()
     channel = WorkerChannel(box, "fit", "group", 3)
     sent = [ProgressUpdate("run", number, number, number) for number in range(100)]
@@ -100,13 +100,13 @@ def test_messages_arrive_in_their_order_and_sending_waits_for_nobody(box: FakeBo
     box.is_open.set()
     channel.flush()
     assert box.envelopes == [Envelope("fit", "group", 3, each) for each in sent]
-    assert len(box.parcels) < 10
+    assert len(box.batches) < 10
     channel.send(ProgressUpdate("run", 7, 7, 7))
     channel.close()
     assert box.envelopes[-1].message == ProgressUpdate("run", 7, 7, 7)
 
 
-def test_the_newest_pulse_is_told_once(box: FakeBox) -> None:
+def test_only_the_newest_progress_is_sent_once(box: FakeBox) -> None:
     channel = WorkerChannel(box, "fit", "group", 0)
     for number in range(3):
         channel.progress = ProgressUpdate("run", number, number, number)
@@ -120,7 +120,7 @@ def test_the_newest_pulse_is_told_once(box: FakeBox) -> None:
     ]
 
 
-def test_new_orders_come_without_a_message(box: FakeBox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_commands_arrive_without_a_message(box: FakeBox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_channel, "INTERVAL", 0.01)
     channel = WorkerChannel(box, "fit", "group", 0)
     box.commands = Commands(exit=Notice("launcher", "Ctrl-C"))
@@ -141,7 +141,7 @@ def test_a_failed_worker_waits_until_its_group_is_released(box: FakeBox) -> None
     channel.close()
 
 
-def test_a_worker_that_nobody_waits_for_ends(
+def test_a_worker_without_a_mailbox_exits(
     box: FakeBox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     left: list[int] = []

@@ -1,4 +1,4 @@
-"""What the launcher refuses, where it is made or called."""
+"""The checks of the launcher's arguments."""
 
 from __future__ import annotations
 
@@ -79,12 +79,12 @@ from heliograph.builtin_callbacks.ray.launcher import launcher
         ),
     ],
 )
-def test_what_will_not_do_is_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):
         h.RayLauncher(**options)
 
 
-def test_what_will_do_is_not() -> None:
+def test_valid_options_are_accepted() -> None:
     resources = {"CPU": 0.5, "memory": 1e9}
     made = h.RayLauncher((1, 1), resources_per_worker=resources, storage_path=Path("there"), keep=None)
     assert made._run_config().storage_path == str(Path("there").absolute())
@@ -104,7 +104,7 @@ def test_without_ray_the_error_has_the_command_that_installs_it(monkeypatch: pyt
 
 
 @pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\.")
-def test_what_cannot_be_sent_is_refused_before_a_cluster_is_started() -> None:
+def test_a_call_that_cannot_be_pickled_is_refused_before_a_cluster_is_started() -> None:
     made, no_function = h.RayLauncher(1), 3
     with pytest.raises(TypeError, match=re.escape("takes a function and its arguments, got 3 as the function.")):
         made.run(no_function)  # type: ignore[arg-type]
@@ -115,14 +115,14 @@ def test_what_cannot_be_sent_is_refused_before_a_cluster_is_started() -> None:
     assert "generator" in str(caught.value)
 
 
-def test_who_takes_messages_is_to_be_a_function() -> None:
+def test_on_message_has_to_be_a_function() -> None:
     with pytest.raises(
         TypeError, match=re.escape("on_message takes a function of a rank and an object, or None; got 'x'")
     ):
         h.RayLauncher(1).run(len, [], on_message="x")  # type: ignore[arg-type]
 
 
-def test_a_storage_that_cannot_be_used_is_told_of_before_anything_starts(tmp_path: Path) -> None:
+def test_a_storage_that_cannot_be_used_is_refused_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("taken")
     for path in (tmp_path / "file", Path("/proc/nothing")):
         with pytest.raises(OSError, match=re.escape(f"storage_path='{path}' cannot be used: ")):
@@ -131,19 +131,19 @@ def test_a_storage_that_cannot_be_used_is_told_of_before_anything_starts(tmp_pat
         h.RayLauncher(1, storage_path="nosuch://x/y").run(len, [])
 
 
-def test_a_rank_starts_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_cannot_start_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "child_queue", object)
     with pytest.raises(RuntimeError, match="was called in a rank that RayLauncher or launch has started"):
         h.RayLauncher(1).run(len, [])
 
 
-def test_a_value_that_cannot_be_loaded_here_is_told_of() -> None:
+def test_a_value_that_cannot_be_loaded_is_an_error() -> None:
     with pytest.raises(TypeError, match=re.escape("The value of rank 3 cannot be loaded in this process: no model")):
         launcher._value(3, pickle.dumps(Unloadable()))
 
 
 class Unloadable:
-    """What is pickled, and cannot be loaded."""
+    """Can be pickled, but not loaded."""
 
     def __reduce__(self) -> Any:
         return _refuse, ()

@@ -1,4 +1,4 @@
-"""TrainSession: what it asks of `ray.train`, here a stand-in, and what it tells the caller."""
+"""TrainSession: its calls of `ray.train`, which is a fake here, and its messages to the caller."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pyarrow.fs import LocalFileSystem  # type: ignore[import-untyped]
 
 @dataclass
 class FakeCheckpoint:
-    """What `ray.train.Checkpoint` is, as far as it is asked."""
+    """A fake of `ray.train.Checkpoint`."""
 
     path: str
 
@@ -31,7 +31,7 @@ class FakeCheckpoint:
 
 @dataclass
 class FakeTrain:
-    """What `ray.train` is, as far as it is asked, for one rank."""
+    """A fake of `ray.train` for one rank."""
 
     storage: Path
     rank: int = 0
@@ -42,8 +42,8 @@ class FakeTrain:
     Checkpoint = FakeCheckpoint
 
     def get_context(self) -> Any:
-        place = SimpleNamespace(storage_filesystem=LocalFileSystem(), experiment_fs_path=str(self.storage))
-        return SimpleNamespace(get_world_rank=lambda: self.rank, get_storage=lambda: place)
+        storage = SimpleNamespace(storage_filesystem=LocalFileSystem(), experiment_fs_path=str(self.storage))
+        return SimpleNamespace(get_world_rank=lambda: self.rank, get_storage=lambda: storage)
 
     def report(
         self, metrics: dict[str, float], checkpoint: FakeCheckpoint | None, checkpoint_dir_name: str | None
@@ -73,7 +73,7 @@ class FakeChannel:
 
 
 class Worker:
-    """A session with all that is around it."""
+    """A session with a fake of Ray and of the channel."""
 
     def __init__(
         self, patch: pytest.MonkeyPatch, storage: Path, call: str = "one", *, rank: int = 0, preemption: Any = None
@@ -96,7 +96,9 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_report_is_numbered_and_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path) -> None:
+def test_reports_are_numbered_and_sent_to_the_caller(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path
+) -> None:
     (tmp_path / "there" / "checkpoint_000007_former").mkdir(parents=True)
     worker = Worker(monkeypatch, tmp_path / "there")
     worker.train.known = ("checkpoint_000007_former",)
@@ -116,7 +118,7 @@ def test_a_report_is_numbered_and_told(monkeypatch: pytest.MonkeyPatch, tmp_path
     ]
 
 
-def test_what_a_dead_process_left_goes_when_there_is_a_newer_one(
+def test_folders_of_a_dead_process_are_removed_after_a_newer_report(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path
 ) -> None:
     there = tmp_path / "there"
@@ -135,20 +137,22 @@ def test_what_a_dead_process_left_goes_when_there_is_a_newer_one(
     ]
 
 
-def test_only_the_main_rank_tells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_only_the_main_rank_sends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     worker = Worker(monkeypatch, tmp_path, rank=1)
     worker.channel.commands = Commands(stop=Notice("tune", "enough"))
     assert worker.session.report({}, None) is None
     assert (worker.train.reports, worker.channel.sent) == ([({}, None)], [])
 
 
-def test_the_caller_s_word_comes_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_report_returns_the_callers_stop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     worker = Worker(monkeypatch, tmp_path)
     worker.channel.commands = Commands(stop=Notice("tune", "enough"))
     assert worker.session.report({}, None) == Notice("tune", "enough")
 
 
-def test_a_checkpoint_that_ray_skips_is_missed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path) -> None:
+def test_a_checkpoint_that_ray_does_not_store_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path
+) -> None:
     worker = Worker(monkeypatch, tmp_path / "there")
     worker.session.report({}, folder)
     worker.train.skips = True
@@ -156,7 +160,7 @@ def test_a_checkpoint_that_ray_skips_is_missed(monkeypatch: pytest.MonkeyPatch, 
         worker.session.report({}, folder)
 
 
-def test_what_a_full_storage_says_has_a_note_of_where_it_is(
+def test_an_error_of_the_storage_has_a_note_with_its_path(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path
 ) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
@@ -169,7 +173,7 @@ def test_what_a_full_storage_says_has_a_note_of_where_it_is(
     assert caught.value.__notes__ == [f"heliograph: while {report_name(1, 'one')} was stored in {tmp_path}/there"]
 
 
-def test_own_are_those_of_this_call_before_this_process(
+def test_own_reports_are_those_of_this_call_before_this_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path
 ) -> None:
     there = tmp_path / "there"
@@ -185,7 +189,7 @@ def test_own_are_those_of_this_call_before_this_process(
     ]
 
 
-def test_a_machine_that_goes_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_preemption_is_a_notice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     worker = Worker(monkeypatch, tmp_path)
     assert worker.session.notice() is None
     worker.preemption.preemption_info = SimpleNamespace(preempted_ranks=[0, 2], deadline_ms=5500)
@@ -194,12 +198,12 @@ def test_a_machine_that_goes_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert worker.session.notice() == Notice("ray", "the machine of rank 1 is to be taken away")
 
 
-def test_another_ray_is_refused_in_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_another_version_of_ray_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(ImportError, match=r"cannot read from Ray 9\.9 .*, as it can from 2\.60"):
         Worker(monkeypatch, tmp_path, preemption=object())
 
 
-def test_where_a_run_is_is_left_to_the_post(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_progress_is_sent_by_the_channel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     worker, progress = Worker(monkeypatch, tmp_path), Progress()
     worker.session.record_start("run", progress, None)
     for _ in range(5):

@@ -1,4 +1,4 @@
-"""A worker's own side of the launcher, without a cluster."""
+"""A worker of the launcher, without a cluster."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class FakeChannel:
 
     Attributes:
         sent: the messages.
-        done: what else was asked of it.
+        done: its other calls.
     """
 
     def __init__(self, *place: object) -> None:
@@ -51,20 +51,20 @@ class FakeChannel:
         self.sent.append(message)
 
     def flush(self) -> None:
-        """Take note of it."""
+        """Record the call."""
         self.done.append("flushed")
 
     def wait_for_release(self, seconds: float) -> None:
-        """Take note of it."""
+        """Record the call."""
         self.done.append(seconds)
 
     def close(self) -> None:
-        """Take note of it."""
+        """Record the call."""
         self.done.append("closed")
 
 
 class FakeSession:
-    """A line to nobody."""
+    """A session without Ray."""
 
     def __init__(self, call: str, channel: FakeChannel, *, is_restart: bool) -> None:
         self.call, self.is_restart = call, is_restart
@@ -73,7 +73,7 @@ class FakeSession:
 
 @pytest.fixture
 def channels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeChannel]]:
-    """Be worker 1 of 2 of Ray's; return the channels that are made."""
+    """Make this process worker 1 of 2; yield the channels that are made."""
     made: list[FakeChannel] = []
 
     def make(*place: object) -> FakeChannel:
@@ -101,13 +101,13 @@ def channels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeChannel]]:
 def call(
     function: Callable[..., Any], *args: Any, number: int = 1, sizes: tuple[int, ...] = (1, 2), **kwargs: Any
 ) -> Call:
-    """Return what has a worker call a function."""
+    """Return a call of a function."""
     mailbox = SimpleNamespace(register_group=SimpleNamespace(remote=lambda group: number))
     return Call("call", "fit", mailbox, pickle.dumps((function, args, kwargs)), 3.0, sizes)
 
 
-def test_a_worker_says_that_it_begins_and_what_came_of_it(channels: list[FakeChannel]) -> None:
-    run_worker(call(put_and_tell, 3, factor=2))
+def test_a_worker_sends_its_start_and_its_value(channels: list[FakeChannel]) -> None:
+    run_worker(call(put_and_return, 3, factor=2))
     (channel,) = channels
     assert channel.place[1:] == ("fit", "group", 1)
     assert channel.sent == [
@@ -119,46 +119,46 @@ def test_a_worker_says_that_it_begins_and_what_came_of_it(channels: list[FakeCha
 
 
 def test_in_all_but_the_first_group_it_is_a_restart(channels: list[FakeChannel]) -> None:
-    run_worker(call(put_and_tell, 3, factor=2, number=2))
+    run_worker(call(put_and_return, 3, factor=2, number=2))
     assert channels[0].sent[-1] == Value(pickle.dumps((6, "call", True)))
 
 
-def test_where_so_many_workers_will_not_do_they_leave_at_once(channels: list[FakeChannel]) -> None:
+def test_workers_of_a_number_that_is_not_allowed_exit_at_once(channels: list[FakeChannel]) -> None:
     run_worker(call(fail, KeyError("label"), sizes=(1, 4)))
     reason = "there was room for 2 workers, which do not divide as_ranks"
     assert channels[0].sent == [Started(2, "node"), Exited(Notice("launcher", reason))]
     assert channels[0].done == ["flushed", "closed"]
 
 
-def test_an_error_is_told_and_leaves_when_the_others_have_ended(channels: list[FakeChannel]) -> None:
+def test_an_error_is_sent_and_raised_after_the_release(channels: list[FakeChannel]) -> None:
     with pytest.raises(WorkerFailed, match="rank 1 failed with KeyError") as caught:
         run_worker(call(fail, KeyError("label")))
     assert caught.value.__cause__ is caught.value.__context__ is None
-    told = channels[0].sent[-1]
-    assert isinstance(told, Failed)
-    assert (told.is_secondary, told.is_exit) == (False, False)
-    assert repr(rebuild(told.error)) == "KeyError('label')"
+    sent = channels[0].sent[-1]
+    assert isinstance(sent, Failed)
+    assert (sent.is_secondary, sent.is_exit) == (False, False)
+    assert repr(rebuild(sent.error)) == "KeyError('label')"
     assert channels[0].done == ["flushed", 3.0, "closed"]
 
 
-def test_what_a_task_of_rays_raised_is_told_as_its_own_error(channels: list[FakeChannel]) -> None:
+def test_the_error_of_a_ray_task_is_sent_without_its_wrapper(channels: list[FakeChannel]) -> None:
     with pytest.raises(WorkerFailed, match="rank 1 failed with KeyError"):
         run_worker(call(fail_in_task))
-    told = channels[0].sent[-1]
-    assert isinstance(told, Failed)
-    assert type(rebuild(told.error)) is KeyError
-    assert 'File "theirs.py", line 1, in load' in told.error.text
+    sent = channels[0].sent[-1]
+    assert isinstance(sent, Failed)
+    assert type(rebuild(sent.error)) is KeyError
+    assert 'File "theirs.py", line 1, in load' in sent.error.text
 
 
-def test_who_exits_with_status_0_does_not_end_the_others(channels: list[FakeChannel]) -> None:
+def test_an_exit_with_status_0_does_not_end_the_others(channels: list[FakeChannel]) -> None:
     run_worker(call(fail, SystemExit(0)))
-    told = channels[0].sent[-1]
-    assert isinstance(told, Failed)
-    assert told.is_exit
+    sent = channels[0].sent[-1]
+    assert isinstance(sent, Failed)
+    assert sent.is_exit
     assert channels[0].done == ["flushed", "closed"]
 
 
-def test_who_leaves_says_so(channels: list[FakeChannel]) -> None:
+def test_an_exit_on_a_notice_is_sent(channels: list[FakeChannel]) -> None:
     run_worker(call(leave))
     assert channels[0].sent[1:] == [Exited(NOTICE), Value(pickle.dumps(None))]
     run_worker(call(leave, SystemExit(143)))
@@ -176,7 +176,7 @@ def test_who_leaves_says_so(channels: list[FakeChannel]) -> None:
         (None, "Rank 1 returned a generator that cannot be pickled, and so cannot be sent"),
     ],
 )
-def test_what_cannot_travel_is_an_error(
+def test_what_cannot_be_pickled_is_an_error(
     channels: list[FakeChannel], payload: bytes | None, message: str | None
 ) -> None:
     given = call(generate)
@@ -186,12 +186,12 @@ def test_what_cannot_travel_is_an_error(
         return
     with pytest.raises(WorkerFailed):
         run_worker(given)
-    told = channels[0].sent[-1]
-    assert isinstance(told, Failed)
-    assert str(rebuild(told.error)).startswith(message)
+    sent = channels[0].sent[-1]
+    assert isinstance(sent, Failed)
+    assert str(rebuild(sent.error)).startswith(message)
 
 
-def test_what_fails_before_the_function_is_called_is_no_lost_worker(
+def test_an_error_before_the_call_is_not_a_lost_worker(
     channels: list[FakeChannel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
@@ -199,14 +199,14 @@ def test_what_fails_before_the_function_is_called_is_no_lost_worker(
 
     monkeypatch.setattr(worker, "TrainSession", refuse)
     with pytest.raises(WorkerFailed, match="ImportError"):
-        run_worker(call(put_and_tell, 3, factor=2))
-    told = channels[0].sent[-1]
-    assert isinstance(told, Failed)
-    assert not told.is_secondary
-    assert str(rebuild(told.error)) == "Ray 9.9 does not have it"
+        run_worker(call(put_and_return, 3, factor=2))
+    sent = channels[0].sent[-1]
+    assert isinstance(sent, Failed)
+    assert not sent.is_secondary
+    assert str(rebuild(sent.error)) == "Ray 9.9 does not have it"
 
 
-def test_every_training_reports_to_ray_and_the_main_worker_tells_how_it_ended() -> None:
+def test_every_training_reports_to_ray_and_the_main_worker_sends_its_result() -> None:
     for is_main in (True, False):
         channel: Any = FakeChannel()
         host = RayHost(SimpleNamespace(), channel, is_main=is_main)
@@ -228,8 +228,8 @@ def test_every_training_reports_to_ray_and_the_main_worker_tells_how_it_ended() 
             assert pickle.loads(each.result).status == result.status
 
 
-def put_and_tell(number: int, *, factor: int) -> tuple[int, str, bool]:
-    """Do what a function does on a worker."""
+def put_and_return(number: int, *, factor: int) -> tuple[int, str, bool]:
+    """Use the queue and the session, as a function on a worker does."""
     line, session = child_queue(), current_session()
     assert line is not None
     assert isinstance(session, FakeSession)
@@ -243,7 +243,7 @@ def fail(error: BaseException) -> None:
 
 
 def leave(error: BaseException | None = None) -> None:
-    """End upon a notice."""
+    """Exit on a notice."""
     session = current_session()
     assert isinstance(session, FakeSession)
     session.exit_notice = NOTICE
