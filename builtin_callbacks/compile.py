@@ -17,14 +17,14 @@ logger = logging.getLogger("heliograph")
 
 
 class Compile(Plugin):
-    """Run the task's modules, and its `loss_fn` if it has one, through `torch.compile` while a run goes on.
+    """Run the task's modules, and its `loss_fn` if it has one, through `torch.compile` during a run.
 
     The modules stay the same objects, so checkpoints are the same with and without it. What cannot be compiled runs as
     it is: a warning and `result.notes` say why. Compiled code may round differently, and draw other random numbers,
     than plain code: a run that is resumed without it is not bit for bit the same.
 
     Args:
-        fallback: go on uncompiled where the compiler fails; without it, that fails the run.
+        fallback: continue uncompiled where the compiler fails; without it, that fails the run.
         **options: of `torch.compile`, such as `mode="max-autotune"`, `dynamic=True`, `fullgraph=True`,
             `backend="aot_eager"`.
     """
@@ -84,7 +84,7 @@ class Compile(Plugin):
     def _guarded(
         self, run: Run, name: str, compiled: Callable[..., Any], plain: Callable[..., Any], give_up: Callable[[], None]
     ) -> Callable[..., Any]:
-        """Return a function that goes on uncompiled, for good, where the compiler fails."""
+        """Return a function that continues uncompiled, for good, where the compiler fails."""
         if not self.fallback:
             return compiled
         from torch._dynamo.exc import TorchDynamoException  # importing the compiler takes a second

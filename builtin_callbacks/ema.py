@@ -30,7 +30,7 @@ Weights = dict[str, dict[str, Tensor]]
 
 
 class EMA(Plugin):
-    """Keep an exponential moving average of the parameters, updated behind every optimizer step.
+    """Keep an exponential moving average of the parameters, updated after every optimizer step.
 
     The average begins with the weights of the first step. Only parameters are averaged, as
     `torch.optim.swa_utils.AveragedModel` does by default; buffers such as the statistics of a batch norm are used as
@@ -42,7 +42,7 @@ class EMA(Plugin):
         every: optimizer steps from one update to the next.
         validate: validate and test with the averaged weights, too.
         load_at_end: at the end of a training that completed or was stopped, leave the model with the averaged weights,
-            behind the last save.
+            after the last save.
 
     Raises:
         ValueError: an argument is out of its range; at the run's start, the parameters are sharded.

@@ -67,7 +67,7 @@ class FileLog(Plugin):
 
     @on(CheckpointLoaded, lane=Lane.REPORT)
     def tell_resume(self, run: Run, event: CheckpointLoaded) -> None:
-        """Write where the run goes on."""
+        """Write where the run continues."""
         self._write(run, f"resumed at epoch {run.progress.epoch}, step {run.progress.steps} from {event.path}")
 
     @on(Log, ValidationEnd, TestEnd, lane=Lane.REPORT)

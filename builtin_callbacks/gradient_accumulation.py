@@ -14,18 +14,18 @@ class GradientAccumulation(Plugin):
     """Accumulate the gradients of n micro-batches, as one large batch would give them.
 
     The loss of each is divided by the size of its window, so the gradient is the mean. The last window of an epoch may
-    be shorter: it is divided by its own size where the loader tells its length; otherwise, and where a batch is
+    be shorter: it is divided by its own size where the loader has a length; otherwise, and where a batch is
     skipped, the gradients are rescaled before the step. Micro-batches count equally, whatever their sizes. Windows
-    never cross an epoch. Toggled amid a window, that window keeps the weights that its batches were given.
+    never cross an epoch. Toggled within a window, that window keeps the weights that its batches were given.
 
     Of several optimizers each has a window of its own. In the last micro-batch of a window a loss sees the step of the
     optimizer before it, in the others none: with n micro-batches adversarial training is not what it is with one large
     batch.
 
     With `as_ranks`, and the same among `loader_params`, n counts the micro-batches of all processes together. A single
-    process then goes on with what several began: it adds up the gradients of each rank apart, divides each sum by the
+    process then continues what several began: it adds up the gradients of each rank separately, divides each sum by the
     number of ranks and adds these in the order of the ranks, as they would have: of two ranks, equal to the last bit.
-    Any number of processes in between accumulates as ever, equal but for rounding. Do not toggle it amid a window then.
+    Any number of processes in between accumulates as usual, equal but for rounding. Then do not toggle it in a window.
 
     Args:
         n: micro-batches per optimizer step, or a schedule `{first epoch: n}` such as `{0: 1, 5: 4}`.

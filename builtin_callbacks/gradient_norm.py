@@ -34,17 +34,17 @@ class GradientNorm(Plugin):
         self.every = check_whole_number("every", every, of="optimizer steps", at_least=1)
         self.per_module = per_module
         self.norm_type = check_number("norm_type", norm_type, more_than=0, finite=False)
-        self._heard: dict[str, int] = {}
+        self._counts: dict[str, int] = {}
 
     def reset(self) -> None:
-        """Count anew."""
-        self._heard = {}
+        """Start counting again."""
+        self._counts = {}
 
     @on(GradientsReady, lane=Lane.MEASURE)
     def measure(self, run: Run, event: GradientsReady) -> None:
         """Track the norm, where a measurement is due."""
-        heard = self._heard[run.optimizer_name] = self._heard.get(run.optimizer_name, 0) + 1
-        if heard % self.every or not run.tracks:
+        count = self._counts[run.optimizer_name] = self._counts.get(run.optimizer_name, 0) + 1
+        if count % self.every or not run.tracks:
             return
         held = [each for group in run.optimizer.param_groups for each in group["params"]]
         run.track(run.label("gradient_norm"), run.engine.clip_gradients(held, None, self.norm_type))
@@ -55,11 +55,11 @@ class GradientNorm(Plugin):
 
     def state_dict(self) -> dict[str, Any]:
         """Return how often each optimizer was about to step."""
-        return dict(self._heard) if self.every > 1 else {}
+        return dict(self._counts) if self.every > 1 else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on counting."""
-        self._heard = dict(state)
+        self._counts = dict(state)
 
 
 def _among(parameters: Iterable[Tensor], held: Iterable[Tensor]) -> list[Tensor]:

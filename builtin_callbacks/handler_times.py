@@ -13,7 +13,7 @@ from ..plugins import Plugin, on
 class HandlerTimes(Plugin):
     """Sum the seconds in each plugin's handlers into `result.plugin_seconds`.
 
-    Costs two clock readings per handler call, and only while a run with this plugin goes on.
+    Costs two clock readings per handler call, and only during a run with this plugin.
     """
 
     policy = "observer"

@@ -33,8 +33,8 @@ class JsonlLog(Plugin):
     """Write every log, validation, test, checkpoint and ending to a file of JSON lines.
 
     Each line has `event`, `time` (UTC), `attempt` (a random name of the fit that wrote it), `run`, `epoch`, `step` and
-    the event's data. A fresh fit begins the file anew. A resumed one goes on in it, and first cuts off the lines that
-    were written behind its checkpoint, so nothing is told twice; tests and validations on their own append.
+    the event's data. A fresh fit overwrites the file. A resumed one appends to it, and first cuts off the lines that
+    were written after its checkpoint, so no line is there twice; tests and validations on their own append.
 
     Args:
         path: the file; its folder is made where it is missing.
@@ -62,14 +62,14 @@ class JsonlLog(Plugin):
 
     @on(CheckpointLoaded)
     def go_on(self, run: Run, event: CheckpointLoaded) -> None:
-        """Cut off what was written behind the checkpoint when the next line comes."""
+        """Cut off what was written after the checkpoint when the next line comes."""
         self._began, self._resumes = False, True
         self._resumed_from = str(event.path)
         self.close()
 
     @on(EpochStart)
     def note_beginning(self, run: Run, event: EpochStart) -> None:
-        """Note that training begins: the end of a run that was refused before is not told of amid another's lines."""
+        """Note that training begins: the end of a run that was refused is not written among the lines of another."""
         self._underway = True
 
     @on(Log, ValidationEnd, TestEnd, lane=Lane.REPORT)
@@ -96,7 +96,7 @@ class JsonlLog(Plugin):
         return {"position": self._position}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on behind them."""
+        """Continue after them."""
         self._position, self._loaded = state["position"], True
 
     def close(self) -> None:
@@ -117,20 +117,20 @@ class JsonlLog(Plugin):
         self._position = f"{self._lines}:{self._attempt}"
 
     def _open(self, run: Run, *, fresh: bool) -> None:
-        """Open the file; a run that ends before it has anything to tell does not touch what a former one wrote."""
+        """Open the file; a run that ends before it has anything to write does not touch what a former one wrote."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self.path.exists() and not self._began and run.optimizer is not None and fresh:
             self._cut(run.origin.epoch, run.origin.steps)
         self._began = self._began or fresh
         self._file = self.path.open("a", encoding="utf-8")
         if not _ends_well(self.path):
-            self._file.write("\n")  # behind a line that a kill cut short
+            self._file.write("\n")  # after a line that a kill cut short
             self._file.flush()
         with self.path.open("rb") as file:
             self._lines = sum(1 for _ in file)
 
     def _cut(self, epoch: int, step: int) -> None:
-        """Cut off what a former attempt wrote behind the position that this one begins at.
+        """Cut off what a former attempt wrote after the position where this one begins.
 
         The lines that the checkpoint counted stay; of others, those of earlier steps, and where it is of another file,
         those of its own step too.
@@ -145,7 +145,7 @@ class JsonlLog(Plugin):
             limit = (epoch, step) if known else (epoch, step + 1)
             kept = lines[: count if known else 0]
             rest = lines[len(kept) :]
-            own = {"event": "checkpoint_saved", "path": self._resumed_from}  # told behind the cut that it is of
+            own = {"event": "checkpoint_saved", "path": self._resumed_from}  # written after the cut that it is of
             for line, record in rest:
                 if record and ((record["epoch"], record["step"]) < limit or own.items() <= record.items()):
                     kept.append((line, record))

@@ -102,10 +102,10 @@ class LearningRate(Plugin):
             event.metrics[f"train/{run.label('learning_rate', name)}"] = float(optimizer.param_groups[0]["lr"])
 
     def _due(self, run: Run) -> list[Any]:
-        """Return the schedulers whose optimizers were stepped since they were; begin to watch for steps anew."""
+        """Return the schedulers whose optimizers were stepped since they were; start to watch for steps again."""
         if run.progress.steps == self._steps_before:
             return []
-        alone = len(run.optimizers) == 1  # stepped whenever there was a step, heard of or not
+        alone = len(run.optimizers) == 1  # stepped whenever there was a step, with or without its event
         due = [each for name, each in run.schedulers.items() if alone or name in self._stepped]
         self._steps_before, self._stepped = run.progress.steps, set()
         return due

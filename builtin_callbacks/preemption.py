@@ -37,24 +37,24 @@ logger = logging.getLogger("heliograph")
 class Preemption(Plugin):
     """Upon a signal, save and stop: at the next step boundary of a training, at the next batch of a validation or test.
 
-    A validation that is cut short is put off: the run that resumes begins with it. The result says `stopped`, by whom
+    A validation that is cut short is postponed: the resumed run begins with it. The result says `stopped`, by whom
     and by which signal; when the run is closed, `fit`, `validate` and `test` raise SystemExit, so that the exit status
     tells the truth (but see `fit(on_interrupt=...)`). Where the training was over when the signal came, the result says
-    `completed`, and the exit status tells of the signal all the same. A second signal while the run stops changes
+    `completed`, and the exit status still shows the signal. A second signal while the run stops changes
     nothing. A veto of the stop holds this one too, but not the save.
 
     The handlers are installed when a run begins and given back when it is closed; a handler in Python that was there
     before is called as well. Put the plugin last: plugins are closed in their order, and a signal during the closing
-    of one behind it would end the process at once. Needs a `Checkpoint`, or nothing is saved. On Ray, where the
+    of one after it would end the process at once. Needs a `Checkpoint`, or nothing is saved. On Ray, where the
     training is not in the main thread, it listens to nothing: `RayReport` does the same upon Ray's own notice.
 
     Args:
         signals: what to listen to; by default SIGTERM, and SIGUSR1 where there is one.
         deadline: seconds from the signal until the process must be leaving. If it is not, TimeoutError is raised
-            wherever the run stands, even where it is blocked in a call that signals interrupt, as they do a sleep or a
+            wherever the run is, even where it is blocked in a call that signals interrupt, as they do a sleep or a
             read; not in one that does not return to Python, such as a kernel or a collective that hangs. None waits as
             long as it takes.
-        requeue: the exit status that tells your cluster to run the job again; by default 128 + the signal's number.
+        requeue: the exit status with which your cluster runs the job again; by default 128 + the signal's number.
 
     Raises:
         ValueError: an argument is out of its range; at a run's start, the run is not in the main thread, or a handler
@@ -81,7 +81,7 @@ class Preemption(Plugin):
         self._hook = SignalHook(signals, self._hear)
         self._clock: Deadline | None = None
         self._run: Run | None = None
-        self._heard: Signals | None = None
+        self._received: Signals | None = None
         self._asked = False
 
     @on(TrainStart, lane=Lane.TRANSFORM)
@@ -92,20 +92,20 @@ class Preemption(Plugin):
     @on(BatchEnd, EpochEnd)
     def look(self, run: Run, event: BatchEnd | EpochEnd) -> None:
         """Ask for a save and a stop where a signal came; not at EpochStart, which has no boundary of its own."""
-        if self._heard is not None and not self._asked:
-            self._ask(run, self._heard)
+        if self._received is not None and not self._asked:
+            self._ask(run, self._received)
 
     @on(ValidationCut)
     def look_behind_evaluation(self, run: Run, event: ValidationCut) -> None:
         """Ask for them now, so that the save is not taken for one that was to carry the validation's metrics."""
-        if self._heard is not None and not self._asked:
-            self._ask(run, self._heard)
+        if self._received is not None and not self._asked:
+            self._ask(run, self._received)
 
     @on(CheckpointLoaded)
     def look_again(self, run: Run, event: CheckpointLoaded) -> None:
-        """Ask anew where the run went back: that dropped the request to save."""
-        if self._heard is not None:
-            self._ask(run, self._heard)
+        """Request again where the run rolled back: that dropped the request to save."""
+        if self._received is not None:
+            self._ask(run, self._received)
 
     @on(ValidationStart, TestStart, lane=Lane.TRANSFORM)
     def begin_evaluation(self, run: Run, event: ValidationStart | TestStart) -> None:
@@ -130,9 +130,9 @@ class Preemption(Plugin):
         """Say how the process is to exit where a signal came, and give the handlers back."""
         self._stop_clock()
         self._hook.restore()
-        if self._run is not None and self._heard is not None:
-            self._run.exit_with(128 + self._heard if self.requeue is None else self.requeue)
-        self._run, self._heard, self._asked = None, None, False
+        if self._run is not None and self._received is not None:
+            self._run.exit_with(128 + self._received if self.requeue is None else self.requeue)
+        self._run, self._received, self._asked = None, None, False
 
     def _begin(self, run: Run) -> None:
         if run.is_replay:
@@ -140,7 +140,9 @@ class Preemption(Plugin):
         self.close()
         self._run = run
         if current_host() is not None and threading.current_thread() is not threading.main_thread():
-            run.note("preemption hears no signals in a thread of Ray's: ray_report hears what Ray tells of the machine")
+            run.note(
+                "preemption receives no signals in a thread of Ray: ray_report has Ray's notices about the machine"
+            )
             return
         self._hook.install()
         if self.deadline is not None:
@@ -150,21 +152,21 @@ class Preemption(Plugin):
         """Handle the signal."""
         if self._clock is not None and self._clock.is_over:
             raise TimeoutError(self._overdue())
-        if self._heard is None:
-            self._heard = Signals(signum)
+        if self._received is None:
+            self._received = Signals(signum)
             if self._clock is not None:
                 self._clock.start(signum)
 
     def _cut(self, run: Run) -> None:
-        if self._heard is not None:
-            run.control.cut_validation(f"{self._heard.name} was received")
+        if self._received is not None:
+            run.control.cut_validation(f"{self._received.name} was received")
 
-    def _ask(self, run: Run, heard: Signals) -> None:
+    def _ask(self, run: Run, received: Signals) -> None:
         self._asked = True
-        logger.warning("%s was received: run %r saves and stops", heard.name, run.name)
-        run.control.stop(f"{heard.name} was received")
+        logger.warning("%s was received: run %r saves and stops", received.name, run.name)
+        run.control.stop(f"{received.name} was received")
         if run.optimizer is not None:
-            run.control.request_save(f"{heard.name} was received")
+            run.control.request_save(f"{received.name} was received")
 
     def _stop_clock(self) -> None:
         if self._clock is not None:
@@ -173,9 +175,9 @@ class Preemption(Plugin):
 
     def _overdue(self) -> str:
         assert self._run is not None  # the clock is stopped before it is let go
-        assert self._heard is not None
+        assert self._received is not None
         phase, place = self._run.phase, self._run.progress
         return (
-            f"The run did not end within {self.deadline} s of {self._heard.name}: it stands in {phase}, epoch "
+            f"The run did not end within {self.deadline} s of {self._received.name}: it is in {phase}, epoch "
             f"{place.epoch}, batch {place.batch}, step {place.steps}. Give it more time, or find out what takes it."
         )

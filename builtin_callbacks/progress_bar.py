@@ -88,7 +88,7 @@ class ProgressBar(Plugin):
 
     @on(CheckpointLoaded, lane=Lane.REPORT)
     def go_on(self, run: Run, event: CheckpointLoaded) -> None:
-        """Say where the run goes on; the bars begin anew there."""
+        """Show where the run continues; new bars begin there."""
         self._begin()
         self._tell(run, f"{'went back to' if self._has_begun else 'resumed at'} step {run.progress.steps}")
 
@@ -261,7 +261,7 @@ def _is_terminal(file: TextIO) -> bool:
         return False
     try:
         return min(os.get_terminal_size(file.fileno())) > 0
-    except (OSError, ValueError):  # a stand-in that says it is a terminal, and is believed
+    except (OSError, ValueError):  # a replaced stream that says it is a terminal
         return True
 
 

@@ -38,7 +38,7 @@ class RNGCapture(Plugin):
 
     Seeds python, NumPy's legacy generator, a private `numpy.random.Generator` (see `generator`), torch on the CPU and
     on every CUDA device. Their states are saved with every checkpoint, with those of the generators that the task
-    holds (these are not seeded), and restored when the loader stands where it was. The order of samples, and what is
+    holds (these are not seeded), and restored when the loader is at its position. The order of samples, and what is
     drawn while a batch is loaded, become a function of (seed, epoch, position), and so touch none of these generators.
     What a validation or test draws is taken back, and so is what observers draw on the CPU (plugins with
     `policy = "observer"`), unless such a plugin says `draws = False`. A resumed run keeps the seed that it began with.
@@ -95,7 +95,7 @@ class RNGCapture(Plugin):
 
     @on(EpochStart, lane=Lane.TRANSFORM)
     def begin_again(self, run: Run, event: EpochStart) -> None:
-        """In an epoch that is resumed, take back what is drawn until its loader stands where it was."""
+        """In an epoch that is resumed, undo the draws made until its loader is at its position."""
         if event.resumed:
             self._set_aside(run)
 

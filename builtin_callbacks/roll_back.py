@@ -10,7 +10,7 @@ import torch
 
 from ..core.checkpoint import storage
 from ..core.checkpoint.state.shards import weights
-from ..core.metrics.window_losses import WindowLosses
+from ..core.metrics.monitor import WindowLosses
 from ..events import BatchStart, CheckpointLoaded, CheckpointSaved, GradientsReady, Lane, Run
 from ..events.checks import check_whole_number
 from ..plugins import Plugin, on
@@ -56,7 +56,7 @@ class RollBack(Plugin):
 
     @on(CheckpointLoaded)
     def go_on(self, run: Run, event: CheckpointLoaded) -> None:
-        """Forget the checkpoints that were written behind this one; of a state without a file nobody knows which."""
+        """Forget the checkpoints that were written after this one; of a state without a file it is not known which."""
         if event.path in self._paths:
             del self._paths[self._paths.index(event.path) + 1 :]
         else:
@@ -91,7 +91,7 @@ class RollBack(Plugin):
 
     def _go_back(self, run: Run, what: str) -> None:
         self._check_times(what)
-        if run.engine.world_size == 1:  # else this rank may be alone here, and a save in flight is told of by all
+        if run.engine.world_size == 1:  # else this rank may be alone here, and a save ends on all ranks together
             run.settle()
         state, path = self._last_good(run, what)
         self.times += 1

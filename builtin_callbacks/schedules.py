@@ -134,7 +134,7 @@ class ValidationSchedule(Schedule):
 
 
 class SaveSchedule(Schedule):
-    """Ask for a `SavePoint`, behind the validation of the same boundary. See `Schedule` for the arguments."""
+    """Request a `SavePoint`, after the validation of the same boundary. See `Schedule` for the arguments."""
 
     affects_training = False
     asks = ("save",)

@@ -41,7 +41,7 @@ class TensorBoard(Plugin):
 
     @on(CheckpointLoaded)
     def go_on(self, run: Run, event: CheckpointLoaded) -> None:
-        """Hide only what was drawn beyond the checkpoint; measure the throughput anew."""
+        """Hide only what was drawn after the checkpoint; measure the throughput again from here."""
         self.close()
         self._since = None
         self._purge = run.origin.steps + 1

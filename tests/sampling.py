@@ -20,9 +20,10 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 def choose_seed(config: pytest.Config) -> None:
-    """Choose a seed where none is given; the workers of pytest-xdist get that of their controller with its options."""
+    """Choose a seed where none is given; a worker of pytest-xdist takes that of its controller."""
+    given: dict[str, int] = getattr(config, "workerinput", {})
     if config.option.sample_seed is None:
-        config.option.sample_seed = random.randrange(1_000_000)
+        config.option.sample_seed = given.get("sample_seed", random.randrange(1_000_000))
 
 
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""A worker beside the loop: it writes while training goes on, and is asked after by who gave it the work."""
+"""A thread that writes while training continues; the loop asks it whether it is done."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ class BackgroundWorker:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is under way, nor done and not yet told of."""
+        """Whether nothing is running, and nothing done is still to be reported."""
         return self._job is None
 
     @property
     def is_done(self) -> bool:
-        """Whether a job is done and not yet told of."""
+        """Whether a job is done and still to be reported."""
         return self._job is not None and self._job.done.is_set()
 
     def submit(self, work: Callable[[], T], then: Callable[[T], object] = nothing) -> None:
@@ -75,7 +75,7 @@ class BackgroundWorker:
         self._job = _Job(work, then)
 
     def forget(self) -> None:
-        """Let what is under way end as it will; nobody is told."""
+        """Let the running job end; nothing is reported."""
         self._job = None
 
     def poll(self) -> None:
@@ -98,7 +98,7 @@ class BackgroundWorker:
             self._tell(job)
 
     def wait(self) -> None:
-        """Wait until the job is done, and tell nobody of it. Ctrl-C interrupts the waiting, not the job."""
+        """Wait until the job is done, without a report. Ctrl-C interrupts the waiting, not the job."""
         if self._job is None or self.is_done:
             return
         since = perf_counter()

@@ -1,4 +1,4 @@
-"""Kept host memory that a state is copied into, so that it can be written while training goes on."""
+"""Kept host memory that a state is copied into, so that it can be written while training continues."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Buffers:
         """Have at least so many buffers of each size, touched, so that the next copy finds them ready.
 
         Args:
-            needed: how many of which size, as `sizes_of` tells for a state.
+            needed: how many of which size, as `sizes_of` returns for a state.
         """
         for size, count in needed.items():
             kept = self._kept.setdefault(size, [])

@@ -12,12 +12,11 @@ from typing import TypeVar
 from ...core.checkpoint.migration.migrations import files_in, migrate_file
 from ...core.checkpoint.storage import reader
 from ...core.checkpoint.storage.consolidation import consolidate
-from ...core.checkpoint.storage.manifest import Entry, manifest_path
-from ...core.checkpoint.storage.names import MANIFEST, SUFFIX
-from ...core.checkpoint.storage.removable import Verdict, by_training, judge, ranked
+from ...core.checkpoint.storage.manifest import MANIFEST, SUFFIX, Entry, manifest_path
+from ...core.checkpoint.storage.recovery import Verdict, by_training, judge, ranked
 from ...core.checkpoint.storage.store import Store
 from ...core.metrics.monitor import Monitor
-from ...core.system.printable import printable, printable_lines
+from ...core.system.extras import printable, printable_lines
 from ...events.checks import known_names
 from .description import content_of, describe, table
 
@@ -37,7 +36,7 @@ def _parser() -> ArgumentParser:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     inspect = commands.add_parser(
-        "inspect", help="tell what a checkpoint holds and whether it is whole, or list a folder"
+        "inspect", help="show what a checkpoint holds and whether it is intact, or list a folder"
     )
     verify = commands.add_parser("verify", help="hold every byte against its digest, and load it")
     migrate = commands.add_parser("migrate", help="bring older checkpoints, and those of Helios, up to date")
@@ -184,7 +183,7 @@ def _asked_names(folder: Path, run_name: str | None) -> list[str]:
 
 
 def _inspected(path: Path) -> Iterator[str]:
-    """Yield what there is to tell of a checkpoint or a folder; ValueError behind that where a checkpoint is damaged."""
+    """Yield the lines about a checkpoint or a folder; then raise ValueError where a checkpoint is damaged."""
     yield table(path) if path.is_dir() else describe(path)
     if not path.is_dir() and manifest_path(path).exists():
         reader.check(path)

@@ -14,15 +14,14 @@ from torch import Tensor
 from ...core.checkpoint.migration.migrations import files_in, read_any
 from ...core.checkpoint.state.schema import training_of
 from ...core.checkpoint.storage import reader
-from ...core.checkpoint.storage.manifest import Entry, manifest_path, shards_path
-from ...core.checkpoint.storage.names import PINNED, Label, pointer_path
-from ...core.system.printable import printable
+from ...core.checkpoint.storage.manifest import PINNED, Entry, Label, manifest_path, pointer_path, shards_path
+from ...core.system.extras import printable
 
 HEAD = ("FILE", "RUN", "EPOCH", "BATCH", "STEP", "SAVED", "SIZE", "MARKS", "METRICS")
 
 
 def describe(path: Path) -> str:
-    """Return all that can be told of one checkpoint; it is not verified.
+    """Return what is known of one checkpoint; it is not verified.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -40,9 +39,9 @@ def describe(path: Path) -> str:
 
 
 def table(folder: Path) -> str:
-    """Return the checkpoints in a folder, one line each, by run and the newest first; then what cannot be told of.
+    """Return the checkpoints in a folder, one line each, by run and the newest first; then those that cannot be read.
 
-    One whose files have other sizes than its manifest tells is marked as damaged; no more of it is verified.
+    One whose files have other sizes than its manifest says is marked as damaged; no more of it is verified.
 
     Raises:
         FileNotFoundError: there is none.

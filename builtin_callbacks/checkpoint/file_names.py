@@ -17,7 +17,7 @@ Metadata = str | Callable[[Run], str]
 
 
 def file_name(run: Run, name: str, metadata: Metadata | None) -> str:
-    """Return the name of a checkpoint of a run as it stands.
+    """Return the name of a checkpoint of a run at its present position.
 
     Args:
         run: the run.

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ...core.checkpoint import storage
 from ...core.checkpoint.state.global_batch import CHANGES, BatchChange
-from ...core.checkpoint.unseen.program import doubt_late_listeners
+from ...core.checkpoint.unseen.variables import doubt_late_listeners
 from ...core.distributed.ranks.outcomes import on_main
 from ...core.engines.sharded.states import ShardingEngine
 from ...core.errors import NotRecorded
@@ -55,7 +55,7 @@ class Checkpoint(Plugin):
             several ranks the main one is asked.
         keep_last: how many of the newest to keep, pinned ones not counted; None keeps all.
         keep_best: how many of the best by `monitor` to keep besides. Only a save at the very step at which the metric
-            was measured competes: a value never stands for other weights.
+            was measured competes: a value is never taken for other weights.
         monitor: the metric that `keep_best` goes by, such as `validation/loss`.
         mode: whether smaller (`min`) or larger (`max`) is better; may be left out for a loss or an error.
         resume: None begins afresh; `auto` resumes the newest whole checkpoint of this run's name, if there is one,
@@ -82,7 +82,7 @@ class Checkpoint(Plugin):
             such as a counter or an annealed dropout, the values that the training gave them. What was restored is in
             `result.resume.restored`; anything else that differs is a reason in `result.resume.reasons`.
 
-    On several ranks the main rank (0) holds the folder and writes, one file for all; every rank hears of it at the same
+    On several ranks the main rank (0) holds the folder and writes, one file for all; every rank is informed at the same
     step, and a save that fails raises on all of them. A file that not every rank can see is sent by the main rank.
 
     Raises:
@@ -150,7 +150,7 @@ class Checkpoint(Plugin):
         self._writer: Writer = BackgroundWriter() if background else LoopWriter()
         self._store: storage.Store | None = None
         self._found, self._replaces = Found(), list[storage.Entry]()
-        self._name = ""  # what the names of its files begin with, when that is settled
+        self._name = ""  # what the names of its files begin with, when that is known
         self._is_open = False
         self._last: Path | None = None
         self._value: float | None = None
@@ -198,7 +198,7 @@ class Checkpoint(Plugin):
 
     @on(CheckpointLoaded, lane=Lane.PERSIST)
     def tell_kept(self, run: Run, event: CheckpointLoaded) -> None:
-        """See what of this training is on disk, and tell it."""
+        """Find what of this training is on disk, and note it."""
 
         def look() -> tuple[Path | None, bool, str, list[str]]:
             store, training_id = self._opened(run), run.training_id
@@ -221,13 +221,13 @@ class Checkpoint(Plugin):
 
     @on(ValidationEnd, Log)
     def read(self, run: Run, event: ValidationEnd | Log) -> None:
-        """Read the metric that the best are chosen by; it stands for the weights of this very step only."""
+        """Read the metric that the best are chosen by; it is valid for the weights of this step only."""
         if self.monitor is not None and self.monitor.is_for(event) and run.optimizer is not None:
             self._value, self._value_at = float(self.monitor.read(event.metrics)), run.progress.batches
 
     @on(SavePoint, lane=Lane.PERSIST)
     def save(self, run: Run, event: SavePoint) -> None:
-        """Write; then, or when it is written, tell and remove what is no longer kept."""
+        """Write; then, or when it is written, emit that and remove what is no longer kept."""
 
         def prepare() -> str:
             store = self._opened(run)

@@ -16,7 +16,7 @@ from ...core.checkpoint.storage import State
 from ...core.checkpoint.storage.files import TRIES
 from ...core.checkpoint.storage.manifest import MissingManifestError
 from ...core.checkpoint.storage.reader import OfOthers
-from ...core.checkpoint.storage.removable import by_training
+from ...core.checkpoint.storage.recovery import by_training
 from ...core.distributed.ranks.outcomes import Outcome, of_each, outcome_of
 from ...events import Engine
 from ...events.run import CheckpointSource
@@ -62,7 +62,7 @@ class Found:
 
 
 def find(store: storage.Store, resume: str | Path | None, source: CheckpointSource | None = None) -> Found:
-    """Look for what a run is told to resume.
+    """Look for what a run is to resume.
 
     Args:
         store: the run's own, for `auto`.
@@ -88,10 +88,10 @@ def find(store: storage.Store, resume: str | Path | None, source: CheckpointSour
 def _given(path: Path, notes: list[str]) -> Found:
     state = migrations.load_any(path)
     try:
-        told = storage.read_manifest(path)
+        manifest = storage.read_manifest(path)
     except MissingManifestError:
         return Found(path, state, state["run_name"], state["run_name"], notes)
-    return Found(path, state, told.run_name, told.family, notes)
+    return Found(path, state, manifest.run_name, manifest.family, notes)
 
 
 def _newest(store: storage.Store, notes: list[str]) -> Found:
@@ -144,7 +144,7 @@ def _refused(error: OSError, resume: str | Path | None, folder: Path) -> OSError
     kind, asked = errorcode.get(error.errno or 0, type(error).__name__), resume and str(resume)
     return OSError(
         error.errno,
-        f"resume={asked!r} cannot tell what to resume: {error.filename or folder} cannot be read, in {TRIES} "
+        f"resume={asked!r} cannot find what to resume: {error.filename or folder} cannot be read, in {TRIES} "
         f"tries: {error.strerror or error} ({kind}). Nothing was begun, passed over or removed. Start again when it is "
         f"readable; give resume= the path of another checkpoint; or begin another training with resume=None, which "
         f"leaves all there as it is.",
@@ -199,7 +199,7 @@ def shared(engine: Engine, path: Path, state: State | None) -> State:
 
 
 def _seal(path: Path) -> str | None:
-    """Return the digest that the manifest of a checkpoint tells, None where this rank does not see it."""
+    """Return the digest in the manifest of a checkpoint, None where this rank does not see it."""
     try:
         return storage.read_manifest(path).sha256 if path.is_file() else None
     except MissingManifestError:  # one of Helios, or it is lost

@@ -21,7 +21,7 @@ INDEX = ".metadata"  # written by rank 0 when all others have written
 def begin(
     engine: ShardingEngine, tensors: Mapping[str, Tensor], folder: Path, rank: int, *, beside: bool
 ) -> Callable[[], Shards]:
-    """Return what writes this rank's shards, all ranks together, and tells what was written. A collective.
+    """Return what writes this rank's shards, all ranks together, and returns what was written. A collective.
 
     Args:
         engine: holds the shards.

@@ -39,7 +39,7 @@ class Writer(Protocol):
     def do(self, run: Run, work: Callable[[], T], then: Callable[[T], object], *, is_save: bool = True) -> None:
         """Do some work on the main rank; call `then` with its result, in the thread of the loop, when it is done.
 
-        `is_save`: whether the run is told of it where this rank has to give it up.
+        `is_save`: whether the run gets a note where this rank has to abandon it.
         """
 
     def do_on_each(self, run: Run, work: Callable[[], T], then: Callable[[list[T]], object]) -> None:
@@ -49,7 +49,7 @@ class Writer(Protocol):
         """Wait until all work is done."""
 
     def end(self, run: Run) -> None:
-        """Wait until all work is done, and note how it went, or what had to be given up without the other ranks."""
+        """Wait until all work is done, and note how it went, or what had to be abandoned without the other ranks."""
 
     def close(self) -> None:
         """Wait, and stop listening."""
@@ -89,7 +89,7 @@ class BackgroundWriter:
     """Copies the state into kept buffers, and writes it beside the loop; one write at a time.
 
     It listens to `BatchEnd` only while something is under way. On several ranks the main rank writes; meanwhile all
-    ask wherever they agree, in one small vote, whether it is done, so that all hear of it at the same step. Whether
+    ask wherever they agree, in one small vote, whether it is done, so that all are informed at the same step. Whether
     they vote goes by `_awaited` only, which is set and cleared by all at the same places.
     """
 
@@ -137,7 +137,7 @@ class BackgroundWriter:
             self._worker.submit(partial(outcome_of, work), self._tell)
 
     def do_on_each(self, run: Run, work: Callable[[], T], then: Callable[[list[T]], object]) -> None:
-        """Begin the work on every rank; `then` is called as behind `do`."""
+        """Begin the work on every rank; `then` is called as after `do`."""
         work, self._is_save = self._prepared(run, work, of_each=True), True
         if self._engine is None:
             self._worker.submit(work, lambda result: then([result]))
@@ -154,7 +154,7 @@ class BackgroundWriter:
             self._tell(None)
 
     def end(self, run: Run) -> None:
-        """Wait until everything is written; note how long the loop was held up, and what is given up."""
+        """Wait until everything is written; note how long the loop was held up, and what is abandoned."""
         if run.has_left_group and (lost := self._part()):
             run.note(lost)
         self.drain()
@@ -183,7 +183,7 @@ class BackgroundWriter:
         self._engine = cast("LoopEngine", run.engine) if is_shared else None
 
     def _prepared(self, run: Run, work: Callable[[], T], *, of_each: bool) -> Callable[[], T]:
-        """Listen, on every rank: all hear of the work's end together. Return the work as it is to be done."""
+        """Return the work as it is to be done, on every rank: all learn of its end together."""
         assert self._awaited is None
         self._meet(run)
         self._listen(run)
@@ -196,9 +196,9 @@ class BackgroundWriter:
             self._worker.wait()
 
     def _part(self) -> str:
-        """Go on without the other ranks; return what that makes of a save under way, where it is not told of here.
+        """Continue without the other ranks; return what that makes of a running save, where it is not reported here.
 
-        Only the main rank tells of what it writes, and nobody of shards.
+        Only the main rank reports what it writes, and no rank reports shards.
         """
         engine, then, self._engine = self._engine, self._awaited, None
         if engine is None or then is None or (engine.is_main and not self._of_each):
@@ -207,9 +207,9 @@ class BackgroundWriter:
         self._worker.forget()
         if not self._is_save:
             return ""
-        what = "is the main rank's to finish, and not told of on this one"
+        what = "is finished by the main rank, and not reported on this one"
         if self._of_each:
-            what = "is given up: its shards are no checkpoint without the other ranks"
+            what = "is abandoned: its shards are no checkpoint without the other ranks"
         lost = f"the save under way {what}, as the run did not end on all ranks together"
         logger.warning(lost)
         return lost

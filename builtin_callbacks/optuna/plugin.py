@@ -26,20 +26,20 @@ class Optuna(Plugin):
 
     The pruner is asked once per validation. A run that it stops is closed as any that is stopped on purpose; then `fit`
     raises `optuna.TrialPruned`, which the study takes for what it is, and the trial's user attributes
-    `heliograph:pruned` and `heliograph:validation` tell of it. A `TrialPruned` that code of yours raises in the run
+    `heliograph:pruned` and `heliograph:validation` say so. A `TrialPruned` that code of yours raises in the run
     passes unchanged, whatever `ExceptionPassThrough` lists.
 
-    The run's name is the `name=` of `fit` with `_trial-<number>` behind it, so that each trial has its own checkpoints,
-    and with `Checkpoint(resume="auto")` goes on from its own.
+    The run's name is the `name=` of `fit` with `_trial-<number>` appended, so that each trial has its own checkpoints,
+    and with `Checkpoint(resume="auto")` continues from its own.
 
     A trial is one training: of a second one in the same objective, nothing is reported for the validations that the
     first has reported, and the pruner is not asked of them.
 
-    On several ranks each is given the same trial; the main one (0) reports, and all of them do what the pruner tells
+    On several ranks each is given the same trial; the main one (0) reports, and all of them follow the pruner
     it. Parameters are suggested before the ranks are launched.
 
     Args:
-        trial: the one that the objective was called with; or one that is over, such as `study.best_trial`, to go on
+        trial: the one that the objective was called with; or one that is over, such as `study.best_trial`, to continue
             from its checkpoint: nothing is reported of it then.
         metric: what to report, a metric of the validation such as `validation/loss`; the study's direction says which
             way is better. Validations count from 1.
@@ -140,7 +140,7 @@ class Optuna(Plugin):
             run.replace_error(event.error)
 
     @on(RunClosed, lane=Lane.REPORT)
-    def tell(self, run: Run, event: RunClosed) -> None:
+    def report_end(self, run: Run, event: RunClosed) -> None:
         """Write down that the trial was pruned, and have it raised."""
         if run.optimizer is None or event.status != "stopped" or self.pruned_at is None:
             return
@@ -151,7 +151,7 @@ class Optuna(Plugin):
         run.raise_when_closed(self._pruned_type(self._reason))
 
     def check_pruned(self) -> None:
-        """Raise `optuna.TrialPruned` if the run was pruned: for a loop of your own, behind which nobody else does."""
+        """Raise `optuna.TrialPruned` if the run was pruned: for a loop of your own, after which nothing else does."""
         if self.is_pruned:
             raise self._pruned_type(self._reason)
 
@@ -169,8 +169,8 @@ class Optuna(Plugin):
             return
         trials = run.engine.gather_objects((self.trial.number, values_of(self.trial)))
         if any(each != trials[0] for each in trials):
-            told = "; ".join(f"{number} with {values}" for number, values in trials)
-            raise ValueError(f"The ranks have different trials: {told}. Give launch the one of the objective.")
+            listed = "; ".join(f"{number} with {values}" for number, values in trials)
+            raise ValueError(f"The ranks have different trials: {listed}. Give launch the one of the objective.")
         if (running := live(self.trial)) is not None and is_in_memory(running.storage):
             raise ValueError(
                 "The study is in the memory of the process that launched the ranks, where their reports do not arrive: "

@@ -1,4 +1,4 @@
-"""A study whose trials go on where a process left them. Imported where optuna is there."""
+"""A study whose trials continue where a killed process left them. Imported where optuna is installed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from ...core.checkpoint.storage.lock import Lock
-from ...core.checkpoint.storage.names import clean
+from ...core.checkpoint.storage.manifest import clean
 from ...core.distributed.ranks.membership import membership
 from ...events.checks import check_whole_number
 from .pruners import load_learned, save_learned
@@ -30,15 +30,15 @@ class Interrupted(BaseException):
 
 
 class ResumableStudy(optuna.Study):
-    """An `optuna.Study` that may be killed at any moment: the same call goes on as if nothing had happened.
+    """An `optuna.Study` that may be killed at any moment: the same call continues as if nothing had happened.
 
-    The trial that was running goes on first, under its own number and with its own parameters; a run of it with
-    `Checkpoint(resume="auto")` goes on from its checkpoint. The sampler goes on from where its random states were.
+    The trial that was running continues first, under its own number and with its own parameters; a run of it with
+    `Checkpoint(resume="auto")` continues from its checkpoint. The sampler continues from its random states.
     Ctrl-C, or a SystemExit such as `Preemption` raises, leaves a trial running, too. An exception of the objective's
     makes it a failed one, as in any study.
     """
 
-    _left: tuple[int, ...] = ()  # the ids of trials that are to go on
+    _left: tuple[int, ...] = ()  # the ids of trials to continue
 
     def optimize(
         self,
@@ -63,7 +63,7 @@ class ResumableStudy(optuna.Study):
             n_jobs: 1; to train several trials at once, see `heliograph.ray.tune`.
             catch: exceptions that fail a trial, but not the study.
             callbacks: called with the study and each trial that is over.
-            gc_after_trial: whether to collect garbage behind each trial.
+            gc_after_trial: whether to collect garbage after each trial.
             show_progress_bar: whether to draw one.
 
         Raises:
@@ -71,7 +71,7 @@ class ResumableStudy(optuna.Study):
             ValueError: another process optimizes the study; an argument is out of its range.
         """
         if n_jobs != 1:
-            raise ValueError(f"A study that can go on has one trial at a time: n_jobs is 1, got {n_jobs!r}.")
+            raise ValueError(f"A study that can be resumed has one trial at a time: n_jobs is 1, got {n_jobs!r}.")
         if (ranks := membership().world_size) > 1:
             raise RuntimeError(
                 f"This process is one of {ranks} ranks, each of which would have a study of its own: optimize in a "
@@ -100,11 +100,11 @@ class ResumableStudy(optuna.Study):
         trial_id, *rest = self._left
         self._left = tuple(rest)
         trial = Trial(self, trial_id)
-        logger.info("trial %d of study %r goes on", trial.number, self.study_name)
+        logger.info("trial %d of study %r continues", trial.number, self.study_name)
         return trial
 
     def copy_before(self, number: int, name: str) -> None:
-        """Create a study in the same storage with the trials before one; `open_study(name, ...)` goes on from there.
+        """Create a study in the same storage with the trials before one; `open_study(name, ...)` continues from there.
 
         A sampler of the same class suggests for that trial what was suggested here. This study stays as it is. The runs
         of both have the same names: give `fit` another `name=` there, or `Checkpoint` another folder.

@@ -51,7 +51,7 @@ def absolute(url: str) -> str:
 
 
 def _url_of(storage: BaseStorage) -> Any:
-    """Return the parsed URL of a database, which Optuna holds behind a cache; None where the storage is none."""
+    """Return the parsed URL of a database, which Optuna wraps in a cache; None where the storage is none."""
     url = getattr(getattr(storage, "_backend", storage), "url", None)
     return _parsed(url) if isinstance(url, str) else None
 

@@ -1,4 +1,4 @@
-"""Studies that can go on."""
+"""Studies that can be resumed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def open_study(
     pruner: BasePruner | None = None,
     direction: Literal["minimize", "maximize"] = "minimize",
 ) -> ResumableStudy:
-    """Create a study of Optuna's, or go on with the one of that name.
+    """Create an Optuna study, or continue the one of that name.
 
     The states of the sampler's random generators are written, as JSON, into the system attributes of the trial that
     something is suggested for, so that a study that was killed suggests what it would have suggested. For samplers that
@@ -42,7 +42,7 @@ def open_study(
         direction: whether smaller values are better (`minimize`), or larger ones (`maximize`).
 
     Returns:
-        An `optuna.Study`, whose `optimize(objective, n_trials)` goes on where the study was left.
+        An `optuna.Study`, whose `optimize(objective, n_trials)` continues where the study was left.
 
     Raises:
         ImportError: optuna is not installed.
@@ -66,7 +66,7 @@ def open_study(
     sampler = optuna.samplers.TPESampler() if sampler is None else sampler
     if not is_exact(sampler):
         logger.warning(
-            "%s may keep more than random states: when study %r goes on after a restart, it may suggest other values",
+            "%s may keep more than random states: when study %r continues after a restart, it may suggest other values",
             type(sampler).__name__,
             name,
         )
@@ -86,7 +86,7 @@ def _check_kinds(name: Any, storage: Any, sampler: Any, pruner: Any) -> None:
 
 
 def _check(storage: BaseStorage, name: str) -> None:
-    """Raise ValueError where no trial could go on after a restart."""
+    """Raise ValueError where no trial could continue after a restart."""
     if is_in_memory(storage):
         raise ValueError(
             f"Study {name!r} would be gone with this process: give storage='sqlite:///study.db', a server's database, "
@@ -94,6 +94,6 @@ def _check(storage: BaseStorage, name: str) -> None:
         )
     if getattr(storage, "heartbeat_interval", None) is not None:
         raise ValueError(
-            f"A storage with heartbeat_interval= fails the trials whose process died, and study {name!r} would go on "
-            f"with them: leave it out."
+            f"A storage with heartbeat_interval= fails the trials whose process died, and study {name!r} would "
+            f"continue with them: leave it out."
         )

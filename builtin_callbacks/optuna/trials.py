@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from ...core.checkpoint.storage.names import clean
+from ...core.checkpoint.storage.manifest import clean
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
@@ -45,7 +45,7 @@ def values_of(trial: AnyTrial) -> dict[str, float]:
 
 
 def identity(trial: AnyTrial) -> dict[str, Any]:
-    """Return what tells a trial from one of the same number in another study."""
+    """Return what distinguishes a trial from one of the same number in another study."""
     assert trial.datetime_start is not None
     return {"number": trial.number, "began": trial.datetime_start.isoformat(), "parameters": values_of(trial)}
 

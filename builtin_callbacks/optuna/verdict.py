@@ -16,7 +16,8 @@ class Judge:
     """Reports values and asks the pruner.
 
     Some pruners write down how far a trial has come, and say something else when they are asked again. So a trial that
-    goes on after a kill asks of nothing that it went on from, and an answer to stop is in the storage before it counts.
+    continues after a kill does not ask again about what it continued from, and an answer to stop is in the storage
+    before it counts.
 
     Args:
         trial: of one that is over, nothing is reported.
@@ -26,7 +27,7 @@ class Judge:
         self._trial: Trial | None = live(trial)
         self._reported: set[int] = set()
         self._pruned_at: int | None = None
-        if self._trial is not None:  # read anew what it knows of itself: that of a rank may be older
+        if self._trial is not None:  # read again what it knows of itself: that of a rank may be older
             known = self._trial.storage.get_trial(self._trial._trial_id)
             self._trial._cached_frozen_trial = known
             self._reported, self._pruned_at = set(known.intermediate_values), known.system_attrs.get(KEY)

@@ -21,21 +21,21 @@ class Profile(Plugin):
     """Trace some steps of a fit with `torch.profiler`, into files that TensorBoard and https://ui.perfetto.dev show.
 
     A step is a micro-batch, counted from 0 at the beginning of this fit, a resumed one too; it lasts from the end of
-    the one before to its own `BatchEnd`, so that a validation or a save belongs to the batch behind it. The trace names
+    the one before to its own `BatchEnd`, so that a validation or a save belongs to the batch after it. The trace names
     it `ProfilerStep#<step>`. The first `skip_first` are left alone; then come cycles of `wait` steps that are left
     alone, `warmup` steps whose trace is thrown away, and `active` steps that are traced into one file
     `<host>_<process>.<time>.pt.trace.json`, where `torch.profiler.tensorboard_trace_handler` would put it.
 
-    A run that ends or fails amid the active steps, or a plugin that is switched off there, writes what there is. On
+    A run that ends or fails during the active steps, or a plugin that is switched off there, writes what there is. On
     several ranks the main one is traced. Torch has one profiler at a time: where another one is running already, this
-    one leaves it alone, tells so as its error and stays off.
+    one leaves it alone, reports that as its error and stays off.
 
     Args:
         folder: where the traces go, such as the folder of `TensorBoard`; made where it is missing.
         wait: how many steps of each cycle are left alone.
         warmup: how many are traced in vain, because the first ones bear what starting the profiler costs.
         active: how many are traced, at least one.
-        repeat: how many cycles there are; 0 goes on until the run ends.
+        repeat: how many cycles there are; 0 repeats until the run ends.
         skip_first: how many steps to leave alone before the first cycle.
         activities: what is traced, of `cpu` and `cuda`; by default all that torch can trace here.
         record_shapes: whether the shapes of operators' inputs are kept.
@@ -46,7 +46,7 @@ class Profile(Plugin):
 
     Raises:
         ValueError: an option is out of its range; at its first trace, torch cannot trace an activity here.
-        RuntimeError: at a trace, another profiler of torch runs already, or took over amid it.
+        RuntimeError: at a trace, another profiler of torch runs already, or was started during it.
         OSError: a trace could not be written.
     """
 
@@ -94,7 +94,7 @@ class Profile(Plugin):
         self._is_over = False
 
     def reset(self) -> None:
-        """Count anew."""
+        """Start counting again."""
         self._step = self._written = 0
         self._is_over = False
         self.close()  # a second interrupt may have left the former run's trace as it was

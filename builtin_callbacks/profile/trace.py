@@ -58,7 +58,7 @@ class Trace:
         self._end_range()
         if not _is_profiling():
             raise RuntimeError(
-                "Profile has lost its trace: another profiler of torch was started amid it, and there is one at a time."
+                "Profile has lost its trace: another profiler of torch was started during it, and only one can run."
             )
         self._profiler.stop_trace()
 

@@ -1,4 +1,4 @@
-"""What metrics and operations of rules are made from, and what an operation is told."""
+"""The bases of metrics and operations of rules, and what an operation is given."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RuleFiring:
         event: what happened.
         rule: the rule's text.
         metrics: the values of the metrics by their names, None while unavailable.
-        is_final: whether the newest save was asked for behind the training's end; see `Ending`.
+        is_final: whether the newest save was requested after the training's end; see `Ending`.
     """
 
     controller: str
@@ -44,10 +44,10 @@ class RuleFiring:
 class Ending:
     """Knows whether the newest save is a final one, from the events in `EVENTS`: its file may be there much later.
 
-    `SavePoint` must be heard in a lane before `PERSIST`, in which the save may be done and told of.
+    `SavePoint` must be handled in a lane before `PERSIST`, in which the save may be done and its event emitted.
 
     Attributes:
-        is_final: whether it was asked for behind the training's end.
+        is_final: whether it was requested after the training's end.
     """
 
     EVENTS: tuple[type[Event], ...] = (SavePoint, TrainEnd)
@@ -55,8 +55,8 @@ class Ending:
     def __init__(self) -> None:
         self.is_final = self._is_over = False
 
-    def hear(self, event: Event) -> None:
-        """Take note of an event; others than those in `EVENTS` tell nothing."""
+    def handle(self, event: Event) -> None:
+        """Note an event; only those in `EVENTS` matter."""
         if isinstance(event, TrainEnd):
             self._is_over = True
         elif isinstance(event, SavePoint):
@@ -70,7 +70,7 @@ class RuleMetric:
 
     Args:
         name: what rules call it.
-        **arguments: a subclass takes what stands under `arguments:` in the file as keywords.
+        **arguments: a subclass takes what is under `arguments:` in the file as keywords.
 
     Attributes:
         events: the events at which it is computed; what comes of it stays the value until the next of them.
@@ -110,13 +110,13 @@ Action = Callable[[Run, RuleFiring], None]
 
 
 class RuleOperation:
-    """What rules can do: every method named `should_` and something is an action. `register_operation` tells of it.
+    """What rules can do: every method named `should_` and something is an action. See `register_operation`.
 
     One is made for every run. An action takes `(run, firing)`.
 
     Args:
         name: what controllers call it, as in `name.should_act`.
-        **arguments: a subclass takes what stands under `arguments:` in the file as keywords.
+        **arguments: a subclass takes what is under `arguments:` in the file as keywords.
 
     Attributes:
         shared: whether its actions change the training itself: of several ranks all must then find the rule true.

@@ -20,17 +20,17 @@ NAME = "rules"
 
 def add_command(commands: Commands) -> None:
     """Add the command to those of a parser."""
-    parser = commands.add_parser(NAME, help="check a rule file, or tell when its rules would have acted")
+    parser = commands.add_parser(NAME, help="check a rule file, or show when its rules would have acted")
     actions = parser.add_subparsers(dest="action", required=True)
     check = actions.add_parser(
         "check",
-        help="tell everything that is wrong with a rule file",
+        help="show everything that is wrong with a rule file",
         description="Exit status 0: nothing is wrong; 1: something is; 2: the file or a module cannot be read.",
     )
     dry = actions.add_parser(
         "dry-run",
-        help="tell when the rules would have acted in a recorded run",
-        description="Exit status 0: told; 1: something is wrong with the file, or the rules could not be asked to the "
+        help="show when the rules would have acted in a recorded run",
+        description="Exit status 0: shown; 1: something is wrong with the file, or the rules could not be asked to the "
         "end of the recording, as where a metric fails; 2: the file, the recording or a module cannot be read.",
     )
     for each, run in ((check, run_check), (dry, run_dry)):

@@ -36,7 +36,7 @@ class RuleController(Plugin):
     """Ask rules at events, and do what they say where they are true.
 
     A rule file is the YAML of the fms-hf-tuning trainer controller, unchanged: metrics, operations, and controllers
-    with triggers, a rule and a patience; `docs/rules.md` says all that can stand in it. Rules are asked behind the
+    with triggers, a rule and a patience; `docs/rules.md` lists all that it can contain. Rules are evaluated after the
     schedules: one at the end of an epoch that reads what a log or a validation brings, while that is due, is asked when
     it is done.
 
@@ -79,13 +79,13 @@ class RuleController(Plugin):
         )
         self.plan = build(read_rules(source), given)
         self.asks, self.needs = self.plan.asks, self.plan.needs
-        heard = {*BEGINNINGS, CheckpointLoaded, *self.plan.events}
-        self.ignores = tuple(kind for kind in CATALOGUE if kind not in heard)
+        handled = {*BEGINNINGS, CheckpointLoaded, *self.plan.events}
+        self.ignores = tuple(kind for kind in CATALOGUE if kind not in handled)
         self._session = Session(self.plan)
         self._news: list[str] = []
 
     @on(*OTHERS, lane=Lane.PERSIST)
-    def hear(self, run: Run, event: Event) -> None:
+    def handle(self, run: Run, event: Event) -> None:
         """Compute what the event brings, and ask the rules that it triggers."""
         if isinstance(event, TrainStart) or (isinstance(event, BEGINNINGS) and run.optimizer is None):
             self._session, self._news = Session(self.plan), []
@@ -93,7 +93,7 @@ class RuleController(Plugin):
             self._tell_news(run)
             self._session.stand_by_the_stop(run)
         self._session.take(run, event)
-        if isinstance(event, CheckpointLoaded) and event.path is not None:  # told of behind the state that it holds
+        if isinstance(event, CheckpointLoaded) and event.path is not None:  # emitted after the state that it holds
             self._session.take(run, CheckpointSaved(event.path, is_best=event.path == run.best_checkpoint))
 
     @on(SavePoint, lane=Lane.DECIDE)

@@ -49,13 +49,13 @@ class Act:
         fired = self.fired
         read = ", ".join(f"{name} = {shown(value)}" for name, value in fired.metrics.items()) or "no metric"
         place = f"attempt {self.attempt}, epoch {self.epoch} batch {self.batch} step {self.step}, {fired.trigger}"
-        end = " (behind a stop)" if self.is_behind_end else ""
+        end = " (after a stop)" if self.is_behind_end else ""
         return f"{place}{end}: {', '.join(fired.operations)}; {read}"
 
 
 @dataclass(frozen=True)
 class DryRun:
-    """What a dry run found; `str` tells it to people.
+    """What a dry run found; `str` gives a summary.
 
     Attributes:
         rules: every rule with what it would have done.
@@ -82,7 +82,7 @@ class DryRun:
 
 
 def dry_run(rules: RuleController, recording: Recording) -> DryRun:
-    """Return when rules would have acted in a recorded run, which goes on as it did.
+    """Return when rules would have acted in a recorded run, which continues as it did.
 
     Args:
         rules: the rules; they are left as they are.
@@ -127,7 +127,7 @@ class _LenientMetric(RuleMetric):
         """Return the value, or None.
 
         Raises:
-            RuleError: the metric failed; says which, since a replay tells of an error, and not of its notes.
+            RuleError: the metric failed; says which, since a replay reports an error, and not its notes.
         """
         try:
             return self._metric.compute(run, event)
@@ -155,7 +155,7 @@ class _IdleOperation(RuleOperation):
         super().__init__(self._operation.name)
 
     def actions(self) -> dict[str, Action]:
-        """Return the actions' names, with nothing behind them."""
+        """Return the names of the actions; they do nothing."""
         return dict.fromkeys(self._operation.actions(), _do_nothing)
 
 
@@ -170,7 +170,7 @@ class _Notebook(Plugin):
         self.acts: dict[str, list[Act]] = {ready.name: [] for ready in plan.controllers}
         self._stopping = {ready.name for ready in plan.controllers if "stop" in ready.asks}
         self._attempt = 1
-        self._end: tuple[int, int] | None = None  # the attempt and the batch behind which a rule would have stopped it
+        self._end: tuple[int, int] | None = None  # the attempt and the batch after which a rule would have stopped it
 
     @on(RuleFired)
     def write_down(self, run: Run, event: RuleFired) -> None:

@@ -13,7 +13,7 @@ class RuleError(ValueError):
         problem: what is wrong, and how to mend it.
         column: where in the rule's text, from 1.
         controller: whose rule it is.
-        file: the file that it stands in.
+        file: the file that it is in.
         line: the line in that file, from 1.
     """
 

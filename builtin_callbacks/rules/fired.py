@@ -1,4 +1,4 @@
-"""The event that tells of a rule that acted."""
+"""The event of a rule that acted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...events import Event
 class RuleFired(Event):
     """The rule of `controller` was true on `trigger`, and it acted.
 
-    `operations` are those that ran, without one that failed and those behind it; `metrics` are those that it reads.
+    `operations` are those that ran, without one that failed and those after it; `metrics` are those that it reads.
     """
 
     controller: str

@@ -38,7 +38,7 @@ class Judge:
         self._actions = actions
         self.counts = dict.fromkeys((trigger.name for trigger in ready.triggers), 0)
         self.is_off = False
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         ready.rule.load_state_dict({"draws": 0})
 
     def judge(self, run: Run, event: Event, trigger: Trigger, values: Values, *, is_final: bool) -> bool:
@@ -67,14 +67,14 @@ class Judge:
             "rule": self.ready.rule.state_dict(),
             "counts": dict(self.counts),
             "is_off": self.is_off,
-            "told": sorted(self._told),
+            "told": sorted(self._reported),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue."""
         self.ready.rule.load_state_dict(state["rule"])
         self.counts |= {name: count for name, count in state["counts"].items() if name in self.counts}
-        self.is_off, self._told = state["is_off"], set(state["told"])
+        self.is_off, self._reported = state["is_off"], set(state["told"])
 
     def __str__(self) -> str:
         spec, file = self.ready.spec, self.ready.file
@@ -90,7 +90,7 @@ class Judge:
         try:
             return TRUE if self.ready.rule.evaluate(read) else FALSE, None
         except MetricUnavailable as missing:
-            self._tell_once("unavailable", f"{self} is skipped where a metric has no value: {missing}")
+            self._report_once("unavailable", f"{self} is skipped where a metric has no value: {missing}")
             return SKIPPED, None
         except RuleError as error:
             return FALSE, error
@@ -101,9 +101,9 @@ class Judge:
         firing = RuleFiring(ready.name, trigger.name, event, text, values, is_final)
         read = {name: values[name] for name in sorted(ready.rule.names)}
         if logger.isEnabledFor(ready.level):
-            told = ", ".join(f"{name} = {shown(value)}" for name, value in read.items()) or "no metrics"
+            metrics = ", ".join(f"{name} = {shown(value)}" for name, value in read.items()) or "no metrics"
             action = f"taking action {', '.join(operations)}"
-            logger.log(ready.level, "%s", f"controller {ready.name!r} on {trigger.name}: {action}; {text}; {told}")
+            logger.log(ready.level, "%s", f"controller {ready.name!r} on {trigger.name}: {action}; {text}; {metrics}")
         done = list[str]()
         try:
             for name in operations:
@@ -121,15 +121,15 @@ class Judge:
             raise located from error.__cause__
         self.is_off = ready.on_error == "disable"
         what = "is off for the rest of the run" if self.is_off else "counts as false where it fails"
-        told = f"{str(located).removesuffix('.')}; the rule {what}"
-        if self._tell_once("error", told, logs=not run.is_replay):  # a replay prints the notes
-            run.note(told)
+        note = f"{str(located).removesuffix('.')}; the rule {what}"
+        if self._report_once("error", note, logs=not run.is_replay):  # a replay prints the notes
+            run.note(note)
 
-    def _tell_once(self, about: str, text: str, *, logs: bool = True) -> bool:
-        """Log a warning, unless one of this kind was told; return whether it is the first."""
-        if about in self._told:
+    def _report_once(self, about: str, text: str, *, logs: bool = True) -> bool:
+        """Log a warning, unless one of this kind was logged; return whether it is the first."""
+        if about in self._reported:
             return False
-        self._told.add(about)
+        self._reported.add(about)
         if logs:
             logger.warning("%s", text)
         return True

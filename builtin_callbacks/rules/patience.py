@@ -11,7 +11,7 @@ MODES: tuple[Mode, ...] = get_args(Mode)
 
 @dataclass(frozen=True)
 class RulePatience:
-    """How often a rule may be true without acting: with a threshold of N it acts at the (N+1)-th time, and begins anew.
+    """How often a rule may be true without acting: with a threshold of N it acts every (N+1)-th time.
 
     Attributes:
         threshold: how often it is tolerated; 0 never.

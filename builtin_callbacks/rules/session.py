@@ -41,7 +41,7 @@ class Session:
 
     def take(self, run: Run, event: Event) -> None:
         """Compute what an event brings, and ask the rules that it triggers."""
-        self._ending.hear(event)
+        self._ending.handle(event)
         values = self._table.at(run, event)
         cases = self._cases.get(type(event), [])
         if arrived := self._arrived(event):
@@ -144,5 +144,5 @@ def _known(what: str, saved: Mapping[str, Any], now: Mapping[str, str], news: li
     gone = [f"{what} {name!r} is gone" for name in before if name not in now]
     new = [f"{what} {name!r} is new" for name in now if name not in before]
     changed = [name for name in now if name in before and before[name] != now[name]]
-    news += [*gone, *new, *(f"{what} {name!r} has changed, and begins anew" for name in changed)]
+    news += [*gone, *new, *(f"{what} {name!r} has changed, and starts fresh" for name in changed)]
     return [name for name in now if before.get(name) == now[name]]

@@ -59,7 +59,7 @@ class Values(Mapping[str, Any]):
         self._computed: set[str] = set()
 
     def compute(self, name: str) -> None:
-        """Compute a metric anew."""
+        """Compute a metric again."""
         metric = self._table.metrics[name]
         self._computed.add(name)
         try:

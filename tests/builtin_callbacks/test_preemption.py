@@ -353,7 +353,7 @@ class Block(Plugin):
 
 
 def test_when_the_deadline_is_over_the_run_fails_where_it_stands(task: Make, batches: Make, sgd: Any) -> None:
-    threads, text = threading.active_count(), r"^The run did not end within 0\.01 s of SIGTERM: it stands in train"
+    threads, text = threading.active_count(), r"^The run did not end within 0\.01 s of SIGTERM: it is in train"
     with pytest.raises(TimeoutError, match=text) as caught:
         plugins = [Send(BatchEnd), Block(), Preemption(deadline=0.01)]
         Trainer(plugins, device="cpu").fit(task(), batches(), optimizer=sgd, epochs=1)
@@ -410,7 +410,7 @@ SCRIPT = dedent(
         def wait(self, run, event):
             if run.progress.batches == 2:
                 print("ready", flush=True)
-                while preemption._heard is None:
+                while preemption._received is None:
                     os.sched_yield()
 
 
@@ -474,5 +474,5 @@ def test_in_a_thread_of_a_host_it_listens_to_nothing(task: Make, batches: Make, 
     [result] = results
     assert result.status == "completed"
     assert result.notes == (
-        "preemption hears no signals in a thread of Ray's: ray_report hears what Ray tells of the machine",
+        "preemption receives no signals in a thread of Ray: ray_report has Ray's notices about the machine",
     )

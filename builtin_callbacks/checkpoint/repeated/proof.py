@@ -9,7 +9,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from ....core.checkpoint.storage.names import steps_path
+from ....core.checkpoint.storage.manifest import steps_path
 from ....core.errors import ResumeDiffers
 from ....events import BatchEnd, Handle, Lane, ResumeVerified, Run
 from . import words
@@ -103,7 +103,7 @@ class Proof:
             self._ring.drop(run.progress.batches)
 
     def finish(self, run: Run) -> None:
-        """At `TrainEnd`: take in the rest, and tell what was found."""
+        """At `TrainEnd`: read the rest, and report what was found."""
         self._take(run, self._rows.late(wait=True))
         self._exchange(run, is_end=True)
         if run.engine.world_size == 1 and self._batches:

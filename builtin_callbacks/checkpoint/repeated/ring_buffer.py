@@ -101,7 +101,7 @@ class Ring:
 
     @classmethod
     def new(cls, path: Path, owner: Owner) -> Self:
-        """Make the file anew, in the place of a regular one.
+        """Replace a regular file by a new one.
 
         Raises:
             OSError: something else has the name, there is no room, or the file system maps no files.

@@ -22,7 +22,7 @@ def difference(expected: Row, got: Row, rank: int | None = None) -> str:
 
 
 def told_apart(one: float, other: float) -> tuple[str, str]:
-    """Return two numbers with as many digits as it takes to tell them apart."""
+    """Return two numbers with as many digits as it takes to distinguish them."""
     pair = repr(one), repr(other)
     for digits in (4, 6, 9, 17):
         pair = f"{one:.{digits}g}", f"{other:.{digits}g}"

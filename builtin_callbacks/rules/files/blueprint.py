@@ -35,12 +35,12 @@ class Ready:
     """A controller that was checked.
 
     Attributes:
-        spec: as it stands in the file.
+        spec: as it is in the file.
         file: the file.
         rule: its rule, compiled.
         triggers: its moments.
         actions: what it does, as (operation, action).
-        level: at which level of logging is told that it acts.
+        level: the logging level at which it is logged that it acts.
         on_error: what a failure of it leads to.
         shared: whether all ranks must agree upon it.
         waits_for: what, where it is due at an epoch's end, brings new values of what the rule reads.
@@ -82,7 +82,7 @@ class Blueprint:
         metrics: makers, by the metrics' names: one is made for every run.
         operations: makers, by the operations' names.
         controllers: in the order of the file.
-        events: what must be heard.
+        events: what must be handled.
         asks: what the rules ask the loop for.
         needs: what some plugin must ask for, or a rule would never be asked; and the data that rules ask to validate.
         asks_ranks: whether several ranks agree on what is due; else this one's word counts.

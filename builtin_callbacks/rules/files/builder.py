@@ -34,7 +34,7 @@ from .problems import Problems
 from .specs import RulePart, RuleSet, RuleSpec
 from .triggers import BEFORE_BOUNDARY, Trigger, need_of, trigger_named
 
-APART: tuple[type[Event], ...] = (  # ranks hear these at different times, or not all of them
+APART: tuple[type[Event], ...] = (  # ranks emit these at different times, or not all of them
     PluginChanged, PluginFailed, Replay, RunClosed, RunFailed,
     TestBatchEnd, TestBatchStart, ValidationBatchEnd, ValidationBatchStart,
 )  # fmt: skip
@@ -44,7 +44,7 @@ def build(rules: RuleSet, given: Given, problems: Problems | None = None) -> Blu
     """Check rules, and put together what a run needs of them.
 
     Args:
-        rules: as they stand in the file.
+        rules: as they are in the file.
         given: what else there is.
         problems: collects what is wrong with them; without it, the first error leaves.
 
@@ -84,7 +84,7 @@ class _Building:
             metrics=self._metric_makers,
             operations=self._operation_makers,
             controllers=controllers,
-            events=self._heard(controllers),
+            events=self._handled(controllers),
             asks=tuple(sorted({word for each in controllers for word in each.asks})),
             needs=tuple(sorted(word for word in needed if word)),
         )
@@ -101,9 +101,7 @@ class _Building:
     def _try_operation(self, part: RulePart) -> None:
         with self._placed(part.line):
             if "." in part.name:
-                raise RuleError(
-                    f"The name of an operation has no dot, got {part.name!r}: actions are named behind one."
-                )
+                raise RuleError(f"The name of an operation has no dot, got {part.name!r}: actions are named after one.")
             kind = class_of(part, RuleOperation) or operation_class(str(part.kind), self._given.operations)
             make = partial(bound, kind, part.name, part.arguments, self._given.functions)
             operation = make()
@@ -150,7 +148,7 @@ class _Building:
     def _action(self, spec: RuleSpec, name: str, triggers: list[Trigger]) -> tuple[str, str] | None:
         owner, _, action = name.partition(".")
         if owner not in self._operations and owner in {part.name for part in self._parts} | self._problems.broken:
-            return None  # its own problem is told already
+            return None  # its own problem is added already
         with self._placed(spec.lines.get(name, spec.line), spec.name):
             actions = {f"{each}.{act}" for each, operation in self._operations.items() for act in operation.actions()}
             if name not in actions:
@@ -161,8 +159,8 @@ class _Building:
                 operation.check(action, self._metric_names | names_at(kind), trigger.name, kind)
                 if operation.shared and kind in APART:
                     raise RuleError(
-                        f"{name} is done by all ranks together, which do not hear {kind.__name__} (the trigger "
-                        f"{trigger.name!r}) alike: choose another trigger."
+                        f"{name} is done by all ranks together, which do not all have {kind.__name__} at the "
+                        f"same time (the trigger {trigger.name!r}): choose another trigger."
                     )
         return owner, action
 
@@ -173,15 +171,15 @@ class _Building:
         read = [self._metrics[name] for name in rule.names if name in self._metrics]
         return frozenset(kind for kind in (Log, ValidationEnd) if any(_renews(kind, each, rule) for each in read))
 
-    def _heard(self, controllers: tuple[Ready, ...]) -> frozenset[type[Event]]:
-        heard = {kind for each in controllers for trigger in each.triggers for kind in trigger.events}
-        if CheckpointSaved in heard:
-            heard |= set(Ending.EVENTS)
-        return frozenset(heard.union(*(metric.events for metric in self._metrics.values())))
+    def _handled(self, controllers: tuple[Ready, ...]) -> frozenset[type[Event]]:
+        handled = {kind for each in controllers for trigger in each.triggers for kind in trigger.events}
+        if CheckpointSaved in handled:
+            handled |= set(Ending.EVENTS)
+        return frozenset(handled.union(*(metric.events for metric in self._metrics.values())))
 
     @contextmanager
     def _placed(self, line: int | None, controller: str | None = None) -> Iterator[None]:
-        """Say of an error where it stands."""
+        """Add to an error where it is."""
         try:
             yield
         except RuleError as error:

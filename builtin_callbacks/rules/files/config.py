@@ -148,7 +148,7 @@ def _level(section: Section) -> str:
 
 
 def _as_mapping(controller: RuleSpec) -> dict[str, Any]:
-    """Return a controller as it would stand in a file."""
+    """Return a controller as it would be in a file."""
     mapping: dict[str, Any] = {
         "name": controller.name,
         "triggers": controller.triggers,
@@ -171,5 +171,5 @@ def _check_unique(what: str, named: Sequence[RulePart | RuleSpec], file: str | N
         if each.name in seen:
             first = f" (the first is in line {seen[each.name]})" if seen[each.name] else ""
             problem = f"There are two {what}s named {each.name!r}{first}."
-            problems.tell(RuleError(problem, file=file, line=each.line))
+            problems.add(RuleError(problem, file=file, line=each.line))
         seen.setdefault(each.name, each.line)

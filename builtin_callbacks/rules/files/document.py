@@ -1,4 +1,4 @@
-"""The YAML of a rule file, safely read into plain Python, and the line that every part of it stands in."""
+"""The YAML of a rule file, safely read into plain Python, and the line of every part of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_MERGED = 10_000  # keys that all << of a file take in: each may name all ot
 
 
 class Document:
-    """A mapping, and where its parts stand.
+    """A mapping, and where its parts are.
 
     Attributes:
         content: the mapping.
@@ -30,7 +30,7 @@ class Document:
         self._held: list[Any] = []  # so that no other container gets the id of one of these
 
     def line(self, container: Any, key: Any = None) -> int | None:
-        """Return the line in which a mapping's key or a list's index stands, or the container itself; None if unknown.
+        """Return the line of a mapping's key or of a list's item, else of the container itself; None if unknown.
 
         Args:
             container: a mapping or list of the document, the very object.
@@ -102,10 +102,10 @@ class _Reader:
         self._merged = 0
 
     def read(self, node: Any) -> Any:
-        """Return what a node stands for.
+        """Return the value of a node.
 
         Raises:
-            RuleError: a key stands there twice, or is no plain value; a part contains itself.
+            RuleError: a key is there twice, or is no plain value; a part contains itself.
         """
         if id(node) in self._open:
             raise self._error("This part contains itself", node)
@@ -167,7 +167,7 @@ class _Reader:
             if key.id != "scalar":
                 raise self._error("A key is plain text", key)
             if key.value in seen:
-                raise self._error(f"The key {key.value!r} stands here twice", key)
+                raise self._error(f"The key {key.value!r} is here twice", key)
             seen.add(key.value)
 
     def _sequence(self, node: Any) -> list[Any]:

@@ -106,7 +106,7 @@ def check_actions(operation: RuleOperation) -> None:
         if not is_action:
             raise RuleTypeError(
                 f"{type(operation).__name__}.{name}{inspect.signature(action)} is no action: one takes (run, firing), "
-                "behind self, and is no coroutine or generator."
+                "after self, and is no coroutine or generator."
             )
 
 

@@ -28,15 +28,15 @@ class Problems:
         self._keeps = keeps
 
     def attempt(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """Return what a function returns; None where it tells of an error, or raises one, and errors are kept."""
+        """Return what a function returns; None where it adds an error, or raises one, and errors are kept."""
         before = len(self.found)
         try:
             made = function(*args, **kwargs)
         except RuleError as error:
-            self.tell(error)
+            self.add(error)
         return made if len(self.found) == before else None
 
-    def tell(self, error: RuleError) -> None:
+    def add(self, error: RuleError) -> None:
         """Keep an error, or raise it."""
         if not self._keeps:
             raise error

@@ -17,13 +17,13 @@ class Section:
 
     Args:
         document: what it is part of.
-        problems: is told what is wrong.
+        problems: gets what is wrong.
         value: the mapping.
         what: what to call it in errors.
         keys: those that it may have.
         needed: those that it must have.
         controller: whose it is.
-        line: where it stands, for what is no mapping.
+        line: where it is, for what is no mapping.
 
     Raises:
         RuleTypeError: it is no mapping.
@@ -62,7 +62,7 @@ class Section:
 
     def fail(self, problem: str, key: Any = None, kind: type[RuleError] = RuleError) -> None:
         """Tell of an error about a key, or about the section."""
-        self.problems.tell(self._error(problem, key, kind))
+        self.problems.add(self._error(problem, key, kind))
 
     def text(self, key: str) -> str:
         """Return the text of a key."""
@@ -95,7 +95,7 @@ class Section:
         return list(value)
 
     def items(self, key: str) -> list[tuple[Any, int | None]]:
-        """Return what the list of a key holds, each with its line; nothing where nothing stands behind the key."""
+        """Return what the list of a key holds, each with its line; nothing where the key has no value."""
         value = self.value.get(key)
         if value is None:
             return []

@@ -20,7 +20,7 @@ class RulePart:
         name: what rules call it.
         kind: its class, or that one's name.
         arguments: the keywords that it is made with.
-        line: where it stands in its file.
+        line: where it is in its file.
     """
 
     name: str
@@ -41,9 +41,9 @@ class RuleSpec:
         patience: how often it may be true without acting; None acts every time.
         on_error: what happens where it cannot be evaluated: it fails the run (`raise`), is logged once and counts as
             false (`warn`), or is logged and off for the rest (`disable`); None is what the `RuleController` says.
-        log_level: at which level of logging is told that it acts, by its name.
-        line: where it stands in its file.
-        lines: where its rule (`rule`) and each of its triggers and operations stand there.
+        log_level: the name of the logging level at which it is logged that it acts.
+        line: where it is in its file.
+        lines: where its rule (`rule`) and each of its triggers and operations are there.
     """
 
     name: str

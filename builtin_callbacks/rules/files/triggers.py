@@ -37,7 +37,7 @@ def _always(_run: Run, _event: Event) -> bool:
 
 
 def _begins(_run: Run, event: Event) -> bool:
-    """Return whether an epoch begins, not goes on: what it asked when it began is in the state that was resumed."""
+    """Return whether an epoch begins, not continues: what was requested when it began is in the resumed state."""
     return isinstance(event, EpochStart) and not event.resumed
 
 
@@ -86,7 +86,7 @@ ANCESTOR = {
     )
 }
 OURS = {kind.name: kind for kind in CATALOGUE}
-BEFORE_BOUNDARY = (EpochEnd, TrainEnd)  # what is due is served behind them
+BEFORE_BOUNDARY = (EpochEnd, TrainEnd)  # what is due is served after them
 NEEDS = {
     "log": (Log,),
     "validation": (ValidationStart, ValidationBatchEnd, ValidationEnd, ValidationCut),

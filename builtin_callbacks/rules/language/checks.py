@@ -108,7 +108,7 @@ class Checker:
         raise kind(problem, column=self.source.column(node))
 
     def _try(self, node: ast.AST, check: Callable[[Any], None], value: object) -> None:
-        """Check a value that stands in the rule."""
+        """Check a value in the rule."""
         try:
             check(value)
         except RuleError as error:

@@ -35,7 +35,7 @@ class Budget:
         self.left -= units
         if self.left < 0:
             raise RuleLimitError(
-                "The rule takes too much work, and was given up: let it look at fewer values, as of a smaller window, "
+                "The rule takes too much work, and was stopped: let it look at fewer values, as of a smaller window, "
                 "or at single ones of them."
             )
 

@@ -37,7 +37,7 @@ class Rule:
 
     `rand` and `randint` draw from the rule's own numbers: they depend on nothing but its text and on how many it has
     drawn, so they leave the training's random stream alone, and are the same on all ranks. Save `state_dict` where a
-    resumed run must go on with the next of them.
+    resumed run must continue with the next of them.
 
     Args:
         text: one expression.
@@ -95,8 +95,8 @@ class Rule:
         except TypeError as error:
             raise RuleTypeError(f"{INCORRECT}: {error!s:.200}.", column=self._column()) from error
         except Exception as error:
-            told = error.args[0] if isinstance(error, KeyError) and error.args else error
-            problem = f"The rule failed: {type(error).__name__}: {told!s:.400}"
+            text = error.args[0] if isinstance(error, KeyError) and error.args else error
+            problem = f"The rule failed: {type(error).__name__}: {text!s:.400}"
             raise RuleEvaluationError(problem, column=self._column()) from error
 
     def state_dict(self) -> dict[str, int]:

@@ -56,7 +56,7 @@ class TrainingState(RuleMetric):
     `epoch` (finished epochs, with the part of the current one), `global_step` and `step` (optimizer steps),
     `max_steps` and `num_train_epochs` (None where there is no such limit), `log_history` (the newest last),
     `best_model_checkpoint`, `is_world_process_zero`, `is_local_process_zero`, `is_final` (whether the newest save was
-    asked for behind the training's end), and the counters of `Progress`: `batch`, `batches`, `samples`,
+    requested after the training's end), and the counters of `Progress`: `batch`, `batches`, `samples`,
     `skipped_steps`, `skipped_batches`, `validations`, `seconds`.
     """
 
@@ -74,8 +74,8 @@ class TrainingState(RuleMetric):
 
     def compute(self, run: Run, event: Event) -> dict[str, Any]:
         """Return the state; the log history in it is the same list until something is logged."""
-        self._history.hear(run, event)
-        self._ending.hear(event)
+        self._history.handle(run, event)
+        self._ending.handle(event)
         progress, engine, best = run.progress, run.engine, run.best_checkpoint
         return {
             "epoch": fractional_epoch(run, event),
@@ -157,7 +157,7 @@ class Metrics(RuleMetric):
     gives = dict
 
     def compute(self, run: Run, event: Event) -> dict[str, float] | None:
-        """Return the metrics, those that the event tells of among them."""
+        """Return the metrics, including those of the event."""
         news = event.metrics if isinstance(event, LOGGED) else {}
         return {name: float(value) for name, value in (run.metrics | news).items()} or None
 

@@ -68,22 +68,22 @@ class HistoryBasedMetric(RuleMetric):
             raise RuleTypeError(f"window_size is a whole number, negative for no limit, got {shown(window_size)}.")
         self.window_size = int(window_size)
         self._training, self._metrics = Window(window_size), Window(window_size)
-        self._heard: dict[str, int] = {}
+        self._seen: dict[str, int] = {}
         self._value: dict[str, Any] | None = None
 
     def compute(self, run: Run, event: Event) -> dict[str, Any] | None:
         """Return the windows; the same objects until something is logged."""
         if isinstance(event, Log):
             entry = entry_of(run, event)
-            if has_loss(entry) and is_new(self._heard, run, event):
+            if has_loss(entry) and is_new(self._seen, run, event):
                 losses = {name: value for name, value in entry.items() if name == "loss" or name.endswith("_loss")}
                 self._training.add(losses | {"steps": entry["step"], "epoch": entry["epoch"]})
                 self._value = None
-        elif isinstance(event, ValidationEnd) and is_new(self._heard, run, event):
+        elif isinstance(event, ValidationEnd) and is_new(self._seen, run, event):
             metrics = {name: float(value) for name, value in event.metrics.items()}
             self._metrics.add(metrics | {"steps": run.progress.steps, "epoch": fractional_epoch(run, event)})
             self._value = None
-        if self._value is None and self._heard:
+        if self._value is None and self._seen:
             self._value = self._read()
         return self._value
 
@@ -92,14 +92,14 @@ class HistoryBasedMetric(RuleMetric):
         return {
             "training_loss": self._training.lists(),
             "metrics": self._metrics.lists(),
-            "heard": dict(self._heard),
+            "heard": dict(self._seen),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue."""
         self._training.load(state["training_loss"])
         self._metrics.load(state["metrics"])
-        self._heard, self._value = dict(state["heard"]), None
+        self._seen, self._value = dict(state["heard"]), None
 
     def _read(self) -> dict[str, Any]:
         none: dict[str, list[float]] = {"loss": [], "steps": [], "epoch": []}

@@ -14,18 +14,18 @@ LOGGED = (Log, ValidationEnd, TestEnd)
 LONGEST = 1000
 
 
-def is_new(heard: dict[str, int], run: Run, event: Event) -> bool:
+def is_new(seen: dict[str, int], run: Run, event: Event) -> bool:
     """Return whether an event is not of the same place as the last of its kind; remember its place.
 
     Args:
-        heard: the micro-batches behind which each kind of event was last heard; kept up to date.
+        seen: the micro-batches after which each kind of event was last emitted; kept up to date.
         run: the run.
         event: what happened.
     """
     place = run.progress.batches
-    if heard.get(event.name) == place:
+    if seen.get(event.name) == place:
         return False
-    heard[event.name] = place
+    seen[event.name] = place
     return True
 
 
@@ -46,24 +46,24 @@ class LogHistory:
     def __init__(self) -> None:
         self._entries: deque[Entry] = deque(maxlen=LONGEST)
         self._list: list[Entry] = []
-        self._heard: dict[str, int] = {}
+        self._seen: dict[str, int] = {}
 
     @property
     def entries(self) -> list[Entry]:
         """The entries: one list until the next of them, which comes with a new list."""
         return self._list
 
-    def hear(self, run: Run, event: Event) -> None:
+    def handle(self, run: Run, event: Event) -> None:
         """Add an entry, where the event logs something."""
-        if isinstance(event, LOGGED) and is_new(self._heard, run, event):
+        if isinstance(event, LOGGED) and is_new(self._seen, run, event):
             self._entries.append(entry_of(run, event))
             self._list = list(self._entries)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the entries, and where the last were made."""
-        return {"entries": [dict(entry) for entry in self._entries], "heard": dict(self._heard)}
+        return {"entries": [dict(entry) for entry in self._entries], "heard": dict(self._seen)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue."""
         self._entries = deque((dict(entry) for entry in state["entries"]), maxlen=LONGEST)
-        self._list, self._heard = list(self._entries), dict(state["heard"])
+        self._list, self._seen = list(self._entries), dict(state["heard"])

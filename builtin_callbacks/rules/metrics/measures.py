@@ -19,7 +19,7 @@ STATM = Path("/proc/self/statm")
 class Throughput(RuleMetric):
     """How fast the training goes, a dict: `samples_per_second` (of all ranks) and `steps_per_second`.
 
-    Measured at every log and every end of an epoch, over the training time since the one before, with whatever went on
+    Measured at every log and every end of an epoch, over the training time since the one before, with whatever was done
     in it. None before.
     """
 
@@ -37,7 +37,7 @@ class Throughput(RuleMetric):
         """Return the rates."""
         if run.origin is not self._origin:
             origin = self._origin = run.origin
-            self._before = (origin.samples, origin.steps, origin.earlier_seconds)  # the origin's own clock goes on
+            self._before = (origin.samples, origin.steps, origin.earlier_seconds)  # the origin's own clock runs
         progress = run.progress
         now = (progress.samples, progress.steps, progress.seconds)
         samples, steps, seconds = (new - old for new, old in zip(now, self._before, strict=True))
@@ -90,7 +90,7 @@ class LearningRate(RuleMetric):
     when_read = True
 
     def compute(self, run: Run, event: Event) -> float | dict[str, float] | None:
-        """Return the rate that the next step will use; None while no training goes on."""
+        """Return the rate that the next step will use; None outside a training."""
         rates = {name: float(each.param_groups[0]["lr"]) for name, each in run.optimizers.items()}
         return _alone(rates)
 
@@ -98,15 +98,15 @@ class LearningRate(RuleMetric):
 class Memory(RuleMetric):
     """The memory of this process, a dict, in MiB.
 
-    `resident`, where the system tells it as Linux does; on a CUDA device also `device_allocated`, `device_reserved` and
-    `device_peak` (the most that was allocated).
+    `resident`, where the system reports it, as Linux does; on a CUDA device also `device_allocated`, `device_reserved`
+    and `device_peak` (the most that was allocated).
     """
 
     when_read = True
     gives = dict
 
     def validate(self) -> bool:
-        """Return whether there is anything to tell."""
+        """Return whether there is anything to report."""
         return STATM.exists() or torch.cuda.is_available()
 
     def compute(self, run: Run, event: Event) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What can be told of a firing by name, beside the metrics: fields of its event and of its rule, as plain data."""
+"""What can be logged of a firing by name, besides the metrics: fields of its event and rule, as plain data."""
 
 from __future__ import annotations
 

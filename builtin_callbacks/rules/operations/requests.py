@@ -115,7 +115,7 @@ class CallFunction(RuleOperation):
             self._function = function(self._function, functions)
         try:
             signature = inspect.signature(self._function)
-        except ValueError:  # one of Python's own that does not tell
+        except ValueError:  # one of Python's own, without a signature
             return
         try:
             signature.bind(None, None, **self.arguments)

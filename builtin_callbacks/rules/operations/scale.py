@@ -1,4 +1,4 @@
-"""Scale the learning rate from a rule, so that the schedule goes on from there; or the loss of a batch."""
+"""Scale the learning rate from a rule, so that the schedule continues from there; or the loss of a batch."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class ScaleLearningRate(RuleOperation):
     Args:
         name: what controllers call the operation.
         factor: a positive number.
-        minimum: what no rate of the optimizer is brought below by this; its groups are scaled alike, so that their
-            rates keep their ratios. What a scheduler does later is not bounded.
+        minimum: what no rate of the optimizer is brought below by this; its groups are scaled by one factor, so that
+            their rates keep their ratios. What a scheduler does later is not bounded.
         optimizer: the name of the optimizer, of several; all of them by default.
 
     Raises:

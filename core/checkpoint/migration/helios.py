@@ -13,7 +13,7 @@ from torch import Tensor
 from ....plugins.discovery import discover
 from ..state.plain import brief, check_plain
 from ..state.schema import SCHEMA
-from ..storage.names import SUFFIX
+from ..storage.manifest import SUFFIX
 
 RECORDS = (r"helios(\.\w+)*\.TrainingState",)
 TEXTS = r"helios(\.\w+)*\.\w*Keys"  # version 2 keeps its keys as members of enumerations

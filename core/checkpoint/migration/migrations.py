@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..state.schema import SCHEMA, check_schema, migrate_state, training_of
-from ..storage import reader, stand_ins
-from ..storage.manifest import Entry, MissingManifestError, manifest_path
-from ..storage.names import SUFFIX
+from ..storage import compact, reader
+from ..storage.manifest import SUFFIX, Entry, MissingManifestError, manifest_path
 from ..storage.reader import State
 from ..storage.safe_open import check_content
 from ..storage.store import Store
@@ -146,9 +145,9 @@ def read_any(path: Path, as_data: Collection[str] = ()) -> Upgraded:
     """
     if not path.is_file():
         raise FileNotFoundError(f"There is no checkpoint {path}.")
-    saved = stand_ins.read(path, [*helios.RECORDS, *map(re.escape, as_data)], helios.TEXTS)
+    saved = compact.read(path, [*helios.RECORDS, *map(re.escape, as_data)], helios.TEXTS)
     try:
-        saved = stand_ins.as_plain(saved)
+        saved = compact.as_plain(saved)
         check_content(saved, path)
         return _upgrade(saved, path)
     except (

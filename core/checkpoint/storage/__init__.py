@@ -2,8 +2,7 @@
 
 from .consolidation import consolidate
 from .files import Files, prepare_folder
-from .manifest import Entry, JudgedBy
-from .names import checkpoint_name, clean
+from .manifest import Entry, JudgedBy, checkpoint_name, clean
 from .reader import State, entries, load, load_weights, newest, read, read_manifest
 from .reader import check as verify
 from .store import Store

@@ -18,8 +18,18 @@ from ..state.schema import check_schema, is_older, migrate_state
 from ..state.shards import whole
 from .files import SYSTEM, Files, WatchedReader
 from .folder import Manifests
-from .manifest import MOST, Entry, MissingManifestError, TooNewError, decode, manifest_path, shards_path
-from .names import MANIFEST, SUFFIX, run_part
+from .manifest import (
+    MANIFEST,
+    MOST,
+    SUFFIX,
+    Entry,
+    MissingManifestError,
+    TooNewError,
+    decode,
+    manifest_path,
+    run_part,
+    shards_path,
+)
 from .safe_open import check_archive, check_content, read_small
 
 State = dict[str, Any]

@@ -13,8 +13,7 @@ import torch
 
 from .compact import compact, estimate
 from .files import Files, HashingWriter
-from .manifest import Entry, encode, manifest_path, shards_path
-from .names import Hidden
+from .manifest import Entry, Hidden, encode, manifest_path, shards_path
 from .recovery import sweep
 
 Moves = list[tuple[Path, Path]]

@@ -18,8 +18,18 @@ from . import reader
 from .files import NOT_THERE, SYSTEM, Files, prepare_folder
 from .folder import Manifests
 from .lock import Lock
-from .manifest import Entry, JudgedBy, manifest_path, shards_path
-from .names import PINNED, SUFFIX, Hidden, Label, check_name, pointer_path
+from .manifest import (
+    PINNED,
+    SUFFIX,
+    Entry,
+    Hidden,
+    JudgedBy,
+    Label,
+    check_name,
+    manifest_path,
+    pointer_path,
+    shards_path,
+)
 from .recovery import finish_removal, interrupted_names, sweep
 from .save_steps import take_in, write, write_manifest, write_small
 

@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ....events import Run
-from .attributes import CLASS, Part, encoded, holder_of, parts, storages
+from .attributes import CLASS, MISSING, Part, encoded, equal, holder_of, parts, show, shown_apart, storages
 from .listeners import listeners, listening_changes
-from .program import options_of, overridden, program, program_changes
-from .values import MISSING, equal, show, shown_apart
-from .variables import numbers
+from .variables import numbers, options_of, overridden, program, program_changes
 
 logger = logging.getLogger("heliograph")
 MOST: Final = 5  # attributes that a note names

@@ -12,9 +12,8 @@ from ....events.bus import FunctionName, OrderedSignal, PluginName, Subscription
 from ....events.checks import describe
 from ....plugins.filters import Filter
 from ...data.draws.users_code import attributes_of, is_users
-from .program import Program, affects_training
-from .values import Value, encode, equal, show, shown_apart
-from .variables import held_by, is_number
+from .attributes import Value, encode, equal, show, shown_apart
+from .variables import Program, affects_training, held_by, is_number
 
 AFTERWARDS: Final = {RunClosed, RunFailed, TestBatchEnd, TestBatchStart, TestEnd, TestStart, TrainEnd}
 OBSERVE: Final = "or let an observer connect it, if no bit of the training depends on it"

@@ -476,7 +476,7 @@ def test_the_main_rank_finishes_what_it_writes_when_a_peer_fails(ranks: Pool, tm
     assert main == ("RankFailed", ["run_epoch_0_iter_2.pth"], [])
     assert other[:2] == ("ArithmeticError", [])
     assert other[2] == [
-        "the save under way is the main rank's to finish, and not told of on this one, as the run did not end on all "
+        "the save under way is finished by the main rank, and not reported on this one, as the run did not end on all "
         "ranks together"
     ]
     assert storage.load(tmp_path / "run_epoch_0_iter_2.pth")["progress"]["steps"] == 2

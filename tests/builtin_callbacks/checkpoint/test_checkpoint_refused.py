@@ -101,7 +101,7 @@ def test_a_refusal_that_stays_is_fatal_and_says_what_to_do(
     assert info.value.errno == number
     if operation == "try_open":
         assert str(info.value) == (
-            f"[Errno {number}] resume='auto' cannot tell what to resume: {here / FIRST} cannot be read, in 4 "
+            f"[Errno {number}] resume='auto' cannot find what to resume: {here / FIRST} cannot be read, in 4 "
             f"tries: {os.strerror(number)} ({errno.errorcode[number]}). Nothing was begun, passed over or removed. "
             f"Start again when it is readable; give resume= the path of another checkpoint; or begin another training "
             f"with resume=None, which leaves all there as it is."
@@ -114,7 +114,7 @@ def test_a_path_that_cannot_be_read(fit: Make, tmp_path: Path, refuse: Make) -> 
     refuse("try_open", FIRST, 2)
     assert fit(Checkpoint(tmp_path / "other", resume=tmp_path / FIRST)).resume.path == tmp_path / FIRST
     refuse("try_open", FIRST, float("inf"))
-    with pytest.raises(OSError, match=r"cannot tell what to resume: .* cannot be read, in 4 tries"):
+    with pytest.raises(OSError, match=r"cannot find what to resume: .* cannot be read, in 4 tries"):
         fit(Checkpoint(tmp_path / "other", resume=tmp_path / FIRST))
 
 

@@ -1,4 +1,4 @@
-"""Studies that can go on: what counts as a trial, who may optimize, what is refused."""
+"""Studies that can be resumed: what counts as a trial, who may optimize, what is refused."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_an_interrupt_leaves_the_trial_running_and_the_next_call_goes_on_with_it
         study.optimize(failing, n_trials=5)
     plain = optuna.create_study(sampler=RandomSampler(seed=1))
     plain.optimize(Failing(error, -1), n_trials=5)
-    assert caplog.messages == ["trial 2 of study 'study' goes on"]
+    assert caplog.messages == ["trial 2 of study 'study' continues"]
     assert failing.called == [0, 1, 2, 2, 3, 4]
     assert study.trials[2].params["x"] == chosen["x"]
     assert [each.params for each in study.trials] == [each.params for each in plain.trials]
@@ -229,7 +229,7 @@ def test_a_sampler_that_keeps_more_is_warned_of(url: str, caplog: pytest.LogCapt
         open_study("study", storage=url, sampler=GPSampler())
 
     (message,) = caplog.messages
-    assert message.startswith("GPSampler may keep more than random states: when study 'study' goes on")
+    assert message.startswith("GPSampler may keep more than random states: when study 'study' continues")
 
 
 def test_a_relative_path_means_the_same_file_in_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

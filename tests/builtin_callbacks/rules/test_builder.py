@@ -257,7 +257,7 @@ def test_an_action_that_cannot_be_called_is_refused(kind: type[RuleOperation], f
     error = refused(rules(controller("True"), operations=[{"name": "own", "class": kind}]))
     assert isinstance(error, RuleTypeError)
     assert form in str(error)
-    assert "is no action: one takes (run, firing), behind self" in str(error)
+    assert "is no action: one takes (run, firing), after self" in str(error)
 
 
 def test_a_name_that_python_reads_as_another_is_refused() -> None:
@@ -296,7 +296,7 @@ def test_what_all_ranks_do_together_has_a_trigger_that_all_hear(trigger: str) ->
         controller("True", triggers=[trigger], operations=["act.should_act"]),
         operations=[{"name": "act", "class": Together}],
     )
-    assert "is done by all ranks together, which do not hear" in str(refused(together))
+    assert "is done by all ranks together, which do not all have" in str(refused(together))
 
 
 def test_an_operation_of_the_file_takes_the_place_of_a_default_one() -> None:

@@ -70,7 +70,7 @@ def test_a_file_that_is_too_large_is_not_parsed(tmp_path: Path) -> None:
     [
         ("a: 1\nb: [1, 2\n", 3, "expected ',' or ']'"),
         ("a: 1\n\tb: 2\n", 2, "cannot start any token"),
-        ("a: 1\nb: 2\na: 3\n", 3, "The key 'a' stands here twice."),
+        ("a: 1\nb: 2\na: 3\n", 3, "The key 'a' is here twice."),
         ("a: &a\n  b: *a\n", 1, "This part contains itself."),
         ("? [1, 2]\n: x\n", 1, "A key is plain text."),
         ("a: 1\nb: !!python/object/apply:os.system ['true']\n", 2, "and no tag:yaml.org,2002:python/object/apply"),

@@ -209,6 +209,6 @@ def test_a_save_is_final_where_it_was_asked_for_behind_the_end() -> None:
     save, over = (kind() for kind in Ending.EVENTS)
     heard = []
     for event in (StepEnd(), save, over, StepEnd(), save):
-        ending.hear(event)
+        ending.handle(event)
         heard.append(ending.is_final)
     assert heard == [False, False, False, False, True]

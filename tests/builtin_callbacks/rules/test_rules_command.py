@@ -244,13 +244,13 @@ def test_a_dry_run_tells_when_rules_would_have_acted(tmp_path: Path, capsys: Cap
         "low: would have acted 2 times",
         "  attempt 1, epoch 1 batch 2 step 4, on_log: hfcontrols.should_training_stop; "
         "training_loss = {'epoch': 2.0, 'loss': 0.4000000059604645, 'step': 4}",
-        "  attempt 1, epoch 2 batch 2 step 6, on_log (behind a stop): hfcontrols.should_training_stop; "
+        "  attempt 1, epoch 2 batch 2 step 6, on_log (after a stop): hfcontrols.should_training_stop; "
         "training_loss = {'epoch': 3.0, 'loss': 0.20000000298023224, 'step': 6}",
         "evaluated: would have acted 2 times",
     ]
     assert [line.split(": ")[0] for line in told[5:8]] == [
         "  attempt 1, epoch 2 batch 0 step 4, on_epoch_end",
-        "  attempt 1, epoch 3 batch 0 step 6, on_epoch_end (behind a stop)",
+        "  attempt 1, epoch 3 batch 0 step 6, on_epoch_end (after a stop)",
         "never",
     ]
 

@@ -180,7 +180,7 @@ def test_a_rule_that_was_changed_lets_a_stopped_run_go_on(tmp_path: Path) -> Non
     _, second, _ = legs(tmp_path, until(7), None)
     assert second is not None
     assert second.progress.steps == 7
-    assert "rule_controller: not as in the checkpoint: rule 'it' has changed, and begins anew" in second.notes
+    assert "rule_controller: not as in the checkpoint: rule 'it' has changed, and starts fresh" in second.notes
 
 
 def test_what_has_changed_in_the_file_is_noted_and_no_crash(tmp_path: Path) -> None:
@@ -207,12 +207,12 @@ def test_what_has_changed_in_the_file_is_noted_and_no_crash(tmp_path: Path) -> N
     assert note.removeprefix("rule_controller: not as in the checkpoint: ").split("; ") == [
         "metric 'trainer_state' is gone",
         "metric 'evalmetric' is new",
-        "metric 'x' has changed, and begins anew",
+        "metric 'x' has changed, and starts fresh",
         "operation 'quiet' is gone",
         "operation 'slower' is new",
         "rule 'b' is gone",
         "rule 'c' is new",
-        "rule 'a' has changed, and begins anew",
+        "rule 'a' has changed, and starts fresh",
     ]
 
 
