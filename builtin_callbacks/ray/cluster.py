@@ -1,4 +1,4 @@
-"""The connection to a cluster: the one that is there, or one of our own for as long as it is needed."""
+"""The connection to a cluster: an existing one, or one that is started and ended here."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from typing import Any
 from ...core.system.extras import require
 from .launcher.options import check_address
 
-CHECKS = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"
-START = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
-ANSWER = 10.0  # seconds that a cluster has to take a connection
+CHECK_INTERVAL = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"
+START_TIMEOUT = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"
+CONNECT_TIMEOUT = 10.0  # seconds
 
 logger = logging.getLogger("heliograph")
 
 
 @contextmanager
-def connected(address: str | None, *, needed: Mapping[str, float], cpus: int = 1) -> Iterator[None]:
-    """Be connected to a cluster; leave it as it was, and end what was started here.
+def connect(address: str | None, *, needed: Mapping[str, float], cpus: int = 1) -> Iterator[None]:
+    """Connect to a cluster within the context; disconnect after it only if this function has connected.
 
     Args:
-        address: of the cluster: `auto` or `host:port`. None takes the one that this process is connected to, or that
+        address: of the cluster: `auto` or `host:port`. None uses the one that this process is connected to, or that
             `RAY_ADDRESS` names, or starts one on this machine.
-        needed: what a cluster that is started here must have, by name; another one may still grow.
-        cpus: how many CPUs one that is started here has at least; fewer cores are shared.
+        needed: resources, by name, that a cluster that is started here must have; an existing one may still grow.
+        cpus: the least number of CPUs of a cluster that is started here; more than there are cores share them.
 
     Raises:
         ConnectionError: there is no cluster at the address.
-        RuntimeError: this process is connected to another one.
-        ValueError: this machine does not have what is needed, or the address is none.
+        RuntimeError: this process is connected to another cluster.
+        ValueError: this machine does not have the needed resources, or the address is not valid.
     """
     check_address(address)
     ray = require("ray", "RayLauncher", extra="ray")
@@ -42,18 +42,18 @@ def connected(address: str | None, *, needed: Mapping[str, float], cpus: int = 1
         _check_same(ray, address)
         yield
         return
-    address = address or _address_around()
-    with _handlers_kept():
-        _connect(ray, address, cpus)
+    address = address or _address_from_environment()
+    with _kept_sigterm_handler():
+        _start(ray, address, cpus)
     try:
         if address is None:
-            _check_room(ray.cluster_resources(), needed)
+            _check_resources(ray.cluster_resources(), needed)
         yield
     finally:
         ray.shutdown()
 
 
-def _connect(ray: Any, address: str | None, cpus: int) -> None:
+def _start(ray: Any, address: str | None, cpus: int) -> None:
     if address is None:
         cores = os.cpu_count() or 1
         if cpus > cores:
@@ -61,17 +61,17 @@ def _connect(ray: Any, address: str | None, cpus: int) -> None:
         ray.init("local", num_cpus=max(cpus, cores), include_dashboard=False)
         return
     try:
-        _check_answers(address)
+        _check_connection(address)
         ray.init(address)
     except OSError as error:
         raise ConnectionError(
-            f"There is no Ray cluster at {address!r}: {error}. `ray start --head` starts one on a machine, and says "
-            f"its address; without address=, RayLauncher starts one here for as long as a run takes."
+            f"There is no Ray cluster at {address!r}: {error}. Start one with `ray start --head`, which prints its "
+            f"address, or leave address= out: then RayLauncher starts one here for the time of a run."
         ) from error
 
 
-def _address_around() -> str | None:
-    """Return the address that the environment names; None where it names none, or says that one is to be started."""
+def _address_from_environment() -> str | None:
+    """Return RAY_ADDRESS; None if it is not set, or is `local`, which means that a cluster is to be started."""
     found = os.environ.get("RAY_ADDRESS") or None
     if found == "local":
         return None
@@ -79,35 +79,35 @@ def _address_around() -> str | None:
     return found
 
 
-def _check_answers(address: str) -> None:
-    """Raise OSError where nobody takes a connection: Ray would try for minutes, deaf to Ctrl-C."""
+def _check_connection(address: str) -> None:
+    """Raise OSError if the address does not accept a connection: Ray would try for minutes, and ignore Ctrl-C."""
     if address != "auto":
         host, _, port = address.rpartition(":")
-        create_connection((host.strip("[]"), int(port)), ANSWER).close()
+        create_connection((host.strip("[]"), int(port)), CONNECT_TIMEOUT).close()
 
 
-def _check_room(there: Mapping[str, float], needed: Mapping[str, float]) -> None:
+def _check_resources(total: Mapping[str, float], needed: Mapping[str, float]) -> None:
     for name, amount in needed.items():
-        if amount > there.get(name, 0.0):
+        if amount > total.get(name, 0.0):
             raise ValueError(
                 f"The workers take {amount:g} {name}, and the cluster that RayLauncher has started on this machine has "
-                f"{there.get(name, 0.0):g}: ask for less (num_workers, use_gpu, resources_per_worker), or give the "
+                f"{total.get(name, 0.0):g}: ask for less (num_workers, use_gpu, resources_per_worker), or give the "
                 f"address= of a cluster that has it."
             )
 
 
 def _check_same(ray: Any, address: str | None) -> None:
-    here = ray.get_runtime_context().gcs_address
-    if address not in (None, "auto", here):
+    connected = ray.get_runtime_context().gcs_address
+    if address not in (None, "auto", connected):
         raise RuntimeError(
-            f"address={address!r} was asked for, but this process is connected to the Ray cluster at {here}. Leave "
-            f"address out to use that one, or call ray.shutdown() first."
+            f"address={address!r} was given, but this process is connected to the Ray cluster at {connected}. Leave "
+            f"address= out to use that one, or call ray.shutdown() first."
         )
 
 
 @contextmanager
-def _handlers_kept() -> Iterator[None]:
-    """Give back the handler of SIGTERM, in place of which Ray installs its own and leaves it."""
+def _kept_sigterm_handler() -> Iterator[None]:
+    """Restore the handler of SIGTERM, which Ray replaces."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -115,11 +115,11 @@ def _handlers_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        if former is not None:  # installed by other than Python code, and so cannot be given back
+        if former is not None:  # not installed by Python code, and so cannot be restored
             signal.signal(signal.SIGTERM, former)
 
 
 def intervals(check: float | None, start: float | None) -> dict[str, str]:
-    """Return the variables that Ray Train reads when it starts a run; for those that are None, Ray's own stay."""
-    given = {CHECKS: check, START: start}
+    """Return the environment variables that Ray Train reads when it starts a run; None keeps Ray's default."""
+    given = {CHECK_INTERVAL: check, START_TIMEOUT: start}
     return {name: str(seconds) for name, seconds in given.items() if seconds is not None}

@@ -1,4 +1,4 @@
-"""What a run on Ray may ask of what runs it: a worker of the launcher, or a trial of a search."""
+"""How a run on Ray talks to what runs it: a worker of the launcher, or a trial of a search."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Protocol
 from ...core.host import current_host
 from ...events import Progress
 
-LAUNCHER = "launcher"  # who gives the notices of `RayLauncher` itself
+LAUNCHER = "launcher"  # `by` of the notices of `RayLauncher` itself
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """A word from outside that this run is to leave.
+    """A request from outside the run that it saves, stops and exits.
 
     Attributes:
-        by: who says so: `ray`, `tune`, `launcher`.
+        by: who requests it: `ray`, `tune`, `launcher`.
         reason: why, in words.
-        deadline: seconds since the epoch until which the machine stays; None where nobody knows, or it stays.
+        deadline: when the machine is taken away, in seconds since 1970; None if unknown, or if it stays.
     """
 
     by: str
@@ -28,58 +28,58 @@ class Notice:
     deadline: float | None = None
 
 
-class Stored(Protocol):
-    """What a report has left in the storage: a folder with checkpoints, their manifests and shards.
+class StoredReport(Protocol):
+    """The folder of a report in the storage, with checkpoints, their manifests and shards.
 
     Attributes:
-        name: what to call it in a note.
-        is_own: whether the call that this process works for has reported it, in an earlier process: a run that is begun
-            anew goes on from such a one whatever its `Checkpoint` was told.
+        name: its name in notes.
+        is_own: whether an earlier process of the same call reported it. A restarted run resumes such a report whatever
+            `resume=` of its `Checkpoint` is.
     """
 
     name: str
     is_own: bool
 
     def manifests(self) -> dict[str, bytes]:
-        """Return the small files that end in `.json`, by name; they tell what the rest is, without a copy of it."""
+        """Return the contents of the manifests (`.json`) by file name, without copying the rest."""
 
     def fetch(self, folder: Path) -> None:
-        """Copy everything in it into a folder."""
+        """Copy all files to a local folder."""
 
 
 class Session(Protocol):
-    """The line from a run to what runs it.
+    """Connects a run with what runs it.
 
     Attributes:
-        is_restart: whether this process repeats what the same call has begun before: an earlier attempt failed, or the
-            workers are another number. Not where the program was run again, which is another call.
-        left: the notice upon which a run here ended, None without.
+        is_restart: whether an earlier process of the same call ran before: an attempt failed, or had another number of
+            workers. False if the program was started again, which is another call.
+        exit_notice: the notice on which a run of this process ended; None without.
     """
 
     is_restart: bool
-    left: Notice | None
+    exit_notice: Notice | None
 
     def report(self, metrics: dict[str, float], folder: Path | None) -> Notice | None:
-        """Report metrics, and what lies in a folder; every rank calls it equally often, the main one gives the folder.
+        """Report metrics and the files in a folder. All ranks call it equally often; the main rank gives the folder.
 
         Returns:
-            Whether the run is to stop: on the rank that was told so, or on several.
+            A notice if the run has to stop; on some ranks or on all.
         """
 
-    def stored(self) -> Sequence[Stored]:
-        """Return what was reported and is still there, newest first; asked on the main rank only."""
+    def stored_reports(self) -> Sequence[StoredReport]:
+        """Return the reports that are still stored, newest first; called on the main rank only."""
 
     def notice(self) -> Notice | None:
-        """Return whether this machine is to be taken away; costs next to nothing."""
+        """Return a notice if this machine is to be taken away; cheap, called for every batch."""
 
-    def leave(self, notice: Notice) -> None:
-        """Remember, on every rank, that the run ended upon a notice, and so is not one that ended by itself."""
+    def record_exit(self, notice: Notice) -> None:
+        """Record, on every rank, that the run ended on a notice and not by itself."""
 
-    def pulse(self, run: str, progress: Progress) -> None:
-        """Take note of where the run of a name is; costs next to nothing, and is told from time to time."""
+    def update_progress(self, run: str, progress: Progress) -> None:
+        """Record the progress of the run with this name; cheap, called for every batch."""
 
-    def resumed(self, run: str, progress: Progress, path: Path | None) -> None:
-        """Tell where the run of a name begins: at zeros, or where the checkpoint is that it goes on from."""
+    def record_start(self, run: str, progress: Progress, path: Path | None) -> None:
+        """Record where the run with this name starts: at zero, or at the progress of the checkpoint that it resumed."""
 
 
 def current_session() -> Session | None:

@@ -60,7 +60,7 @@ def main() -> None:
 class Silent:
     """A session, and the host that has it, that keeps all to itself."""
 
-    is_restart, left = False, None
+    is_restart, exit_notice = False, None
 
     def __init__(self) -> None:
         self.session = self
@@ -77,10 +77,10 @@ class Silent:
     def notice(self) -> None:
         """Give no notice."""
 
-    def pulse(self, run: str, progress: Progress) -> None:
+    def update_progress(self, run: str, progress: Progress) -> None:
         """Tell nothing."""
 
-    def resumed(self, run: str, progress: Progress, path: Path | None) -> None:
+    def record_start(self, run: str, progress: Progress, path: Path | None) -> None:
         """Tell nothing."""
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the launcher have workers call."""
+"""The functions that workers call in the tests of the launcher."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 
 
 class OwnError(Exception):
-    """Its constructor fits neither pickle nor what it gives its base."""
+    """Its constructor cannot be called with its `args`, as pickle does."""
 
     def __init__(self, *, code: int) -> None:
         super().__init__("own")
@@ -22,7 +22,7 @@ class OwnError(Exception):
 
 
 class Announce(h.Plugin):
-    """On rank 0, tell the caller when the training is under way; on all, write down how it ended."""
+    """On rank 0, send a message when the training runs; on all ranks, write how it ended."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -32,7 +32,7 @@ class Announce(h.Plugin):
         queue = child_queue()
         assert queue is not None
         if run.engine.is_main:
-            queue.put("under way")
+            queue.put("running")
 
     @h.on(h.RunClosed)
     def write(self, run: h.Run, event: h.RunClosed) -> None:
@@ -40,12 +40,12 @@ class Announce(h.Plugin):
 
 
 def rank() -> int:
-    """Return this worker's number."""
+    """Return this worker's rank."""
     return int(os.environ["RANK"])
 
 
-def tell(factor: int, *, size: int) -> tuple[int, int, bytes]:
-    """Put messages into the queue; return something big."""
+def put_messages(factor: int, *, size: int) -> tuple[int, int, bytes]:
+    """Put messages into the queue; return a large value."""
     queue = child_queue()
     assert queue is not None
     for number in range(100):
@@ -54,7 +54,7 @@ def tell(factor: int, *, size: int) -> tuple[int, int, bytes]:
 
 
 def fail(folder: Path) -> str:
-    """On rank 1, raise; on rank 0, which need not know of it, return."""
+    """Raise on rank 1, return on rank 0."""
     with (folder / f"entered-{rank()}").open("a") as file:
         file.write("x")
     if rank() == 1:
@@ -63,7 +63,7 @@ def fail(folder: Path) -> str:
 
 
 def die(folder: Path) -> None:
-    """On rank 1, die as soon as both have entered, in every attempt; wait for that on the other."""
+    """Die on rank 1 as soon as both ranks have entered, in every attempt; wait on rank 0."""
     with (folder / f"entered-{rank()}").open("a") as file:
         file.write("x")
     torch.distributed.barrier()
@@ -72,8 +72,8 @@ def die(folder: Path) -> None:
     torch.distributed.barrier()
 
 
-def train_for_ever(folder: Path) -> None:
-    """Train until somebody stops that; keep what was reached."""
+def train_forever(folder: Path) -> None:
+    """Train until the run is stopped, and save then."""
     torch.manual_seed(0)
     data = TensorDataset(torch.arange(32.0).reshape(8, 4), torch.ones(8, 1))
     trainer = h.Trainer(

@@ -1,4 +1,4 @@
-"""Several nodes on one machine. Nodes are added and removed in the main thread, so a run is called in another."""
+"""Several nodes on one machine. Nodes are added and removed in the main thread, so runs are called in another."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
-# How soon a node that is killed is taken for dead: milliseconds, and how often it may fail to answer.
+# When a killed node is considered dead: intervals in milliseconds, and the number of failed checks.
 HEALTH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 1000, "health_check_failure_threshold": 3}
 
 
 @contextmanager
 def several_nodes(number: int) -> Iterator[tuple[Any, list[Any]]]:
-    """Return a cluster of nodes with a CPU each, and those nodes but for the first one, which is this process's."""
+    """Yield a cluster of nodes with a CPU each, and its nodes without the first one, which is this process's."""
     cluster: Any = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False, "_system_config": HEALTH}
     )
@@ -41,12 +41,12 @@ def used_nodes() -> set[str]:
 
 
 def drain(address: str, node: str, remains: float = 100.0) -> None:
-    """Say that a node is to be taken away, as a cloud's own agent does.
+    """Announce that a node will be taken away, as a cloud's agent does.
 
     Args:
         address: of the cluster.
         node: its id.
-        remains: seconds until it would be gone.
+        remains: seconds until then.
     """
     reason = vars(import_module("ray.core.generated.autoscaler_pb2"))["DrainNodeReason"]
     client = vars(import_module("ray._raylet"))["GcsClient"](address=address)
@@ -56,7 +56,7 @@ def drain(address: str, node: str, remains: float = 100.0) -> None:
 
 
 def in_thread(function: Callable[..., Any], *args: Any) -> Future[Any]:
-    """Call a function in a thread of its own; return what it will have returned."""
+    """Call a function in a thread; return a future of its value."""
     future: Future[Any] = Future()
 
     def call() -> None:

@@ -1,4 +1,4 @@
-"""A cluster on this machine for the tests, and intervals that suit them.
+"""A cluster on this machine for the tests, with short intervals.
 
 What is not marked `whole` is the first lane, which `make test` runs on one cluster.
 """
@@ -22,7 +22,7 @@ TUNED = INTERVALS | {
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let Ray warn of what it does itself, where its own code is told to have done so."""
+    """Ignore deprecation warnings about Ray's own code."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\."))
@@ -37,13 +37,13 @@ def _tuned() -> Iterator[None]:
 
 
 def _scope(fixture_name: str, config: pytest.Config) -> Literal["session", "module"]:
-    """With `--whole` some files start clusters of their own, so the others give theirs back."""
+    """With `--whole` some files start clusters of their own, so the others shut theirs down."""
     return "module" if config.option.whole else "session"
 
 
 @pytest.fixture(scope=_scope)
 def local_ray() -> Iterator[None]:
-    """Be connected to a cluster with 4 CPUs."""
+    """Connect to a cluster with 4 CPUs."""
     ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
@@ -51,7 +51,7 @@ def local_ray() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _leaves_nothing() -> Iterator[None]:
-    """Expect that no thread of ours outlives a test; one that ends may take a moment."""
+    """Check that all our threads end soon after a test."""
     yield
     limit = monotonic() + 10
     for thread in threading.enumerate():

@@ -1,4 +1,4 @@
-"""A process that calls the launcher, and is killed meanwhile."""
+"""A process that calls the launcher, and is killed during the call."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from pathlib import Path
 
 import heliograph as h
 from heliograph.builtin_callbacks.ray.launcher.attempts import RayValues
-from heliograph.tests.on_ray.surviving import Story, train
+from heliograph.tests.on_ray.fault_runs import Scenario, train
 
 HELD_AT = 20
 
 
-def story(folder: Path) -> Story:
-    """Return what is trained; both processes tell the same one."""
-    return Story(folder, holds=((HELD_AT, 2),), resume="auto")
+def scenario(folder: Path) -> Scenario:
+    """Return the scenario, which is the same in both processes."""
+    return Scenario(folder, holds=((HELD_AT, 2),), resume="auto")
 
 
 def call(folder: Path, address: str) -> RayValues:
-    """Call the launcher, the same way in each process."""
+    """Call the launcher, in the same way in both processes."""
     launcher = h.RayLauncher(2, storage_path=folder / "storage", name="driver", address=address)
-    return launcher.run(train, story(folder))
+    return launcher.run(train, scenario(folder))
 
 
 if __name__ == "__main__":

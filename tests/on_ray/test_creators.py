@@ -1,4 +1,4 @@
-"""The trainer of creators on a cluster: two workers train what two ranks do, and make up for one that is lost."""
+"""`CreatorTrainer` on a cluster: two workers equal two local ranks, and a lost one is replaced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from heliograph.tests.builtin_callbacks.ray.creators import creators
 from heliograph.tests.builtin_callbacks.ray.creators.creators import make, weights
 
 pytestmark = pytest.mark.usefixtures("local_ray")
-SHARES = (7 * 7 + 4 * 4) / creators.HELD_OUT  # the mean over samples of how many the rank of each has read
+SHARES = (7 * 7 + 4 * 4) / creators.HELD_OUT  # the mean over all samples of the size of their rank's share
 OPTIONS: dict[str, Any] = {
     "scheduler_creator": creators.scheduler,
     "scheduler_step_freq": "epoch",
@@ -24,7 +24,7 @@ OPTIONS: dict[str, Any] = {
 
 @pytest.mark.whole
 @pytest.mark.timeout(180)
-def test_a_pass_in_which_a_worker_was_lost_begins_again(tmp_path: Path) -> None:
+def test_a_pass_with_a_lost_worker_is_repeated(tmp_path: Path) -> None:
     local = make(**OPTIONS, config={"dropout": 0.2}, launcher=LocalLauncher(2))
     expected = local.train(passes=3)
 

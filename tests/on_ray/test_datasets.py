@@ -1,4 +1,4 @@
-"""Ray datasets as loaders: in one order for any number of ranks, and entered anywhere in it."""
+"""Ray datasets as loaders: in the same order for any number of ranks, and from any position."""
 
 from __future__ import annotations
 
@@ -12,19 +12,29 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.builtin_callbacks.ray.data.seeds import unseeded
+from heliograph.builtin_callbacks.ray.data.seeds import find_unseeded
 from heliograph.core.data.loaders import training_loaders
 from heliograph.core.data.sources.choice import source_of
 from heliograph.core.data.sources.contract import Source
 from heliograph.core.data.sources.stateless import Reading
-from heliograph.tests.on_ray.reading import BATCH_SIZE, COLUMNS, RANKS, ROWS, Batch, Trained, features, in_memory, train
+from heliograph.tests.on_ray.dataset_runs import (
+    BATCH_SIZE,
+    COLUMNS,
+    RANKS,
+    ROWS,
+    Batch,
+    Trained,
+    features,
+    in_memory,
+    train,
+)
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 DATA: Any = import_module("ray.data")
 
 
 def jumbled(ids: Batch) -> Batch:
-    """Take unequally long, so that later blocks are ready before earlier ones."""
+    """Take different times, so that later blocks are ready before earlier ones."""
     sleep(Random(int(ids["id"][0])).random() / 10)
     return features(ids)
 
@@ -41,16 +51,16 @@ def source(dataset: Any) -> Source:
     return source_of(training_loaders(dataset, {"batch_size": BATCH_SIZE})[0])
 
 
-def order(dataset: Any, epoch: int) -> list[int]:
+def read_ids(dataset: Any, epoch: int) -> list[int]:
     def nothing(done: int, batches: int) -> None:
-        """Begin at the first batch."""
+        """Do nothing: no batches are read again."""
 
     batches = source(dataset).open(Reading(1, epoch, 0, True, nothing))
     return [number for batch in batches for number in batch["id"].tolist()]
 
 
 def resumed(dataset: Any, folder: Path, **params: Any) -> Trained:
-    """Train in this process, the second half after a resume amid an epoch."""
+    """Train in this process, with a resume within an epoch."""
     first = train(dataset, folder, steps=6, **params)
     second = train(dataset, folder, **params)
     return Trained(first.batches + second.batches, second.weight, second.metrics, second.guarantee, second.reasons)
@@ -75,7 +85,7 @@ def test_a_dataset_is_resumed_in_the_order_of_its_rows(tmp_path: Path) -> None:
 @pytest.mark.whole
 @pytest.mark.timeout(120)
 def test_workers_read_it_in_the_same_order(tmp_path: Path) -> None:
-    """Two workers are left amid an epoch, and one process goes on in their stead; it equals tensors in memory."""
+    """Two workers stop within an epoch, and one process continues; both together equal a dataset in memory."""
     expected = train(in_memory(), tmp_path / "memory")
     launcher = h.RayLauncher(RANKS, storage_path=tmp_path / "storage", check_interval=0.2)
     workers = launcher.run(train, stream(), tmp_path / "stream", steps=6, columns=COLUMNS)
@@ -88,18 +98,18 @@ def test_workers_read_it_in_the_same_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_the_epoch_decides_how_ray_shuffles() -> None:
+def test_the_seed_of_a_shuffle_depends_on_the_epoch() -> None:
     reseeding = numbered().random_shuffle(seed=DATA.RandomSeedConfig(3))
-    orders = [order(reseeding, epoch) for epoch in range(2)]
+    orders = [read_ids(reseeding, epoch) for epoch in range(2)]
     assert orders[0] != orders[1]
-    assert order(numbered().random_shuffle(seed=DATA.RandomSeedConfig(3)), 1) == orders[1], "as in a new process"
+    assert read_ids(numbered().random_shuffle(seed=DATA.RandomSeedConfig(3)), 1) == orders[1], "as in a new process"
     assert [sorted(each) for each in orders] == [list(range(ROWS))] * 2
     assert source(reseeding).worth()[0] == "replayed"
 
 
 @pytest.mark.timeout(60)
-def test_an_order_that_did_not_repeat_is_told(tmp_path: Path) -> None:
-    """A shuffle goes by the number of blocks, which a larger cluster may choose otherwise."""
+def test_a_changed_order_is_not_exact(tmp_path: Path) -> None:
+    """A shuffle depends on the number of blocks, which may be another on a larger cluster."""
     for blocks, steps, guarantee in ((8, 3, "replayed"), (8, 6, "replayed"), (5, 7, "not exact")):
         rows = DATA.range(ROWS, override_num_blocks=blocks).random_shuffle(seed=1).map_batches(features)
         assert train(rows, tmp_path, steps=steps, columns=COLUMNS).guarantee == guarantee
@@ -107,7 +117,7 @@ def test_an_order_that_did_not_repeat_is_told(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("operation", ["random_shuffle", "randomize_block_order", "random_sample"])
-def test_what_has_no_seed_is_not_exact(operation: str) -> None:
+def test_an_operation_without_a_seed_is_not_exact(operation: str) -> None:
     arguments = [0.5] if operation == "random_sample" else []
     guarantee, (reason,) = source(getattr(numbered(), operation)(*arguments)).worth()
     assert guarantee == "not exact"
@@ -116,17 +126,17 @@ def test_what_has_no_seed_is_not_exact(operation: str) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("kind", ["text", "parquet"])
-def test_files_in_any_order_are_not_exact(kind: str, tmp_path: Path) -> None:
+def test_shuffled_files_without_a_seed_are_not_exact(kind: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a\n", encoding="utf-8")
     numbered(4).write_parquet(str(tmp_path / "parquet"))
     read, path = getattr(DATA, f"read_{kind}"), tmp_path if kind == "text" else tmp_path / "parquet"
     for shuffle in ("files", DATA.FileShuffleConfig()):
-        assert unseeded(read(str(path), shuffle=shuffle)) in ("ReadText", "ListFiles")
-    assert unseeded(read(str(path), shuffle=DATA.FileShuffleConfig(seed=1)).map(dict)) is None
+        assert find_unseeded(read(str(path), shuffle=shuffle)) in ("ReadText", "ListFiles")
+    assert find_unseeded(read(str(path), shuffle=DATA.FileShuffleConfig(seed=1)).map(dict)) is None
 
 
 @pytest.mark.timeout(60)
-def test_other_rows_are_refused_amid_an_epoch(tmp_path: Path) -> None:
+def test_other_rows_are_refused_within_an_epoch(tmp_path: Path) -> None:
     train(numbered().map_batches(features).materialize(), tmp_path, steps=3, columns=COLUMNS)
     others = numbered().map_batches(lambda ids: features({"id": ids["id"][::-1]})).materialize()
     with pytest.raises(ValueError, match=r"amid an epoch of other data .*digest was"):
@@ -141,7 +151,7 @@ def test_a_batch_is_a_dict_without_named_columns() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_what_its_functions_raise_reaches_the_caller(tmp_path: Path) -> None:
+def test_errors_of_its_functions_are_raised(tmp_path: Path) -> None:
     def failing(ids: Batch) -> Batch:
         raise LookupError(f"no row {ids['id'][0]}")
 

@@ -1,4 +1,4 @@
-"""The example that the documentation shows: one command, here or on a cluster."""
+"""The example of the documentation, on this machine and on a cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCRIPT = Path(__file__).parents[2] / "docs" / "examples" / "ray_digits.py"
 
 
 def run(folder: Path, *arguments: str) -> str:
-    """Run the script; return what it printed, after a look at the accuracy."""
+    """Run the script, check the accuracy, and return its output."""
     command = [sys.executable, str(SCRIPT), "--epochs", "8", *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""The launcher for clusters: its workers' values, messages and errors, as those of `launch`; who asks them to end."""
+"""The launcher for clusters: values, messages and errors of its workers are those of `launch`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ pytestmark = pytest.mark.usefixtures("local_ray")
 
 
 def entered(folder: Path) -> list[str]:
-    """Return, for each rank, a letter for each time that the function was called there."""
+    """Return, for each rank, an `x` for each call of the function."""
     return [(folder / f"entered-{rank}").read_text() for rank in range(2)]
 
 
 @pytest.mark.timeout(90)
 def test_values_and_messages_of_all_ranks_arrive(tmp_path: Path) -> None:
-    values = h.RayLauncher(2, storage_path=tmp_path).run(calls.tell, 3, size=20_000_000)
+    values = h.RayLauncher(2, storage_path=tmp_path).run(calls.put_messages, 3, size=20_000_000)
     assert values == [(0, 2, bytes(20_000_000)), (3, 2, bytes(20_000_000))]
     for rank in range(2):
         assert [message for of, message in values.messages if of == rank] == [(rank, n) for n in range(100)]
@@ -32,7 +32,7 @@ def test_values_and_messages_of_all_ranks_arrive(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_two_workers_equal_two_processes_of_launch_and_one_alone_within_rounding(tmp_path: Path) -> None:
+def test_two_workers_equal_two_processes_of_launch(tmp_path: Path) -> None:
     values = h.RayLauncher(2, storage_path=tmp_path / "storage").run(train, tmp_path / "on_ray")
     first, second = h.launch(train, tmp_path / "launched", nprocs=2)
     assert [each[:4] for each in values] == [first[:4], second[:4]]
@@ -45,7 +45,7 @@ def test_two_workers_equal_two_processes_of_launch_and_one_alone_within_rounding
 
 
 @pytest.mark.timeout(90)
-def test_an_error_of_the_users_ends_the_run_at_once_with_its_own_type(tmp_path: Path) -> None:
+def test_an_error_of_the_user_ends_the_run_with_its_own_type(tmp_path: Path) -> None:
     with pytest.raises(calls.OwnError, match="own") as caught:
         h.RayLauncher(2, max_failures=5, storage_path=tmp_path / "storage").run(calls.fail, tmp_path)
     assert vars(caught.value)["code"] == 7
@@ -56,7 +56,7 @@ def test_an_error_of_the_users_ends_the_run_at_once_with_its_own_type(tmp_path: 
 
 @pytest.mark.timeout(90)
 @pytest.mark.parametrize("listed", [True, False])
-def test_the_lists_of_what_passes_through_are_honoured(tmp_path: Path, *, listed: bool) -> None:
+def test_exception_pass_through_applies(tmp_path: Path, *, listed: bool) -> None:
     kinds = {"train": (NotTodayError,)} if listed else {}
     plugins = [Watchful(1, 5, fails=True), h.ExceptionPassThrough(**kinds)]
     with pytest.raises(NotTodayError if listed else h.TrainingError) as caught:
@@ -75,22 +75,22 @@ def test_workers_that_die_in_every_attempt_end_the_run(tmp_path: Path, caplog: p
     assert caught.value.kind in ("died", "left")
     assert "no other attempt follows number 2: max_failures=1" in caught.value.__notes__[0]
     assert entered(tmp_path) == ["xx", "xx"]
-    told = [each for each in caplog.messages if each.startswith("attempt")]
-    assert [each.partition(" in ")[0] for each in told] == ["attempt 1 was lost, and another one follows"]
+    warnings = [each for each in caplog.messages if each.startswith("attempt")]
+    assert [each.partition(" in ")[0] for each in warnings] == ["attempt 1 was lost, and another one follows"]
 
 
 @pytest.mark.timeout(90)
-def test_upon_an_interrupt_the_trainings_save_and_stop(tmp_path: Path) -> None:
+def test_on_an_interrupt_the_trainings_save_and_stop(tmp_path: Path) -> None:
     def interrupt(rank: int, message: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):
-        h.RayLauncher(2, storage_path=tmp_path / "storage").run(calls.train_for_ever, tmp_path, on_message=interrupt)
+        h.RayLauncher(2, storage_path=tmp_path / "storage").run(calls.train_forever, tmp_path, on_message=interrupt)
     for rank in range(2):
-        told = (tmp_path / f"ended-{rank}").read_text()
-        assert told.startswith("stopped: ")
-        assert "  launcher" in told  # and `on rank 1`, where that one heard of it first
-        assert told.endswith(": stop - the process that called RayLauncher.run is to end")
+        text = (tmp_path / f"ended-{rank}").read_text()
+        assert text.startswith("stopped: ")
+        assert "  launcher" in text  # and `on rank 1` if that one received it first
+        assert text.endswith(": stop - the process that called RayLauncher.run is to end")
     assert list(tmp_path.glob("run_*.pth"))
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before

@@ -1,4 +1,4 @@
-"""A machine that is lost and comes back: the run goes on with fewer workers, then with all of them again."""
+"""A machine is lost and comes back: the run continues with fewer workers, then with all of them again."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 import torch
 from heliograph.builtin_callbacks.ray.launcher.attempts import Work
 from heliograph.tests.on_ray.clusters import in_thread, several_nodes
-from heliograph.tests.on_ray.surviving import Story, held, lines, order, train
+from heliograph.tests.on_ray.fault_runs import Scenario, read_lines, read_samples, train, wait_for_held
 
 
 @pytest.mark.whole
 @pytest.mark.timeout(200)
 def test_from_two_workers_to_one_and_back(tmp_path: Path) -> None:
-    story = Story(tmp_path / "elastic", epochs=6, holds=((20, 2), (50, 1)))
-    whole = replace(story, folder=tmp_path / "whole", holds=())
-    for each in (story, whole):
+    scenario = Scenario(tmp_path / "elastic", epochs=6, holds=((20, 2), (50, 1)))
+    whole = replace(scenario, folder=tmp_path / "whole", holds=())
+    for each in (scenario, whole):
         each.folder.mkdir()
 
     with several_nodes(2) as (cluster, (second,)):
@@ -31,55 +31,55 @@ def test_from_two_workers_to_one_and_back(tmp_path: Path) -> None:
             start_timeout=5.0,
             resize_interval=1.0,
         )
-        running = in_thread(launcher.run, train, story)
-        held(story.folder, 20, 2)
+        running = in_thread(launcher.run, train, scenario)
+        wait_for_held(scenario.folder, 20, 2)
         cluster.remove_node(second, allow_graceful=False)
-        held(story.folder, 50, 1)
+        wait_for_held(scenario.folder, 50, 1)
         cluster.add_node(num_cpus=1)
         values = running.result(timeout=120)
 
     assert [each.weights for each in values] == [each.weights for each in h.launch(train, whole, nprocs=2)]
-    assert order(story.folder) == order(whole.folder)
-    sizes = {step: size for step, _, _, size in lines(story.folder)}
+    assert read_samples(scenario.folder) == read_samples(whole.folder)
+    sizes = {step: size for step, _, _, size in read_lines(scenario.folder)}
     assert (sizes[10], sizes[40], sizes[60]) == (2, 1, 2)
-    assert [each.kind for each in values.attempts] == ["lost", "resized", "completed"]  # none for nothing
+    assert [each.kind for each in values.attempts] == ["lost", "resized", "completed"]
     assert [each.world_size for each in values.attempts] == [2, 1, 2]
     assert [each.resumed_at for each in values.attempts] == [None, Work(32, 16), Work(96, 48)]
 
 
 @pytest.mark.whole
 @pytest.mark.timeout(240)
-def test_where_three_of_four_would_not_do_two_go_on_until_there_is_room_for_four(tmp_path: Path) -> None:
-    story = Story(tmp_path / "elastic", epochs=4, save_every=100, holds=((9, 2),), ranks=4)
-    whole = replace(story, folder=tmp_path / "whole", holds=())
-    for each in (story, whole):
+def test_if_three_of_four_are_not_allowed_two_run_until_there_is_room_for_four(tmp_path: Path) -> None:
+    scenario = Scenario(tmp_path / "elastic", epochs=4, save_every=100, holds=((9, 2),), ranks=4)
+    whole = replace(scenario, folder=tmp_path / "whole", holds=())
+    for each in (scenario, whole):
         each.folder.mkdir()
 
     with several_nodes(3) as (cluster, _):
         launcher = h.RayLauncher(
             (1, 4), as_ranks=4, storage_path=tmp_path / "storage", start_timeout=20.0, resize_interval=1.0
         )
-        running = in_thread(launcher.run, train, story)
-        held(story.folder, 9, 2)
+        running = in_thread(launcher.run, train, scenario)
+        wait_for_held(scenario.folder, 9, 2)
         cluster.add_node(num_cpus=1)
         values = running.result(timeout=150)
 
     undisturbed = h.launch(train, whole, nprocs=4)
     for ours, theirs in zip(values[0].weights, undisturbed[0].weights, strict=True):
         torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs))
-    assert samples_by_step(story.folder) == samples_by_step(whole.folder)
-    sizes = {step: size for step, _, _, size in lines(story.folder)}
+    assert samples_by_step(scenario.folder) == samples_by_step(whole.folder)
+    sizes = {step: size for step, _, _, size in read_lines(scenario.folder)}
     assert (sizes[8], sizes[max(sizes)]) == (2, 4)
     assert 3 not in sizes.values()
-    # Ray may begin with fewer workers than there is room for, and more than once: no work is lost by it.
+    # Ray may start with fewer workers than there is room for, more than once; no work is lost then.
     assert {each.kind for each in values.attempts[:-1]} == {"resized"}
     assert {each.lost for each in values.attempts if each.lost is not None} == {Work(0, 0)}
     assert (values.attempts[-1].kind, values.attempts[-1].world_size) == ("completed", 4)
 
 
 def samples_by_step(folder: Path) -> dict[int, list[int]]:
-    """Return what each step read, whoever did."""
+    """Return the samples of each step, over all ranks."""
     read: dict[int, list[int]] = {}
-    for step, _, samples, _ in lines(folder):
+    for step, _, samples, _ in read_lines(folder):
         read.setdefault(step, []).extend(samples)
     return {step: sorted(samples) for step, samples in read.items()}

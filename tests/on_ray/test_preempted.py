@@ -1,4 +1,4 @@
-"""A machine that is to be taken away says so before: the run saves, leaves it, and goes on elsewhere."""
+"""A machine is announced to be taken away: the run saves, exits, and continues on another one."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ import heliograph as h
 import pytest
 from heliograph.builtin_callbacks.ray.launcher.attempts import Work
 from heliograph.tests.on_ray.clusters import drain, in_thread, several_nodes, used_nodes
-from heliograph.tests.on_ray.surviving import Story, held, lines, order, train, whole_order
+from heliograph.tests.on_ray.fault_runs import Scenario, count_batches, read_lines, read_samples, train, wait_for_held
 
 
 @pytest.mark.whole
 @pytest.mark.timeout(150)
-def test_a_drained_node_is_left_and_nothing_is_repeated(tmp_path: Path) -> None:
-    story = Story(tmp_path / "preempted", holds=((20, 2),))
-    whole = replace(story, folder=tmp_path / "whole", holds=())
-    for each in (story, whole):
+def test_a_run_moves_from_a_drained_node_and_repeats_nothing(tmp_path: Path) -> None:
+    scenario = Scenario(tmp_path / "preempted", holds=((20, 2),))
+    whole = replace(scenario, folder=tmp_path / "whole", holds=())
+    for each in (scenario, whole):
         each.folder.mkdir()
 
     with several_nodes(3) as (cluster, others):
-        running = in_thread(h.RayLauncher(2, storage_path=tmp_path / "storage", name="spot").run, train, story)
-        held(story.folder, 20, 2)
+        running = in_thread(h.RayLauncher(2, storage_path=tmp_path / "storage", name="spot").run, train, scenario)
+        wait_for_held(scenario.folder, 20, 2)
         drained = next(each.node_id for each in others if each.node_id in used_nodes())
         drain(cluster.address, drained)
         values = running.result(timeout=100)
 
     assert list(values) == list(h.launch(train, whole, nprocs=2))
-    assert order(story.folder) == order(whole.folder)
-    assert len(list(lines(story.folder))) == whole_order(story.epochs)
+    assert read_samples(scenario.folder) == read_samples(whole.folder)
+    assert len(list(read_lines(scenario.folder))) == count_batches(scenario.epochs)
     first, second = values.attempts
     assert (first.kind, first.lost) == ("preempted", Work())
     assert second.kind == "completed"

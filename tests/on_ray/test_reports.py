@@ -1,4 +1,4 @@
-"""Reports to Ray Train, and what another call finds in its storage."""
+"""Reports to Ray Train, and their use by another call."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 from heliograph import launch
 from heliograph.builtin_callbacks.ray.launcher.launcher import RayLauncher
 from heliograph.core.checkpoint import storage
-from heliograph.tests.on_ray import reporting
+from heliograph.tests.on_ray import report_runs
 
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 
 @pytest.mark.whole
 @pytest.mark.timeout(150)
-def test_another_call_on_other_machines_goes_on_from_the_newest_whole_ones(tmp_path: Path) -> None:
+def test_another_call_on_other_machines_resumes_the_newest_intact_checkpoints(tmp_path: Path) -> None:
     launcher = RayLauncher(2, storage_path=tmp_path / "there", name="reports", keep=None)
-    launcher.run(reporting.train_both, tmp_path / "first", 7)
+    launcher.run(report_runs.train_both, tmp_path / "first", 7)
     there = tmp_path / "there" / "reports"
     folders = sorted(there.glob("checkpoint_0*"))
     names = [sorted(path.name for path in folder.glob("*.pth")) for folder in folders]
@@ -36,13 +36,13 @@ def test_another_call_on_other_machines_goes_on_from_the_newest_whole_ones(tmp_p
             storage.verify(folder / name)
 
     record = there / "checkpoint_manager_snapshot.json"
-    record.write_text(record.read_text()[:100])  # as if Ray was killed while it wrote that
+    record.write_text(record.read_text()[:100])  # as if Ray was killed while writing it
     (folders[2] / "plain_epoch_0_iter_6.pth").write_bytes(b"half")
     next((folders[5] / "sharded_epoch_0_iter_6.shards").glob("__1_*")).unlink()
     again = RayLauncher(2, storage_path=tmp_path / "there", name="reports", keep=None)
-    values = again.run(reporting.train_both, tmp_path / "second", 12, resume="auto")
+    values = again.run(report_runs.train_both, tmp_path / "second", 12, resume="auto")
     assert record.with_name(f"{record.name}.damaged").exists()
-    whole = launch(reporting.train_both, tmp_path / "whole", 12, nprocs=2)
+    whole = launch(report_runs.train_both, tmp_path / "whole", 12, nprocs=2)
     for rank in range(2):
         for (weights, _), (expected, _) in zip(values[rank], whole[rank], strict=True):
             assert all(map(torch.equal, weights, expected))
@@ -65,4 +65,4 @@ def test_another_call_on_other_machines_goes_on_from_the_newest_whole_ones(tmp_p
 def test_a_storage_that_breaks_fails_the_run(tmp_path: Path) -> None:
     launcher = RayLauncher(1, storage_path=tmp_path / "there", name="broken", max_failures=3)
     with pytest.raises(RuntimeError, match="Unable to set up cluster storage"):
-        launcher.run(reporting.break_the_storage, tmp_path / "here", tmp_path / "there" / "broken")
+        launcher.run(report_runs.break_the_storage, tmp_path / "here", tmp_path / "there" / "broken")

@@ -1,4 +1,4 @@
-"""Training by functions that make what is trained, on whatever runs them: RaySGD's way in."""
+"""Training with creator functions, as in RaySGD: in this process, in several, or on a cluster."""
 
 from .local import LocalLauncher
 from .trainer import CreatorTrainer

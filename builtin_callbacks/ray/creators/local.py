@@ -1,4 +1,4 @@
-"""Several processes on this machine, as an object."""
+"""A launcher of several processes on this machine."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class LocalLauncher:
     """Runs functions in several new processes on this machine, as `heliograph.launch` does.
 
     Attributes:
-        nprocs: how many processes; by default, one for each GPU that is visible.
-        grace: seconds that the others have to close and report when a rank has failed.
+        nprocs: the number of processes; by default, one for each visible GPU.
+        grace: seconds that the other ranks have to close and report after one has failed.
 
     Raises:
         ValueError: an attribute is out of its range.

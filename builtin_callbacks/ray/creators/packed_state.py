@@ -1,4 +1,4 @@
-"""The state of a run as bytes, which travel where no file system is shared."""
+"""The state of a run as bytes, for ranks without a shared file system."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 
-def packed(state: Mapping[str, Any]) -> bytes:
-    """Return a state as bytes, as it is now."""
+def pack_state(state: Mapping[str, Any]) -> bytes:
+    """Return a state as bytes."""
     buffer = BytesIO()
     torch.save(dict(state), buffer)
     return buffer.getvalue()
 
 
-def unpacked(data: bytes) -> dict[str, Any]:
+def unpack_state(data: bytes) -> dict[str, Any]:
     """Return the state, with its tensors on the CPU."""
     state: dict[str, Any] = torch.load(BytesIO(data), map_location="cpu", weights_only=True)
     return state

@@ -1,4 +1,4 @@
-"""What the creators make: on each rank, in every call anew."""
+"""What the creators make, on each rank and in every call."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from .recipe import Recipe
 
 @dataclass(frozen=True)
 class Parts:
-    """What there is to train with.
+    """The parts of a training.
 
     Attributes:
         train: the training set.
-        validation: the validation set, None where there is none.
+        validation: the validation set; None without one.
         model: the model, or a list of several, as the creator returned it.
         optimizer: the optimizer, or a list of several.
         criterion: the loss.
-        scheduler: the scheduler, or a list of several; None where there is none.
+        scheduler: the scheduler, or a list of several; None without one.
     """
 
     train: Any
@@ -41,28 +41,28 @@ class Parts:
     @property
     def models(self) -> dict[str, nn.Module]:
         """The models by name: `model`, or `model_0`, `model_1` and so on."""
-        return named("model", self.model)
+        return by_name("model", self.model)
 
     @property
     def optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """The optimizers by name: `optimizer`, or `optimizer_0`, `optimizer_1` and so on."""
-        return named(SINGLE, self.optimizer)
+        return by_name(SINGLE, self.optimizer)
 
     @property
     def schedulers(self) -> dict[str, Any]:
         """The schedulers by the names of their optimizers.
 
         Raises:
-            ValueError: one has no optimizer of these, or two have the same.
+            ValueError: one has an optimizer that is not one of these, or two have the same.
         """
         found: dict[str, Any] = {}
-        for scheduler in [] if self.scheduler is None else several(self.scheduler):
+        for scheduler in [] if self.scheduler is None else as_list(self.scheduler):
             owners = [name for name, each in self.optimizers.items() if scheduler.optimizer is each]
             if not owners or owners[0] in found:
                 raise ValueError(
                     f"scheduler_creator returned a {type(scheduler).__name__} of "
-                    f"{'an optimizer that has one already' if owners else 'another optimizer'}: there is one scheduler "
-                    f"for each optimizer, and torch's ChainedScheduler makes one of two."
+                    f"{'an optimizer that has one already' if owners else 'another optimizer'}: return one scheduler "
+                    f"for each optimizer of optimizer_creator; torch's ChainedScheduler makes one of two."
                 )
             found[owners[0]] = scheduler
         return found
@@ -72,9 +72,9 @@ def build(recipe: Recipe) -> Parts:
     """Call the creators.
 
     Raises:
-        TypeError: one returned something that it should not.
+        TypeError: one returned the wrong type.
         ValueError: there are several models, optimizers or schedulers, and no function that trains them; a scheduler
-            is not stepped as it must be.
+            needs a metric that it would not get.
     """
     train, validation = make_data(recipe)
     model = make_model(recipe)
@@ -82,14 +82,14 @@ def build(recipe: Recipe) -> Parts:
     parts = Parts(train, validation, model, optimizer, make_loss(recipe), scheduler)
     if recipe.train_function is None and any(map(is_several, (model, optimizer, scheduler))):
         raise ValueError(
-            "The default training is of one model with one optimizer and one scheduler: for several, pass "
+            "The default training takes one model with one optimizer and one scheduler: for several, pass "
             "train_function= (and validation_function= to validate)."
         )
     plateaus = [each for each in parts.schedulers.values() if isinstance(each, ReduceLROnPlateau)]
     if plateaus and recipe.scheduler_step_freq in ("batch", "epoch"):
         raise ValueError(
             f"A ReduceLROnPlateau is stepped by a metric, not after every {recipe.scheduler_step_freq}: pass "
-            f"scheduler_step_freq='manual', and call trainer.update_scheduler(metric) behind validate()."
+            f"scheduler_step_freq='manual', and call trainer.update_scheduler(metric) after validate()."
         )
     return parts
 
@@ -98,7 +98,7 @@ def make_data(recipe: Recipe) -> tuple[Any, Any]:
     """Return the training set, and the validation set or None.
 
     Raises:
-        ValueError: the creator returned neither one dataset nor two.
+        ValueError: the creator returned something else than one dataset or two.
     """
     with seeded(recipe.seed):
         made = recipe.data_creator(recipe.config)
@@ -106,7 +106,7 @@ def make_data(recipe: Recipe) -> tuple[Any, Any]:
     if len(sets) not in (1, 2) or not all(map(is_dataset, sets)):
         raise ValueError(
             f"data_creator(config) returns a dataset, or two, for training and validation, and no loaders: the trainer "
-            f"batches them, by batch_size= and dataloader_config=. It returned {made!r:.200}."
+            f"makes batches, by batch_size= and dataloader_config=. It returned {made!r:.200}."
         )
     return sets[0], sets[1] if len(sets) == 2 else None
 
@@ -141,7 +141,7 @@ def make_optimizer(recipe: Recipe, model: Any) -> tuple[Any, Any]:
 
 
 def make_loss(recipe: Recipe) -> Callable[..., Any]:
-    """Return the criterion; a class of losses is made without the config.
+    """Return the criterion; a loss class is called without the config.
 
     Raises:
         TypeError: the creator returned something that cannot be called.
@@ -152,7 +152,7 @@ def make_loss(recipe: Recipe) -> Callable[..., Any]:
         made: Callable[..., Any] | None = creator() if is_class else creator(recipe.config)
     if not callable(made):
         raise TypeError(
-            f"loss_creator= is a class of losses, or a function of the config that makes one; got {made!r}."
+            f"loss_creator= takes a loss class, or a function of the config that returns a loss; got {made!r}."
         )
     return made
 
@@ -161,7 +161,7 @@ def load_weights(models: Mapping[str, nn.Module], state: Mapping[str, Any]) -> N
     """Load the weights of a state into models.
 
     Raises:
-        ValueError: it is of other models.
+        ValueError: the state is of other models.
     """
     saved = {name: weights for name, weights in state["modules"].items() if name in models}
     check_fits(models, saved)
@@ -169,15 +169,15 @@ def load_weights(models: Mapping[str, nn.Module], state: Mapping[str, Any]) -> N
         load_module(name, model, saved[name])
 
 
-def named(word: str, given: Any) -> dict[str, Any]:
-    """Return one of a kind by its word, or several by their numbers."""
+def by_name(name: str, given: Any) -> dict[str, Any]:
+    """Return a single object by the name, or several as `name_0`, `name_1` and so on."""
     if not is_several(given):
-        return {word: given}
-    return {f"{word}_{number}": each for number, each in enumerate(given)}
+        return {name: given}
+    return {f"{name}_{number}": each for number, each in enumerate(given)}
 
 
-def several(given: Any) -> list[Any]:
-    """Return one of a kind as a list."""
+def as_list(given: Any) -> list[Any]:
+    """Return a single object as a list of one."""
     return given if is_several(given) else [given]
 
 
@@ -188,7 +188,7 @@ def is_several(given: Any) -> bool:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Let each creator draw from its own beginning, such that it makes the same on every rank and in every call."""
+    """Seed the random generators in the context, so that a creator makes the same on every rank and in every call."""
     former = rng.capture()
     rng.seed_all(seed)
     try:
@@ -198,8 +198,8 @@ def seeded(seed: int) -> Iterator[None]:
 
 
 def _checked(made: Any, kind: type[Any], wanted: str) -> Any:
-    """Return one of a kind, or a list of several."""
+    """Return an object, or a list of several, after a check of the types."""
     given = list(made) if isinstance(made, list | tuple) else made
-    if given == [] or not all(isinstance(each, kind) for each in several(given)):
+    if given == [] or not all(isinstance(each, kind) for each in as_list(given)):
         raise TypeError(f"{wanted}, got {made!r:.200}.")
     return given

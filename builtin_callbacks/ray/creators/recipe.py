@@ -1,4 +1,4 @@
-"""What a creator trainer is given, checked, and as one thing that can be sent to ranks."""
+"""The arguments of `CreatorTrainer`, checked, as one object that can be sent to ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ....events.checks import check_whole_number, known_names
 Config = Mapping[str, Any]
 StepFrequency = Literal["batch", "epoch", "manual"]
 CREATORS = ("model_creator", "data_creator", "optimizer_creator", "loss_creator")
-MAY_BE_LEFT_OUT = (
+OPTIONAL = (
     "scheduler_creator", "train_function", "validation_function", "initialization_hook", "plugin_creator",
 )  # fmt: skip
 
@@ -24,7 +24,7 @@ class Recipe:
     """The arguments of `CreatorTrainer`; see there.
 
     Raises:
-        TypeError: an argument is not of its kind.
+        TypeError: an argument has the wrong type.
         ValueError: an argument is out of its range, or nothing would step the scheduler.
     """
 
@@ -54,20 +54,20 @@ class Recipe:
             if not isinstance(given := getattr(self, name), Mapping):
                 raise TypeError(f"{name}= takes a dict, got {given!r}.")
         check_whole_number("batch_size=", self.batch_size, of="samples of all ranks together", at_least=1)
-        if given_twice := self.dataloader_config.keys() & {"batch_size", "global_batch_size"}:
-            raise ValueError(f"dataloader_config[{given_twice.pop()!r}] is given by batch_size=: leave it out.")
+        if duplicates := self.dataloader_config.keys() & {"batch_size", "global_batch_size"}:
+            raise ValueError(f"dataloader_config[{duplicates.pop()!r}] is given by batch_size=: leave it out.")
         check_whole_number("seed=", self.seed)
         self._check_stepping()
         if self.metrics and self.train_function is not None:
-            raise ValueError("metrics= are of the default training: a train_function returns its own.")
+            raise ValueError("metrics= is for the default training: a train_function returns its own. Leave it out.")
 
     def _check_names(self) -> None:
-        """Refuse here what each rank would refuse."""
+        """Check here what each rank would check later."""
         if unknown := sorted(self.options.keys() - EngineOptions.__annotations__.keys()):
             known = {"launcher", *EngineOptions.__annotations__, *(each.name for each in fields(self))} - {"options"}
             raise TypeError(
-                f"CreatorTrainer has no argument {unknown[0]!r}.{known_names(unknown[0], known)} Where RaySGD's have "
-                f"gone is in docs/raysgd.md."
+                f"CreatorTrainer has no argument {unknown[0]!r}.{known_names(unknown[0], known)} docs/raysgd.md has a "
+                f"table of RaySGD's arguments."
             )
         checked_name(self.name)
 
@@ -75,7 +75,7 @@ class Recipe:
         for name in CREATORS:
             if not callable(given := getattr(self, name)):
                 raise TypeError(f"{name}= takes a function, got {given!r}.")
-        for name in MAY_BE_LEFT_OUT:
+        for name in OPTIONAL:
             if (given := getattr(self, name)) is not None and not callable(given):
                 raise TypeError(f"{name}= takes a function or None, got {given!r}.")
         if self.engine is not None and not isinstance(self.engine, str) and not callable(self.engine):
@@ -94,7 +94,7 @@ class Recipe:
         if self.train_function is not None and self.scheduler_step_freq == "batch":
             raise ValueError(
                 "With a train_function, scheduler_step_freq='batch' would step a scheduler that the function may step "
-                "too: call scheduler.step() in it and pass scheduler_step_freq=None, or have it stepped by 'epoch'."
+                "too: call scheduler.step() in it and pass scheduler_step_freq=None, or pass 'epoch'."
             )
         if self.train_function is None and self.plugin_creator is None and self.scheduler_step_freq is None:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""What a user's function returns."""
+"""A check of what a user's function returns."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from torch import Tensor
 
 
-def checked_numbers(returned: Any, function: str) -> dict[str, Tensor | float]:
+def check_numbers(returned: Any, function: str) -> dict[str, Tensor | float]:
     """Return the numbers by name.
 
     Raises:
-        TypeError: it is no dict, or holds something else.
+        TypeError: it is not a dict of numbers.
     """
     if not isinstance(returned, Mapping):
         raise TypeError(f"{function} returns a dict of numbers, such as {{'accuracy': 0.9}}; got {returned!r:.200}.")

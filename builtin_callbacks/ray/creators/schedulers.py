@@ -1,4 +1,4 @@
-"""Stepping schedulers between passes, by a metric of all ranks."""
+"""Steps of schedulers between passes, by a metric of all ranks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .recipe import Recipe
 
 
 def step_schedulers(recipe: Recipe, state: Mapping[str, Any], metric: float) -> dict[str, Any]:
-    """Return a state whose schedulers are stepped, those of a plateau by a metric, and the learning rates with them."""
+    """Return a state after a step of its schedulers, which get the metric if they take one."""
     model = make_model(recipe)
     optimizer, scheduler = make_optimizer(recipe, model)
     parts = Parts(None, None, model, optimizer, None, scheduler)
     for name, each in parts.optimizers.items():
         each.load_state_dict(deepcopy(state["optimizers"][name]))
-    with warnings.catch_warnings():  # the optimizer's steps were taken elsewhere: torch cannot know
+    with warnings.catch_warnings():  # the optimizer was stepped in another process, which torch cannot know
         warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
         for name, each in parts.schedulers.items():
             each.load_state_dict(deepcopy(state["schedulers"][name]))

@@ -1,4 +1,4 @@
-"""A pass of a user's own train_function, amid the events of the loop."""
+"""A pass of a user's own train_function, with the events of the loop."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ....core import loop
-from .returned_values import checked_numbers
+from .returned_values import check_numbers
 
 if TYPE_CHECKING:
     from ....core.run import TrainRun
@@ -20,64 +20,64 @@ class TrainingBatches:
     """The batches of a pass on this rank, as a train_function gets them.
 
     Attributes:
-        run: the run, for what is not here, such as `run.engine.autocast()`.
-        samples: how many samples this rank has read in this pass.
+        run: the run, for example for `run.engine.autocast()`.
+        samples: the number of samples that this rank has read in this pass.
     """
 
     def __init__(self, run: TrainRun) -> None:
         self.run = run
         self.samples = 0
-        self._is_given = False  # whether the loop was given a loss of the batch in hand
-        self._is_begun = False
+        self._has_loss = False  # whether `step` was called for the current batch
+        self._is_started = False
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches on the device; one whose gradients are left for a later step is no error here.
+        """Yield the batches on the device. A batch may leave its gradients for a later step.
 
         Raises:
-            RuntimeError: the function goes through them a second time.
+            RuntimeError: the function iterates a second time.
         """
-        if self._is_begun:
+        if self._is_started:
             raise RuntimeError(
-                "A train_function goes once through its iterator, which has the batches of one pass: call "
-                "train(passes=2) to have it called for two."
+                "A train_function can iterate over its iterator only once, because it has the batches of one pass: for "
+                "two passes, call train(passes=2)."
             )
-        self._is_begun, run = True, self.run
+        self._is_started, run = True, self.run
         for batch in run.batches():
-            self._is_given, size = False, run.settings.size_of(batch)
+            self._has_loss, size = False, run.settings.size_of(batch)
             try:
                 yield batch
-            finally:  # a function may break out of the batches
+            finally:  # a function may break out of the loop
                 self.samples += size
-                if not self._is_given:
+                if not self._has_loss:
                     run.progress.samples += run.data.of_all_ranks(size) if run.control.is_shared else size
             run.work.is_unstepped = False
 
     def __len__(self) -> int:
         if self.run.batches_per_epoch is None:
-            raise TypeError("Nobody knows how many batches an iterable dataset has.")
+            raise TypeError("The number of batches of an iterable dataset is unknown, so its iterator has no length.")
         return self.run.batches_per_epoch
 
     def step(self, loss: Tensor, optimizer: int = 0) -> None:
-        """Take a loss backward and step an optimizer, as the default training does: with every plugin and precision.
+        """Call backward on a loss and step an optimizer as the default training does: with all plugins and precisions.
 
         Args:
             loss: a scalar tensor, averaged over the samples of the batch.
-            optimizer: the number of the one that this loss is for, where there are several; one loss for each.
+            optimizer: the index of the loss's optimizer; with several optimizers, each gets a loss of its own.
 
         Raises:
-            ValueError: there is no such optimizer, or it had its loss of this batch.
+            ValueError: there is no such optimizer, or it has got its loss of this batch.
         """
         names = list(self.run.optimizers)
         if not 0 <= optimizer < len(names):
-            raise ValueError(f"There are {len(names)} optimizers, counted from 0: there is none of number {optimizer}.")
-        self._is_given = True
+            raise ValueError(f"optimizer= is an index below {len(names)}, the number of optimizers; got {optimizer}.")
+        self._has_loss = True
         self.run.step(loss, names[optimizer])
 
 
 class SteppedOptimizer:
-    """An optimizer as a train_function gets it: what it does is the optimizer's own, but a step is the loop's.
+    """An optimizer as a train_function gets it: its step is a step of the loop, all else is the optimizer's own.
 
-    The gradients are averaged over all ranks, handlers see them, and the step counts.
+    The gradients are averaged over all ranks, handlers see them, and the step is counted.
     """
 
     def __init__(self, run: TrainRun, name: str, *, is_scaled: bool) -> None:
@@ -88,11 +88,11 @@ class SteppedOptimizer:
         return getattr(self._optimizer, name)
 
     def step(self, closure: object = None) -> None:
-        """Step with the gradients that the function has left, then drop them.
+        """Step with the gradients that the function has computed, and clear them.
 
         Raises:
-            RuntimeError: something about this step was asked for that needs the loss.
-            TypeError: there is a closure, as LBFGS wants one.
+            RuntimeError: the precision or a plugin needs the loss for this step.
+            TypeError: there is a closure, as for LBFGS.
         """
         if closure is not None:
             raise TypeError("optimizer.step() of a train_function takes no closure: the loop steps once for a batch.")
@@ -102,7 +102,7 @@ class SteppedOptimizer:
                 "precision='fp16' scales the loss" if self._is_scaled else "a plugin holds the step or scales the loss"
             )
             raise RuntimeError(
-                f"A train_function that calls loss.backward() and optimizer.step() cannot be helped where {why}: "
+                f"A train_function cannot call loss.backward() and optimizer.step() itself when {why}: "
                 f"call iterator.step(loss) instead of both."
             )
         run.work.is_unstepped = False
@@ -113,8 +113,8 @@ def train_pass(run: TrainRun, recipe: Recipe, parts: Parts) -> None:
     """Call the train_function for the rest of the epoch; track what it returns, weighted by this rank's samples.
 
     Raises:
-        RuntimeError: it has left all batches without a step.
-        TypeError: it returned no dict of numbers.
+        RuntimeError: it has read batches and never stepped an optimizer.
+        TypeError: it returned something else than a dict of numbers.
     """
     assert recipe.train_function is not None
     is_scaled = "scaler" in run.engine.state_dict()
@@ -133,5 +133,5 @@ def train_pass(run: TrainRun, recipe: Recipe, parts: Parts) -> None:
             "train_function trained nothing: for each batch of its iterator, call loss.backward() and optimizer.step() "
             "of the optimizer that it is given, or iterator.step(loss)."
         )
-    for name, value in checked_numbers(returned, "train_function").items():
+    for name, value in check_numbers(returned, "train_function").items():
         run.track(name, value, batches.samples)

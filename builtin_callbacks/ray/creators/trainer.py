@@ -1,4 +1,4 @@
-"""The trainer that is given functions, and keeps the state between calls."""
+"""A trainer that is given creator functions, and keeps the state between calls."""
 
 from __future__ import annotations
 
@@ -17,66 +17,66 @@ from ....core.engines.options import EngineOptions
 from ....core.errors import SEEN, RankFailed
 from ....core.result import RunResult
 from ....events.checks import check_whole_number
-from .handover import Handed
-from .packed_state import packed, unpacked
-from .parts import load_weights, make_model, named
+from .packed_state import pack_state, unpack_state
+from .parts import by_name, load_weights, make_model
 from .recipe import Config, Recipe, StepFrequency
 from .schedulers import step_schedulers
-from .work import Order, train, train_on_rank, validate
+from .state_transfer import PassResult
+from .train_job import TrainJob, train, train_on_rank, validate
 
 logger = logging.getLogger("heliograph")
 
 
 class Launcher(Protocol):
-    """What starts ranks: `LocalLauncher`, `RayLauncher` or one of your own."""
+    """Starts ranks: `LocalLauncher`, `RayLauncher` or one of your own."""
 
     def run(
         self, fn: Callable[..., Any], /, *args: Any, on_message: Callable[[int, Any], object] | None = None
     ) -> Sequence[Any]:
-        """Call `fn(*args)` on each rank, where `child_queue()` leads to `on_message`; return what each returned."""
+        """Call `fn(*args)` on each rank, and `on_message` with what is put into `child_queue()`; return the values."""
 
 
 class CreatorTrainer:
-    """Trains what functions create, pass by pass, on any number of ranks: the way in of RaySGD's `PyTorchTrainer`.
+    """Trains what creator functions make, pass by pass, on any number of ranks, as RaySGD's `PyTorchTrainer` does.
 
-    Each call launches the ranks, has each create everything anew, and brings back the state, which is kept here: three
-    calls of `train()` equal one of `train(passes=3)` and an uninterrupted `fit`, bit for bit. The state travels as
-    bytes, so no file system is shared. What is launched is pickled: the functions must be importable, unless the
-    launcher says otherwise.
+    Each call launches the ranks, which call the creators, and keeps the state that they return: three calls of
+    `train()` equal one of `train(passes=3)` and an uninterrupted `fit`, bit for bit. The state is sent as bytes, so no
+    shared file system is needed. The functions are pickled: they must be importable, unless the launcher says
+    otherwise.
 
     Args:
         model_creator: called with the config; returns a module, or a list of several.
         data_creator: called with the config; returns the training set, or that and the validation set. No loaders.
         optimizer_creator: called with the model, or the list of them, and the config; returns one or several.
-        loss_creator: a class of losses, made without arguments, or a function of the config that returns a loss.
+        loss_creator: a loss class, called without arguments, or a function of the config that returns a loss.
         scheduler_creator: called with the optimizer, or the list of them, and the config; returns one or several.
-        scheduler_step_freq: after what the schedulers are stepped: `batch` (an optimizer step), `epoch`, `manual` (your
-            `update_scheduler(metric)`), or None, by a function or plugin of yours.
-        config: what the functions get.
-        batch_size: samples in the batches of all ranks together, which must be able to share it equally.
-        dataloader_config: what else to batch by, as in `LoaderParams`. The training set is shuffled unless it says
-            otherwise, in an order that does not depend on the number of ranks.
+        scheduler_step_freq: when the schedulers are stepped: after each `batch` (an optimizer step), after each
+            `epoch`, `manual` (by `update_scheduler(metric)`), or None (by a function or plugin of yours).
+        config: passed to the functions.
+        batch_size: samples in the batches of all ranks together; a multiple of the number of ranks.
+        dataloader_config: other loader parameters, as in `LoaderParams`. The training set is shuffled by default, in an
+            order that does not depend on the number of ranks.
         metrics: what the default training and validation measure, as in `Supervised`.
         train_function: called for each pass with (config, model, iterator, criterion, optimizer, scheduler); returns a
-            dict of numbers, of which the means over all samples are taken. The iterator yields batches on the device.
-            For each, the function calls `loss.backward()` and `optimizer.step()` as usual, or `iterator.step(loss)`,
-            which does both and serves accumulation and fp16, too.
+            dict of numbers, which are averaged over all samples. The iterator yields batches on the device. For each,
+            the function calls `loss.backward()` and `optimizer.step()` as usual, or `iterator.step(loss)`, which does
+            both and also supports accumulation and fp16.
         validation_function: called once on every rank that has a share, with (config, model, iterator, criterion,
             scheduler), in eval mode and without gradients; returns a dict of numbers, as above.
-        initialization_hook: called with the config, first of all, on each rank and in every call.
+        initialization_hook: called first, with the config, on each rank and in every call.
         plugin_creator: called with the config; returns plugins.
-        launcher: what starts the ranks; None trains in this process.
+        launcher: starts the ranks; None trains in this process.
         engine: the name of an engine, or a function that makes one on each rank, such as `DDPEngine`.
-        seed: of each creator's draws, of the order of the samples and of the training.
-        name: the run's name, as in file names.
+        seed: of each creator's random draws, of the order of the samples and of the training.
+        name: the run's name, which is part of file names.
         **options: of the trainer on each rank, such as `precision="bf16"` or `use_cpu=True`; see `Trainer`.
 
     Attributes:
-        result: how the last call ended, None before the first.
-        messages: (rank, object) of what the ranks of the last call have put into their queues.
+        result: the result of the last call; None before the first.
+        messages: (rank, object) for each object that the ranks of the last call have put into their queues.
 
     Raises:
-        TypeError: an argument is not of its kind.
+        TypeError: an argument has the wrong type.
         ValueError: an argument is out of its range, or nothing would step the scheduler.
     """
 
@@ -136,48 +136,48 @@ class CreatorTrainer:
     def train(self, max_retries: int = 0, *, passes: int = 1) -> dict[str, float]:
         """Train for some passes over the data; return the metrics of the last one.
 
-        A pass in which a rank is lost (it died, or it hung until the engine's time-out) is begun again from where it
-        began, in new processes. An exception of your code leaves at once, with its own type. Either way the state of
-        the passes before is kept. A pass that a plugin has cut short is finished by the next call.
+        A pass in which a rank is lost (it died, or it hung until the engine's timeout) is repeated from its start, in
+        new processes. An exception of your code is raised at once, with its own type. In both cases the state of the
+        passes before is kept. A pass that a plugin has interrupted is finished by the next call.
 
         Args:
-            max_retries: how often each pass may be begun again.
-            passes: how many.
+            max_retries: how many times each pass may be repeated.
+            passes: the number of passes.
 
         Returns:
-            The means over all samples of the pass, such as `train/loss`, and the latest of other metrics.
+            The means over all samples of the pass, such as `train/loss`, and the latest values of other metrics.
 
         Raises:
-            ValueError: an argument is out of its range, or something does not fit together.
+            ValueError: an argument is out of its range, or arguments contradict each other.
             RuntimeError: this process is one of several ranks itself.
-            RankFailed: a rank was lost once more than there are retries.
+            RankFailed: a rank was lost, once more than `max_retries`.
             BaseException: what your code raised.
         """
-        for word, number, least in (("max_retries", max_retries, 0), ("passes", passes, 1)):
-            check_whole_number(f"{word}=", number, at_least=least)
+        for name, number, least in (("max_retries", max_retries, 0), ("passes", passes, 1)):
+            check_whole_number(f"{name}=", number, at_least=least)
         goal, failures, reached = self._done + passes, 0, self._done
         while True:
             try:
-                self.result = self._call(partial(train, tell=self._take), train_on_rank, goal)
+                self.result = self._run(partial(train, send=self._keep), train_on_rank, goal)
                 return dict(self._metrics)
             except Exception as error:
                 failures, reached = failures + 1 if self._done == reached else 1, self._done
-                if not is_lost(error):
+                if not is_lost_rank(error):
                     raise
                 if failures > max_retries:
-                    error.add_note(f"heliograph: pass {reached} was begun {failures} times; max_retries={max_retries}.")
+                    error.add_note(f"heliograph: pass {reached} failed {failures} times; max_retries={max_retries}.")
                     raise
-                logger.warning("pass %d is begun again, retry %d of %d: %s", reached, failures, max_retries, error)
+                logger.warning("pass %d is repeated, retry %d of %d: %s", reached, failures, max_retries, error)
 
     def validate(self) -> dict[str, float]:
-        """Validate, each rank its share of the set; return the means over all samples, such as `validation/loss`.
+        """Validate, each rank its share of the data; return the means over all samples, such as `validation/loss`.
 
         Raises:
             ValueError: there is no validation set.
             RuntimeError: this process is one of several ranks itself.
             BaseException: what your code raised.
         """
-        self.result = self._call(validate, validate, self._done)
+        self.result = self._run(validate, validate, self._done)
         return dict(self.result.metrics)
 
     def update_scheduler(self, metric: float) -> None:
@@ -185,27 +185,27 @@ class CreatorTrainer:
 
         Raises:
             RuntimeError: nothing was trained yet.
-            ValueError: there is no scheduler, or it is stepped otherwise.
+            ValueError: there is no scheduler, or `scheduler_step_freq` is not `manual`.
         """
         if self._recipe.scheduler_creator is None or self._recipe.scheduler_step_freq != "manual":
             raise ValueError("update_scheduler(metric) needs scheduler_creator= and scheduler_step_freq='manual'.")
-        self._state = packed(step_schedulers(self._recipe, unpacked(self._trained()), metric))
+        self._state = pack_state(step_schedulers(self._recipe, unpack_state(self._trained()), metric))
 
     def save(self, path: str | Path) -> Path:
-        """Write the state as a checkpoint, whole or not at all; return where it lies.
+        """Write the state as a checkpoint, atomically; return its path.
 
-        It holds everything, the random generators of every rank included. Where the name belongs to another run's
-        checkpoint, a number is added to it.
+        It holds the whole state, with the random generators of every rank. If another run's checkpoint has the name, a
+        number is added to it.
 
         Args:
             path: a file name that ends in `.pth`.
 
         Raises:
-            OSError: it could not be written.
+            OSError: it cannot be written.
             RuntimeError: nothing was trained yet.
-            ValueError: the name is none of a checkpoint.
+            ValueError: the name is not that of a checkpoint.
         """
-        path, state = Path(path), unpacked(self._trained())
+        path, state = Path(path), unpack_state(self._trained())
         store = storage.Store(path.parent, state["run_name"], training_of(state))
         store.open()
         try:
@@ -214,33 +214,33 @@ class CreatorTrainer:
             store.close()
 
     def restore(self, path: str | Path) -> None:
-        """Go on from a checkpoint: one of `save`, or of a `fit` of the same models.
+        """Load the state of a checkpoint: one of `save`, or of a `fit` of the same models.
 
         Raises:
             FileNotFoundError: there is no such file.
-            ValueError: it is damaged, or no checkpoint.
+            ValueError: it is damaged, or not a checkpoint.
         """
         self._check_is_open()
         state = whole(storage.load(Path(path)), Path(path))
-        self._state, self._done = packed(state), int(state["progress"]["epoch"])
+        self._state, self._done = pack_state(state), int(state["progress"]["epoch"])
         self._metrics = dict(state["metrics"])
 
     def get_model(self) -> Any:
-        """Return a new model with the weights as they are now, or a list of several; on the CPU."""
+        """Return a new model with the current weights, or a list of several, on the CPU."""
         self._check_is_open()
         model = make_model(self._recipe)
         if self._state is not None:
-            load_weights(named("model", model), unpacked(self._state))
+            load_weights(by_name("model", model), unpack_state(self._state))
         return model
 
     def shutdown(self) -> None:
-        """Let go of the state; no process is left running between calls anyway. Twice does no harm."""
+        """Release the state. No process runs between calls. May be called more than once."""
         self._state, self._is_shut_down = None, True
 
-    def _call(
-        self, here: Callable[[Order], RunResult], on_rank: Callable[[Order], RunResult], passes: int
+    def _run(
+        self, run_here: Callable[[TrainJob], RunResult], run_on_rank: Callable[[TrainJob], RunResult], passes: int
     ) -> RunResult:
-        """Do some work here or on each rank; return how it ended, on the main one.
+        """Run a job in this process or on each rank; return the result of the main rank.
 
         Raises:
             RuntimeError: this process is one of several ranks itself.
@@ -248,24 +248,24 @@ class CreatorTrainer:
         self._check_is_open()
         if (ranks := membership().world_size) > 1:
             raise RuntimeError(
-                f"This process is one of {ranks} ranks, each of which would keep a state of its own: train in a single "
-                f"process, and have launcher= start the ranks."
+                f"This process is one of {ranks} ranks, each of which would keep a state of its own: use the trainer "
+                f"in a single process, and let launcher= start the ranks."
             )
         self.messages = []
-        order = Order(self._recipe, self._state, passes)
+        job = TrainJob(self._recipe, self._state, passes)
         if self._launcher is None:
-            return here(order)
-        result: RunResult = self._launcher.run(on_rank, order, on_message=self._hear)[0]
+            return run_here(job)
+        result: RunResult = self._launcher.run(run_on_rank, job, on_message=self._receive)[0]
         return result
 
-    def _hear(self, rank: int, message: Any) -> None:
-        if isinstance(message, Handed):
-            self._take(message)
+    def _receive(self, rank: int, message: Any) -> None:
+        if isinstance(message, PassResult):
+            self._keep(message)
         else:
             self.messages.append((rank, message))
 
-    def _take(self, handed: Handed) -> None:
-        self._state, self._done, self._metrics = handed.state, handed.epoch, handed.metrics
+    def _keep(self, result: PassResult) -> None:
+        self._state, self._done, self._metrics = result.state, result.epoch, result.metrics
 
     def _trained(self) -> bytes:
         self._check_is_open()
@@ -275,11 +275,11 @@ class CreatorTrainer:
 
     def _check_is_open(self) -> None:
         if self._is_shut_down:
-            raise RuntimeError("This trainer was shut down: make another, and restore(path) what it saved.")
+            raise RuntimeError("This trainer was shut down: make another one, and restore(path) what this one saved.")
 
 
-def is_lost(error: BaseException | None) -> bool:
-    """Return whether an error is, or comes from, that a rank was lost without a word: not one of somebody's code."""
+def is_lost_rank(error: BaseException | None) -> bool:
+    """Return whether an error was caused by a rank that died or hung, and not by an error of somebody's code."""
     while error is not None and not isinstance(error, RankFailed):
         error = error.__cause__
     return error is not None and error.kind in SEEN

@@ -1,4 +1,4 @@
-"""A validation by a user's own validation_function: each rank calls it once, for its share of the set."""
+"""A validation by a user's own validation_function: each rank calls it once, for its share of the validation set."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ....core.data.loaders import LoaderParams, evaluation_loader, of_one_process
 from ....core.task import Supervised, Task
 from ....events import Run
-from .returned_values import checked_numbers
+from .returned_values import check_numbers
 
 if TYPE_CHECKING:
     from ....core.run import TrainRun
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class ValidationShare:
-    """A rank's part of a validation set, which is the one batch that the loop gives it.
+    """A rank's share of a validation set, which the loop treats as a single batch.
 
     Attributes:
-        samples: how many of its samples were read.
+        samples: the number of its samples that were read.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -36,8 +36,8 @@ class ValidationShare:
             yield batch
 
 
-class ByFunction:
-    """The validation of a task, by a validation_function."""
+class FunctionValidation:
+    """The validation of a task by a validation_function."""
 
     recipe: Recipe
     parts: Parts
@@ -46,41 +46,41 @@ class ByFunction:
         """Call the function for this rank's share; track what it returns, weighted by samples.
 
         Raises:
-            RuntimeError: it has read nothing, or stepped a scheduler.
-            TypeError: it returned no dict of numbers.
+            RuntimeError: it stepped a scheduler.
+            TypeError: it returned something else than a dict of numbers.
         """
         recipe, parts = self.recipe, self.parts
         assert recipe.validation_function is not None
         batches = share.read(cast("TrainRun", run))
         first = next(batches, None)
-        if run.optimizer is None:  # the loop takes the share for one sample
+        if run.optimizer is None:  # the loop has counted the share as one sample
             run.progress.samples -= 1
         if first is None:  # there are more ranks than batches
             return
-        ages = [each.last_epoch for each in parts.schedulers.values()]
+        epochs = [each.last_epoch for each in parts.schedulers.values()]
         iterator = chain([first], batches)
         returned = recipe.validation_function(recipe.config, parts.model, iterator, parts.criterion, parts.scheduler)
-        if ages != [each.last_epoch for each in parts.schedulers.values()]:
+        if epochs != [each.last_epoch for each in parts.schedulers.values()]:
             raise RuntimeError(
-                "validation_function stepped a scheduler, by what one rank has seen: pass scheduler_step_freq='manual' "
-                "and call trainer.update_scheduler(metric) behind validate()."
+                "validation_function stepped a scheduler by the metric of a single rank: pass "
+                "scheduler_step_freq='manual' and call trainer.update_scheduler(metric) after validate()."
             )
-        for name, value in checked_numbers(returned, "validation_function").items():
+        for name, value in check_numbers(returned, "validation_function").items():
             run.track(name, value, share.samples)
         if run.optimizer is None:
             run.progress.samples += share.samples
 
 
-class OneModel(ByFunction, Supervised):
-    """A task that is trained as usual, and validated by a function."""
+class OneModel(FunctionValidation, Supervised):
+    """A task with the default training, validated by a function."""
 
     def __init__(self, recipe: Recipe, parts: Parts) -> None:
         super().__init__(parts.model, parts.criterion, metrics=recipe.metrics)
         self.recipe, self.parts = recipe, parts
 
 
-class SeveralModels(ByFunction, Task):
-    """A task whose training is a function's business, and so is its validation."""
+class SeveralModels(FunctionValidation, Task):
+    """A task that is trained and validated by functions."""
 
     def __init__(self, recipe: Recipe, parts: Parts) -> None:
         for name, model in parts.models.items():
@@ -99,10 +99,10 @@ def make_task(recipe: Recipe, parts: Parts) -> Task:
 
 
 def validation_data(recipe: Recipe, parts: Parts, params: LoaderParams, world_size: int) -> Any:
-    """Return what a run is to validate on: the set itself, or a share of it for each rank.
+    """Return the validation data of a run: the set itself, or with a validation_function a share of it for each rank.
 
     Raises:
-        ValueError: there is no validation set, or no function to validate several models with.
+        ValueError: there is no validation set, or no function that validates several models.
     """
     if parts.validation is None:
         raise ValueError(
@@ -110,7 +110,7 @@ def validation_data(recipe: Recipe, parts: Parts, params: LoaderParams, world_si
         )
     if recipe.validation_function is None:
         if isinstance(parts.model, list):
-            raise ValueError("The default validation is of one model: for several, pass validation_function=.")
+            raise ValueError("The default validation takes one model: for several, pass validation_function=.")
         return parts.validation
     own = of_one_process(params, world_size)
     return [ValidationShare(evaluation_loader(parts.validation, own, "validation"))] * world_size

@@ -1,4 +1,4 @@
-"""Rows of a Ray dataset as arrays by column, and the batches made of them."""
+"""Rows of a Ray dataset as arrays by column, and batches of them."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ def length(columns: Columns) -> int:
     return len(next(iter(columns.values()))) if columns else 0
 
 
-def chosen(columns: Columns, rows: Any) -> Columns:
-    """Return some rows: a slice of them, or an array of their numbers."""
+def select_rows(columns: Columns, rows: Any) -> Columns:
+    """Return some rows, by a slice or by an array of indices."""
     return {name: values[rows] for name, values in columns.items()}
 
 
-def joined(pieces: Sequence[Columns]) -> Columns:
-    """Return the rows of several pieces, one behind the other."""
+def concatenate(pieces: Sequence[Columns]) -> Columns:
+    """Return the rows of all pieces in their order."""
     if len(pieces) == 1:
         return pieces[0]
     return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
-class Gathered:
-    """Rows that a rank has got and not yet read.
+class RowBuffer:
+    """A first-in, first-out buffer of a rank's rows.
 
     Attributes:
-        rows: how many they are.
+        rows: the number of rows in it.
     """
 
     def __init__(self) -> None:
@@ -45,31 +45,31 @@ class Gathered:
         self._pieces: deque[Columns] = deque()
 
     def add(self, piece: Columns | None) -> None:
-        """Take rows, if there are any."""
+        """Append rows."""
         if piece is not None and (rows := length(piece)):
             self._pieces.append(piece)
             self.rows += rows
 
-    def take(self, rows: int) -> Columns:
-        """Return so many of the oldest, or all."""
-        taken: list[Columns] = []
+    def pop(self, rows: int) -> Columns:
+        """Remove and return the oldest rows, so many or all."""
+        popped: list[Columns] = []
         while rows and self._pieces:
             piece = self._pieces.popleft()
             if length(piece) > rows:
-                self._pieces.appendleft(chosen(piece, slice(rows, None)))
-            taken.append(chosen(piece, slice(rows)))
-            rows -= length(taken[-1])
-            self.rows -= length(taken[-1])
-        return joined(taken)
+                self._pieces.appendleft(select_rows(piece, slice(rows, None)))
+            popped.append(select_rows(piece, slice(rows)))
+            rows -= length(popped[-1])
+            self.rows -= length(popped[-1])
+        return concatenate(popped)
 
 
-def batcher(names: Sequence[str] | None, collate_fn: Callable[[Any], Any] | None) -> Callable[[Columns], Any]:
-    """Return what makes a batch of rows: the user's function, or tensors by column or in the order of the names."""
+def make_batcher(names: Sequence[str] | None, collate_fn: Callable[[Any], Any] | None) -> Callable[[Columns], Any]:
+    """Return the function that makes a batch: the user's, or one that returns tensors by name or in order of names."""
     return partial(_tensors, names=names) if collate_fn is None else collate_fn
 
 
 def digest(columns: Columns) -> str:
-    """Return what tells these rows from others; it does not depend on the blocks that they came in."""
+    """Return a digest of rows, which does not depend on the blocks that they are in."""
     hasher = blake2b(digest_size=8)
     for name, values in sorted(columns.items()):
         hasher.update(f"{name} {values.dtype} {values.shape}".encode())
@@ -85,7 +85,7 @@ def _tensors(columns: Columns, names: Sequence[str] | None) -> Batch:
 def _tensor(name: str, values: np.ndarray[Any, Any]) -> Tensor:
     if values.dtype.kind not in "biufc":
         raise TypeError(
-            f"Column {name!r} of the Ray dataset holds {values.dtype}, which no tensor holds: name those that make a "
-            f"batch, loader_params={{'columns': ['x', 'y']}}, or give a collate_fn, which gets the columns as arrays."
+            f"Column {name!r} of the Ray dataset has the dtype {values.dtype}, which no tensor has: name the columns "
+            f"of a batch, loader_params={{'columns': ['x', 'y']}}, or give a collate_fn, which gets columns as arrays."
         )
     return torch.from_numpy(np.require(values, requirements=["C", "W"]))  # Ray's own memory is read-only

@@ -1,4 +1,4 @@
-"""Whether a Ray dataset comes in the same order when it is executed again."""
+"""Whether a Ray dataset has the same order when it is executed again."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Iterator
 from typing import Any
 
 from ....core.system.extras import require
-from .dealt_rows import USER
+from .distributor import PURPOSE
 
 
-def unseeded(dataset: Any) -> str | None:
-    """Return what shuffles or samples a dataset without a seed; None where there is no such operation of Ray's."""
+def find_unseeded(dataset: Any) -> str | None:
+    """Return the name of an operation of Ray that shuffles or samples a dataset without a seed; None without any."""
     for operator in dataset._logical_plan.dag.post_order_iter():
-        if any(_has_none(config) for config in _configs(operator)):
+        if any(_lacks_seed(config) for config in _configs(operator)):
             return str(operator.name)
     return None
 
 
 def _configs(operator: Any) -> Iterator[Any]:
-    """Yield what says how an operator draws; its kinds keep it in different places, none of them public."""
-    data = require("ray.data", USER, extra="ray")
+    """Yield an operator's configurations of randomness; each kind has it in another attribute, none of them public."""
+    data = require("ray.data", PURPOSE, extra="ray")
     yield getattr(operator, "seed_config", None)
     for argument in getattr(operator, "fn_args", None) or ():
         yield argument if isinstance(argument, data.RandomSeedConfig) else None
@@ -29,6 +29,6 @@ def _configs(operator: Any) -> Iterator[Any]:
     yield one if one == other else "files"
 
 
-def _has_none(config: Any) -> bool:
-    """Return whether it draws a seed by itself each time."""
+def _lacks_seed(config: Any) -> bool:
+    """Return whether a configuration draws a new seed each time."""
     return config is not None and getattr(config, "seed", None) is None

@@ -1,4 +1,4 @@
-"""What a call on Ray returns, and how it came to it, attempt by attempt."""
+"""What a call on Ray returns, with a summary of each attempt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from uuid import uuid4
 
 from ....core.distributed.launch.launcher import RankValues
-from .mailbox import Ended, Failed, Left, Letter, Message, Pulse, Resumed, Started, Value
+from .mailbox import Ended, Envelope, Exited, Failed, Message, ProgressUpdate, Resumed, Started, Value
 
 if TYPE_CHECKING:
     from ....core.result import RunResult
@@ -23,7 +23,7 @@ class Work:
     """An amount of training.
 
     Attributes:
-        batches: that were trained on, those of all ranks together: they compare where the number of ranks changes.
+        batches: batches trained on, by all ranks together, so that amounts of different world sizes are comparable.
         steps: optimizer steps.
     """
 
@@ -33,21 +33,21 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One group of workers: from the first that began to their end.
+    """One worker group, from the start of its first worker to its end.
 
     Attributes:
-        number: from 1.
-        world_size: how many workers it had; 0 where it was lost before any began.
-        nodes: the ids of the machines that they were on, by rank.
-        kind: how it ended: `completed`, `resized` (its workers were ended, as Ray has more or fewer for the run now),
+        number: counted from 1.
+        world_size: the number of workers; 0 if it was lost before any started.
+        nodes: the ids of the workers' nodes, by rank.
+        kind: how it ended: `completed`, `resized` (its workers were ended because Ray has more or fewer for the run),
             `lost` (a worker, or its machine), `hung` (a worker), `preempted` (a machine was to be taken away),
-            `failed` (in the user's code, say).
-        failure: what happened; None where it completed or was resized.
-        seconds: from the first worker's beginning to the end.
-        resumed_at: what the checkpoint held that it went on from; None where it began afresh, or trained nothing. Of
-            several trainings, what all their checkpoints held; they are told apart by their names.
-        lost: what it had trained and the next attempt had to repeat, as far as it had told, which it does twice a
-            second; None where no attempt followed, or none that trained. Of several trainings, the sum.
+            `failed` (for example in your code).
+        failure: what happened; None if it completed or was resized.
+        seconds: from the first worker's start to the end.
+        resumed_at: what the checkpoint held that it resumed; None if it started from the beginning, or trained nothing.
+            For several trainings, which are identified by their names, the sum over their checkpoints.
+        lost: what it had trained and the next attempt had to repeat, as far as it was reported, which happens twice a
+            second; None if no attempt followed, or none that trained. For several trainings, the sum.
     """
 
     number: int
@@ -64,11 +64,11 @@ class RayValues(RankValues):
     """What `RayLauncher.run` returns: the value of each rank, by rank.
 
     Attributes:
-        messages: (rank, object) of all that was put into the ranks' queues, as it came; empty with `on_message`. Those
-            of attempts that failed are among them.
-        results: the results of the trainings on rank 0, in their order, of the attempt that completed.
-        attempts: all attempts, the last one completed.
-        storage: where Ray keeps what was reported.
+        messages: (rank, object) for each object that was put into the ranks' queues, in order of arrival, failed
+            attempts included; empty with `on_message`.
+        results: the results of rank 0's trainings in the attempt that completed, in their order.
+        attempts: all attempts; the last one completed.
+        storage: the folder in which Ray keeps what was reported.
     """
 
     def __init__(
@@ -84,37 +84,37 @@ class RayValues(RankValues):
 
     @property
     def result(self) -> RunResult | None:
-        """The result of the last training on rank 0; None where there was none."""
+        """The result of the last training on rank 0; None if there was none."""
         return self.results[-1] if self.results else None
 
 
 @dataclass
-class Group:
-    """A worker group, as far as its workers have told.
+class WorkerGroup:
+    """A worker group, as known from its workers' messages.
 
     Attributes:
-        world_size: how many workers it has.
-        began: when the first one did, by the caller's clock.
-        nodes: where each is.
-        values: what the function returned, pickled.
-        failed: what it raised, in the order of arrival.
-        left: upon which notice it ended.
-        results: of its trainings, pickled.
-        pulses: where each run was, at last, by its name.
-        resumed: where it began.
-        kind: how it ended; None as long as it has not.
+        world_size: the number of workers.
+        started: when the first one started, by the caller's clock.
+        nodes: the node id of each worker, by rank.
+        values: what the function returned, pickled, by rank.
+        failed: what it raised, by rank, in order of arrival.
+        exit_notices: the notices on which it ended, by rank.
+        results: the results of its trainings, pickled.
+        progress: the last known progress of each run, by its name.
+        resumed: where each run started, by its name.
+        kind: how the group ended; None while it runs.
         failure: what happened.
-        ended: when.
+        ended: when it ended, by the caller's clock.
     """
 
     world_size: int
-    began: float
+    started: float
     nodes: dict[int, str] = field(default_factory=dict)
     values: dict[int, bytes] = field(default_factory=dict)
     failed: dict[int, Failed] = field(default_factory=dict)
-    left: dict[int, Notice] = field(default_factory=dict)
+    exit_notices: dict[int, Notice] = field(default_factory=dict)
     results: list[bytes] = field(default_factory=list)
-    pulses: dict[str, Pulse] = field(default_factory=dict)
+    progress: dict[str, ProgressUpdate] = field(default_factory=dict)
     resumed: dict[str, Resumed] = field(default_factory=dict)
     kind: AttemptKind | None = None
     failure: str | None = None
@@ -122,71 +122,71 @@ class Group:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the function has returned on every rank, and the values are here."""
+        """Whether the function has returned on every rank, and all values have arrived."""
         return self.world_size > 0 and len(self.values) == self.world_size
 
     @property
-    def reach(self) -> int:
-        """How many batches are done, of all runs and by all ranks together."""
+    def batches_done(self) -> int:
+        """The batches trained on, of all runs and by all ranks together."""
         done = {name: each.batches for name, each in self.resumed.items()}
-        for name, pulse in self.pulses.items():
-            done[name] = max(done.get(name, 0), pulse.batches)
+        for name, progress in self.progress.items():
+            done[name] = max(done.get(name, 0), progress.batches)
         return sum(done.values())
 
     def end(self, kind: AttemptKind, failure: str | None = None) -> None:
-        """Take note of how it ended."""
+        """Record how the group ended."""
         self.kind, self.failure, self.ended = kind, failure, monotonic()
 
 
-class Journal:
-    """What the workers tell, sorted by their groups; what comes late, of a group that is no more, is dropped.
+class GroupTracker:
+    """Sorts the workers' messages by worker group; drops those that arrive after their group has ended.
 
     Attributes:
-        groups: all groups, the last of them the one that lives, if any does.
+        groups: all groups; only the last one may still run.
     """
 
     def __init__(self) -> None:
-        self.groups: list[Group] = []
+        self.groups: list[WorkerGroup] = []
         self._fit = ""
-        self._incarnations: list[str] = []  # of this fit
+        self._group_ids: list[str] = []  # of this fit
 
     @property
-    def group(self) -> Group | None:
-        """The group that lives."""
+    def group(self) -> WorkerGroup | None:
+        """The group that runs."""
         return self.groups[-1] if self.groups and self.groups[-1].kind is None else None
 
     @property
-    def incarnation(self) -> str:
-        """The name of the group that lives, for its workers; empty without one."""
-        return self._incarnations[-1] if self._incarnations else ""
+    def group_id(self) -> str:
+        """The id of the group that runs; empty without one."""
+        return self._group_ids[-1] if self._group_ids else ""
 
-    def open(self) -> str:
-        """Expect the workers of another one of Ray's runs; return what they have to call it."""
-        self._fit, self._incarnations = uuid4().hex, []
+    def start_fit(self) -> str:
+        """Expect the workers of a new call of Ray's `fit`; return the id that they have to use for it."""
+        self._fit, self._group_ids = uuid4().hex, []
         return self._fit
 
-    def close(self, kind: AttemptKind, failure: str | None = None) -> None:
-        """Take note of how Ray's run ended; nothing of it is heard any more."""
+    def end_fit(self, kind: AttemptKind, failure: str | None = None) -> None:
+        """Record how a call of Ray's `fit` ended; later messages of its workers are dropped."""
         if self.group is None:
-            self.groups.append(Group(0, monotonic()))
+            self.groups.append(WorkerGroup(0, monotonic()))
         self.groups[-1].end(kind, failure)
-        self.open()
+        self.start_fit()
 
-    def take(self, letter: Letter) -> Message | None:
-        """Take note of a letter; return what is in it, None where it comes from a group that is no more."""
-        if letter.fit != self._fit or letter.incarnation in self._incarnations[:-1]:
+    def record(self, envelope: Envelope) -> Message | None:
+        """Record a message and return it; return None if its group has ended."""
+        if envelope.fit != self._fit or envelope.group_id in self._group_ids[:-1]:
             return None
-        if letter.incarnation != self.incarnation:
-            assert isinstance(letter.message, Started), "a worker says first that it has begun"
+        if envelope.group_id != self.group_id:
+            assert isinstance(envelope.message, Started), "a worker's first message is that it has started"
             if self.group is not None:  # Ray ends all workers of a group before it starts others
                 self.group.end("resized")
-            self._incarnations.append(letter.incarnation)
-            self.groups.append(Group(letter.message.world_size, monotonic()))
-        _enter(self.groups[-1], letter.rank, letter.message)
-        return letter.message
+            self._group_ids.append(envelope.group_id)
+            self.groups.append(WorkerGroup(envelope.message.world_size, monotonic()))
+        _record(self.groups[-1], envelope.rank, envelope.message)
+        return envelope.message
 
 
-def _enter(group: Group, rank: int, message: Message) -> None:
+def _record(group: WorkerGroup, rank: int, message: Message) -> None:
     match message:
         case Started():
             group.nodes[rank] = message.node
@@ -194,23 +194,23 @@ def _enter(group: Group, rank: int, message: Message) -> None:
             group.values[rank] = message.payload
         case Failed():
             group.failed[rank] = message
-        case Left():
-            group.left[rank] = message.notice
+        case Exited():
+            group.exit_notices[rank] = message.notice
         case Ended():
             group.results.append(message.result)
-        case Pulse():
-            group.pulses[message.run] = replace(message, batches=message.batches * group.world_size)
+        case ProgressUpdate():
+            group.progress[message.run] = replace(message, batches=message.batches * group.world_size)
         case Resumed():
-            begun = replace(message, batches=message.batches * group.world_size)
-            group.resumed.setdefault(message.run, begun)
+            start = replace(message, batches=message.batches * group.world_size)
+            group.resumed.setdefault(message.run, start)
 
 
-def attempts(groups: Sequence[Group]) -> list[Attempt]:
-    """Return what became of groups that have ended."""
-    return [_attempt(number, group, groups[number:]) for number, group in enumerate(groups, 1)]
+def summarize_attempts(groups: Sequence[WorkerGroup]) -> list[Attempt]:
+    """Return a summary of each of the groups, all of which have ended."""
+    return [_summarize(number, group, groups[number:]) for number, group in enumerate(groups, 1)]
 
 
-def _attempt(number: int, group: Group, later: Sequence[Group]) -> Attempt:
+def _summarize(number: int, group: WorkerGroup, later: Sequence[WorkerGroup]) -> Attempt:
     assert group.kind is not None
     resumed = [each for each in group.resumed.values() if each.path is not None]
     return Attempt(
@@ -219,23 +219,23 @@ def _attempt(number: int, group: Group, later: Sequence[Group]) -> Attempt:
         nodes=tuple(node for _, node in sorted(group.nodes.items())),
         kind=group.kind,
         failure=group.failure,
-        seconds=group.ended - group.began,
+        seconds=group.ended - group.started,
         resumed_at=_sum((each.batches, each.steps) for each in resumed),
-        lost=_lost(group, later),
+        lost=_lost_work(group, later),
     )
 
 
-def _lost(group: Group, later: Sequence[Group]) -> Work | None:
-    """Return what was trained here, but not kept for the next group that trained the same."""
+def _lost_work(group: WorkerGroup, later: Sequence[WorkerGroup]) -> Work | None:
+    """Return what the group trained beyond the point where the next group resumed the same run."""
     found = []
-    for name, pulse in group.pulses.items():
-        begun = next((each.resumed[name] for each in later if name in each.resumed), None)
-        if begun is not None:
-            found.append((max(0, pulse.batches - begun.batches), max(0, pulse.steps - begun.steps)))
+    for name, progress in group.progress.items():
+        start = next((each.resumed[name] for each in later if name in each.resumed), None)
+        if start is not None:
+            found.append((max(0, progress.batches - start.batches), max(0, progress.steps - start.steps)))
     return _sum(found)
 
 
 def _sum(amounts: Iterable[tuple[int, int]]) -> Work | None:
-    """Return amounts of batches and steps as one; None where there are none."""
+    """Return the sum of (batches, steps); None if there are none."""
     found = list(amounts)
     return Work(*map(sum, zip(*found, strict=True))) if found else None

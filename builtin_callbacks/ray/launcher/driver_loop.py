@@ -1,4 +1,4 @@
-"""What the caller does while Ray runs the workers: hear them, and pass on what they are to do."""
+"""What the calling process does while Ray runs the workers: process their messages and send them commands."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ....core.distributed.ranks.failure import chain
 from ....core.errors import SEEN, RankFailed
 from ....core.system.signals import SignalHook
 from ..session import LAUNCHER, Notice
-from .attempts import Group, Journal
-from .mailbox import Desk, Failed, Left, Letter, Orders, Reported, Told, Value
-from .room import Waiting
+from .attempts import GroupTracker, WorkerGroup
+from .capacity import StartupMonitor
+from .mailbox import Commands, DriverChannel, Envelope, Exited, Failed, QueueItem, Reported, Value
 from .sizes import Sizes
 
-TICK = 0.2  # seconds until a signal is heard, or that Ray's run has ended
-ENDING = 30.0  # seconds for Ray's run to end when its workers are gone
-ENDS = "the process that called RayLauncher.run is to end"
-HEARD = (signal.SIGINT, signal.SIGTERM)
+INTERVAL = 0.2  # seconds until a signal, or the end of Ray's run, is noticed
+END_TIMEOUT = 30.0  # seconds for Ray's run to end after its workers have
+CALLER_ENDS = "the process that called RayLauncher.run is to end"
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 logger = logging.getLogger("heliograph")
 
@@ -34,154 +34,160 @@ OnMessage = Callable[[int, Any], object]
 OnReport = Callable[[Reported], tuple[str, str] | None]
 
 
-class Hearing:
-    """The caller's ear for workers and signals.
+class DriverLoop:
+    """Processes the workers' messages and this process's signals while Ray runs the workers.
 
     Args:
-        desk: the way to the workers.
-        journal: where the workers' letters are entered.
-        grace: seconds that the workers have to end when they are asked to.
-        on_message: called with rank and object for what is put into a rank's queue.
-        on_report: called with what is reported; returns who stops the runs and why, or None.
+        channel: connects this process with the workers.
+        tracker: records the workers' messages.
+        grace: seconds that the workers have to end after they were asked to.
+        on_message: called with (rank, object) for each object that is put into a rank's queue.
+        on_report: called with each report; returns (name, reason) to stop the runs, or None.
 
     Attributes:
-        own: what `on_message` or `on_report` raised, or a look at the cluster.
-        heard: the signals that came.
+        error: what `on_message`, `on_report` or a look at the cluster raised.
+        signals: the signals that were received.
     """
 
     def __init__(
-        self, desk: Desk, journal: Journal, grace: float, on_message: OnMessage, on_report: OnReport | None
+        self,
+        channel: DriverChannel,
+        tracker: GroupTracker,
+        grace: float,
+        on_message: OnMessage,
+        on_report: OnReport | None,
     ) -> None:
-        self._desk, self._journal, self._grace = desk, journal, grace
+        self._channel, self._tracker, self._grace = channel, tracker, grace
         self._on_message, self._on_report = on_message, on_report
-        self._orders = Orders()
+        self._commands = Commands()
         self._deadline: float | None = None
-        self._resizes = False  # whether the workers are to leave for another number of them to go on
-        self.own: Exception | None = None
-        self.heard: set[int] = set()
+        self._resizes = False  # whether the workers have to exit so that another number of them can continue
+        self.error: Exception | None = None
+        self.signals: set[int] = set()
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the workers were asked to end, so that it is no surprise when they do."""
-        return self._orders.stop is not None or (self._orders.leave is not None and not self._resizes)
+        """Whether the workers were asked to end, so that their end is no failure."""
+        return self._commands.stop is not None or (self._commands.exit is not None and not self._resizes)
 
     @property
-    def is_over(self) -> bool:
-        """Whether this process has a reason to wait no longer than for the workers' end."""
-        return bool(self.heard) or self.own is not None
+    def is_ending(self) -> bool:
+        """Whether this process waits only for the workers to end: after a signal, or an error of its own."""
+        return bool(self.signals) or self.error is not None
 
     @contextmanager
-    def signals(self) -> Iterator[None]:
-        """Hear the signals that ask this process to end, but for those that it was told to ignore."""
-        wanted = [each for each in HEARD if signal.getsignal(each) not in (signal.SIG_IGN, None)]
-        if not wanted or threading.current_thread() is not threading.main_thread():
+    def handle_signals(self) -> Iterator[None]:
+        """Handle SIGINT and SIGTERM within the context, except for those that this process ignores."""
+        handled = [each for each in SIGNALS if signal.getsignal(each) not in (signal.SIG_IGN, None)]
+        if not handled or threading.current_thread() is not threading.main_thread():
             yield
             return
-        hook = SignalHook(wanted, self._hear_signal)
+        hook = SignalHook(handled, self._handle_signal)
         hook.install()
         try:
             yield
         finally:
             hook.restore()
 
-    def during(self, fit: Callable[[], object], sizes: Sizes) -> BaseException | None:
-        """Run Ray's trainer to its end, hear the workers meanwhile, and look for room; return what it raised."""
+    def run_fit(self, fit: Callable[[], object], sizes: Sizes) -> BaseException | None:
+        """Run Ray's trainer in a thread until it ends; process messages meanwhile. Return what it raised."""
         if self._resizes:
             self._resizes = False
-            self._order(replace(self._orders, leave=None))
+            self._command(replace(self._commands, exit=None))
         errors: list[BaseException] = []
-        waiting = Waiting(sizes)
+        monitor = StartupMonitor(sizes)
         thread = threading.Thread(target=_run, args=(fit, errors), name="heliograph-ray", daemon=True)
-        thread.start()  # in the main thread, Ray would take Ctrl-C for itself, and keep it
+        thread.start()  # in the main thread, Ray would install its own handler of Ctrl-C, and keep it
         while thread.is_alive() and not self._is_late():
-            self._hear(self._desk.take(TICK))
-            self._look_for_room(sizes)
-            if self._journal.group is None:
-                self._call(waiting.look)
+            self._process(self._channel.receive(INTERVAL))
+            self._grow(sizes)
+            if self._tracker.group is None:
+                self._call(monitor.check)
         if thread.is_alive():
-            self._desk.close()  # ends the workers, and with them the run
-            if self._journal.group is not None:  # without any, Ray goes on waiting for room, until this process ends
-                thread.join(ENDING)
+            self._channel.close()  # ends the workers, and with them Ray's run
+            if self._tracker.group is not None:  # without any, Ray waits for resources until this process exits
+                thread.join(END_TIMEOUT)
         else:
-            self._hear(self._desk.take(0))
+            self._process(self._channel.receive(0))
         return errors[0] if errors else None
 
     def pause(self, seconds: float) -> None:
-        """Wait, but not upon a signal."""
+        """Wait so many seconds, or until a signal."""
         limit = monotonic() + seconds
-        while not self.is_over and (left := limit - monotonic()) > 0:
-            threading.Event().wait(min(TICK, left))
+        while not self.is_ending and (remaining := limit - monotonic()) > 0:
+            threading.Event().wait(min(INTERVAL, remaining))
 
     def _is_late(self) -> bool:
-        """Return whether the workers were asked to end, and have not in time, or there are none."""
-        if self.is_over and self._deadline is None:
+        """Return whether the workers were asked to end and have not ended in time, or there are none."""
+        if self.is_ending and self._deadline is None:
             self._deadline, self._resizes = monotonic() + self._grace, False
-            self._order(replace(self._orders, leave=Notice(LAUNCHER, ENDS)))
-        return self._deadline is not None and (self._journal.group is None or monotonic() >= self._deadline)
+            self._command(replace(self._commands, exit=Notice(LAUNCHER, CALLER_ENDS)))
+        return self._deadline is not None and (self._tracker.group is None or monotonic() >= self._deadline)
 
-    def _look_for_room(self, sizes: Sizes) -> None:
-        """Ask the workers to save and leave where more of them could go on."""
-        group = self._journal.group
-        if group is None or self._orders.leave is not None or self._orders.stop is not None:
+    def _grow(self, sizes: Sizes) -> None:
+        """Ask the workers to save and exit if the cluster has room for more of them."""
+        group = self._tracker.group
+        if group is None or self._commands.exit is not None or self._commands.stop is not None:
             return
-        if (reason := self._call(partial(sizes.room, group.world_size))) is not None:
-            logger.warning("%s in place of %d: the run saves, and goes on with them", reason, group.world_size)
+        if (reason := self._call(partial(sizes.grow, group.world_size))) is not None:
+            logger.warning("%s instead of %d: the run saves, and continues with them", reason, group.world_size)
             self._resizes = True
-            self._order(replace(self._orders, leave=Notice(LAUNCHER, reason)))
+            self._command(replace(self._commands, exit=Notice(LAUNCHER, reason)))
 
-    def _hear_signal(self, signum: int) -> None:
-        if signum == signal.SIGINT and signum in self.heard:
+    def _handle_signal(self, signum: int) -> None:
+        if signum == signal.SIGINT and signum in self.signals:
             raise KeyboardInterrupt
-        self.heard.add(signum)
+        self.signals.add(signum)
 
-    def _hear(self, letters: Iterable[Letter]) -> None:
-        for letter in letters:
-            message = self._journal.take(letter)
-            if isinstance(message, Told):
-                self._call(partial(self._deliver, letter.rank, message.payload))
+    def _process(self, envelopes: Iterable[Envelope]) -> None:
+        for envelope in envelopes:
+            message = self._tracker.record(envelope)
+            if isinstance(message, QueueItem):
+                self._call(partial(self._deliver, envelope.rank, message.payload))
             elif isinstance(message, Reported) and self._on_report is not None:
-                if asked := self._call(partial(self._on_report, message)):
-                    self._order(replace(self._orders, stop=Notice(*asked)))
-            elif isinstance(message, Value | Failed | Left):
+                if stop := self._call(partial(self._on_report, message)):
+                    self._command(replace(self._commands, stop=Notice(*stop)))
+            elif isinstance(message, Value | Failed | Exited):
                 self._release()
 
     def _deliver(self, rank: int, payload: bytes) -> None:
         try:
             self._on_message(rank, pickle.loads(payload))  # noqa: S301  # from our own worker
         except Exception as error:
-            error.add_note(f"heliograph: while a message of rank {rank} was taken")
+            error.add_note(f"heliograph: while a message of rank {rank} was processed")
             raise
 
     def _call(self, function: Callable[[], Any]) -> Any:
-        """Call what the caller gave us; after an error there, only wait for the workers' end."""
-        if self.own is None:
+        """Call a function, unless one has raised before; keep what it raises, to raise it after the workers' end."""
+        if self.error is None:
             try:
                 return function()
             except Exception as error:  # noqa: BLE001  # raised when the workers have ended
-                self.own = error
+                self.error = error
         return None
 
     def _release(self) -> None:
-        """Let failed workers go when all that can have told how they ended."""
-        group, name = self._journal.group, self._journal.incarnation
-        if group is not None and group.failed and not _awaited(group) and name not in self._orders.released:
-            self._order(replace(self._orders, released=self._orders.released | {name}))
+        """Release failed workers when no other worker can still send how it ended."""
+        group, group_id = self._tracker.group, self._tracker.group_id
+        if group is not None and group.failed and not _running(group) and group_id not in self._commands.released:
+            self._command(replace(self._commands, released=self._commands.released | {group_id}))
 
-    def _order(self, orders: Orders) -> None:
-        self._orders = orders
-        self._desk.order(orders)
+    def _command(self, commands: Commands) -> None:
+        self._commands = commands
+        self._channel.command(commands)
 
 
 def _run(fit: Callable[[], object], errors: list[BaseException]) -> None:
     try:
         fit()
-    except BaseException as error:  # noqa: BLE001  # judged by who waits for it
+    except BaseException as error:  # noqa: BLE001  # returned by run_fit
         errors.append(error)
 
 
-def _awaited(group: Group) -> set[int]:
-    """Return the ranks that have not told how they ended, but for those that the others say are gone, or hang."""
-    errors = [rebuild(each.error) for each in group.failed.values() if each.follows]
+def _running(group: WorkerGroup) -> set[int]:
+    """Return the ranks that have not ended, except for those that other ranks report as dead or hung."""
+    errors = [rebuild(each.error) for each in group.failed.values() if each.is_secondary]
     seen = [each for error in errors for each in chain(error) if isinstance(each, RankFailed)]
     missing = {each.rank for each in seen if each.kind in SEEN}
-    return set(range(group.world_size)) - group.values.keys() - group.failed.keys() - group.left.keys() - missing
+    ended = group.values.keys() | group.failed.keys() | group.exit_notices.keys()
+    return set(range(group.world_size)) - ended - missing

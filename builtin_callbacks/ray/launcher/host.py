@@ -1,4 +1,4 @@
-"""What a worker of the launcher has to do with the trainings in it."""
+"""Connects the trainings in a worker with the launcher."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ if TYPE_CHECKING:
     from ....core.result import RunResult
     from ....plugins import Plugins
     from ..session import Session
-    from .worker_channel import Post
+    from .worker_channel import WorkerChannel
 
 
 class RayHost:
-    """The launcher's representative in a worker.
+    """The host of trainings in a worker of the launcher, see `heliograph.core.host.Host`.
 
     Args:
-        session: the line to what runs this worker.
-        post: takes messages to the caller.
-        is_main: whether this is the worker whose results the caller gets.
+        session: of this worker.
+        channel: sends messages to the caller.
+        is_main: whether the caller gets the results of this worker.
     """
 
-    def __init__(self, session: Session, post: Post, *, is_main: bool) -> None:
+    def __init__(self, session: Session, channel: WorkerChannel, *, is_main: bool) -> None:
         self.session = session
-        self._post, self._is_main = post, is_main
+        self._channel, self._is_main = channel, is_main
 
     def prepare(self, plugins: Plugins) -> None:
-        """Have every training report to Ray, unless it does so already."""
+        """Add `RayReport` to a training that has none."""
         if not any("ray_report" in getattr(plugin, "exclusive", ()) for plugin in plugins):
             plugins.load("ray_report")
 
     def ended(self, result: RunResult) -> None:
-        """Tell the caller how a training ended."""
+        """Send the result of a training to the caller."""
         if self._is_main:
-            self._post.send(Ended(pickle.dumps(result)))
+            self._channel.send(Ended(pickle.dumps(result)))

@@ -8,120 +8,122 @@ from collections.abc import Callable
 from typing import Any, Never
 
 from ....core.distributed.launch.exceptions import raise_first
-from .attempts import Group, Journal
-from .driver_loop import Hearing
-from .failures import Verdict, judge
-from .room import explained
+from .attempts import GroupTracker, WorkerGroup
+from .capacity import explain_start_timeout
+from .driver_loop import DriverLoop
+from .failures import AttemptFailure, classify_failure
 from .sizes import Sizes
 
-LONGEST = 60.0  # seconds from one attempt to the next, at most
+MAX_DELAY = 60.0  # seconds from one attempt to the next
 
 logger = logging.getLogger("heliograph")
 
 
 class RayJob:
-    """Workers that run one call, again and again until they have.
+    """Runs a call on workers, in as many attempts as it takes.
 
     Args:
-        hearing: hears them.
-        journal: where what they tell is entered.
-        sizes: how many workers will do.
-        make_trainer: makes Ray's trainer for an attempt, which is given a name of its own.
-        max_failures: how many lost or hung workers are made up for; -1 for any number.
-        backoff: seconds before the first new attempt.
+        loop: processes the workers' messages.
+        tracker: records them.
+        sizes: the allowed numbers of workers.
+        make_trainer: makes Ray's trainer for an attempt, whose id it is given.
+        max_failures: how many lost or hung workers are replaced; -1 for any number.
+        backoff: seconds before the second attempt.
     """
 
     def __init__(
         self,
-        hearing: Hearing,
-        journal: Journal,
+        loop: DriverLoop,
+        tracker: GroupTracker,
         sizes: Sizes,
         make_trainer: Callable[[str], Any],
         *,
         max_failures: int,
         backoff: float,
     ) -> None:
-        self._hearing, self._journal, self._sizes, self._make_trainer = hearing, journal, sizes, make_trainer
+        self._loop, self._tracker, self._sizes, self._make_trainer = loop, tracker, sizes, make_trainer
         self._max_failures, self._backoff = max_failures, backoff
-        self._failures = self._in_a_row = self._reach = 0
+        self._failures = 0
+        self._failures_in_a_row = 0  # without progress in between
+        self._batches_done = 0
 
-    def run(self) -> Group:
-        """Run the workers until all have completed; return what they told then.
+    def run(self) -> WorkerGroup:
+        """Run attempts until one completes; return its worker group.
 
         Raises:
             BaseException: what a worker raised.
         """
-        with self._hearing.signals():
-            group = self._try()
+        with self._loop.handle_signals():
+            group = self._run_attempt()
             while group is None:
-                group = self._try()
-        self._raise_own()
+                group = self._run_attempt()
+        self._raise_driver_error()
         return group
 
-    def _try(self) -> Group | None:
-        """Have Ray run the workers once; return what they told if all have completed.
+    def _run_attempt(self) -> WorkerGroup | None:
+        """Run the workers once; return their group if all completed, None if another attempt follows.
 
         Raises:
-            BaseException: what ends the run for good.
+            BaseException: what ends the call without another attempt.
         """
-        trainer = self._make_trainer(self._journal.open())
-        error = self._hearing.during(trainer.fit, self._sizes)
-        group, was_asked = self._journal.group, self._hearing.is_stopping
-        if group is not None and group.is_complete and (was_asked or not group.left):
+        trainer = self._make_trainer(self._tracker.start_fit())
+        error = self._loop.run_fit(trainer.fit, self._sizes)
+        group, is_stopping = self._tracker.group, self._loop.is_stopping
+        if group is not None and group.is_complete and (is_stopping or not group.exit_notices):
             if error is not None:
                 logger.warning("all ranks had returned when Ray's run failed: %s", error)
-            self._journal.close("completed")
+            self._tracker.end_fit("completed")
             return group
-        verdict = judge(group, explained(error, self._sizes), was_asked=was_asked)
-        self._journal.close(verdict.kind, None if verdict.kind == "resized" else verdict.text)
-        self._raise_own(verdict)
-        self._hearing.pause(self._delay(verdict))
-        self._raise_own()
+        failure = classify_failure(group, explain_start_timeout(error, self._sizes), is_stopping=is_stopping)
+        self._tracker.end_fit(failure.kind, None if failure.kind == "resized" else failure.text)
+        self._raise_driver_error(failure)
+        self._loop.pause(self._delay(failure))
+        self._raise_driver_error()
         return None
 
-    def _delay(self, verdict: Verdict) -> float:
+    def _delay(self, failure: AttemptFailure) -> float:
         """Return the seconds until the next attempt.
 
         Raises:
-            BaseException: there is to be none.
+            BaseException: no attempt follows.
         """
-        number = len(self._journal.groups)
-        if verdict.kind == "resized":
-            self._sizes.settle(self._journal.groups[-1].world_size)
-            logger.warning("attempt %d ends for another number of workers: %s", number, verdict.text)
+        number = len(self._tracker.groups)
+        if failure.kind == "resized":
+            self._sizes.update(self._tracker.groups[-1].world_size)
+            logger.warning("attempt %d ends for another number of workers: %s", number, failure.text)
             return 0.0
-        if verdict.kind == "preempted":
-            logger.warning("attempt %d was preempted, and another one follows: %s", number, verdict.text)
+        if failure.kind == "preempted":
+            logger.warning("attempt %d was preempted, and another one follows: %s", number, failure.text)
             return 0.0
-        if verdict.kind == "failed":
-            _raise(verdict)
+        if failure.kind == "failed":
+            _raise(failure)
         self._failures += 1
         if self._failures > self._max_failures >= 0:
-            _raise(verdict, f"heliograph: no other attempt follows number {number}: max_failures={self._max_failures}")
-        reach = max(group.reach for group in self._journal.groups)
-        self._in_a_row = 1 if reach > self._reach else self._in_a_row + 1
-        self._reach = reach
-        delay = float(min(LONGEST, self._backoff * 2 ** (self._in_a_row - 1)))
-        became = "hung" if verdict.kind == "hung" else "was lost"
-        logger.warning("attempt %d %s, and another one follows in %g s: %s", number, became, delay, verdict.text)
+            _raise(failure, f"heliograph: no other attempt follows number {number}: max_failures={self._max_failures}")
+        batches_done = max(group.batches_done for group in self._tracker.groups)
+        self._failures_in_a_row = 1 if batches_done > self._batches_done else self._failures_in_a_row + 1
+        self._batches_done = batches_done
+        delay = float(min(MAX_DELAY, self._backoff * 2 ** (self._failures_in_a_row - 1)))
+        what = "hung" if failure.kind == "hung" else "was lost"
+        logger.warning("attempt %d %s, and another one follows in %g s: %s", number, what, delay, failure.text)
         return delay
 
-    def _raise_own(self, verdict: Verdict | None = None) -> None:
-        """Raise what happened in this process, if anything did."""
-        error: BaseException | None = self._hearing.own
-        for signum in self._hearing.heard:
+    def _raise_driver_error(self, failure: AttemptFailure | None = None) -> None:
+        """Raise what happened in this process: an error, or a signal."""
+        error: BaseException | None = self._loop.error
+        for signum in self._loop.signals:
             error = error or (KeyboardInterrupt() if signum == signal.SIGINT else SystemExit(128 + signum))
         if error is not None:
-            if verdict is not None and any(each.text for each in verdict.errors[:1]):  # a worker's own
-                error.add_note(f"heliograph: meanwhile, {verdict.text}")
+            if failure is not None and any(each.text for each in failure.errors[:1]):  # a worker's own
+                error.add_note(f"heliograph: meanwhile, {failure.text}")
             raise error
 
 
-def _raise(verdict: Verdict, note: str = "") -> Never:
-    first = verdict.errors[0]
+def _raise(failure: AttemptFailure, note: str = "") -> Never:
+    first = failure.errors[0]
     if note:
         first.error.add_note(note)
-    if not first.text and first.error is not verdict.cause:  # ours, not a worker's: that has its own cause, or none
-        first.error.__cause__ = verdict.cause
-    raise_first(list(verdict.errors), [], 0.0, set())
-    raise AssertionError("a verdict has an error")
+    if not first.text and first.error is not failure.cause:  # ours; a worker's error has its own cause, or none
+        first.error.__cause__ = failure.cause
+    raise_first(list(failure.errors), [], 0.0, set())
+    raise AssertionError("an attempt that failed has an error")

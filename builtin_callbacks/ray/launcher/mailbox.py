@@ -1,4 +1,4 @@
-"""What the workers tell the process that called a run on Ray, what it tells them, and the actor between them."""
+"""Messages between the workers and the process that called `RayLauncher.run`, and the actor that passes them on."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Started:
     """A worker is about to call the function.
 
     Attributes:
-        world_size: how many workers there are.
-        node: the id of its node.
+        world_size: the number of workers.
+        node: the id of the worker's node.
     """
 
     world_size: int
@@ -30,7 +30,7 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class QueueItem:
     """An object that was put into a rank's queue, pickled."""
 
     payload: bytes
@@ -49,18 +49,18 @@ class Failed:
 
     Attributes:
         error: the exception.
-        follows: whether it failed only because another process did.
-        is_exit: whether it merely asked to exit, with status 0.
+        is_secondary: whether it was raised only because another process failed.
+        is_exit: whether it is a SystemExit with status 0.
     """
 
     error: Carried
-    follows: bool
+    is_secondary: bool
     is_exit: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """The function ended because the run was asked to leave its machine."""
+class Exited:
+    """The function ended because of a notice."""
 
     notice: Notice
 
@@ -74,11 +74,11 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """Something was reported to Ray.
+    """Metrics were reported to Ray.
 
     Attributes:
-        metrics: what was measured.
-        path: where the storage has what came with it; None where nothing did.
+        metrics: the metrics.
+        path: the folder of the report in the storage; None for a report without files.
     """
 
     metrics: dict[str, float]
@@ -86,14 +86,14 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True)
-class Pulse:
-    """Where a run is, by this worker's counters of what it trained on.
+class ProgressUpdate:
+    """The progress of a run, counted by this worker.
 
     Attributes:
-        run: its name, which tells it from others that the function trains.
-        batches: that were trained on.
+        run: its name.
+        batches: batches trained on.
         steps: optimizer steps.
-        samples: that were trained on.
+        samples: samples trained on.
     """
 
     run: str
@@ -104,13 +104,13 @@ class Pulse:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A run begins, or goes on from a checkpoint.
+    """A run starts, from the beginning or from a checkpoint.
 
     Attributes:
         run: its name.
-        batches: what had been trained on, by this worker's counter.
-        steps: optimizer steps until then.
-        path: the file; None where it begins afresh, or the state came from elsewhere.
+        batches: batches trained on before, counted by this worker.
+        steps: optimizer steps before.
+        path: the checkpoint; None if the run starts from the beginning, or its state was not loaded from a file.
     """
 
     run: str
@@ -119,100 +119,100 @@ class Resumed:
     path: Path | None
 
 
-Message = Started | Told | Value | Failed | Left | Ended | Reported | Pulse | Resumed
+Message = Started | QueueItem | Value | Failed | Exited | Ended | Reported | ProgressUpdate | Resumed
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
-    """A message, and whose it is.
+class Envelope:
+    """A message and its sender.
 
     Attributes:
-        fit: which of Ray's runs the worker belongs to.
-        incarnation: which of the worker groups of that one.
-        rank: of which worker.
-        message: what it says.
+        fit: the id of the call of Ray's `fit` that the worker belongs to.
+        group_id: the id of its worker group.
+        rank: its rank.
+        message: the message.
     """
 
     fit: str
-    incarnation: str
+    group_id: str
     rank: int
     message: Message
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
-    """What the caller tells the workers.
+class Commands:
+    """What the caller asks of the workers.
 
     Attributes:
-        stop: why a run is to stop, as a search decides by what it reports; None as long as it is not.
-        leave: why the workers are to save and end, as the caller does; None as long as they are not.
-        released: the worker groups whose failed workers need not wait for the others any longer.
+        stop: why a run has to stop, decided by a search on what was reported; None if it continues.
+        exit: why the workers have to save and exit; None if they continue.
+        released: the ids of the worker groups whose failed workers need not wait for the others any longer.
     """
 
     stop: Notice | None = None
-    leave: Notice | None = None
+    exit: Notice | None = None
     released: frozenset[str] = frozenset()
 
 
 class Mailbox:
-    """An actor that keeps letters until the caller takes them, and its orders for the workers."""
+    """An actor that keeps envelopes until the caller receives them, and the commands for the workers."""
 
     def __init__(self) -> None:
-        self._letters: list[Letter] = []
-        self._orders = Orders()
-        self._incarnations: list[str] = []
+        self._envelopes: list[Envelope] = []
+        self._commands = Commands()
+        self._group_ids: list[str] = []
         self._arrived = asyncio.Event()
 
-    async def begin(self, incarnation: str) -> int:
-        """Return which worker group of all this is, from 1."""
-        if incarnation not in self._incarnations:
-            self._incarnations.append(incarnation)
-        return self._incarnations.index(incarnation) + 1
+    async def register_group(self, group_id: str) -> int:
+        """Return the number of a worker group, counted from 1 in the order of their first calls."""
+        if group_id not in self._group_ids:
+            self._group_ids.append(group_id)
+        return self._group_ids.index(group_id) + 1
 
-    async def put(self, letters: Sequence[Letter]) -> Orders:
-        """Keep letters; return the orders as they are now."""
-        if letters:
-            self._letters += letters
+    async def put(self, envelopes: Sequence[Envelope]) -> Commands:
+        """Keep envelopes; return the current commands."""
+        if envelopes:
+            self._envelopes += envelopes
             self._arrived.set()
-        return self._orders
+        return self._commands
 
-    async def take(self, timeout: float) -> list[Letter]:
-        """Return the letters that have come, and wait some seconds for the first one."""
-        if not self._letters:
+    async def receive(self, timeout: float) -> list[Envelope]:
+        """Return the envelopes that have arrived; wait at most `timeout` seconds for the first one."""
+        if not self._envelopes:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._arrived.wait(), timeout)
-        letters, self._letters = self._letters, []
+        envelopes, self._envelopes = self._envelopes, []
         self._arrived.clear()
-        return letters
+        return envelopes
 
-    async def order(self, orders: Orders) -> None:
-        """Give the workers other orders."""
-        self._orders = orders
+    async def command(self, commands: Commands) -> None:
+        """Replace the commands for the workers."""
+        self._commands = commands
 
 
-class Desk:
-    """The caller's side of a mailbox, which is made here, on the caller's node: who loses that node loses both.
+class DriverChannel:
+    """The caller's end of a new mailbox, on the caller's node: if that node is lost, both are.
 
     Attributes:
-        mailbox: the actor, as the workers get it.
+        mailbox: the handle of the actor, for the workers.
     """
 
     def __init__(self) -> None:
         ray = require("ray", "RayLauncher", extra="ray")
         strategies = require("ray.util.scheduling_strategies", "RayLauncher", extra="ray")
-        here = strategies.NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+        own_node = strategies.NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
         self._ray = ray
-        self.mailbox: Any = ray.remote(num_cpus=0)(Mailbox).options(scheduling_strategy=here).remote()
+        self.mailbox: Any = ray.remote(num_cpus=0)(Mailbox).options(scheduling_strategy=own_node).remote()
 
-    def take(self, timeout: float) -> list[Letter]:
-        """Return the letters that have come, and wait some seconds for the first one."""
-        letters: list[Letter] = self._ray.get(self.mailbox.take.remote(timeout))
-        return letters
+    def receive(self, timeout: float) -> list[Envelope]:
+        """Return the envelopes that have arrived; wait at most `timeout` seconds for the first one."""
+        envelopes: list[Envelope] = self._ray.get(self.mailbox.receive.remote(timeout))
+        return envelopes
 
-    def order(self, orders: Orders) -> None:
-        """Give the workers other orders; they hear of them within half a second."""
-        self._ray.get(self.mailbox.order.remote(orders))
+    def command(self, commands: Commands) -> None:
+        """Replace the commands for the workers, which receive them within half a second."""
+        self._ray.get(self.mailbox.command.remote(commands))
 
     def close(self) -> None:
-        """End the actor: workers that are still there then end themselves."""
+        """Kill the actor; workers that are still running then exit."""
         self._ray.kill(self.mailbox)

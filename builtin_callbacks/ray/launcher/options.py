@@ -1,4 +1,4 @@
-"""What `RayLauncher` is given, checked where it is given."""
+"""Checks of the arguments of `RayLauncher`."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ ADDRESS = re.compile(r"(?P<host>[^\s/:]+|\[[0-9a-fA-F:.]+\]):(?P<port>[0-9]{1,5}
 
 
 def check_workers(num_workers: Any, as_ranks: Any) -> tuple[int, int]:
-    """Refuse what is no number of workers; return the least and the most.
+    """Return the least and the most workers.
 
     Raises:
-        TypeError: it is no number, nor two.
-        ValueError: it is out of range.
+        TypeError: `num_workers` is neither a whole number nor two.
+        ValueError: a number is out of its range.
     """
     pair = num_workers if isinstance(num_workers, tuple) else (num_workers, num_workers)
     if len(pair) != 2 or not all(map(is_whole_number, pair)):
         raise TypeError(f"num_workers is a whole number, or (least, most) of them; got {num_workers!r}.")
     if not 1 <= pair[0] <= pair[1]:
-        raise ValueError(f"num_workers is from 1 on, and (least, most) come in this order; got {num_workers!r}.")
+        raise ValueError(f"num_workers is at least 1, and (least, most) are in this order; got {num_workers!r}.")
     if as_ranks is not None:
         check_whole_number("as_ranks", as_ranks, at_least=1, or_else="None")
     return pair
 
 
 def check_resources(use_gpu: Any, resources_per_worker: Any) -> None:
-    """Refuse what is no claim of a worker's.
+    """Check the resources of a worker.
 
     Raises:
-        TypeError: one is of the wrong type.
-        ValueError: a number is out of range, or a worker takes nothing.
+        TypeError: an argument has the wrong type.
+        ValueError: a number is out of its range, or a worker takes nothing.
     """
     if not isinstance(use_gpu, bool):
         raise TypeError(f"use_gpu is True or False, got {use_gpu!r}.")
@@ -57,10 +57,10 @@ def check_resources(use_gpu: Any, resources_per_worker: Any) -> None:
 
 
 def check_failures(max_failures: Any, backoff: Any, grace: Any) -> None:
-    """Refuse what says nothing about failures.
+    """Check the arguments about failures.
 
     Raises:
-        ValueError: one is no number, or out of range.
+        ValueError: an argument is not a number, or out of its range.
     """
     check_whole_number("max_failures, -1 for any number,", max_failures, at_least=-1)
     check_number("backoff", backoff, of="seconds", at_least=0)
@@ -68,11 +68,11 @@ def check_failures(max_failures: Any, backoff: Any, grace: Any) -> None:
 
 
 def check_storage(storage_path: Any, name: Any, keep: Any) -> None:
-    """Refuse what leads to no storage.
+    """Check the arguments about the storage.
 
     Raises:
-        TypeError: one is of the wrong type.
-        ValueError: the name or the number will not do.
+        TypeError: an argument has the wrong type.
+        ValueError: the name is not that of a folder, or the number is out of its range.
     """
     if storage_path is not None and not isinstance(storage_path, str | Path):
         raise TypeError(f"storage_path is a folder, an address such as 's3://...', or None; got {storage_path!r}.")
@@ -81,21 +81,21 @@ def check_storage(storage_path: Any, name: Any, keep: Any) -> None:
     if name is not None and not isinstance(name, str):
         raise TypeError(f"name is a string, or None for a new one; got {name!r}.")
     if name is not None and (not name.strip(".") or "/" in name or "\\" in name):
-        raise ValueError(f"name is that of a folder in the storage, without slashes; got {name!r}.")
+        raise ValueError(f"name becomes the name of a folder in the storage, so it has no slashes; got {name!r}.")
     if keep is not None:
         check_whole_number("keep", keep, at_least=1, or_else="None for all")
 
 
 def check_address(address: Any, source: str = "address") -> None:
-    """Refuse what is no address of a cluster.
+    """Check the address of a cluster.
 
     Args:
         address: `auto`, `host:port`, or None.
-        source: where it was given.
+        source: the argument or environment variable that holds it, for messages.
 
     Raises:
-        TypeError: it is no string.
-        ValueError: it is that of Ray's client, or none at all.
+        TypeError: it is not a string.
+        ValueError: it is an address for Ray's client, or not an address.
     """
     if address is None or address == "auto":
         return
@@ -103,8 +103,8 @@ def check_address(address: Any, source: str = "address") -> None:
         raise TypeError(f"{source} is 'auto', 'host:port', or None; got {address!r}.")
     if address.startswith("ray://"):
         raise ValueError(
-            f"{source}={address!r} is for Ray's client, and this process has to be on a machine of the cluster: run "
-            f"the script there with address='auto', or by `ray job submit`."
+            f"{source}={address!r} is for Ray's client, but this process has to run on a machine of the cluster: run "
+            f"the script there with address='auto', or with `ray job submit`."
         )
     matched = ADDRESS.fullmatch(address)
     if matched is None or not 1 <= int(matched["port"]) <= 65535:
@@ -112,10 +112,10 @@ def check_address(address: Any, source: str = "address") -> None:
 
 
 def check_intervals(**intervals: Any) -> None:
-    """Refuse what is no interval.
+    """Check intervals in seconds, by the names of their arguments.
 
     Raises:
-        ValueError: one is no number, or out of range.
+        ValueError: one is not a number, or out of its range.
     """
     for name, seconds in intervals.items():
         if seconds is not None:

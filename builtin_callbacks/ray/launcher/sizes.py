@@ -1,4 +1,4 @@
-"""How many workers a run may have, where not every number will do."""
+"""How many workers a run may have, if not every number is allowed."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from time import monotonic
 
 from ....core.system.extras import require
 
-LOOK = 60.0  # seconds between two looks for room
-NEVER = 1e9  # seconds until Ray looks for it itself
+INTERVAL = 60.0  # seconds between two checks for room
+NEVER = 1e9  # seconds until Ray checks for it itself
 
 
 class Sizes:
     """The numbers of workers that share the work of a step evenly, and how many Ray is asked for.
 
-    Ray takes as many workers as there is room for, seven of eight, say. Where only some numbers will do, workers of
-    another number leave at once, and Ray is asked for no more than the next smaller number that will do. That there is
-    room for a larger one is looked for here, as Ray would grow to any number.
+    Ray starts as many workers as there is room for, for example seven of eight. If seven is not allowed, they exit at
+    once, and Ray is asked for at most the next smaller allowed number. Room for a larger number is looked for here,
+    because Ray would grow to any number.
 
     Args:
-        least: workers.
-        most: workers.
-        as_ranks: what each number is to divide; None for any number.
+        least: the smallest number of workers.
+        most: the largest number of workers.
+        as_ranks: the number that each allowed number divides; None allows any.
         resources: what a worker takes of its machine, by name.
-        interval: seconds between two looks for room; 60 if None.
+        interval: seconds between two checks for room; 60 if None.
 
     Attributes:
-        allowed: the numbers that will do.
-        resources: what a worker takes, without what it takes nothing of.
+        allowed: the allowed numbers, in ascending order.
+        resources: the resources of a worker, without those of which it takes 0.
     """
 
     def __init__(
@@ -38,11 +38,11 @@ class Sizes:
             raise ValueError(
                 f"No number of workers from {least} to {most} divides as_ranks={as_ranks}: give num_workers that do."
             )
-        self._grows = as_ranks is not None  # else Ray looks for room itself
+        self._grows = as_ranks is not None  # otherwise Ray checks for room itself
         self.resources = {name: amount for name, amount in resources.items() if amount}
-        self._interval = self._pause = LOOK if interval is None else interval
+        self._interval = self._delay = INTERVAL if interval is None else interval
         self._limit = self.allowed[-1]
-        self._look_at = monotonic() + self._interval
+        self._check_at = monotonic() + self._interval
 
     @property
     def asked(self) -> int | tuple[int, int]:
@@ -50,29 +50,29 @@ class Sizes:
         least = self.allowed[0]
         return least if least == self._limit else (least, self._limit)
 
-    def settle(self, world_size: int) -> None:
-        """Ask for fewer, where workers of a number that will not do have left."""
+    def update(self, world_size: int) -> None:
+        """Ask for fewer after workers have exited because their number is not allowed."""
         if world_size not in self.allowed:
             self._limit = max(each for each in self.allowed if each < world_size)
-            self._pause *= 2  # there was not the room that it looked as if there was
+            self._delay *= 2  # there was less room than the last check had found
         else:
-            self._pause = self._interval
-        self._look_at = monotonic() + self._pause
+            self._delay = self._interval
+        self._check_at = monotonic() + self._delay
 
-    def room(self, world_size: int) -> str | None:
-        """Return why so many workers are to be started anew: there is room for more that will do; None if not."""
-        if not self._grows or world_size >= self.allowed[-1] or monotonic() < self._look_at:
+    def grow(self, world_size: int) -> str | None:
+        """Ask for more if the cluster has room for a larger allowed number; return the reason, or None."""
+        if not self._grows or world_size >= self.allowed[-1] or monotonic() < self._check_at:
             return None
-        self._look_at = monotonic() + self._pause
-        free = self._free()
+        self._check_at = monotonic() + self._delay
+        free = self._count_free()
         fitting = [each for each in self.allowed if world_size < each <= world_size + free]
         if not fitting:
             return None
         self._limit = fitting[-1]
         return f"there is room for {self._limit} workers"
 
-    def _free(self) -> int:
-        """Return for how many workers there is room, machine by machine; for all of them where they take nothing."""
+    def _count_free(self) -> int:
+        """Return for how many workers the machines have room; for all if they take nothing."""
         if not self.resources:
             return self.allowed[-1]
         state = require("ray._private.state", "RayLauncher", extra="ray")

@@ -1,4 +1,4 @@
-"""The worker's side of the mailbox."""
+"""A worker's end of the mailbox."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from time import monotonic
 from typing import Any
 
 from ....core.system.extras import require
-from .mailbox import Letter, Message, Orders, Pulse
+from .mailbox import Commands, Envelope, Message, ProgressUpdate
 
-BEAT = 0.5  # seconds until new orders are heard
-TICK = 0.1  # the same, while somebody waits for them
+INTERVAL = 0.5  # seconds between two exchanges with the mailbox while there is nothing to send
+RELEASE_INTERVAL = 0.1  # the same while a failed worker waits for its release
 
 logger = logging.getLogger("heliograph")
 
 
-class Post:
-    """Takes a rank's messages to the mailbox, in their order, and brings back the caller's orders; a thread does so.
+class WorkerChannel:
+    """Sends a rank's messages to the mailbox in order, and receives the caller's commands, in a thread.
 
-    When the mailbox is gone, nobody waits for this worker any longer: its process ends.
+    If the mailbox is gone, nobody waits for this worker any longer, and the process exits.
 
     Args:
-        mailbox: the actor.
-        fit: which of Ray's runs this worker belongs to.
-        incarnation: which worker group of that one.
-        rank: this worker.
+        mailbox: the handle of the actor.
+        fit: the id of the call of Ray's `fit` that this worker belongs to.
+        group_id: the id of its worker group.
+        rank: its rank.
 
     Attributes:
-        orders: the newest that have come.
-        pulse: where the run is; told with every beat at which it is another one, so that also of a worker that hangs or
-            is killed the caller knows how far it came.
+        commands: the newest that were received.
+        progress: the progress of the run; sent at each exchange at which it is another one, so that the caller also
+            knows how far a worker came that hangs or is killed.
     """
 
-    def __init__(self, mailbox: Any, fit: str, incarnation: str, rank: int) -> None:
+    def __init__(self, mailbox: Any, fit: str, group_id: str, rank: int) -> None:
         self._ray = require("ray", "RayLauncher", extra="ray")
-        self._mailbox, self._place = mailbox, (fit, incarnation, rank)
-        self._incarnation = incarnation
+        self._mailbox, self._sender = mailbox, (fit, group_id, rank)
+        self._group_id = group_id
         self._outgoing: SimpleQueue[Message | threading.Event | None] = SimpleQueue()
-        self.orders = Orders()
-        self.pulse: Pulse | None = None
-        self._thread = threading.Thread(target=self._carry, name="heliograph-post", daemon=True)
+        self.commands = Commands()
+        self.progress: ProgressUpdate | None = None
+        self._thread = threading.Thread(target=self._exchange, name="heliograph-worker-channel", daemon=True)
         self._thread.start()
 
     def send(self, message: Message) -> None:
@@ -50,49 +50,53 @@ class Post:
         self._outgoing.put(message)
 
     def flush(self) -> None:
-        """Wait until the mailbox has everything that was sent before, and new orders are here."""
+        """Wait until the mailbox has all messages sent before, and `commands` is up to date."""
         delivered = threading.Event()
         self._outgoing.put(delivered)
         delivered.wait()
 
     def wait_for_release(self, seconds: float) -> None:
-        """Wait until the other workers have ended too, at most some seconds."""
+        """Wait until the other workers have ended too, at most so many seconds."""
         limit = monotonic() + seconds
-        while self._incarnation not in self.orders.released and monotonic() < limit:
-            threading.Event().wait(TICK)
+        while self._group_id not in self.commands.released and monotonic() < limit:
+            threading.Event().wait(RELEASE_INTERVAL)
             self.flush()
 
     def close(self) -> None:
-        """Deliver what is left, and end the thread."""
+        """Send the remaining messages, and end the thread."""
         self._outgoing.put(None)
         self._thread.join()
 
-    def _carry(self) -> None:
-        closing = False
-        told: Pulse | None = None
-        while not closing:
-            parcel = self._collect()
-            closing = None in parcel
-            letters = [Letter(*self._place, each) for each in parcel if not isinstance(each, threading.Event | None)]
-            pulse = self.pulse
-            if pulse is not None and pulse is not told:
-                letters.append(Letter(*self._place, pulse))
-                told = pulse
+    def _exchange(self) -> None:
+        is_closing = False
+        sent: ProgressUpdate | None = None
+        while not is_closing:
+            items = self._collect()
+            is_closing = None in items
+            envelopes = [
+                Envelope(*self._sender, each) for each in items if not isinstance(each, threading.Event | None)
+            ]
+            progress = self.progress
+            if progress is not None and progress is not sent:
+                envelopes.append(Envelope(*self._sender, progress))
+                sent = progress
             try:
-                self.orders = self._ray.get(self._mailbox.put.remote(letters))
-            except Exception as error:  # noqa: BLE001  # without this thread, the worker would wait for ever
-                logger.error("who called this run cannot be reached, so this worker ends: %s", error)
+                self.commands = self._ray.get(self._mailbox.put.remote(envelopes))
+            except Exception as error:  # noqa: BLE001  # without this thread, the worker would wait forever
+                logger.error(
+                    "the process that called RayLauncher.run cannot be reached, so this worker exits: %s", error
+                )
                 os._exit(1)
-            for each in parcel:
+            for each in items:
                 if isinstance(each, threading.Event):
                     each.set()
 
     def _collect(self) -> list[Message | threading.Event | None]:
-        """Return what is to be sent now; nothing after a beat without anything."""
+        """Return what is to be sent now; an empty list after an interval without anything."""
         try:
-            parcel = [self._outgoing.get(timeout=BEAT)]
+            items = [self._outgoing.get(timeout=INTERVAL)]
         except Empty:
             return []
         while not self._outgoing.empty():
-            parcel.append(self._outgoing.get())
-        return parcel
+            items.append(self._outgoing.get())
+        return items

@@ -1,4 +1,4 @@
-"""Hyper-parameters that Tune has changed, in a run that goes on from a checkpoint which holds the former ones."""
+"""Population based training: hyper-parameters that Tune has changed since the checkpoint that a run resumes."""
 
 from __future__ import annotations
 
@@ -12,75 +12,75 @@ from ....core.checkpoint.state.global_batch import LISTS, RATES
 from ....events import CheckpointLoaded, Lane, Run, TrainStart
 from ....plugins import Plugin, on
 
-INNER = "_schedulers"  # of a scheduler that is made of several
+INNER = "_schedulers"  # in the state of a scheduler that is made of several
 SIMPLE = (bool, int, float, str, type(None))
-Made = dict[str, Any]
+Options = dict[str, Any]  # of a parameter group or a scheduler when it was created
 
 
 class Tune(Plugin):
-    """Let the program's hyper-parameters win over those in a checkpoint, where Tune has changed them in between.
+    """Applies hyper-parameters that Tune has changed since a checkpoint was saved.
 
-    A checkpoint brings its optimizers and schedulers with what they were told when they were made. So each checkpoint
-    of a trial also holds how the program had made them. Where this program makes them otherwise, that difference is
-    carried over: learning rates in proportion, such that a schedule goes on from where it was; all else as it is here.
+    Loading a checkpoint restores the options with which its optimizers and schedulers were created. Each checkpoint of
+    a trial therefore also holds these options. Those that have other values in this program are applied after loading:
+    learning rates in proportion, so that a schedule continues from where it was; others as they are.
     """
 
     exclusive = ("tune",)
 
     def __init__(self) -> None:
-        self._made: Made = {}
-        self._before: Mapping[str, Any] | None = None
+        self._created: Options = {}
+        self._loaded: Mapping[str, Any] | None = None
 
     @on(TrainStart, lane=Lane.TRANSFORM)
     def begin(self, run: Run, event: TrainStart) -> None:
-        """Take down how the program has made the optimizers and schedulers."""
-        self._before = None
-        self._made = {
+        """Keep the options with which the optimizers and schedulers were created."""
+        self._loaded = None
+        self._created = {
             "optimizers": {
-                name: [_made_group(each) for each in of.param_groups] for name, of in run.optimizers.items()
+                name: [_group_options(each) for each in of.param_groups] for name, of in run.optimizers.items()
             },
-            "schedulers": {name: _made_scheduler(each) for name, each in run.schedulers.items()},
+            "schedulers": {name: _scheduler_options(each) for name, each in run.schedulers.items()},
         }
 
     @on(CheckpointLoaded, lane=Lane.TRANSFORM)
-    def carry_over(self, run: Run, event: CheckpointLoaded) -> None:
-        """Change what was loaded, where the run that saved it had been told otherwise than this one."""
-        before, self._before = self._before, None
-        if before is None:
+    def apply_changes(self, run: Run, event: CheckpointLoaded) -> None:
+        """Change the loaded options that differ from those of this program."""
+        loaded, self._loaded = self._loaded, None
+        if loaded is None:
             return
-        changed: list[str] = []
+        changes: list[str] = []
         for name, optimizer in run.optimizers.items():
-            old, new = before["optimizers"].get(name, []), self._made["optimizers"][name]
+            old, new = loaded["optimizers"].get(name, []), self._created["optimizers"][name]
             if len(old) != len(new):
                 continue
-            factors = [_factor(then.get("lr"), now.get("lr")) for then, now in zip(old, new, strict=True)]
-            for group, then, now, factor in zip(optimizer.param_groups, old, new, factors, strict=True):
-                changed += _change_group(group, then, now, factor)
+            factors = [_factor(before.get("lr"), now.get("lr")) for before, now in zip(old, new, strict=True)]
+            for group, before, now, factor in zip(optimizer.param_groups, old, new, factors, strict=True):
+                changes += _change_group(group, before, now, factor)
             if name in run.schedulers:
-                then, now = before["schedulers"].get(name, {}), self._made["schedulers"][name]
+                before, now = loaded["schedulers"].get(name, {}), self._created["schedulers"][name]
                 scheduler = run.schedulers[name]
-                scheduler.load_state_dict(_change_state(scheduler.state_dict(), then, now, factors, changed))
-        if changed:
-            run.note(f"changed by tune since the checkpoint: {', '.join(dict.fromkeys(changed))}")
+                scheduler.load_state_dict(_change_state(scheduler.state_dict(), before, now, factors, changes))
+        if changes:
+            run.note(f"changed by tune since the checkpoint: {', '.join(dict.fromkeys(changes))}")
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how this program has made the optimizers and schedulers."""
-        return dict(self._made)
+        """Return the options with which this program created the optimizers and schedulers."""
+        return dict(self._created)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep how the program that wrote the checkpoint had made them."""
-        self._before = state or None
+        """Keep the options of the program that wrote the checkpoint."""
+        self._loaded = state or None
 
 
-def _made_group(group: Mapping[str, Any]) -> Made:
-    """Return what a parameter group was told; its learning rate without what a scheduler has made of it."""
-    told = {name: value for name, value in group.items() if name not in (*RATES, "params") and _is_plain(value)}
+def _group_options(group: Mapping[str, Any]) -> Options:
+    """Return the options of a parameter group, with the learning rate before any scheduler changed it."""
+    options = {name: value for name, value in group.items() if name not in (*RATES, "params") and _is_plain(value)}
     rate = group.get("initial_lr", group.get("lr"))
-    return told if rate is None else {**told, "lr": float(rate)}
+    return options if rate is None else {**options, "lr": float(rate)}
 
 
-def _made_scheduler(scheduler: Any) -> Made:
-    """Return what a scheduler was told; nothing of one that has been stepped, which is not as it was made."""
+def _scheduler_options(scheduler: Any) -> Options:
+    """Return the options of a scheduler; none if it was stepped, because its state has changed then."""
     state = scheduler.state_dict()
     return {name: value for name, value in state.items() if _is_plain(value)} if _is_new(state) else {}
 
@@ -89,47 +89,49 @@ def _is_new(state: Mapping[str, Any]) -> bool:
     return state.get("last_epoch", 0) <= 0 and all(map(_is_new, state.get(INNER, ())))
 
 
-def _factor(then: float | None, now: float | None) -> float:
-    """Return what a learning rate is to be multiplied by; one that was 0 leaves nothing to multiply."""
-    return now / then if then and now is not None else 1.0
+def _factor(before: float | None, now: float | None) -> float:
+    """Return the factor for a learning rate; 1 if it was 0, which no factor changes."""
+    return now / before if before and now is not None else 1.0
 
 
-def _change_group(group: dict[str, Any], then: Made, now: Made, factor: float) -> list[str]:
-    """Change a parameter group; return what was changed, in words."""
-    told = [name for name in now if name != "lr" and name in then and _differ(then[name], now[name])]
-    for name in told:
+def _change_group(group: dict[str, Any], before: Options, now: Options, factor: float) -> list[str]:
+    """Change a parameter group; return the changes in words."""
+    changed = [name for name in now if name != "lr" and name in before and _differ(before[name], now[name])]
+    for name in changed:
         group[name] = now[name]
-    words = [f"{name} {then[name]} -> {now[name]}" for name in told]
+    words = [f"{name} {before[name]} -> {now[name]}" for name in changed]
     if factor == 1.0:
         return words
     for name in RATES:
         if name in group:
-            group[name] = _scaled(group[name], factor)
-    return [f"lr {then['lr']:.6g} -> {now['lr']:.6g}", *words]
+            group[name] = _scale(group[name], factor)
+    return [f"lr {before['lr']:.6g} -> {now['lr']:.6g}", *words]
 
 
-def _change_state(state: Mapping[str, Any], then: Made, now: Made, factors: Sequence[float], words: list[str]) -> Made:
-    """Return the state of a scheduler, changed, and that of the schedulers within it; add what was changed."""
+def _change_state(
+    state: Mapping[str, Any], before: Options, now: Options, factors: Sequence[float], words: list[str]
+) -> dict[str, Any]:
+    """Return the state of a scheduler and of the schedulers in it with changed options; append the changes to words."""
     changed = dict(state)
-    for name in [each for each in state if each in then and each in now]:  # in an order that is the same everywhere
+    for name in [each for each in state if each in before and each in now]:  # the same order on every rank
         if name == INNER:
-            inner = zip(state[name], then[name], now[name], strict=False)
+            inner = zip(state[name], before[name], now[name], strict=False)
             changed[name] = [_change_state(*each, factors, words) for each in inner]
         elif name in LISTS:
             changed[name] = [rate * factor for rate, factor in zip(state[name], factors, strict=True)]
-        elif _differ(then[name], now[name]):
+        elif _differ(before[name], now[name]):
             changed[name] = now[name]
-            words.append(f"{name} {then[name]} -> {now[name]}")
+            words.append(f"{name} {before[name]} -> {now[name]}")
     return changed
 
 
-def _scaled(rate: Any, factor: float) -> Any:
+def _scale(rate: Any, factor: float) -> Any:
     return rate.mul_(factor) if isinstance(rate, Tensor) else rate * factor
 
 
-def _differ(then: Any, now: Any) -> bool:
-    """Return whether two values differ; a tuple and a list of the same are the same."""
-    return (list(then) if isinstance(then, tuple) else then) != (list(now) if isinstance(now, tuple) else now)
+def _differ(before: Any, now: Any) -> bool:
+    """Return whether two values differ; a tuple equals a list of the same values."""
+    return (list(before) if isinstance(before, tuple) else before) != (list(now) if isinstance(now, tuple) else now)
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""A function as one of Tune's trials: a run in the trial's process, or on workers of its own, which closes properly."""
+"""A function as a trial of Tune: it runs in the trial's process or on workers of its own, and its runs are closed."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ....core.distributed.launch.exceptions import Carried, carry
 from ....core.host import hosted_by
 from ....core.result import RunResult
 from ....core.system.extras import require
-from ..session import Stored
-from .places import Place, ending
-from .trial_session import PURPOSE, Reports, TrialHost, TrialSession, until_stopped
-from .trial_storage import begun_from
-from .trial_workers import on_workers
+from ..session import StoredReport
+from .location import Location, summarize_end
+from .trial_session import PURPOSE, TrialHost, TrialSession, TuneReporter, ignore_stop
+from .trial_storage import find_resumable
+from .trial_workers import run_on_workers
 
-CLOSING = 600.0  # seconds that the last runs have to close; Ray gives the others as many
+CLOSE_TIMEOUT = 600.0  # seconds that the last runs have to close; Ray gives the others the same
 
 
-class TrialFailed(RuntimeError):  # noqa: N818  # carries the user's own error, which is raised or shown
+class TrialFailed(RuntimeError):  # noqa: N818  # carries the user's own error, which is raised or logged
     """The function raised in a trial."""
 
     def __init__(self, error: Carried) -> None:
@@ -35,25 +35,25 @@ class TrialFailed(RuntimeError):  # noqa: N818  # carries the user's own error, 
 
 @dataclass(frozen=True)
 class Plan:
-    """What a trial does.
+    """What each trial of a search does.
 
     Attributes:
         fn: called with the hyper-parameters.
-        metric: what the search goes by.
-        place: of the search.
-        workers: arguments for a launcher; None for a run in the trial's own process.
-        resources: what Ray sets aside for the trial's own process, by name.
+        metric: the metric that the search optimizes.
+        location: of the search.
+        workers: arguments of a launcher; None to run in the trial's own process.
+        resources: what Ray reserves for the trial's own process, by name.
     """
 
     fn: Callable[[dict[str, Any]], object]
     metric: str
-    place: Place
+    location: Location
     workers: Mapping[str, Any] | None = None
     resources: Mapping[str, float] = field(default_factory=dict)
 
 
 def trainable(plan: Plan) -> Any:
-    """Return one of Tune's trainables: a class."""
+    """Return a trainable of Tune, which is a class."""
     module = require("ray.tune.trainable", PURPOSE, extra="ray")
     ray_tune = require("ray.tune", PURPOSE, extra="ray")
     name = getattr(plan.fn, "__name__", type(plan.fn).__name__)
@@ -64,10 +64,10 @@ def trainable(plan: Plan) -> Any:
     base: Any = module.wrap_function(train, name=name)
 
     class Trial(base):  # type: ignore[misc]
-        """A trial that ends when its run has closed, whatever ends it."""
+        """A trial that always waits until its run has closed."""
 
         _thread: threading.Thread | None = None
-        _has_left = False
+        _is_cleaned_up = False
 
         @classmethod
         def default_resource_request(cls, config: dict[str, Any]) -> Any:  # noqa: ARG003  # as Tune calls it
@@ -78,9 +78,9 @@ def trainable(plan: Plan) -> Any:
             return super()._trainable_func(config)
 
         def cleanup(self) -> None:
-            """Have the run stop, and wait until it has closed; Tune asks for this once, the search before."""
-            if not self._has_left:
-                self._has_left = True
+            """Stop the run and wait until it has closed; called by Tune, and before by the search."""
+            if not self._is_cleaned_up:
+                self._is_cleaned_up = True
                 super().cleanup()
                 if self._thread is not None:
                     self._thread.join()
@@ -90,42 +90,44 @@ def trainable(plan: Plan) -> Any:
 
 
 def run_trial(plan: Plan, config: dict[str, Any]) -> None:
-    """Run a trial, in the thread that Tune has started for it.
+    """Run a trial in the thread that Tune has started for it.
 
     Raises:
         TrialFailed: the function raised.
         SystemExit: Tune ends the trial.
     """
     ray_tune = require("ray.tune", PURPOSE, extra="ray")
-    place = plan.place.within(Path(ray_tune.get_context().get_trial_dir()).name)
-    begun = begun_from(ray_tune.get_checkpoint(), place)
+    location = plan.location.subfolder(Path(ray_tune.get_context().get_trial_dir()).name)
+    resumable = find_resumable(ray_tune.get_checkpoint(), location)
     _enter_folder()
-    reports, result, error = Reports(plan.metric), None, None
+    reporter, result, error = TuneReporter(plan.metric), None, None
     try:
         if plan.workers is None:
-            result = _alone(plan, config, reports, begun)
+            result = _run_in_process(plan, config, reporter, resumable)
         else:
-            result = on_workers(plan.fn, config, plan.workers, reports, begun, place)
-        if not begun:  # one that goes on may have nothing left to do
-            reports.check_measured()
-    except BaseException as raised:  # noqa: BLE001  # shown or raised where the search was started
+            result = run_on_workers(plan.fn, config, plan.workers, reporter, resumable, location)
+        if not resumable:  # a trial that resumes may have nothing left to do
+            reporter.check_measured()
+    except BaseException as raised:  # noqa: BLE001  # logged or raised in the process of the search
         error = raised
         raise TrialFailed(carry(raised)) from None
     finally:
-        place.write(ending(result, error))
-    if reports.stop is not None:
-        raise SystemExit(0)  # Tune's own, taken up again: it waits for no more reports
+        location.write(summarize_end(result, error))
+    if reporter.stop is not None:
+        raise SystemExit(0)  # the exit that the reporter caught: Tune expects no more reports
 
 
-def _alone(plan: Plan, config: dict[str, Any], reports: Reports, begun: Sequence[Stored]) -> RunResult | None:
-    host = TrialHost(TrialSession(reports, begun))
-    with hosted_by(host), until_stopped(host.session):
+def _run_in_process(
+    plan: Plan, config: dict[str, Any], reporter: TuneReporter, resumable: Sequence[StoredReport]
+) -> RunResult | None:
+    host = TrialHost(TrialSession(reporter, resumable))
+    with hosted_by(host), ignore_stop(host.session):
         plan.fn(config)
     return host.result
 
 
 def _enter_folder() -> None:
-    """Work in an empty folder: what the trial goes on from comes from the storage, not from what lies about here."""
+    """Change to an empty folder: a trial resumes from the storage only, not from files of its former process."""
     number = 1
     while (folder := Path(f"run_{number}")).exists():
         number += 1
@@ -133,8 +135,8 @@ def _enter_folder() -> None:
     os.chdir(folder)
 
 
-def closing() -> Any:
-    """Return one of Tune's callbacks: the search ends when all runs have closed, for which Tune waits some seconds."""
+def close_callback() -> Any:
+    """Return a callback of Tune that makes the search wait until all runs have closed."""
     base: Any = require("ray.tune", PURPOSE, extra="ray").Callback
     ray = require("ray", PURPOSE, extra="ray")
 
@@ -150,9 +152,9 @@ def closing() -> Any:
         def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
             if self._closed and all(each.is_finished() for each in trials):
                 closed, self._closed = self._closed, []
-                ray.wait(closed, num_returns=len(closed), timeout=CLOSING)
+                ray.wait(closed, num_returns=len(closed), timeout=CLOSE_TIMEOUT)
 
         def __getstate__(self) -> dict[str, Any]:
-            return {"_closed": []}  # Tune keeps this object in the storage
+            return {"_closed": []}  # Tune pickles this object into the storage
 
     return Closing()

@@ -1,4 +1,4 @@
-"""The session of a trial: Tune gets its reports, and stops it by way of them."""
+"""The session of a trial: it reports to Tune, which stops trials in its answers."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from .pbt import Tune
 if TYPE_CHECKING:
     from ....core.result import RunResult
     from ....plugins import Plugins
-    from ..session import Session, Stored
+    from ..session import Session, StoredReport
 
 PURPOSE = "heliograph.ray.tune"
 BY = "tune"
 STOPPED = "Tune stops or pauses this trial"
 
 
-class Reports:
-    """What a trial tells Tune.
+class TuneReporter:
+    """Reports to Tune.
 
     Args:
-        metric: what the search goes by. Tune refuses a report without it, so it is NaN until it is measured.
+        metric: the metric that the search optimizes. Tune refuses a report without it, so it is NaN until it is
+            measured.
 
     Attributes:
-        stop: Tune's word that the trial is to end; nothing is told after it.
+        stop: Tune's request to end the trial; after it nothing is reported.
     """
 
     def __init__(self, metric: str) -> None:
@@ -40,95 +41,95 @@ class Reports:
         self._names: set[str] = set()
         self.stop: Notice | None = None
 
-    def tell(self, metrics: dict[str, float], checkpoint: Any) -> Notice | None:
-        """Report, and wait for what Tune says.
+    def report(self, metrics: dict[str, float], checkpoint: Any) -> Notice | None:
+        """Report, and wait for Tune's answer.
 
         Args:
-            metrics: what was measured.
-            checkpoint: one of Tune's, or None.
+            metrics: the metrics by name.
+            checkpoint: a checkpoint of Tune, or None.
 
         Returns:
-            Whether the trial is to end.
+            A notice if the trial has to end.
 
         Raises:
-            OSError: the storage did not take the checkpoint.
+            OSError: the checkpoint cannot be stored.
         """
         if self.stop is None:
             self._names |= metrics.keys()
             try:
                 self._tune.report({self._metric: math.nan, **metrics}, checkpoint=checkpoint)
-            except SystemExit:  # how Tune ends a function, also to go on with it elsewhere; it does not say why
+            except SystemExit:  # how Tune ends a function, also to continue it elsewhere; it does not say why
                 self.stop = Notice(BY, STOPPED)
         return self.stop
 
     def check_measured(self) -> None:
-        """Raise ValueError where nothing was ever reported of what the search goes by."""
+        """Raise ValueError if the metric of the search was never reported."""
         if self.stop is None and self._metric not in self._names:
             raise ValueError(
-                f"This trial ended, and never measured metric={self._metric!r}.{known_names(self._metric, self._names)}"
+                f"This trial ended and never measured metric={self._metric!r}.{known_names(self._metric, self._names)}"
             )
 
 
 @contextmanager
-def until_stopped(session: Session) -> Iterator[None]:
-    """Be done where the function is left since Tune has stopped a training in it, and another one was to follow."""
+def ignore_stop(session: Session) -> Iterator[None]:
+    """Suppress the SystemExit of a training that did not start because Tune had stopped the one before."""
     try:
         yield
     except SystemExit:
-        if session.left is None or session.left.by != BY:
+        if session.exit_notice is None or session.exit_notice.by != BY:
             raise
 
 
 class TrialSession:
-    """The line from a run in a trial's own process to Tune.
+    """Connects a run in a trial's own process with Tune.
 
     Args:
-        reports: the way to Tune.
-        begun: what the trial goes on from, the newest first.
+        reporter: reports to Tune.
+        resumable: the reports from which the trial may resume, newest first.
 
     Attributes:
-        is_restart: whether Tune has this trial go on from a checkpoint: its own, or that of a better one.
-        left: the notice upon which a run here ended.
+        is_restart: whether the trial resumes a checkpoint: its own, or that of a better trial.
+        exit_notice: the notice on which a run of this process ended.
     """
 
-    def __init__(self, reports: Reports, begun: Sequence[Stored]) -> None:
+    def __init__(self, reporter: TuneReporter, resumable: Sequence[StoredReport]) -> None:
         self._tune = require("ray.tune", PURPOSE, extra="ray")
-        self._reports, self._begun = reports, begun
-        self.is_restart = bool(begun)
-        self.left: Notice | None = None
+        self._reporter, self._resumable = reporter, resumable
+        self.is_restart = bool(resumable)
+        self.exit_notice: Notice | None = None
 
     def report(self, metrics: dict[str, float], folder: Path | None) -> Notice | None:
-        """Report to Tune, which copies the folder into the storage, and wait for what it says."""
+        """Report to Tune, which copies the folder to the storage, and wait for its answer."""
         checkpoint = None if folder is None else self._tune.Checkpoint.from_directory(folder)
-        return self._reports.tell(metrics, checkpoint)
+        return self._reporter.report(metrics, checkpoint)
 
-    def stored(self) -> Sequence[Stored]:
-        """Return what Tune has this trial go on from, newest first."""
-        return self._begun
+    def stored_reports(self) -> Sequence[StoredReport]:
+        """Return the reports from which the trial may resume, newest first."""
+        return self._resumable
 
     def notice(self) -> Notice | None:
-        """Return None: Tune does not tell a trial that its machine is to be taken away."""
+        """Return None: Tune does not announce to a trial that its machine is to be taken away."""
         return None
 
-    def leave(self, notice: Notice) -> None:
-        """Remember that a run ended upon a notice."""
-        self.left = notice
+    def record_exit(self, notice: Notice) -> None:
+        """Record that a run ended on a notice."""
+        self.exit_notice = notice
 
-    def pulse(self, run: str, progress: Progress) -> None:
-        """Take no note of where the run is: nobody asks for it."""
+    def update_progress(self, run: str, progress: Progress) -> None:
+        """Do nothing: a search does not use the progress."""
 
-    def resumed(self, run: str, progress: Progress, path: Path | None) -> None:
-        """Take no note of where the run goes on: its result tells."""
+    def record_start(self, run: str, progress: Progress, path: Path | None) -> None:
+        """Do nothing: the result of the run has the checkpoint that it resumed."""
 
 
 class TrialHost:
-    """The search's representative in a process that trains.
+    """The host of the trainings in a trial, see `heliograph.core.host.Host`.
 
     Args:
-        session: the line to what runs this process.
+        session: connects them with what runs this process.
 
     Attributes:
-        result: how the last training ended, where it ended without an error.
+        result: the result of the last training that ended without an error.
     """
 
     def __init__(self, session: Session) -> None:
@@ -136,13 +137,13 @@ class TrialHost:
         self.result: RunResult | None = None
 
     def prepare(self, plugins: Plugins) -> None:
-        """Have every training report to Tune, and heed what Tune has changed.
+        """Add the plugins that report to Tune, and apply what it has changed.
 
         Raises:
-            SystemExit: an earlier training of the function was told to leave, so none is to follow.
+            SystemExit: an earlier training of the function ended on a notice, so no other may start.
         """
-        if self.session.left is not None:
-            raise SystemExit(self.session.left.reason)
+        if self.session.exit_notice is not None:
+            raise SystemExit(self.session.exit_notice.reason)
         claimed = {word for plugin in plugins for word in getattr(plugin, "exclusive", ())}
         if "ray_report" not in claimed:
             plugins.load("ray_report")
@@ -150,5 +151,5 @@ class TrialHost:
             plugins.register(Tune())
 
     def ended(self, result: RunResult) -> None:
-        """Take note of how a training ended."""
+        """Keep the result of a training."""
         self.result = result

@@ -1,4 +1,4 @@
-"""What a trial goes on from, as the storage has it."""
+"""The reports in a storage from which a trial may resume."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 from ....core.checkpoint.storage.manifest import decode
 from ....core.system.extras import require
 from ..storage.checkpoints import StoredFolder
-from .places import Place
+from .location import Location
 
-PREFIX = "checkpoint_"  # of the folders of reports, which Tune counts
+PREFIX = "checkpoint_"  # of the folders of reports, before Tune's number
 
 
-def begun_from(checkpoint: Any, place: Place) -> list[StoredFolder]:
-    """Return what a trial goes on from, the newest first: older ones stand in for one that is damaged.
+def find_resumable(checkpoint: Any, location: Location) -> list[StoredFolder]:
+    """Return the reports from which a trial may resume, newest first: if one is damaged, an older one is used.
 
-    Where the process that searched was killed, Tune has forgotten the reports of its last seconds. So what lies in the
-    trial's own folder and is newer than what Tune knows is taken first; after such a loss Tune counts on from what it
-    knows, and so the number of a folder is no measure, but the order in which checkpoints were written is.
+    If the process of the search was killed, Tune does not know the reports of its last seconds. Reports in the trial's
+    own folder that are newer than the last one that Tune knows therefore come first. Because Tune then repeats their
+    numbers, they are ordered by when their checkpoints were written.
 
     Args:
-        checkpoint: what Tune says, one of its own: this trial's, or that of a trial which is cloned. None for nothing.
-        place: of this trial.
+        checkpoint: Tune's checkpoint for this trial: its own, or that of a trial which it clones; None for a new trial.
+        location: of this trial.
     """
-    filesystem, own = place.opened()
+    filesystem, own = location.open_storage()
     if checkpoint is None:
         return _newest_first(_folders(filesystem, own))
     path = PurePosixPath(checkpoint.path)
@@ -49,7 +49,7 @@ def _newest_first(folders: Any) -> list[StoredFolder]:
 
 
 def _order(folder: StoredFolder) -> tuple[int, str]:
-    """Return the place of a folder in the order of writing; one without a whole manifest comes behind all others."""
+    """Return a sort key: the order of writing; a folder without an intact manifest comes first."""
     sequences = [-1]
     for name, content in folder.manifests().items():
         try:

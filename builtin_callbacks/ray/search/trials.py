@@ -1,4 +1,4 @@
-"""What became of a search: its trials, the best one, and its checkpoint, as the storage has them."""
+"""The results of a search, read from the storage: its trials, the best one, and its checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ....core.distributed.launch.exceptions import rebuild
 from ....core.system.extras import require
 from ....events.errors import describe_error
 from ..storage.checkpoints import StoredFolder
-from .places import Place, place_of
+from .location import Location, search_location
 from .trainable import TrialFailed
 
 PURPOSE = "heliograph.ray.tune_results"
@@ -26,16 +26,16 @@ class Trial:
     """One trial of a search.
 
     Attributes:
-        number: its place among the trials, from 0.
-        name: what Ray calls it.
-        config: its hyper-parameters, as they were in the end.
-        status: `completed`, `stopped` on purpose, `failed`, or `unfinished`, where the search was interrupted.
+        number: trials are numbered from 0 in the order of their start.
+        name: Ray's name for it.
+        config: its last hyper-parameters.
+        status: `completed`, `stopped` on purpose, `failed`, or `unfinished` if the search was interrupted.
         reason: why it ended.
-        stopped_by: who asked for the stop, such as `tune`; None unless stopped.
-        value: the best value of the metric that the search goes by; None where it was never measured.
+        stopped_by: who requested the stop, such as `tune`; None unless stopped.
+        value: the best value of the search's metric; None if it was never measured.
         metrics: what was reported last, with `epoch` and `step`.
-        error: what its function raised, None unless failed; the traceback there is in its notes.
-        notes: what plugins had to say in its last training: resumed from where, changed by Tune, and the like.
+        error: what its function raised, with the traceback in its notes; None unless failed.
+        notes: the notes of its last training, for example which checkpoint it resumed and what Tune changed.
         path: its folder in the storage.
     """
 
@@ -53,19 +53,17 @@ class Trial:
     _stored: Any = field(repr=False)
 
     def fetch(self, folder: str | Path) -> Path:
-        """Copy the checkpoint of the best value into a folder, which is made where it is missing.
+        """Copy the checkpoint of the best value to a folder, which is created if it is missing.
 
         Returns:
-            The checkpoint, verified: for `load_weights(task, path)`, or `Checkpoint(resume=path)`.
+            The path of the intact checkpoint, for `load_weights(task, path)` or `Checkpoint(resume=path)`.
 
         Raises:
-            ValueError: the trial has stored none, or it is damaged.
-            OSError: the storage or the disk did not do it.
+            ValueError: the trial has stored no checkpoint, or it is damaged.
+            OSError: the storage cannot be read, or the disk not be written.
         """
         if self._stored is None:
-            raise ValueError(
-                f"Trial {self.number} has stored no checkpoint: it needs a Checkpoint, and a SaveSchedule."
-            )
+            raise ValueError(f"Trial {self.number} has stored no checkpoint: it needs a Checkpoint and a SaveSchedule.")
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         names = self._stored.manifests()
@@ -76,20 +74,20 @@ class Trial:
         return newest.path
 
     def __str__(self) -> str:
-        asker = f" by {self.stopped_by}" if self.stopped_by else ""
+        by = f" by {self.stopped_by}" if self.stopped_by else ""
         value = "not measured" if self.value is None else f"{self.value:.6g}"
         step = f", step {self.metrics['step']:g}" if "step" in self.metrics else ""
-        return f"{self.number}: {value}{step}, {self.status}{asker}: {self.reason}; {self.config}"
+        return f"{self.number}: {value}{step}, {self.status}{by}: {self.reason}; {self.config}"
 
 
 class Search(list[Trial]):
     """The trials of a search, by number.
 
     Attributes:
-        metric: what the search went by.
+        metric: the metric that it optimized.
         mode: whether smaller (`min`) or larger (`max`) is better.
-        path: where the storage has it.
-        is_finished: whether nothing is left to do; otherwise, `tune(..., resume="auto")` goes on.
+        path: its folder in the storage.
+        is_finished: whether all trials have ended; if not, `tune(..., resume="auto")` continues it.
     """
 
     def __init__(self, trials: Iterable[Trial], metric: str, mode: str, path: str, *, is_finished: bool = True) -> None:
@@ -98,61 +96,61 @@ class Search(list[Trial]):
 
     @property
     def best(self) -> Trial:
-        """The trial with the best value that was ever measured, the first of equal ones.
+        """The trial with the best value that was measured, the first of equal ones.
 
         Raises:
-            ValueError: nothing was measured.
+            ValueError: no trial has measured the metric.
         """
         measured = [trial for trial in self if trial.value is not None]
         if not measured:
             raise ValueError(f"No trial has measured {self.metric!r}:\n{self}")
-        return min(measured, key=lambda trial: _rank(trial.value, self.mode))
+        return min(measured, key=lambda trial: _score(trial.value, self.mode))
 
     def __str__(self) -> str:
         return "\n".join([f"{self.metric} ({self.mode}), {len(self)} trials in {self.path}", *map(str, self)])
 
 
 def tune_results(storage_path: str | Path | None, name: str) -> Search:
-    """Return a search and its trials as the storage has them: of this process or of another, finished or not.
+    """Read a search and its trials from the storage: of this process or of another, finished or not.
 
-    Nothing is started, and the function that was tuned is not needed. What Ray keeps there is pickled: read only what
-    you trust.
+    Nothing is started, and the function that was tuned is not needed. Ray's files are pickles: read only what you
+    trust.
 
     Args:
-        storage_path: where Ray keeps it, as `tune` was told; None for `~/ray_results`.
-        name: of the search.
+        storage_path: as given to `tune`; None for `~/ray_results`.
+        name: the name of the search.
 
     Raises:
         FileNotFoundError: there is no such search.
     """
-    place = place_of(storage_path, name)
-    if (told := place.read()) is None:
-        raise FileNotFoundError(f"There is no search {name!r} of heliograph.ray.tune in {place.storage}.")
-    if not place.has_begun():
-        raise FileNotFoundError(f"The search {name!r} in {place.storage} was ended before Ray wrote down any trial.")
-    return read_search(place, told["metric"], told["mode"])
+    location = search_location(storage_path, name)
+    if (goal := location.read()) is None:
+        raise FileNotFoundError(f"There is no search {name!r} of heliograph.ray.tune in {location.storage}.")
+    if not location.has_state():
+        raise FileNotFoundError(f"The search {name!r} in {location.storage} was ended before Ray saved any trial.")
+    return read_search(location, goal["metric"], goal["mode"])
 
 
-def read_search(place: Place, metric: str, mode: str) -> Search:
-    """Return what the storage has of a search."""
+def read_search(location: Location, metric: str, mode: str) -> Search:
+    """Read a search from the storage."""
     ray_tune = require("ray.tune", PURPOSE, extra="ray")
-    analysis = ray_tune.ExperimentAnalysis(place.path, default_metric=metric, default_mode=mode)
+    analysis = ray_tune.ExperimentAnalysis(location.path, default_metric=metric, default_mode=mode)
     results = ray_tune.ResultGrid(analysis)
-    pairs = sorted(zip(analysis.trials, results, strict=True), key=lambda pair: _turn(pair[0]))
-    trials = [_trial(number, place, metric, mode, *pair) for number, pair in enumerate(pairs)]
+    pairs = sorted(zip(analysis.trials, results, strict=True), key=lambda pair: _start_order(pair[0]))
+    trials = [_trial(number, location, metric, mode, *pair) for number, pair in enumerate(pairs)]
     is_finished = all(trial.status in ENDED for trial in analysis.trials)
-    return Search(trials, metric, mode, place.path, is_finished=is_finished)
+    return Search(trials, metric, mode, location.path, is_finished=is_finished)
 
 
-def _turn(trial: Any) -> tuple[int, str]:
-    """Return when a trial's turn came: Ray counts them in their tags, and keeps them in no order."""
+def _start_order(trial: Any) -> tuple[int, str]:
+    """Return a sort key: Ray numbers the trials in their tags, and stores them in no order."""
     count = str(trial.experiment_tag).partition("_")[0]
     return int(count) if count.isdecimal() else 0, trial.trial_id
 
 
-def _trial(number: int, place: Place, metric: str, mode: str, trial: Any, result: Any) -> Trial:
+def _trial(number: int, location: Location, metric: str, mode: str, trial: Any, result: Any) -> Trial:
     error = _error(result.error, number)
-    end = place.within(Path(result.path).name).read() or {}
+    end = location.subfolder(Path(result.path).name).read() or {}
     status, reason = end.get("status", "unfinished"), end.get("reason", "it did not end by itself")
     if error is not None:
         status, reason = "failed", describe_error(error)
@@ -164,11 +162,11 @@ def _trial(number: int, place: Place, metric: str, mode: str, trial: Any, result
     return Trial(
         number=number,
         name=trial.trial_id,
-        config=dict(result.config or trial.config),  # a trial that reported nothing has no result's
+        config=dict(result.config or trial.config),  # a trial that reported nothing has none in its result
         status=status,
         reason=reason,
         stopped_by=end.get("stopped_by") if status == "stopped" else None,
-        value=min(values, key=lambda value: _rank(value, mode)) if values else None,
+        value=min(values, key=lambda value: _score(value, mode)) if values else None,
         metrics={name: value for name, value in last.items() if _is_reported(name)},
         error=error,
         notes=tuple(end.get("notes", ())),
@@ -178,15 +176,15 @@ def _trial(number: int, place: Place, metric: str, mode: str, trial: Any, result
 
 
 def _is_reported(name: str) -> bool:
-    """Return whether it is a metric of ours; of a trial that was cloned, Ray tells `config/lr` and the like there."""
+    """Return whether a metric is one of ours; Ray adds others, and `config/lr` and the like for a cloned trial."""
     return name in FACTS or ("/" in name and not name.startswith("config/"))
 
 
 def _best_stored(checkpoints: list[tuple[Any, dict[str, Any]]], metric: str, mode: str) -> StoredFolder | None:
-    """Return the stored checkpoint of the best value; of equal ones the earliest, since the others only repeat it."""
+    """Return the stored checkpoint of the best value; of equal ones the earliest, because the others only repeat it."""
 
     def order(pair: tuple[Any, dict[str, Any]]) -> tuple[float, int]:
-        return _rank(pair[1].get(metric), mode), pair[1]["training_iteration"]
+        return _score(pair[1].get(metric), mode), pair[1]["training_iteration"]
 
     if not checkpoints:
         return None
@@ -194,15 +192,15 @@ def _best_stored(checkpoints: list[tuple[Any, dict[str, Any]]], metric: str, mod
     return StoredFolder(checkpoint.filesystem, checkpoint.path, is_own=False)
 
 
-def _rank(value: float | None, mode: str) -> float:
-    """Return a number that is smaller the better a value is."""
+def _score(value: float | None, mode: str) -> float:
+    """Return a number that is smaller for better values."""
     if value is None or math.isnan(value):
         return math.inf
     return value if mode == "min" else -value
 
 
 def _error(error: Any, number: int) -> BaseException | None:
-    """Return the user's own error where Ray tells of one."""
+    """Return the user's own error out of Ray's."""
     if error is None:
         return None
     cause = getattr(error, "cause", error)

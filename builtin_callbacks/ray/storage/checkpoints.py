@@ -1,4 +1,4 @@
-"""Checkpoints in Ray's storage: what a report's folder holds, and how it comes back."""
+"""Reports with checkpoints in Ray's storage."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any
 from ....core.system.extras import require
 
 MANIFEST = ".json"
-RECORD = "checkpoint_manager_snapshot.json"  # as Ray calls it
+RECORD = "checkpoint_manager_snapshot.json"  # Ray's
 NAME = re.compile(r"checkpoint_(\d{6,})_(\w+)")
 
 
 class StoredFolder:
-    """A folder in a storage.
+    """The folder of a report in a storage, see `StoredReport`.
 
     Args:
-        filesystem: the storage, one of pyarrow's.
+        filesystem: the storage, as a file system of pyarrow.
         path: the folder in it.
-        is_own: whether an earlier process of the same call has reported it.
+        is_own: whether an earlier process of the same call reported it.
     """
 
     def __init__(self, filesystem: Any, path: str, *, is_own: bool) -> None:
@@ -30,7 +30,7 @@ class StoredFolder:
         self._filesystem, self._path = filesystem, path
 
     def manifests(self) -> dict[str, bytes]:
-        """Return the small files that end in `.json`, by name."""
+        """Return the contents of the manifests (`.json`) by file name."""
         found = {}
         for each in _entries(self._filesystem, self._path):
             if each.base_name.endswith(MANIFEST):
@@ -39,25 +39,25 @@ class StoredFolder:
         return found
 
     def fetch(self, folder: Path) -> None:
-        """Copy everything in it into a folder.
+        """Copy all files to a local folder.
 
         Raises:
-            OSError: the storage or the disk did not do it.
+            OSError: the storage cannot be read, or the disk not be written.
         """
         fs = _pyarrow_fs()
-        place, local = str(folder.absolute()), fs.LocalFileSystem()
-        fs.copy_files(self._path, place, source_filesystem=self._filesystem, destination_filesystem=local)
+        target, local = str(folder.absolute()), fs.LocalFileSystem()
+        fs.copy_files(self._path, target, source_filesystem=self._filesystem, destination_filesystem=local)
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """A report's folder in a storage.
+class ReportFolder:
+    """The folder of a report, by its name.
 
     Attributes:
         filesystem: the storage.
         path: the folder.
-        number: its place in the order of reporting.
-        call: which call of the launcher reported it.
+        number: reports are numbered in their order.
+        call: the id of the launcher's call that reported it.
     """
 
     filesystem: Any
@@ -66,33 +66,33 @@ class Listed:
     call: str
 
 
-def name_of(number: int, call: str) -> str:
-    """Return what the folder of a report is called."""
+def report_name(number: int, call: str) -> str:
+    """Return the name of the folder of a report."""
     return f"checkpoint_{number:06d}_{call}"
 
 
-def listed(filesystem: Any, path: str) -> list[Listed]:
-    """Return the folders of reports of a run in a storage, newest first; clocks have no part in it."""
+def list_reports(filesystem: Any, path: str) -> list[ReportFolder]:
+    """Return the reports of a run in a storage, newest first, by their numbers."""
     matches = [(each.path, NAME.fullmatch(each.base_name)) for each in _entries(filesystem, path)]
-    found = [Listed(filesystem, place, int(match[1]), match[2]) for place, match in matches if match is not None]
+    found = [ReportFolder(filesystem, path, int(match[1]), match[2]) for path, match in matches if match is not None]
     return sorted(found, key=lambda each: each.number, reverse=True)
 
 
-def whole_path(storage_path: str | Path) -> str:
-    """Return where a storage is for all processes: a relative folder is one beneath the folder of this process."""
+def absolute_path(storage_path: str | Path) -> str:
+    """Return the path of a storage for all processes: a relative path is resolved in this one."""
     path = str(storage_path)
     return path.rstrip("/") if "://" in path else str(Path(path).expanduser().absolute())
 
 
-def check_usable(storage_path: str) -> None:
-    """Raise where nothing can be stored, before anything starts; create the folder where there is none.
+def check_storage_path(storage_path: str) -> None:
+    """Create the folder of a storage if it is missing, and check that it can be written to.
 
     Args:
         storage_path: a folder or an address such as `s3://bucket`.
 
     Raises:
         OSError: it cannot be reached, created or written to.
-        ValueError: there is no such kind of storage.
+        ValueError: pyarrow does not know this kind of storage.
     """
     fs = _pyarrow_fs()
     try:
@@ -101,7 +101,10 @@ def check_usable(storage_path: str) -> None:
         if isinstance(filesystem, fs.LocalFileSystem):
             TemporaryFile(dir=path).close()
     except ValueError as error:
-        raise ValueError(f"storage_path={storage_path!r} leads to no storage: {error}") from error
+        raise ValueError(
+            f"storage_path={storage_path!r} is not a storage: {error}. Give a folder, or an address such as "
+            f"'s3://bucket/folder'."
+        ) from error
     except OSError as error:
         raise OSError(
             f"storage_path={storage_path!r} cannot be used: {error}. Give a folder that this process may write to, or "
@@ -109,36 +112,36 @@ def check_usable(storage_path: str) -> None:
         ) from error
 
 
-def mend_record(storage_path: str, name: str) -> str | None:
-    """Put Ray's record of what was reported aside where it cannot be used: Ray would begin no run beside it.
+def repair_record(storage_path: str, name: str) -> str | None:
+    """Rename Ray's record of reports if it is damaged, because Ray would not start a run with it.
 
-    Ray writes it in place, so who dies meanwhile leaves half of it. What was reported is found without it.
+    Ray writes it in place, so a process that dies meanwhile leaves a part of it. Reports are found without it.
 
     Args:
         storage_path: a folder or an address such as `s3://bucket`.
-        name: of the run in the storage.
+        name: the name of the run in the storage.
 
     Returns:
-        What was done, None where it is as it should be.
+        What was done; None if the record is intact, or missing.
     """
     filesystem, path = _pyarrow_fs().FileSystem.from_uri(storage_path)
-    place = f"{path}/{name}/{RECORD}"
-    if not filesystem.get_file_info(place).is_file:
+    record = f"{path}/{name}/{RECORD}"
+    if not filesystem.get_file_info(record).is_file:
         return None
-    with filesystem.open_input_file(place) as file:
+    with filesystem.open_input_file(record) as file:
         content = bytes(file.readall())
-    there = {each.base_name for each in _entries(filesystem, f"{path}/{name}")}
+    folders = {each.base_name for each in _entries(filesystem, f"{path}/{name}")}
     try:
-        if all(each["checkpoint_dir_name"] in there for each in json.loads(content)["checkpoint_results"]):
+        if all(each["checkpoint_dir_name"] in folders for each in json.loads(content)["checkpoint_results"]):
             return None
-    except (ValueError, KeyError, TypeError):  # half of it
+    except (ValueError, KeyError, TypeError):  # a part of it
         pass
-    filesystem.move(place, f"{place}.damaged")
-    return f"Ray's record of reports in {path}/{name} was damaged, and is put aside: {RECORD}.damaged"
+    filesystem.move(record, f"{record}.damaged")
+    return f"Ray's record of reports in {path}/{name} was damaged, and is now {RECORD}.damaged"
 
 
 def _entries(filesystem: Any, path: str) -> list[Any]:
-    """Return what lies in a folder; nothing where there is none."""
+    """Return the contents of a folder; an empty list if there is no such folder."""
     return list(filesystem.get_file_info(_pyarrow_fs().FileSelector(path, allow_not_found=True)))
 
 

@@ -1,4 +1,4 @@
-"""What a report's folder holds: the files of a checkpoint, and of the best one, in hard links."""
+"""The folder of a report: hard links to the files of a checkpoint, and of the best one."""
 
 from __future__ import annotations
 
@@ -16,62 +16,61 @@ from ....events import Progress
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
-    """A folder that is ready to be reported.
+class StagedReport:
+    """A report that is ready to be sent.
 
     Attributes:
-        folder: with the files; whoever reports it removes it.
-        facts: the metrics that the checkpoint was saved with, and where the run was.
+        folder: holds the files; the caller removes it.
+        metrics: the metrics that the checkpoint was saved with, `epoch` and `step`.
     """
 
     folder: Path
-    facts: dict[str, float]
+    metrics: dict[str, float]
 
 
-def stage(run_name: str, path: Path, best: Path | None) -> Staged:
-    """Gather the files of a checkpoint, and of the best one where that is another.
+def stage_report(run_name: str, path: Path, best: Path | None) -> StagedReport:
+    """Collect the files of a checkpoint, and of the best one if it is another.
 
     Args:
-        run_name: whose they are.
+        run_name: the name of the run.
         path: the checkpoint.
-        best: the best, if there is one.
+        best: the best checkpoint, if there is one.
 
     Raises:
-        ValueError: there is no manifest, or some file is not there as it tells.
-        OSError: a file could be neither linked nor copied.
+        ValueError: there is no manifest, or a file does not match it.
+        OSError: a file can be neither linked nor copied.
     """
-    entry = _whole(path)
+    entry = _read_complete(path)
     folder = path.parent / f".{run_part(run_name)}.report"
     if folder.exists():  # of a process that was killed
         shutil.rmtree(folder)
     folder.mkdir()
     _add(entry, folder)
     if best is not None and best != path and best.exists():
-        _add(_whole(best), folder)
+        _add(_read_complete(best), folder)
     progress = entry.progress
-    facts = {**entry.metrics, "epoch": progress["epoch"], "step": progress["steps"]}
-    return Staged(folder, facts)
+    return StagedReport(folder, {**entry.metrics, "epoch": progress["epoch"], "step": progress["steps"]})
 
 
-def facts_of(progress: Progress, metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return metrics with where the run is."""
+def add_progress(metrics: Mapping[str, float], progress: Progress) -> dict[str, float]:
+    """Return metrics with `epoch` and `step`."""
     return {**metrics, "epoch": progress.epoch, "step": progress.steps}
 
 
-def are_among(metrics: Mapping[str, float], facts: Mapping[str, float]) -> bool:
-    """Return whether all metrics are among others, with the same values; NaN is the same as NaN here."""
+def contains_all(metrics: Mapping[str, float], others: Mapping[str, float]) -> bool:
+    """Return whether metrics contain all others with the same values; NaN equals NaN."""
     return all(
-        name in facts and (value == facts[name] or (math.isnan(value) and math.isnan(facts[name])))
-        for name, value in metrics.items()
+        name in metrics and (value == metrics[name] or (math.isnan(value) and math.isnan(metrics[name])))
+        for name, value in others.items()
     )
 
 
-def _whole(path: Path) -> Entry:
+def _read_complete(path: Path) -> Entry:
     entry = read_manifest(path)
     if not is_complete(entry):
-        shards = " Shards must lie in a folder that all ranks share; without one, Checkpoint(..., sharded=False) "
+        shards = " Shards must be in a folder that all ranks share; without one, Checkpoint(..., sharded=False) "
         raise ValueError(
-            f"The checkpoint {path} cannot be reported: not all of its files are there as its manifest tells."
+            f"The checkpoint {path} cannot be reported: files of its manifest are missing, or have another size."
             + f"{shards}gathers everything on the main rank." * bool(entry.shards)
         )
     return entry

@@ -1,4 +1,4 @@
-"""A session without Ray: what is reported lies in a folder, as Ray would have stored it."""
+"""A session without Ray: reports are stored in a folder, as Ray would do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from heliograph.builtin_callbacks.ray.session import Notice
-from heliograph.builtin_callbacks.ray.storage.checkpoints import StoredFolder, listed, name_of
+from heliograph.builtin_callbacks.ray.storage.checkpoints import StoredFolder, list_reports, report_name
 from heliograph.core.host import hosted_by
 from heliograph.core.result import RunResult
 from heliograph.events import Progress
@@ -27,20 +27,20 @@ class CountingFolder(StoredFolder):
 
 
 class FakeSession:
-    """What a run tells it, in lists.
+    """Keeps what a run reports, in lists.
 
     Args:
-        storage: where what is reported is copied to.
-        call: which call of a launcher this is.
+        storage: the folder to which reports are copied.
+        call: the id of the launcher's call.
         is_restart: whether it is not the first attempt.
-        answers: what `report` returns, one after the other; None behind them.
+        answers: the values of `report`, in order; then None.
     """
 
     def __init__(
         self, storage: Path, call: str = "one", *, is_restart: bool = False, answers: tuple[Notice | None, ...] = ()
     ) -> None:
         self.storage, self.call, self.is_restart = storage, call, is_restart
-        self.left: Notice | None = None
+        self.exit_notice: Notice | None = None
         self.warned: Notice | None = None
         self.reports: list[tuple[dict[str, float], list[str] | None]] = []
         self.beginnings: list[tuple[int, Path | None]] = []
@@ -48,7 +48,7 @@ class FakeSession:
         self.fetches: list[str] = []
         self.before_report: Callable[[], object] = bool
         self._answers = iter(answers)
-        found = listed(LocalFileSystem(), str(storage))
+        found = list_reports(LocalFileSystem(), str(storage))
         self._first = self._next = max((each.number for each in found), default=0) + 1
 
     def report(self, metrics: dict[str, float], folder: Path | None) -> Notice | None:
@@ -56,14 +56,14 @@ class FakeSession:
         names = None
         if folder is not None:
             names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-            shutil.copytree(folder, self.storage / name_of(self._next, self.call))
+            shutil.copytree(folder, self.storage / report_name(self._next, self.call))
             self._next += 1
         self.reports.append((dict(metrics), names))
         return next(self._answers, None)
 
-    def stored(self) -> list[StoredFolder]:
+    def stored_reports(self) -> list[StoredFolder]:
         found = []
-        for each in listed(LocalFileSystem(), str(self.storage)):
+        for each in list_reports(LocalFileSystem(), str(self.storage)):
             is_own = each.call == self.call and each.number < self._first
             found.append(CountingFolder(each.filesystem, each.path, is_own=is_own))
             found[-1].fetches = self.fetches
@@ -72,18 +72,18 @@ class FakeSession:
     def notice(self) -> Notice | None:
         return self.warned
 
-    def leave(self, notice: Notice) -> None:
-        self.left = notice
+    def record_exit(self, notice: Notice) -> None:
+        self.exit_notice = notice
 
-    def pulse(self, run: str, progress: Progress) -> None:
+    def update_progress(self, run: str, progress: Progress) -> None:
         self.pulses.append(progress.batches)
 
-    def resumed(self, run: str, progress: Progress, path: Path | None) -> None:
+    def record_start(self, run: str, progress: Progress, path: Path | None) -> None:
         self.beginnings.append((progress.batches, path))
 
 
 class FakeHost:
-    """Does nothing but hold a session."""
+    """Has a session, and does nothing."""
 
     def __init__(self, session: FakeSession) -> None:
         self.session = session
@@ -97,6 +97,6 @@ class FakeHost:
 
 @contextmanager
 def on_ray(session: FakeSession) -> Iterator[FakeSession]:
-    """Have every training within talk to a session."""
+    """Use a session for every training in the context."""
     with hosted_by(FakeHost(session)):
         yield session

@@ -1,4 +1,4 @@
-"""The connection to a cluster: to the one that is there, or to one for as long as it is needed."""
+"""The connection to a cluster: to an existing one, or to one that is started and ended here."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from heliograph.builtin_callbacks.ray import cluster as starting
-from heliograph.builtin_callbacks.ray.cluster import connected, intervals
+from heliograph.builtin_callbacks.ray.cluster import connect, intervals
 
 
 class FakeRay:
-    """Takes note of what is done to it.
+    """Records its calls.
 
     Args:
         here: the address of the cluster that it is connected to; empty for none.
@@ -28,7 +28,7 @@ class FakeRay:
         return bool(self.here)
 
     def init(self, address: str, **options: Any) -> None:
-        """Connect, and take SIGTERM for itself, as Ray does."""
+        """Connect, and install a handler of SIGTERM, as Ray does."""
         if address == "nowhere:1":
             raise ConnectionError("nobody answers")
         self.done.append((address, options))
@@ -41,35 +41,35 @@ class FakeRay:
         self.here = ""
 
     def cluster_resources(self) -> dict[str, float]:
-        """Return what it has."""
+        """Return its resources."""
         return {"CPU": 2.0}
 
     def get_runtime_context(self) -> Any:
-        """Return where it is."""
+        """Return its address."""
         return SimpleNamespace(gcs_address=self.here)
 
 
 def use(monkeypatch: pytest.MonkeyPatch, ray: FakeRay) -> FakeRay:
-    """Have Ray be this one."""
+    """Replace Ray."""
     monkeypatch.setattr(starting, "require", lambda *args, **kwargs: ray)
-    monkeypatch.setattr(starting, "create_connection", lambda place, limit: SimpleNamespace(close=bool))
+    monkeypatch.setattr(starting, "create_connection", lambda address, timeout: SimpleNamespace(close=bool))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     return ray
 
 
-def test_what_this_machine_does_not_have_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_resources_of_a_started_cluster_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = use(monkeypatch, FakeRay())
     message = "The workers take 2 GPU, and the cluster that RayLauncher has started on this machine has 0"
-    with pytest.raises(ValueError, match=message), connected(None, needed={"CPU": 2.0, "GPU": 2.0}):
+    with pytest.raises(ValueError, match=message), connect(None, needed={"CPU": 2.0, "GPU": 2.0}):
         pass
     assert ray.done[1:] == ["shutdown"]
-    with connected("other:1", needed={"GPU": 2.0}):
+    with connect("other:1", needed={"GPU": 2.0}):
         assert ray.here == "other:1"
 
 
-def test_without_a_cluster_one_is_started_with_a_cpu_for_each_worker_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_is_started_with_a_cpu_for_each_worker_and_shut_down(monkeypatch: pytest.MonkeyPatch) -> None:
     ray, before = use(monkeypatch, FakeRay()), signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyError), connected(None, needed={}, cpus=1000):
+    with pytest.raises(KeyError), connect(None, needed={}, cpus=1000):
         assert ray.done == [("local", {"num_cpus": 1000, "include_dashboard": False})]
         assert signal.getsignal(signal.SIGTERM) == before
         raise KeyError
@@ -77,86 +77,86 @@ def test_without_a_cluster_one_is_started_with_a_cpu_for_each_worker_and_ended(m
     assert not ray.is_initialized()
 
 
-def test_a_cluster_that_is_started_has_the_cores_of_the_machine_at_least(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_started_cluster_has_at_least_the_cores_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = use(monkeypatch, FakeRay())
-    with connected(None, needed={}):
+    with connect(None, needed={}):
         assert ray.done[0][1]["num_cpus"] == os.cpu_count()
 
 
 @pytest.mark.parametrize(("cpus", "said"), [(2, []), (8, ["the workers take 8 CPUs, and this machine has 2 cores,"])])
-def test_workers_that_share_cores_are_told_of(
+def test_workers_that_share_cores_cause_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, cpus: int, said: list[str]
 ) -> None:
     use(monkeypatch, FakeRay())
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    with connected(None, needed={}, cpus=cpus):
+    with connect(None, needed={}, cpus=cpus):
         pass
     assert [each.split(" which")[0] for each in caplog.messages] == said
 
 
 @pytest.mark.parametrize(("address", "variable"), [("host:6379", None), (None, "host:6379"), ("host:6379", "other:1")])
-def test_a_cluster_somewhere_else_is_joined_and_left(
+def test_an_existing_cluster_is_connected_to_and_disconnected_from(
     monkeypatch: pytest.MonkeyPatch, address: str | None, variable: str | None
 ) -> None:
     ray = use(monkeypatch, FakeRay())
     if variable is not None:
         monkeypatch.setenv("RAY_ADDRESS", variable)
-    with connected(address, needed={}):
+    with connect(address, needed={}):
         pass
     assert ray.done == [("host:6379", {}), "shutdown"]
 
 
 @pytest.mark.parametrize("address", [None, "auto", "host:6379"])
-def test_a_connection_that_is_there_is_used_and_left_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, address: str | None
-) -> None:
+def test_an_existing_connection_is_used_and_kept(monkeypatch: pytest.MonkeyPatch, address: str | None) -> None:
     ray = use(monkeypatch, FakeRay("host:6379"))
-    with connected(address, needed={}):
+    with connect(address, needed={}):
         pass
     assert ray.done == []
 
 
 def test_a_connection_to_another_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, FakeRay("host:6379"))
-    with pytest.raises(RuntimeError, match=r"'other:1' was asked for, but .* cluster at host:6379. Leave address out"):
-        connected("other:1", needed={}).__enter__()
+    with pytest.raises(RuntimeError, match=r"'other:1' was given, but .* cluster at host:6379. Leave address= out"):
+        connect("other:1", needed={}).__enter__()
 
 
-def test_where_there_is_no_cluster_the_error_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_cluster_the_error_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = use(monkeypatch, FakeRay())
-    with pytest.raises(ConnectionError, match=r"no Ray cluster at 'nowhere:1': nobody answers. `ray start --head`"):
-        connected("nowhere:1", needed={}).__enter__()
+    with pytest.raises(
+        ConnectionError, match=r"no Ray cluster at 'nowhere:1': nobody answers. Start one with `ray start --head`"
+    ):
+        connect("nowhere:1", needed={}).__enter__()
     assert ray.done == []
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:6399", "[::1]:6399"])
-def test_an_address_where_nobody_answers_is_told_of_before_ray_tries(
+def test_an_address_that_does_not_answer_is_refused_before_ray_tries(
     monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
     ray, tried = use(monkeypatch, FakeRay()), list[Any]()
 
-    def refuse(place: tuple[str, int], limit: float) -> None:
-        tried.append((place, limit))
+    def refuse(address: tuple[str, int], timeout: float) -> None:
+        tried.append((address, timeout))
         raise TimeoutError("timed out")
 
     monkeypatch.setattr(starting, "create_connection", refuse)
     with pytest.raises(ConnectionError, match=f"There is no Ray cluster at '{re.escape(address)}': timed out"):
-        connected(address, needed={}).__enter__()
+        connect(address, needed={}).__enter__()
     assert tried == [((address.rpartition(":")[0].strip("[]"), 6399), 10.0)]
     assert ray.done == []
 
 
-def test_what_the_environment_names_is_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_address_in_the_environment_is_checked_too(monkeypatch: pytest.MonkeyPatch) -> None:
     ray = use(monkeypatch, FakeRay())
     monkeypatch.setenv("RAY_ADDRESS", "http://host:8265")
     with pytest.raises(ValueError, match="RAY_ADDRESS is 'auto', 'host:port', or None; got 'http://host:8265'"):
-        connected(None, needed={}).__enter__()
+        connect(None, needed={}).__enter__()
     monkeypatch.setenv("RAY_ADDRESS", "local")
-    with connected(None, needed={}):
+    with connect(None, needed={}):
         assert ray.done[0][0] == "local"
 
 
-def test_only_the_intervals_that_were_given_are_told_to_ray() -> None:
+def test_only_given_intervals_become_environment_variables() -> None:
     assert intervals(None, None) == {}
     assert intervals(0.5, 2) == {
         "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",

@@ -1,4 +1,4 @@
-"""Ray datasets as loaders, as far as that needs no Ray: dealing out, batching, materialized rows, refusals."""
+"""Ray datasets as loaders, without a cluster: distribution, batches, materialized rows, errors."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import ray
 import torch
 from heliograph.builtin_callbacks.ray.data import loaders
 from heliograph.builtin_callbacks.ray.data import stream as streaming
-from heliograph.builtin_callbacks.ray.data.columns import Gathered, batcher, digest
-from heliograph.builtin_callbacks.ray.data.dealt_rows import Dealer, Pass
-from heliograph.builtin_callbacks.ray.data.execution import shared_dealer, warn_if_full
-from heliograph.builtin_callbacks.ray.data.loaders import RayRows, loader_of
+from heliograph.builtin_callbacks.ray.data.columns import RowBuffer, digest, make_batcher
+from heliograph.builtin_callbacks.ray.data.distributor import DatasetPass, RowDistributor
+from heliograph.builtin_callbacks.ray.data.execution import start_shared_distributor, warn_if_full
+from heliograph.builtin_callbacks.ray.data.loaders import RayRows, make_loader
 from heliograph.builtin_callbacks.ray.data.stream import RayStream
-from heliograph.builtin_callbacks.ray.launcher.failures import follows
+from heliograph.builtin_callbacks.ray.launcher.failures import is_secondary
 from heliograph.core.data.loaders import LoaderParams, training_loaders
 from heliograph.core.data.order.shares import Share
 from heliograph.core.data.sources.choice import source_of
@@ -36,7 +36,7 @@ ARROW: Any = import_module("pyarrow")  # without types
 
 
 class Executor:
-    """Knows whether it was shut down."""
+    """Records whether it was shut down."""
 
     is_shut_down = False
 
@@ -45,7 +45,7 @@ class Executor:
 
 
 class Executed:
-    """Stands in for a Ray dataset: blocks of numbered rows."""
+    """A fake Ray dataset: blocks of numbered rows."""
 
     def __init__(self, *rows: int) -> None:
         self.context = SimpleNamespace(execution_options=SimpleNamespace(preserve_order=False), _execution_idx=0)
@@ -72,11 +72,11 @@ class Executed:
 def _without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray, "get", lambda references: references)
     for module in (streaming, loaders):
-        monkeypatch.setattr(module, "copied", lambda dataset: dataset)
+        monkeypatch.setattr(module, "copy_dataset", lambda dataset: dataset)
 
 
 def nothing(done: int, batches: int) -> None:
-    """Hear how far a replay is."""
+    """Ignore the progress of a replay."""
 
 
 def reading(batch: int = 0, epoch: int = 0) -> Reading:
@@ -96,7 +96,7 @@ SIZES = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(sum)
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(sizes=SIZES, batch_size=st.integers(1, 5), ranks=st.integers(1, 4), drop_last=st.booleans(), data=st.data())
-def test_a_stream_is_dealt_out_as_a_map_style_dataset_is(
+def test_a_stream_is_distributed_as_a_map_style_dataset_is(
     sizes: list[int], batch_size: int, ranks: int, *, drop_last: bool, data: st.DataObject
 ) -> None:
     """From any position on; the blocks that the rows came in show nowhere."""
@@ -117,13 +117,13 @@ def test_fewer_rows_than_ranks_are_read_again() -> None:
     assert ids(source_of(stream(Executed(2), 4), Share(0, 1, 5)).open(reading())) == [[0], [1], [0], [1], [0]]
 
 
-def test_whole_batches_are_dealt_out_to_an_evaluation() -> None:
-    order = Pass(0, 0, 0, 0, 3, 2, fills_up=False)
+def test_an_evaluation_distributes_whole_batches() -> None:
+    order = DatasetPass(0, 0, 0, 0, 3, 2, fills_up=False)
     assert [part.tolist() for part in order.parts(first=3, rows=8)] == [[3, 4], [0, 5, 6], [1, 2, 7]]
     assert [part.tolist() for part in order.parts(first=0, rows=1)] == [[0], [], []]
 
 
-def test_an_execution_that_is_left_is_ended() -> None:
+def test_an_abandoned_execution_is_shut_down() -> None:
     dataset = Executed(4, 4, 4)
     source = source_of(stream(dataset, 2))
     assert dataset.context.execution_options.preserve_order is False
@@ -144,26 +144,26 @@ def test_an_execution_that_is_left_is_ended() -> None:
 def test_a_dataset_that_has_shrunk_is_refused() -> None:
     source = source_of(stream(Executed(5), 2))
     assert list(source.open(reading(batch=3))) == []
-    with pytest.raises(ValueError, match="ended after 5 rows, of which 8 had been read"):
+    with pytest.raises(ValueError, match="ended after 5 rows, but 8 had been read"):
         source.open(reading(batch=4))
 
 
 def test_an_execution_that_failed_is_not_at_its_end() -> None:
-    """Requests overtake one another, so the next piece may be asked for behind the one that failed."""
+    """Requests overtake one another, so a piece may be requested after a later one has failed."""
     dataset = Executed(2, 2)
     dataset.blocks[1:] = [None]
-    dealer, order = Dealer(dataset, 1), Pass(1, 0, 0, 0, 1, 1, fills_up=True)
-    assert dealer.pieces(order, 0, [0]) is not None
+    distributor, order = RowDistributor(dataset, 1), DatasetPass(1, 0, 0, 0, 1, 1, fills_up=True)
+    assert distributor.read_piece(order, 0, [0]) is not None
     for number in (2, 1):
         with pytest.raises(TypeError, match="NoneType"):
-            dealer.pieces(order, number, [0])
-    assert dealer.pieces(replace(order, number=2), 0, [0]) is not None
+            distributor.read_piece(order, number, [0])
+    assert distributor.read_piece(replace(order, number=2), 0, [0]) is not None
 
 
 @pytest.mark.parametrize(
     ("error", "is_lost"), [(RayActorError(error_msg="the node died"), True), (WorkerCrashedError(), False)]
 )
-def test_an_execution_that_lost_a_machine_fails_as_a_worker_that_did(
+def test_a_process_loss_in_an_execution_is_a_secondary_error(
     error: RayError, is_lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lose(reference: Any) -> Any:
@@ -172,13 +172,13 @@ def test_an_execution_that_lost_a_machine_fails_as_a_worker_that_did(
     monkeypatch.setattr(ray, "get", lose)
     with pytest.raises(RayActorError if is_lost else RuntimeError) as caught:
         list(source_of(stream(Executed(4), 2)).open(reading()))
-    assert follows(caught.value) == is_lost
+    assert is_secondary(caught.value) == is_lost
     assert is_lost or str(caught.value).startswith("The Ray dataset could not be executed: ")
 
 
-def test_a_resume_sees_whether_the_epoch_begins_alike() -> None:
-    def resumed(begun: Executed, again: Executed) -> tuple[str, dict[str, Any]]:
-        first, second = source_of(stream(begun, 2)), source_of(stream(again, 2))
+def test_a_resume_compares_the_first_row_of_the_epoch() -> None:
+    def resumed(before: Executed, again: Executed) -> tuple[str, dict[str, Any]]:
+        first, second = source_of(stream(before, 2)), source_of(stream(again, 2))
         next(first.open(reading()))
         second.load_state_dict(first.state_dict(between_epochs=False))
         list(second.open(reading(batch=1)))
@@ -193,11 +193,11 @@ def test_a_resume_sees_whether_the_epoch_begins_alike() -> None:
     assert resumed(Executed(6), reversed_) == ("not exact", {"head": None, "has_changed": True})
 
 
-def test_a_replay_is_told() -> None:
-    told: list[tuple[int, int]] = []
+def test_the_progress_of_a_replay_is_reported() -> None:
+    calls: list[tuple[int, int]] = []
     source = source_of(stream(Executed(6), 2))
-    list(source.open(Reading(1, 0, 2, True, lambda done, batches: told.append((done, batches)))))
-    assert told == [(0, 2), (2, 2)]
+    list(source.open(Reading(1, 0, 2, True, lambda done, batches: calls.append((done, batches)))))
+    assert calls == [(0, 2), (2, 2)]
 
 
 def test_an_epoch_that_other_ranks_have_ended_is_not_read() -> None:
@@ -219,13 +219,13 @@ def test_what_a_collate_function_draws_is_keyed_by_batch_and_rank() -> None:
     assert torch.get_rng_state().tolist() == state
 
 
-def test_gathered_rows() -> None:
-    gathered = Gathered()
+def test_a_row_buffer_is_first_in_first_out() -> None:
+    buffer = RowBuffer()
     for piece in (None, {"a": np.arange(0)}, {"a": np.arange(3)}, {"a": np.arange(3, 8)}):
-        gathered.add(piece)
-    assert gathered.rows == 8
-    assert [gathered.take(rows)["a"].tolist() for rows in (2, 4, 9)] == [[0, 1], [2, 3, 4, 5], [6, 7]]
-    assert gathered.rows == 0
+        buffer.add(piece)
+    assert buffer.rows == 8
+    assert [buffer.pop(rows)["a"].tolist() for rows in (2, 4, 9)] == [[0, 1], [2, 3, 4, 5], [6, 7]]
+    assert buffer.rows == 0
 
 
 def rows_of(*sizes: int, names: list[str] | None = None) -> RayRows:
@@ -240,17 +240,17 @@ def test_materialized_rows_are_a_map_style_dataset() -> None:
     assert len(rows_of(0)) == 0
 
 
-def test_blocks_do_not_change_what_rows_are_told_by() -> None:
+def test_blocks_do_not_change_the_digest_of_rows() -> None:
     assert rows_of(3, 5).facts == rows_of(8).facts
     assert rows_of(9).facts != rows_of(8).facts
 
 
-def test_a_shuffle_of_materialized_rows_is_entered_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shuffle_of_materialized_rows_starts_at_any_position(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.data.dataset.MaterializedDataset", Executed)
 
     def source(**options: Any) -> MapSource:
         params = LoaderParams(batch_size=3, shuffle=True)
-        found = source_of(loader_of(Executed(5, 9), {**params, **options}, "train"))
+        found = source_of(make_loader(Executed(5, 9), {**params, **options}, "train"))
         assert isinstance(found, MapSource)
         return found
 
@@ -268,18 +268,18 @@ def test_a_shuffle_of_materialized_rows_is_entered_anywhere(monkeypatch: pytest.
 
 def test_columns_become_tensors() -> None:
     columns = {"x": np.ones((2, 3), np.float32), "y": np.array([True, False])}
-    assert batcher(None, None)(columns)["x"].dtype is torch.float32
-    assert [part.shape for part in batcher(["y", "x"], None)(columns)] == [(2,), (2, 3)]
+    assert make_batcher(None, None)(columns)["x"].dtype is torch.float32
+    assert [part.shape for part in make_batcher(["y", "x"], None)(columns)] == [(2,), (2, 3)]
 
     columns["x"].flags.writeable = False
-    batcher(None, None)(columns)["x"].add_(1)
+    make_batcher(None, None)(columns)["x"].add_(1)
     assert columns["x"].max() == 1
 
 
-def test_what_no_tensor_holds_is_refused() -> None:
-    with pytest.raises(TypeError, match="Column 'name' of the Ray dataset holds object, which no tensor holds"):
-        batcher(None, None)({"name": np.array(["a", None], dtype=object)})
-    assert batcher(None, lambda columns: list(columns))({"name": np.array(["a"], dtype=object)}) == ["name"]
+def test_a_dtype_that_no_tensor_has_is_refused() -> None:
+    with pytest.raises(TypeError, match="Column 'name' of the Ray dataset has the dtype object, which no tensor has"):
+        make_batcher(None, None)({"name": np.array(["a", None], dtype=object)})
+    assert make_batcher(None, lambda columns: list(columns))({"name": np.array(["a"], dtype=object)}) == ["name"]
 
 
 def test_objects_have_a_digest_too() -> None:
@@ -290,24 +290,24 @@ def test_objects_have_a_digest_too() -> None:
 @pytest.mark.parametrize(
     ("params", "text"),
     [
-        ({"num_workers": 2}, r"loader_params\['num_workers'\] is not for the train dataset, which is Ray's"),
-        ({"pin_memory": True}, "Ray loads ahead by itself"),
-        ({"shuffle": True}, "so its order is its own: shuffle with Ray"),
-        ({"sampler": [1]}, "so its order is its own: shuffle with Ray"),
+        ({"num_workers": 2}, r"loader_params\['num_workers'\] is not for the train dataset, which is a Ray dataset"),
+        ({"pin_memory": True}, "Ray prefetches by itself"),
+        ({"shuffle": True}, "so the loader cannot choose its order: shuffle with Ray"),
+        ({"sampler": [1]}, "so the loader cannot choose its order: shuffle with Ray"),
         ({"batch_size": 0}, "must be a whole number, at least 1; got 0"),
         ({"batch_size": None}, "must be a whole number, at least 1; got None"),
         ({"columns": "x"}, r"takes names such as \('image', 'label'\), got 'x'"),
-        ({"draws_per": "sample"}, "only its collate_fn here: keyed by batch"),
+        ({"draws_per": "sample"}, "only its collate_fn draws in this process"),
     ],
 )
-def test_parameters_that_cannot_be_kept_are_refused(params: dict[str, Any], text: str) -> None:
+def test_parameters_that_are_not_for_ray_datasets_are_refused(params: dict[str, Any], text: str) -> None:
     with pytest.raises(ValueError, match=text):
-        loader_of(Executed(4), params, "train")
+        make_loader(Executed(4), params, "train")
 
 
 def test_a_loader_needs_a_batch_size() -> None:
     with pytest.raises(TypeError, match=r"The train loader is a Ray dataset: say how to batch it, loader_params="):
-        loader_of(Executed(4), None, "train")
+        make_loader(Executed(4), None, "train")
 
 
 def test_unknown_columns_are_refused() -> None:
@@ -320,17 +320,17 @@ def test_columns_are_for_ray_datasets_only() -> None:
         training_loaders(TensorDataset(torch.ones(2)), {"columns": ["x"]})
 
 
-def test_a_stream_can_be_looped_over() -> None:
+def test_a_stream_is_iterable() -> None:
     assert ids(iter(stream(Executed(3, 2), 2))) == [[0, 1], [2, 3], [4]]
 
 
 def test_a_rank_must_be_connected_to_ray() -> None:
     with pytest.raises(RuntimeError, match="This process is not connected to Ray"):
-        shared_dealer(Executed(4), h.DeviceEngine("cpu"), asking=1)
+        start_shared_distributor(Executed(4), h.DeviceEngine("cpu"), prefetch=1)
 
 
 @pytest.mark.parametrize("free", [{}, {"CPU": 0.0}, {"CPU": 1.0}])
-def test_a_cluster_without_a_free_cpu_is_told_of(
+def test_a_cluster_without_a_free_cpu_causes_a_warning(
     free: dict[str, float], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ray, "available_resources", lambda: free)
@@ -340,11 +340,11 @@ def test_a_cluster_without_a_free_cpu_is_told_of(
     )
 
 
-def test_the_main_rank_ends_the_actor_that_executes_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_main_rank_kills_the_shared_actor(monkeypatch: pytest.MonkeyPatch) -> None:
     killed: list[Any] = []
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray, "kill", killed.append)
-    monkeypatch.setattr(streaming, "shared_dealer", lambda dataset, engine, *, asking: f"of {engine.rank}")
+    monkeypatch.setattr(streaming, "start_shared_distributor", lambda dataset, engine, *, prefetch: f"of {engine.rank}")
     for rank in range(2):
         engine: Any = SimpleNamespace(is_main=rank == 0, rank=rank)
         source = stream(Executed(8), 2).source(Share(rank, 2, 2), engine, fills_up=True)

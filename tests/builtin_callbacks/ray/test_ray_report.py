@@ -1,4 +1,4 @@
-"""RayReport: what is reported and when, what a restart goes on from, and how a run leaves."""
+"""RayReport: what is reported and when, what a restart resumes, and how a run exits."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ PREEMPTED = Notice("ray", "the machine of rank 0 is to be taken away")
 
 
 class GoneError(RuntimeError):
-    """Stands for the end of a worker."""
+    """Replaces the death of a worker."""
 
 
 class Dies(Plugin):
-    """Ends a run in its midst."""
+    """Ends a run at a batch."""
 
     affects_training = False
 
@@ -62,7 +62,7 @@ class Dies(Plugin):
 
 @pytest.fixture
 def fit(task: Make, batches: Make, sgd: Make, weights: Make) -> Fit:
-    """Return what trains for some epochs of five batches, saves and validates, and returns the weights, too."""
+    """Return a function that trains for some epochs of five batches, and returns the result and the weights."""
 
     def train(*plugins: Any, epochs: int = 2, name: str = "run", validates: bool = False) -> Any:
         mine = task(dropout=0.5)
@@ -110,8 +110,8 @@ def test_a_checkpoint_is_reported_with_its_manifest_and_the_metrics_of_its_save(
     assert not list((tmp_path / "here").glob(".*"))
 
 
-def test_only_on_ray_a_folder_is_waited_for(fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that Ray has ended may hold it for a moment, while those that make up for them begin."""
+def test_only_on_ray_a_locked_folder_is_waited_for(fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that Ray has ended may keep its lock for a moment, while those that replace them start."""
     waits, open_ = [], storage.Store.open
 
     def note(store: storage.Store, patience: float = 0.0) -> list[str]:
@@ -125,7 +125,9 @@ def test_only_on_ray_a_folder_is_waited_for(fit: Fit, tmp_path: Path, monkeypatc
     assert waits == [0.0, RayReport.patience]
 
 
-def test_the_best_travels_along_where_it_is_another(scripted: Make, batches: Make, sgd: Make, tmp_path: Path) -> None:
+def test_the_best_checkpoint_is_reported_too_if_it_is_another(
+    scripted: Make, batches: Make, sgd: Make, tmp_path: Path
+) -> None:
     checkpoint = Checkpoint(tmp_path / "here", keep_best=1, monitor="validation/loss")
     plugins = [ValidationSchedule(Every(epochs=1)), SaveSchedule(Every(epochs=1)), checkpoint, RayReport()]
     with on_ray(FakeSession(tmp_path / "there")) as session:
@@ -154,14 +156,14 @@ def test_a_validation_without_a_save_is_reported_at_the_next_batch(fit: Fit, tmp
     assert session.reports[-1][0]["validation/loss"] == result.metrics["validation/loss"]
 
 
-def test_what_is_left_at_the_end_is_reported_once(fit: Fit, tmp_path: Path) -> None:
+def test_unreported_metrics_are_reported_once_at_the_end(fit: Fit, tmp_path: Path) -> None:
     with on_ray(FakeSession(tmp_path)) as session:
         fit(ValidationSchedule(At(steps=10)), LogSchedule(Every(steps=5)), validates=True)
     assert [facts["step"] for facts, _ in session.reports] == [5, 10]
     assert {"train/loss", "validation/loss"} <= session.reports[-1][0].keys()
 
 
-def test_logs_are_reported_by_the_clock(fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logs_are_reported_at_an_interval(fit: Fit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr(ray_report, "monotonic", lambda: clock[0])
 
@@ -176,7 +178,7 @@ def test_logs_are_reported_by_the_clock(fit: Fit, tmp_path: Path, monkeypatch: p
     assert session.reports[1][0].keys() == {"train/loss", "epoch", "step"}
 
 
-def test_a_save_in_the_background_is_reported_when_it_is_there(fit: Fit, tmp_path: Path) -> None:
+def test_a_background_save_is_reported_when_it_is_written(fit: Fit, tmp_path: Path) -> None:
     with on_ray(FakeSession(tmp_path / "there")) as session:
         fit(ValidationSchedule(Every(batches=2)), *saving(tmp_path / "here", background=True), validates=True)
     saved = [facts for facts, names in session.reports if names is not None]
@@ -187,7 +189,7 @@ def test_a_save_in_the_background_is_reported_when_it_is_there(fit: Fit, tmp_pat
     assert {facts["step"] for facts, _ in session.reports} == {2, 4, 6, 8, 10}
 
 
-def test_what_was_measured_behind_a_save_is_not_lost_with_it(fit: Fit, tmp_path: Path) -> None:
+def test_metrics_measured_after_a_save_are_reported_too(fit: Fit, tmp_path: Path) -> None:
     plugins = [ValidationSchedule(Every(epochs=1)), *saving(tmp_path / "here", At(steps=10), background=True)]
     with on_ray(FakeSession(tmp_path / "there")) as session:
         result, _ = fit(*plugins, validates=True)
@@ -226,17 +228,20 @@ def test_an_error_of_the_storage_fails_the_run(fit: Fit, tmp_path: Path) -> None
     assert not list((tmp_path / "here").glob(".run.report"))
 
 
-def test_a_checkpoint_that_is_not_all_there_is_refused(fit: Fit, tmp_path: Path) -> None:
+def test_an_incomplete_checkpoint_is_refused(fit: Fit, tmp_path: Path) -> None:
     class Damages(Plugin):
         @on(CheckpointSaved)
         def damage(self, run: Run, event: CheckpointSaved) -> None:
             event.path.write_bytes(b"")
 
-    with on_ray(FakeSession(tmp_path / "there")), pytest.raises(ValueError, match="not all of its files are there"):
+    with (
+        on_ray(FakeSession(tmp_path / "there")),
+        pytest.raises(ValueError, match="files of its manifest are missing, or have another size"),
+    ):
         fit(*saving(tmp_path / "here"), Damages())
 
 
-# What a restart goes on from.
+# What a restart resumes.
 
 
 @pytest.mark.parametrize("resume", [None, "auto"])
@@ -260,7 +265,7 @@ def test_a_restart_elsewhere_equals_the_uninterrupted_run(fit: Fit, tmp_path: Pa
     ]
 
 
-def test_a_damaged_one_is_passed_over_for_the_one_before(fit: Fit, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(fit: Fit, tmp_path: Path) -> None:
     there = tmp_path / "there"
     with on_ray(FakeSession(there)), pytest.raises(GoneError):
         fit(*saving(tmp_path / "first"), Dies(9))
@@ -280,16 +285,16 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(fit: Fit, tmp_path: Pat
     assert not list((tmp_path / "second").glob(".*"))
 
 
-def test_a_restart_begins_afresh_where_nothing_is_whole(fit: Fit, tmp_path: Path) -> None:
+def test_a_restart_without_an_intact_checkpoint_starts_from_the_beginning(fit: Fit, tmp_path: Path) -> None:
     there = tmp_path / "there"
     (there / "checkpoint_000001_one").mkdir(parents=True)
     with on_ray(FakeSession(there, is_restart=True)) as session:
         result, _ = fit(*saving(tmp_path / "here"))
     assert session.beginnings == [(0, None)]
-    assert "begins afresh: Ray's storage has no whole checkpoint of 'run' from this call" in result.notes
+    assert "begins afresh: Ray's storage has no intact checkpoint of 'run' from this call" in result.notes
 
 
-def test_checkpoints_of_another_run_are_not_taken(fit: Fit, tmp_path: Path) -> None:
+def test_checkpoints_of_another_run_are_not_resumed(fit: Fit, tmp_path: Path) -> None:
     there = tmp_path / "there"
     with on_ray(FakeSession(there)), pytest.raises(GoneError):
         fit(*saving(tmp_path / "first"), name="before", epochs=1)
@@ -305,7 +310,7 @@ def test_checkpoints_of_another_run_are_not_taken(fit: Fit, tmp_path: Path) -> N
     assert before.progress.batches == 5
 
 
-def test_another_call_goes_on_only_where_it_is_told_to(fit: Fit, tmp_path: Path) -> None:
+def test_another_call_resumes_only_with_resume_auto(fit: Fit, tmp_path: Path) -> None:
     there = tmp_path / "there"
     with on_ray(FakeSession(there, "one")):
         fit(*saving(tmp_path / "first"), epochs=1)
@@ -318,14 +323,14 @@ def test_another_call_goes_on_only_where_it_is_told_to(fit: Fit, tmp_path: Path)
     assert session.beginnings == [(0, None)]
 
 
-def test_a_second_training_of_a_process_does_not_go_on_from_the_first(fit: Fit, tmp_path: Path) -> None:
+def test_a_second_training_of_a_process_does_not_resume_the_first(fit: Fit, tmp_path: Path) -> None:
     with on_ray(FakeSession(tmp_path / "there")) as session:
         fit(*saving(tmp_path / "here"), epochs=1)
         fit(*saving(tmp_path / "here"), epochs=1)
     assert session.beginnings == [(0, None), (0, None)]
 
 
-def test_what_lies_in_the_folder_is_not_fetched(fit: Fit, tmp_path: Path) -> None:
+def test_a_checkpoint_in_the_folder_is_not_fetched(fit: Fit, tmp_path: Path) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     with on_ray(FakeSession(there)), pytest.raises(GoneError):
         fit(*saving(here), Dies(7))
@@ -335,7 +340,7 @@ def test_what_lies_in_the_folder_is_not_fetched(fit: Fit, tmp_path: Path) -> Non
     assert session.fetches == []
 
 
-def test_what_is_newer_in_the_folder_is_taken_and_said(fit: Fit, tmp_path: Path) -> None:
+def test_a_newer_checkpoint_in_the_folder_is_resumed_and_noted(fit: Fit, tmp_path: Path) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     with on_ray(FakeSession(there)), pytest.raises(GoneError):
         fit(*saving(here, keep_last=2), Dies(7))
@@ -344,10 +349,10 @@ def test_what_is_newer_in_the_folder_is_taken_and_said(fit: Fit, tmp_path: Path)
         result, _ = fit(*saving(here))
     path = here / "run_epoch_1_iter_6.pth"
     assert session.beginnings == [(6, path)]
-    assert f"goes on from {path}, which is newer than what Ray's storage has" in result.notes
+    assert f"resumes {path}, which is newer than what Ray's storage has" in result.notes
 
 
-def test_a_newer_one_of_another_training_is_not_taken(fit: Fit, tmp_path: Path) -> None:
+def test_a_newer_checkpoint_of_another_training_is_not_resumed(fit: Fit, tmp_path: Path) -> None:
     there, stale = tmp_path / "there", tmp_path / "stale"
     fit(*saving(stale))
     with on_ray(FakeSession(there)), pytest.raises(GoneError):
@@ -360,7 +365,7 @@ def test_a_newer_one_of_another_training_is_not_taken(fit: Fit, tmp_path: Path) 
     assert newest.path == result.last_checkpoint
 
 
-def test_the_best_comes_back_too(scripted: Make, batches: Make, sgd: Make, tmp_path: Path) -> None:
+def test_the_best_checkpoint_is_fetched_too(scripted: Make, batches: Make, sgd: Make, tmp_path: Path) -> None:
     def train(folder: Path, values: list[float], epochs: int) -> RunResult:
         checkpoint = Checkpoint(folder, keep_best=1, monitor="validation/loss", load_best="weights")
         plugins = [ValidationSchedule(Every(epochs=1)), SaveSchedule(Every(epochs=1)), checkpoint, RayReport()]
@@ -378,15 +383,15 @@ def test_the_best_comes_back_too(scripted: Make, batches: Make, sgd: Make, tmp_p
     assert f"loaded back at the end: weights of the best checkpoint {best}, validation/loss 1" in result.notes
 
 
-def test_a_run_without_checkpoints_says_what_that_means(fit: Fit, tmp_path: Path) -> None:
+def test_a_run_without_checkpoints_notes_the_consequence(fit: Fit, tmp_path: Path) -> None:
     with on_ray(FakeSession(tmp_path)):
         result, _ = fit(epochs=1)
-    assert "no plugin keeps checkpoints: where a worker is lost, the run begins afresh. Add a Checkpoint." in (
+    assert "no plugin keeps checkpoints: if a worker is lost, the run begins afresh. Add a Checkpoint." in (
         result.notes
     )
 
 
-def test_a_training_that_was_over_reports_that_it_is(fit: Fit, tmp_path: Path) -> None:
+def test_a_finished_training_has_nothing_left_to_do(fit: Fit, tmp_path: Path) -> None:
     with on_ray(FakeSession(tmp_path / "there")):
         fit(*saving(tmp_path / "first", Every(epochs=1)))
     with on_ray(FakeSession(tmp_path / "there", is_restart=True)) as session:
@@ -396,11 +401,11 @@ def test_a_training_that_was_over_reports_that_it_is(fit: Fit, tmp_path: Path) -
     assert session.reports == []
 
 
-# How a run leaves.
+# How a run exits.
 
 
 class Warns(Plugin):
-    """Has a session be warned at a batch."""
+    """Gives a session a notice at a batch."""
 
     def __init__(self, session: FakeSession, at: int) -> None:
         self.session, self.at = session, at
@@ -411,13 +416,13 @@ class Warns(Plugin):
             self.session.warned = PREEMPTED
 
 
-def test_a_machine_that_goes_is_left_with_a_save(fit: Fit, tmp_path: Path) -> None:
+def test_a_run_saves_before_its_machine_is_taken_away(fit: Fit, tmp_path: Path) -> None:
     _, whole = fit(*saving(tmp_path / "whole"))
     session = FakeSession(tmp_path / "there")
     with on_ray(session), pytest.raises(SystemExit) as caught:
         fit(*saving(tmp_path / "first", At(epochs=9)), Warns(session, 7))
     assert caught.value.code == 143
-    assert session.left == PREEMPTED
+    assert session.exit_notice == PREEMPTED
     assert [facts["step"] for facts, _ in session.reports] == [8]
     with on_ray(FakeSession(tmp_path / "there", is_restart=True)) as session:
         _, rest = fit(*saving(tmp_path / "second"))
@@ -425,32 +430,32 @@ def test_a_machine_that_goes_is_left_with_a_save(fit: Fit, tmp_path: Path) -> No
     assert equal(whole, rest)
 
 
-def test_a_validation_is_put_off_where_the_machine_goes(fit: Fit, tmp_path: Path) -> None:
+def test_a_validation_is_postponed_if_the_machine_is_taken_away(fit: Fit, tmp_path: Path) -> None:
     session = FakeSession(tmp_path / "there")
 
-    class WarnsAmid(Plugin):
+    class WarnsInValidation(Plugin):
         @on(ValidationBatchEnd)
         def warn(self, run: Run, event: ValidationBatchEnd) -> None:
             session.warned = PREEMPTED
 
     with on_ray(session), pytest.raises(SystemExit):
-        fit(ValidationSchedule(Every(batches=3)), *saving(tmp_path / "here"), WarnsAmid(), validates=True)
+        fit(ValidationSchedule(Every(batches=3)), *saving(tmp_path / "here"), WarnsInValidation(), validates=True)
     facts = [facts for facts, names in session.reports if names][-1]
     assert facts["step"] == 4
     assert "validation/loss" not in facts
 
 
-def test_a_run_that_ray_ends_is_stopped_by_it(fit: Fit, tmp_path: Path) -> None:
+def test_a_run_that_ray_ends_stops(fit: Fit, tmp_path: Path) -> None:
     notice = Notice("tune", "the scheduler has stopped this trial")
     with on_ray(FakeSession(tmp_path / "there", answers=(None, notice))) as session:
         result, _ = fit(*saving(tmp_path / "here"))
     assert (result.status, result.stopped_by, result.reason) == ("stopped", "tune", notice.reason)
     assert (result.progress.batches, result.exit_status) == (4, 0)
-    assert session.left == notice
+    assert session.exit_notice == notice
     assert len(session.reports) == 2
 
 
-def test_a_run_that_stopped_for_another_reason_has_not_left(fit: Fit, tmp_path: Path) -> None:
+def test_a_run_that_stopped_for_another_reason_has_no_exit_notice(fit: Fit, tmp_path: Path) -> None:
     class Stops(Plugin):
         @on(BatchEnd)
         def stop(self, run: Run, event: BatchEnd) -> None:
@@ -459,7 +464,7 @@ def test_a_run_that_stopped_for_another_reason_has_not_left(fit: Fit, tmp_path: 
     with on_ray(FakeSession(tmp_path)) as session:
         result, _ = fit(Stops())
     assert result.stopped_by == "stops"
-    assert session.left is None
+    assert session.exit_notice is None
 
 
 # The rest.
@@ -489,7 +494,7 @@ def test_options_are_checked(interval: Any, text: str) -> None:
         RayReport(interval)
 
 
-def test_a_run_that_went_back_goes_on_reporting(fit: Fit, tmp_path: Path) -> None:
+def test_a_run_that_rolled_back_reports_again(fit: Fit, tmp_path: Path) -> None:
     class Returns(Plugin):
         done = False
 
@@ -507,7 +512,7 @@ def test_a_run_that_went_back_goes_on_reporting(fit: Fit, tmp_path: Path) -> Non
     assert result.progress.batches == 10
 
 
-def test_a_return_asks_for_the_save_anew(fit: Fit, tmp_path: Path) -> None:
+def test_the_save_is_requested_again_after_a_roll_back(fit: Fit, tmp_path: Path) -> None:
     session = FakeSession(tmp_path / "there")
 
     class Returns(Plugin):
@@ -520,11 +525,11 @@ def test_a_return_asks_for_the_save_anew(fit: Fit, tmp_path: Path) -> None:
 
     with on_ray(session), pytest.raises(SystemExit):
         fit(*saving(tmp_path / "here", At(batches=2)), Returns())
-    assert session.left == PREEMPTED
+    assert session.exit_notice == PREEMPTED
     assert [facts["step"] for facts, _ in session.reports][-1] == 2
 
 
-def test_a_replay_has_nothing_of_ray(fit: Fit, tmp_path: Path) -> None:
+def test_a_replay_cannot_repeat_what_ray_said(fit: Fit, tmp_path: Path) -> None:
     fit(Recorder(tmp_path))
     [path] = tmp_path.glob("*.recording")
     report = replay(path, [RayReport()])

@@ -1,4 +1,4 @@
-"""RayReport on several ranks: every one reports equally often, and only the main one's folder counts."""
+"""RayReport on several ranks: all report equally often, and only the main rank has a folder."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def rank() -> int:
 
 
 def train(session: FakeSession, folder: Path, *plugins: Any, **options: Any) -> dict[str, Any]:
-    """Train on as many ranks as there are, each with a folder of its own, as on machines that share none."""
+    """Train on all ranks, each with a folder of its own, as on machines without a shared file system."""
     torch.manual_seed(0)
     task = Supervised(nn.Sequential(nn.Linear(1, 4), nn.Dropout(0.5), nn.Linear(4, 1)), nn.functional.mse_loss)
     data = torch.arange(40.0)[:, None] / 40
@@ -66,17 +66,17 @@ def train(session: FakeSession, folder: Path, *plugins: Any, **options: Any) -> 
     return outcome | {
         "reports": [(facts.get("step"), names) for facts, names in session.reports],
         "beginnings": session.beginnings,
-        "left": session.left,
+        "left": session.exit_notice,
         "weights": [value.clone() for value in task.model.state_dict().values()],
     }
 
 
 class GoneError(Exception):
-    """Stands for the end of a worker."""
+    """Replaces the death of a worker."""
 
 
 class Dies(Plugin):
-    """Ends a run in its midst, on every rank."""
+    """Ends a run at a batch, on every rank."""
 
     @on(BatchEnd)
     def die(self, run: Run, event: BatchEnd) -> None:
@@ -85,7 +85,7 @@ class Dies(Plugin):
 
 
 class Logs(Plugin):
-    """Asks for things on one rank only."""
+    """Makes requests on one rank only."""
 
     asks = ("log", "validation", "save")
 
@@ -126,18 +126,18 @@ def lose_one(folder: Path) -> dict[str, Any]:
 def test_a_restart_on_fewer_ranks_refuses_another_global_batch(ranks: Pool, tmp_path: Path) -> None:
     ranks(2).run(lose_one, tmp_path)
 
-    def go_on(number: int, *plugins: Any) -> dict[str, Any]:
+    def restart(number: int, *plugins: Any) -> dict[str, Any]:
         session = FakeSession(tmp_path / "there", is_restart=True)
         schedules = [SaveSchedule(Every(steps=2)), ValidationSchedule(Every(epochs=1))]
         return train(session, tmp_path / f"second-{number}", *schedules, *plugins)
 
-    kind, text = go_on(1)["error"]
+    kind, text = restart(1)["error"]
     assert kind == "ValueError"
     assert "2 ranks x batch_size 4 x accumulation 1 made one optimizer step when the checkpoint was written" in text
     assert "1 rank x batch_size 4 x accumulation 1 would now" in text
-    made_up_for = go_on(2, GradientAccumulation(2))
-    assert "error" not in made_up_for
-    assert made_up_for["reports"][-1][0] == 10
+    accumulated = restart(2, GradientAccumulation(2))
+    assert "error" not in accumulated
+    assert accumulated["reports"][-1][0] == 10
 
 
 def ask_on_one(folder: Path, background: bool) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def warn_one(folder: Path) -> dict[str, Any]:
     return train(session, folder / "here", SaveSchedule(At(epochs=9)), ValidationSchedule(Every(steps=2)), Warns())
 
 
-def test_all_leave_where_one_machine_goes(ranks: Pool, tmp_path: Path) -> None:
+def test_all_ranks_exit_if_one_machine_is_taken_away(ranks: Pool, tmp_path: Path) -> None:
     for each in ranks(2).run(warn_one, tmp_path):
         assert each["error"] == ("SystemExit", "143")
         assert each["left"] == PREEMPTED
@@ -191,7 +191,7 @@ def fail_with_a_save_in_flight(folder: Path) -> dict[str, Any]:
                 raise ArithmeticError("on purpose")
 
         @on(RunFailed)
-        def let_go(self, run: Run, event: RunFailed) -> None:
+        def release(self, run: Run, event: RunFailed) -> None:
             gate.set()
 
     with pytest.MonkeyPatch.context() as patch:
@@ -200,11 +200,11 @@ def fail_with_a_save_in_flight(folder: Path) -> dict[str, Any]:
         return train(FakeSession(folder / "there"), folder / "here", *plugins, background=True)
 
 
-def test_a_save_that_the_ranks_parted_over_is_not_reported(ranks: Pool, tmp_path: Path) -> None:
+def test_a_save_that_ends_after_the_ranks_left_their_group_is_not_reported(ranks: Pool, tmp_path: Path) -> None:
     main, other = ranks(2).run(fail_with_a_save_in_flight, tmp_path)
     assert (main["error"][0], other["error"][0]) == ("RankFailed", "ArithmeticError")
     path = tmp_path / "here" / "0" / "run_epoch_0_iter_2.pth"
-    assert f"{path} did not get into Ray's storage: the ranks had parted before it was told of" in main["notes"]
+    assert f"{path} is not in Ray's storage: the ranks had left their group before it was reported" in main["notes"]
     assert (main["reports"], other["reports"]) == ([], [])
     storage.verify(path)
 
@@ -220,7 +220,7 @@ def refuse_on_main(folder: Path) -> dict[str, Any]:
     return train(session, folder / "here", SaveSchedule(Every(steps=2)), ValidationSchedule(At(epochs=9)))
 
 
-def test_an_error_of_the_storage_is_every_rank_s(ranks: Pool, tmp_path: Path) -> None:
+def test_an_error_of_the_storage_fails_every_rank(ranks: Pool, tmp_path: Path) -> None:
     main, other = ranks(2).run(refuse_on_main, tmp_path)
     assert main["error"] == ("OSError", "the bucket is gone")
     assert other["error"][0] == "RankFailed"

@@ -1,4 +1,4 @@
-"""Ranks that live on between tests, as a launcher; and global generators that every test leaves as it found them."""
+"""A launcher of ranks that are reused by all tests, and global generators that are restored after each test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from heliograph.tests.ranks_pool import Pool
 
 
 class PoolLauncher:
-    """Runs functions on ranks of the pool; hands messages on when they have returned."""
+    """Runs functions on ranks of the pool; delivers messages after they have returned."""
 
     def __init__(self, pool: Pool, count: int) -> None:
         self._pool, self._count = pool, count
@@ -22,16 +22,16 @@ class PoolLauncher:
     def run(
         self, fn: Callable[..., Any], /, *args: Any, on_message: Callable[[int, Any], object] | None = None
     ) -> list[Any]:
-        told = self._pool(self._count).run(with_queue, fn, *args)
-        for rank, (_, messages) in enumerate(told):
+        results = self._pool(self._count).run(with_queue, fn, *args)
+        for rank, (_, messages) in enumerate(results):
             for message in messages:
                 assert on_message is not None
                 on_message(rank, pickle.loads(message))
-        return [value for value, _ in told]
+        return [value for value, _ in results]
 
 
 def with_queue(fn: Callable[..., Any], *args: Any) -> tuple[Any, list[bytes]]:
-    """Be a rank that has a queue."""
+    """Call a function with a queue; return its value and the messages."""
     messages: list[bytes] = []
     queue.open_queue(messages.append)
     try:

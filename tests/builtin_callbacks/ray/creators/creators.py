@@ -1,4 +1,4 @@
-"""What the tests train with. New processes import it from here."""
+"""The creators and functions of the tests, in a module that new processes can import."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAMPLES, HELD_OUT = 28, 11
 
 
 def data(config: Config) -> tuple[TensorDataset, TensorDataset]:
-    """Draw from what the trainer has seeded."""
+    """Draw from the global generator, which the trainer has seeded."""
     points = torch.randn(SAMPLES + HELD_OUT, 4)
     targets = (points.sum(dim=1) > 0).long()
     return TensorDataset(points[:SAMPLES], targets[:SAMPLES]), TensorDataset(points[SAMPLES:], targets[SAMPLES:])
@@ -62,7 +62,7 @@ def make(**options: Any) -> CreatorTrainer:
         "batch_size": 8,
         "use_cpu": True,
     }
-    if callable(options.get("engine")):  # which is told where it computes when it is made
+    if callable(options.get("engine")):  # which takes its device itself
         del own["use_cpu"]
     return CreatorTrainer(config=config, **{**own, **options})
 
@@ -73,13 +73,13 @@ def weights(trainer: CreatorTrainer) -> Tensor:
     return torch.cat([each.detach().flatten() for model in models for each in model.parameters()])
 
 
-# Functions of one's own.
+# Functions for training and validation.
 
 
 def train_as_usual(
     config: Config, model: nn.Module, iterator: Any, criterion: Any, optimizer: Any, scheduler: Any
 ) -> dict[str, Any]:
-    """Train in torch's own words."""
+    """Train as in plain PyTorch."""
     total, correct, count = 0.0, 0, 0
     for inputs, targets in iterator:
         outputs = model(inputs)
@@ -96,7 +96,7 @@ def train_as_usual(
 def train_through_the_loop(
     config: Config, model: nn.Module, iterator: Any, criterion: Any, optimizer: Any, scheduler: Any
 ) -> dict[str, Any]:
-    """Let the loop take the steps."""
+    """Step through the iterator."""
     for inputs, targets in iterator:
         iterator.step(criterion(model(inputs), targets))
     return {}
@@ -113,7 +113,7 @@ def train_and_step_the_scheduler(
 def train_every_second(
     config: Config, model: nn.Module, iterator: Any, criterion: Any, optimizer: Any, scheduler: Any
 ) -> dict[str, Any]:
-    """Accumulate by hand."""
+    """Accumulate gradients of two batches."""
     for number, (inputs, targets) in enumerate(iterator):
         (criterion(model(inputs), targets) / 2).backward()
         if number % 2 or number + 1 == len(iterator):
@@ -124,7 +124,7 @@ def train_every_second(
 def train_the_first(
     config: Config, model: nn.Module, iterator: Any, criterion: Any, optimizer: Any, scheduler: Any
 ) -> dict[str, Any]:
-    """Leave the pass early."""
+    """Break after the first batch."""
     for inputs, targets in iterator:
         criterion(model(inputs), targets).backward()
         optimizer.step()
@@ -166,7 +166,7 @@ def validate_and_step(
     return returned
 
 
-# Several models: a coder and a decoder, of which each has an optimizer.
+# Several models: an encoder and a decoder, each with an optimizer.
 
 
 def pair(config: Config) -> tuple[nn.Module, nn.Module]:
@@ -213,7 +213,7 @@ def validate_pair(
     return {"loss": sum(values) / HELD_OUT}
 
 
-# Trouble.
+# Faults.
 
 
 class OwnError(Exception):
@@ -221,7 +221,7 @@ class OwnError(Exception):
 
 
 class Trouble(Plugin):
-    """On rank 1, at a step, as long as there is a file: remove it, and die or raise."""
+    """At a step on rank 1, if a file exists: remove it, and die or raise."""
 
     def __init__(self, file: Path, step: int, what: str) -> None:
         self.file, self.step, self.what = file, step, what
@@ -236,15 +236,15 @@ class Trouble(Plugin):
 
 
 def trouble(config: Config) -> list[Plugin]:
-    return [Trouble(config["file"], config["step"], config["what"]), Teller()]
+    return [Trouble(config["file"], config["step"], config["what"]), SendEpoch()]
 
 
-class Teller(Plugin):
-    """Tell the caller of each pass that begins."""
+class SendEpoch(Plugin):
+    """Send the number of each pass at its start."""
 
     ranks = "main"
 
     @on(EpochStart)
-    def tell(self, run: Run, event: EpochStart) -> None:
+    def send(self, run: Run, event: EpochStart) -> None:
         if run.queue is not None:
             run.queue.put(event.epoch)

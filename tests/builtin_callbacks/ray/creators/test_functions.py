@@ -1,4 +1,4 @@
-"""Training by a function of one's own, of one model or of several."""
+"""Training with a train_function, of one model or of several."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PAIR = {
 
 
 @BOTH
-def test_it_trains_what_the_default_trains(function: Any) -> None:
+def test_it_equals_the_default_training(function: Any) -> None:
     options = {"scheduler_creator": creators.scheduler, "scheduler_step_freq": "epoch", "config": {"dropout": 0.2}}
     usual, own = make(**options, metrics={"accuracy": h.accuracy}), make(**options, train_function=function)
     expected, returned = usual.train(passes=3), own.train(passes=3)
@@ -66,7 +66,7 @@ def test_it_may_step_its_scheduler_itself() -> None:
     options: dict[str, Any] = {"scheduler_creator": creators.scheduler}
     usual = make(**options, scheduler_step_freq="epoch")
     own = make(**options, scheduler_step_freq=None, train_function=creators.train_and_step_the_scheduler)
-    for _ in range(3):  # the scheduler's state comes back, too
+    for _ in range(3):  # the scheduler's state is returned, too
         usual.train()
         own.train()
     assert torch.equal(weights(own), weights(usual))
@@ -87,7 +87,7 @@ def test_it_may_leave_a_pass_early() -> None:
     assert (progress.epoch, progress.steps, progress.samples) == (2, 2, 16)
 
 
-def test_what_needs_the_loss_needs_the_loop() -> None:
+def test_a_step_that_needs_the_loss_needs_the_loop() -> None:
     def accumulate(config: Any) -> list[h.Plugin]:
         return [h.GradientAccumulation(2)]
 
@@ -108,7 +108,7 @@ def test_what_needs_the_loss_needs_the_loop() -> None:
             assert torch.equal(weights(own), weights(usual))
 
 
-def test_what_it_gets_as_an_optimizer_is_one_in_all_but_the_step() -> None:
+def test_its_optimizer_differs_only_in_the_step() -> None:
     seen: list[Any] = []
 
     def function(config: Any, model: Any, iterator: Any, criterion: Any, optimizer: Any, scheduler: Any) -> Any:
@@ -124,7 +124,7 @@ def test_what_it_gets_as_an_optimizer_is_one_in_all_but_the_step() -> None:
     assert torch.equal(weights(trainer), before)
 
 
-def test_its_iterator_is_of_one_pass_and_a_step_is_not_repeated() -> None:
+def test_its_iterator_is_for_one_pass_and_a_step_takes_no_closure() -> None:
     def twice(*args: Any) -> Any:
         creators.train_as_usual(*args)
         return creators.train_as_usual(*args)
@@ -133,7 +133,7 @@ def test_its_iterator_is_of_one_pass_and_a_step_is_not_repeated() -> None:
         for _ in iterator:
             optimizer.step(lambda: 0.0)
 
-    with pytest.raises(RuntimeError, match=r"goes once through its iterator.*: call train\(passes=2\)"):
+    with pytest.raises(RuntimeError, match=r"iterate over its iterator only once.*, call train\(passes=2\)"):
         make(train_function=twice).train()
     with pytest.raises(TypeError, match="takes no closure"):
         make(train_function=by_closure).train()
@@ -154,12 +154,12 @@ def test_it_returns_numbers(returned: Any) -> None:
         make(train_function=function).train()
 
 
-def test_an_optimizer_that_is_not_there() -> None:
+def test_an_unknown_optimizer_is_refused() -> None:
     def function(config: Any, model: Any, iterator: Any, criterion: Any, optimizer: Any, scheduler: Any) -> Any:
         for inputs, targets in iterator:
             iterator.step(criterion(model(inputs), targets), 1)
 
-    with pytest.raises(ValueError, match="There are 1 optimizers, counted from 0: there is none of number 1"):
+    with pytest.raises(ValueError, match="optimizer= is an index below 1, the number of optimizers; got 1"):
         make(train_function=function).train()
 
 
@@ -168,7 +168,7 @@ def test_a_stream_has_no_length() -> None:
         def __iter__(self) -> Any:
             return iter([(torch.ones(4), torch.tensor(1))])
 
-    with pytest.raises(TypeError, match="Nobody knows how many batches"):
+    with pytest.raises(TypeError, match="The number of batches of an iterable dataset is unknown"):
         make(data_creator=lambda config: Stream(), train_function=creators.train_every_second).train()
 
 
@@ -202,7 +202,7 @@ def test_several_models_with_an_optimizer_and_a_scheduler_each(function: Any) ->
     assert trainer.result.progress.steps == 12
 
 
-def test_several_of_anything_need_a_function() -> None:
+def test_several_models_need_a_function() -> None:
     with pytest.raises(ValueError, match="for several, pass train_function="):
         make(**{**PAIR, "train_function": None}).train()
     with pytest.raises(ValueError, match="for several, pass validation_function="):
@@ -210,7 +210,7 @@ def test_several_of_anything_need_a_function() -> None:
     assert make(**PAIR).validate()["validation/loss"] > 0
 
 
-def test_schedulers_are_of_the_optimizers_one_for_each() -> None:
+def test_each_optimizer_has_at_most_one_scheduler() -> None:
     def twice(optimizers: Any, config: Any) -> Any:
         return [creators.scheduler(optimizers[0], config)] * 2
 

@@ -9,7 +9,7 @@ import heliograph as h
 import pytest
 import torch
 from heliograph.builtin_callbacks.ray.creators import LocalLauncher
-from heliograph.builtin_callbacks.ray.creators.trainer import is_lost
+from heliograph.builtin_callbacks.ray.creators.trainer import is_lost_rank
 from heliograph.tests.builtin_callbacks.ray.creators import creators
 from heliograph.tests.builtin_callbacks.ray.creators.creators import HELD_OUT, SAMPLES, make, weights
 
@@ -36,7 +36,7 @@ def test_ranks_share_the_batch_of_one_process_and_its_validation(two: Any) -> No
 
 
 @pytest.mark.parametrize("function", [creators.train_as_usual, creators.train_through_the_loop])
-def test_functions_train_and_validate_what_the_default_does(two: Any, function: Any) -> None:
+def test_functions_equal_the_default_training_and_validation(two: Any, function: Any) -> None:
     usual = make(**STEPPED, **MEASURED, launcher=two)
     own = make(**STEPPED, train_function=function, validation_function=creators.validate_as_usual, launcher=two)
     expected, returned = usual.train(passes=2), own.train(passes=2)
@@ -50,7 +50,7 @@ def test_functions_train_and_validate_what_the_default_does(two: Any, function: 
     expected, returned = usual.validate(), own.validate()
     assert returned["validation/loss"] == pytest.approx(expected["validation/loss"])
     assert returned["validation/accuracy"] == pytest.approx(expected["validation/accuracy"])
-    batches = [4, 4, 3]  # dealt out in turn: 7 samples to one rank, 4 to the other
+    batches = [4, 4, 3]  # distributed in turn: 7 samples to one rank, 4 to the other
     shares = [sum(batches[::2]), sum(batches[1::2])]
     assert returned["validation/share"] == pytest.approx(sum(share**2 for share in shares) / HELD_OUT)
     assert own.result.progress.samples == HELD_OUT
@@ -68,7 +68,7 @@ def test_several_models_are_trained_alike(two: Any) -> None:
     torch.testing.assert_close(weights(together), weights(alone))
 
 
-def test_a_state_goes_on_with_another_number_of_ranks(two: Any, tmp_path: Path) -> None:
+def test_a_state_continues_with_another_number_of_ranks(two: Any, tmp_path: Path) -> None:
     whole, first, second = make(**STEPPED), make(**STEPPED, launcher=two), make(**STEPPED)
     whole.train(passes=3)
     first.train(passes=2)
@@ -93,7 +93,7 @@ def test_one_of_several_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
             call()
 
 
-def test_a_rank_without_a_validation_batch_is_not_asked(three: Any) -> None:
+def test_a_rank_without_a_validation_batch_is_not_called(three: Any) -> None:
     options: dict[str, Any] = {"batch_size": 24, "launcher": three, "validation_function": creators.validate_as_usual}
     trainer = make(**options)
     assert trainer.validate()["validation/share"] == pytest.approx((8 * 8 + 3 * 3) / HELD_OUT)
@@ -101,8 +101,8 @@ def test_a_rank_without_a_validation_batch_is_not_asked(three: Any) -> None:
     assert trainer.result.progress.samples == HELD_OUT
 
 
-def test_a_lost_rank_costs_the_pass_that_it_was_lost_in(two: Any, tmp_path: Path) -> None:
-    """Without a retry left, the error leaves; with one, the pass begins again where it began, in new processes."""
+def test_a_pass_with_a_lost_rank_is_repeated(two: Any, tmp_path: Path) -> None:
+    """Without a retry left, the error is raised; with one, the pass is repeated in new processes."""
     whole, trouble = make(config={"dropout": 0.2}, launcher=two), tmp_path / "trouble"
     config = {"dropout": 0.2, "file": trouble, "step": 6, "what": "die"}
     trainer = make(config=config, plugin_creator=creators.trouble, launcher=LocalLauncher(2))
@@ -110,7 +110,7 @@ def test_a_lost_rank_costs_the_pass_that_it_was_lost_in(two: Any, tmp_path: Path
     trouble.touch()
     with pytest.raises(h.RankFailed, match="rank 1 died") as caught:
         trainer.train(passes=3)
-    assert "heliograph: pass 1 was begun 1 times; max_retries=0." in caught.value.__notes__
+    assert "heliograph: pass 1 failed 1 times; max_retries=0." in caught.value.__notes__
     whole.train()
     assert torch.equal(weights(trainer), weights(whole))
 
@@ -131,12 +131,12 @@ def test_an_error_of_ones_own_is_not_retried(tmp_path: Path) -> None:
     assert trainer.messages == [(0, 0)]  # the one attempt
 
 
-def test_which_errors_are_those_of_lost_ranks() -> None:
+def test_is_lost_rank() -> None:
     def wrapped(error: Exception) -> Exception:
         training = h.TrainingError("a run failed")
         training.__cause__ = error
         return training
 
-    assert is_lost(wrapped(h.RankFailed(1, "hung", "", "")))
-    assert not is_lost(h.RankFailed(1, "KeyError", "", ""))
-    assert not is_lost(wrapped(KeyError()))
+    assert is_lost_rank(wrapped(h.RankFailed(1, "hung", "", "")))
+    assert not is_lost_rank(h.RankFailed(1, "KeyError", "", ""))
+    assert not is_lost_rank(wrapped(KeyError()))

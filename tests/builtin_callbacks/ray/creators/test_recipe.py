@@ -1,4 +1,4 @@
-"""What the trainer refuses, and what it says then."""
+"""The checks of the trainer's arguments and of what creators return."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from heliograph.tests.builtin_callbacks.ray.creators.creators import make
         ),
     ],
 )
-def test_what_is_wrong_is_refused_at_once(options: dict[str, Any], error: type[Exception], words: str) -> None:
+def test_invalid_arguments_are_refused_at_once(options: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         make(**options)
 
@@ -65,14 +65,14 @@ def test_what_is_wrong_is_refused_at_once(options: dict[str, Any], error: type[E
         ({"model_creator": lambda config: []}, TypeError, "returns a module or a list of modules"),
         ({"optimizer_creator": lambda model, config: model}, TypeError, "returns an optimizer of torch"),
         ({"scheduler_creator": lambda optimizer, config: optimizer}, TypeError, "returns a scheduler of torch"),
-        ({"loss_creator": lambda config: 3}, TypeError, "loss_creator= is a class of losses"),
+        ({"loss_creator": lambda config: 3}, TypeError, "loss_creator= takes a loss class"),
         ({"plugin_creator": lambda config: None}, TypeError, "plugin_creator.* returns a list of plugins, got None"),
         ({"scheduler_creator": creators.plateau}, ValueError, "stepped by a metric, not after every batch: .*'manual'"),
         ({"dataloader_config": {"workers": 3}}, ValueError, "loader_params= has no 'workers'"),
         ({"precision": "fp8"}, ValueError, "fp8"),
     ],
 )
-def test_what_creators_must_not_return_is_refused(options: dict[str, Any], error: Any, words: str) -> None:
+def test_invalid_values_of_creators_are_refused(options: dict[str, Any], error: Any, words: str) -> None:
     with pytest.raises(error, match=words):
         make(**options).train()
 
@@ -89,6 +89,6 @@ def test_the_epoch_frequency_needs_no_scheduler() -> None:
 
 
 @pytest.mark.parametrize("options", [{"nprocs": 0}, {"nprocs": True}, {"grace": 0.0}, {"grace": "3"}])
-def test_a_launcher_of_nobody(options: dict[str, Any]) -> None:
+def test_invalid_options_of_the_local_launcher_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"^{next(iter(options))} must be a "):
         LocalLauncher(**options)

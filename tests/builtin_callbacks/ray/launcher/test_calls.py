@@ -1,4 +1,4 @@
-"""What a call of the launcher asks of Ray, and makes of what comes back, without a cluster."""
+"""How a call of the launcher uses Ray, and what it returns, without a cluster."""
 
 from __future__ import annotations
 
@@ -15,77 +15,77 @@ import pytest
 import ray.train.torch
 from heliograph.builtin_callbacks.ray.launcher import launcher, mailbox
 from heliograph.builtin_callbacks.ray.launcher.mailbox import (
-    Desk,
+    Commands,
+    DriverChannel,
     Ended,
-    Letter,
+    Envelope,
     Mailbox,
-    Orders,
+    QueueItem,
     Reported,
     Started,
-    Told,
     Value,
 )
-from heliograph.builtin_callbacks.ray.launcher.worker import Call, enter
-from heliograph.tests.builtin_callbacks.ray.launcher.test_ray_job import FakeDesk
+from heliograph.builtin_callbacks.ray.launcher.worker import Call, run_worker
+from heliograph.tests.builtin_callbacks.ray.launcher.test_ray_job import FakeDriverChannel
 
 
 class FakeTrainer:
-    """What Ray would run, were there any; its workers return what they were told to.
+    """A fake of Ray's trainer, with two workers that complete.
 
     Attributes:
-        made: all of them.
+        made: all trainers.
     """
 
     made: list[FakeTrainer]
-    desk: FakeDesk
+    channel: FakeDriverChannel
 
     def __init__(self, function: Any, *, scaling_config: Any, run_config: Any) -> None:
-        assert function.func is enter
+        assert function.func is run_worker
         self.call: Call = function.args[0]
         self.scaling, self.running = scaling_config, run_config
         self.variables = dict(os.environ)
         self.made.append(self)
 
     def fit(self) -> None:
-        """Have both workers complete."""
+        """Send the messages of two workers that complete."""
         function, args, kwargs = pickle.loads(self.call.payload)
         result = SimpleNamespace(status="completed")
-        said = (Told(pickle.dumps("hello")), Reported({"loss": 1.0}, None), Ended(pickle.dumps(result)))
+        messages = (QueueItem(pickle.dumps("hello")), Reported({"loss": 1.0}, None), Ended(pickle.dumps(result)))
         for rank in range(2):
             value = Value(pickle.dumps((rank, function(*args, **kwargs))))
-            for each in (Started(2, "node"), *(said if rank == 0 else ()), value):
-                self.desk.put(Letter(self.call.fit, "group", rank, each))
+            for each in (Started(2, "node"), *(messages if rank == 0 else ()), value):
+                self.channel.put(Envelope(self.call.fit, "group", rank, each))
 
 
 @pytest.fixture
-def desk(monkeypatch: pytest.MonkeyPatch) -> FakeDesk:
-    """Return what the caller's side of the mailbox is, with a fake trainer of Ray's at its other end."""
-    desk = FakeDesk()
-    vars(desk)["mailbox"] = "the mailbox"
+def channel(monkeypatch: pytest.MonkeyPatch) -> FakeDriverChannel:
+    """Return a fake of the caller's channel, with a fake trainer of Ray at the other end."""
+    channel = FakeDriverChannel()
+    vars(channel)["mailbox"] = "the mailbox"
     monkeypatch.setattr(FakeTrainer, "made", [], raising=False)
-    monkeypatch.setattr(FakeTrainer, "desk", desk, raising=False)
+    monkeypatch.setattr(FakeTrainer, "channel", channel, raising=False)
     monkeypatch.setattr(ray.train.torch, "TorchTrainer", FakeTrainer)
-    monkeypatch.setattr(launcher, "Desk", lambda: desk)
-    return desk
+    monkeypatch.setattr(launcher, "DriverChannel", lambda: channel)
+    return channel
 
 
 @pytest.fixture
 def connections(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, int]]:
-    """Return the connections that are made: where to, for how many CPUs."""
+    """Return the connections that are made: (address, number of CPUs)."""
     made: list[tuple[str | None, int]] = []
 
     @contextmanager
-    def connected(address: str | None, *, needed: dict[str, float], cpus: int) -> Iterator[None]:
+    def connect(address: str | None, *, needed: dict[str, float], cpus: int) -> Iterator[None]:
         made.append((address, cpus))
         assert needed.get("CPU", 0) <= cpus
         yield
 
-    monkeypatch.setattr(launcher, "connected", connected)
+    monkeypatch.setattr(launcher, "connect", connect)
     return made
 
 
-def test_a_call_asks_ray_for_what_the_launcher_was_told(
-    desk: FakeDesk, connections: list[tuple[str | None, int]], tmp_path: Path
+def test_a_call_passes_the_launchers_options_to_ray(
+    channel: FakeDriverChannel, connections: list[tuple[str | None, int]], tmp_path: Path
 ) -> None:
     made = h.RayLauncher(
         (2, 8),
@@ -108,7 +108,7 @@ def test_a_call_asks_ray_for_what_the_launcher_was_told(
     assert [each.kind for each in values.attempts] == ["completed"]
     assert values.storage == f"{tmp_path}/points"
     assert connections == [("auto", 1)]
-    assert desk.closed.is_set()
+    assert channel.closed.is_set()
 
     assert (trainer.call.mailbox, trainer.call.grace) == ("the mailbox", 7.0)
     scaling, running = trainer.scaling, trainer.running
@@ -121,7 +121,7 @@ def test_a_call_asks_ray_for_what_the_launcher_was_told(
     assert "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S" not in os.environ
 
 
-@pytest.mark.usefixtures("desk")
+@pytest.mark.usefixtures("channel")
 @pytest.mark.parametrize(
     ("options", "cpus"),
     [({"num_workers": (2, 8)}, 2), ({"num_workers": (3, 8), "as_ranks": 8}, 4), ({"num_workers": 8}, 8)],
@@ -133,7 +133,7 @@ def test_a_cluster_of_the_calls_own_needs_room_for_the_least_number(
     assert connections == [(None, cpus)]
 
 
-@pytest.mark.usefixtures("desk", "connections")
+@pytest.mark.usefixtures("channel", "connections")
 def test_without_a_name_every_call_has_one_of_its_own(tmp_path: Path) -> None:
     made = h.RayLauncher(2, storage_path=tmp_path)
     first, second = made.run(max, 3, 2), made.run(max, 3, 2)
@@ -145,20 +145,20 @@ def test_without_a_name_every_call_has_one_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("connections")
-def test_what_is_reported_goes_to_a_search(desk: FakeDesk, tmp_path: Path) -> None:
+def test_what_is_reported_goes_to_a_search(channel: FakeDriverChannel, tmp_path: Path) -> None:
     reports: list[Reported] = []
     made = h.RayLauncher(2, storage_path=tmp_path)
     made._on_report = reports.append
     made.run(max, 3, 2)
     assert reports == [Reported({"loss": 1.0}, None)]
-    assert desk.orders == []
+    assert channel.commands == []
 
 
 def test_the_mailbox_is_an_actor_on_the_callers_node(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[Any] = []
 
     class FakeRay:
-        """Calls an actor's methods here."""
+        """Calls an actor's methods in this process."""
 
         def remote(self, **options: Any) -> Any:
             done.append(options)
@@ -167,7 +167,7 @@ def test_the_mailbox_is_an_actor_on_the_callers_node(monkeypatch: pytest.MonkeyP
         def _made(self, kind: type, options: dict[str, Any]) -> Any:
             done.append((kind, options["scheduling_strategy"]))
             methods = {
-                name: SimpleNamespace(remote=lambda *args, name=name: (name, *args)) for name in ("take", "order")
+                name: SimpleNamespace(remote=lambda *args, name=name: (name, *args)) for name in ("receive", "command")
             }
             return SimpleNamespace(remote=lambda: SimpleNamespace(**methods))
 
@@ -184,9 +184,9 @@ def test_the_mailbox_is_an_actor_on_the_callers_node(monkeypatch: pytest.MonkeyP
         NodeAffinitySchedulingStrategy = staticmethod(lambda node, soft: (node, soft))
 
     monkeypatch.setattr(mailbox, "require", lambda *args, **kwargs: FakeRay())
-    desk = Desk()
-    assert desk.take(0.5) == []
-    desk.order(Orders())
-    desk.close()
-    expected = [{"num_cpus": 0}, (Mailbox, ("here", False)), ("take", 0.5), ("order", Orders()), "killed"]
+    channel = DriverChannel()
+    assert channel.receive(0.5) == []
+    channel.command(Commands())
+    channel.close()
+    expected = [{"num_cpus": 0}, (Mailbox, ("here", False)), ("receive", 0.5), ("command", Commands()), "killed"]
     assert done == expected

@@ -1,4 +1,4 @@
-"""Letters from the workers to the caller, in their order, and the caller's orders to them."""
+"""Envelopes from the workers to the caller, in order, and the caller's commands."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from types import SimpleNamespace
 
 import pytest
 from heliograph.builtin_callbacks.ray.launcher import worker_channel
-from heliograph.builtin_callbacks.ray.launcher.mailbox import Letter, Mailbox, Orders, Pulse, Told
-from heliograph.builtin_callbacks.ray.launcher.worker_channel import Post
+from heliograph.builtin_callbacks.ray.launcher.mailbox import Commands, Envelope, Mailbox, ProgressUpdate, QueueItem
+from heliograph.builtin_callbacks.ray.launcher.worker_channel import WorkerChannel
 from heliograph.builtin_callbacks.ray.session import Notice
 
 
 class GoneError(Exception):
-    """Stands in for what Ray raises where an actor is gone."""
+    """Replaces the error of Ray if an actor is gone."""
 
 
 class FakeBox:
-    """A mailbox that is called as an actor is, in this process.
+    """A mailbox in this process that is called like an actor.
 
     Attributes:
-        parcels: what was put into it at once.
-        orders: what it answers.
-        is_open: clear it to let those wait who put.
+        batches: the envelopes of each call of `put`.
+        commands: what `put` returns.
+        is_open: cleared to make `put` wait.
     """
 
     def __init__(self) -> None:
-        self.parcels: list[list[Letter]] = []
-        self.orders = Orders()
+        self.batches: list[list[Envelope]] = []
+        self.commands = Commands()
         self.is_open = Flag()
         self.is_open.set()
-        self.is_gone = False
+        self.is_process_loss = False
         self.put = SimpleNamespace(remote=self._put)
 
     @property
-    def letters(self) -> list[Letter]:
-        """All letters, in the order in which they came."""
-        return [letter for parcel in self.parcels for letter in parcel]
+    def envelopes(self) -> list[Envelope]:
+        """All envelopes, in order of arrival."""
+        return [envelope for batch in self.batches for envelope in batch]
 
-    def _put(self, letters: Sequence[Letter]) -> Orders:
+    def _put(self, envelopes: Sequence[Envelope]) -> Commands:
         assert self.is_open.wait(10)
-        if self.is_gone:
+        if self.is_process_loss:
             raise GoneError("the caller has left")
-        self.parcels.append(list(letters))
-        return self.orders
+        self.batches.append(list(envelopes))
+        return self.commands
 
 
 @pytest.fixture
@@ -57,93 +57,96 @@ def box(monkeypatch: pytest.MonkeyPatch) -> FakeBox:
     return FakeBox()
 
 
-def test_letters_wait_until_they_are_taken() -> None:
+def test_envelopes_are_kept_until_they_are_received() -> None:
     async def exchange() -> None:
         mailbox = Mailbox()
-        letters = [Letter("fit", "group", 0, Told(bytes([number]))) for number in range(3)]
-        assert await mailbox.take(0) == []
-        assert await mailbox.put(letters[:2]) == Orders()
-        assert await mailbox.take(0) == letters[:2]
-        waiting = asyncio.create_task(mailbox.take(10))
+        envelopes = [Envelope("fit", "group", 0, QueueItem(bytes([number]))) for number in range(3)]
+        assert await mailbox.receive(0) == []
+        assert await mailbox.put(envelopes[:2]) == Commands()
+        assert await mailbox.receive(0) == envelopes[:2]
+        waiting = asyncio.create_task(mailbox.receive(10))
         await asyncio.sleep(0)
         await mailbox.put([])
-        await mailbox.put(letters[2:])
-        assert await waiting == letters[2:]
-        assert await mailbox.take(0) == []
+        await mailbox.put(envelopes[2:])
+        assert await waiting == envelopes[2:]
+        assert await mailbox.receive(0) == []
 
     asyncio.run(exchange())
 
 
-def test_orders_are_the_answer_to_what_is_put() -> None:
+def test_put_returns_the_commands() -> None:
     async def exchange() -> None:
-        mailbox, orders = Mailbox(), Orders(stop=Notice("tune", "it is no good"))
-        await mailbox.order(orders)
-        assert await mailbox.put([]) == orders
+        mailbox, commands = Mailbox(), Commands(stop=Notice("tune", "it is no good"))
+        await mailbox.command(commands)
+        assert await mailbox.put([]) == commands
 
     asyncio.run(exchange())
 
 
-def test_all_workers_of_a_group_learn_its_number() -> None:
+def test_all_workers_of_a_group_get_its_number() -> None:
     async def begin() -> None:
         mailbox = Mailbox()
-        assert [await mailbox.begin(each) for each in ("a", "a", "b", "a", "b", "c")] == [1, 1, 2, 1, 2, 3]
+        assert [await mailbox.register_group(each) for each in ("a", "a", "b", "a", "b", "c")] == [1, 1, 2, 1, 2, 3]
 
     asyncio.run(begin())
 
 
-def test_messages_arrive_in_their_order_and_sending_waits_for_nobody(box: FakeBox) -> None:
+def test_messages_arrive_in_order_and_send_does_not_wait(box: FakeBox) -> None:
     box.is_open.clear()
-    post = Post(box, "fit", "group", 3)
-    sent = [Pulse("run", number, number, number) for number in range(100)]
+    channel = WorkerChannel(box, "fit", "group", 3)
+    sent = [ProgressUpdate("run", number, number, number) for number in range(100)]
     for each in sent:
-        post.send(each)
+        channel.send(each)
     box.is_open.set()
-    post.flush()
-    assert box.letters == [Letter("fit", "group", 3, each) for each in sent]
-    assert len(box.parcels) < 10
-    post.send(Pulse("run", 7, 7, 7))
-    post.close()
-    assert box.letters[-1].message == Pulse("run", 7, 7, 7)
+    channel.flush()
+    assert box.envelopes == [Envelope("fit", "group", 3, each) for each in sent]
+    assert len(box.batches) < 10
+    channel.send(ProgressUpdate("run", 7, 7, 7))
+    channel.close()
+    assert box.envelopes[-1].message == ProgressUpdate("run", 7, 7, 7)
 
 
-def test_the_newest_pulse_is_told_once(box: FakeBox) -> None:
-    post = Post(box, "fit", "group", 0)
+def test_only_the_newest_progress_is_sent_once(box: FakeBox) -> None:
+    channel = WorkerChannel(box, "fit", "group", 0)
     for number in range(3):
-        post.pulse = Pulse("run", number, number, number)
-    post.flush()
-    post.flush()
-    post.pulse = Pulse("run", 9, 9, 9)
-    post.close()
-    assert [each.message for each in box.letters][-2:] == [Pulse("run", 2, 2, 2), Pulse("run", 9, 9, 9)]
+        channel.progress = ProgressUpdate("run", number, number, number)
+    channel.flush()
+    channel.flush()
+    channel.progress = ProgressUpdate("run", 9, 9, 9)
+    channel.close()
+    assert [each.message for each in box.envelopes][-2:] == [
+        ProgressUpdate("run", 2, 2, 2),
+        ProgressUpdate("run", 9, 9, 9),
+    ]
 
 
-def test_new_orders_come_without_a_message(box: FakeBox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_channel, "BEAT", 0.01)
-    post = Post(box, "fit", "group", 0)
-    box.orders = Orders(leave=Notice("launcher", "Ctrl-C"))
-    post.flush()
-    assert post.orders == box.orders
-    box.orders = Orders()
-    while post.orders.leave is not None:
+def test_new_commands_arrive_without_a_message(box: FakeBox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_channel, "INTERVAL", 0.01)
+    channel = WorkerChannel(box, "fit", "group", 0)
+    box.commands = Commands(exit=Notice("launcher", "Ctrl-C"))
+    channel.flush()
+    assert channel.commands == box.commands
+    box.commands = Commands()
+    while channel.commands.exit is not None:
         Flag().wait(0.01)
-    post.close()
+    channel.close()
 
 
 def test_a_failed_worker_waits_until_its_group_is_released(box: FakeBox) -> None:
-    post = Post(box, "fit", "group", 0)
-    box.orders = Orders(released=frozenset({"another"}))
-    post.wait_for_release(0.0)
-    box.orders = Orders(released=frozenset({"group"}))
-    post.wait_for_release(1e9)
-    post.close()
+    channel = WorkerChannel(box, "fit", "group", 0)
+    box.commands = Commands(released=frozenset({"another"}))
+    channel.wait_for_release(0.0)
+    box.commands = Commands(released=frozenset({"group"}))
+    channel.wait_for_release(1e9)
+    channel.close()
 
 
-def test_a_worker_that_nobody_waits_for_ends(
+def test_a_worker_without_a_mailbox_exits(
     box: FakeBox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     left: list[int] = []
     monkeypatch.setattr(os, "_exit", left.append)
-    box.is_gone = True
-    Post(box, "fit", "group", 0).close()
+    box.is_process_loss = True
+    WorkerChannel(box, "fit", "group", 0).close()
     assert left == [1]
-    assert "who called this run cannot be reached, so this worker ends: the caller has left" in caplog.text
+    assert "called RayLauncher.run cannot be reached, so this worker exits: the caller has left" in caplog.text

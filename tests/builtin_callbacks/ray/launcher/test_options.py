@@ -1,4 +1,4 @@
-"""What the launcher refuses, where it is made or called."""
+"""The checks of the launcher's arguments."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from heliograph.builtin_callbacks.ray.launcher import launcher
         ({"num_workers": 2.0}, TypeError, "num_workers is a whole number, or (least, most) of them; got 2.0."),
         ({"num_workers": True}, TypeError, "num_workers is a whole number, or (least, most) of them; got True."),
         ({"num_workers": (1, 2, 3)}, TypeError, "num_workers is a whole number, or (least, most) of them"),
-        ({"num_workers": 0}, ValueError, "num_workers is from 1 on, and (least, most) come in this order; got 0."),
-        ({"num_workers": (4, 2)}, ValueError, "and (least, most) come in this order; got (4, 2)."),
+        ({"num_workers": 0}, ValueError, "num_workers is at least 1, and (least, most) are in this order; got 0."),
+        ({"num_workers": (4, 2)}, ValueError, "and (least, most) are in this order; got (4, 2)."),
         ({"num_workers": (5, 7), "as_ranks": 8}, ValueError, "No number of workers from 5 to 7 divides as_ranks=8"),
         ({"as_ranks": "8"}, ValueError, "as_ranks must be a whole number, at least 1, or None; got '8'."),
         ({"as_ranks": 0}, ValueError, "as_ranks must be a whole number, at least 1, or None; got 0."),
@@ -48,12 +48,20 @@ from heliograph.builtin_callbacks.ray.launcher import launcher
         ({"storage_path": 3}, TypeError, "storage_path is a folder, an address such as 's3://...', or None; got 3."),
         ({"storage_path": ""}, ValueError, "storage_path is a folder, an address such as 's3://...', or None; got ''."),
         ({"name": 3}, TypeError, "name is a string, or None for a new one; got 3."),
-        ({"name": "a/b"}, ValueError, "name is that of a folder in the storage, without slashes; got 'a/b'."),
-        ({"name": ".."}, ValueError, "name is that of a folder in the storage, without slashes; got '..'."),
+        (
+            {"name": "a/b"},
+            ValueError,
+            "name becomes the name of a folder in the storage, so it has no slashes; got 'a/b'.",
+        ),
+        (
+            {"name": ".."},
+            ValueError,
+            "name becomes the name of a folder in the storage, so it has no slashes; got '..'.",
+        ),
         ({"keep": 0}, ValueError, "keep must be a whole number, at least 1, or None for all; got 0."),
         ({"keep": 2.5}, ValueError, "keep must be a whole number, at least 1, or None for all; got 2.5."),
         ({"address": 6379}, TypeError, "address is 'auto', 'host:port', or None; got 6379."),
-        ({"address": "ray://host:10001"}, ValueError, "is for Ray's client, and this process has to be on a machine"),
+        ({"address": "ray://host:10001"}, ValueError, "is for Ray's client, but this process has to run on a machine"),
         *(
             ({"address": address}, ValueError, f"address is 'auto', 'host:port', or None; got {address!r}.")
             for address in ("", "nohost", "http://x:1", ":6379", "x:99999", "x:0", "x:")
@@ -71,12 +79,12 @@ from heliograph.builtin_callbacks.ray.launcher import launcher
         ),
     ],
 )
-def test_what_will_not_do_is_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):
         h.RayLauncher(**options)
 
 
-def test_what_will_do_is_not() -> None:
+def test_valid_options_are_accepted() -> None:
     resources = {"CPU": 0.5, "memory": 1e9}
     made = h.RayLauncher((1, 1), resources_per_worker=resources, storage_path=Path("there"), keep=None)
     assert made._run_config().storage_path == str(Path("there").absolute())
@@ -96,7 +104,7 @@ def test_without_ray_the_error_has_the_command_that_installs_it(monkeypatch: pyt
 
 
 @pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\.")
-def test_what_cannot_be_sent_is_refused_before_a_cluster_is_started() -> None:
+def test_a_call_that_cannot_be_pickled_is_refused_before_a_cluster_is_started() -> None:
     made, no_function = h.RayLauncher(1), 3
     with pytest.raises(TypeError, match=re.escape("takes a function and its arguments, got 3 as the function.")):
         made.run(no_function)  # type: ignore[arg-type]
@@ -107,35 +115,35 @@ def test_what_cannot_be_sent_is_refused_before_a_cluster_is_started() -> None:
     assert "generator" in str(caught.value)
 
 
-def test_who_takes_messages_is_to_be_a_function() -> None:
+def test_on_message_has_to_be_a_function() -> None:
     with pytest.raises(
-        TypeError, match=re.escape("on_message is a function of a rank and an object, or None; got 'x'")
+        TypeError, match=re.escape("on_message takes a function of a rank and an object, or None; got 'x'")
     ):
         h.RayLauncher(1).run(len, [], on_message="x")  # type: ignore[arg-type]
 
 
-def test_a_storage_that_cannot_be_used_is_told_of_before_anything_starts(tmp_path: Path) -> None:
+def test_a_storage_that_cannot_be_used_is_refused_before_anything_starts(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("taken")
     for path in (tmp_path / "file", Path("/proc/nothing")):
         with pytest.raises(OSError, match=re.escape(f"storage_path='{path}' cannot be used: ")):
             h.RayLauncher(1, storage_path=path).run(len, [])
-    with pytest.raises(ValueError, match=re.escape("storage_path='nosuch://x/y' leads to no storage: ")):
+    with pytest.raises(ValueError, match=re.escape("storage_path='nosuch://x/y' is not a storage: ")):
         h.RayLauncher(1, storage_path="nosuch://x/y").run(len, [])
 
 
-def test_a_rank_starts_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_cannot_start_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "child_queue", object)
-    with pytest.raises(RuntimeError, match="was called in a rank that it, or launch, has started"):
+    with pytest.raises(RuntimeError, match="was called in a rank that RayLauncher or launch has started"):
         h.RayLauncher(1).run(len, [])
 
 
-def test_a_value_that_cannot_be_loaded_here_is_told_of() -> None:
+def test_a_value_that_cannot_be_loaded_is_an_error() -> None:
     with pytest.raises(TypeError, match=re.escape("The value of rank 3 cannot be loaded in this process: no model")):
         launcher._value(3, pickle.dumps(Unloadable()))
 
 
 class Unloadable:
-    """What is pickled, and cannot be loaded."""
+    """Can be pickled, but not loaded."""
 
     def __reduce__(self) -> Any:
         return _refuse, ()

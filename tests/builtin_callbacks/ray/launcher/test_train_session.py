@@ -1,4 +1,4 @@
-"""TrainSession: what it asks of `ray.train`, here a stand-in, and what it tells the caller."""
+"""TrainSession: its calls of `ray.train`, which is a fake here, and its messages to the caller."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 from heliograph.builtin_callbacks.ray.launcher import train_session
-from heliograph.builtin_callbacks.ray.launcher.mailbox import Message, Orders, Pulse, Reported, Resumed
+from heliograph.builtin_callbacks.ray.launcher.mailbox import Commands, Message, ProgressUpdate, Reported, Resumed
 from heliograph.builtin_callbacks.ray.launcher.train_session import TrainSession
 from heliograph.builtin_callbacks.ray.session import Notice
-from heliograph.builtin_callbacks.ray.storage.checkpoints import name_of
+from heliograph.builtin_callbacks.ray.storage.checkpoints import report_name
 from heliograph.events import Progress
 from pyarrow.fs import LocalFileSystem  # type: ignore[import-untyped]
 
 
 @dataclass
 class FakeCheckpoint:
-    """What `ray.train.Checkpoint` is, as far as it is asked."""
+    """A fake of `ray.train.Checkpoint`."""
 
     path: str
 
@@ -31,7 +31,7 @@ class FakeCheckpoint:
 
 @dataclass
 class FakeTrain:
-    """What `ray.train` is, as far as it is asked, for one rank."""
+    """A fake of `ray.train` for one rank."""
 
     storage: Path
     rank: int = 0
@@ -42,8 +42,8 @@ class FakeTrain:
     Checkpoint = FakeCheckpoint
 
     def get_context(self) -> Any:
-        place = SimpleNamespace(storage_filesystem=LocalFileSystem(), experiment_fs_path=str(self.storage))
-        return SimpleNamespace(get_world_rank=lambda: self.rank, get_storage=lambda: place)
+        storage = SimpleNamespace(storage_filesystem=LocalFileSystem(), experiment_fs_path=str(self.storage))
+        return SimpleNamespace(get_world_rank=lambda: self.rank, get_storage=lambda: storage)
 
     def report(
         self, metrics: dict[str, float], checkpoint: FakeCheckpoint | None, checkpoint_dir_name: str | None
@@ -60,32 +60,32 @@ class FakeTrain:
         return self.newest
 
 
-class FakePost:
+class FakeChannel:
     """Keeps what is sent."""
 
     def __init__(self) -> None:
         self.sent: list[Message] = []
-        self.orders = Orders()
-        self.pulse: Pulse | None = None
+        self.commands = Commands()
+        self.progress: ProgressUpdate | None = None
 
     def send(self, message: Message) -> None:
         self.sent.append(message)
 
 
 class Worker:
-    """A session with all that is around it."""
+    """A session with a fake of Ray and of the channel."""
 
     def __init__(
         self, patch: pytest.MonkeyPatch, storage: Path, call: str = "one", *, rank: int = 0, preemption: Any = None
     ) -> None:
-        self.train, self.post = FakeTrain(storage, rank), FakePost()
+        self.train, self.channel = FakeTrain(storage, rank), FakeChannel()
         self.preemption = preemption or SimpleNamespace(preemption_info=None)
         inner = SimpleNamespace(get_train_context=lambda: SimpleNamespace(preemption_context=self.preemption))
         modules = {"ray.train": self.train, "ray.train.v2._internal.execution.context": inner}
         modules["ray"] = SimpleNamespace(__version__="9.9")
         patch.setattr(train_session, "require", lambda module, purpose, extra: modules[module])
-        post: Any = self.post
-        self.session = TrainSession(call, post, is_restart=False)
+        channel: Any = self.channel
+        self.session = TrainSession(call, channel, is_restart=False)
 
 
 @pytest.fixture
@@ -96,7 +96,9 @@ def folder(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_report_is_numbered_and_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path) -> None:
+def test_reports_are_numbered_and_sent_to_the_caller(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path
+) -> None:
     (tmp_path / "there" / "checkpoint_000007_former").mkdir(parents=True)
     worker = Worker(monkeypatch, tmp_path / "there")
     worker.train.known = ("checkpoint_000007_former",)
@@ -109,14 +111,14 @@ def test_a_report_is_numbered_and_told(monkeypatch: pytest.MonkeyPatch, tmp_path
         ({"loss": 3.0}, "checkpoint_000009_one"),
     ]
     there = tmp_path / "there"
-    assert worker.post.sent == [
+    assert worker.channel.sent == [
         Reported({"loss": 1.0}, str(there / "checkpoint_000008_one")),
         Reported({"loss": 2.0}, None),
         Reported({"loss": 3.0}, str(there / "checkpoint_000009_one")),
     ]
 
 
-def test_what_a_dead_process_left_goes_when_there_is_a_newer_one(
+def test_folders_of_a_dead_process_are_removed_after_a_newer_report(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path
 ) -> None:
     there = tmp_path / "there"
@@ -124,7 +126,7 @@ def test_what_a_dead_process_left_goes_when_there_is_a_newer_one(
         (there / f"checkpoint_00000{number}_one").mkdir(parents=True)
     worker = Worker(monkeypatch, there)
     worker.train.known = ("checkpoint_000003_one", "checkpoint_000004_one")
-    assert len(worker.session.stored()) == 3
+    assert len(worker.session.stored_reports()) == 3
     worker.session.report({}, None)
     assert (there / "checkpoint_000005_one").exists()
     worker.session.report({}, folder)
@@ -135,28 +137,30 @@ def test_what_a_dead_process_left_goes_when_there_is_a_newer_one(
     ]
 
 
-def test_only_the_main_rank_tells(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_only_the_main_rank_sends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     worker = Worker(monkeypatch, tmp_path, rank=1)
-    worker.post.orders = Orders(stop=Notice("tune", "enough"))
+    worker.channel.commands = Commands(stop=Notice("tune", "enough"))
     assert worker.session.report({}, None) is None
-    assert (worker.train.reports, worker.post.sent) == ([({}, None)], [])
+    assert (worker.train.reports, worker.channel.sent) == ([({}, None)], [])
 
 
-def test_the_caller_s_word_comes_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_report_returns_the_callers_stop(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     worker = Worker(monkeypatch, tmp_path)
-    worker.post.orders = Orders(stop=Notice("tune", "enough"))
+    worker.channel.commands = Commands(stop=Notice("tune", "enough"))
     assert worker.session.report({}, None) == Notice("tune", "enough")
 
 
-def test_a_checkpoint_that_ray_skips_is_missed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path) -> None:
+def test_a_checkpoint_that_ray_does_not_store_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path
+) -> None:
     worker = Worker(monkeypatch, tmp_path / "there")
     worker.session.report({}, folder)
     worker.train.skips = True
-    with pytest.raises(RuntimeError, match=r"Ray did not take .*_000002_one'; .*_000001_one"):
+    with pytest.raises(RuntimeError, match=r"Ray did not store .*_000002_one'; .*_000001_one"):
         worker.session.report({}, folder)
 
 
-def test_what_a_full_storage_says_has_a_note_of_where_it_is(
+def test_an_error_of_the_storage_has_a_note_with_its_path(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path
 ) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
@@ -166,26 +170,26 @@ def test_what_a_full_storage_says_has_a_note_of_where_it_is(
     worker.train.report = refuse  # type: ignore[method-assign]
     with pytest.raises(OSError, match="No space left") as caught:
         worker.session.report({}, folder)
-    assert caught.value.__notes__ == [f"heliograph: while {name_of(1, 'one')} was stored in {tmp_path}/there"]
+    assert caught.value.__notes__ == [f"heliograph: while {report_name(1, 'one')} was stored in {tmp_path}/there"]
 
 
-def test_own_are_those_of_this_call_before_this_process(
+def test_own_reports_are_those_of_this_call_before_this_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path
 ) -> None:
     there = tmp_path / "there"
     for number, call in enumerate(("former", "one"), 1):
-        (there / name_of(number, call)).mkdir(parents=True)
+        (there / report_name(number, call)).mkdir(parents=True)
     worker = Worker(monkeypatch, there, "one")
-    worker.train.known = (name_of(1, "former"), name_of(2, "one"))
+    worker.train.known = (report_name(1, "former"), report_name(2, "one"))
     worker.session.report({}, folder)
-    assert [(each.name, each.is_own) for each in worker.session.stored()] == [
+    assert [(each.name, each.is_own) for each in worker.session.stored_reports()] == [
         ("checkpoint_000003_one", False),
         ("checkpoint_000002_one", True),
         ("checkpoint_000001_former", False),
     ]
 
 
-def test_a_machine_that_goes_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_preemption_is_a_notice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     worker = Worker(monkeypatch, tmp_path)
     assert worker.session.notice() is None
     worker.preemption.preemption_info = SimpleNamespace(preempted_ranks=[0, 2], deadline_ms=5500)
@@ -194,15 +198,18 @@ def test_a_machine_that_goes_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert worker.session.notice() == Notice("ray", "the machine of rank 1 is to be taken away")
 
 
-def test_another_ray_is_refused_in_words(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(ImportError, match=r"Ray 9\.9 does not have it where 2\.60 has"):
+def test_another_version_of_ray_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(ImportError, match=r"cannot read from Ray 9\.9 .*, as it can from 2\.60"):
         Worker(monkeypatch, tmp_path, preemption=object())
 
 
-def test_where_a_run_is_is_left_to_the_post(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_progress_is_sent_by_the_channel(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     worker, progress = Worker(monkeypatch, tmp_path), Progress()
-    worker.session.resumed("run", progress, None)
+    worker.session.record_start("run", progress, None)
     for _ in range(5):
         progress.batch += 1
-        worker.session.pulse("run", progress)
-    assert (worker.post.sent, worker.post.pulse) == ([Resumed("run", 0, 0, None)], Pulse("run", 5, 0, 0))
+        worker.session.update_progress("run", progress)
+    assert (worker.channel.sent, worker.channel.progress) == (
+        [Resumed("run", 0, 0, None)],
+        ProgressUpdate("run", 5, 0, 0),
+    )

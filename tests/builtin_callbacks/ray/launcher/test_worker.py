@@ -1,4 +1,4 @@
-"""A worker's own side of the launcher, without a cluster."""
+"""A worker of the launcher, without a cluster."""
 
 from __future__ import annotations
 
@@ -13,8 +13,17 @@ import torch
 from heliograph.builtin_callbacks.ray.launcher import worker
 from heliograph.builtin_callbacks.ray.launcher.failures import WorkerFailed
 from heliograph.builtin_callbacks.ray.launcher.host import RayHost
-from heliograph.builtin_callbacks.ray.launcher.mailbox import Ended, Failed, Left, Message, Orders, Started, Told, Value
-from heliograph.builtin_callbacks.ray.launcher.worker import Call, enter
+from heliograph.builtin_callbacks.ray.launcher.mailbox import (
+    Commands,
+    Ended,
+    Exited,
+    Failed,
+    Message,
+    QueueItem,
+    Started,
+    Value,
+)
+from heliograph.builtin_callbacks.ray.launcher.worker import Call, run_worker
 from heliograph.builtin_callbacks.ray.session import Notice, current_session
 from heliograph.core.distributed.launch import child_queue, queue
 from heliograph.core.distributed.launch.exceptions import rebuild
@@ -25,50 +34,50 @@ TRACEBACK = 'Traceback (most recent call last):\n  File "theirs.py", line 1, in 
 NOTICE = Notice("ray", "its price rose")
 
 
-class FakePost:
+class FakeChannel:
     """Keeps what is sent.
 
     Attributes:
         sent: the messages.
-        done: what else was asked of it.
+        done: its other calls.
     """
 
     def __init__(self, *place: object) -> None:
         self.place, self.sent, self.done = place, list[Message](), list[Any]()
-        self.orders = Orders()
+        self.commands = Commands()
 
     def send(self, message: Message) -> None:
         """Keep a message."""
         self.sent.append(message)
 
     def flush(self) -> None:
-        """Take note of it."""
+        """Record the call."""
         self.done.append("flushed")
 
     def wait_for_release(self, seconds: float) -> None:
-        """Take note of it."""
+        """Record the call."""
         self.done.append(seconds)
 
     def close(self) -> None:
-        """Take note of it."""
+        """Record the call."""
         self.done.append("closed")
 
 
 class FakeSession:
-    """A line to nobody."""
+    """A session without Ray."""
 
-    def __init__(self, call: str, post: FakePost, *, is_restart: bool) -> None:
+    def __init__(self, call: str, channel: FakeChannel, *, is_restart: bool) -> None:
         self.call, self.is_restart = call, is_restart
-        self.left: Notice | None = None
+        self.exit_notice: Notice | None = None
 
 
 @pytest.fixture
-def posts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakePost]]:
-    """Be worker 1 of 2 of Ray's; return the posts that are made."""
-    made: list[FakePost] = []
+def channels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeChannel]]:
+    """Make this process worker 1 of 2; yield the channels that are made."""
+    made: list[FakeChannel] = []
 
-    def make(*place: object) -> FakePost:
-        made.append(FakePost(*place))
+    def make(*place: object) -> FakeChannel:
+        made.append(FakeChannel(*place))
         return made[-1]
 
     context = SimpleNamespace(get_world_rank=lambda: 1, get_world_size=lambda: 2)
@@ -82,7 +91,7 @@ def posts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakePost]]:
         util=SimpleNamespace(get_current_placement_group=lambda: group),
     )
     monkeypatch.setattr(worker, "require", lambda *args, **kwargs: ray)
-    monkeypatch.setattr(worker, "Post", make)
+    monkeypatch.setattr(worker, "WorkerChannel", make)
     monkeypatch.setattr(worker, "TrainSession", FakeSession)
     monkeypatch.setattr(queue, "_queues", {})
     yield made
@@ -92,67 +101,71 @@ def posts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakePost]]:
 def call(
     function: Callable[..., Any], *args: Any, number: int = 1, sizes: tuple[int, ...] = (1, 2), **kwargs: Any
 ) -> Call:
-    """Return what has a worker call a function."""
-    mailbox = SimpleNamespace(begin=SimpleNamespace(remote=lambda group: number))
+    """Return a call of a function."""
+    mailbox = SimpleNamespace(register_group=SimpleNamespace(remote=lambda group: number))
     return Call("call", "fit", mailbox, pickle.dumps((function, args, kwargs)), 3.0, sizes)
 
 
-def test_a_worker_says_that_it_begins_and_what_came_of_it(posts: list[FakePost]) -> None:
-    enter(call(put_and_tell, 3, factor=2))
-    (post,) = posts
-    assert post.place[1:] == ("fit", "group", 1)
-    assert post.sent == [Started(2, "node"), Told(pickle.dumps("hello")), Value(pickle.dumps((6, "call", False)))]
-    assert post.done == ["flushed", "closed"]
+def test_a_worker_sends_its_start_and_its_value(channels: list[FakeChannel]) -> None:
+    run_worker(call(put_and_return, 3, factor=2))
+    (channel,) = channels
+    assert channel.place[1:] == ("fit", "group", 1)
+    assert channel.sent == [
+        Started(2, "node"),
+        QueueItem(pickle.dumps("hello")),
+        Value(pickle.dumps((6, "call", False))),
+    ]
+    assert channel.done == ["flushed", "closed"]
 
 
-def test_in_all_but_the_first_group_it_is_a_restart(posts: list[FakePost]) -> None:
-    enter(call(put_and_tell, 3, factor=2, number=2))
-    assert posts[0].sent[-1] == Value(pickle.dumps((6, "call", True)))
+def test_in_all_but_the_first_group_it_is_a_restart(channels: list[FakeChannel]) -> None:
+    run_worker(call(put_and_return, 3, factor=2, number=2))
+    assert channels[0].sent[-1] == Value(pickle.dumps((6, "call", True)))
 
 
-def test_where_so_many_workers_will_not_do_they_leave_at_once(posts: list[FakePost]) -> None:
-    enter(call(fail, KeyError("label"), sizes=(1, 4)))
+def test_workers_of_a_number_that_is_not_allowed_exit_at_once(channels: list[FakeChannel]) -> None:
+    run_worker(call(fail, KeyError("label"), sizes=(1, 4)))
     reason = "there was room for 2 workers, which do not divide as_ranks"
-    assert posts[0].sent == [Started(2, "node"), Left(Notice("launcher", reason))]
-    assert posts[0].done == ["flushed", "closed"]
+    assert channels[0].sent == [Started(2, "node"), Exited(Notice("launcher", reason))]
+    assert channels[0].done == ["flushed", "closed"]
 
 
-def test_an_error_is_told_and_leaves_when_the_others_have_ended(posts: list[FakePost]) -> None:
+def test_an_error_is_sent_and_raised_after_the_release(channels: list[FakeChannel]) -> None:
     with pytest.raises(WorkerFailed, match="rank 1 failed with KeyError") as caught:
-        enter(call(fail, KeyError("label")))
+        run_worker(call(fail, KeyError("label")))
     assert caught.value.__cause__ is caught.value.__context__ is None
-    told = posts[0].sent[-1]
-    assert isinstance(told, Failed)
-    assert (told.follows, told.is_exit) == (False, False)
-    assert repr(rebuild(told.error)) == "KeyError('label')"
-    assert posts[0].done == ["flushed", 3.0, "closed"]
+    sent = channels[0].sent[-1]
+    assert isinstance(sent, Failed)
+    assert (sent.is_secondary, sent.is_exit) == (False, False)
+    assert repr(rebuild(sent.error)) == "KeyError('label')"
+    assert channels[0].done == ["flushed", 3.0, "closed"]
 
 
-def test_what_a_task_of_rays_raised_is_told_as_its_own_error(posts: list[FakePost]) -> None:
+def test_the_error_of_a_ray_task_is_sent_without_its_wrapper(channels: list[FakeChannel]) -> None:
     with pytest.raises(WorkerFailed, match="rank 1 failed with KeyError"):
-        enter(call(fail_in_task))
-    told = posts[0].sent[-1]
-    assert isinstance(told, Failed)
-    assert type(rebuild(told.error)) is KeyError
-    assert 'File "theirs.py", line 1, in load' in told.error.text
+        run_worker(call(fail_in_task))
+    sent = channels[0].sent[-1]
+    assert isinstance(sent, Failed)
+    assert type(rebuild(sent.error)) is KeyError
+    assert 'File "theirs.py", line 1, in load' in sent.error.text
 
 
-def test_who_exits_with_status_0_does_not_end_the_others(posts: list[FakePost]) -> None:
-    enter(call(fail, SystemExit(0)))
-    told = posts[0].sent[-1]
-    assert isinstance(told, Failed)
-    assert told.is_exit
-    assert posts[0].done == ["flushed", "closed"]
+def test_an_exit_with_status_0_does_not_end_the_others(channels: list[FakeChannel]) -> None:
+    run_worker(call(fail, SystemExit(0)))
+    sent = channels[0].sent[-1]
+    assert isinstance(sent, Failed)
+    assert sent.is_exit
+    assert channels[0].done == ["flushed", "closed"]
 
 
-def test_who_leaves_says_so(posts: list[FakePost]) -> None:
-    enter(call(leave))
-    assert posts[0].sent[1:] == [Left(NOTICE), Value(pickle.dumps(None))]
-    enter(call(leave, SystemExit(143)))
-    assert posts[1].sent[1:] == [Left(NOTICE)]
+def test_an_exit_on_a_notice_is_sent(channels: list[FakeChannel]) -> None:
+    run_worker(call(leave))
+    assert channels[0].sent[1:] == [Exited(NOTICE), Value(pickle.dumps(None))]
+    run_worker(call(leave, SystemExit(143)))
+    assert channels[1].sent[1:] == [Exited(NOTICE)]
     with pytest.raises(WorkerFailed, match="KeyError"):
-        enter(call(leave, KeyError("label")))
-    assert isinstance(posts[2].sent[-1], Failed)
+        run_worker(call(leave, KeyError("label")))
+    assert isinstance(channels[2].sent[-1], Failed)
 
 
 @pytest.mark.parametrize(
@@ -163,38 +176,40 @@ def test_who_leaves_says_so(posts: list[FakePost]) -> None:
         (None, "Rank 1 returned a generator that cannot be pickled, and so cannot be sent"),
     ],
 )
-def test_what_cannot_travel_is_an_error(posts: list[FakePost], payload: bytes | None, message: str | None) -> None:
+def test_what_cannot_be_pickled_is_an_error(
+    channels: list[FakeChannel], payload: bytes | None, message: str | None
+) -> None:
     given = call(generate)
     given = given if payload is None else Call("call", "fit", given.mailbox, payload, 3.0, (2,))
     if message is None:
-        enter(given)
+        run_worker(given)
         return
     with pytest.raises(WorkerFailed):
-        enter(given)
-    told = posts[0].sent[-1]
-    assert isinstance(told, Failed)
-    assert str(rebuild(told.error)).startswith(message)
+        run_worker(given)
+    sent = channels[0].sent[-1]
+    assert isinstance(sent, Failed)
+    assert str(rebuild(sent.error)).startswith(message)
 
 
-def test_what_fails_before_the_function_is_called_is_no_lost_worker(
-    posts: list[FakePost], monkeypatch: pytest.MonkeyPatch
+def test_an_error_before_the_call_is_not_a_lost_worker(
+    channels: list[FakeChannel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise ImportError("Ray 9.9 does not have it")
 
     monkeypatch.setattr(worker, "TrainSession", refuse)
     with pytest.raises(WorkerFailed, match="ImportError"):
-        enter(call(put_and_tell, 3, factor=2))
-    told = posts[0].sent[-1]
-    assert isinstance(told, Failed)
-    assert not told.follows
-    assert str(rebuild(told.error)) == "Ray 9.9 does not have it"
+        run_worker(call(put_and_return, 3, factor=2))
+    sent = channels[0].sent[-1]
+    assert isinstance(sent, Failed)
+    assert not sent.is_secondary
+    assert str(rebuild(sent.error)) == "Ray 9.9 does not have it"
 
 
-def test_every_training_reports_to_ray_and_the_main_worker_tells_how_it_ended() -> None:
+def test_every_training_reports_to_ray_and_the_main_worker_sends_its_result() -> None:
     for is_main in (True, False):
-        post: Any = FakePost()
-        host = RayHost(SimpleNamespace(), post, is_main=is_main)
+        channel: Any = FakeChannel()
+        host = RayHost(SimpleNamespace(), channel, is_main=is_main)
         trainer, own = h.Trainer(use_cpu=True), h.Trainer([h.RayReport(interval=3.0)], use_cpu=True)
         host.prepare(trainer.plugins)
         host.prepare(trainer.plugins)
@@ -208,13 +223,13 @@ def test_every_training_reports_to_ray_and_the_main_worker_tells_how_it_ended() 
             epochs=1,
         )
         host.ended(result)
-        assert [type(each) for each in post.sent] == [Ended] * is_main
-        for each in post.sent:
+        assert [type(each) for each in channel.sent] == [Ended] * is_main
+        for each in channel.sent:
             assert pickle.loads(each.result).status == result.status
 
 
-def put_and_tell(number: int, *, factor: int) -> tuple[int, str, bool]:
-    """Do what a function does on a worker."""
+def put_and_return(number: int, *, factor: int) -> tuple[int, str, bool]:
+    """Use the queue and the session, as a function on a worker does."""
     line, session = child_queue(), current_session()
     assert line is not None
     assert isinstance(session, FakeSession)
@@ -228,10 +243,10 @@ def fail(error: BaseException) -> None:
 
 
 def leave(error: BaseException | None = None) -> None:
-    """End upon a notice."""
+    """Exit on a notice."""
     session = current_session()
     assert isinstance(session, FakeSession)
-    session.left = NOTICE
+    session.exit_notice = NOTICE
     if error is not None:
         raise error
 

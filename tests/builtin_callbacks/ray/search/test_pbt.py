@@ -1,4 +1,4 @@
-"""Hyper-parameters that Tune has changed win over those in the checkpoint, and schedules go on from where they were."""
+"""Hyper-parameters that Tune has changed replace those in the checkpoint, and schedules continue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def fit(
     steps: int,
     tune: bool = True,
 ) -> tuple[RunResult, Optimizer, Any]:
-    """Train on from what is in the folder; return the result, the optimizer and the scheduler as they are then."""
+    """Resume what is in the folder and train; return the result, the optimizer and the scheduler."""
     torch.manual_seed(0)
     task = Supervised(nn.Linear(4, 2), nn.functional.mse_loss)
     data = [(torch.randn(4, 4), torch.randn(4, 2)) for _ in range(5)]
@@ -40,7 +40,7 @@ def fit(
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.03])
-def test_the_learning_rate_of_the_program_wins_where_it_is_another(tmp_path: Path, rate: float) -> None:
+def test_a_changed_learning_rate_of_the_program_is_applied(tmp_path: Path, rate: float) -> None:
     fit(tmp_path, lambda each: SGD(each, lr=0.1, momentum=0.9), None, steps=3)
     result, optimizer, _ = fit(tmp_path, lambda each: SGD(each, lr=rate, momentum=0.9), None, steps=3)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(rate)
@@ -48,13 +48,13 @@ def test_the_learning_rate_of_the_program_wins_where_it_is_another(tmp_path: Pat
     assert ("changed by tune since the checkpoint: lr 0.1 -> 0.03" in result.notes) == (rate == 0.03)
 
 
-def test_what_an_optimizer_was_told_beside_its_rate_wins_too(tmp_path: Path) -> None:
+def test_other_changed_options_of_an_optimizer_are_applied(tmp_path: Path) -> None:
     fit(tmp_path, lambda each: AdamW(each, lr=0.1, weight_decay=0.1), None, steps=3)
 
-    def told(parameters: Any) -> Optimizer:
+    def changed(parameters: Any) -> Optimizer:
         return AdamW(parameters, lr=0.1, weight_decay=0.5, betas=(0.8, 0.9))
 
-    result, optimizer, _ = fit(tmp_path, told, None, steps=3)
+    result, optimizer, _ = fit(tmp_path, changed, None, steps=3)
     group = optimizer.param_groups[0]
     assert (group["lr"], group["weight_decay"], group["betas"]) == (0.1, 0.5, (0.8, 0.9))
     assert "changed by tune since the checkpoint: betas (0.9, 0.999) -> (0.8, 0.9), weight_decay 0.1 -> 0.5" in (
@@ -62,7 +62,7 @@ def test_what_an_optimizer_was_told_beside_its_rate_wins_too(tmp_path: Path) -> 
     )
 
 
-def test_groups_are_changed_one_by_one(tmp_path: Path) -> None:
+def test_each_parameter_group_is_changed_by_itself(tmp_path: Path) -> None:
     def made(*rates: float) -> Callable[[Any], Optimizer]:
         return lambda each: SGD([{"params": [one], "lr": rate} for one, rate in zip(each, rates, strict=True)], lr=1.0)
 
@@ -90,8 +90,8 @@ SCHEDULERS: dict[str, Scheduler] = {
 
 
 @pytest.mark.parametrize("kind", SCHEDULERS)
-def test_a_schedule_goes_on_from_where_it_was_with_the_other_rate(tmp_path: Path, kind: str) -> None:
-    """It stands where a run stands that had the other rate from the start."""
+def test_a_schedule_continues_with_the_changed_rate(tmp_path: Path, kind: str) -> None:
+    """The resumed schedule equals that of a run which had the changed rate from the start."""
 
     def run(folder: Path, rate: float, steps: int) -> tuple[Optimizer, Any]:
         return fit(folder, lambda each: SGD(each, lr=rate), SCHEDULERS[kind], steps=steps)[1:]
@@ -105,7 +105,7 @@ def test_a_schedule_goes_on_from_where_it_was_with_the_other_rate(tmp_path: Path
         assert getattr(schedule, name) == pytest.approx(getattr(expected, name)), name
 
 
-def test_what_a_scheduler_was_told_wins_too(tmp_path: Path) -> None:
+def test_changed_options_of_a_scheduler_are_applied(tmp_path: Path) -> None:
     def fitted(gamma: float, steps: int) -> tuple[RunResult, Optimizer, Any]:
         return fit(
             tmp_path,
@@ -120,27 +120,27 @@ def test_what_a_scheduler_was_told_wins_too(tmp_path: Path) -> None:
     assert "changed by tune since the checkpoint: gamma 0.5 -> 0.1" in result.notes
 
 
-def test_the_next_checkpoint_tells_what_the_program_was_told_last(tmp_path: Path) -> None:
-    """Else a third program would carry over the same difference again."""
+def test_the_next_checkpoint_has_the_options_of_the_last_program(tmp_path: Path) -> None:
+    """Otherwise a third program would apply the same change again."""
     for steps, rate in ((1, 0.1), (2, 0.2), (3, 0.2)):
         result, optimizer, _ = fit(tmp_path, partial(SGD, lr=rate), None, steps=steps)
         assert optimizer.param_groups[0]["lr"] == pytest.approx(rate)
     assert not any("changed by tune" in note for note in result.notes)
 
 
-def test_a_checkpoint_from_elsewhere_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_checkpoint_without_options_is_not_changed(tmp_path: Path) -> None:
     fit(tmp_path, lambda each: SGD(each, lr=0.1), None, steps=1, tune=False)
     _, optimizer, _ = fit(tmp_path, lambda each: SGD(each, lr=0.5), None, steps=2)
     assert optimizer.param_groups[0]["lr"] == 0.1
 
 
-def test_a_rate_of_nothing_stays_what_it_is(tmp_path: Path) -> None:
+def test_a_learning_rate_of_0_is_not_changed(tmp_path: Path) -> None:
     fit(tmp_path, lambda each: SGD(each, lr=0.0), None, steps=1)
     _, optimizer, _ = fit(tmp_path, lambda each: SGD(each, lr=0.5), None, steps=2)
     assert optimizer.param_groups[0]["lr"] == 0.0
 
 
-def test_it_imports_no_torch_state_that_a_safe_load_refuses(tmp_path: Path) -> None:
+def test_its_state_loads_with_weights_only(tmp_path: Path) -> None:
     result, *_ = fit(
         tmp_path,
         lambda each: SGD(each, lr=torch.tensor(0.1)),
@@ -153,5 +153,5 @@ def test_it_imports_no_torch_state_that_a_safe_load_refuses(tmp_path: Path) -> N
     assert saved["schedulers"]["optimizer"]["milestones"] == {1: 1, 3: 1}
 
 
-def test_it_behaves_as_plugins_do() -> None:
+def test_it_conforms() -> None:
     check_plugin(Tune)

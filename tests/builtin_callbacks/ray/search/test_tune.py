@@ -1,4 +1,4 @@
-"""A search without a cluster: what trials tell Tune, how it stops them, what they go on from, what is read back."""
+"""A search without a cluster: reports to Tune, its stops, what trials resume, and how results are read."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from heliograph import (
     on,
 )
 from heliograph.builtin_callbacks.ray.report import RayReport
-from heliograph.builtin_callbacks.ray.search.places import Place, ending, place_of
+from heliograph.builtin_callbacks.ray.search.location import Location, search_location, summarize_end
 from heliograph.builtin_callbacks.ray.search.trainable import TrialFailed
 from heliograph.builtin_callbacks.ray.search.trial_session import (
     STOPPED,
-    Reports,
     TrialHost,
     TrialSession,
-    until_stopped,
+    TuneReporter,
+    ignore_stop,
 )
-from heliograph.builtin_callbacks.ray.search.trial_storage import begun_from
-from heliograph.builtin_callbacks.ray.search.trial_workers import Answers
+from heliograph.builtin_callbacks.ray.search.trial_storage import find_resumable
+from heliograph.builtin_callbacks.ray.search.trial_workers import ReportAnswers
 from heliograph.builtin_callbacks.ray.search.trials import (
     Search,
     Trial,
@@ -45,7 +45,7 @@ from heliograph.builtin_callbacks.ray.search.trials import (
     _is_reported,
     tune_results,
 )
-from heliograph.builtin_callbacks.ray.search.tune import _check_same, _room, _tell_failures, tune
+from heliograph.builtin_callbacks.ray.search.tune import _check_resume, _log_failures, _max_concurrent, tune
 from heliograph.builtin_callbacks.ray.session import Notice
 from heliograph.builtin_callbacks.ray.storage.checkpoints import StoredFolder
 from heliograph.core.distributed.launch.exceptions import carry
@@ -59,22 +59,22 @@ LOCAL = fs.LocalFileSystem()
 
 
 class FakeTune:
-    """Stands for `ray.tune`: keeps what is reported, and ends the function at a report."""
+    """A fake of `ray.tune`: keeps reports, and ends the function at one of them."""
 
     def __init__(self, stops_at: int = -1) -> None:
         self.stops_at = stops_at
-        self.told: list[tuple[dict[str, float], list[str]]] = []
+        self.reports: list[tuple[dict[str, float], list[str]]] = []
 
     def report(self, metrics: dict[str, float], checkpoint: Any) -> None:
         files = [] if checkpoint is None else sorted(each.name for each in Path(checkpoint.path).iterdir())
-        self.told.append((metrics, files))
-        if len(self.told) == self.stops_at:
+        self.reports.append((metrics, files))
+        if len(self.reports) == self.stops_at:
             raise SystemExit(0)
 
 
 @pytest.fixture
 def tuned(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], FakeTune]:
-    """Return a maker of what a trial reports to."""
+    """Return a function that replaces `ray.tune` by a fake."""
 
     def make(stops_at: int = -1) -> FakeTune:
         fake = FakeTune(stops_at)
@@ -84,7 +84,9 @@ def tuned(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], FakeTune]:
     return make
 
 
-def fit(folder: Path, begun: list[StoredFolder], *, epochs: int = 4, plugins: tuple[Any, ...] = ()) -> tuple[Any, ...]:
+def fit(
+    folder: Path, resumable: list[StoredFolder], *, epochs: int = 4, plugins: tuple[Any, ...] = ()
+) -> tuple[Any, ...]:
     """Train in what is a trial; return the result, the host, and how often the run was closed."""
     torch.manual_seed(0)
     data = [(torch.randn(4, 4), torch.randn(4, 2)) for _ in range(3)]
@@ -93,7 +95,7 @@ def fit(folder: Path, begun: list[StoredFolder], *, epochs: int = 4, plugins: tu
     trainer = Trainer([ValidationSchedule(each), *saving, *plugins], use_cpu=True)
     ends: list[str] = []
     trainer.bus.on(RunClosed, lambda run, event: ends.append(event.status))
-    host = TrialHost(TrialSession(Reports(LOSS), begun))
+    host = TrialHost(TrialSession(TuneReporter(LOSS), resumable))
     with hosted_by(host):
         result = trainer.fit(
             Supervised(nn.Linear(4, 2), nn.functional.mse_loss),
@@ -110,35 +112,31 @@ def test_a_trial_reports_each_checkpoint_with_the_metrics_of_its_validation(
 ) -> None:
     fake = tuned()
     result, host, _ = fit(tmp_path, [])
-    assert [(told["epoch"], told["step"]) for told, _ in fake.told] == [(1, 3), (2, 6), (3, 9), (4, 12)]
-    assert fake.told[-1][0][LOSS] == result.metrics[LOSS]
-    assert fake.told[0][1] == ["run_epoch_1_iter_3.json", "run_epoch_1_iter_3.pth"]
+    assert [(metrics["epoch"], metrics["step"]) for metrics, _ in fake.reports] == [(1, 3), (2, 6), (3, 9), (4, 12)]
+    assert fake.reports[-1][0][LOSS] == result.metrics[LOSS]
+    assert fake.reports[0][1] == ["run_epoch_1_iter_3.json", "run_epoch_1_iter_3.pth"]
     assert (result.status, host.result) == ("completed", result)
 
 
-def test_a_stop_of_tunes_closes_the_run_properly_and_nothing_is_told_any_more(
-    tmp_path: Path, tuned: Callable[..., FakeTune]
-) -> None:
+def test_a_stop_by_tune_closes_the_run_and_ends_the_reports(tmp_path: Path, tuned: Callable[..., FakeTune]) -> None:
     fake = tuned(2)
     result, host, ends = fit(tmp_path, [], plugins=(SaveSchedule(Every(steps=5), at_end=True).named("more"),))
     assert (result.status, result.stopped_by, result.reason) == ("stopped", "tune", STOPPED)
     assert (result.exit_status, ends) == (0, ["stopped"])
-    assert host.session.left == Notice("tune", STOPPED)
-    assert len(fake.told) == 2
+    assert host.session.exit_notice == Notice("tune", STOPPED)
+    assert len(fake.reports) == 2
     assert result.last_checkpoint is not None
     assert result.last_checkpoint.exists()
 
 
-def test_a_training_that_follows_one_that_tune_has_stopped_does_not_begin(
-    tmp_path: Path, tuned: Callable[..., FakeTune]
-) -> None:
+def test_no_training_starts_after_one_that_tune_has_stopped(tmp_path: Path, tuned: Callable[..., FakeTune]) -> None:
     fake = tuned(2)
     _, host, _ = fit(tmp_path, [])
-    with until_stopped(host.session), hosted_by(host):
+    with ignore_stop(host.session), hosted_by(host):
         Trainer(use_cpu=True).fit(Supervised(nn.Linear(4, 2), nn.functional.mse_loss), [])
-        pytest.fail("a training has begun")
-    assert len(fake.told) == 2
-    with pytest.raises(SystemExit, match="3"), until_stopped(TrialSession(Reports(LOSS), [])):
+        pytest.fail("a training has resumable")
+    assert len(fake.reports) == 2
+    with pytest.raises(SystemExit, match="3"), ignore_stop(TrialSession(TuneReporter(LOSS), [])):
         raise SystemExit(3)
 
 
@@ -150,42 +148,40 @@ def test_a_metric_that_is_nan_is_not_reported_twice(tmp_path: Path, tuned: Calla
 
     fake = tuned()
     fit(tmp_path, [], plugins=(Spoil(),))
-    assert [told["epoch"] for told, _ in fake.told] == [1, 2, 3, 4]
-    assert math.isnan(fake.told[0][0]["validation/noise"])
+    assert [metrics["epoch"] for metrics, _ in fake.reports] == [1, 2, 3, 4]
+    assert math.isnan(fake.reports[0][0]["validation/noise"])
 
 
-def test_what_was_not_measured_yet_is_no_number_and_never_measuring_it_is_an_error(
+def test_a_metric_is_nan_until_it_is_measured_and_must_be_measured_once(
     tuned: Callable[..., FakeTune],
 ) -> None:
     fake = tuned()
-    reports = Reports("validation/los")
-    reports.tell({LOSS: 1.0, "step": 1}, None)
-    assert math.isnan(fake.told[0][0]["validation/los"])
+    reports = TuneReporter("validation/los")
+    reports.report({LOSS: 1.0, "step": 1}, None)
+    assert math.isnan(fake.reports[0][0]["validation/los"])
     with pytest.raises(ValueError, match=r"never measured metric='validation/los'.*'validation/loss'"):
         reports.check_measured()
-    reports.tell({"validation/los": 1.0}, None)
+    reports.report({"validation/los": 1.0}, None)
     reports.check_measured()
 
 
-def test_a_trial_that_was_stopped_before_it_measured_is_no_error(tuned: Callable[..., FakeTune]) -> None:
+def test_a_trial_may_be_stopped_before_it_measures(tuned: Callable[..., FakeTune]) -> None:
     tuned(1)
-    reports = Reports(LOSS)
-    reports.tell({}, None)
+    reports = TuneReporter(LOSS)
+    reports.report({}, None)
     reports.check_measured()
 
 
-def test_the_plugins_of_a_trial_are_added_once_and_not_beside_ones_own(tuned: Callable[..., FakeTune]) -> None:
+def test_the_plugins_of_a_trial_are_added_once_and_only_if_missing(tuned: Callable[..., FakeTune]) -> None:
     tuned()
-    host = TrialHost(TrialSession(Reports(LOSS), []))
+    host = TrialHost(TrialSession(TuneReporter(LOSS), []))
     trainer = Trainer([RayReport(interval=3.0)])
     host.prepare(trainer.plugins)
     host.prepare(trainer.plugins)
     assert [type(plugin).__name__ for plugin in trainer.plugins] == ["RayReport", "Tune"]
 
 
-def test_a_trial_that_goes_on_does_so_whatever_its_checkpoint_is_told(
-    tmp_path: Path, tuned: Callable[..., FakeTune]
-) -> None:
+def test_a_trial_resumes_whatever_resume_of_its_checkpoint_is(tmp_path: Path, tuned: Callable[..., FakeTune]) -> None:
     tuned()
     whole, _, _ = fit(tmp_path / "whole", [])
     stored = tmp_path / "search" / "trial" / "checkpoint_000001"
@@ -193,14 +189,14 @@ def test_a_trial_that_goes_on_does_so_whatever_its_checkpoint_is_told(
     for file in (tmp_path / "whole").glob("*epoch_2*"):
         (stored / file.name).write_bytes(file.read_bytes())
     checkpoint = SimpleNamespace(path=str(stored), filesystem=LOCAL)
-    begun = begun_from(checkpoint, Place(str(tmp_path), "search/trial"))
-    result, _, _ = fit(tmp_path / "again", begun)
+    resumable = find_resumable(checkpoint, Location(str(tmp_path), "search/trial"))
+    result, _, _ = fit(tmp_path / "again", resumable)
     assert result.resume.step == 6
     assert result.metrics == whole.metrics
 
 
 def folder(path: Path, sequence: int | None, run: Path) -> None:
-    """Store a checkpoint of a run that has written one for each place in the order of writing."""
+    """Store the checkpoint of a run that it has written as the n-th."""
     path.mkdir(parents=True)
     for file in run.glob(f"*epoch_{sequence}_*"):
         (path / file.name).write_bytes(file.read_bytes())
@@ -209,13 +205,13 @@ def folder(path: Path, sequence: int | None, run: Path) -> None:
 @pytest.mark.parametrize(
     ("known", "expected"),
     [
-        (None, ["2", "1", "3", "0"]),  # Tune has forgotten all: the last was cut short, the others go by their writing
+        (None, ["2", "1", "3", "0"]),  # Tune knows none: by the order of writing
         ("trial/checkpoint_000002", ["2", "3", "1", "0"]),
-        ("other/checkpoint_000001", ["1", "0"]),  # a clone: what else lies there does not matter, nor its own
+        ("other/checkpoint_000001", ["1", "0"]),  # a clone: newer ones do not count, nor its own
         ("gone/checkpoint_000001", []),
     ],
 )
-def test_a_trial_goes_on_from_what_tune_says_or_what_its_own_folder_has_since_then(
+def test_a_trial_resumes_tunes_checkpoint_or_a_newer_one_in_its_folder(
     tmp_path: Path, tuned: Callable[..., FakeTune], known: str | None, expected: list[str]
 ) -> None:
     tuned()
@@ -225,64 +221,64 @@ def test_a_trial_goes_on_from_what_tune_says_or_what_its_own_folder_has_since_th
             folder(tmp_path / "search" / name / f"checkpoint_{number:06d}", sequence, tmp_path / "run")
     (tmp_path / "search" / "trial" / "params.json").write_text("{}")
     checkpoint = None if known is None else SimpleNamespace(path=str(tmp_path / "search" / known), filesystem=LOCAL)
-    found = begun_from(checkpoint, Place(str(tmp_path), "search/trial"))
+    found = find_resumable(checkpoint, Location(str(tmp_path), "search/trial"))
     assert [each.name[-1] for each in found] == expected
     assert all(each.is_own for each in found)
 
 
-def test_a_folder_without_a_whole_manifest_comes_last(tmp_path: Path, tuned: Callable[..., FakeTune]) -> None:
+def test_a_folder_without_an_intact_manifest_comes_last(tmp_path: Path, tuned: Callable[..., FakeTune]) -> None:
     tuned()
     fit(tmp_path / "run", [])
     folder(tmp_path / "search" / "checkpoint_000000", 1, tmp_path / "run")
     (tmp_path / "search" / "checkpoint_000001").mkdir()
     (tmp_path / "search" / "checkpoint_000001" / "run_epoch_2_iter_6.json").write_text("{")
-    found = begun_from(None, Place(str(tmp_path), "search"))
+    found = find_resumable(None, Location(str(tmp_path), "search"))
     assert [each.name[-1] for each in found] == ["0", "1"]
 
 
-def test_the_answers_of_tune_wait_for_their_reports() -> None:
+def test_answers_are_kept_until_they_are_asked_for() -> None:
     async def talk() -> tuple[Notice | None, Notice | None, int]:
-        answers, stop = Answers(), Notice("tune", STOPPED)
-        second = asyncio.create_task(answers.take(1))
-        await answers.give(None)
-        await answers.give(stop)
-        return await answers.take(0), await second, await answers.count()
+        answers, stop = ReportAnswers(), Notice("tune", STOPPED)
+        second = asyncio.create_task(answers.wait_for(1))
+        await answers.add(None)
+        await answers.add(stop)
+        return await answers.wait_for(0), await second, await answers.count()
 
     assert asyncio.run(talk()) == (None, Notice("tune", STOPPED), 2)
 
 
-def test_a_place_keeps_plain_data(tmp_path: Path) -> None:
-    place = place_of(tmp_path, "search").within("trial_lr=0.1000,b=[1]")
-    assert place.read() is None
-    place.write({"value": math.inf})
-    assert place.read() == {"value": math.inf}
-    assert [each.name for each in Path(place.path).iterdir()] == ["heliograph.json"]
+def test_a_location_keeps_plain_data(tmp_path: Path) -> None:
+    location = search_location(tmp_path, "search").subfolder("trial_lr=0.1000,b=[1]")
+    assert location.read() is None
+    location.write({"value": math.inf})
+    assert location.read() == {"value": math.inf}
+    assert [each.name for each in Path(location.path).iterdir()] == ["heliograph.json"]
 
 
 @pytest.mark.parametrize("name", ["", "a/b", ".hidden"])
-def test_a_name_that_is_no_folder_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_name_that_cannot_be_a_folder_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match="name= becomes a folder"):
-        place_of(tmp_path, name)
+        search_location(tmp_path, name)
 
 
-def test_a_place_is_absolute_and_a_remote_one_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_location_is_absolute_and_an_address_stays_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert place_of("here", "search").path == f"{tmp_path}/here/search"
-    assert place_of("s3://bucket/there/", "search").path == "s3://bucket/there/search"
+    assert search_location("here", "search").path == f"{tmp_path}/here/search"
+    assert search_location("s3://bucket/there/", "search").path == "s3://bucket/there/search"
     for home in (None, "~/ray_results", Path("~/ray_results")):
-        assert place_of(home, "search").path == str(Path.home() / "ray_results" / "search")
+        assert search_location(home, "search").path == str(Path.home() / "ray_results" / "search")
     wrong: Any = 3
     with pytest.raises(TypeError, match="storage_path is a path and name a string"):
-        place_of(wrong, "search")
+        search_location(wrong, "search")
 
 
 def test_how_a_trial_ended_is_plain_data(tmp_path: Path, tuned: Callable[..., FakeTune]) -> None:
     tuned(2)
     result: RunResult = fit(tmp_path, [])[0]
-    told = ending(result, None)
-    assert (told["status"], told["stopped_by"], told["notes"]) == ("stopped", "tune", list(result.notes))
-    assert ending(None, None)["status"] == "completed"
-    assert ending(result, KeyError("lr"))["reason"] == "KeyError: 'lr'"
+    end = summarize_end(result, None)
+    assert (end["status"], end["stopped_by"], end["notes"]) == ("stopped", "tune", list(result.notes))
+    assert summarize_end(None, None)["status"] == "completed"
+    assert summarize_end(result, KeyError("lr"))["reason"] == "KeyError: 'lr'"
 
 
 def trial(number: int, value: float | None, **facts: Any) -> Trial:
@@ -299,13 +295,13 @@ def trial(number: int, value: float | None, **facts: Any) -> Trial:
 
 
 @pytest.mark.parametrize(("mode", "best"), [("min", 2), ("max", 1)])
-def test_the_best_trial_has_the_best_value_whichever_way_that_is(mode: str, best: int) -> None:
+def test_the_best_trial_has_the_best_value_by_the_mode(mode: str, best: int) -> None:
     values = [None, 3.0, 1.0, 1.0, 2.0]
     search = Search((trial(*each) for each in enumerate(values)), LOSS, mode, "/there")
     assert search.best.number == best
 
 
-def test_a_search_tells_of_its_trials() -> None:
+def test_a_search_prints_its_trials() -> None:
     stopped = trial(1, 0.5, status="stopped", stopped_by="tune", reason=STOPPED, metrics={"step": 19})
     search = Search([trial(0, None, status="unfinished", reason="interrupted"), stopped], LOSS, "min", "/there")
     assert str(search).splitlines() == [
@@ -319,8 +315,8 @@ def test_a_search_tells_of_its_trials() -> None:
         stopped.fetch("anywhere")
 
 
-def test_the_stored_checkpoint_of_a_value_is_the_earliest_that_has_it() -> None:
-    """A later one only repeats the value of weights that are gone."""
+def test_the_stored_checkpoint_of_a_value_is_the_earliest_with_it() -> None:
+    """A later one only repeats the value of earlier weights."""
     values = [math.nan, 2.0, 1.0, 1.0, 3.0]
     checkpoints = [
         (SimpleNamespace(path=f"/{number}", filesystem=LOCAL), {LOSS: value, "training_iteration": number})
@@ -346,12 +342,12 @@ def test_a_checkpoint_is_fetched_and_verified(tmp_path: Path, tuned: Callable[..
         one.fetch(tmp_path / "new" / "fetched")
 
 
-def test_only_metrics_of_ours_are_told() -> None:
+def test_only_our_own_metrics_are_kept() -> None:
     names = ["validation/loss", "config/lr", "epoch", "step", "time_total_s", "train/config"]
     assert [name for name in names if _is_reported(name)] == ["validation/loss", "epoch", "step", "train/config"]
 
 
-def test_the_users_own_error_is_taken_out_of_rays() -> None:
+def test_the_users_own_error_is_unwrapped() -> None:
     rays = SimpleNamespace(cause=TrialFailed(carry(KeyError("lr"))))
     error = _error(rays, 3)
     assert isinstance(error, KeyError)
@@ -361,21 +357,23 @@ def test_the_users_own_error_is_taken_out_of_rays() -> None:
     assert str(_error("the process is gone", 0)) == "the process is gone"
 
 
-def test_where_all_trials_failed_the_first_error_is_raised_else_they_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_if_all_trials_failed_the_first_error_is_raised_otherwise_they_are_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     failed = [trial(number, None, status="failed", reason="why", error=KeyError(number)) for number in range(2)]
-    _tell_failures(Search([*failed, trial(2, 1.0)], LOSS, "min", ""))
+    _log_failures(Search([*failed, trial(2, 1.0)], LOSS, "min", ""))
     assert caplog.messages == ["trial 0 failed: why", "trial 1 failed: why"]
     with pytest.raises(KeyError) as caught:
-        _tell_failures(Search(failed, LOSS, "min", ""))
+        _log_failures(Search(failed, LOSS, "min", ""))
     assert caught.value.args == (0,)
-    assert caught.value.__notes__ == ["heliograph: all 2 trials of the search failed, this one first of them"]
+    assert caught.value.__notes__ == ["heliograph: all 2 trials of the search failed; this is the error of the first"]
 
 
-def test_a_search_that_is_not_there_is_not_found(tmp_path: Path) -> None:
+def test_a_missing_search_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="There is no search 'digits'"):
         tune_results(tmp_path, "digits")
-    place_of(tmp_path, "digits").write({"metric": LOSS, "mode": "min"})
-    with pytest.raises(FileNotFoundError, match=r"The search 'digits' in .* was ended before Ray wrote down any trial"):
+    search_location(tmp_path, "digits").write({"metric": LOSS, "mode": "min"})
+    with pytest.raises(FileNotFoundError, match=r"The search 'digits' in .* was ended before Ray saved any trial"):
         tune_results(tmp_path, "digits")
 
 
@@ -397,7 +395,7 @@ def test_a_search_that_is_not_there_is_not_found(tmp_path: Path) -> None:
         ({"name": "a/b"}, ValueError, "name= becomes a folder"),
     ],
 )
-def test_what_makes_no_sense_is_refused_before_anything_starts(
+def test_invalid_arguments_are_refused_before_anything_starts(
     given: dict[str, Any], kind: type[Exception], words: str
 ) -> None:
     options: dict[str, Any] = {"fn": print, "space": {}, "metric": LOSS, **given}
@@ -406,21 +404,21 @@ def test_what_makes_no_sense_is_refused_before_anything_starts(
         tune(fn, space, **options)
 
 
-def test_a_search_that_is_there_is_gone_on_with_by_the_same_metric_or_not_at_all(tmp_path: Path) -> None:
-    place = place_of(tmp_path, "search")
-    place.write({"metric": LOSS, "mode": "min"})
+def test_an_existing_search_is_continued_only_with_the_same_metric(tmp_path: Path) -> None:
+    location = search_location(tmp_path, "search")
+    location.write({"metric": LOSS, "mode": "min"})
     (tmp_path / "search" / "experiment_state-1.json").write_text("{}")
-    with pytest.raises(ValueError, match="resume='auto' goes on with it; give another name"):
-        _check_same(place, Monitor(LOSS, None), None)
-    with pytest.raises(ValueError, match=r"goes by .*validation/loss.*: go on by the same"):
-        _check_same(place, Monitor("validation/error", None), "auto")
-    _check_same(place, Monitor(LOSS, None), "auto")
-    assert place.has_begun()
-    assert not place_of(tmp_path, "other").has_begun()
+    with pytest.raises(ValueError, match="continue it with resume='auto', or give another name"):
+        _check_resume(location, Monitor(LOSS, None), None)
+    with pytest.raises(ValueError, match=r"optimizes .*validation/loss.*: give the same metric and mode"):
+        _check_resume(location, Monitor("validation/error", None), "auto")
+    _check_resume(location, Monitor(LOSS, None), "auto")
+    assert location.has_state()
+    assert not search_location(tmp_path, "other").has_state()
 
 
-def test_as_many_trials_on_several_workers_as_the_cluster_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_concurrent_trials_depends_on_the_resources(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 16.0, "GPU": 5.0})
-    assert _room({"CPU": 2}, 2) == 4
-    assert _room({"CPU": 2, "GPU": 1}, 2) == 2
-    assert _room({"TPU": 1}, 2) == 1
+    assert _max_concurrent({"CPU": 2}, 2) == 4
+    assert _max_concurrent({"CPU": 2, "GPU": 1}, 2) == 2
+    assert _max_concurrent({"TPU": 1}, 2) == 1

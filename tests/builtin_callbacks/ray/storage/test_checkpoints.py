@@ -1,4 +1,4 @@
-"""What a report's folder holds, what a storage lists, and how a checkpoint comes back from it."""
+"""The folders of reports, in a storage and before, and how a checkpoint is fetched."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph.builtin_callbacks.ray.storage.checkpoints import StoredFolder, listed, mend_record, name_of, whole_path
-from heliograph.builtin_callbacks.ray.storage.fetch_checkpoint import fetch
-from heliograph.builtin_callbacks.ray.storage.report_folder import stage
+from heliograph.builtin_callbacks.ray.storage.checkpoints import (
+    StoredFolder,
+    absolute_path,
+    list_reports,
+    repair_record,
+    report_name,
+)
+from heliograph.builtin_callbacks.ray.storage.fetch_checkpoint import fetch_newest
+from heliograph.builtin_callbacks.ray.storage.report_folder import stage_report
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.state.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Entry, Store
@@ -24,7 +30,7 @@ Open = Callable[..., Store]
 
 @pytest.fixture
 def opened() -> Iterator[Open]:
-    """Return a maker of open stores of the run `run`."""
+    """Return a function that opens a store of the run `run`."""
     stores: list[Store] = []
 
     def make(folder: Path, name: str = "run") -> Store:
@@ -67,29 +73,29 @@ def files(folder: Path) -> list[str]:
 
 
 def report(session: FakeSession, store: Store, path: Path, best: Path | None = None) -> Path:
-    staged = stage(store.run_name, path, best)
-    session.report(staged.facts, staged.folder)
+    staged = stage_report(store.run_name, path, best)
+    session.report(staged.metrics, staged.folder)
     return max(session.storage.iterdir())
 
 
 # What is reported.
 
 
-def test_only_the_checkpoint_is_gathered_without_a_copy(tmp_path: Path, opened: Open) -> None:
+def test_only_the_checkpoint_is_staged_by_hard_links(tmp_path: Path, opened: Open) -> None:
     store = opened(tmp_path)
     save(store, 1)
     entry = save(store, 2)
-    staged = stage("run", entry.path, None)
+    staged = stage_report("run", entry.path, None)
     assert files(staged.folder) == ["run_epoch_1_iter_2.json", "run_epoch_1_iter_2.pth"]
     assert (staged.folder / entry.path.name).samefile(entry.path)
-    assert staged.facts == {"validation/loss": 0.5, "epoch": 1, "step": 2}
+    assert staged.metrics == {"validation/loss": 0.5, "epoch": 1, "step": 2}
     assert [each.path for each in store.entries()[0]] == [entry.path, tmp_path / "run_epoch_1_iter_1.pth"]
 
 
-def test_shards_and_the_best_come_along(tmp_path: Path, opened: Open) -> None:
+def test_shards_and_the_best_checkpoint_are_staged(tmp_path: Path, opened: Open) -> None:
     store = opened(tmp_path)
     best, entry = save(store, 1), save(store, 2, shards=True)
-    staged = stage("run", entry.path, best.path)
+    staged = stage_report("run", entry.path, best.path)
     assert files(staged.folder) == [
         "run_epoch_1_iter_1.json",
         "run_epoch_1_iter_1.pth",
@@ -99,42 +105,46 @@ def test_shards_and_the_best_come_along(tmp_path: Path, opened: Open) -> None:
         "run_epoch_1_iter_2.shards/__0_0.distcp",
         "run_epoch_1_iter_2.shards/__1_0.distcp",
     ]
-    again = stage("run", entry.path, entry.path)
+    again = stage_report("run", entry.path, entry.path)
     assert len(files(again.folder)) == 5
 
 
-def test_files_are_copied_where_there_are_no_hard_links(
-    tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_copied_without_hard_links(tmp_path: Path, opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(old: Path, new: Path) -> None:
         raise PermissionError("no links here")
 
     entry = save(opened(tmp_path), 1)
     monkeypatch.setattr(os, "link", refuse)
-    staged = stage("run", entry.path, None)
+    staged = stage_report("run", entry.path, None)
     assert (staged.folder / entry.path.name).read_bytes() == entry.path.read_bytes()
     assert not (staged.folder / entry.path.name).samefile(entry.path)
 
 
-def test_shards_that_lie_elsewhere_are_missed(tmp_path: Path, opened: Open) -> None:
+def test_missing_shards_are_an_error(tmp_path: Path, opened: Open) -> None:
     entry = save(opened(tmp_path), 1, shards=True)
     (entry.path.with_suffix(".shards") / "__1_0.distcp").unlink()
-    with pytest.raises(ValueError, match=r"Shards must lie in a folder that all ranks share.*sharded=False"):
-        stage("run", entry.path, None)
+    with pytest.raises(ValueError, match=r"Shards must be in a folder that all ranks share.*sharded=False"):
+        stage_report("run", entry.path, None)
 
 
 # What is stored.
 
 
-def test_the_order_is_that_of_reporting(tmp_path: Path) -> None:
-    for name in (name_of(2, "a"), name_of(10, "b"), name_of(1_000_000, "c"), "checkpoint_2026-01-01_00-00-00", "x"):
+def test_reports_are_listed_by_number(tmp_path: Path) -> None:
+    for name in (
+        report_name(2, "a"),
+        report_name(10, "b"),
+        report_name(1_000_000, "c"),
+        "checkpoint_2026-01-01_00-00-00",
+        "x",
+    ):
         (tmp_path / name).mkdir()
-    found = listed(LocalFileSystem(), str(tmp_path))
+    found = list_reports(LocalFileSystem(), str(tmp_path))
     assert [(each.number, each.call) for each in found] == [(1_000_000, "c"), (10, "b"), (2, "a")]
-    assert listed(LocalFileSystem(), str(tmp_path / "nothing")) == []
+    assert list_reports(LocalFileSystem(), str(tmp_path / "nothing")) == []
 
 
-def test_a_stored_folder_tells_what_it_is_without_a_copy(tmp_path: Path) -> None:
+def test_manifests_are_read_without_a_copy(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_bytes(b"1")
     (tmp_path / "a.pth").write_bytes(b"2")
     stored = StoredFolder(LocalFileSystem(), str(tmp_path), is_own=True)
@@ -153,29 +163,27 @@ def test_a_stored_folder_tells_what_it_is_without_a_copy(tmp_path: Path) -> None
         ("[]", True),
     ],
 )
-def test_a_record_that_ray_would_stumble_over_is_put_aside(
-    tmp_path: Path, record: str | None, is_damaged: bool
-) -> None:
+def test_a_damaged_record_of_ray_is_renamed(tmp_path: Path, record: str | None, is_damaged: bool) -> None:
     (tmp_path / "run" / "checkpoint_000001_one").mkdir(parents=True)
-    place = tmp_path / "run" / "checkpoint_manager_snapshot.json"
+    path = tmp_path / "run" / "checkpoint_manager_snapshot.json"
     if record is not None:
-        place.write_text(record)
-    said = mend_record(str(tmp_path), "run")
-    assert (said is not None) == is_damaged
-    assert place.exists() == (record is not None and not is_damaged)
-    assert place.with_name(f"{place.name}.damaged").exists() == is_damaged
-    assert mend_record(str(tmp_path), "run") is None
+        path.write_text(record)
+    warning = repair_record(str(tmp_path), "run")
+    assert (warning is not None) == is_damaged
+    assert path.exists() == (record is not None and not is_damaged)
+    assert path.with_name(f"{path.name}.damaged").exists() == is_damaged
+    assert repair_record(str(tmp_path), "run") is None
 
 
-# How it comes back.
+# What is fetched.
 
 
-def test_everything_comes_back(tmp_path: Path, opened: Open) -> None:
+def test_the_newest_and_the_best_are_fetched(tmp_path: Path, opened: Open) -> None:
     first, session = opened(tmp_path / "first"), FakeSession(tmp_path / "there")
     best, entry = save(first, 3, shards=True), save(first, 4, shards=True)
     report(session, first, entry.path, best.path)
     second = opened(tmp_path / "second")
-    path, notes = fetch(session, second, "auto")
+    path, notes = fetch_newest(session, second, "auto")
     assert path == tmp_path / "second" / entry.path.name
     assert notes == [
         f"fetched {tmp_path / 'second' / each.path.name} from checkpoint_000001_one in Ray's storage"
@@ -187,16 +195,16 @@ def test_everything_comes_back(tmp_path: Path, opened: Open) -> None:
         ".run.lock",
         *files(tmp_path / "there" / "checkpoint_000001_one"),
     ]
-    assert save(second, 5).sequence == 3  # behind what came back
+    assert save(second, 5).sequence == 3  # after what was fetched
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".json"])
-def test_a_damaged_best_is_left_behind(tmp_path: Path, opened: Open, suffix: str) -> None:
+def test_a_damaged_best_checkpoint_is_not_fetched(tmp_path: Path, opened: Open, suffix: str) -> None:
     first, session = opened(tmp_path / "first"), FakeSession(tmp_path / "there")
     best, entry = save(first, 3), save(first, 4)
     stored = report(session, first, entry.path, best.path)
     (stored / best.path.with_suffix(suffix).name).write_text("half")
-    path, notes = fetch(session, opened(tmp_path / "second"), "auto")
+    path, notes = fetch_newest(session, opened(tmp_path / "second"), "auto")
     assert path == tmp_path / "second" / entry.path.name
     assert notes[0].startswith("passed over: checkpoint_000001_one in Ray's storage: ")
     assert "is damaged" in notes[0]
@@ -205,7 +213,7 @@ def test_a_damaged_best_is_left_behind(tmp_path: Path, opened: Open, suffix: str
 
 @pytest.mark.parametrize("suffix", [".pth", ".json"])
 @pytest.mark.parametrize(("steps", "expected"), [(4, 4), (2, 3), (None, 3)])
-def test_the_best_stands_in_for_a_damaged_newest_where_nothing_newer_is_whole(
+def test_the_best_checkpoint_replaces_a_damaged_newest_if_nothing_newer_is_intact(
     tmp_path: Path, opened: Open, suffix: str, steps: int | None, expected: int
 ) -> None:
     first, session = opened(tmp_path / "first"), FakeSession(tmp_path / "there")
@@ -214,37 +222,37 @@ def test_the_best_stands_in_for_a_damaged_newest_where_nothing_newer_is_whole(
         report(session, first, entries[steps].path)
     stored = report(session, first, entries[5].path, entries[3].path)
     (stored / entries[5].path.with_suffix(suffix).name).write_text("half")
-    path, _ = fetch(session, opened(tmp_path / "second"), "auto")
+    path, _ = fetch_newest(session, opened(tmp_path / "second"), "auto")
     assert path == tmp_path / "second" / entries[expected].path.name
 
 
-def test_a_shard_that_is_damaged_passes_it_over(tmp_path: Path, opened: Open) -> None:
+def test_a_checkpoint_with_a_damaged_shard_is_skipped(tmp_path: Path, opened: Open) -> None:
     first, session = opened(tmp_path / "first"), FakeSession(tmp_path / "there")
     entry = save(first, 4, shards=True)
     stored = report(session, first, entry.path)
     shard = stored / "run_epoch_1_iter_4.shards" / "__1_0.distcp"
     shard.write_text(shard.read_text().upper())
-    resume, notes = fetch(session, opened(tmp_path / "second"), "auto")
+    resume, notes = fetch_newest(session, opened(tmp_path / "second"), "auto")
     assert resume == "auto"
     assert "its SHA-256 is not the one in its manifest" in notes[0]
     assert files(tmp_path / "second") == [".run.lock"]
 
 
-def test_another_file_of_its_name_stays(tmp_path: Path, opened: Open) -> None:
-    """A training that was begun afresh came to the same step: it is another one."""
+def test_another_file_with_its_name_is_kept(tmp_path: Path, opened: Open) -> None:
+    """Another training of the same name has reached the same step."""
     first, session = opened(tmp_path / "first"), FakeSession(tmp_path / "there")
     entry = save(first, 4, shards=True)
     report(session, first, entry.path)
     second = opened(tmp_path / "second")
     save(second, 3)
     former = save(second, 4)
-    path, _ = fetch(session, second, "auto")
+    path, _ = fetch_newest(session, second, "auto")
     assert path == tmp_path / "second" / "run_epoch_1_iter_4-2.pth"
     assert storage.verify(path).sha256 == entry.sha256
     assert storage.verify(former.path).sha256 == former.sha256
 
 
-def test_what_is_pinned_stays(tmp_path: Path, opened: Open) -> None:
+def test_a_pinned_checkpoint_is_kept(tmp_path: Path, opened: Open) -> None:
     first, session = opened(tmp_path / "first"), FakeSession(tmp_path / "there")
     entry = save(first, 4, shards=True)
     report(session, first, entry.path)
@@ -252,48 +260,48 @@ def test_what_is_pinned_stays(tmp_path: Path, opened: Open) -> None:
     save(second, 3)
     former = save(second, 4)
     second.pin(former.path)
-    path, _ = fetch(session, second, "auto")
+    path, _ = fetch_newest(session, second, "auto")
     assert path == tmp_path / "second" / "run_epoch_1_iter_4-2.pth"
     assert storage.verify(path).sha256 == entry.sha256
     assert storage.verify(former.path).sha256 == former.sha256
 
 
-def test_a_path_is_gone_on_from_only_as_long_as_nothing_of_this_call_is_there(tmp_path: Path, opened: Open) -> None:
+def test_a_path_is_resumed_only_while_this_call_has_stored_nothing(tmp_path: Path, opened: Open) -> None:
     first, wanted = opened(tmp_path / "first"), tmp_path / "pretrained.pth"
     entry = save(first, 4)
     session = FakeSession(tmp_path / "there", "one")
     report(session, first, entry.path)
-    assert fetch(session, opened(tmp_path / "second"), wanted) == (wanted, [])
+    assert fetch_newest(session, opened(tmp_path / "second"), wanted) == (wanted, [])
     again = FakeSession(tmp_path / "there", "one", is_restart=True)
-    path, _ = fetch(again, opened(tmp_path / "third"), wanted)
+    path, _ = fetch_newest(again, opened(tmp_path / "third"), wanted)
     assert path == tmp_path / "third" / entry.path.name
 
 
-def test_a_storage_that_cannot_be_read_is_no_empty_one(tmp_path: Path, opened: Open) -> None:
+def test_a_storage_that_cannot_be_read_is_an_error(tmp_path: Path, opened: Open) -> None:
     class Broken(FakeSession):
-        def stored(self) -> list[StoredFolder]:
+        def stored_reports(self) -> list[StoredFolder]:
             raise ConnectionError("no network")
 
     with pytest.raises(ConnectionError, match="no network"):
-        fetch(Broken(tmp_path / "there", is_restart=True), opened(tmp_path), "auto")
+        fetch_newest(Broken(tmp_path / "there", is_restart=True), opened(tmp_path), "auto")
 
 
-def test_what_a_killed_fetch_left_is_no_harm(tmp_path: Path, opened: Open) -> None:
+def test_files_of_a_killed_fetch_are_removed(tmp_path: Path, opened: Open) -> None:
     first, session = opened(tmp_path / "first"), FakeSession(tmp_path / "there")
     entry = save(first, 4)
     report(session, first, entry.path)
     left = tmp_path / "second" / ".run.fetched"
     left.mkdir(parents=True)
     (left / "half.pth").write_bytes(b"half")
-    path, _ = fetch(session, opened(tmp_path / "second"), "auto")
+    path, _ = fetch_newest(session, opened(tmp_path / "second"), "auto")
     assert path == tmp_path / "second" / entry.path.name
     assert not left.exists()
 
 
-def test_a_storage_is_the_same_place_for_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers, and Ray's file systems, know nothing of the folder that the caller is in."""
+def test_a_storage_path_is_the_same_for_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers, and Ray's file systems, do not know the current folder of the caller."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     for relative in ("runs", Path("runs"), "~/runs"):
-        assert whole_path(relative) == str(tmp_path / "runs")
-    assert whole_path("s3://bucket/runs/") == "s3://bucket/runs"
+        assert absolute_path(relative) == str(tmp_path / "runs")
+    assert absolute_path("s3://bucket/runs/") == "s3://bucket/runs"

@@ -1,4 +1,4 @@
-"""Passes of the default training, in this process: exact, averaged, and as the options say."""
+"""Passes of the default training in this process."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.builtin_callbacks.ray.creators.handover import mean_of
 from heliograph.builtin_callbacks.ray.creators.parts import seeded
+from heliograph.builtin_callbacks.ray.creators.state_transfer import average_metrics
 from heliograph.tests.builtin_callbacks.ray.creators import creators
 from heliograph.tests.builtin_callbacks.ray.creators.creators import make, weights
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ STEPPED = {"scheduler_creator": creators.scheduler, "config": {"dropout": 0.2}}
 
 
 def fitted(*, epochs: int, frequency: Any) -> tuple[Tensor, h.RunResult]:
-    """Train without the creators' trainer."""
+    """Train without a `CreatorTrainer`."""
     seed, config = 6691, {"lr": 0.1, "dropout": 0.2}
     with seeded(seed):
         train, _ = creators.data(config)
@@ -54,14 +54,14 @@ def test_three_calls_equal_one_of_three_passes_and_an_uninterrupted_fit(creators
     assert (at_once.result.progress.steps, at_once.result.progress.samples) == (12, 84)
 
 
-def test_the_callers_generators_are_left_alone_by_creators() -> None:
+def test_creators_do_not_change_the_callers_random_state() -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()
     make().get_model()
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_a_pass_that_was_cut_short_is_finished_by_the_next_call() -> None:
+def test_an_interrupted_pass_is_finished_by_the_next_call() -> None:
     class Impatient(h.Plugin):
         asks = ("stop",)
 
@@ -80,7 +80,7 @@ def test_a_pass_that_was_cut_short_is_finished_by_the_next_call() -> None:
     assert torch.equal(weights(halved), weights(whole))
 
 
-def test_an_error_leaves_the_state_of_the_passes_before() -> None:
+def test_an_error_keeps_the_state_of_the_passes_before() -> None:
     class Fails(h.Plugin):
         @h.on(h.EpochStart)
         def fail(self, run: h.Run, event: h.EpochStart) -> None:
@@ -100,7 +100,7 @@ def test_an_error_leaves_the_state_of_the_passes_before() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"train_function": creators.train_as_usual}])
-def test_what_a_plugin_wants_raised_behind_the_run_is_raised(options: dict[str, Any]) -> None:
+def test_an_exit_that_a_plugin_requests_is_raised(options: dict[str, Any]) -> None:
     class Leaves(h.Plugin):
         def __init__(self, status: int | None) -> None:
             self.status = status
@@ -121,14 +121,14 @@ def test_what_a_plugin_wants_raised_behind_the_run_is_raised(options: dict[str, 
         assert torch.equal(weights(trainer), weights(whole))
 
 
-def test_metrics_are_means_over_the_whole_pass_however_often_is_logged() -> None:
+def test_metrics_are_means_over_the_whole_pass_with_any_log_interval() -> None:
     def logs(config: Any) -> list[h.Plugin]:
         return [h.LogSchedule(h.Every(steps=3))]
 
     often, once = make(plugin_creator=logs), make()
     assert often.train()["train/loss"] == pytest.approx(once.train()["train/loss"])
-    assert mean_of([(3, {"a": 1.0}), (1, {"a": 5.0, "b": 2.0}), (0, {"a": 9.0})]) == {"a": 2.0, "b": 2.0}
-    assert mean_of([(0, {"a": 9.0})]) == {"a": 9.0}
+    assert average_metrics([(3, {"a": 1.0}), (1, {"a": 5.0, "b": 2.0}), (0, {"a": 9.0})]) == {"a": 2.0, "b": 2.0}
+    assert average_metrics([(0, {"a": 9.0})]) == {"a": 9.0}
 
 
 def test_plugins_validate_within_a_pass() -> None:
@@ -142,7 +142,7 @@ def test_plugins_validate_within_a_pass() -> None:
     assert metrics["validation/loss"] == trainer.validate()["validation/loss"]
 
 
-def test_the_hook_comes_first_and_gets_the_config(tmp_path: Path) -> None:
+def test_the_hook_is_called_first_with_the_config(tmp_path: Path) -> None:
     calls: list[str] = []
 
     def hook(config: Any) -> None:

@@ -1,4 +1,4 @@
-"""What is said while Ray has no room for workers, and when it gives up."""
+"""Warnings while the cluster has no room for workers, and the error when Ray gives up."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from heliograph.builtin_callbacks.ray.launcher import room
-from heliograph.builtin_callbacks.ray.launcher.room import Waiting, explained
+from heliograph.builtin_callbacks.ray.launcher import capacity
+from heliograph.builtin_callbacks.ray.launcher.capacity import StartupMonitor, explain_start_timeout
 from heliograph.builtin_callbacks.ray.launcher.sizes import Sizes
 from ray.train import ControllerError
 from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError
@@ -22,41 +22,43 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Return a cluster without unicorns, and a clock."""
     free = {"CPU": 1.0, "memory": 4e9}
     made = SimpleNamespace(cluster_resources=lambda: THERE, available_resources=lambda: free, now=0.0)
-    monkeypatch.setattr(room, "require", lambda *args, **kwargs: made)
-    monkeypatch.setattr(room, "monotonic", lambda: made.now)
+    monkeypatch.setattr(capacity, "require", lambda *args, **kwargs: made)
+    monkeypatch.setattr(capacity, "monotonic", lambda: made.now)
     return made
 
 
-def test_what_is_waited_for_is_said_now_and_then(cluster: Any, caplog: pytest.LogCaptureFixture) -> None:
-    wait = Waiting(UNICORNS)
-    said = []
+def test_a_warning_about_missing_resources_is_repeated_at_an_interval(
+    cluster: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    wait = StartupMonitor(UNICORNS)
+    counts = []
     for now in (0.0, 14.9, 15.0, 15.2, 74.9, 75.0, 100.0):
         cluster.now = now
-        wait.look()
-        said.append(len(caplog.messages))
-    assert said == [0, 0, 1, 1, 1, 2, 2]
+        wait.check()
+        counts.append(len(caplog.messages))
+    assert counts == [0, 0, 1, 1, 1, 2, 2]
     assert set(caplog.messages) == {f"waiting for 1..2 workers of {{'unicorn': 1.0}}: {LINE}"}
 
 
-def test_memory_is_told_of_where_a_worker_takes_it(cluster: Any, caplog: pytest.LogCaptureFixture) -> None:
-    wait, cluster.now = Waiting(Sizes(2, 2, None, {"memory": 8e9}, None)), 20.0
-    wait.look()
+def test_memory_is_in_the_warning_if_a_worker_takes_it(cluster: Any, caplog: pytest.LogCaptureFixture) -> None:
+    wait, cluster.now = StartupMonitor(Sizes(2, 2, None, {"memory": 8e9}, None)), 20.0
+    wait.check()
     assert "waiting for 2 workers of {'memory': 8000000000.0}: the cluster has {'CPU': 2.0," in caplog.text
     assert "of which {'CPU': 1.0, 'memory': 4000000000.0} are free" in caplog.text
 
 
-def test_where_ray_gives_up_the_error_says_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_if_ray_gives_up_the_error_has_the_resources(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "2")
     error = ControllerError(WorkerGroupStartupTimeoutError(2))
-    ours = explained(error, UNICORNS)
+    ours = explain_start_timeout(error, UNICORNS)
     assert isinstance(ours, TimeoutError)
     assert ours.__cause__ is error
     assert str(ours).startswith(
         f"Ray gave up starting num_workers=1..2 workers with resources_per_worker={{'unicorn': 1.0}}: {LINE}. Ask for"
     )
-    assert str(ours).endswith("longer than start_timeout=2 seconds.")
+    assert str(ours).endswith("or raise start_timeout=2 seconds.")
 
 
 @pytest.mark.parametrize("error", [None, KeyError("label"), ControllerError(KeyError("label"))])
 def test_other_errors_stay_as_they_are(error: BaseException | None) -> None:
-    assert explained(error, UNICORNS) is error
+    assert explain_start_timeout(error, UNICORNS) is error

@@ -1,4 +1,4 @@
-"""What the tests of Ray datasets have workers and processes of their own train."""
+"""The training in the tests of Ray datasets, for workers and other processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-ROWS, RANKS, BATCH_SIZE = 69, 2, 4  # an odd number, so that the last round is filled up
+ROWS, RANKS, BATCH_SIZE = 69, 2, 4  # an odd number, so that the last global batch is filled up
 COLUMNS = ("x", "y")
 Batch = dict[str, "np.ndarray[Any, Any]"]
 
@@ -30,13 +30,13 @@ class Trained:
 
 
 def features(ids: Batch) -> Batch:
-    """Return inputs and targets of rows that have a number."""
+    """Return inputs and targets of numbered rows."""
     numbers = ids["id"].astype(np.float32)[:, None]
     return {"x": numbers / ROWS, "y": numbers * 2}
 
 
 def in_memory() -> TensorDataset:
-    """Return the same rows as a dataset of torch's."""
+    """Return the same rows as a PyTorch dataset."""
     columns = features({"id": np.arange(ROWS)})
     return TensorDataset(*(torch.from_numpy(columns[name]) for name in COLUMNS))
 
@@ -49,7 +49,7 @@ def train(
     collate_fn: Callable[[Batch], Any] | None = None,
     **params: Any,
 ) -> Trained:
-    """Train for two epochs or so many steps, as two ranks or one in their stead; go on with what lies in the folder."""
+    """Train for two epochs or so many steps, with the global batch of two ranks; resume from the folder."""
     torch.manual_seed(1)
     model = nn.Linear(1, 1)
     plugins = [

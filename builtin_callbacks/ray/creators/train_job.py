@@ -1,4 +1,4 @@
-"""What runs on each rank, or in the caller's own process."""
+"""A training or validation, as it runs on each rank or in the caller's process."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from ....core.distributed.launch import child_queue
 from ....core.result import RunResult
 from ....core.task import Task
 from ....core.trainer import Trainer
-from .handover import Handed, Handover
-from .packed_state import unpacked
+from .packed_state import unpack_state
 from .parts import Parts, build, load_weights
 from .recipe import Recipe
+from .state_transfer import PassResult, StateTransfer
 from .train_pass import train_pass
 from .validation import make_task, validation_data
 
 
 @dataclass(frozen=True)
-class Order:
-    """What is to be done.
+class TrainJob:
+    """What a rank has to do.
 
     Attributes:
-        recipe: with what, and how.
-        state: from where, packed; None from the beginning.
-        passes: how many there are to be, with those that are done.
+        recipe: the arguments of the trainer.
+        state: the state to resume, packed; None starts from the beginning.
+        passes: the number of passes after which to stop, those before included.
     """
 
     recipe: Recipe
@@ -36,32 +36,32 @@ class Order:
     passes: int
 
 
-def train_on_rank(order: Order) -> RunResult:
-    """Train on a rank that was launched; the main one hands over by its queue."""
+def train_on_rank(job: TrainJob) -> RunResult:
+    """Train on a launched rank; the main one sends results through its queue."""
     queue = child_queue()
     assert queue is not None
-    return train(order, queue.put)
+    return train(job, queue.put)
 
 
-def train(order: Order, tell: Callable[[Handed], object]) -> RunResult:
-    """Train until there were so many passes; return how it ended.
+def train(job: TrainJob, send: Callable[[PassResult], object]) -> RunResult:
+    """Train until the number of passes is reached; return the result.
 
     Raises:
-        SystemExit: a plugin asked for an exit status.
+        SystemExit: a plugin requested an exit status.
     """
-    recipe = order.recipe
+    recipe = job.recipe
     by_function = recipe.train_function is not None
     steps_scheduler = recipe.scheduler_step_freq == "manual" or (by_function and recipe.scheduler_step_freq is None)
-    handover = Handover(order.state, tell, steps_scheduler=steps_scheduler)
-    parts, trainer = _prepared(recipe, handover)
+    transfer = StateTransfer(job.state, send, steps_scheduler=steps_scheduler)
+    parts, trainer = _prepare(recipe, transfer)
     if parts.scheduler is not None and recipe.scheduler_step_freq in ("batch", "epoch"):
         trainer.plugins.load("learning_rate", per="step" if recipe.scheduler_step_freq == "batch" else "epoch")
     task, params = make_task(recipe, parts), _loader_params(recipe, trainer)
     options: dict[str, Any] = {
-        "loader_params": params if _has_its_order(parts.train, params) else {**params, "shuffle": True},
+        "loader_params": params if _has_order(parts.train, params) else {**params, "shuffle": True},
         "optimizer": parts.optimizers if by_function else parts.optimizer,
         "scheduler": (parts.schedulers or None) if by_function else parts.scheduler,
-        "epochs": order.passes,
+        "epochs": job.passes,
         "name": recipe.name,
         "hyper_parameters": recipe.config,
     }
@@ -72,14 +72,14 @@ def train(order: Order, tell: Callable[[Handed], object]) -> RunResult:
     return trainer.fit(task, parts.train, **options)
 
 
-def validate(order: Order) -> RunResult:
-    """Validate the weights of the state, or those that the creators begin with."""
-    recipe = order.recipe
-    parts, trainer = _prepared(recipe)
+def validate(job: TrainJob) -> RunResult:
+    """Validate the weights of the state, or without one those that the creators make."""
+    recipe = job.recipe
+    parts, trainer = _prepare(recipe)
     params = _loader_params(recipe, trainer)
     data = validation_data(recipe, parts, params, trainer.engine.world_size)
-    if order.state is not None:
-        state = unpacked(order.state)
+    if job.state is not None:
+        state = unpack_state(job.state)
         load_weights(parts.models, state)
         for name, scheduler in parts.schedulers.items():
             scheduler.load_state_dict(state["schedulers"][name])
@@ -87,11 +87,11 @@ def validate(order: Order) -> RunResult:
     return trainer.validate(task, data, loader_params=None if isinstance(data, list) else params, name=recipe.name)
 
 
-def _prepared(recipe: Recipe, *plugins: Any) -> tuple[Parts, Trainer]:
+def _prepare(recipe: Recipe, *plugins: Any) -> tuple[Parts, Trainer]:
     """Call the hook and the creators, and make the trainer.
 
     Raises:
-        TypeError: a creator returned something that it should not.
+        TypeError: a creator returned the wrong type.
     """
     if recipe.initialization_hook is not None:
         recipe.initialization_hook(recipe.config)
@@ -108,10 +108,10 @@ def _prepared(recipe: Recipe, *plugins: Any) -> tuple[Parts, Trainer]:
 
 
 def _loader_params(recipe: Recipe, trainer: Trainer) -> LoaderParams:
-    """Return how to batch the datasets.
+    """Return the loader parameters of the datasets.
 
     Raises:
-        ValueError: the ranks cannot have equal parts of the batch.
+        ValueError: the batch size is not a multiple of the number of ranks.
     """
     ranks, whole = trainer.engine.world_size, recipe.batch_size
     if whole % ranks:
@@ -122,7 +122,7 @@ def _loader_params(recipe: Recipe, trainer: Trainer) -> LoaderParams:
     return cast("LoaderParams", {**recipe.dataloader_config, "global_batch_size": whole})
 
 
-def _has_its_order(data: Any, params: LoaderParams) -> bool:
+def _has_order(data: Any, params: LoaderParams) -> bool:
     return isinstance(data, IterableDataset) or bool(params.keys() & {"shuffle", "sampler"})
 
 

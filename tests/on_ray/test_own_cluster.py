@@ -1,4 +1,4 @@
-"""A launcher that finds no cluster, and so starts one of its own."""
+"""A launcher that starts a cluster of its own."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from heliograph.tests.on_ray import calls
 
 @pytest.mark.whole
 @pytest.mark.timeout(90)
-def test_a_cluster_of_its_own_is_gone_with_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_own_cluster_is_shut_down_after_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     before = signal.getsignal(signal.SIGTERM)
-    values = h.RayLauncher(1, storage_path=tmp_path, name="alone").run(calls.tell, 3, size=1)
+    values = h.RayLauncher(1, storage_path=tmp_path, name="alone").run(calls.put_messages, 3, size=1)
     assert values == [(0, 1, b"\0")]
     assert values.storage == f"{tmp_path}/alone"
     assert not ray.is_initialized()

@@ -1,4 +1,4 @@
-"""What the trials of a search do; in a module of its own, which their processes can import."""
+"""The functions of trials, in a module that their processes can import."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ class NotTodayError(Exception):
         self.day = day
 
 
-class Diary(h.Plugin):
-    """Write down each epoch, and the end of each run: `RunClosed` is the last event of all."""
+class TrainLog(h.Plugin):
+    """Log each epoch, and the end of each run at its last event, `RunClosed`."""
 
     def __init__(self, folder: str, key: str) -> None:
-        self.file = Path(folder) / f"{key}.diary"
+        self.file = Path(folder) / f"{key}.log"
 
     @h.on(h.EpochEnd)
-    def tell_epoch(self, run: h.Run, event: h.EpochEnd) -> None:
+    def log_epoch(self, run: h.Run, event: h.EpochEnd) -> None:
         group = run.optimizers["optimizer"].param_groups[0]
         weights = [value for each in run.task.model.parameters() for value in each.flatten().tolist()]
-        told = {"epoch": event.epoch + 1, "lr": group["lr"], "momentum": group["momentum"], "weights": weights}
-        self._write(run, told)
+        line = {"epoch": event.epoch + 1, "lr": group["lr"], "momentum": group["momentum"], "weights": weights}
+        self._write(run, line)
 
     @h.on(h.RunClosed)
-    def tell_end(self, run: h.Run, event: h.RunClosed) -> None:
+    def log_end(self, run: h.Run, event: h.RunClosed) -> None:
         self._write(run, {"closed": event.status, "step": run.progress.steps, "notes": cast("TrainRun", run).notes})
 
-    def _write(self, run: h.Run, told: Line) -> None:
+    def _write(self, run: h.Run, line: Line) -> None:
         if run.engine.is_main:
             with self.file.open("a") as file:
-                file.write(json.dumps(told) + "\n")
+                file.write(json.dumps(line) + "\n")
 
 
-def diary(folder: Path, key: str) -> tuple[list[Line], list[Line]]:
-    """Return the epochs and the ends that a trial has written down."""
-    lines = [json.loads(line) for line in (folder / f"{key}.diary").read_text().splitlines()]
+def read_log(folder: Path, key: str) -> tuple[list[Line], list[Line]]:
+    """Return the epochs and the ends that a trial has logged."""
+    lines = [json.loads(line) for line in (folder / f"{key}.log").read_text().splitlines()]
     return [each for each in lines if "epoch" in each], [each for each in lines if "closed" in each]
 
 
@@ -76,7 +76,7 @@ def digits(config: dict[str, Any]) -> None:
 
 
 def scheduled(config: dict[str, Any], *plugins: h.Plugin, resume: str | None = None, epochs: int = 5) -> None:
-    """Train a small model by a schedule; alike in a trial and without Ray."""
+    """Train a small model with a scheduler, in a trial or without Ray."""
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(1)
     data = TensorDataset(torch.randn(24, 4, generator=generator), torch.randint(0, 2, (24,), generator=generator))
@@ -95,19 +95,19 @@ def scheduled(config: dict[str, Any], *plugins: h.Plugin, resume: str | None = N
     )
 
 
-def in_a_population(config: dict[str, Any]) -> None:
-    """Train, and write into a diary that is the trial's, whatever its hyper-parameters are by now."""
+def log_by_trial_id(config: dict[str, Any]) -> None:
+    """Train, and log under the id of the trial."""
     scheduled({**config, "key": ray_tune.get_context().get_trial_id()[-1]})
 
 
-class Strike(h.Plugin):
-    """Once, behind the third epoch: raise, or send a signal to a process."""
+class FailOnce(h.Plugin):
+    """After the third epoch, once: raise, or send a signal to a process."""
 
     def __init__(self, folder: str, victim: int | None, signum: int) -> None:
-        self.flag, self.victim, self.signum = Path(folder) / "struck", victim, signum
+        self.flag, self.victim, self.signum = Path(folder) / "failed", victim, signum
 
     @h.on(h.EpochStart)
-    def strike(self, run: h.Run, event: h.EpochStart) -> None:
+    def fail(self, run: h.Run, event: h.EpochStart) -> None:
         if run.progress.epoch == 3 and run.engine.is_main and not self.flag.exists():
             self.flag.touch()
             if self.victim is None:
@@ -117,9 +117,9 @@ class Strike(h.Plugin):
                 signal.pause()
 
 
-def struck(config: dict[str, Any]) -> None:
-    """Train, and be struck."""
-    scheduled(config, Strike(config["folder"], config.get("victim"), config.get("signum", signal.SIGKILL)))
+def fail_once(config: dict[str, Any]) -> None:
+    """Train, with a failure after the third epoch."""
+    scheduled(config, FailOnce(config["folder"], config.get("victim"), config.get("signum", signal.SIGKILL)))
 
 
 def failing(config: dict[str, Any]) -> None:
@@ -137,5 +137,5 @@ def _plugins(config: dict[str, Any], key: str, resume: str | None = None) -> Seq
         h.ValidationSchedule(every),
         h.SaveSchedule(every),
         checkpoint,
-        Diary(config["folder"], key),
+        TrainLog(config["folder"], key),
     ]

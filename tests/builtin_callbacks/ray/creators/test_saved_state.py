@@ -1,4 +1,4 @@
-"""What is kept between calls: saved, restored, looked at, let go."""
+"""The state between calls: saved, restored, read, released."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.builtin_callbacks.ray.creators.packed_state import unpacked
+from heliograph.builtin_callbacks.ray.creators.packed_state import unpack_state
 from heliograph.core.checkpoint import storage
 from heliograph.tests.builtin_callbacks.ray.creators import creators
 from heliograph.tests.builtin_callbacks.ray.creators.creators import make, weights
@@ -29,7 +29,7 @@ PAIR: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("options", [OPTIONS, PAIR], ids=["one", "several"])
-def test_what_is_restored_goes_on_as_if_nothing_had_happened(options: dict[str, Any], tmp_path: Path) -> None:
+def test_a_restored_trainer_equals_an_uninterrupted_one(options: dict[str, Any], tmp_path: Path) -> None:
     whole, first, second = make(**options), make(**options), make(**options)
     expected = whole.train(passes=4)
     first.train(passes=2)
@@ -55,7 +55,7 @@ def test_a_saved_state_is_a_checkpoint_like_any_other(tmp_path: Path) -> None:
     assert torch.equal(torch.cat([each.detach().flatten() for each in task.model.parameters()]), weights(trainer))
 
 
-def test_saving_again_replaces_and_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_save_replaces_the_file_and_a_failed_one_keeps_it(tmp_path: Path) -> None:
     trainer = make()
     trainer.train()
     path = trainer.save(tmp_path / "model.pth")
@@ -67,24 +67,24 @@ def test_saving_again_replaces_and_a_failure_leaves_what_was_there(tmp_path: Pat
     assert storage.verify(path).progress["epoch"] == 2
 
 
-def test_a_checkpoint_of_a_fit_can_be_restored_amid_a_pass_too(tmp_path: Path) -> None:
+def test_a_checkpoint_of_a_fit_can_be_restored_within_a_pass(tmp_path: Path) -> None:
     def save(config: Any) -> list[h.Plugin]:
         return [h.SaveSchedule(h.Every(steps=3)), h.Checkpoint(tmp_path, keep_last=None)]
 
-    saving, going_on, whole = make(plugin_creator=save), make(), make()
+    saving, resumed, whole = make(plugin_creator=save), make(), make()
     saving.train(passes=2)
     entries, _ = storage.entries(tmp_path, "run")
     assert [entry.progress["steps"] for entry in entries] == [8, 6, 4, 3]  # at the end of each pass, too
-    going_on.restore(entries[1].path)
+    resumed.restore(entries[1].path)
     for _ in range(2):
-        going_on.train()
-    assert going_on.result is not None
-    assert (going_on.result.progress.epoch, going_on.result.progress.steps) == (3, 12)
+        resumed.train()
+    assert resumed.result is not None
+    assert (resumed.result.progress.epoch, resumed.result.progress.steps) == (3, 12)
     whole.train(passes=3)
-    assert torch.equal(weights(going_on), weights(whole))
+    assert torch.equal(weights(resumed), weights(whole))
 
 
-def test_where_a_plugin_has_found_more_than_was_asked_for_that_is_handed_over(tmp_path: Path) -> None:
+def test_a_newer_state_that_a_plugin_has_found_is_returned(tmp_path: Path) -> None:
     def keep(config: Any) -> list[h.Plugin]:
         return [h.SaveSchedule(h.Every(epochs=1)), h.Checkpoint(tmp_path, resume="auto")]
 
@@ -95,7 +95,7 @@ def test_where_a_plugin_has_found_more_than_was_asked_for_that_is_handed_over(tm
     assert second.train() == make().train(passes=4)
 
 
-def test_a_damaged_file_is_refused_and_nothing_is_changed(tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused_without_a_change(tmp_path: Path) -> None:
     trainer = make()
     trainer.train()
     before, path = weights(trainer), trainer.save(tmp_path / "model.pth")
@@ -118,7 +118,7 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
         other.train()
 
 
-def test_a_new_trainer_has_the_weights_that_it_begins_with() -> None:
+def test_a_new_trainer_has_its_initial_weights() -> None:
     trainer = make(optimizer_creator=lambda model, config: torch.optim.SGD(model.parameters(), lr=0.0))
     before = weights(trainer)
     trainer.train()
@@ -127,7 +127,7 @@ def test_a_new_trainer_has_the_weights_that_it_begins_with() -> None:
     assert [type(each) for each in make(**PAIR).get_model()] == [torch.nn.Linear, torch.nn.Linear]
 
 
-def test_a_scheduler_is_stepped_by_hand() -> None:
+def test_a_scheduler_is_stepped_manually() -> None:
     trainer = make(scheduler_creator=creators.plateau, scheduler_step_freq="manual")
     with pytest.raises(RuntimeError, match="There is no state yet"):
         trainer.update_scheduler(1.0)
@@ -139,7 +139,7 @@ def test_a_scheduler_is_stepped_by_hand() -> None:
     assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01])
 
 
-def test_a_scheduler_without_a_metric_is_stepped_by_hand_too() -> None:
+def test_a_scheduler_without_a_metric_is_stepped_manually() -> None:
     by_hand = make(scheduler_creator=creators.scheduler, scheduler_step_freq="manual")
     by_epoch = make(scheduler_creator=creators.scheduler, scheduler_step_freq="epoch")
     for _ in range(3):
@@ -149,13 +149,13 @@ def test_a_scheduler_without_a_metric_is_stepped_by_hand_too() -> None:
     assert torch.equal(weights(by_hand), weights(by_epoch))
 
 
-def test_who_is_not_to_step_by_hand_is_told_so() -> None:
+def test_a_manual_step_needs_scheduler_step_freq_manual() -> None:
     for options in ({}, {"scheduler_creator": creators.scheduler}, {"scheduler_step_freq": "manual"}):
         with pytest.raises(ValueError, match=r"update_scheduler\(metric\) needs scheduler_creator="):
             make(**options).update_scheduler(1.0)
 
 
-def test_after_the_shutdown_nothing_is_left(tmp_path: Path) -> None:
+def test_after_shutdown_every_call_is_refused(tmp_path: Path) -> None:
     trainer = make()
     with pytest.raises(RuntimeError, match="There is no state yet"):
         trainer.save(tmp_path / "model.pth")
@@ -177,5 +177,5 @@ def test_after_the_shutdown_nothing_is_left(tmp_path: Path) -> None:
 
 def _rate(trainer: Any) -> float:
     """Return the learning rate of the state that is kept."""
-    rate: float = unpacked(trainer._state)["optimizers"]["optimizer"]["param_groups"][0]["lr"]
+    rate: float = unpack_state(trainer._state)["optimizers"]["optimizer"]["param_groups"][0]["lr"]
     return rate

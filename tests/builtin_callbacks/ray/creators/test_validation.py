@@ -1,4 +1,4 @@
-"""Validation between passes and within: weighted by samples, by the task or by a function."""
+"""Validation between and within passes, by the task or by a function, weighted by samples."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_without_a_validation_set_there_is_nothing_to_validate() -> None:
         trainer.validate()
 
 
-def test_a_function_gets_the_scheduler_as_it_stands_but_must_not_step_it() -> None:
+def test_a_function_gets_the_scheduler_and_must_not_step_it() -> None:
     seen: list[float] = []
 
     def look(config: Any, model: Any, iterator: Any, criterion: Any, scheduler: Any) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def test_a_function_gets_the_scheduler_as_it_stands_but_must_not_step_it() -> No
 
     options = {"scheduler_creator": creators.plateau, "scheduler_step_freq": "manual"}
     trainer = make(**options, validation_function=creators.validate_and_step)
-    with pytest.raises(RuntimeError, match=r"call trainer\.update_scheduler\(metric\) behind validate\(\)"):
+    with pytest.raises(RuntimeError, match=r"call trainer\.update_scheduler\(metric\) after validate\(\)"):
         trainer.validate()
 
 

@@ -1,4 +1,4 @@
-"""What the tests of reports have workers call."""
+"""The functions that workers call in the tests of reports."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def train(engine: LoopEngine, folder: Path, name: str, steps: int, **options: An
 
 
 def train_both(folder: Path, steps: int, **options: Any) -> list[tuple[list[Tensor], h.RunResult]]:
-    """Train whole and in shards, in a folder that only the main rank has, and in one that all ranks share."""
+    """Train with unsharded checkpoints in a folder of each rank, and with sharded ones in a shared folder."""
     plain, sharded = h.DDPEngine(device="cpu"), h.FSDPEngine(device="cpu", state="sharded")
     own = folder / f"of rank {plain.rank}"
     return [
@@ -50,7 +50,7 @@ def train_both(folder: Path, steps: int, **options: Any) -> list[tuple[list[Tens
 
 
 class Breaks(h.Plugin):
-    """Puts a file in the place of the storage."""
+    """Replaces the folder of the storage by a file."""
 
     def __init__(self, storage: Path) -> None:
         self.storage = storage
