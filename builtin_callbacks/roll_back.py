@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..core.checkpoint import storage
-from ..core.checkpoint.state.shards import weights
+from ..core.checkpoint.state.ranks import weights
 from ..core.metrics.window_losses import WindowLosses
 from ..events import BatchStart, CheckpointLoaded, CheckpointSaved, GradientsReady, Lane, Run
 from ..events.checks import check_whole_number

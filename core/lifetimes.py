@@ -18,7 +18,7 @@ from .result import RunResult
 
 if TYPE_CHECKING:
     from ..events.run import CheckpointSource
-    from .checkpoint.state.global_batch import BatchChange
+    from .checkpoint.state.compatibility import BatchChange
     from .checkpoint.unseen.comparison import Unseen
 
 Action = Callable[[], None]

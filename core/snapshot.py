@@ -11,13 +11,10 @@ from typing import Any
 
 from torch import nn
 
-from .checkpoint.state.by_rank import gathered, own_part
-from .checkpoint.state.differences import changes, check_optimizers, kinds, scheduler_kinds
-from .checkpoint.state.global_batch import layout, settle_change
+from .checkpoint.state.compatibility import changes, check_optimizers, kinds, layout, scheduler_kinds, settle_change
 from .checkpoint.state.parameter_groups import groups_of, load_scheduler
-from .checkpoint.state.plain import check_plain
-from .checkpoint.state.schema import SCHEMA, check_schema, training_of, versions
-from .checkpoint.state.shards import fitted, load_parts
+from .checkpoint.state.ranks import fitted, gathered, load_parts, own_part
+from .checkpoint.state.schema import SCHEMA, check_plain, check_schema, training_of, versions
 from .context import RunContext
 from .engines.weights import check_fits
 

@@ -36,7 +36,7 @@ LAYERS = [
     "core.checkpoint.unseen",
     "core.checkpoint.state",
     "core.checkpoint.storage",
-    "core.checkpoint.migration",
+    "core.checkpoint",
     "core.stepping",
     "core",
     "builtin_callbacks",

@@ -11,11 +11,11 @@ from typing import Any, get_args
 
 from torch import Tensor
 
-from ...core.checkpoint.migration.migrations import files_in, read_any
+from ...core.checkpoint.conversion import files_in, read_any
 from ...core.checkpoint.state.schema import training_of
 from ...core.checkpoint.storage import reader
+from ...core.checkpoint.storage.files import PINNED, Label, pointer_path
 from ...core.checkpoint.storage.manifest import Entry, manifest_path, shards_path
-from ...core.checkpoint.storage.names import PINNED, Label, pointer_path
 from ...core.system.printable import printable
 
 HEAD = ("FILE", "RUN", "EPOCH", "BATCH", "STEP", "SAVED", "SIZE", "MARKS", "METRICS")

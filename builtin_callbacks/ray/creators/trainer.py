@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol, Unpack
 
 from ....core.checkpoint import storage
+from ....core.checkpoint.state.ranks import whole
 from ....core.checkpoint.state.schema import training_of
-from ....core.checkpoint.state.shards import whole
 from ....core.distributed.ranks.membership import membership
 from ....core.engines.choice import EngineOptions
 from ....core.engines.contract import LoopEngine

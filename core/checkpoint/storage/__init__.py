@@ -1,9 +1,7 @@
 """Checkpoints on disk: written so that none is ever lost, verified before they are believed, safely read."""
 
-from .consolidation import consolidate
-from .files import Files, prepare_folder
+from .files import Files, checkpoint_name, clean, prepare_folder
 from .manifest import Entry, JudgedBy
-from .names import checkpoint_name, clean
 from .reader import State, entries, load, load_weights, newest, read, read_manifest
 from .reader import check as verify
 from .store import Store
@@ -16,7 +14,6 @@ __all__ = [
     "Store",
     "checkpoint_name",
     "clean",
-    "consolidate",
     "entries",
     "load",
     "load_weights",

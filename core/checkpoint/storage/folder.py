@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from time import time_ns
 
-from .files import SYSTEM, Files
+from .files import MANIFEST, SUFFIX, SYSTEM, Files
 from .manifest import MOST, Claim, Entry, MissingManifestError, claim_of, decode
-from .names import MANIFEST, SUFFIX
 
 SETTLED = 10**9  # nanoseconds: what was written later than that may change again without a trace in its times
 ROUNDS = 10  # in which something that was just there is gone

@@ -11,7 +11,7 @@ from io import FileIO
 from pathlib import Path
 from time import monotonic, sleep
 
-from .safe_open import FOLLOW_NO_LINK
+from .untrusted_files import FOLLOW_NO_LINK
 
 try:
     import fcntl

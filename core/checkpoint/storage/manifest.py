@@ -12,7 +12,7 @@ from types import NoneType
 from typing import Any
 
 from ..state.schema import SCHEMA, training_named
-from .names import MANIFEST, SHARDS, check_name
+from .files import MANIFEST, SHARDS, check_name
 
 FORMAT = "heliograph checkpoint"
 MARK = b'"format": "heliograph checkpoint"'

@@ -6,7 +6,6 @@ import errno
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -14,13 +13,12 @@ import torch
 from ....events.checks import known_names
 from ...engines.modules import modules_of
 from ...engines.weights import check_fits, load_module
+from ..state.ranks import whole
 from ..state.schema import check_schema, is_older, migrate_state
-from ..state.shards import whole
-from .files import SYSTEM, Files, WatchedReader
+from .files import MANIFEST, SUFFIX, SYSTEM, Files, WatchedReader, run_part
 from .folder import Manifests
 from .manifest import MOST, Entry, MissingManifestError, TooNewError, decode, manifest_path, shards_path
-from .names import MANIFEST, SUFFIX, run_part
-from .safe_open import check_archive, check_content, read_small
+from .untrusted_files import cause, check_archive, check_content, read_small
 
 State = dict[str, Any]
 LONGEST_NAME = 255  # bytes, on most file systems
@@ -94,12 +92,6 @@ def _unpickled(path: Path, map_tensors: bool, files: Files) -> Any:
             if file.failure is not None:
                 raise file.failure from None
             raise ValueError(f"The checkpoint {path} cannot be read: {cause(error)}") from error
-
-
-def cause(error: Exception) -> str:
-    """Return what went wrong in reading, without torch's advice to read the file unsafely."""
-    inner = error.__context__ if isinstance(error, UnpicklingError) else None
-    return f"{type(error).__name__}: {inner or error}"
 
 
 def read_manifest(path: Path, *, files: Files = SYSTEM) -> Entry:

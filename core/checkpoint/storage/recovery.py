@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from itertools import chain, count
 from pathlib import Path
 
-from .files import Files
+from .files import SUFFIX, Files, Hidden
 from .folder import Manifests
 from .manifest import MOST, Entry, TooNewError, decode, manifest_path, shards_path
-from .names import SUFFIX, Hidden
 
 
 def sweep(files: Files, folder: Path, run_name: str) -> list[str]:

@@ -16,8 +16,7 @@ from torch.utils.data import ConcatDataset, Subset, SubsetRandomSampler, TensorD
 from ....events import Run
 from ...data.draws.equality import set_by_epoch
 from ...data.draws.users_code import is_users
-from .fingerprint import GENERATORS
-from .values import encode
+from .values import GENERATORS, encode
 
 OF_MODULES: Final = frozenset({*vars(nn.Module()), "_compiled_call_impl"}) - {"training"}
 HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

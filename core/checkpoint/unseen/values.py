@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Mapping
+import random
+import sys
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from enum import Enum
+from functools import partial
+from hashlib import blake2b
+from io import IOBase
+from itertools import chain, islice
 from math import isnan
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, GeneratorType, MemberDescriptorType, MethodType
 from typing import Any, Final
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from .fingerprint import Fingerprint
+from ...data.draws.users_code import attributes_of, is_users
 
 LEAVES: Final = 100_000  # plain values in one attribute that are kept
 FEW: Final = 100  # of what reads the data
@@ -137,3 +147,222 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, float):
         return repr(one) == repr(other) or (isnan(one) and isnan(other))
     return bool(one == other)
+
+
+NODES: Final = 200_000  # values in one attribute that are looked at, which takes about 0.2 s
+DEPTH: Final = 12
+BYTES: Final = 64 * 2**20  # of tensors and arrays in one attribute
+SAMPLE: Final = 1000  # items of a container that reads the data; numbers of a large array, twice
+SAMPLE_BYTES: Final = 2**16
+PLAIN: Final = (bool, int, float, complex, str, bytes, bytearray, type(None))
+NAMED: Final = (np.generic, np.dtype, torch.dtype, torch.device, torch.Size, Path, Enum, range, slice)
+GENERATORS: Final = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
+SCHEDULERS: Final = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
+ITERATORS: Final = ("itertools", "builtins")  # whose iterators say where they stand
+
+
+class Fingerprint:
+    """The bytes that tell a value from others.
+
+    Objects are followed through their attributes, functions through what they close over, where they are the user's
+    own: of one of an installed library, only the class counts. Modules are looked at for themselves.
+
+    Args:
+        value: what to look at.
+        is_data: whether it is of what reads the data: of what is large, only a sample is looked at, and the states of
+            generators do not count, since draws are keyed.
+        package: a package whose objects are the user's own although it is installed.
+
+    Attributes:
+        unseen: why the value cannot be compared; empty where it was seen whole.
+        is_opaque: whether nothing of it can be seen but its class.
+    """
+
+    def __init__(self, value: Any, *, is_data: bool = False, package: str = "") -> None:
+        self.unseen = ""
+        self._hash, self._is_data, self._package = blake2b(digest_size=16), is_data, package
+        self._places: dict[int, int] = {}
+        self._held: list[Any] = []  # made on the way: an id must not be given twice
+        self._left, self._bytes = NODES, SAMPLE_BYTES if is_data else BYTES
+        self._names = 0
+        self._add(value, 0)
+        self.is_opaque = self._names == 1 and not self.unseen
+
+    @property
+    def digest(self) -> str:
+        """The bytes, in hexadecimal."""
+        return self._hash.hexdigest()
+
+    def _give_up(self) -> None:
+        if not self._is_data:
+            self.unseen = "it is too large to be compared"
+
+    def _write(self, text: str) -> None:
+        self._hash.update(text.encode("utf-8", "surrogatepass"))
+
+    def _add(self, value: Any, depth: int) -> None:
+        self._left -= 1
+        if self._left < 0 or depth > DEPTH:
+            self._give_up()
+            return
+        if isinstance(value, (*PLAIN, *NAMED)):
+            self._names += 2
+            self._write(f"{type(value).__name__}:{value!r};")
+            return
+        if (place := self._places.get(id(value))) is not None:
+            self._write(f"seen {place};")
+            return
+        self._places[id(value)] = len(self._places)
+        self._held.append(value)
+        if not self._content(value, depth):
+            self._names += 1
+            self._write(f"a {type(value).__module__}.{type(value).__qualname__};")
+
+    def _content(self, value: Any, depth: int) -> bool:
+        """Add what is in a value; return whether anything of it can be seen."""
+        if isinstance(value, Tensor) and value.grad_fn is not None:  # holds a graph: of this step, and no state
+            return False
+        if isinstance(value, Tensor | np.ndarray):
+            self._array(value, depth)
+        elif isinstance(value, GENERATORS):
+            self._each("generator", [] if self._is_data else [_state(value)], depth)
+        elif isinstance(value, dict):
+            pairs = chain.from_iterable(dict.items(value))
+            self._each(f"{type(value).__name__} of {len(value)}", chain(pairs, _extra(value)), depth)
+        elif isinstance(value, list | tuple | deque):
+            items = list.__iter__(value) if isinstance(value, list) else iter(value)  # no code of a subclass
+            self._each(f"{type(value).__name__} of {len(value)}", chain(items, _extra(value)), depth)
+        elif isinstance(value, set | frozenset):
+            each_one = partial(Fingerprint, is_data=self._is_data, package=self._package)
+            digests = (each_one(each).digest for each in islice(value, NODES))
+            self._each(f"set of {len(value)}", sorted(digests), depth)
+        elif isinstance(value, FunctionType | MethodType | partial | type | BuiltinFunctionType):
+            self._code(value, depth)
+        elif isinstance(value, GeneratorType):
+            self.unseen = "where a generator function stands cannot be seen"
+        elif isinstance(value, SCHEDULERS):
+            self._each(type(value).__qualname__, [value.state_dict()], depth)
+        elif type(value).__module__ in ITERATORS and hasattr(value, "__next__"):
+            self._each(type(value).__name__, value.__reduce__(), depth)
+        elif hasattr(value, "__next__") and not isinstance(value, IOBase):
+            self.unseen = "where an iterator stands cannot be seen"
+        else:
+            return self._object(value, depth)
+        return True
+
+    def _code(self, value: Any, depth: int) -> None:
+        if isinstance(value, FunctionType):
+            is_own = self._is_users(value.__module__ or "")
+            parts = [*_captured(value), value.__defaults__, value.__kwdefaults__] if is_own else []
+            self._each(f"function {value.__module__}.{value.__qualname__}", parts, depth)
+        elif isinstance(value, MethodType):
+            self._each(f"method {value.__func__.__qualname__}", [value.__self__], depth)
+        elif isinstance(value, partial):
+            self._each("partial", [value.func, value.args, value.keywords], depth)
+        else:
+            self._each(f"{value.__module__}.{value.__qualname__}", (), depth)
+
+    def _each(self, kind: str, items: Iterable[Any], depth: int) -> None:
+        self._names += 2
+        self._write(f"{kind}(")
+        for item in islice(items, SAMPLE) if self._is_data else items:
+            self._add(item, depth + 1)
+            if self._left < 0:
+                break
+        self._write(")")
+
+    def _object(self, value: Any, depth: int) -> bool:
+        module = type(value).__module__
+        if isinstance(value, nn.Module):
+            return False
+        if module.partition(".")[0] in sys.stdlib_module_names and not self._is_users(module):
+            return self._pickled(value, depth)
+        if not (self._is_users(module) or module.startswith("torch.distributions")):
+            return False
+        attributes = dict(_attributes(value))
+        if attributes:
+            self._each(f"{module}.{type(value).__qualname__}", attributes.items(), depth)
+        return bool(attributes)
+
+    def _pickled(self, value: Any, depth: int) -> bool:
+        """Add what pickle would keep of an object of Python's own; of a lock, a file and the like that is nothing."""
+        try:
+            kept = value.__reduce_ex__(4)
+        except TypeError:
+            return False
+        self._each(type(value).__qualname__, [kept] if isinstance(kept, str) else kept[1:], depth)
+        return True
+
+    def _is_users(self, module: str) -> bool:
+        return module.partition(".")[0] in (self._package, "__main__") or is_users(module)
+
+    def _array(self, value: Tensor | np.ndarray[Any, Any], depth: int) -> None:
+        self._names += 2
+        self._write(f"{type(value).__name__} {value.dtype} {list(value.shape)};")
+        if isinstance(value, np.ndarray) and value.dtype.hasobject:
+            self._each("objects", value.reshape(-1).tolist(), depth)
+            return
+        if self._is_data and value.nbytes > SAMPLE_BYTES:
+            self._sample(value)
+            return
+        self._bytes -= value.nbytes
+        if self._bytes < 0:
+            self._give_up()
+        elif isinstance(value, np.ndarray):
+            self._hash.update(np.ascontiguousarray(value).tobytes())
+        else:
+            self._hash.update(tensor_bytes(value))
+
+    def _sample(self, value: Tensor | np.ndarray[Any, Any]) -> None:
+        """Add the beginning of large data, and values at equal distances."""
+        if isinstance(value, Tensor):
+            if value.layout is not torch.strided or not value.is_contiguous():
+                return
+            flat = value.detach().reshape(-1)
+            for part in (flat[:SAMPLE], flat[:: 1 + flat.numel() // SAMPLE]):
+                self._hash.update(tensor_bytes(part))
+        elif value.flags.c_contiguous:
+            row = value.reshape(-1)
+            for piece in (row[:SAMPLE], row[:: 1 + row.size // SAMPLE]):
+                self._hash.update(np.ascontiguousarray(piece).tobytes())
+
+
+def tensor_bytes(value: Tensor) -> bytes:
+    """Return the bits of a tensor, whatever its device, layout and type."""
+    dense = value.detach().cpu()
+    dense = (dense if dense.layout is torch.strided else dense.to_dense()).resolve_conj().resolve_neg().contiguous()
+    return bytes(dense.reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _captured(function: FunctionType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not filled yet
+            yield "empty"
+
+
+def _extra(value: Any) -> Iterator[Any]:
+    """Yield the attributes of a container of a class of the user's."""
+    return chain.from_iterable(attributes_of(value).items())
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    yield from attributes_of(value).items()
+    for kind in type(value).__mro__:
+        for name, descriptor in vars(kind).items():
+            if isinstance(descriptor, MemberDescriptorType):  # a slot
+                with suppress(AttributeError):  # not set yet
+                    yield name, descriptor.__get__(value)
+
+
+def _state(generator: Any) -> Any:
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state(legacy=False)
+    return generator.get_state() if isinstance(generator, torch.Generator) else _python_state(generator)
+
+
+def _python_state(generator: random.Random) -> Any:
+    return None if isinstance(generator, random.SystemRandom) else generator.getstate()

@@ -29,7 +29,7 @@ from heliograph import (
     ValidationSchedule,
     on,
 )
-from heliograph.core.checkpoint.state.by_rank import digest
+from heliograph.core.checkpoint.state.ranks import digest
 from heliograph.tests.ranks_pool import Pool
 from torch import nn
 

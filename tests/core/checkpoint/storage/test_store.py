@@ -16,7 +16,7 @@ import pytest
 import torch
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.storage import Files, Store
-from heliograph.core.checkpoint.storage.compact import estimate
+from heliograph.core.checkpoint.storage.save_steps import estimate
 
 Make = Callable[..., Any]
 

@@ -25,11 +25,11 @@ from heliograph import (
 )
 from heliograph.__main__ import main
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.migration.migrations import migrate
+from heliograph.core.checkpoint.conversion import migrate
 from heliograph.core.checkpoint.state.schema import SCHEMA
 from heliograph.tests.ranks_pool import Pool
 
-GOLDEN = Path(__file__).parents[3] / "golden" / "schema_3"
+GOLDEN = Path(__file__).parents[2] / "golden" / "schema_3"
 STEPS = (4, 6)
 METRICS = {  # of the whole run; floating point may differ by machine
     "train/loss": 0.02836698107421398,
@@ -50,7 +50,7 @@ golden: stopped by rule_controller
 
 
 def load_maker() -> ModuleType:
-    spec = spec_from_file_location("golden_make", Path(__file__).parents[3] / "golden" / "make.py")
+    spec = spec_from_file_location("golden_make", Path(__file__).parents[2] / "golden" / "make.py")
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ....plugins.discovery import discover
-from ..state.plain import brief, check_plain
-from ..state.schema import SCHEMA
-from ..storage.names import SUFFIX
+from ...plugins.discovery import discover
+from .state.schema import SCHEMA, brief, check_plain
+from .storage.files import SUFFIX
 
 RECORDS = (r"helios(\.\w+)*\.TrainingState",)
 TEXTS = r"helios(\.\w+)*\.\w*Keys"  # version 2 keeps its keys as members of enumerations

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.builtin_callbacks.checkpoint.buffers import Buffers
-from heliograph.core.checkpoint.storage.compact import compact
+from heliograph.core.checkpoint.storage.save_steps import compact
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.storage import Store
-from heliograph.core.checkpoint.storage.names import Hidden, check_name, run_part
+from heliograph.core.checkpoint.storage.files import Hidden, check_name, run_part
 
 
 @pytest.mark.parametrize(

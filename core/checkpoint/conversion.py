@@ -1,4 +1,4 @@
-"""Old checkpoints on disk made new, in one step each: nothing is lost by a kill in between."""
+"""Checkpoints on disk converted: older schemas into the present one, shards into one file; a kill loses nothing."""
 
 from __future__ import annotations
 
@@ -7,18 +7,20 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..state.schema import SCHEMA, check_schema, migrate_state, training_of
-from ..storage import reader, stand_ins
-from ..storage.manifest import Entry, MissingManifestError, manifest_path
-from ..storage.names import SUFFIX
-from ..storage.reader import State
-from ..storage.safe_open import check_content
-from ..storage.store import Store
 from . import helios
+from .state.ranks import whole
+from .state.schema import SCHEMA, check_schema, migrate_state, training_of
+from .storage import reader, untrusted_files
+from .storage.files import SUFFIX
+from .storage.manifest import Entry, MissingManifestError, manifest_path
+from .storage.reader import State
+from .storage.store import Store
+from .storage.untrusted_files import check_content
 
 BACKUP = ".backup"
 
@@ -146,9 +148,9 @@ def read_any(path: Path, as_data: Collection[str] = ()) -> Upgraded:
     """
     if not path.is_file():
         raise FileNotFoundError(f"There is no checkpoint {path}.")
-    saved = stand_ins.read(path, [*helios.RECORDS, *map(re.escape, as_data)], helios.TEXTS)
+    saved = untrusted_files.read_with_stand_ins(path, [*helios.RECORDS, *map(re.escape, as_data)], helios.TEXTS)
     try:
-        saved = stand_ins.as_plain(saved)
+        saved = untrusted_files.as_plain(saved)
         check_content(saved, path)
         return _upgrade(saved, path)
     except (
@@ -196,6 +198,37 @@ def newest_of_helios(folder: Path, run_name: str) -> tuple[Path, State] | None:
         if newest is None or order > newest[0]:
             newest = order, path, found
     return None if newest is None else (newest[1], {**newest[2].state, "migrated": newest[2].changes})
+
+
+def consolidate(path: Path | str, out: Path | str | None = None) -> Entry:
+    """Write a checkpoint with the weights that lie in its shards: one file, as any other engine writes it.
+
+    Args:
+        path: the data file of a checkpoint with shards.
+        out: where to write; by default in the place of the former, whose shards go.
+
+    Returns:
+        What was written.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged, has no shards or is pinned; or another process writes this run's checkpoints there.
+        OSError: it could not be written; the former is as it was.
+    """
+    path = Path(path)
+    out = path if out is None else Path(out)
+    state, former = reader.load(path), reader.read_manifest(path)
+    if "shards" not in state:
+        raise ValueError(f"{path} has no shards: it is an ordinary checkpoint already.")
+    with closing(Store(out.parent, former.family)) as store:
+        store.open()
+        store.write_as(former.training, former.run_name)
+        if store.is_pinned(out):
+            raise ValueError(
+                f"{out} is pinned, and so is not replaced: remove the pin, or write elsewhere, --out FILE."
+            )
+        judged, place = former.judged_by, former.sequence
+        return store.save(out.name, whole(state, path), judged_by=judged, sequence=place, replace_unknown=out == path)
 
 
 def _upgrade(saved: Any, path: Path) -> Upgraded:

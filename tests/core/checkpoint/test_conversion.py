@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.migration.migrations import migrate
+from heliograph.core.checkpoint.conversion import migrate
 from heliograph.core.checkpoint.state.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Files, Store
 
