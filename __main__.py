@@ -13,7 +13,7 @@ from textwrap import fill
 from heliograph.builtin_callbacks.recorder.explain import command as telling
 from heliograph.builtin_callbacks.recorder.replay import command as replaying
 from heliograph.builtin_callbacks.rules import command as rules
-from heliograph.core.system.printable import printable
+from heliograph.core.system.extras import printable
 from heliograph.events import CATALOGUE
 from heliograph.plugins.discovery import discover
 from heliograph.plugins.installed import states_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from ..core.metrics.window_losses import WindowLosses
+from ..core.metrics.monitor import WindowLosses
 from ..events import BatchStart, CheckpointLoaded, GradientsReady, Lane, Run
 from ..events.checks import check_whole_number
 from ..plugins import Plugin, on

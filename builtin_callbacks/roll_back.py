@@ -10,7 +10,7 @@ import torch
 
 from ..core.checkpoint import storage
 from ..core.checkpoint.state.ranks import weights
-from ..core.metrics.window_losses import WindowLosses
+from ..core.metrics.monitor import WindowLosses
 from ..events import BatchStart, CheckpointLoaded, CheckpointSaved, GradientsReady, Lane, Run
 from ..events.checks import check_whole_number
 from ..plugins import Plugin, on

@@ -6,7 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
+from functools import cached_property, partial
 from math import inf
 from operator import attrgetter
 from pathlib import Path
@@ -36,10 +36,8 @@ from ..events.catalogue import Phase
 from ..events.checks import check_whole_number
 from ..events.errors import describe_error
 from ..plugins import Plugins
-from .data.batch import batch_size, with_last
 from .data.training_data import TrainingData
 from .lifetimes import Action, Hooks, Outcome, Resumption, Work
-from .metrics.means import Means
 from .metrics.values import Metrics
 from .result import checked_note
 from .settings import Settings
@@ -48,6 +46,7 @@ from .stepping.windows import Windows
 if TYPE_CHECKING:
     from ..events.run import CheckpointSource
     from .engines.contract import LoopEngine
+    from .metrics.means import Means
 
 logger = logging.getLogger("heliograph")
 
@@ -81,7 +80,6 @@ class RunContext(ABC):
         hot: the signals of every batch.
         data: the training data.
         stepping: the optimizers, each with the micro-batches since its last step.
-        means: the running means of what is tracked.
         work: the work of the epoch.
         resumption: what the run continues from.
         outcome: what becomes its result.
@@ -139,7 +137,7 @@ class RunContext(ABC):
         )
         self.hooks.closing.callback(self.data.close)
         self.stepping = _windows(settings)
-        self.control, self.means = _control(self)
+        self.control = _control(self)
 
     # Facts.
 
@@ -219,6 +217,18 @@ class RunContext(ABC):
         return self.control.is_shared and self.control.is_due(window=self.window, judged=False)
 
     # Metrics.
+
+    @cached_property
+    def means(self) -> Means:
+        """The running means of what is tracked: of this process, or of all ranks."""
+        if self.control.is_shared:
+            from .distributed.ranks.means import SharedMeans
+
+            return SharedMeans(self.engine)
+
+        from .metrics import means
+
+        return means.Means()
 
     @property
     def tracks(self) -> bool:
@@ -345,10 +355,16 @@ class RunContext(ABC):
         is_over = is_shared and batch > 0 and self.is_last_batch
         batches = self.data.open(self.progress, partial(self._report, report_replay), is_over=is_over)
         self.hooks.call_positioned()
+        mark = partial(setattr, self.work, "is_last_seen")
         if is_shared:
-            batches = self._read_together(batches, None if length is None else length - batch)
+            from .distributed.ranks.batches import read_together
+
+            rest = (0 if self.work.is_last_seen else None) if length is None else length - batch
+            batches = read_together(batches, self.data, self.engine, rest, self.settings.size_of, mark)
         elif length is None:
-            batches = self._mark_last(batches)
+            from .data.last_batch import mark_last
+
+            batches = mark_last(batches, mark)
         return self.engine.feed(batches)
 
     def _report(self, report_replay: Callable[[int, int], None], done: int, batches: int) -> None:
@@ -388,23 +404,6 @@ class RunContext(ABC):
         for optimizer in self.optimizers.values():
             self.engine.bind_zero_grad(optimizer)()
 
-    def _read_together(self, batches: Iterator[Any], rest: int | None) -> Iterator[Any]:
-        from .distributed.ranks.batches import read_together
-
-        source, size_of = self.data.source, self.settings.size_of
-        if rest is None and self.work.is_last_seen:
-            return iter(())
-        is_even = rest is not None and source is not None and source.even and size_of is batch_size
-        mark = partial(setattr, self.work, "is_last_seen")
-        return read_together(
-            batches, self.data, self.engine, rest=rest, size_of=None if is_even else size_of, mark_last=mark
-        )
-
-    def _mark_last(self, batches: Iterator[Any]) -> Iterator[Any]:
-        work = self.work
-        for batch, work.is_last_seen in with_last(batches):
-            yield batch
-
     def starting(self) -> AbstractContextManager[None]:
         """Return a context for the handlers of `TrainStart`, within which a plugin can isolate observers."""
         if not self.bus.receiver_count:
@@ -435,14 +434,13 @@ def _windows(settings: Settings) -> Windows:
     return NamedWindows(settings.optimizers, settings.schedulers)
 
 
-def _control(run: RunContext) -> tuple[Control, Means]:
-    """Return the control and the means: of this process, or of all ranks."""
+def _control(run: RunContext) -> Control:
+    """Return the control of this process, or of all ranks."""
     if run.engine.world_size == 1:
-        return Control(run.progress), Means()
-    from .distributed.ranks.means import SharedMeans
+        return Control(run.progress)
     from .distributed.ranks.shared_control import SharedControl
 
-    return SharedControl(run), SharedMeans(run.engine)
+    return SharedControl(run)
 
 
 def _count(number: int, one: str, several: str) -> str:

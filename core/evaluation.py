@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..events import Request
 from ..events import catalogue as ev
 from ..events.catalogue import Phase
 from .context import RunContext
-from .engines.modules import eval_mode
 from .metrics.means import Means
 
 EVENTS: dict[Phase, tuple[Any, Any, Any, Any]] = {
@@ -119,12 +119,25 @@ class Evaluation:
 
 
 @contextmanager
+def _eval_mode(modules: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Switch modules to eval mode, and every submodule back to the mode that it had."""
+    modes = [(module, module.training) for root in modules.values() for module in root.modules()]
+    for root in modules.values():
+        root.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+@contextmanager
 def evaluating(run: RunContext, phase: Phase) -> Iterator[Evaluation]:
     """Set another phase within this context: eval mode, no gradients, means of its own."""
     former, means = run.phase, run.means
     run.phase = phase
     try:
-        with eval_mode(run.modules), torch.no_grad(), run.engine.evaluating():
+        with _eval_mode(run.modules), torch.no_grad(), run.engine.evaluating():
             yield Evaluation(run, phase, run.settings.evaluations.get(phase, {}))
     finally:
         run.control.is_evaluating = False

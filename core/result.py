@@ -95,7 +95,7 @@ class RunResult:
     plugin_seconds: dict[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        from .system.printable import printable_lines
+        from .system.extras import printable_lines
 
         asker = f" by {self.stopped_by}" if self.stopped_by else ""
         asker += f" on rank {self.stopped_on_rank}" if self.stopped_on_rank is not None else ""

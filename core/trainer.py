@@ -11,7 +11,8 @@ from ..events.catalogue import Phase
 from ..plugins import Plugins
 from . import loop, settings
 from .data.module import DataModule
-from .engines.choice import EngineOptions, made_engine
+from .engines.choice import make_engine
+from .engines.options import EngineOptions
 from .host import current_host
 from .result import RunResult
 from .run import TrainRun
@@ -52,7 +53,7 @@ class Trainer:
     ) -> None:
         self.bus = Bus()
         self.plugins = Plugins(self.bus)
-        self.engine = made_engine(engine, options)
+        self.engine = make_engine(engine, options)
         if not isinstance(plugins, Iterable):
             raise TypeError(
                 f"Trainer(plugins) takes a list of plugin objects: Trainer([{type(plugins).__name__}(...)])."

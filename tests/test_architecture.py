@@ -90,8 +90,8 @@ def test_no_circle_of_imports() -> None:
 def test_what_a_minimal_training_loads() -> None:
     """The aim is 3,000 lines in 45 modules; this holds what has been reached."""
     loaded = loaded_by_a_minimal_training()
-    assert sum(loaded.values()) <= 3500
-    assert len(loaded) <= 50
+    assert sum(loaded.values()) <= 3010
+    assert len(loaded) <= 44
 
 
 def test_folders_are_small() -> None:
@@ -102,7 +102,7 @@ def test_folders_are_small() -> None:
     } == {
         "builtin_callbacks/recorder/replay": 18,
     }
-    assert len(files("core")) <= 145  # the aim is 120
+    assert len(files("core")) <= 133  # the aim is 120
 
 
 def test_the_page_on_architecture_names_every_folder_and_every_file_of_the_run() -> None:

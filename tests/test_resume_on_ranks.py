@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.core.checkpoint.state.compatibility import BatchChange
-from heliograph.core.engines.precision import PrecisionName
+from heliograph.core.engines.options import PrecisionName
 from heliograph.tests import test_resume as alone
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn

@@ -11,12 +11,11 @@ from typing import TypeVar
 
 from ...core.checkpoint.conversion import consolidate, files_in, migrate_file
 from ...core.checkpoint.storage import reader
-from ...core.checkpoint.storage.files import MANIFEST, SUFFIX
-from ...core.checkpoint.storage.manifest import Entry, manifest_path
+from ...core.checkpoint.storage.manifest import MANIFEST, SUFFIX, Entry, manifest_path
 from ...core.checkpoint.storage.removable import Verdict, by_training, judge, ranked
 from ...core.checkpoint.storage.store import Store
 from ...core.metrics.monitor import Monitor
-from ...core.system.printable import printable, printable_lines
+from ...core.system.extras import printable, printable_lines
 from ...events.checks import known_names
 from .description import content_of, describe, table
 

@@ -14,9 +14,8 @@ from torch import Tensor
 from ...core.checkpoint.conversion import files_in, read_any
 from ...core.checkpoint.state.schema import training_of
 from ...core.checkpoint.storage import reader
-from ...core.checkpoint.storage.files import PINNED, Label, pointer_path
-from ...core.checkpoint.storage.manifest import Entry, manifest_path, shards_path
-from ...core.system.printable import printable
+from ...core.checkpoint.storage.manifest import PINNED, Entry, Label, manifest_path, pointer_path, shards_path
+from ...core.system.extras import printable
 
 HEAD = ("FILE", "RUN", "EPOCH", "BATCH", "STEP", "SAVED", "SIZE", "MARKS", "METRICS")
 

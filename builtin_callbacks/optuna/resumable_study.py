@@ -11,8 +11,8 @@ import optuna
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from ...core.checkpoint.storage.files import clean
 from ...core.checkpoint.storage.lock import Lock
+from ...core.checkpoint.storage.manifest import clean
 from ...core.distributed.ranks.membership import membership
 from ...events.checks import check_whole_number
 from .pruners import load_learned, save_learned

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-from ...core.checkpoint.storage.files import clean
+from ...core.checkpoint.storage.manifest import clean
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial

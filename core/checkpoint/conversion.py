@@ -16,8 +16,7 @@ from . import helios
 from .state.ranks import whole
 from .state.schema import SCHEMA, check_schema, migrate_state, training_of
 from .storage import reader, untrusted_files
-from .storage.files import SUFFIX
-from .storage.manifest import Entry, MissingManifestError, manifest_path
+from .storage.manifest import SUFFIX, Entry, MissingManifestError, manifest_path
 from .storage.reader import State
 from .storage.store import Store
 from .storage.untrusted_files import check_content

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...plugins.discovery import discover
 from .state.schema import SCHEMA, brief, check_plain
-from .storage.files import SUFFIX
+from .storage.manifest import SUFFIX
 
 RECORDS = (r"helios(\.\w+)*\.TrainingState",)
 TEXTS = r"helios(\.\w+)*\.\w*Keys"  # version 2 keeps its keys as members of enumerations

@@ -1,14 +1,12 @@
-"""Batches and loaders of any kind: how many samples, how many batches, which is the last."""
+"""Batches and loaders of any kind: how many samples, how many batches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
-
-T = TypeVar("T")
 
 
 def batch_size(batch: Any) -> int:
@@ -61,16 +59,3 @@ def set_epoch(loader: Any, epoch: int) -> None:
     for each in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
         if callable(tell := getattr(each, "set_epoch", None)):
             tell(epoch)
-
-
-def with_last(batches: Iterable[T]) -> Iterator[tuple[T, bool]]:
-    """Yield (batch, whether it is the last), reading one item ahead."""
-    ahead = iter(batches)
-    try:
-        batch = next(ahead)
-    except StopIteration:
-        return
-    for following in ahead:
-        yield batch, False
-        batch = following
-    yield batch, True

@@ -13,10 +13,10 @@ from .draws.generators import digest
 from .order.choice import order_of
 from .order.dealt import EveryNth, knows_ranks
 from .order.shares import Share
-from .sources.contract import Reading, Source, Sourced
+from .sources.contract import Source, Sourced
 from .sources.dataloader import IterableSource, MapSource
-from .sources.sequence import SequenceSource
 from .sources.stateful import is_stateful
+from .sources.stateless import Reading, SequenceSource
 
 
 class EvaluationData:

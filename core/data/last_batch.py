@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b
 from itertools import count, islice
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -148,3 +148,26 @@ def _pieces(value: Any, share: float) -> Iterator[bytes | memoryview]:
 def _sampled(flat: Any, share: float) -> Any:
     """Return some of the elements of a tensor or array, evenly spread."""
     return flat if share == 1.0 else flat[:: max(1, round(1 / share))]
+
+
+T = TypeVar("T")
+
+
+def with_last(batches: Iterable[T]) -> Iterator[tuple[T, bool]]:
+    """Yield (batch, whether it is the last), reading one item ahead."""
+    ahead = iter(batches)
+    try:
+        batch = next(ahead)
+    except StopIteration:
+        return
+    for following in ahead:
+        yield batch, False
+        batch = following
+    yield batch, True
+
+
+def mark_last(batches: Iterable[T], mark: Callable[[bool], None]) -> Iterator[T]:
+    """Yield batches, each after a call of `mark` with whether it is the last."""
+    for batch, is_last in with_last(batches):
+        mark(is_last)
+        yield batch

@@ -13,7 +13,7 @@ from ...events.checks import check_whole_number, known_names
 from ...plugins.discovery import find
 from .batch import check_loader
 from .order.samplers import RandomSampler, SequentialSampler
-from .sources.reader import shielded
+from .sources.dataloader import shielded
 
 ONLY_TRAINING = ("shuffle", "sampler", "drop_last", "draws_per", "as_ranks")
 OURS = ("shuffle", "draws_per", "as_ranks", "columns")  # what torch's own loader does not take, or not so

@@ -11,13 +11,14 @@ import torch
 
 from ...events import Engine, Progress
 from ...events.guarantee import Guarantee, weaker
-from .order.shares import Layout, Share, converted
+from .order.shares import Layout, Share
 from .sources.choice import source_of
-from .sources.contract import Reading, Source
+from .sources.stateless import Reading
 
 if TYPE_CHECKING:
     from .evaluation_data import EvaluationData
     from .last_batch import LastBatch
+    from .sources.contract import Source
 
 logger = logging.getLogger("heliograph")
 OTHERS = "when the loader was read again, the last batch before the checkpoint was another one than it had been"
@@ -61,7 +62,7 @@ class TrainingData:
         share, engine = self._share, self._engine
         self._sources = [source_of(each, share, per_sample=per_sample, engine=engine) for each in loaders]
         if self._engine is not None and self._sources:
-            from .agreed import agree
+            from .position import agree
 
             agree(self._sources, self._engine, self.tell)
         self.phase = 0
@@ -211,10 +212,10 @@ class TrainingData:
         return {**place, "source": kind, "layout": layout, "state": own, "last_batch": last}
 
     def load_state_dict(self, state: Mapping[str, Any], progress: Mapping[str, Any]) -> dict[str, Any]:
-        """Go on from a saved position; return the saved progress in batches of this run.
+        """Continue from a saved position; return the saved progress in batches of this run.
 
         Raises:
-            ValueError: the phase does not exist, or the position lies amid an epoch of other data, or amid a batch.
+            ValueError: the phase does not exist, or the position is within an epoch of other data, or within a batch.
         """
         if not 0 <= state["phase"] < max(1, len(self._sources)):
             raise ValueError(
@@ -232,7 +233,10 @@ class TrainingData:
             self.doubt("not exact", "the checkpoint says nothing of the order of its samples: it was migrated")
         else:
             layout = Layout(**state["layout"])
-            counters = self._moved(before, layout, progress)
+            from .position import resumed_progress
+
+            now = self.source.kind, self.source.layout
+            counters = resumed_progress(progress, (before, layout), now, self.doubt)
             if layout == self.source.layout:  # else the position is another process's, or another batch
                 self._expected = state.get("last_batch")
                 self._last.stand_at(progress["batch"], self._expected)
@@ -287,30 +291,3 @@ class TrainingData:
                     f"the first batch was loaded a second time and compared, to find hidden state: {seconds:.1f} s "
                     f"more; RNGCapture(probe=False) leaves that out"
                 )
-
-    def _moved(self, before: Mapping[str, Any], layout: Layout, progress: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the saved progress in batches of this run, after comparing the data."""
-        assert self.source is not None
-        now, kind = self.source.layout, self.source.kind
-        if layout.is_read_alike(now):
-            before, kind = {**before, "batch_size": layout.batch_size}, {**kind, "batch_size": now.batch_size}
-        if before != kind:
-            self._check_change(before, kind, amid=progress["batch"] > 0)
-        elif not layout.deals_alike(now) and kind.get("draws_per") == "batch":
-            ranks = "rank" if layout.ranks == 1 else "ranks"
-            self.doubt(
-                "order-exact",
-                f"what loading draws is keyed by batch and rank: {layout.ranks} {ranks} with batches of "
-                f"{layout.batch_size} drew otherwise; draws_per='sample' keeps it",
-            )
-        return converted(progress, layout, now)
-
-    def _check_change(self, before: Mapping[str, Any], now: Mapping[str, Any], *, amid: bool) -> None:
-        names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-        changes = ", ".join(f"{name} was {before.get(name)!r} and is {now.get(name)!r}" for name in names)
-        if amid:
-            raise ValueError(
-                f"The checkpoint stands amid an epoch of other data ({changes}), so its position would mean other "
-                f"samples: resume with the same data, or from a checkpoint at an epoch's end."
-            )
-        self.doubt("not exact", f"the data changed at the resume: {changes}")

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from ..distributed.ranks.buckets import average_gradients
 from ..system.extras import require
-from .parallel.places import Backend
-from .parallel.processes import ProcessEngine, refuse_several, refuse_several_losses
-from .precision import PrecisionName
+from .options import PrecisionName
+from .parallel.processes import Backend, ProcessEngine, refuse_several, refuse_several_losses
 from .prepared import Prepared, checked
 
 Modules = Mapping[str, nn.Module]

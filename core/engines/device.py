@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
-from ...events.engine import Reduction
-from .determinism import Determinism
-from .precision import Precision, PrecisionName
+from .full_precision import FullPrecision
+from .options import PrecisionName
 
 if TYPE_CHECKING:
+    from ...events.engine import Reduction
     from ..distributed.ranks.watch import Watch
+    from .determinism import Determinism
 
 
 class DeviceEngine:
@@ -46,10 +46,11 @@ class DeviceEngine:
         deterministic: bool = False,
         cudnn_benchmark: bool = False,
     ) -> None:
-        self.precision = Precision(precision)
-        self.determinism = Determinism(deterministic=deterministic, cudnn_benchmark=cudnn_benchmark)
+        self.precision = _precision(precision)
+        self.determinism = _determinism(deterministic=deterministic, cudnn_benchmark=cudnn_benchmark)
         self.device = checked_device(default_device() if device is None else device)
-        self.determinism.prepare(self.device)
+        if self.determinism is not None:
+            self.determinism.prepare(self.device)
         self.precision.check(self.device)
 
     def process(self) -> AbstractContextManager[None]:
@@ -58,8 +59,9 @@ class DeviceEngine:
 
     @contextmanager
     def settings(self) -> Iterator[None]:
-        """Hold torch's settings for precision and determinism, and give back behind what there was."""
-        with self.determinism.running(), self.precision.running():
+        """Set torch's settings for precision and determinism, and restore them afterwards."""
+        determined = nullcontext() if self.determinism is None else self.determinism.running()
+        with determined, self.precision.running():
             yield
 
     def set_up(
@@ -100,7 +102,7 @@ class DeviceEngine:
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Return a context in which cuDNN times nothing."""
-        return self.determinism.evaluating()
+        return nullcontext() if self.determinism is None else self.determinism.evaluating()
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return the context of a forward pass."""
@@ -186,14 +188,9 @@ class DeviceEngine:
         states: tuple[Mapping[str, Any], Mapping[str, Any]],
     ) -> None:
         """Load the states by name."""
-        from .weights import load_module
+        from .weights import load_states
 
-        before = {id(each) for module in modules.values() for each in module.parameters()}
-        for name, module in modules.items():
-            load_module(name, module, states[0][name])
-        _check_trained(modules, optimizers, before)
-        for name, optimizer in optimizers.items():
-            optimizer.load_state_dict(deepcopy(states[1][name]))  # torch would go on with the very tensors
+        load_states(modules, optimizers, states)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scale of the losses, where the precision scales them."""
@@ -228,16 +225,17 @@ def checked_device(device: str | torch.device) -> torch.device:
     return found
 
 
-def _check_trained(
-    modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer], before: set[int]
-) -> None:
-    """Raise ValueError where loading has put other parameters into a module than an optimizer trains."""
-    now = {id(each) for module in modules.values() for each in module.parameters()}
-    for name, optimizer in optimizers.items():
-        trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
-        if lost := len((trained & before) - now):
-            raise ValueError(
-                f"Loading the state replaced {lost} parameters that the optimizer {name!r} trains, so they would be "
-                f"trained no longer: where a module has set_extra_state, let it copy_ into the parameters that are "
-                f"there."
-            )
+def _precision(name: PrecisionName) -> FullPrecision:
+    if name == "fp32":
+        return FullPrecision()
+    from .precision import Precision
+
+    return Precision(name)
+
+
+def _determinism(*, deterministic: bool, cudnn_benchmark: bool) -> Determinism | None:
+    if not deterministic and not cudnn_benchmark:
+        return None
+    from .determinism import Determinism
+
+    return Determinism(deterministic=deterministic, cudnn_benchmark=cudnn_benchmark)

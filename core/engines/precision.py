@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import wraps
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from ...events.checks import known_names
+from .full_precision import FullPrecision
+from .options import PrecisionName
 
-if TYPE_CHECKING:
-    from .loss_scale import LossScaling
-
-PrecisionName = Literal["fp32", "tf32", "bf16", "fp16"]
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class Precision:
-    """What an engine does about precision; every engine has one, and hands its steps on to it.
+class Precision(FullPrecision):
+    """What an engine does about precision; every engine has one, and calls it in its own steps.
 
     - `fp32`: nothing; torch's own settings hold.
-    - `tf32`: matrix products and convolutions of 32-bit numbers on an Nvidia GPU's TensorFloat-32 units, while
+    - `tf32`: matrix products and convolutions of 32-bit numbers use the TensorFloat-32 units of an Nvidia GPU, while
       `running()` is entered.
-    - `bf16`: forward passes under `torch.autocast`; the parameters stay 32 bits wide.
+    - `bf16`: forward passes under `torch.autocast`; the parameters keep 32 bits.
     - `fp16`: so too, with losses scaled up and gradients scaled down again; a step with gradients that are infinite or
       NaN is skipped.
 
@@ -39,42 +38,39 @@ class Precision:
     def __init__(self, name: PrecisionName = "fp32") -> None:
         if name not in get_args(PrecisionName):
             raise ValueError(f"Unknown precision {name!r}.{known_names(str(name), get_args(PrecisionName))}")
+        super().__init__()
         self.name = name
         self.scaling: LossScaling | None = None
-        self.backward: Callable[[Tensor], None] = Tensor.backward  # once a step: no frame of ours in between
         if name == "fp16":
             self.backward = self._backward_with_scale
-        self._seeds: dict[tuple[torch.dtype, torch.device, float], Tensor] = {}
 
     def check(self, device: torch.device) -> None:
-        """Raise ValueError unless a device computes so; says what it allows."""
+        """Raise ValueError unless a device computes so; names what it allows."""
         if not _supports(device, self.name):
             allowed = ", ".join(name for name in get_args(PrecisionName) if _supports(device, name))
             raise ValueError(
-                f"precision={self.name!r} is not to be had on the device {str(device)!r}, which allows {allowed}. tf32 "
+                f"precision={self.name!r} is not available on the device {str(device)!r}, which allows {allowed}. tf32 "
                 f"is for Nvidia GPUs; of these, those before compute capability 8.0 have neither tf32 nor bf16."
             )
 
     def running(self) -> AbstractContextManager[None]:
-        """Return the context of a run: torch's settings within, and given back behind; may be entered within itself."""
+        """See the base class."""
         return _tensor_float() if self.name == "tf32" else nullcontext()
 
     def begin(self, device: torch.device, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
-        """Begin a run, with a scale of its own."""
+        """See the base class."""
         if self.name == "fp16":
-            from .loss_scale import LossScaling
-
             self.scaling = LossScaling(device.type, optimizers.values())
 
     def autocast(self, device: torch.device) -> AbstractContextManager[Any]:
-        """Return the context of a forward pass."""
+        """See the base class."""
         dtype = DTYPES.get(self.name)
         return nullcontext() if dtype is None else torch.autocast(device.type, dtype)
 
     def bind(self, forward: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-        """Return the function as it is run in this precision; the very function where there is nothing to do.
+        """See the base class.
 
-        A step that yields its losses is at work only later: the loop enters `autocast` for each.
+        A step that yields its losses runs only later: the loop enters `autocast` for each.
         """
         dtype = DTYPES.get(self.name)
         if dtype is None:
@@ -87,29 +83,18 @@ class Precision:
 
         return under_autocast
 
-    def backward_scaled(self, loss: Tensor, scale: float) -> None:
-        """Add the gradients of `scale * loss`, without a multiplication in the graph."""
-        if scale == 1.0:
-            self.backward(loss)
-        else:
-            torch.autograd.backward(loss, self._seed(loss, scale))
-
-    def backward_for(self, loss: Tensor, scale: float, parameters: Sequence[Tensor]) -> None:
-        """Add the gradients of `scale * loss` to these parameters only."""
-        torch.autograd.backward(loss, self._seed(loss, scale), inputs=parameters)
-
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Make the gradients true ones; without a wait for the device."""
+        """See the base class."""
         if self.scaling is not None:
             self.scaling.unscale(optimizer)
 
     def bind_step(self, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
-        """Return a function that steps, and returns False where it skips that; often the optimizer's own."""
+        """See the base class."""
         scaling = self.scaling
         return optimizer.step if scaling is None else lambda: scaling.step(optimizer)
 
     def bind_zero_grad(self, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
-        """Return a function that drops gradients, with which the scale moves; often the optimizer's own."""
+        """See the base class."""
         scaling = self.scaling
         return optimizer.zero_grad if scaling is None else lambda: scaling.zero_grad(optimizer)
 
@@ -118,7 +103,7 @@ class Precision:
         return {} if self.scaling is None else {"scaler": self.scaling.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue with a saved scale; one of a run in fp16 means nothing to another precision."""
+        """See the base class."""
         if self.scaling is not None and "scaler" in state:
             self.scaling.load_state_dict(state["scaler"])
 
@@ -126,11 +111,8 @@ class Precision:
         torch.autograd.backward(loss, self._seed(loss, 1.0))
 
     def _seed(self, loss: Tensor, scale: float) -> Tensor:
-        """Return what the gradients of `scale * loss` begin with; made once: making it may wait for the device."""
-        key = (loss.dtype, loss.device, scale)
-        if key not in self._seeds:
-            self._seeds[key] = torch.tensor(scale, dtype=loss.dtype, device=loss.device)
-        return self._seeds[key] if self.scaling is None else self.scaling.scale(self._seeds[key])
+        seed = super()._seed(loss, scale)
+        return seed if self.scaling is None else self.scaling.scale(seed)
 
 
 def _supports(device: torch.device, name: PrecisionName) -> bool:
@@ -151,15 +133,15 @@ def _tensor_float() -> Iterator[None]:
     torch has an older and a newer set of names for this. The older one is used, as its compiler does; it refuses to
     read what a user set by the newer one, which is used then.
     """
-    places = _newer_settings()
-    values = [each.fp32_precision for each in places]
+    settings = _newer_settings()
+    values = [each.fp32_precision for each in settings]
     try:
         older = (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
     except RuntimeError:
         older = None
     try:
         if older is None:
-            for each in places[1:]:
+            for each in settings[1:]:
                 each.fp32_precision = "tf32"
         else:
             torch.set_float32_matmul_precision("high")
@@ -169,7 +151,7 @@ def _tensor_float() -> Iterator[None]:
         if older is not None:
             torch.set_float32_matmul_precision(older[0])
             torch.backends.cudnn.allow_tf32 = older[1]
-        for each, value in zip(places, values, strict=True):
+        for each, value in zip(settings, values, strict=True):
             each.fp32_precision = value
 
 
@@ -179,3 +161,80 @@ def _newer_settings() -> list[Any]:
     if not hasattr(backends.cudnn, "conv"):
         return []
     return [backends.mkldnn.matmul, backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn]
+
+
+class LossScaling:
+    """torch's gradient scaler as a run uses it, with one scale for all optimizers.
+
+    The scale stays as it is while any gradients are left that were computed with it: it moves when the gradients of an
+    optimizer are dropped and no other optimizer has any. Thus it moves behind each step where steps follow one another,
+    and once for all of them where several optimizers end their windows together.
+
+    Args:
+        device_type: `cuda`, `cpu` and the like.
+        optimizers: those of the run.
+    """
+
+    def __init__(self, device_type: str, optimizers: Iterable[Optimizer] = ()) -> None:
+        self.scaler = torch.amp.GradScaler(device_type)
+        self._optimizers = tuple(optimizers)
+        self._open: dict[Optimizer, _Window] = {}
+        self._closed: list[_Window] = []  # the scaler knows them by their id: kept, so that none is given twice
+
+    def scale(self, tensor: Tensor) -> Tensor:
+        """Return a loss, or what its gradients begin with, times the scale."""
+        return self.scaler.scale(tensor)
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Make the gradients true ones, once per window; without a wait for the device."""
+        if optimizer not in self._open:
+            window = self._open[optimizer] = _Window(optimizer)
+            self.scaler.unscale_(cast(Optimizer, window))
+
+    def step(self, optimizer: Optimizer) -> bool:
+        """Step unless a gradient is infinite or NaN; return whether it stepped. Waits for the device once, for that."""
+        self.unscale(optimizer)
+        window = self._open[optimizer]
+        self.scaler.step(cast(Optimizer, window))
+        return window.stepped
+
+    def zero_grad(self, optimizer: Optimizer) -> None:
+        """Drop the gradients, and let the scale move where none are left; without a wait for the device."""
+        optimizer.zero_grad()
+        window = self._open.pop(optimizer, None)
+        if window is not None:
+            self._closed.append(window)
+        if self._closed and not any(map(_has_gradients, self._optimizers)):
+            self.scaler.update()
+            self._closed.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scale and how long it has held."""
+        return self.scaler.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue with a saved scale."""
+        self.scaler.load_state_dict(dict(state))
+
+
+class _Window:
+    """An optimizer as the scaler sees it for one window.
+
+    A fused optimizer would otherwise decide on the device whether it steps, and nobody could count the skipped steps.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.stepped = False
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.optimizer.param_groups
+
+    def step(self) -> None:
+        self.stepped = True
+        self.optimizer.step()
+
+
+def _has_gradients(optimizer: Optimizer) -> bool:
+    return any(each.grad is not None for group in optimizer.param_groups for each in group["params"])

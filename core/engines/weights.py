@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -116,3 +117,36 @@ def _loads_in_its_own_way(module: nn.Module) -> bool:
     after = module._load_state_dict_post_hooks.values()
     loading = [type(module)._load_from_state_dict, *(each.hook for each in before), *after]
     return any(not (getattr(each, "__module__", None) or "").startswith("torch.") for each in loading)
+
+
+def load_states(
+    modules: Mapping[str, nn.Module],
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    states: tuple[Mapping[str, Any], Mapping[str, Any]],
+) -> None:
+    """Load the states of modules and of optimizers, by name.
+
+    Raises:
+        ValueError: a state does not fit, or loading has put other parameters into a module than an optimizer trains.
+    """
+    before = {id(each) for module in modules.values() for each in module.parameters()}
+    for name, module in modules.items():
+        load_module(name, module, states[0][name])
+    _check_trained(modules, optimizers, before)
+    for name, optimizer in optimizers.items():
+        optimizer.load_state_dict(deepcopy(states[1][name]))  # torch would keep these tensors
+
+
+def _check_trained(
+    modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer], before: set[int]
+) -> None:
+    """Raise ValueError where loading has put other parameters into a module than an optimizer trains."""
+    now = {id(each) for module in modules.values() for each in module.parameters()}
+    for name, optimizer in optimizers.items():
+        trained = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        if lost := len((trained & before) - now):
+            raise ValueError(
+                f"Loading the state replaced {lost} parameters that the optimizer {name!r} trains, so they would be "
+                f"trained no longer: where a module has set_extra_state, let it copy_ into the parameters that are "
+                f"there."
+            )

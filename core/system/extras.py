@@ -23,3 +23,17 @@ def require(module: str, purpose: str, *, extra: str | None = None) -> Any:
         package = module.split(".")[0]
         command = f"pip install {package}" if extra is None else f"pip install 'heliograph[{extra}]'"
         raise ImportError(f"{purpose} needs {package}, which cannot be imported ({error}): {command}") from error
+
+
+def printable(text: object) -> str:
+    """Return somebody's text in one line, without what would steer a terminal."""
+    return "".join(each if each.isprintable() else _escaped(each) for each in str(text))
+
+
+def printable_lines(text: str) -> str:
+    """Return a text whose lines are kept, each without what would steer a terminal."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def _escaped(character: str) -> str:
+    return " " if character in "\n\t" else character.encode("unicode_escape", "backslashreplace").decode("ascii")

@@ -15,7 +15,7 @@ import heliograph as h
 import torch
 from heliograph.builtin_callbacks.checkpoint.repeated.proof import Proof
 from heliograph.core.data.sources.choice import source_of
-from heliograph.core.data.sources.contract import Reading
+from heliograph.core.data.sources.stateless import Reading
 from heliograph.tests.benchmarks.harness import SIZE, batches_of, sgd, tiny_model
 from torch import Tensor
 from torch.nn.functional import mse_loss

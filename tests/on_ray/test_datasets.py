@@ -15,7 +15,8 @@ import torch
 from heliograph.builtin_callbacks.ray.data.seeds import unseeded
 from heliograph.core.data.loaders import training_loaders
 from heliograph.core.data.sources.choice import source_of
-from heliograph.core.data.sources.contract import Reading, Source
+from heliograph.core.data.sources.contract import Source
+from heliograph.core.data.sources.stateless import Reading
 from heliograph.tests.on_ray.reading import BATCH_SIZE, COLUMNS, RANKS, ROWS, Batch, Trained, features, in_memory, train
 
 pytestmark = pytest.mark.usefixtures("local_ray")

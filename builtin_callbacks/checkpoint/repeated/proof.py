@@ -9,7 +9,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
-from ....core.checkpoint.storage.files import steps_path
+from ....core.checkpoint.storage.manifest import steps_path
 from ....core.errors import ResumeDiffers
 from ....events import BatchEnd, Handle, Lane, ResumeVerified, Run
 from . import words

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
-from ....core.engines.choice import EngineOptions
 from ....core.engines.contract import LoopEngine
+from ....core.engines.options import EngineOptions
 from ....core.settings import checked_name
 from ....events.checks import check_whole_number, known_names
 

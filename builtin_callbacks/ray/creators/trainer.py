@@ -12,8 +12,8 @@ from ....core.checkpoint import storage
 from ....core.checkpoint.state.ranks import whole
 from ....core.checkpoint.state.schema import training_of
 from ....core.distributed.ranks.membership import membership
-from ....core.engines.choice import EngineOptions
 from ....core.engines.contract import LoopEngine
+from ....core.engines.options import EngineOptions
 from ....core.errors import SEEN, RankFailed
 from ....core.result import RunResult
 from ....events.checks import check_whole_number

@@ -11,7 +11,8 @@ from typing import Any
 from ....core.data.draws.generators import isolated
 from ....core.data.draws.held_generators import Held
 from ....core.data.order.shares import ALONE, Share
-from ....core.data.sources.contract import Reading, Sourced, Stateless, Worth
+from ....core.data.sources.contract import Sourced
+from ....core.data.sources.stateless import Reading, Stateless, Worth
 from ....events import Engine
 from .columns import Columns, Gathered, batcher
 from .dealt_rows import Dealer, Pass, fetched

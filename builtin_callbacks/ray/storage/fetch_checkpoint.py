@@ -10,8 +10,7 @@ from pathlib import Path
 
 from ....core.checkpoint import storage
 from ....core.checkpoint.storage import Entry, Store
-from ....core.checkpoint.storage.files import run_part
-from ....core.checkpoint.storage.manifest import decode
+from ....core.checkpoint.storage.manifest import decode, run_part
 from ..session import Session, Stored
 
 Resume = str | Path | None

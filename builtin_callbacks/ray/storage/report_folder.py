@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....core.checkpoint.storage import Entry, read_manifest
-from ....core.checkpoint.storage.files import run_part
-from ....core.checkpoint.storage.manifest import manifest_path, shards_path
+from ....core.checkpoint.storage.manifest import manifest_path, run_part, shards_path
 from ....core.checkpoint.storage.reader import is_complete
 from ....events import Progress
 

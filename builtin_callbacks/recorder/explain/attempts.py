@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ....core.system.printable import printable
+from ....core.system.extras import printable
 from ....events.guarantee import verified
 from ..format.records import Attempt
 from . import words

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ....core.system.printable import printable
+from ....core.system.extras import printable
 from . import words
 from .attempt_summary import Leg
 from .saves import Save, best_and_last, common_folder, within

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ....core.system.printable import printable
+from ....core.system.extras import printable
 from ....events import Request
 from . import words
 from .attempt_summary import Leg

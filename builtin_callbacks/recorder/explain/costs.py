@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ....core.system.printable import printable
+from ....core.system.extras import printable
 from ..format.records import Spending, Spent
 from . import words
 from .attempt_summary import Leg

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ....core.system.printable import printable
+from ....core.system.extras import printable
 from ..format.gc_pause import collector_paused
 from ..format.reader import read
 from ..format.records import Recording

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from ....core.system.printable import printable
+from ....core.system.extras import printable
 from ....events.catalogue import CATALOGUE
 from ..format.damage import damage_in_short
 from ..format.gc_pause import collector_paused

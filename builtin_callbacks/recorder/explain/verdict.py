@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ....core.system.printable import printable
+from ....core.system.extras import printable
 from ..format.records import Asked
 from . import words
 from .attempt_summary import Leg

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from ....core.system.printable import printable
+from ....core.system.extras import printable
 from ....events import Request
 from ....events.catalogue import Status
 

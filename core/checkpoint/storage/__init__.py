@@ -1,7 +1,7 @@
 """Checkpoints on disk: written so that none is ever lost, verified before they are believed, safely read."""
 
-from .files import Files, checkpoint_name, clean, prepare_folder
-from .manifest import Entry, JudgedBy
+from .files import Files, prepare_folder
+from .manifest import Entry, JudgedBy, checkpoint_name, clean
 from .reader import State, entries, load, load_weights, newest, read, read_manifest
 from .reader import check as verify
 from .store import Store

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from time import time_ns
 
-from .files import MANIFEST, SUFFIX, SYSTEM, Files
-from .manifest import MOST, Claim, Entry, MissingManifestError, claim_of, decode
+from .files import SYSTEM, Files
+from .manifest import MANIFEST, MOST, SUFFIX, Claim, Entry, MissingManifestError, claim_of, decode
 
 SETTLED = 10**9  # nanoseconds: what was written later than that may change again without a trace in its times
 ROUNDS = 10  # in which something that was just there is gone

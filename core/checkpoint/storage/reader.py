@@ -15,9 +15,20 @@ from ...engines.modules import modules_of
 from ...engines.weights import check_fits, load_module
 from ..state.ranks import whole
 from ..state.schema import check_schema, is_older, migrate_state
-from .files import MANIFEST, SUFFIX, SYSTEM, Files, WatchedReader, run_part
+from .files import SYSTEM, Files, WatchedReader
 from .folder import Manifests
-from .manifest import MOST, Entry, MissingManifestError, TooNewError, decode, manifest_path, shards_path
+from .manifest import (
+    MANIFEST,
+    MOST,
+    SUFFIX,
+    Entry,
+    MissingManifestError,
+    TooNewError,
+    decode,
+    manifest_path,
+    run_part,
+    shards_path,
+)
 from .untrusted_files import cause, check_archive, check_content, read_small
 
 State = dict[str, Any]

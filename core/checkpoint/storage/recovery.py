@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from itertools import chain, count
 from pathlib import Path
 
-from .files import SUFFIX, Files, Hidden
+from .files import Files
 from .folder import Manifests
-from .manifest import MOST, Entry, TooNewError, decode, manifest_path, shards_path
+from .manifest import MOST, SUFFIX, Entry, Hidden, TooNewError, decode, manifest_path, shards_path
 
 
 def sweep(files: Files, folder: Path, run_name: str) -> list[str]:

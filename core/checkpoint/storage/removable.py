@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from . import reader
-from .files import clean, pointer_path
-from .manifest import Entry
+from .manifest import Entry, clean, pointer_path
 
 Mode = Literal["min", "max"]
 

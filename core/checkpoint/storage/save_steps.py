@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ..state.schema import MAPPINGS, SEQUENCES
-from .files import Files, HashingWriter, Hidden
-from .manifest import Entry, encode, manifest_path, shards_path
+from .files import Files, HashingWriter
+from .manifest import Entry, Hidden, encode, manifest_path, shards_path
 from .recovery import sweep
 
 Moves = list[tuple[Path, Path]]

@@ -15,10 +15,21 @@ from typing import Any
 
 from ..state.schema import SCHEMA, training_of
 from . import reader
-from .files import NOT_THERE, PINNED, SUFFIX, SYSTEM, Files, Hidden, Label, check_name, pointer_path, prepare_folder
+from .files import NOT_THERE, SYSTEM, Files, prepare_folder
 from .folder import Manifests
 from .lock import Lock
-from .manifest import Entry, JudgedBy, manifest_path, shards_path
+from .manifest import (
+    PINNED,
+    SUFFIX,
+    Entry,
+    Hidden,
+    JudgedBy,
+    Label,
+    check_name,
+    manifest_path,
+    pointer_path,
+    shards_path,
+)
 from .recovery import finish_removal, interrupted_names, sweep
 from .save_steps import take_in, write, write_manifest, write_small
 

@@ -11,8 +11,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from .equality import CONTAINERS, SHAPES, Family
 from .generators import Generator, is_global
-from .kinds import CONTAINERS, SHAPES, Family
 from .users_code import attributes_of, class_parts, function_parts, is_users, module_of
 
 _BULK: Final = 1000  # a longer container is first looked through as a whole: where no generator is, no order is needed

@@ -16,8 +16,7 @@ from torch.utils.data import SequentialSampler as TorchSequentialSampler
 
 from ..draws.equality import same
 from ..draws.users_code import is_users, module_of
-from .batch_samplers import Order, SeekableOrder, SingleOrder
-from .dealt import DealtBatches, DealtSamples, ForeignOrder, InTurn, knows_ranks
+from .dealt import DealtBatches, DealtSamples, ForeignOrder, InTurn, Order, SeekableOrder, SingleOrder, knows_ranks
 from .samplers import DistributedSampler, RandomSampler, SeekableSampler, SequentialSampler, is_seekable
 from .shares import ALONE, Share
 

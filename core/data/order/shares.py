@@ -1,8 +1,7 @@
-"""Which part of an epoch a process reads, and what a position amid it means to other processes."""
+"""Which part of an epoch a process reads, and how an epoch lies in the batches of all processes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -66,64 +65,3 @@ class Layout:
     def deals_alike(self, other: Layout) -> bool:
         """Return whether the same samples meet in the same batches, under the same keys."""
         return (self.ranks, self.batch_size) == (other.ranks, other.batch_size)
-
-
-def converted(progress: Mapping[str, Any], before: Layout, now: Layout) -> dict[str, Any]:
-    """Return the counters of a saved run as those of a run in another layout.
-
-    The position is the same to the sample. Batches of earlier epochs are counted as if these had been read in the
-    layout of now; where nobody knows how many that were, to the nearest.
-
-    Args:
-        progress: the saved counters.
-        before: the layout that they were counted in.
-        now: the layout of the run that goes on.
-
-    Raises:
-        ValueError: no batch of the present layout begins at the position.
-    """
-    counters = dict(progress)
-    if before.is_read_alike(now):
-        return counters
-    if not (before.common and now.common):
-        if progress["batch"]:
-            raise ValueError(
-                f"{before.world_size} processes wrote the checkpoint amid an epoch, each at a position in an order of "
-                f"its own, which {now.world_size} cannot take up: resume with as many, or from a checkpoint at an "
-                f"epoch's end."
-            )
-        return counters
-    counters["batch"] = _batch(progress["batch"], before, now)
-    epochs, factor = progress["epoch"], _taken(before) / _taken(now)
-    if before.batches and now.batches and progress["earlier_batches"] == epochs * before.batches:
-        counters["earlier_batches"] = epochs * now.batches
-    else:
-        counters["earlier_batches"] = round(progress["earlier_batches"] * factor)
-    counters["skipped_batches"] = round(progress["skipped_batches"] * factor)
-    return counters
-
-
-def _taken(layout: Layout) -> int:
-    """Return what the batches of all processes take of the order."""
-    return layout.world_size * (layout.batch_size or 1)
-
-
-def _batch(batch: int, before: Layout, now: Layout) -> int:
-    if before.batches is not None and now.batches is not None and batch >= before.batches:
-        return now.batches
-    position = batch * _taken(before)
-    count, rest = divmod(position, _taken(now))
-    mixed = not before.deals_alike(now)
-    if rest or (mixed and (batch * before.world_size % before.ranks or count * now.world_size % now.ranks)):
-        raise ValueError(
-            f"The checkpoint stands {position} samples into the epoch, amid a batch of now: {_told(now)}. It was "
-            f"written by {_told(before)}. Choose numbers whose product is the same, or divides {position}; or resume "
-            f"from a checkpoint at an epoch's end."
-        )
-    return count
-
-
-def _told(layout: Layout) -> str:
-    ranks = "" if layout.ranks == layout.world_size else f" as {layout.ranks} ranks"
-    processes = "1 process" if layout.world_size == 1 else f"{layout.world_size} processes"
-    return f"{processes}{ranks} x batch_size {layout.batch_size}"

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from ....events import Engine
 from ..order.shares import ALONE, Share
-from .contract import Source, Sourced
-from .sequence import SequenceSource
+from .stateless import SequenceSource
+
+if TYPE_CHECKING:
+    from ....events import Engine
+    from .contract import Source
 
 
 def source_of(loader: Any, share: Share = ALONE, *, per_sample: bool = False, engine: Engine | None = None) -> Source:
@@ -39,6 +41,7 @@ def source_of(loader: Any, share: Share = ALONE, *, per_sample: bool = False, en
 
 def _of_loader(loader: Any, share: Share, engine: Engine | None, *, per_sample: bool) -> Source:
     from ..order.choice import order_of
+    from .contract import Sourced
     from .dataloader import ForeignSource, IterableSource, MapSource
     from .stateful import StatefulSource, is_stateful
 

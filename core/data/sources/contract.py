@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 from torch.utils.data import Dataset
 
 from ....events import Engine
-from ....events.guarantee import Guarantee
-from ..batch import length_of
-from ..order.shares import ALONE, Layout, Share
-
-Worth = tuple[Guarantee, tuple[str, ...]]
-EXACT: Worth = ("exact", ())
+from ..order.shares import Layout, Share
+from .stateless import Reading, Worth
 
 
 class Source(Protocol):
@@ -60,43 +55,6 @@ class Source(Protocol):
         """Let worker processes go."""
 
 
-class Stateless:
-    """What most sources have in common: their position is the number of batches, and nothing needs closing."""
-
-    even = False
-    as_it_is = True
-    common = False
-    batch_size: int | None = None
-
-    def __init__(self, loader: Any, kind: dict[str, Any], share: Share = ALONE) -> None:
-        self.loader, self.kind, self.share = loader, kind, share
-        self.length = length_of(loader)
-
-    @property
-    def layout(self) -> Layout:
-        """How its epochs lie in the batches of all processes."""
-        share = self.share
-        return Layout(share.world_size, share.ranks, self.batch_size, self.length, self.common)
-
-    def worth(self) -> Worth:
-        """Say that it is exact."""
-        return EXACT
-
-    def hidden(self) -> tuple[float, list[str]]:
-        """Return nothing: it is not looked for."""
-        return 0.0, []
-
-    def state_dict(self, *, between_epochs: bool) -> dict[str, Any]:
-        """Return nothing."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take nothing over."""
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
 class Sourced(ABC):
     """A loader of ours that knows what reads it."""
 
@@ -119,28 +77,3 @@ class Known(Dataset[Any]):
     """
 
     facts: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """One reading of an epoch.
-
-    Attributes:
-        seed: of the order and of the draws.
-        epoch: counted from 0.
-        batch: the position to begin at, in consumed batches.
-        apart: whether any code of the loader is kept away from the training's random stream.
-        tell: called with (done, all) while batches are read again to reach the position.
-        is_over: whether another rank had no more there, so that this one's rest is not read either.
-        check: called with the last of the batches that are read again.
-        probes: whether the first batch that is read of a loader is loaded twice and compared.
-    """
-
-    seed: int
-    epoch: int
-    batch: int
-    apart: bool
-    tell: Callable[[int, int], None]
-    is_over: bool = False
-    check: Callable[[Any], None] | None = None
-    probes: bool = False

@@ -15,8 +15,8 @@ from ..draws.held_generators import BEGIN, Held
 from ..draws.keyed import KeyedDataset, KeyedIndex, Place, keyed_batch
 from ..draws.probe import LEFT_OUT, Probe, is_plain
 from ..order.shares import ALONE, Share
-from .contract import EXACT, Reading, Stateless, Worth
-from .reader import apart, begun
+from .dataloader import apart, begun
+from .stateless import EXACT, Reading, Stateless, Worth
 
 
 class StatefulSource(Stateless):

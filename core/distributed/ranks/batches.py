@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-from ...data.batch import with_last
+from ...data.batch import batch_size
+from ...data.last_batch import with_last
 from ...data.training_data import TrainingData
 
 
@@ -14,9 +15,8 @@ def read_together(
     batches: Iterator[Any],
     data: TrainingData,
     engine: Any,
-    *,
     rest: int | None,
-    size_of: Callable[[Any], int] | None,
+    size_of: Callable[[Any], int],
     mark_last: Callable[[bool], None],
 ) -> Iterator[Any]:
     """Return the batches as far as every rank has one; what a rank has beyond the shortest one's end is not read.
@@ -26,16 +26,15 @@ def read_together(
         data: what they are read from; it learns how many samples all ranks have in hand.
         engine: connects the ranks.
         rest: how many batches are left, as the loader says; None where it does not.
-        size_of: returns the samples in a batch; None where the ranks have equally many, and equally long batches.
+        size_of: returns the samples in a batch.
         mark_last: called where a loader has no length, with whether the batch that is yielded next is the last.
     """
     data.together = None
     if rest is None:
-        assert size_of is not None
         return _voted(with_last(batches), data, engine, size_of, mark_last)
     left = islice(batches, max(0, rest))
-    if size_of is None:
-        return left
+    if data.source is not None and data.source.even and size_of is batch_size:
+        return left  # the ranks have equally many, and equally long ones
     return _voted(((batch, False) for batch in left), data, engine, size_of, None)
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from ..device import DeviceEngine
-from ..precision import PrecisionName
+from ..options import PrecisionName
 
 
 class DataParallelEngine(DeviceEngine):

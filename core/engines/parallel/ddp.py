@@ -16,10 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ....events.checks import check_number
 from ...distributed.ranks.buckets import average_gradients
-from ..precision import PrecisionName
+from ..options import PrecisionName
 from .model_check import Converted, separate_batch_norm, synchronize_batch_norm
-from .places import Backend
-from .processes import ProcessEngine
+from .processes import Backend, ProcessEngine
 
 
 class DDPEngine(ProcessEngine):

@@ -16,9 +16,9 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.hooks import RemovableHandle
 
 from ...distributed.ranks.buckets import broadcast_tensors
-from ..parallel.places import Backend
-from ..parallel.processes import ProcessEngine, refuse_several, refuse_several_losses
-from ..precision import DTYPES, PrecisionName
+from ..options import PrecisionName
+from ..parallel.processes import Backend, ProcessEngine, refuse_several, refuse_several_losses
+from ..precision import DTYPES
 from ..weights import load_module
 from .modules import Sharding, check_trained, checked_wrap, forget_forwards, roots, whole
 from .states import (

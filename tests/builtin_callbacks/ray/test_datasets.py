@@ -25,8 +25,8 @@ from heliograph.builtin_callbacks.ray.launcher.failures import follows
 from heliograph.core.data.loaders import LoaderParams, training_loaders
 from heliograph.core.data.order.shares import Share
 from heliograph.core.data.sources.choice import source_of
-from heliograph.core.data.sources.contract import Reading
 from heliograph.core.data.sources.dataloader import MapSource
+from heliograph.core.data.sources.stateless import Reading
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from ray.exceptions import RayActorError, RayError, WorkerCrashedError

@@ -27,7 +27,8 @@ from heliograph import (
     TrainStart,
 )
 from heliograph.core.data.sources.choice import source_of
-from heliograph.core.data.sources.contract import Reading, Source
+from heliograph.core.data.sources.contract import Source
+from heliograph.core.data.sources.stateless import Reading
 from numpy.random import mtrand
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset

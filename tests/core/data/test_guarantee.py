@@ -132,7 +132,7 @@ def test_data_that_changed_amid_an_epoch_are_refused(drawing: Make, fit: Make) -
         ([torch.zeros(2, 7).double()] * 9, ["source was 'map' and is 'sequence'", "batches was None and is 9"]),
     ]
     for loader, changes in changed:
-        with pytest.raises(ValueError, match="stands amid an epoch of other data") as info:
+        with pytest.raises(ValueError, match="was written within an epoch of other data") as info:
             fit(loader, saved=saved)
         assert all(change in str(info.value) for change in changes)
         assert "resume with the same data, or from a checkpoint at an epoch's end" in str(info.value)
@@ -161,7 +161,7 @@ def test_a_refused_state_leaves_the_task_as_it_was(drawing: Make, noisy: Make, f
     before = [each.tolist() for each in task.model.parameters()]
     trainer = Trainer(device="cpu")
     trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))
-    with pytest.raises(ValueError, match="amid an epoch"):
+    with pytest.raises(ValueError, match="within an epoch"):
         trainer.fit(task, DataLoader(drawing(), 8), epochs=2, optimizer=torch.optim.SGD)
 
     assert [each.tolist() for each in task.model.parameters()] == before

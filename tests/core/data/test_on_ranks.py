@@ -504,6 +504,6 @@ def test_a_smaller_number_of_ranks_reads_on_in_the_same_order(ranks: Pool) -> No
         rest["resume"]
     )
     with pytest.raises(
-        ValueError, match=r"stands 16 samples into the epoch, amid a batch of now: 1 process x batch_size 7"
+        ValueError, match=r"is 16 samples into the epoch, within a batch of now: 1 process x batch_size 7"
     ):
         shuffled(7, saved=cut)

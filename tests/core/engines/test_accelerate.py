@@ -13,8 +13,8 @@ import pytest
 import torch
 from heliograph.core.engines.accelerate import AccelerateEngine
 from heliograph.core.engines.device import DeviceEngine
+from heliograph.core.engines.options import PrecisionName
 from heliograph.core.engines.parallel.ddp import DDPEngine
-from heliograph.core.engines.precision import PrecisionName
 from heliograph.core.engines.prepared import checked
 from heliograph.tests.core.engines.training import Fitting, Training, adamw, batch, equal, fitted, net, weights
 from heliograph.tests.ranks_pool import Pool

@@ -12,8 +12,7 @@ import pytest
 import torch
 from heliograph import DataParallelEngine, DDPEngine, DeviceEngine, FSDPEngine, Trainer, choose_engine
 from heliograph.core.distributed.ranks.membership import Membership
-from heliograph.core.engines.choice import device_for
-from heliograph.core.engines.entry_points import engines, find_engine
+from heliograph.core.engines.device_choice import choose_device, engines, find_engine
 
 ALONE = Membership()
 
@@ -79,7 +78,7 @@ def test_an_apple_gpu_is_taken_where_there_is_no_other(gpus: Any, monkeypatch: p
     assert choose_engine().device.type == "mps"
     assert choose_engine(use_cpu=False).device.type == "mps"
     with pytest.raises(RuntimeError, match="use_cpu=False wants a GPU"):
-        device_for(member(0), {"use_cpu": False})  # it serves one process
+        choose_device(member(0), {"use_cpu": False})  # it serves one process
 
 
 def test_an_apple_gpu_that_is_not_there_is_refused(gpus: Any) -> None:
@@ -137,19 +136,19 @@ def test_a_process_that_was_started_with_others_gets_a_group(gpus: Any, with_ano
 
 def test_each_process_of_a_machine_gets_its_gpu(gpus: Any) -> None:
     gpus(4)
-    found = [device_for(member(rank), {"gpus": [3, 1]}) for rank in (0, 1)]
+    found = [choose_device(member(rank), {"gpus": [3, 1]}) for rank in (0, 1)]
     assert found == [torch.device("cuda", 3), torch.device("cuda", 1)]
-    assert device_for(member(1, None), {"gpus": [3, 1]}) == torch.device("cuda", 1)
-    assert device_for(member(1), {"use_cpu": True}) == "cpu"
-    assert device_for(member(1), {"use_cpu": False}) is None  # the engine knows which
-    assert device_for(member(1), {"device": "cuda"}) == "cuda"
+    assert choose_device(member(1, None), {"gpus": [3, 1]}) == torch.device("cuda", 1)
+    assert choose_device(member(1), {"use_cpu": True}) == "cpu"
+    assert choose_device(member(1), {"use_cpu": False}) is None  # the engine knows which
+    assert choose_device(member(1), {"device": "cuda"}) == "cuda"
 
 
 @pytest.mark.parametrize(("given", "count"), [([0], 1), ([0, 1, 2], 3)])
 def test_there_is_one_gpu_for_each_process_of_a_machine(gpus: Any, given: list[int], count: int) -> None:
     gpus(4)
     with pytest.raises(ValueError, match=rf"names {count} GPUs, but 2 processes were started on this machine"):
-        device_for(member(0), {"gpus": given})
+        choose_device(member(0), {"gpus": given})
 
 
 # By object and by name.

@@ -8,7 +8,13 @@ import pytest
 import torch
 from heliograph import BatchEnd, DeviceEngine, Plugin, Run, Supervised, Trainer, on
 from heliograph.core.engines.contract import LoopEngine
+from heliograph.core.engines.precision import Precision
 from torch import nn
+
+
+def scaling_of(engine: DeviceEngine) -> object:
+    assert isinstance(engine.precision, Precision)
+    return engine.precision.scaling
 
 
 @pytest.fixture
@@ -99,12 +105,12 @@ def test_an_engine_is_in_one_run_at_a_time() -> None:
         def validate(self, run: Run, event: BatchEnd) -> None:
             with pytest.raises(RuntimeError) as caught:
                 Trainer(engine=engine).validate(task, data)
-            self.told, self.scaling = str(caught.value), engine.precision.scaling
+            self.told, self.scaling = str(caught.value), scaling_of(engine)
 
     engine, nested = DeviceEngine("cpu", precision="fp16"), Nested()
     task, data = Supervised(nn.Linear(2, 1), nn.functional.mse_loss), [(torch.ones(2, 2), torch.ones(2, 1))] * 2
     with Trainer([nested], engine=engine).run(task, data, optimizer=torch.optim.SGD, epochs=1) as run:
-        scaling = engine.precision.scaling
+        scaling = scaling_of(engine)
         for _ in run.epochs():
             for batch in run.batches():
                 run.step(run.forward(run, batch))

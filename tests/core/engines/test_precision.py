@@ -27,8 +27,8 @@ from heliograph import (
     Trainer,
     ValidationSchedule,
 )
-from heliograph.core.engines.loss_scale import LossScaling
-from heliograph.core.engines.precision import Precision, PrecisionName
+from heliograph.core.engines.options import PrecisionName
+from heliograph.core.engines.precision import LossScaling, Precision
 from torch import Tensor, nn
 
 Batch = tuple[Tensor, Tensor]
@@ -98,7 +98,7 @@ def test_an_unknown_precision_is_named_with_the_nearest() -> None:
     [("cpu", "tf32", "fp32, bf16, fp16"), ("meta", "bf16", "fp32"), ("meta", "fp16", "fp32")],
 )
 def test_what_a_device_does_not_compute_is_refused(device: str, name: PrecisionName, allowed: str) -> None:
-    sentence = f"precision='{name}' is not to be had on the device '{device}', which allows {allowed}. "
+    sentence = f"precision='{name}' is not available on the device '{device}', which allows {allowed}. "
     with pytest.raises(ValueError, match=sentence):
         Trainer(device=device, precision=name)
 

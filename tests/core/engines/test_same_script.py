@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from heliograph import GradientAccumulation, Supervised, Trainer
-from heliograph.core.engines.precision import PrecisionName
+from heliograph.core.engines.options import PrecisionName
 from heliograph.tests.ranks_pool import Pool
 from torch import nn
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heliograph.core.system.printable import printable, printable_lines
+from heliograph.core.system.extras import printable, printable_lines
 
 
 def test_what_would_steer_a_terminal_is_spelt_out() -> None:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 from heliograph.builtin_callbacks.recorder.explain import words
-from heliograph.core.system.printable import printable
+from heliograph.core.system.extras import printable
 from hypothesis import given
 from hypothesis import strategies as st
 

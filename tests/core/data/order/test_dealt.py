@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 from heliograph import DistributedSampler, RandomSampler
-from heliograph.core.data.order.batch_samplers import SeekableOrder
 from heliograph.core.data.order.choice import order_of
-from heliograph.core.data.order.dealt import EveryNth, ForeignOrder, InTurn, knows_ranks
-from heliograph.core.data.order.shares import ALONE, Layout, Share, converted
+from heliograph.core.data.order.dealt import EveryNth, ForeignOrder, InTurn, SeekableOrder, knows_ranks
+from heliograph.core.data.order.shares import ALONE, Layout, Share
+from heliograph.core.data.position import converted
 from heliograph.core.data.sources.choice import source_of
-from heliograph.core.data.sources.contract import Reading, Source
+from heliograph.core.data.sources.contract import Source
+from heliograph.core.data.sources.stateless import Reading
 from heliograph.events import Progress
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -367,8 +368,8 @@ def test_what_was_counted_in_batches_is_counted_anew() -> None:
 
 def test_amid_a_batch_no_run_goes_on() -> None:
     told = (
-        "The checkpoint stands 24 samples into the epoch, amid a batch of now: 4 processes x batch_size 4. It was "
-        "written by 2 processes x batch_size 4. Choose numbers whose product is the same, or divides 24; or resume "
+        "The checkpoint is 24 samples into the epoch, within a batch of now: 4 processes x batch_size 4. It was "
+        "written by 2 processes x batch_size 4. Choose numbers whose product is the same or divides 24, or resume "
         "from a checkpoint at an epoch's end."
     )
     with pytest.raises(ValueError, match=told.replace(".", r"\.")):
@@ -378,14 +379,14 @@ def test_amid_a_batch_no_run_goes_on() -> None:
         (layout(1, 4, ranks=2), layout(1, 4)),
         (layout(1, 4), layout(1, 2, ranks=4)),
     ):
-        with pytest.raises(ValueError, match="amid a batch of now"):
+        with pytest.raises(ValueError, match="within a batch of now"):
             moved(3, before, now)
 
 
 def test_nor_where_ranks_read_orders_of_their_own() -> None:
     before = layout(2, None, common=False)
     with pytest.raises(
-        ValueError, match="2 processes wrote the checkpoint amid an epoch, each at a position in an order"
+        ValueError, match="2 processes wrote the checkpoint within an epoch, each at a position in its own"
     ):
         moved(3, before, layout(1, None, common=False))
     assert moved(3, before, layout(2, None, common=False))["batch"] == 3

@@ -12,7 +12,7 @@ import torch
 from heliograph import Replay, Trainer, TrainStart
 from heliograph.core.data.sources.choice import source_of
 from heliograph.core.data.sources.dataloader import ForeignSource, IterableSource, MapSource
-from heliograph.core.data.sources.sequence import SequenceSource
+from heliograph.core.data.sources.stateless import SequenceSource
 from heliograph.core.data.training_data import TrainingData
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset

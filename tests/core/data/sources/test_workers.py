@@ -16,9 +16,8 @@ from typing import Any
 
 import pytest
 from heliograph.core.data.loaders import evaluation_loader
-from heliograph.core.data.sources import reader
-from heliograph.core.data.sources.dataloader import IterableSource
-from heliograph.core.data.sources.reader import prepare_worker, rewired, shielded
+from heliograph.core.data.sources import dataloader
+from heliograph.core.data.sources.dataloader import IterableSource, prepare_worker, rewired, shielded
 from torch.utils.data import DataLoader, IterableDataset
 
 FORK = multiprocessing.get_context("fork")
@@ -57,7 +56,7 @@ ELSEWHERE = """
 import signal
 for name in ("SIGUSR1", "sigwaitinfo"):
     delattr(signal, name)
-from heliograph.core.data.sources.reader import prepare_worker
+from heliograph.core.data.sources.dataloader import prepare_worker
 prepare_worker(2, then=print)
 """
 
@@ -147,13 +146,13 @@ def test_it_ends_although_another_process_holds_the_sentinel(
         looked.append((sentinels, seconds))
         return []
 
-    monkeypatch.setattr(reader, "wait", look)
-    monkeypatch.setattr(reader, "_exists", {MAIN: exists}.__getitem__)
+    monkeypatch.setattr(dataloader, "wait", look)
+    monkeypatch.setattr(dataloader, "_exists", {MAIN: exists}.__getitem__)
     monkeypatch.setattr(os, "getppid", lambda: parents[len(looked)])
     monkeypatch.setattr(os, "_exit", end)
     with pytest.raises(TimeoutError if looks is None else Ended):
-        reader._follow(SimpleNamespace(pid=MAIN, sentinel=7))
-    assert looked == [([7], reader.LOOK)] * (2 if looks is None else looks)
+        dataloader._follow(SimpleNamespace(pid=MAIN, sentinel=7))
+    assert looked == [([7], dataloader.LOOK)] * (2 if looks is None else looks)
 
 
 def test_which_processes_exist(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,9 +160,9 @@ def test_which_processes_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     process.start()
     process.join()
     assert process.pid is not None
-    assert [reader._exists(pid) for pid in (os.getpid(), os.getppid(), 1, process.pid)] == [True, True, True, False]
+    assert [dataloader._exists(pid) for pid in (os.getpid(), os.getppid(), 1, process.pid)] == [True, True, True, False]
     monkeypatch.setattr(os, "name", "nt")  # where signal 0 is no mere question
-    assert reader._exists(process.pid)
+    assert dataloader._exists(process.pid)
 
 
 # Loaders.

@@ -1,0 +1,176 @@
+"""What a saved position means in the data of a resumed run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ...events import Engine
+from ...events.guarantee import Guarantee
+from .order.shares import Layout
+from .sources.contract import Source
+
+Doubt = Callable[[Guarantee, str], None]
+
+
+def resumed_progress(
+    progress: Mapping[str, Any],
+    before: tuple[Mapping[str, Any], Layout],
+    now: tuple[Mapping[str, Any], Layout],
+    doubt: Doubt,
+) -> dict[str, Any]:
+    """Return the saved progress in batches of this run, after comparing the data.
+
+    Args:
+        progress: the saved counters.
+        before: the kind and the layout of the data that they were counted in.
+        now: those of this run.
+        doubt: lowers the guarantee, with a reason.
+
+    Raises:
+        ValueError: the position is within an epoch of other data, or within a batch.
+    """
+    (kind_before, layout_before), (kind, layout) = before, now
+    if layout_before.is_read_alike(layout):
+        kind_before = {**kind_before, "batch_size": layout_before.batch_size}
+        kind = {**kind, "batch_size": layout.batch_size}
+    if kind_before != kind:
+        _check_change(kind_before, kind, doubt, is_within_epoch=progress["batch"] > 0)
+    elif not layout_before.deals_alike(layout) and kind.get("draws_per") == "batch":
+        ranks = "rank" if layout_before.ranks == 1 else "ranks"
+        doubt(
+            "order-exact",
+            f"what loading draws is keyed by batch and rank: {layout_before.ranks} {ranks} with batches of "
+            f"{layout_before.batch_size} drew otherwise; draws_per='sample' keeps it",
+        )
+    return converted(progress, layout_before, layout)
+
+
+def _check_change(before: Mapping[str, Any], now: Mapping[str, Any], doubt: Doubt, *, is_within_epoch: bool) -> None:
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    changes = ", ".join(f"{name} was {before.get(name)!r} and is {now.get(name)!r}" for name in names)
+    if is_within_epoch:
+        raise ValueError(
+            f"The checkpoint was written within an epoch of other data ({changes}), so its position would mean other "
+            f"samples: resume with the same data, or from a checkpoint at an epoch's end."
+        )
+    doubt("not exact", f"the data changed at the resume: {changes}")
+
+
+def converted(progress: Mapping[str, Any], before: Layout, now: Layout) -> dict[str, Any]:
+    """Return the counters of a saved run as those of a run in another layout.
+
+    The position is the same to the sample. Batches of earlier epochs are counted as if these had been read in the
+    layout of now; where these cannot be known, to the nearest.
+
+    Args:
+        progress: the saved counters.
+        before: the layout that they were counted in.
+        now: the layout of the resumed run.
+
+    Raises:
+        ValueError: no batch of the present layout begins at the position.
+    """
+    counters = dict(progress)
+    if before.is_read_alike(now):
+        return counters
+    if not (before.common and now.common):
+        if progress["batch"]:
+            raise ValueError(
+                f"{before.world_size} processes wrote the checkpoint within an epoch, each at a position in its own "
+                f"order, which {now.world_size} cannot continue: resume with as many, or from a checkpoint at an "
+                f"epoch's end."
+            )
+        return counters
+    counters["batch"] = _batch(progress["batch"], before, now)
+    epochs, factor = progress["epoch"], _taken(before) / _taken(now)
+    if before.batches and now.batches and progress["earlier_batches"] == epochs * before.batches:
+        counters["earlier_batches"] = epochs * now.batches
+    else:
+        counters["earlier_batches"] = round(progress["earlier_batches"] * factor)
+    counters["skipped_batches"] = round(progress["skipped_batches"] * factor)
+    return counters
+
+
+def _taken(layout: Layout) -> int:
+    """Return what the batches of all processes take of the order."""
+    return layout.world_size * (layout.batch_size or 1)
+
+
+def _batch(batch: int, before: Layout, now: Layout) -> int:
+    if before.batches is not None and now.batches is not None and batch >= before.batches:
+        return now.batches
+    position = batch * _taken(before)
+    count, rest = divmod(position, _taken(now))
+    mixed = not before.deals_alike(now)
+    if rest or (mixed and (batch * before.world_size % before.ranks or count * now.world_size % now.ranks)):
+        raise ValueError(
+            f"The checkpoint is {position} samples into the epoch, within a batch of now: {_described(now)}. It was "
+            f"written by {_described(before)}. Choose numbers whose product is the same or divides {position}, or "
+            f"resume from a checkpoint at an epoch's end."
+        )
+    return count
+
+
+def _described(layout: Layout) -> str:
+    ranks = "" if layout.ranks == layout.world_size else f" as {layout.ranks} ranks"
+    processes = "1 process" if layout.world_size == 1 else f"{layout.world_size} processes"
+    return f"{processes}{ranks} x batch_size {layout.batch_size}"
+
+
+class Facts(NamedTuple):
+    """What a rank says of a loader."""
+
+    kind: dict[str, Any]
+    length: int | None
+    even: bool
+    as_it_is: bool
+
+
+def agree(sources: Sequence[Source], engine: Engine, note: Callable[[str], None]) -> None:
+    """Let the shortest rank set the length of an epoch for all; unlike batch sizes nobody knows. A collective.
+
+    Args:
+        sources: one for each phase.
+        engine: connects the ranks.
+        note: tells of loaders that every rank reads whole, and of unequal lengths.
+
+    Raises:
+        ValueError: the data that are dealt out are not the same on all ranks.
+    """
+    own = [_facts(source) for source in sources]
+    of_ranks: list[list[Facts]] = engine.gather_objects(own)
+    if len({len(facts) for facts in of_ranks}) > 1:
+        raise ValueError(f"The ranks train in {', '.join(str(len(facts)) for facts in of_ranks)} phases.")
+    for source, facts in zip(sources, zip(*of_ranks, strict=True), strict=True):
+        if not all(each.as_it_is for each in facts):
+            _check_same(facts)
+        else:
+            note(
+                f"a {type(source.loader).__name__} is read as it is on each of {engine.world_size} ranks: share its "
+                f"data out by run.engine.rank, or every rank trains on all of it"
+            )
+        lengths = {each.length for each in facts}
+        if len(lengths) > 1:
+            told = ", ".join("unknown" if each.length is None else str(each.length) for each in facts)
+            note(f"the train loaders of the ranks have {told} batches: an epoch ends when the first of them does")
+        source.length = None if None in lengths else min(each.length or 0 for each in facts)
+        source.even = all(each.even for each in facts)
+        if any(each.kind["batch_size"] != source.batch_size for each in facts):
+            source.batch_size = None
+
+
+def _facts(source: Source) -> Facts:
+    return Facts({**source.kind, "batch_size": source.batch_size}, source.length, source.even, source.as_it_is)
+
+
+def _check_same(facts: Sequence[Facts]) -> None:
+    main = facts[0].kind
+    for rank, each in enumerate(facts):
+        names = [name for name in {**main, **each.kind} if main.get(name) != each.kind.get(name)]
+        if names:
+            told = ", ".join(f"{name} is {main.get(name)!r} and {each.kind.get(name)!r}" for name in names)
+            raise ValueError(
+                f"The train loaders of rank 0 and rank {rank} differ: {told}. A run deals the data out itself, so give "
+                f"every rank all of them, in batches of one size; to share them out yourself, give an iterable dataset."
+            )
