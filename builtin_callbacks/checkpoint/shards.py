@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...core.checkpoint.state.ranks import told
+from ...core.checkpoint.state.ranks import cause_of
 from ...core.checkpoint.storage.files import digest_of
 from ...core.engines.sharded.states import ShardingEngine
 
@@ -64,6 +64,6 @@ def _written(write: Callable[[], Any], folder: Path, rank: int) -> Shards:
     try:
         write()
     except CheckpointException as error:
-        raise OSError(f"The shards of a checkpoint could not be written to {folder}: {told(error)}") from error
+        raise OSError(f"The shards of a checkpoint could not be written to {folder}: {cause_of(error)}") from error
     files = [*folder.glob(f"__{rank}_*"), *([folder / INDEX] if rank == 0 else [])]
     return {file.name: digest_of(file) for file in files}

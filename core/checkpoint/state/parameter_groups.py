@@ -1,4 +1,4 @@
-"""The parameter groups of optimizers: saved by the names of their parameters, and made again where a run added some."""
+"""The parameter groups of optimizers: saved by the names of their parameters, and restored if a run added some."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from torch import nn
 
 from ....events import Run
 
-Names = list[list[str | None]]  # of each group; None for a parameter that is of no module of the task
+Names = list[list[str | None]]  # by group; None for a parameter that no module of the task has
 
 
-def groups_of(run: Run) -> dict[str, Any]:
-    """Return what is saved of the groups: the names of their parameters, and which share a scheduler's function."""
+def describe_groups(run: Run) -> dict[str, Any]:
+    """Return what is saved of the groups: the names of their parameters, and which share a function of `LambdaLR`."""
     named = {id(each): name for name, each in _parameters(run.modules).items()}
     return {
         "parameters": {name: _names(each, named) for name, each in run.optimizers.items()},
         "functions": {
-            name: [_place(each, functions) for each in functions]
+            name: [_index(each, functions) for each in functions]
             for name, scheduler in run.schedulers.items()
             if (functions := getattr(scheduler, "lr_lambdas", None))
         },
     }
 
 
-def settle_groups(
+def restore_groups(
     run: Run, saved: Mapping[str, Any], optimizers: Mapping[str, torch.optim.Optimizer], *, drops_added: bool
 ) -> None:
-    """Give optimizers the groups that they had when a cut was taken.
+    """Give optimizers the parameter groups that they had when a snapshot was taken.
 
     Args:
         run: the run.
-        saved: the cut.
+        saved: the snapshot.
         optimizers: by name.
-        drops_added: whether groups may go that the run has added since.
+        drops_added: whether groups that the run has added since may be removed.
 
     Raises:
-        ValueError: nobody knows which parameters were in them, or the program's have some that were in none.
+        ValueError: the parameters of the saved groups are unknown, or the program has some that were in no group.
     """
     parameters = _parameters(run.modules)
     named = {id(each): name for name, each in parameters.items()}
@@ -50,7 +50,7 @@ def settle_groups(
         is_known = then is not None and all(key in parameters for each in then for key in each)
         if then == now or (not is_known and sizes == list(map(len, now))):
             continue
-        change = f"{_told(sizes)}, the program's has {_told(map(len, now))}"
+        change = f"{_describe_sizes(sizes)}, the program's has {_describe_sizes(map(len, now))}"
         added = _all(now) - _all(then) if is_known and not drops_added else set()
         if not is_known or added:
             raise ValueError(_refusal(name, change, then, added))
@@ -59,7 +59,7 @@ def settle_groups(
 
 
 def load_scheduler(name: str, scheduler: Any, saved: Mapping[str, Any]) -> None:
-    """Load a scheduler's state from a cut, whose groups the optimizer has again.
+    """Load a scheduler's state from a snapshot, after the optimizer's groups were restored.
 
     Raises:
         ValueError: a group had a function of its own that the program's scheduler does not have.
@@ -68,9 +68,9 @@ def load_scheduler(name: str, scheduler: Any, saved: Mapping[str, Any]) -> None:
     functions: list[Any] = getattr(scheduler, "lr_lambdas", [])
     count = len(state.get("lr_lambdas", functions))
     del functions[count:]
-    for place in saved.get("groups", {}).get("functions", {}).get(name, [])[len(functions) : count]:
-        if place < len(functions):
-            functions.append(functions[place])
+    for index in saved.get("groups", {}).get("functions", {}).get(name, [])[len(functions) : count]:
+        if index < len(functions):
+            functions.append(functions[index])
     if len(functions) < count:
         raise ValueError(
             f"The scheduler {type(scheduler).__name__} had functions for {count} parameter groups, the program gives "
@@ -89,9 +89,9 @@ def _names(optimizer: torch.optim.Optimizer, named: Mapping[int, str]) -> Names:
     return [[named.get(id(each)) for each in group["params"]] for group in optimizer.param_groups]
 
 
-def _place(one: Any, of: list[Any]) -> int:
-    """Return the place of the first object that is this very one."""
-    return next(place for place, each in enumerate(of) if each is one)
+def _index(one: Any, of: list[Any]) -> int:
+    """Return the index of the first item that is the same object."""
+    return next(index for index, each in enumerate(of) if each is one)
 
 
 def _all(names: Names) -> set[str]:
@@ -99,7 +99,7 @@ def _all(names: Names) -> set[str]:
 
 
 def _refusal(name: str, change: str, then: Names | None, added: set[str]) -> str:
-    """Return why groups cannot be made what they were."""
+    """Return why the groups cannot be restored, and what to do."""
     if then is None:
         why = "it was written by a version that did not save which parameters they held"
     elif added:
@@ -113,7 +113,7 @@ def _refusal(name: str, change: str, then: Names | None, added: set[str]) -> str
     )
 
 
-def _told(sizes: Iterable[int]) -> str:
+def _describe_sizes(sizes: Iterable[int]) -> str:
     counts = list(map(str, sizes))
     return f"{len(counts)} parameter group{'s' * (len(counts) != 1)} of {' and '.join(counts)} parameters"
 
@@ -121,7 +121,7 @@ def _told(sizes: Iterable[int]) -> str:
 def _regroup(
     optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], parameters: list[list[nn.Parameter]]
 ) -> None:
-    """Make the groups of an optimizer hold other parameters; what else they hold is loaded after that."""
+    """Set the parameters of an optimizer's groups; their options are loaded afterwards."""
     del optimizer.param_groups[len(groups) :]
     for group, held in zip(optimizer.param_groups, parameters, strict=False):
         group["params"] = held

@@ -1,4 +1,4 @@
-"""What of a cut is not the same on all ranks: kept beside the main rank's, so that each rank goes on from its own."""
+"""The state of several ranks: what differs from the main rank, and shards."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from ....events import Engine, Run
 from ....events.errors import describe_error
 from ...engines.sharded.states import ShardingEngine, States, empty, joined
-from .parameter_groups import settle_groups
+from .parameter_groups import restore_groups
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.api import CheckpointException
@@ -25,37 +25,37 @@ if TYPE_CHECKING:
 
 WHOLE = ("control", "data", "last_seen", "unseen", "engine", "task", "metrics", "means", "filters")
 BY_NAME = ("progress", "plugins", "plugin_versions")
-Place = tuple[str, str]  # a part of the cut, and a name in it where it goes by names
+Key = tuple[str, str]  # a part of the snapshot, and a name in it if it is a dict by name
 
 
-def gathered(engine: Engine, cut: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return, by rank, what differs from the main rank's cut: nothing for the main rank. A collective.
+def gather_rank_parts(engine: Engine, snapshot: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return, by rank, what differs from the main rank's snapshot: nothing for the main rank. A collective.
 
-    Digests are compared first, so that what is large and the same everywhere is sent by nobody.
+    Digests are compared first, so that large values that are equal on all ranks are not sent.
 
     Args:
         engine: connects the ranks.
-        cut: this rank's own.
+        snapshot: the snapshot of this rank.
     """
     if engine.world_size == 1:
         return [{}]
-    mine = dict(_items(cut))
-    digests: list[dict[Place, bytes]] = engine.gather_objects({place: digest(mine[place]) for place in mine})
+    mine = dict(_items(snapshot))
+    digests: list[dict[Key, bytes]] = engine.gather_objects({key: digest(mine[key]) for key in mine})
     of_main = digests[0]
-    own = {place: _on_host(item) for place, item in mine.items() if digests[engine.rank][place] != of_main.get(place)}
-    own |= {place: None for place in of_main if place not in mine}  # a plugin of the main rank only
-    parts: list[dict[Place, Any]] = engine.gather_objects(own)
+    own = {key: _to_cpu(item) for key, item in mine.items() if digests[engine.rank][key] != of_main.get(key)}
+    own |= {key: None for key in of_main if key not in mine}  # a plugin of the main rank only
+    parts: list[dict[Key, Any]] = engine.gather_objects(own)
     return [_nested(each) for each in parts]
 
 
-def own_part(saved: Mapping[str, Any], rank: int, world_size: int) -> dict[str, Any]:
-    """Return a cut as one of so many ranks goes on from it.
+def select_rank_part(saved: Mapping[str, Any], rank: int, world_size: int) -> dict[str, Any]:
+    """Return the snapshot from which one of `world_size` ranks continues.
 
-    A rank that the cut does not know takes the main rank's, but has nothing to log yet. What ranks that are gone had
-    not logged yet, the main rank logs.
+    A rank that the snapshot does not have gets the main rank's, without metrics to log. What removed ranks had not
+    logged yet, the main rank logs.
     """
     ranks, means = saved["ranks"], saved.get("means", {})
-    if not ranks:  # this very rank's own
+    if not ranks:  # a snapshot of this rank only
         return dict(saved)
     part: Mapping[str, Any] = ranks[rank] if rank < len(ranks) else {"means": {}, "unseen": {}}
     if rank == 0:
@@ -67,7 +67,7 @@ def own_part(saved: Mapping[str, Any], rank: int, world_size: int) -> dict[str, 
 
 
 def digest(value: Any) -> bytes:
-    """Return what tells nested plain values and tensors apart, to the last bit."""
+    """Return a digest of nested plain values and tensors: equal only if they are, bit for bit."""
     state = hashlib.blake2b(digest_size=16)
     for piece in _pieces(value):
         state.update(piece)
@@ -75,7 +75,7 @@ def digest(value: Any) -> bytes:
 
 
 def _added(means: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Return saved means with those of another rank in them."""
+    """Return saved means plus those of another rank."""
     added = dict(means)
     for name, (host, weight, start, _) in others.items():
         own_host, own_weight, *rest = added.get(name, (0.0, 0.0, 0.0, 0))
@@ -83,15 +83,15 @@ def _added(means: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any
     return added
 
 
-def _items(cut: Mapping[str, Any]) -> Iterator[tuple[Place, Any]]:
+def _items(snapshot: Mapping[str, Any]) -> Iterator[tuple[Key, Any]]:
     for part in WHOLE:
-        yield (part, ""), cut[part]
+        yield (part, ""), snapshot[part]
     for part in BY_NAME:
-        for name, item in cut.get(part, {}).items():
+        for name, item in snapshot.get(part, {}).items():
             yield (part, name), item
 
 
-def _nested(items: Mapping[Place, Any]) -> dict[str, Any]:
+def _nested(items: Mapping[Key, Any]) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     for (part, name), item in items.items():
         if part in BY_NAME:
@@ -101,14 +101,14 @@ def _nested(items: Mapping[Place, Any]) -> dict[str, Any]:
     return nested
 
 
-def _on_host(value: Any) -> Any:
-    """Return a value whose tensors another process can take, whatever devices it has."""
+def _to_cpu(value: Any) -> Any:
+    """Return a value with its tensors on the CPU, as another process may have other devices."""
     if isinstance(value, Tensor):
         return value.detach().cpu()
     if isinstance(value, dict):
-        return type(value)({key: _on_host(item) for key, item in value.items()})
+        return type(value)({key: _to_cpu(item) for key, item in value.items()})
     if isinstance(value, list | tuple):
-        return type(value)([_on_host(item) for item in value])
+        return type(value)([_to_cpu(item) for item in value])
     return value
 
 
@@ -131,22 +131,22 @@ def _pieces(value: Any) -> Iterator[bytes | memoryview]:
         yield f"{type(value).__name__}:{value!r};".encode()
 
 
-def shards_of(path: Path | None) -> Path:
+def shards_folder(path: Path | None) -> Path:
     """Return the folder of a checkpoint's shards.
 
     Raises:
-        ValueError: the state came without a path.
+        ValueError: the state was given without a path.
     """
     if path is None:
         raise ValueError("The state's weights lie in shards beside its file: resume from the path of that file.")
     return path.with_suffix(".shards")
 
 
-def whole(saved: Mapping[str, Any], path: Path | None) -> dict[str, Any]:
-    """Return a cut with its weights and the state of its optimizers in it, read from the shards where it has some.
+def join_shards(saved: Mapping[str, Any], path: Path | None) -> dict[str, Any]:
+    """Return a snapshot that holds its weights and optimizer states, read from its shards if it has some.
 
     Args:
-        saved: the cut.
+        saved: the snapshot.
         path: its file.
     """
     if "shards" not in saved:
@@ -156,11 +156,11 @@ def whole(saved: Mapping[str, Any], path: Path | None) -> dict[str, Any]:
     return {**rest, "modules": modules, "optimizers": optimizers}
 
 
-def weights(saved: Mapping[str, Any], path: Path | None) -> Mapping[str, Mapping[str, Any]]:
-    """Return the whole weights in a cut by module, read from the shards where it has some. No collective.
+def join_weights(saved: Mapping[str, Any], path: Path | None) -> Mapping[str, Mapping[str, Any]]:
+    """Return the full weights of a snapshot by module, read from its shards if it has some. No collective.
 
     Args:
-        saved: the cut.
+        saved: the snapshot.
         path: its file.
     """
     if "shards" not in saved:
@@ -169,36 +169,36 @@ def weights(saved: Mapping[str, Any], path: Path | None) -> Mapping[str, Mapping
     return _read_alone(_weights_only(saved["shards"]), path)[0]
 
 
-def fitted(saved: Mapping[str, Any], engine: Engine, path: Path | None) -> dict[str, Any]:
-    """Return a cut as an engine can load it: as shards only where that holds such."""
+def fit_to_engine(saved: Mapping[str, Any], engine: Engine, path: Path | None) -> dict[str, Any]:
+    """Return a snapshot as an engine can load it: its shards are joined unless the engine shards too."""
     if "shards" not in saved or not isinstance(engine, ShardingEngine):
-        return whole(saved, path)
-    return {**saved, "optimizers": saved["shards"]["optimizers"]}  # what there is to tell of them
+        return join_shards(saved, path)
+    return {**saved, "optimizers": saved["shards"]["optimizers"]}  # their description; the tensors stay in the shards
 
 
 def load_parts(
     run: Run, saved: Mapping[str, Any], optimizers: Mapping[str, Any], path: Path | None, *, drops_added: bool = False
 ) -> None:
-    """Load the modules and some optimizers of a run from a cut. On several ranks a collective.
+    """Load the modules and some optimizers of a run from a snapshot. On several ranks a collective.
 
     Args:
         run: the run.
-        saved: the cut.
+        saved: the snapshot.
         optimizers: by name.
-        path: the file of the cut.
-        drops_added: whether parameter groups may go that the run has added since.
+        path: the file of the snapshot.
+        drops_added: whether parameter groups that the run has added since may be removed.
 
     Raises:
-        ValueError: the optimizers cannot have the parameter groups that they had.
+        ValueError: the optimizers cannot get the parameter groups that they had.
     """
     engine = run.engine
-    settle_groups(run, saved, optimizers, drops_added=drops_added)
+    restore_groups(run, saved, optimizers, drops_added=drops_added)
     if "shards" in saved and isinstance(engine, ShardingEngine):
         rest = saved["shards"] if optimizers else _weights_only(saved["shards"])
-        read = partial(_read, folder=shards_of(path), process_group=engine.saving_group())
+        read = partial(_read, folder=shards_folder(path), process_group=engine.saving_group())
         engine.load_shard_state(run.modules, optimizers, rest, read)
     else:
-        saved = whole(saved, path)
+        saved = join_shards(saved, path)
         cast("LoopEngine", engine).unpack(run.modules, optimizers, (saved["modules"], saved["optimizers"]))
 
 
@@ -208,11 +208,11 @@ def _weights_only(rest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_alone(rest: Mapping[str, Any], path: Path | None) -> States:
-    """Return whole states as shards hold them; every process reads for itself."""
+    """Return the full states in shards; every process reads them itself."""
     tensors = empty(rest)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        _read(tensors, shards_of(path), no_dist=True)
+        _read(tensors, shards_folder(path), no_dist=True)
     return joined(tensors, rest)
 
 
@@ -220,7 +220,7 @@ def _read(tensors: dict[str, Any], folder: Path, **how: Any) -> None:
     """Fill tensors from shards.
 
     Raises:
-        ValueError: these cannot be read; on all ranks.
+        ValueError: the shards cannot be read; raised on all ranks.
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load
@@ -228,9 +228,9 @@ def _read(tensors: dict[str, Any], folder: Path, **how: Any) -> None:
     try:
         load(tensors, checkpoint_id=folder, **how)
     except CheckpointException as error:
-        raise ValueError(f"The shards in {folder} cannot be read: {told(error)}") from error
+        raise ValueError(f"The shards in {folder} cannot be read: {cause_of(error)}") from error
 
 
-def told(error: CheckpointException) -> str:
-    """Return what went wrong on which ranks."""
+def cause_of(error: CheckpointException) -> str:
+    """Return the error of each rank that failed."""
     return "; ".join(f"rank {rank}: {describe_error(each)}" for rank, (each, _) in error.failures.items())

@@ -1,4 +1,4 @@
-"""Which checkpoints of a training may go when somebody asks for room, and why the others stay."""
+"""The ranking of checkpoints: which are the best, and which may be removed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Mode = Literal["min", "max"]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of a checkpoint: why it stays, or None."""
+    """Why a checkpoint stays; None if it may be removed."""
 
     entry: Entry
     stays: str | None
@@ -31,13 +31,13 @@ def judge(
     monitor: str | None = None,
     mode: Mode = "min",
 ) -> list[Verdict]:
-    """Return a verdict on each checkpoint. Only whole ones count; damaged ones stay for somebody to look at.
+    """Return a verdict on each checkpoint. Only intact ones count; damaged ones stay, to be inspected.
 
     Args:
         entries: the checkpoints of a training, newest first.
-        is_pinned: whether one stays whatever happens; such ones do not count among the newest.
+        is_pinned: whether a checkpoint is pinned; pinned ones do not count among the newest.
         keep_last: how many of the newest stay, at least one.
-        keep_best: how many of the best by `monitor` stay besides.
+        keep_best: how many of the best by `monitor` stay as well.
         monitor: a metric.
         mode: whether smaller or larger is better.
     """
@@ -53,14 +53,14 @@ def judge(
 def ranked(entries: Sequence[Entry], monitor: str, mode: Mode) -> list[Entry]:
     """Return the checkpoints that have a metric, the best first; NaN is the worst, of equals the earlier is better.
 
-    A run that watches this metric knows which checkpoints were saved where it was measured: then only they count.
+    If a run monitored this metric, only the checkpoints count that it judged by it.
     """
     judged = {each: each.judged_by[2] for each in entries if each.judged_by and each.judged_by[0] == monitor}
     return best_first(judged or {each: each.metrics.get(monitor) for each in entries}, mode)
 
 
 def _keep(entries: Sequence[Entry], number: int, reason: str, reasons: dict[Path, str]) -> None:
-    """Give the first whole checkpoints a reason to stay, and the damaged ones on the way another."""
+    """Add a reason to stay for the first intact checkpoints, and another for the damaged ones before them."""
     for entry in entries:
         if number == 0:
             return
@@ -84,7 +84,7 @@ def _pointed(entries: Sequence[Entry]) -> list[Path]:
 
 
 def by_training(entries: Iterable[Entry]) -> list[list[Entry]]:
-    """Return the checkpoints of each training, in the order in which they are given."""
+    """Return the checkpoints grouped by training, in the given order."""
     trainings: dict[str, list[Entry]] = {}
     for each in entries:
         trainings.setdefault(each.training, []).append(each)
@@ -95,7 +95,7 @@ def best_first(values: Mapping[Entry, float | None], mode: Mode) -> list[Entry]:
     """Return checkpoints, the best first; NaN is the worst, and of equals the one that was written earlier is better.
 
     Args:
-        values: by which each competes; one without a value does not.
+        values: the value of each; a checkpoint without one is left out.
         mode: whether smaller or larger is better.
     """
     sign = 1.0 if mode == "min" else -1.0

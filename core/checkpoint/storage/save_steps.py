@@ -1,4 +1,4 @@
-"""The steps of a save: written aside, made durable, renamed; undone where one of them fails."""
+"""The steps of a save: compact, write to hidden files, sync, rename; all undone if one of them fails."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def write(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str, Any], 
 
     Args:
         files: the operations on files.
-        hidden: the names aside.
-        entry: where it goes, and what there is to tell of it.
+        hidden: the hidden files of the run.
+        entry: the entry, with its path; size and digest are not known yet.
         state: plain types and tensors.
         read_back: read the data again before it gets its name.
 
@@ -34,12 +34,12 @@ def write(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str, Any], 
         The entry, with the size and the digest of what was written.
 
     Raises:
-        OSError: there is no room, or the system refused a step; names the file and the free space.
+        OSError: there is not enough space, or a step failed; the message names the file and the free space.
     """
     path = entry.path
     try:
-        if not entry.shards:  # these lie where the sweeping was done before they were written
-            sweep(files, path.parent, entry.family)  # a failed save that could not be undone may have left something
+        if not entry.shards:  # else it was done before the shards were written
+            sweep(files, path.parent, entry.family)  # a failed save that could not be undone may have left files
         state = compact(state)
         _check_space(files, path.parent, state)
         moves: Moves = []
@@ -52,7 +52,7 @@ def write(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str, Any], 
             raise
     except (OSError, RuntimeError) as error:  # torch reports some failed writes as a RuntimeError
         raise _failure(files, path, error) from error
-    with suppress(OSError):  # the save has happened; what is left is swept, or complained about, by the next
+    with suppress(OSError):  # the save is complete; the next one removes what is left, or raises
         files.unlink(hidden.former_data)
         files.remove_folder(hidden.former_shards)
         files.unlink(hidden.former_manifest)
@@ -60,10 +60,10 @@ def write(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str, Any], 
 
 
 def take_in(files: Files, hidden: Hidden, entry: Entry, source: Path) -> None:
-    """Give a whole checkpoint that lies in another folder of the same file system the place of an entry.
+    """Move a complete checkpoint from another folder of the same file system to the path of an entry.
 
     Raises:
-        OSError: the system refused a step; all former checkpoints are as they were.
+        OSError: a step failed; all former checkpoints are as they were.
     """
     sweep(files, entry.path.parent, entry.family)
     moves: Moves = []
@@ -81,13 +81,13 @@ def take_in(files: Files, hidden: Hidden, entry: Entry, source: Path) -> None:
 
 
 def write_manifest(files: Files, hidden: Hidden, entry: Entry) -> Entry:
-    """Write a manifest for data that is in its place already, after what the data holds now.
+    """Write a manifest for an existing data file.
 
     Returns:
         The entry, with the size and the digest of the data.
 
     Raises:
-        OSError: a step was refused.
+        OSError: a step failed.
     """
     size, sha256 = files.digest(entry.path)
     entry = replace(entry, size=size, sha256=sha256)
@@ -101,7 +101,7 @@ def write_small(files: Files, path: Path, content: bytes) -> None:
     """Write a small file and make its content durable.
 
     Raises:
-        OSError: a step was refused, or it cannot be read back.
+        OSError: a step failed, or the content read back differs.
     """
     with files.create(path) as file:
         files.write(file, content)
@@ -117,14 +117,14 @@ def _check_space(files: Files, folder: Path, state: Mapping[str, Any]) -> None:
 
 
 def _write_aside(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str, Any], *, read_back: bool) -> Entry:
-    """Write both files where nobody takes them for a checkpoint, and make their content durable."""
+    """Write both files under hidden names, and make their content durable."""
     with files.create(hidden.data) as file:
         writer = HashingWriter(files, file)
         try:
-            torch.save(dict(state), cast(IO[bytes], writer))  # all that it needs of a file is write and flush
+            torch.save(dict(state), cast(IO[bytes], writer))  # it only calls write and flush
         except BaseException:
             if writer.failure is not None:
-                raise writer.failure from None  # torch tells of a failed write in other words, or of Ctrl-C not at all
+                raise writer.failure from None  # torch replaces the error of a failed write, and hides Ctrl-C
             raise
         files.sync(file)
     if read_back and files.digest(hidden.data) != (writer.size, writer.sha256()):
@@ -135,7 +135,7 @@ def _write_aside(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str,
 
 
 def _moves(files: Files, hidden: Hidden, entry: Entry) -> Moves:
-    """Return what is to be renamed, the manifest last; what has the names now goes aside first, to be had back."""
+    """Return the renames, the manifest last; files that have the names now are moved aside first, to be restored."""
     path, manifest, shards = entry.path, manifest_path(entry.path), shards_path(entry.path)
     former = [(manifest, hidden.former_manifest), (path, hidden.former_data), (shards, hidden.former_shards)]
     new = [(hidden.shards, shards), (hidden.data, path), (hidden.manifest, manifest)]
@@ -143,7 +143,7 @@ def _moves(files: Files, hidden: Hidden, entry: Entry) -> Moves:
 
 
 def _put_in_place(files: Files, folder: Path, moves: Moves) -> None:
-    if len(moves) > 2:  # something is replaced: from here on the files aside must be found again after a power cut
+    if len(moves) > 2:  # something is replaced: the hidden names must survive a power cut
         files.sync_folder(folder)
     for old, new in moves:
         files.rename(old, new)
@@ -151,7 +151,7 @@ def _put_in_place(files: Files, folder: Path, moves: Moves) -> None:
 
 
 def _undo(files: Files, hidden: Hidden, moves: Moves, error: BaseException) -> None:
-    """Go back to where the save began, judged by what is there: an interrupt may come between any two steps."""
+    """Undo a save, by the files that exist: an interrupt may come between any two steps."""
     try:
         for old, new in reversed(moves):
             if not files.exists(old):
@@ -168,7 +168,7 @@ def _failure(files: Files, path: Path, error: Exception) -> OSError:
         free = files.free(path.parent) if path.parent.exists() else 0
         room = f"{free / 1e6:.1f} MB are free in its folder"
     except OSError as second:
-        room = f"how much is free in its folder cannot be told: {second}"
+        room = f"how much is free in its folder cannot be read: {second}"
     failure = OSError(
         f"The checkpoint {path} could not be written ({room}): {error}. Former checkpoints are untouched."
     )
@@ -180,11 +180,11 @@ View = tuple[Any, ...]
 
 
 def compact(state: Any) -> Any:
-    """Return a state whose tensors take no more than they show.
+    """Return a state whose tensors have no larger storage than they need.
 
-    A tensor is copied where its memory is larger than all that tensors of the state show of it, as of a slice, and
-    where tensors of another dtype show the same memory, which torch does not save. All others stay the very tensors,
-    and continue to share memory; so do copies of what is the same slice.
+    A tensor is copied if its storage is larger than all views of it in the state, as of a slice, or if tensors of
+    another dtype view the same memory, which torch cannot save. All others are returned as they are and still share
+    memory; so do copies of the same slice.
     """
     views: dict[int, dict[View, int]] = {}
     sizes: dict[int, int] = {}
@@ -210,7 +210,7 @@ def _rebuilt(value: Any, loose: set[int], made: dict[View, Tensor]) -> Any:
     view = (value.untyped_storage()._cdata, *_view(value))
     if view not in made:
         made[view] = value.detach().clone(memory_format=torch.contiguous_format)
-    form = (*view, type(value), value.requires_grad)  # a frozen view of what another one trains is one of its own
+    form = (*view, type(value), value.requires_grad)  # a frozen view of a trained tensor is a tensor of its own
     if form not in made:
         copy = made[view].detach()
         copy = nn.Parameter(copy, requires_grad=False) if type(value) is nn.Parameter else copy
@@ -229,7 +229,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _has_memory(value: Any) -> bool:
-    """Return whether a value is a tensor that is a plain view of its memory; sparse and such are none."""
+    """Return whether a value is a dense tensor with a storage: not sparse, quantized, meta or nested."""
     return (
         type(value) in (Tensor, nn.Parameter)
         and value.layout is torch.strided
@@ -251,7 +251,7 @@ PER_VALUE = 16
 
 
 def estimate(state: Any) -> int:
-    """Return about how many bytes a state takes on the disk; memory that tensors share counts once."""
+    """Return about how many bytes a state needs on disk; shared storages count once."""
     storages: dict[int, int] = {}
     return SLACK + _values(state, storages) + sum(storages.values())
 
@@ -267,7 +267,7 @@ def _values(value: Any, storages: dict[int, int]) -> int:
 
 
 def _tensor(tensor: Tensor, storages: dict[int, int]) -> int:
-    """Return what a tensor takes by itself; one with a storage enters that instead, for it is saved whole, and once."""
+    """Return the bytes of a tensor without a storage; of others, add the storage, which is saved once, as a whole."""
     if tensor.layout is not torch.strided:
         return tensor.element_size() * tensor.numel()
     storage = tensor.untyped_storage()

@@ -1,4 +1,4 @@
-"""Reading files that may be anyone's: a pipe must not make us wait, nor a part that claims too much fill the memory."""
+"""Reading files from any source: a pipe must not block, no content run code or fill the memory."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def open_regular(path: Path | str, *, follow: bool = True) -> BufferedReader:
         follow: accept a symbolic link that leads to one.
 
     Raises:
-        ValueError: there is something else of that name, such as a folder, a pipe or a device.
-        OSError: it is not there, or cannot be opened.
+        ValueError: it is something else, such as a folder, a pipe or a device.
+        OSError: it does not exist, or cannot be opened.
     """
     return os.fdopen(_opened(path, follow)[0], "rb")
 
@@ -49,8 +49,8 @@ def read_small(path: Path | str, most: int, *, follow: bool = True) -> bytes:
         follow: accept a symbolic link that leads to one.
 
     Raises:
-        ValueError: it is larger, or no file; see `open_regular`.
-        OSError: it is not there, or cannot be read.
+        ValueError: it is larger, or not a regular file; see `open_regular`.
+        OSError: it does not exist, or cannot be read.
     """
     handle, size = _opened(path, follow)
     try:
@@ -65,7 +65,7 @@ def read_small(path: Path | str, most: int, *, follow: bool = True) -> bytes:
 
 
 def _opened(path: Path | str, follow: bool) -> tuple[int, int]:
-    """Return the handle of a regular file, and how many bytes it has."""
+    """Return the handle and the size of a regular file."""
     try:
         handle = os.open(path, _FLAGS | (0 if follow else FOLLOW_NO_LINK))
     except OSError as error:
@@ -84,22 +84,22 @@ def _no_file(path: Path | str) -> ValueError:
 
 
 def cause(error: Exception) -> str:
-    """Return what went wrong in reading, without torch's advice to read the file unsafely."""
+    """Return why reading failed, without torch's advice to read the file unsafely."""
     inner = error.__context__ if isinstance(error, UnpicklingError) else None
     return f"{type(error).__name__}: {inner or error}"
 
 
-EXPANDED = 2**40  # bytes: a small tensor may show its values in many places, but no memory has so many
+EXPANDED = 2**40  # bytes: an expanded view may be larger than its file, but not than any memory
 
 
 def check_archive(path: Path) -> None:
-    """Hold what the parts of a file claim against its size, before any of them is read.
+    """Compare the sizes of an archive's records with that of the file, before any of them is read.
 
-    Torch stores its tensors as they are. A part that is compressed could grow a thousandfold in the memory.
+    Torch does not compress. A compressed record could expand a thousandfold in memory.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no archive of torch's, a part is compressed, or they claim more bytes than there are.
+        ValueError: it is no archive of torch, a record is compressed, or they claim more bytes than the file has.
     """
     with open_regular(path) as file:
         try:
@@ -117,7 +117,7 @@ def check_archive(path: Path) -> None:
 
 
 def check_content(value: Any, path: Path) -> None:
-    """Raise ValueError where what was read from a file is no tree, or a tensor claims more bytes than the file has."""
+    """Raise ValueError if the content of a file is no tree, or a tensor claims more bytes than the file has."""
     try:
         check_tree(value, "its content")
     except ValueError as error:
@@ -133,7 +133,7 @@ def check_content(value: Any, path: Path) -> None:
 
 
 def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
-    """Yield the tensors in a tree; what stands in several places, once."""
+    """Yield the tensors in a tree; a shared container is visited once."""
     if isinstance(value, Tensor):
         yield value
     elif type(value) in (*MAPPINGS, *SEQUENCES) and id(value) not in seen:
@@ -146,12 +146,12 @@ PATH = re.compile(r"pathlib(\._local)?\.(Pure)?(Posix|Windows)?Path")
 
 
 class Record:
-    """An object that was read without its class: its attributes, and nothing that runs."""
+    """The attributes of an object that was read without its class; no code of it runs."""
 
     arguments: tuple[Any, ...]
 
     def __new__(cls, *arguments: Any) -> Self:
-        """Keep what the class would have been called with; reading may not call `__init__`."""
+        """Keep the arguments for the class; unpickling may not call `__init__`."""
         record = super().__new__(cls)
         if arguments:
             record.arguments = arguments
@@ -163,12 +163,12 @@ class Record:
 
 
 def plain_path(*parts: str) -> str:
-    """Return a path as text: the class that wrote it may be another system's."""
+    """Return a path as text: its class may be of another operating system."""
     return str(PurePosixPath(*parts))
 
 
 def plain_windows_path(*parts: str) -> str:
-    """Return a path of Windows as text."""
+    """Return a Windows path as text."""
     return str(PureWindowsPath(*parts))
 
 
@@ -178,12 +178,12 @@ def plain_text(value: Any = "") -> str:
 
 
 def read_with_stand_ins(path: Path, records: Collection[str] = (), texts: str = "(?!)") -> Any:
-    """Return what a file holds, read with `weights_only=True`, with stand-ins for paths and for what is named.
+    """Return the content of a file, read with `weights_only=True`, with stand-ins for objects of some classes.
 
     Args:
         path: a file that `torch.save` wrote.
-        records: patterns of classes to read as the plain attributes of their objects.
-        texts: the pattern of enumerations of strings.
+        records: patterns of classes whose objects are read as `Record`.
+        texts: the pattern of enumerations of strings, which are read as strings.
 
     Raises:
         ValueError: the file is damaged, or holds objects of other classes; their names are listed.
@@ -202,7 +202,7 @@ def read_with_stand_ins(path: Path, records: Collection[str] = (), texts: str = 
 
 
 def check_whole(path: Path) -> None:
-    """Raise ValueError where a file without a manifest is damaged, going by the checksums that torch writes."""
+    """Raise ValueError if a file without a manifest is damaged, by the checksums of its archive."""
     check_archive(path)
     try:
         with ZipFile(path) as archive:
@@ -214,11 +214,11 @@ def check_whole(path: Path) -> None:
 
 
 def refuse_unknown(path: Path, names: list[str]) -> None:
-    """Raise ValueError where a file names what nobody vouches for."""
+    """Raise ValueError if a file holds objects of classes that are not known to be safe."""
     if names:
         raise ValueError(
-            f"{path} holds objects of {', '.join(sorted(names))}: to make them could run foreign code, so the file is "
-            f"refused. --as-data {sorted(names)[0]} reads the attributes of such objects instead, and runs nothing."
+            f"{path} holds objects of {', '.join(sorted(names))}: to create them could run code, so it is refused. "
+            f"--as-data {sorted(names)[0]} reads only the attributes of such objects, and runs no code."
         )
 
 
@@ -232,12 +232,12 @@ def _stand_in(name: str, records: Collection[str], texts: str) -> Callable[..., 
 
 
 def as_plain(value: Any) -> Any:
-    """Return nested containers with every `Record` as a dict of its attributes, and every set as a list.
+    """Return nested containers with each `Record` as a dict of its attributes, and each set as a list.
 
-    What stands in several places is made once, and stands in the same places.
+    Shared objects stay shared.
 
     Raises:
-        ValueError: something holds itself, or is nested very deep.
+        ValueError: something holds itself, or is nested too deep.
     """
     try:
         return _plain(value, {})

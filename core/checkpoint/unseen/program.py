@@ -1,8 +1,9 @@
-"""What a program computes with, beside its objects: plugins, options of plugins and optimizers, settings of torch."""
+"""The program of a run: its plugins, the options of plugins and optimizers, the settings of torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from operator import itemgetter
 from typing import Any, Final
 
 import torch
@@ -12,7 +13,7 @@ from ....events.bus import Handle
 from ....events.guarantee import Guarantee
 from ...data.draws.users_code import is_users
 from .attributes import ignored_names, package_of
-from .values import MISSING, encode, equal, shown_apart
+from .values import differing, encode, show_both
 
 Program = Mapping[str, Mapping[str, Any]]
 WORDS: Final = {
@@ -27,11 +28,11 @@ WORDS: Final = {
 }
 MEND: Final = ": keep it in its state_dict, or set affects_training = False on a plugin that only looks"
 EARLIER: Final = "a lane before PERSIST, or set affects_training = False on a plugin that only looks"
-LISTENS: Final = {"opaque": "Handle"}  # what listens is compared itself
-DECIDES: Final = ("precision", "dtype")  # the others change how numbers are rounded, at most
+LISTENS: Final = {"opaque": "Handle"}  # listeners are compared in a file of their own
+DECIDES: Final = ("precision", "dtype")  # the others change only how find_numbers are rounded
 
 
-def program(run: Run) -> dict[str, dict[str, Any]]:
+def describe_program(run: Run) -> dict[str, dict[str, Any]]:
     """Return the settings and the plugins of a run as plain data."""
     engine = run.engine
     device = torch.device(str(engine.device))
@@ -51,14 +52,9 @@ def program(run: Run) -> dict[str, dict[str, Any]]:
     return {"settings": settings, "plugins": {name: _plugin(run, name) for name in run.plugins.names()}}
 
 
-def program_changes(before: Program, now: Program) -> Iterator[tuple[Guarantee, str]]:
-    """Yield what of a program is not as it was, with what a resume is worth then.
-
-    Args:
-        before: as it was saved.
-        now: as it is.
-    """
-    same_ranks = before["settings"]["ranks"] == now["settings"]["ranks"]  # else another engine is no news
+def compare_programs(before: Program, now: Program) -> Iterator[tuple[Guarantee, str]]:
+    """Yield each difference between the saved and the present program, with the guarantee that a resume still has."""
+    same_ranks = before["settings"]["ranks"] == now["settings"]["ranks"]  # else another engine is expected
     for name, value in now["settings"].items():
         was = before["settings"].get(name, value)
         if was != value and name in WORDS and (name != "engine" or same_ranks):
@@ -79,13 +75,10 @@ def _plugin_changes(what: str, before: Mapping[str, Any], now: Mapping[str, Any]
         return
     if before["enabled"] != now["enabled"]:
         yield "not exact", f"{what} was switched {'on' if before['enabled'] else 'off'} and is not"
-    then, here = before["options"], now["options"]
     mend = "" if now["class"].startswith("heliograph.") else MEND
-    for name in sorted({*then, *here}):
-        one, other = then.get(name, MISSING), here.get(name, MISSING)
-        if not equal(one, other):
-            was, value = shown_apart(one, other)
-            yield "not exact", f"{what} had {name} = {was} and has {value}{mend}"
+    for name, one, other in sorted(differing(before["options"], now["options"]), key=itemgetter(0)):
+        was, value = show_both(one, other)
+        yield "not exact", f"{what} had {name} = {was} and has {value}{mend}"
 
 
 def _plugin(run: Run, name: str) -> dict[str, Any]:
@@ -102,13 +95,13 @@ def affects_training(plugin: Any) -> bool:
 
 
 def doubt_late_listeners(run: Run, saver: str) -> None:
-    """Doubt plugins that listen to `SavePoint` later than the one that saves: what they change there is not saved.
+    """Report plugins that listen to `SavePoint` after the one that saves: what they change there is not saved.
 
     Args:
         run: the run.
         saver: the name of the plugin that saves.
     """
-    owners = [seat.owner for _, seat in run.bus.signal(SavePoint).listeners()]
+    owners = [subscription.owner for _, subscription in run.bus.signal(SavePoint).listeners()]
     names = set(run.plugins.names())
     for name in dict.fromkeys(owners[owners.index(saver) + 1 :] if saver in owners else ()):
         plugin = run.plugins[name] if name in names else None
@@ -123,7 +116,7 @@ def has_state(plugin: Any) -> bool:
 
 
 def _options(plugin: Any) -> dict[str, Any]:
-    """Return the attributes of a plugin, now that its state is loaded: of ours the public ones, of the user's all."""
+    """Return the attributes of a plugin: the public ones of a built-in, all of the user's."""
     skip = {"name", *ignored_names(plugin)}
     names = [name for name in vars(plugin) if name not in skip and not (_is_ours(plugin) and name.startswith("_"))]
     package, values = package_of(plugin), {name: getattr(plugin, name) for name in names}
@@ -134,7 +127,7 @@ def _options(plugin: Any) -> dict[str, Any]:
 
 
 def _plain(option: Any) -> Any:
-    """Return an option of a class of ours as plain data: `Every(steps=100)` in its own words, others by attributes."""
+    """Return an option as plain data: of a class of heliograph its `str`, if it has one, else its attributes."""
     if not _is_ours(option):
         return option
     if any("__str__" in vars(kind) for kind in type(option).__mro__[:-1]):
@@ -149,26 +142,26 @@ def _is_ours(thing: Any) -> bool:
 PARAMETERS: Final = ("params", "param_names")
 
 
-def options_of(run: Run) -> dict[str, dict[str, Any]]:
-    """Return the options of a run's optimizers and schedulers, before the training or a checkpoint changes them."""
+def encode_options(run: Run) -> dict[str, dict[str, Any]]:
+    """Return the options of a run's optimizers and schedulers; called before anything changes them."""
     found: dict[str, Any] = {}
     for name, optimizer in run.optimizers.items():
         for number, group in enumerate(optimizer.param_groups):
-            place = name if len(optimizer.param_groups) == 1 else f"group {number} of {name}"
-            found.update({f"{key} of {place}": each for key, each in group.items() if key not in PARAMETERS})
+            where = name if len(optimizer.param_groups) == 1 else f"group {number} of {name}"
+            found.update({f"{key} of {where}": each for key, each in group.items() if key not in PARAMETERS})
     for name, scheduler in run.schedulers.items():
         found.update({f"{key} of the scheduler of {name}": each for key, each in scheduler.state_dict().items()})
     return {where: encode(each) for where, each in found.items()}
 
 
-def overridden(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence on each option that the program makes otherwise than the one that wrote a checkpoint.
+def list_overridden(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each option that the program sets and the checkpoint overrides.
 
     Args:
-        before: the options of that program.
-        now: those of this one.
+        before: the options in the program that wrote the checkpoint.
+        now: those in this one.
     """
-    for where in now.keys() & before.keys():
-        if not equal(before[where], now[where]):
-            was, value = shown_apart(before[where], now[where])
+    for where, one, other in differing(before, now):
+        if where in before and where in now:
+            was, value = show_both(one, other)
             yield f"{where} was {was} in the program, and is {value}: what the checkpoint holds is used"

@@ -1,4 +1,4 @@
-"""One attribute: as itself where it is small and plain, so that it can be restored, else as a fingerprint."""
+"""Values as plain data: a copy of what is small and plain, so that it can be restored, else a fingerprint."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from ...data.draws.users_code import attributes_of, is_users
 
-LEAVES: Final = 100_000  # plain values in one attribute that are kept
-FEW: Final = 100  # of what reads the data
+LEAVES: Final = 100_000  # plain values in one attribute that are copied
+FEW: Final = 100  # of a dataset or sampler
 TEXT: Final = 64 * 1024  # characters or bytes in one of them
 BITS: Final = 2000
 NUMBERS: Final = 65_536  # in a tensor
@@ -41,8 +41,8 @@ def encode(value: Any, *, is_data: bool = False, package: str = "") -> dict[str,
 
     Args:
         value: of the attribute.
-        is_data: whether it is of what reads the data: of what is large, only a sample is looked at.
-        package: of the object that has the attribute, whose other classes are looked into even if it is installed.
+        is_data: whether it belongs to a dataset or sampler: only a sample of large data is read.
+        package: the package of the attribute's holder, whose classes count as the user's even if it is installed.
     """
     if type(value) in SCALARS and not _is_long(value):
         return {"value": value}
@@ -52,7 +52,7 @@ def encode(value: Any, *, is_data: bool = False, package: str = "") -> dict[str,
         pass
     try:
         fingerprint, kind = Fingerprint(value, is_data=is_data, package=package), describe(value)
-    except Exception as error:  # noqa: BLE001  # of any class of the user's; a save must not fail for it
+    except Exception as error:  # noqa: BLE001  # the user's classes may raise anything; a save must not fail for it
         return {"unseen": f"could not be looked at ({type(error).__name__})", "kind": type(value).__name__}
     if fingerprint.unseen:
         return {"unseen": fingerprint.unseen, "kind": kind}
@@ -62,7 +62,7 @@ def encode(value: Any, *, is_data: bool = False, package: str = "") -> dict[str,
 
 
 def equal(one: Value, other: Value) -> bool:
-    """Return whether two encoded attributes are equal, to the last bit; what cannot be seen is equal to anything."""
+    """Return whether two encoded values are equal, bit for bit; one that cannot be inspected equals any other."""
     if "value" in one and "value" in other:
         return _same(one["value"], other["value"])
     if one.keys() & NOT_SEEN or other.keys() & NOT_SEEN:
@@ -71,7 +71,7 @@ def equal(one: Value, other: Value) -> bool:
 
 
 def show(value: Value) -> str:
-    """Return an encoded attribute in words."""
+    """Return an encoded value as text."""
     if "value" not in value:
         return "not there" if value is MISSING else str(value.get("kind", value.get("opaque", "unknown")))
     plain = value["value"]
@@ -79,14 +79,22 @@ def show(value: Value) -> str:
     return text if len(text) <= SHOWN else describe(plain)
 
 
-def shown_apart(was: Value, value: Value) -> tuple[str, str]:
-    """Return two encoded attributes that differ, in words that differ, too."""
+def differing(before: Mapping[str, Value], now: Mapping[str, Value]) -> Iterator[tuple[str, Value, Value]]:
+    """Yield the name, the former and the present value of what differs; `MISSING` where there is none."""
+    for name in {**before, **now}:
+        was, value = before.get(name, MISSING), now.get(name, MISSING)
+        if not equal(was, value):
+            yield name, was, value
+
+
+def show_both(was: Value, value: Value) -> tuple[str, str]:
+    """Return two different encoded values as two different texts."""
     before, now = show(was), show(value)
     return before, now if now != before else "one with other values"
 
 
 def describe(value: Any) -> str:
-    """Return what kind of value it is, in words."""
+    """Return the kind and size of a value as text."""
     if isinstance(value, Tensor):
         return f"a tensor {list(value.shape)}"
     if isinstance(value, np.ndarray):
@@ -97,7 +105,7 @@ def describe(value: Any) -> str:
 
 
 def _copy(value: Any, left: list[int]) -> Any:
-    """Return a copy of a plain value.
+    """Return a copy of a plain value; `left` holds how many more values may be copied.
 
     Raises:
         TypeError: it is too large, or not plain.
@@ -120,17 +128,17 @@ def _copy(value: Any, left: list[int]) -> Any:
 
 
 def _is_plain(value: Tensor) -> bool:
-    is_there = value.layout is torch.strided and not value.is_meta and not value.is_nested
-    return is_there and value.numel() <= NUMBERS and not value.requires_grad
+    is_dense = value.layout is torch.strided and not value.is_meta and not value.is_nested
+    return is_dense and value.numel() <= NUMBERS and not value.requires_grad
 
 
 def _is_long(value: Any) -> bool:
-    """Return whether a number is so long that `torch.load` does not read it safely."""
+    """Return whether a number has too many bits for `torch.load(weights_only=True)`."""
     return type(value) is int and value.bit_length() > BITS
 
 
 def _same(one: Any, other: Any) -> bool:
-    if one is other:  # as most are: small numbers, names
+    if one is other:  # most are: small numbers, names
         return True
     kind = type(one)
     if kind is not type(other):
@@ -149,40 +157,40 @@ def _same(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-NODES: Final = 200_000  # values in one attribute that are looked at, which takes about 0.2 s
+NODES: Final = 200_000  # values read in one attribute, which takes about 0.2 s
 DEPTH: Final = 12
 BYTES: Final = 64 * 2**20  # of tensors and arrays in one attribute
-SAMPLE: Final = 1000  # items of a container that reads the data; numbers of a large array, twice
+SAMPLE: Final = 1000  # items of a container of data; numbers of a large array, twice
 SAMPLE_BYTES: Final = 2**16
 PLAIN: Final = (bool, int, float, complex, str, bytes, bytearray, type(None))
 NAMED: Final = (np.generic, np.dtype, torch.dtype, torch.device, torch.Size, Path, Enum, range, slice)
 GENERATORS: Final = (np.random.Generator, np.random.RandomState, random.Random, torch.Generator)
 SCHEDULERS: Final = (torch.optim.lr_scheduler.LRScheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-ITERATORS: Final = ("itertools", "builtins")  # whose iterators say where they stand
+ITERATORS: Final = ("itertools", "builtins")  # whose iterators show their position
 
 
 class Fingerprint:
-    """The bytes that tell a value from others.
+    """The digest of a value, the same in every process.
 
-    Objects are followed through their attributes, functions through what they close over, where they are the user's
-    own: of one of an installed library, only the class counts. Modules are looked at for themselves.
+    The user's own objects are read through their attributes and functions through their closures; of an object of an
+    installed library only the class counts. Modules are compared on their own.
 
     Args:
-        value: what to look at.
-        is_data: whether it is of what reads the data: of what is large, only a sample is looked at, and the states of
+        value: the value.
+        is_data: whether it belongs to a dataset or sampler: only a sample of large data is read, and the states of
             generators do not count, since draws are keyed.
-        package: a package whose objects are the user's own although it is installed.
+        package: a package whose objects count as the user's own although it is installed.
 
     Attributes:
-        unseen: why the value cannot be compared; empty where it was seen whole.
-        is_opaque: whether nothing of it can be seen but its class.
+        unseen: why the value cannot be compared; empty if all of it was read.
+        is_opaque: whether nothing but its class can be read.
     """
 
     def __init__(self, value: Any, *, is_data: bool = False, package: str = "") -> None:
         self.unseen = ""
         self._hash, self._is_data, self._package = blake2b(digest_size=16), is_data, package
-        self._places: dict[int, int] = {}
-        self._held: list[Any] = []  # made on the way: an id must not be given twice
+        self._numbers: dict[int, int] = {}
+        self._held: list[Any] = []  # keeps temporary objects alive, so that no id is used twice
         self._left, self._bytes = NODES, SAMPLE_BYTES if is_data else BYTES
         self._names = 0
         self._add(value, 0)
@@ -190,10 +198,10 @@ class Fingerprint:
 
     @property
     def digest(self) -> str:
-        """The bytes, in hexadecimal."""
+        """The digest, in hexadecimal."""
         return self._hash.hexdigest()
 
-    def _give_up(self) -> None:
+    def _stop(self) -> None:
         if not self._is_data:
             self.unseen = "it is too large to be compared"
 
@@ -203,24 +211,24 @@ class Fingerprint:
     def _add(self, value: Any, depth: int) -> None:
         self._left -= 1
         if self._left < 0 or depth > DEPTH:
-            self._give_up()
+            self._stop()
             return
         if isinstance(value, (*PLAIN, *NAMED)):
             self._names += 2
             self._write(f"{type(value).__name__}:{value!r};")
             return
-        if (place := self._places.get(id(value))) is not None:
-            self._write(f"seen {place};")
+        if (number := self._numbers.get(id(value))) is not None:
+            self._write(f"seen {number};")
             return
-        self._places[id(value)] = len(self._places)
+        self._numbers[id(value)] = len(self._numbers)
         self._held.append(value)
         if not self._content(value, depth):
             self._names += 1
             self._write(f"a {type(value).__module__}.{type(value).__qualname__};")
 
     def _content(self, value: Any, depth: int) -> bool:
-        """Add what is in a value; return whether anything of it can be seen."""
-        if isinstance(value, Tensor) and value.grad_fn is not None:  # holds a graph: of this step, and no state
+        """Add the content of a value; return whether any of it can be read."""
+        if isinstance(value, Tensor) and value.grad_fn is not None:  # its graph belongs to this step, and is no state
             return False
         if isinstance(value, Tensor | np.ndarray):
             self._array(value, depth)
@@ -239,13 +247,13 @@ class Fingerprint:
         elif isinstance(value, FunctionType | MethodType | partial | type | BuiltinFunctionType):
             self._code(value, depth)
         elif isinstance(value, GeneratorType):
-            self.unseen = "where a generator function stands cannot be seen"
+            self.unseen = "the position of a generator function cannot be seen"
         elif isinstance(value, SCHEDULERS):
             self._each(type(value).__qualname__, [value.state_dict()], depth)
         elif type(value).__module__ in ITERATORS and hasattr(value, "__next__"):
             self._each(type(value).__name__, value.__reduce__(), depth)
         elif hasattr(value, "__next__") and not isinstance(value, IOBase):
-            self.unseen = "where an iterator stands cannot be seen"
+            self.unseen = "the position of an iterator cannot be seen"
         else:
             return self._object(value, depth)
         return True
@@ -285,7 +293,7 @@ class Fingerprint:
         return bool(attributes)
 
     def _pickled(self, value: Any, depth: int) -> bool:
-        """Add what pickle would keep of an object of Python's own; of a lock, a file and the like that is nothing."""
+        """Add what pickle would save of an object of Python's library; a lock, a file and the like have nothing."""
         try:
             kept = value.__reduce_ex__(4)
         except TypeError:
@@ -307,14 +315,14 @@ class Fingerprint:
             return
         self._bytes -= value.nbytes
         if self._bytes < 0:
-            self._give_up()
+            self._stop()
         elif isinstance(value, np.ndarray):
             self._hash.update(np.ascontiguousarray(value).tobytes())
         else:
             self._hash.update(tensor_bytes(value))
 
     def _sample(self, value: Tensor | np.ndarray[Any, Any]) -> None:
-        """Add the beginning of large data, and values at equal distances."""
+        """Add the first values of large data, and values at equal distances."""
         if isinstance(value, Tensor):
             if value.layout is not torch.strided or not value.is_contiguous():
                 return
@@ -343,7 +351,7 @@ def _captured(function: FunctionType) -> Iterator[Any]:
 
 
 def _extra(value: Any) -> Iterator[Any]:
-    """Yield the attributes of a container of a class of the user's."""
+    """Yield the attributes of a container of a class of the user."""
     return chain.from_iterable(attributes_of(value).items())
 
 

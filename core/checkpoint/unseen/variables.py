@@ -1,4 +1,4 @@
-"""Numbers that the user's code counts in beside its objects: globals, attributes of classes, closures, defaults."""
+"""Numbers in the user's code outside of the compared objects: globals, class attributes, closures, defaults."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Variable(NamedTuple):
     """A variable.
 
     Attributes:
-        key: of what it is a variable, and which.
-        where: it is, in words.
-        value: that it has.
-        is_default: whether it is a default argument: a list there that changes is no log.
+        key: the id of the object that holds it, and its name or number there.
+        where: a description of where it is.
+        value: its value.
+        is_default: whether it is a default argument; only such lists are compared, since others are logs.
     """
 
     key: tuple[int, str | int]
@@ -38,12 +38,12 @@ class Variable(NamedTuple):
     is_default: bool = False
 
 
-def numbers(run: Run) -> dict[str, dict[str, Any]]:
-    """Return the numbers that the user's functions and classes read and could change, encoded, by where they are.
+def find_numbers(run: Run) -> dict[str, dict[str, Any]]:
+    """Return the find_numbers that the user's functions and classes can read and change, encoded, by where they are.
 
-    These are the methods of the task, its modules, optimizers, schedulers and plugins, the functions and objects that
-    listen to events, and what all of these name. Lists and other objects are left out, since most of them are logs; but
-    not a list, dict or set that is a default argument.
+    Searched are the methods of the task, its modules, optimizers, schedulers and plugins, the functions and objects
+    that listen to events, and all that these refer to. Lists and other objects are left out, since most of them are
+    logs; a list, dict or set that is a default argument is not.
     """
     pending, seen = deque[Any](_roots(run)), set[int]()
     found = {variable.key: variable for variable in _of_objects(run) if is_number(variable.value)}
@@ -53,20 +53,20 @@ def numbers(run: Run) -> dict[str, dict[str, Any]]:
             continue
         seen.add(id(thing))
         for variable in _of_class(thing) if isinstance(thing, type) else _of_function(thing):
-            pending += _codes(variable.value)
+            pending += _functions_in(variable.value)
             if is_number(variable.value) or (variable.is_default and isinstance(variable.value, list | dict | set)):
                 found[variable.key] = variable
-    return _named(found.values())
+    return _encode_by_name(found.values())
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a number that can be kept, or the None in the place of one."""
+    """Return whether a value is a number that can be saved, or None, which may stand for one."""
     kind = type(value)
     return kind in (bool, float, type(None)) or (kind is int and value.bit_length() <= BITS)
 
 
-def held_by(run: Run, receiver: Callable[..., Any]) -> Any:
-    """Return the user's object that is called, or whose method is; None for a function, and for what has a state."""
+def receiver_object(run: Run, receiver: Callable[..., Any]) -> Any:
+    """Return the user's object that is called, or whose method is; None for a function or an object with a state."""
     while isinstance(receiver, partial):
         receiver = receiver.func
     holder = receiver.__self__ if isinstance(receiver, MethodType) else receiver
@@ -84,12 +84,13 @@ def _roots(run: Run) -> Iterator[Any]:
             yield type(each)
         for value in attributes_of(each).values():
             if type(value) in CALLED:
-                yield from _codes(value)
+                yield from _functions_in(value)
     plugins = {name: run.plugins[name] for name in run.plugins.names()}
-    for receiver, seat in _receivers(run):
-        if seat.owner not in plugins or isinstance(seat.owner, FunctionName) or affects_training(plugins[seat.owner]):
-            yield from _codes(receiver)
-            if (holder := held_by(run, receiver)) is not None:
+    for receiver, subscription in _receivers(run):
+        owner = subscription.owner
+        if owner not in plugins or isinstance(owner, FunctionName) or affects_training(plugins[owner]):
+            yield from _functions_in(receiver)
+            if (holder := receiver_object(run, receiver)) is not None:
                 yield type(holder)
 
 
@@ -109,9 +110,9 @@ def _objects(run: Run) -> Iterator[Any]:
 
 
 def _of_objects(run: Run) -> Iterator[Variable]:
-    """Yield what the objects hold that listen, or whose methods do, and that no plugin connected."""
-    for receiver, seat in _receivers(run):
-        if isinstance(seat.owner, FunctionName) and (holder := held_by(run, receiver)) is not None:
+    """Yield the attributes of objects that listen, or whose methods do, and that no plugin connected."""
+    for receiver, subscription in _receivers(run):
+        if isinstance(subscription.owner, FunctionName) and (holder := receiver_object(run, receiver)) is not None:
             ignored, kind = ignored_names(holder), type(holder)
             for name, value in attributes_of(holder).items():
                 if name not in ignored:
@@ -149,8 +150,8 @@ def _in_cell(where: str, cell: CellType) -> Iterator[Variable]:
         return
 
 
-def _codes(value: Any) -> Iterator[Any]:
-    """Yield the user's functions and classes in a value, which is a function or a class, or wraps one."""
+def _functions_in(value: Any) -> Iterator[Any]:
+    """Yield the user's function or class that a value is, or wraps."""
     kind = type(value)
     found: tuple[Any, ...] = ()
     if issubclass(kind, FunctionType | type):
@@ -169,8 +170,8 @@ def _codes(value: Any) -> Iterator[Any]:
             yield each
 
 
-def _named(variables: Iterable[Variable]) -> dict[str, dict[str, Any]]:
-    """Return encoded values by where they are, with one more number where several are called alike, as closures may."""
+def _encode_by_name(variables: Iterable[Variable]) -> dict[str, dict[str, Any]]:
+    """Return encoded values by where they are; a number is added where several have one name, as closures may."""
     found: dict[str, dict[str, Any]] = {}
     for variable in variables:
         where, number = variable.where, 1

@@ -310,7 +310,7 @@ def test_two_one_two_ranks_keep_the_order_of_samples(ranks: Pool, tmp_path: Path
     told = "2 processes wrote the checkpoint, 1 resumed it: gradients are summed in another order"
     assert told in second[0]["reasons"]
     assert "the random generators of rank 1 are gone with them" in second[0]["reasons"]
-    assert "rank 1 had no state of their own: random generators begin anew there" in third[1]["reasons"]
+    assert "rank 1 had no state of their own: random generators start fresh there" in third[1]["reasons"]
     main = first[0]["draws"] + second[0]["draws"] + third[0]["draws"]
     new = first[1]["draws"] + third[1]["draws"]
     assert len(set(main + new)) == len(main + new)  # nobody draws what another rank draws, or what it drew before

@@ -34,8 +34,8 @@ from heliograph import (
     on,
 )
 from heliograph.builtin_callbacks.checkpoint.command import main
-from heliograph.core.checkpoint import conversion, storage
-from heliograph.core.checkpoint.state.ranks import whole
+from heliograph.core.checkpoint import storage
+from heliograph.core.checkpoint.state.ranks import join_shards
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -131,7 +131,7 @@ def test_shards_are_made_one_file(ranks: Pool, tmp_path: Path) -> None:
     load_weights(task, path)
     assert equal(dict(task.model.state_dict()), weights)
 
-    entry = conversion.consolidate(path, tmp_path / "copy" / "one.pth")
+    entry = storage.consolidate(path, tmp_path / "copy" / "one.pth")
     assert entry.path == tmp_path / "copy" / "one.pth"
     assert (entry.sequence, entry.judged_by, entry.shards) == (former.sequence, former.judged_by, {})
     assert storage.verify(path).shards
@@ -140,7 +140,7 @@ def test_shards_are_made_one_file(ranks: Pool, tmp_path: Path) -> None:
     assert repr(one["optimizers"]) == repr(other["optimizers"])
     assert "shards" not in one
 
-    conversion.consolidate(path)
+    storage.consolidate(path)
     assert sorted(each.name for each in path.parent.iterdir()) == [
         "run.last",
         "run_epoch_0_iter_2.json",
@@ -148,7 +148,7 @@ def test_shards_are_made_one_file(ranks: Pool, tmp_path: Path) -> None:
     ]
     assert equal(storage.load(path)["modules"]["model"], weights)
     with pytest.raises(ValueError, match="has no shards: it is an ordinary checkpoint already"):
-        conversion.consolidate(path)
+        storage.consolidate(path)
 
 
 def write_by_the_engines_word(folder: Path) -> list[list[str]]:
@@ -349,10 +349,10 @@ def test_a_state_without_its_file_has_no_shards(ranks: Pool, tmp_path: Path) -> 
     ranks(2).run(write_shards, tmp_path)
     path = tmp_path / "run_epoch_0_iter_2.pth"
     with pytest.raises(ValueError, match="weights lie in shards beside its file"):
-        whole(storage.load(path), None)
+        join_shards(storage.load(path), None)
     (path.with_suffix(".shards") / "__1_0.distcp").write_bytes(b"")
     with pytest.raises(ValueError, match=r"The shards in .*\.shards cannot be read: rank 0: "):
-        whole(storage.load(path, verify=False), path)
+        join_shards(storage.load(path, verify=False), path)
 
 
 def test_the_command_line_makes_one_file(ranks: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,7 +82,7 @@ def test_a_checkpoint_whose_manifest_was_lost_gets_its_place_again(tmp_path: Pat
     store.close()
     (tmp_path / "2.json").unlink()
     lines = migrate(tmp_path / "2.pth")
-    assert lines[0] == f"{tmp_path / '2.pth'}: wrote its manifest anew"
+    assert lines[0] == f"{tmp_path / '2.pth'}: wrote its manifest again"
     assert lines[1] == "    the checksums in the file hold; by which metric it was judged is not known any more"
     assert [each.path.name for each in storage.entries(tmp_path, "run")[0]] == ["3.pth", "2.pth", "1.pth"]
     (tmp_path / "3.json").unlink()
@@ -99,7 +99,7 @@ def test_a_file_that_only_lost_its_manifest_stays_as_it_is(
     store.close()
     before, inode = former.path.read_bytes(), former.path.stat().st_ino
     (tmp_path / "1.json").unlink()
-    assert migrate(former.path, dry_run=True)[0] == f"{former.path}: its manifest would be written anew"
+    assert migrate(former.path, dry_run=True)[0] == f"{former.path}: its manifest would be written again"
     assert names() == ["1.pinned", "1.pth"]
     migrate(former.path)
     assert names() == ["1.json", "1.pinned", "1.pth"]

@@ -219,7 +219,7 @@ def test_random_generators_are_mapped(tmp_path: Path) -> None:
     assert now["globals"]["python"] == [version, list(internal), gauss]
     assert torch.equal(now["globals"]["torch"], torch.get_rng_state())
     assert now["generator"] == np.random.default_rng(5).bit_generator.state
-    assert "the state of NumPy's legacy generator was never kept: it begins anew" in notes
+    assert "the state of NumPy's legacy generator was never kept: it starts fresh" in notes
 
 
 def test_paths_of_another_system_become_text(tmp_path: Path) -> None:
@@ -251,7 +251,7 @@ def test_two_optimizers_keep_their_names(tmp_path: Path) -> None:
     assert state["optimizers"] == {"optimizer": user["optimizer"], "other": user["optimizer"]}
     assert state["helios"]["model"].keys() == {"best", "scheduler"}
     assert "optimizers optimizer, other: they must be called the same, fit(optimizer={...})" in notes
-    assert "schedulers scheduler: whose each is, is not known, so they begin anew" in notes
+    assert "schedulers scheduler: whose each is, is not known, so they start fresh" in notes
     assert state["schedulers"] == {}
 
 
@@ -369,7 +369,7 @@ def test_two_schedulers_begin_anew(tmp_path: Path) -> None:
     user = user_part()
     state, notes = read(write(tmp_path / "n_epoch_2_iter_6.pth", version_1(model=user | {"other": user["scheduler"]})))
     assert state["schedulers"] == {}
-    assert "schedulers scheduler, other: whose each is, is not known, so they begin anew" in notes
+    assert "schedulers scheduler, other: whose each is, is not known, so they start fresh" in notes
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"text"])

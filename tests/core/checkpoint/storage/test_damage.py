@@ -98,7 +98,7 @@ def test_a_truncation_at_every_block_is_noticed(good_and_newer: tuple[Store, Pat
     for size in sorted(sizes, reverse=True):
         with path.open("r+b") as file:
             file.truncate(size)
-        with pytest.raises(ValueError, match=f"damaged: it has {size} bytes, its manifest tells {len(content)}"):
+        with pytest.raises(ValueError, match=f"damaged: it has {size} bytes, its manifest says {len(content)}"):
             storage.load(path)
     entry = store.newest()[0]
 

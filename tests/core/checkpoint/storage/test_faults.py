@@ -317,7 +317,7 @@ def test_not_knowing_the_free_space_does_not_hide_the_fault(
         raise OSError(errno.ESTALE, "Stale file handle")
 
     monkeypatch.setattr(files, "free", free)
-    with pytest.raises(OSError, match=r"a\.pth could not be written \(how much .* cannot be told: .*Stale") as info:
+    with pytest.raises(OSError, match=r"a\.pth could not be written \(how much .* cannot be read: .*Stale") as info:
         store.save("a.pth", state())
 
     assert info.value.__cause__ is FULL

@@ -168,7 +168,7 @@ def test_no_link_is_followed_in_writing(tmp_path: Path, state: Make, name: str, 
     (folder / name).symlink_to(victim)
     store = Store(folder, "run")
     if name == ".run.lock":
-        with pytest.raises(ValueError, match=r"\.run\.lock is no lock of ours, but a link"):
+        with pytest.raises(ValueError, match=r"\.run\.lock is not a lock file, but a link"):
             store.open()
     else:
         store.open()
@@ -183,14 +183,14 @@ def test_no_link_is_followed_in_writing(tmp_path: Path, state: Make, name: str, 
 @pytest.mark.parametrize("put", [as_pipe, as_folder, as_loop])
 def test_what_is_no_lock(tmp_path: Path, put: Put) -> None:
     put(tmp_path / ".run.lock")
-    with pytest.raises(ValueError, match=r"\.run\.lock is no lock of ours, .*: remove it"):
+    with pytest.raises(ValueError, match=r"\.run\.lock is not a lock file, .*: remove it"):
         Store(tmp_path, "run").open()
 
 
 def test_a_lock_by_a_second_name_is_no_lock(tmp_path: Path) -> None:
     (tmp_path / "precious").write_bytes(b"precious")
     os.link(tmp_path / "precious", tmp_path / ".run.lock")
-    with pytest.raises(ValueError, match="no lock of ours"):
+    with pytest.raises(ValueError, match="not a lock file"):
         Store(tmp_path, "run").open()
 
     assert (tmp_path / "precious").read_bytes() == b"precious"

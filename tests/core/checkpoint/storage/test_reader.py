@@ -25,7 +25,7 @@ from heliograph.core.checkpoint.storage.manifest import TooNewError, encode
 from torch import nn
 
 Make = Callable[..., Any]
-ADVICE = r"no manifest a\.json, so nothing tells whether it is whole.*python -m heliograph checkpoint migrate .*a\.pth`"
+ADVICE = r"no manifest a\.json, so it cannot be verified.*python -m heliograph checkpoint migrate .*a\.pth`"
 
 
 class Evil:
@@ -107,7 +107,7 @@ def test_another_size_or_content_is_told_before_anything_is_unpickled(
     content = (tmp_path / "a.pth").read_bytes()
     (tmp_path / "a.pth").write_bytes(content + b"\0")
     with pytest.raises(
-        ValueError, match=rf"damaged: it has {len(content) + 1} bytes, its manifest tells {len(content)}"
+        ValueError, match=rf"damaged: it has {len(content) + 1} bytes, its manifest says {len(content)}"
     ):
         storage.load(tmp_path / "a.pth")
     (tmp_path / "a.pth").write_bytes(content[:-1] + b"\1")

@@ -195,7 +195,7 @@ def test_a_damaged_shard_is_noticed(tmp_path: Path, opened: Make, state: Make, f
         shard.write_bytes(content[:-1] if fault == "cut" else content[:-1] + b"?")
     said = {
         "flipped": "SHA-256 is not the one",
-        "cut": "it has 59 bytes, its manifest tells 60",
+        "cut": "it has 59 bytes, its manifest says 60",
         "gone": "is not there",
     }
     with pytest.raises(ValueError, match=rf"shard .*b\.shards/__1_0\.distcp.*{said[fault]}"):

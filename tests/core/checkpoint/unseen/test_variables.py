@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import heliograph as h
 import pytest
 import torch
-from heliograph.core.checkpoint.unseen.variables import is_number, numbers
+from heliograph.core.checkpoint.unseen.variables import find_numbers, is_number
 from torch import Tensor, nn
 
 SAVED, STEPS = 4, 8
@@ -216,5 +216,5 @@ def test_functions_of_the_same_name_are_told_apart() -> None:
         bus.on(h.BatchEnd, made(number))
     plugins = SimpleNamespace(names=list)
     run: Any = SimpleNamespace(task=None, modules={}, optimizers={}, schedulers={}, plugins=plugins, bus=bus)
-    found = {where.partition(".<locals>.made")[2]: each["value"] for where, each in numbers(run).items()}
+    found = {where.partition(".<locals>.made")[2]: each["value"] for where, each in find_numbers(run).items()}
     assert found == {".<locals>.listen": 1, ".<locals>.listen (2)": 2}
