@@ -60,7 +60,7 @@ def find_numbers(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a number that can be saved, or None, which may stand for one."""
+    """Return whether a value is a number that can be saved, or None, which may replace one."""
     kind = type(value)
     return kind in (bool, float, type(None)) or (kind is int and value.bit_length() <= BITS)
 

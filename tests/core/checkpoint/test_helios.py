@@ -1,4 +1,4 @@
-"""Checkpoints of Helios, read safely and as ours. They are written as it wrote them, by classes that then vanish."""
+"""Checkpoints of Helios, read safely and converted. They are written by classes that are gone when they are read."""
 
 from __future__ import annotations
 
@@ -331,7 +331,7 @@ def test_counters_of_a_scheduler_stay_what_they_are() -> None:
     assert untrusted_files.as_plain({"milestones": milestones})["milestones"] is milestones
 
 
-def test_an_archive_that_is_not_torchs_is_told(tmp_path: Path) -> None:
+def test_an_archive_that_is_not_torchs_is_refused(tmp_path: Path) -> None:
     with ZipFile(tmp_path / "a.pth", "w") as archive:
         archive.writestr("a.txt", "hello")
     with pytest.raises(ValueError, match=r"a\.pth cannot be read: RuntimeError"):
@@ -365,7 +365,7 @@ def test_a_flipped_bit_anywhere_is_noticed_or_harmless(tmp_path: Path) -> None:
     assert 0 < harmless < 100
 
 
-def test_two_schedulers_begin_anew(tmp_path: Path) -> None:
+def test_two_schedulers_start_fresh(tmp_path: Path) -> None:
     user = user_part()
     state, notes = read(write(tmp_path / "n_epoch_2_iter_6.pth", version_1(model=user | {"other": user["scheduler"]})))
     assert state["schedulers"] == {}
@@ -373,7 +373,7 @@ def test_two_schedulers_begin_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"text"])
-def test_what_is_no_file_of_torch_is_told(tmp_path: Path, content: bytes) -> None:
+def test_what_is_no_file_of_torch_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "weights.pth").write_bytes(content)
     with pytest.raises(ValueError, match=r"weights.pth"):
         untrusted_files.read_with_stand_ins(tmp_path / "weights.pth")

@@ -1,4 +1,4 @@
-"""Signals in front of former handlers, and deadlines."""
+"""Temporary signal handlers, and deadlines."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def me(signum: int) -> None:
     os.kill(os.getpid(), signum)
 
 
-def test_it_hears_and_gives_back_exactly_what_was_there() -> None:
+def test_it_handles_signals_and_restores_the_former_handlers() -> None:
     received: list[int] = []
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     former = signal.getsignal(signal.SIGTERM)
@@ -46,7 +46,7 @@ def test_it_hears_and_gives_back_exactly_what_was_there() -> None:
     assert received == [signal.SIGTERM, signal.SIGUSR1] * 2
 
 
-def test_a_python_handler_that_was_there_is_called_behind() -> None:
+def test_a_former_python_handler_is_called_afterwards() -> None:
     received: list[Any] = []
     signal.signal(signal.SIGUSR1, lambda signum, frame: received.append((signum, frame is not None)))
     hook = SignalHook([signal.SIGUSR1], lambda signum: received.append("mine"))
@@ -104,7 +104,7 @@ def test_a_handler_that_python_does_not_know_is_not_replaced(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("given", [(), (signal.SIGKILL,), (signal.SIGTERM, signal.SIGSTOP), (0,), (9_999,)])
-def test_signals_that_nobody_can_handle_are_refused(given: Any) -> None:
+def test_signals_that_cannot_be_handled_are_refused(given: Any) -> None:
     with pytest.raises(ValueError, match=r"but not SIGKILL or SIGSTOP; got"):
         SignalHook(given, lambda signum: None)
 

@@ -1,4 +1,4 @@
-"""What of a cut differs from rank to rank: found, kept once, put together again."""
+"""What differs from rank to rank: found, saved once, merged again."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ def cut(rank: int = 0, **more: Any) -> dict[str, Any]:
         (torch.eye(2).to_sparse(), 2 * torch.eye(2).to_sparse()),
     ],
 )
-def test_a_digest_tells_values_apart(one: Any, other: Any) -> None:
+def test_different_values_have_different_digests(one: Any, other: Any) -> None:
     assert digest(one) != digest(other)
     assert digest(one) == digest(deepcopy(one))
 
 
-def test_a_digest_is_of_the_values_not_of_their_place_in_memory() -> None:
+def test_a_digest_is_of_the_values_not_of_their_memory_layout() -> None:
     values = torch.arange(6.0).reshape(2, 3)
     assert digest(values.t().contiguous().t()) == digest(values)
     assert digest(torch.nn.Parameter(values)) == digest(values)

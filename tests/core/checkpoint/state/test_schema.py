@@ -1,4 +1,4 @@
-"""The chain from each schema to the present one."""
+"""Migration from each schema to the present one; the plain types that a state may hold."""
 
 from __future__ import annotations
 

@@ -128,7 +128,7 @@ def test_a_save_that_fails_at_any_operation_changes_nothing(
             break
         messages.add(str(raised))
         assert raised is error or raised.__cause__ is error
-        if contents(folder) != before:  # an interrupt when it had happened already, amid the clearing up
+        if contents(folder) != before:  # interrupted after the save, while it removed files
             assert not isinstance(error, OSError)
             assert steps(store) == 2
             continue

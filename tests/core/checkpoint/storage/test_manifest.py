@@ -1,4 +1,4 @@
-"""Manifests: what they tell, and that no byte of them changes unnoticed."""
+"""Names of files, and manifests: what they say, and that no byte of them changes unnoticed."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ def test_checkpoint_name(arguments: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("letter", ["r", "ü", "字", "🙂", "a "])
-def test_long_names_fit_a_file_system_with_their_place(
+def test_long_names_fit_a_file_system_with_their_suffixes(
     tmp_path: Path, opened: Callable[..., Store], state: Callable[..., Any], letter: str
 ) -> None:
     run = letter * 400

@@ -1,4 +1,4 @@
-"""The one ranking of checkpoints: for those that a run keeps and for those that `prune` keeps."""
+"""The ranking of checkpoints, for those that a run keeps and those that `prune` keeps."""
 
 from __future__ import annotations
 

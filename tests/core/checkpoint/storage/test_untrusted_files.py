@@ -1,4 +1,4 @@
-"""Reading files that may be somebody else's."""
+"""Files from any source, some of which claim more bytes than they have."""
 
 from __future__ import annotations
 
@@ -123,8 +123,8 @@ def with_manifest(path: Path) -> Path:
 
 
 @pytest.fixture(params=[True, False], ids=["with a manifest", "without"])
-def is_told(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> Callable[[Path, str], None]:
-    """Return a check that every command tells what is wrong with a file, in one sentence."""
+def is_refused(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> Callable[[Path, str], None]:
+    """Return a check that every command says in one sentence what is wrong with a file."""
 
     def check(path: Path, says: str) -> None:
         if request.param:
@@ -139,15 +139,15 @@ def is_told(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) 
     return check
 
 
-def test_a_zip_bomb(tmp_path: Path, is_told: Make, state: Make) -> None:
+def test_a_zip_bomb(tmp_path: Path, is_refused: Make, state: Make) -> None:
     content = state(modules={"m": {"w": Rebuilt(5_000_000, (5_000_000,), (1,))}})
     path = write(tmp_path / "a.pth", content, bytes(20_000_000), zipfile.ZIP_DEFLATED)
 
     assert path.stat().st_size < 30_000
-    is_told(path, "its part 'archive/data.pkl' is compressed")
+    is_refused(path, "its part 'archive/data.pkl' is compressed")
 
 
-def test_parts_that_overlap(tmp_path: Path, is_told: Make, state: Make) -> None:
+def test_parts_that_overlap(tmp_path: Path, is_refused: Make, state: Make) -> None:
     path = write(tmp_path / "a.pth", state(modules={}), bytes(100_000))
     content = bytearray(path.read_bytes())
     end = content.rfind(b"PK\5\6")
@@ -158,7 +158,7 @@ def test_parts_that_overlap(tmp_path: Path, is_told: Make, state: Make) -> None:
     struct.pack_into("<HHLL", content, end + 8, 5, 5, size + len(again), begin)
     path.write_bytes(bytes(content[: begin + size]) + again + bytes(content[end:]))
 
-    is_told(path, "its parts claim ")
+    is_refused(path, "its parts claim ")
 
 
 @pytest.mark.parametrize(
@@ -170,26 +170,26 @@ def test_parts_that_overlap(tmp_path: Path, is_told: Make, state: Make) -> None:
     ],
 )
 def test_sizes_beyond_all_memory(
-    tmp_path: Path, is_told: Make, state: Make, values: int, stride: tuple[int, ...], says: str
+    tmp_path: Path, is_refused: Make, state: Make, values: int, stride: tuple[int, ...], says: str
 ) -> None:
     modules = {"m": {"w": Rebuilt(values, (10**6, 10**6), stride)}}
 
-    is_told(write(tmp_path / "a.pth", state(modules=modules)), says)
+    is_refused(write(tmp_path / "a.pth", state(modules=modules)), says)
 
 
-def test_what_is_no_archive(tmp_path: Path, is_told: Make) -> None:
+def test_what_is_no_archive(tmp_path: Path, is_refused: Make) -> None:
     (tmp_path / "a.pth").write_bytes(pickle.dumps({"schema": 3}))
-    is_told(tmp_path / "a.pth", "is damaged, or no file of torch.save")
+    is_refused(tmp_path / "a.pth", "is damaged, or no file of torch.save")
 
 
 @pytest.mark.parametrize("part", ["plugins", "schema", "modules", "run_name", "progress"])
-def test_lists_that_are_shared_again_and_again(tmp_path: Path, is_told: Make, state: Make, part: str) -> None:
+def test_lists_that_are_shared_again_and_again(tmp_path: Path, is_refused: Make, state: Make, part: str) -> None:
     shared: list[Any] = []
     for _ in range(60):
         shared = [shared, shared]
     torch.save(state(**{part: shared}), tmp_path / "a.pth")
 
-    is_told(tmp_path / "a.pth", "holds the same lists or dicts again and again")
+    is_refused(tmp_path / "a.pth", "holds the same lists or dicts again and again")
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_contents_of_other_types(tmp_path: Path, state: Make, changes: dict[str,
     assert "a.pth holds something else than a checkpoint: " in capsys.readouterr().err
 
 
-def test_what_torch_saves_is_believed(tmp_path: Path) -> None:
+def test_what_torch_saves_is_accepted(tmp_path: Path) -> None:
     one = torch.zeros(1)
     content = {"a": torch.randn(100), "b": one.expand(1000), "c": torch.eye(3).to_sparse(), "d": [1, "x", None]}
     torch.save(content, tmp_path / "a.pth")

@@ -1,4 +1,4 @@
-"""State that no state_dict holds: restored where it is plain data of a module or the task, else named."""
+"""State that no `state_dict` holds: restored if it is plain data of a module or the task, else reported."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def supervised(net: type[Net] = Net) -> h.Supervised:
 
 
 class Job:
-    """One program: made anew for each leg."""
+    """One program: created for each attempt."""
 
     def __init__(
         self,

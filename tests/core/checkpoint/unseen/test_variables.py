@@ -1,4 +1,4 @@
-"""Numbers that the user's code counts in: named where the training changed them, and they are not as they were."""
+"""Numbers in the user's code: reported if the training changed them and they differ after a resume."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_code_that_cannot_be_read_costs_nothing(tmp_path: Path) -> None:
     assert two_legs(tmp_path, reads_odd) == ()
 
 
-def test_functions_of_the_same_name_are_told_apart() -> None:
+def test_functions_of_the_same_name_are_numbered() -> None:
     def made(number: int) -> Any:
         def listen(run: h.Run, event: h.BatchEnd) -> int:
             return number
