@@ -75,9 +75,7 @@ def test_a_file_that_is_migrated_late_keeps_its_sequence(old: Path, state: Make)
     assert [each.path.name for each in storage.entries(old, "golden")[0]] == ["later.pth", MIDDLE, BORDER]
 
 
-def test_a_checkpoint_with_a_lost_manifest_gets_its_sequence_again(
-    tmp_path: Path, state: Make, opened: Make
-) -> None:
+def test_a_checkpoint_with_a_lost_manifest_gets_its_sequence_again(tmp_path: Path, state: Make, opened: Make) -> None:
     store = opened()
     for step in (1, 2, 3):
         store.save(f"{step}.pth", state(step))
