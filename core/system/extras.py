@@ -1,4 +1,4 @@
-"""Optional packages, asked for where they are used."""
+"""Optional packages, imported where they are used; texts for a terminal."""
 
 from __future__ import annotations
 
