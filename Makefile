@@ -14,10 +14,10 @@ demo: $(READY)
 
 # A sample of the kills and faults, and the first lane of the tests on Ray: a cluster takes both cores, so one at a time.
 test: check docs browser
-	$(TESTS) -n 2 --dist worksteal --ignore=tests/on_ray --cov --cov-report=term
+	$(TESTS) -n 2 --dist worksteal --ignore=tests/on_ray
 	$(TESTS) tests/on_ray
 
-# Every case of every test, and all tests on Ray.
+# Every case of every test, with coverage, and all tests on Ray.
 test-all: check docs browser
 	$(TESTS) -n 2 --dist worksteal --ignore=tests/on_ray --cov --cov-report=term --whole
 	$(TESTS) tests/on_ray --durations=15 --whole

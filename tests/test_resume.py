@@ -625,11 +625,17 @@ def test_a_run_that_is_killed_anywhere_ends_where_an_uninterrupted_one_ends(part
     ends_alike()
 
 
-@settings(HARD, max_examples=30)
-@given(scenarios(IN_WORKERS, parallel=True))
-def test_so_it_does_with_another_number_of_workers_after_each_resume(scenario: Scenario) -> None:
-    note(f"{scenario}")
-    check(scenario)
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("part", range(3))
+def test_so_it_does_with_another_number_of_workers_after_each_resume(part: int) -> None:
+    @seed(part)
+    @settings(HARD, derandomize=False, max_examples=10)
+    @given(scenarios(IN_WORKERS, parallel=True))
+    def ends_alike(scenario: Scenario) -> None:
+        note(f"{scenario}")
+        check(scenario)
+
+    ends_alike()
 
 
 CUT_SHORT = Kill(h.ValidationStart, how="stop")

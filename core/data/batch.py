@@ -57,5 +57,5 @@ def check_loader(loader: Any, split: str) -> None:
 def set_epoch(loader: Any, epoch: int) -> None:
     """Tell the epoch to a loader or sampler that shuffles by it."""
     for each in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
-        if callable(tell := getattr(each, "set_epoch", None)):
-            tell(epoch)
+        if callable(setter := getattr(each, "set_epoch", None)):
+            setter(epoch)

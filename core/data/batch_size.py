@@ -29,7 +29,7 @@ def find_batch_size(attempt: Callable[[int], T], largest: int, *, smallest: int 
     Args:
         attempt: what to try, given the samples in a batch.
         largest: the batch size to begin with.
-        smallest: the batch size below which to give up.
+        smallest: the smallest batch size to try.
 
     Returns:
         The batch size that fits, and what `attempt` returned.
@@ -57,7 +57,7 @@ def find_batch_size(attempt: Callable[[int], T], largest: int, *, smallest: int 
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether memory ran out, on this rank or on one that this one heard of."""
+    """Return whether memory ran out, on this rank or on one that reported it."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     if isinstance(error, RankFailed):

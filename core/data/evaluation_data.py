@@ -27,7 +27,7 @@ class EvaluationData:
 
     Args:
         share: the part of this process.
-        note: tells of a loader that every rank reads whole.
+        note: is given a line about a loader that every rank reads whole.
         engine: connects several ranks.
     """
 
@@ -47,7 +47,7 @@ class EvaluationData:
             loader: as the user gave it.
             number: of the set, among those of the evaluation.
             validations: how many there were before.
-            seed: what a `DataLoader` draws by; None where a process of its own goes on with its random stream.
+            seed: what a `DataLoader` draws by; None where a single process continues its random stream.
         """
         source = self._source(loader) if seed is not None else None
         if source is None or seed is None:

@@ -43,7 +43,7 @@ class Given(NamedTuple):
 
     @property
     def digest(self) -> bytes | None:
-        """What tells it from others; None where a tensor was changed in place."""
+        """What distinguishes it from others; None where a tensor was changed in place."""
         is_untouched = all(tensor._version == version for tensor, version in self.versions)
         return digest_of(self.content) if is_untouched else None
 
@@ -75,7 +75,7 @@ class LastBatch:
         self._again = number, digest
 
     def read_again(self, number: int, batch: Any) -> bytes | None:
-        """Return the digest of a batch that was read again, and stand at it."""
+        """Return the digest of a batch that was read again, and note that position."""
         digest = Given.of(number, batch).digest
         self.stand_at(number, digest)
         return digest

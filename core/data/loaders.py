@@ -30,7 +30,7 @@ class LoaderParams(TypedDict, total=False):
         draws_per: what random draws in the dataset are keyed by: `batch` (the default, cheapest) or `sample`, which
             makes them independent of the batch size and of the number of processes too.
         as_ranks: read what so many ranks would, one batch of each in turn: a multiple of the number of processes. With
-            `GradientAccumulation(n, as_ranks=...)` fewer processes go on with what more of them began.
+            `GradientAccumulation(n, as_ranks=...)` fewer processes continue what more of them began.
         columns: of a Ray dataset, the columns that make a batch, such as `("image", "label")` for (inputs, targets); by
             default a batch is a dict of all.
         num_workers: processes that load; their number changes no batch and no draw of a map-style dataset.
@@ -65,7 +65,7 @@ class LoaderParams(TypedDict, total=False):
 class Phases:
     """Several phases of training data: `fit(task, Phases(easy, hard))`.
 
-    A run begins with the first; `control.next_phase(reason)` ends the epoch at the next boundary and goes on with the
+    A run begins with the first; `control.next_phase(reason)` ends the epoch at the next boundary and continues with the
     next one. In the last phase the request has no effect. Checkpoints keep the phase.
 
     Args:
@@ -166,7 +166,7 @@ def evaluation_loader(data: Any, params: LoaderParams | None, split: str) -> Any
 
 
 def is_dataset(data: Any) -> bool:
-    """Return whether something holds samples, not batches; other libraries' datasets are told by their methods."""
+    """Return whether something holds samples, not batches; those of other libraries are known by their methods."""
     if isinstance(data, Dataset) or adapter_of(data) is not None:
         return True
     is_batches = isinstance(data, DataLoader | list | tuple | Mapping)

@@ -32,8 +32,8 @@ def _prepare(module: DataModule, engine: Engine) -> None:
             module.prepare()
         except Exception as error:  # noqa: BLE001  # raised when the others know
             failure = error
-    told = None if failure is None else (type(failure).__qualname__, str(failure))
-    of_ranks: list[tuple[str, str] | None] = engine.gather_objects(told)
+    described = None if failure is None else (type(failure).__qualname__, str(failure))
+    of_ranks: list[tuple[str, str] | None] = engine.gather_objects(described)
     if failure is not None:
         raise failure
     for rank, other in enumerate(of_ranks):
@@ -50,7 +50,7 @@ def _torn_down(module: DataModule) -> Iterator[None]:
     except BaseException as error:
         try:
             module.tear_down()
-        except Exception as failure:  # noqa: BLE001  # told beside the first one
+        except Exception as failure:  # noqa: BLE001  # added to the first one as a note
             error.add_note(f"heliograph: then tear_down failed: {describe_error(failure)}")
         raise
     module.tear_down()

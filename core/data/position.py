@@ -133,7 +133,7 @@ def agree(sources: Sequence[Source], engine: Engine, note: Callable[[str], None]
     Args:
         sources: one for each phase.
         engine: connects the ranks.
-        note: tells of loaders that every rank reads whole, and of unequal lengths.
+        note: is given lines about loaders that every rank reads whole, and about unequal lengths.
 
     Raises:
         ValueError: the data that are dealt out are not the same on all ranks.
@@ -152,8 +152,8 @@ def agree(sources: Sequence[Source], engine: Engine, note: Callable[[str], None]
             )
         lengths = {each.length for each in facts}
         if len(lengths) > 1:
-            told = ", ".join("unknown" if each.length is None else str(each.length) for each in facts)
-            note(f"the train loaders of the ranks have {told} batches: an epoch ends when the first of them does")
+            listed = ", ".join("unknown" if each.length is None else str(each.length) for each in facts)
+            note(f"the train loaders of the ranks have {listed} batches: an epoch ends when the first of them does")
         source.length = None if None in lengths else min(each.length or 0 for each in facts)
         source.even = all(each.even for each in facts)
         if any(each.kind["batch_size"] != source.batch_size for each in facts):
@@ -169,8 +169,8 @@ def _check_same(facts: Sequence[Facts]) -> None:
     for rank, each in enumerate(facts):
         names = [name for name in {**main, **each.kind} if main.get(name) != each.kind.get(name)]
         if names:
-            told = ", ".join(f"{name} is {main.get(name)!r} and {each.kind.get(name)!r}" for name in names)
+            differences = ", ".join(f"{name} is {main.get(name)!r} and {each.kind.get(name)!r}" for name in names)
             raise ValueError(
-                f"The train loaders of rank 0 and rank {rank} differ: {told}. A run deals the data out itself, so give "
-                f"every rank all of them, in batches of one size; to share them out yourself, give an iterable dataset."
+                f"The train loaders of rank 0 and rank {rank} differ: {differences}. A run deals the data out itself: "
+                f"give every rank all of them, in batches of one size, or an iterable dataset that shares them out."
             )

@@ -64,7 +64,7 @@ class TrainingData:
         if self._engine is not None and self._sources:
             from .position import agree
 
-            agree(self._sources, self._engine, self.tell)
+            agree(self._sources, self._engine, self.note_once)
         self.phase = 0
         self.advances = False
         self.seed: int | None = None
@@ -120,12 +120,12 @@ class TrainingData:
         if self.advances:
             self.phase, self.advances = self.phase + 1, False
 
-    def open(self, progress: Progress, tell: Callable[[int, int], None], *, is_over: bool = False) -> Iterator[Any]:
+    def open(self, progress: Progress, report: Callable[[int, int], None], *, is_over: bool = False) -> Iterator[Any]:
         """Return the batches of the epoch that are not consumed yet.
 
         Args:
             progress: where the run is.
-            tell: called with (done, all) while batches are read again to reach the position.
+            report: called with (done, all) while batches are read again to reach the position.
             is_over: whether the ranks had ended the epoch there.
         """
         assert self.source is not None
@@ -133,7 +133,7 @@ class TrainingData:
         assert self.seed is not None
         place = progress.epoch, progress.batch
         reading = Reading(
-            self.seed % 2**63, *place, self._captured, tell, is_over, self._checker(progress), self._probes
+            self.seed % 2**63, *place, self._captured, report, is_over, self._checker(progress), self._probes
         )
         batches = self.source.open(reading)
         return self._last.follow(batches, progress) if self._is_replayed else batches
@@ -168,7 +168,7 @@ class TrainingData:
         """
         return size * self._share.world_size if self.together is None else self.together
 
-    def tell(self, text: str) -> None:
+    def note_once(self, text: str) -> None:
         """Note something once, in the log and in the result."""
         if text not in self._noted:
             self._noted.add(text)
@@ -255,7 +255,7 @@ class TrainingData:
     def _evaluations(self) -> EvaluationData:
         from .evaluation_data import EvaluationData
 
-        return EvaluationData(Share(self._rank, self._world_size, self._world_size), self.tell, self._engine)
+        return EvaluationData(Share(self._rank, self._world_size, self._world_size), self.note_once, self._engine)
 
     @cached_property
     def _last(self) -> LastBatch:
@@ -287,7 +287,7 @@ class TrainingData:
             for sentence in sentences:
                 self.doubt("order-exact", sentence)
             if seconds > LONG:
-                self.tell(
+                self.note_once(
                     f"the first batch was loaded a second time and compared, to find hidden state: {seconds:.1f} s "
                     f"more; RNGCapture(probe=False) leaves that out"
                 )

@@ -25,7 +25,7 @@ MIXED = {"bf16": "bf16", "fp16": "fp16"}
 class AccelerateEngine(ProcessEngine):
     """What an `accelerate.Accelerator` reaches, without code of ours: DeepSpeed, and other devices and backends.
 
-    During a run the task's modules are replaced by the prepared ones, in the attributes that hold them; behind it, the
+    During a run the task's modules are replaced by the prepared ones, in the attributes that hold them; after it, the
     former are back. Backward passes, steps, clipping and autocast go through the accelerator, which a plugin finds as
     `run.engine.accelerator`. Data loaders stay ours, keyed and dealt out to the ranks by our samplers, and are never
     prepared; accumulation is asked of the plugin `GradientAccumulation`. Checkpoints are those of any engine.
@@ -53,7 +53,7 @@ class AccelerateEngine(ProcessEngine):
 
     Raises:
         ImportError: accelerate is not installed; gives the exact command.
-        ValueError: as `ProcessEngine`; an accelerator is given and told how it is to be made, too.
+        ValueError: as `ProcessEngine`; an accelerator is given together with options for making one.
     """
 
     def __init__(
@@ -72,8 +72,8 @@ class AccelerateEngine(ProcessEngine):
         **options: Any,
     ) -> None:
         require("accelerate", "AccelerateEngine", extra="accelerate")
-        told = {"device": device, "precision": precision, **options}
-        if accelerator is not None and (given := [name for name, value in told.items() if value is not None]):
+        asked = {"device": device, "precision": precision, **options}
+        if accelerator is not None and (given := [name for name, value in asked.items() if value is not None]):
             raise ValueError(f"Give an accelerator or {given[0]}=, not both: an accelerator knows.")
         super().__init__(
             backend,
@@ -205,7 +205,7 @@ class AccelerateEngine(ProcessEngine):
         def zero_grad() -> None:
             prepared.zero_grad()
             self._owes = False
-            if optimizer in self._unscaled:  # a window that was dropped: torch's scaler has to hear of its end
+            if optimizer in self._unscaled:  # a window that was dropped: torch's scaler has to be informed of its end
                 self._unscaled.discard(optimizer)
                 if self.accelerator.scaler is not None:
                     self.accelerator.scaler.update()
@@ -243,14 +243,14 @@ class AccelerateEngine(ProcessEngine):
 
     def _set_holding(self, holds: bool) -> None:
         self._holds = holds
-        self.accelerator.sync_gradients = not holds  # DeepSpeed steps within the backward pass unless it hears of this
+        self.accelerator.sync_gradients = not holds  # DeepSpeed steps within the backward pass unless it knows
 
     def _exchange(self) -> None:
         """Average the gradients of a window whose last micro-batch was not foreseen as such."""
         if self._is_deepspeed:
             raise RuntimeError(
                 "A window of micro-batches ended before its time, which DeepSpeed cannot make up for: it steps within "
-                "the backward pass. Give a loader that tells its length, and skip no batches."
+                "the backward pass. Give a loader that has a length, and skip no batches."
             )
         if self.group is not None:
             trained = [each for each in self._modules.parameters() if each.requires_grad]

@@ -25,7 +25,7 @@ class LoopEngine(Engine, Protocol):
     # Life.
 
     def process(self) -> AbstractContextManager[None]:
-        """Return a context in which this process belongs to its group; entered anew within itself, it does nothing."""
+        """Return a context in which this process belongs to its group; entered again within itself, it does nothing."""
 
     def set_up(
         self, task: Any, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
@@ -56,7 +56,7 @@ class LoopEngine(Engine, Protocol):
     # A step.
 
     def bind(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a training step as this engine runs it: under autocast, with gradients exchanged behind it.
+        """Return a training step as this engine runs it: under autocast, with gradients exchanged after it.
 
         One that yields several losses is still a generator then: the loop enters `autocast` around each of its parts,
         and calls `backward_for` and `exchange_gradients`.
@@ -105,7 +105,7 @@ class LoopEngine(Engine, Protocol):
 
     @property
     def watch(self) -> Watch | None:
-        """What tells peers of a failure, and hears of theirs; None for a single process, and outside its group."""
+        """Reports a failure to the other ranks, and receives theirs; None for one process and outside of a group."""
 
     # State.
 

@@ -13,7 +13,7 @@ REPRODUCIBLE = (":4096:8", ":16:8")
 
 
 class Determinism:
-    """Settings of torch that hold while a run goes on.
+    """Settings of torch that hold during a run.
 
     Args:
         deterministic: use deterministic algorithms only; an operation that has none raises.
@@ -55,7 +55,7 @@ class Determinism:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Hold the settings within, and give back behind what there was; may be entered within itself."""
+        """Set them within this context, and restore the former ones; may be entered within itself."""
         if not self.deterministic and not self.cudnn_benchmark:
             yield
             return

@@ -30,7 +30,7 @@ class DeviceEngine:
 
     Raises:
         ValueError: the device is unknown, or not to be had on this machine; it does not compute in this precision; the
-            options contradict each other, or what cuBLAS was told.
+            options contradict each other, or the environment of cuBLAS.
     """
 
     rank = local_rank = 0

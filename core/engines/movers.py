@@ -43,16 +43,16 @@ def register_mover(kind: type[T], function: Callable[[T, Move], Any]) -> None:
 
     Args:
         kind: the type; neither a tensor nor a plain list, tuple or dict.
-        function: called with (value, move); returns the value anew, with `move(part)` for each of its parts.
+        function: called with (value, move); returns a new value, with `move(part)` for each of its parts.
 
     Raises:
         TypeError: the type is none, or the function cannot be called.
-        ValueError: the type is one of those that are always moved alike.
+        ValueError: the type is one of those that are always moved in the same way.
     """
     if not isinstance(kind, type) or not callable(function):
         raise TypeError(f"register_mover takes a class and a function of (value, move), got {kind!r}, {function!r}.")
     if kind in (*PLAIN, object):
-        raise ValueError(f"{kind.__name__} is always moved alike: register a class of your own.")
+        raise ValueError(f"{kind.__name__} is always moved in the same way: register a class of your own.")
     _movers.register(kind, function)
 
 

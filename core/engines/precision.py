@@ -167,7 +167,7 @@ class LossScaling:
     """torch's gradient scaler as a run uses it, with one scale for all optimizers.
 
     The scale stays as it is while any gradients are left that were computed with it: it moves when the gradients of an
-    optimizer are dropped and no other optimizer has any. Thus it moves behind each step where steps follow one another,
+    optimizer are dropped and no other optimizer has any. So it is updated after each step where one follows another,
     and once for all of them where several optimizers end their windows together.
 
     Args:

@@ -80,7 +80,7 @@ def checked(accelerator: Any) -> Any:
     """Return an accelerator whose runs are like those of other engines.
 
     Raises:
-        ValueError: it works in another way; tells what to do.
+        ValueError: it works in another way; says what to do.
     """
     kind = accelerator.distributed_type.value
     if kind in REFUSED:

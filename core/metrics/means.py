@@ -113,7 +113,7 @@ class Means:
         return {name: (value, self._sums[name].weight) for name, value in sums.items()}
 
     def read(self, scope: str) -> dict[str, float]:
-        """Return the means as `<scope>/<name>` and begin anew."""
+        """Return the means as `<scope>/<name>`, and start again."""
         sums = self.sums()
         self._sums = {}
         return {f"{scope}/{name}": value / weight for name, (value, weight) in sums.items() if weight}

@@ -44,7 +44,7 @@ class Monitor:
 
     @property
     def ignores(self) -> tuple[type[Event], ...]:
-        """The event that never measures this metric; where nobody hears `Log`, nothing is averaged for it."""
+        """The event that never measures this metric; where `Log` has no handlers, nothing is averaged for it."""
         return (Log,) if self.split == "validation" else (ValidationEnd,)
 
     def is_for(self, event: Log | ValidationEnd) -> bool:
@@ -91,7 +91,7 @@ class WindowLosses:
         self._batch = run.progress.batch
 
     def take_bad(self, run: Run) -> dict[int, float]:
-        """At `GradientsReady`: return the losses that are NaN or infinite by their batch's index, and begin anew.
+        """At `GradientsReady`: return the losses that are NaN or infinite by their batch's index, and start again.
 
         Waits for the device once.
 

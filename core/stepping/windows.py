@@ -52,7 +52,7 @@ class OptimizerWindow:
         self.zero_grad: Callable[[], object]
 
     def bind(self, engine: LoopEngine) -> None:
-        """Ask an engine how to step; anew in every epoch, as plugins may have patched the optimizer."""
+        """Ask an engine how to step; again in every epoch, as plugins may have patched the optimizer."""
         self.step, self.zero_grad = engine.bind_step(self.optimizer), engine.bind_zero_grad(self.optimizer)
         self.backward, self.backward_scaled = engine.backward, engine.backward_scaled
 

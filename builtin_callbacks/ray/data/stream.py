@@ -46,7 +46,7 @@ class RayStream(Sourced):
         self.batch_size, self.drop_last, self.columns, self.collate_fn = batch_size, drop_last, columns, collate_fn
 
     def __iter__(self) -> Iterator[Any]:
-        reading = Reading(seed=0, epoch=0, batch=0, apart=False, tell=_nobody)
+        reading = Reading(seed=0, epoch=0, batch=0, apart=False, report=_nobody)
         return self.source(ALONE, None, fills_up=False).open(reading)
 
     def source(self, share: Share, engine: Engine | None, *, fills_up: bool) -> StreamSource:
@@ -104,10 +104,10 @@ class StreamSource(Stateless):
         rounds = self._rounds(self._compared(self._pieces(order), order))
         aside = isolated() if reading.apart else nullcontext()
         if reading.batch:
-            reading.tell(0, reading.batch)
+            reading.report(0, reading.batch)
             with aside:
                 rounds = chain([each for each in [next(rounds, None)] if each is not None], rounds)
-            reading.tell(reading.batch, reading.batch)
+            reading.report(reading.batch, reading.batch)
         return self._batches(rounds, reading, aside)
 
     def state_dict(self, *, between_epochs: bool) -> dict[str, Any]:

@@ -90,7 +90,7 @@ _WITHIN: Final = ("torch.utils.data",)
 def outline(dataset: Any) -> bytes:
     """Return a digest of the plain values that a dataset has in its attributes, and in those of what it is made of.
 
-    What `set_epoch` sets does not count: the copies are told the epoch, too. Nor does what lies deep among much data.
+    What `set_epoch` sets does not count: the copies get the epoch, too. Nor does what lies deep among much data.
     """
     found = blake2b(digest_size=16)
     seen: set[int] = set()
@@ -117,8 +117,8 @@ def _parts(name: str, holder: Any) -> list[tuple[str, Any]]:
     module = module_of(kind)
     if not is_users(module) and not module.startswith(_WITHIN):
         return [(name, kind.__qualname__)]
-    told = set_by_epoch(kind)
-    return [(f"{name}.{key}", each) for key, each in getattr(holder, "__dict__", {}).items() if key not in told]
+    epochs = set_by_epoch(kind)
+    return [(f"{name}.{key}", each) for key, each in getattr(holder, "__dict__", {}).items() if key not in epochs]
 
 
 def set_by_epoch(kind: type) -> frozenset[str]:

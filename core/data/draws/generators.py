@@ -85,7 +85,7 @@ def is_global(generator: Generator) -> bool:
 
 
 def drawn() -> list[Any]:
-    """Return where the global generators stand, and how often NumPy asked for entropy; to be compared."""
+    """Return the states of the global generators, and how often NumPy asked for entropy; to be compared."""
     source = _entropy()
     asked = source.draws if isinstance(source, _Keyed) else None
     bits = mtrand.get_bit_generator().state
@@ -146,15 +146,15 @@ class _NoBits:
 
     @property
     def state(self) -> dict[str, Any]:
-        return {"bit_generator": "MT19937", "state": {}}  # anew: RandomState adds its own to it
+        return {"bit_generator": "MT19937", "state": {}}  # a new one: RandomState adds its own to it
 
     @state.setter
     def state(self, value: Any) -> None:
         """Take nothing."""
 
 
-_PYTHON: Final[Any] = random._inst  # the generator behind random.random and its like
-_LEGACY: Final[Any] = mtrand._rand  # the generator behind np.random.rand and its like
+_PYTHON: Final[Any] = random._inst  # the generator of random.random and the like
+_LEGACY: Final[Any] = mtrand._rand  # the generator of np.random.rand and the like
 _NO_BITS: Final = _NoBits()
 _SPARES: Final[list[Any]] = []
 
@@ -177,7 +177,7 @@ def _set_entropy(source: Any) -> None:
 
 
 class _Keyed:
-    """What stands in for the entropy of the operating system."""
+    """Replaces the entropy of the operating system."""
 
     __slots__ = ("draws", "key")
 

@@ -15,25 +15,25 @@ BEGIN = -1  # in place of a position: what is drawn before the first batch
 
 
 class Traced(NamedTuple):
-    """What was loaded, the keys of the seedings on the way, and where all generators stood when each was done with."""
+    """What was loaded, the keys of the seedings on the way, and the states of all generators when each was done."""
 
     loaded: Any
     keys: list[tuple[int, ...]]
-    stood: list[Any]
+    states: list[Any]
 
 
 class Held:
-    """The generators that objects hold, found in the process that uses them, anew in every epoch.
+    """The generators that objects hold, found in the process that uses them, again in every epoch.
 
     Worker processes that are forked inherit what was found; those that live on look for themselves.
 
     Args:
         holders: what may hold generators.
-        told: is told the epoch by its `set_epoch` when that changes, in whichever process it is.
+        follower: gets the epoch by its `set_epoch` when that changes, in whichever process it is.
     """
 
-    def __init__(self, *holders: Any, told: Any = None) -> None:
-        self._holders, self._told = holders, told
+    def __init__(self, *holders: Any, follower: Any = None) -> None:
+        self._holders, self._follower = holders, follower
         self._search = Search(*holders)
         self._epoch: int | None = None
         self._keys: list[tuple[int, ...]] | None = None  # of the seedings since a trace began
@@ -48,12 +48,12 @@ class Held:
             key_generators(self._search.found, seed, epoch, *place)
 
     def begin(self, seed: int, epoch: int) -> None:
-        """Look for generators, and tell the epoch: what is drawn at that is the same in every process."""
+        """Look for generators, and set the epoch: what is drawn then is the same in every process."""
         self._epoch = epoch
         self._search.look()
-        if hasattr(self._told, "set_epoch"):
+        if hasattr(self._follower, "set_epoch"):
             self.seed(seed, epoch, BEGIN)
-            set_epoch(self._told, epoch)
+            set_epoch(self._follower, epoch)
             self._search.look()
 
     def arrive(self, seed: int, epoch: int) -> None:
@@ -73,9 +73,9 @@ class Held:
 
     def has_drawn(self, traced: Traced) -> bool:
         """Return whether anything was drawn in a load."""
-        for key, stood in zip(traced.keys, traced.stood, strict=True):
+        for key, states in zip(traced.keys, traced.states, strict=True):
             self.seed(*key)
-            if not same(self._states(), stood):
+            if not same(self._states(), states):
                 return True
         return False
 
@@ -110,9 +110,13 @@ class Held:
             self._stood.append(self._states())
 
     def _states(self) -> list[Any]:
-        """Return where all generators stand, to be compared."""
+        """Return the states of all generators, to be compared."""
         return [drawn(), *map(generator_state, self._search.found)]
 
     def __getstate__(self) -> dict[str, Any]:
         fresh: dict[str, Any] = {"_search": Search(*self._holders), "_epoch": None, "_keys": None, "_stood": []}
-        return {"_holders": self._holders, "_told": self._told, **fresh}  # a copy elsewhere holds other generators
+        return {
+            "_holders": self._holders,
+            "_follower": self._follower,
+            **fresh,
+        }  # a copy holds other generators

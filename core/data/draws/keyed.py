@@ -1,7 +1,7 @@
 """Datasets whose random draws are keyed by position: what a worker does, or this process in its stead.
 
 A batch sampler yields `KeyedBatch`es; the dataset seeds every generator by the batch's key and then loads it. The
-collate function follows in the same process and goes on in the same stream. So no worker holds state, and it does not
+collate function follows in the same process and continues the same stream. So no worker holds state, and it does not
 matter which one loads a batch, how many there are, or how far ahead they read.
 """
 
@@ -81,16 +81,16 @@ class KeyedDataset(Around, Dataset[Any]):
         inner: the user's.
         collate: what makes a batch of what is loaded, under the same key; None where that is done elsewhere.
         per_sample: whether each sample is loaded under a key of its own.
-        tells_epoch: whether `inner.set_epoch` is called with the epoch of what is loaded, in every process.
+        has_epoch: whether `inner.set_epoch` is called with the epoch of what is loaded, in every process.
 
     Attributes:
         keyed_probe: compares two loads of the first batch, where that is wanted.
     """
 
-    def __init__(self, inner: Any, collate: Any, *, per_sample: bool, tells_epoch: bool = False) -> None:
+    def __init__(self, inner: Any, collate: Any, *, per_sample: bool, has_epoch: bool = False) -> None:
         self.keyed_inner = inner
         self.keyed_collate = as_it_is if collate is None else collate
-        self.keyed_held = Held(inner, collate, told=inner if tells_epoch else None)
+        self.keyed_held = Held(inner, collate, follower=inner if has_epoch else None)
         self.keyed_load = self._one_by_one if per_sample else self._at_once
         self.keyed_per_sample = per_sample
         self.keyed_has_begun = False
@@ -159,12 +159,12 @@ class KeyedDataset(Around, Dataset[Any]):
 class KeyedIterable(Around, IterableDataset[Any]):
     """An iterable dataset that draws by (seed, epoch, worker, n-th batch).
 
-    Seed and epoch lie in shared memory: workers that outlive an epoch see no other change. They tell their own copies.
+    Seed and epoch lie in shared memory: workers that outlive an epoch see no other change. They set their copies.
     """
 
     def __init__(self, inner: Any, collate: Any, batch_size: int, rank: int) -> None:
         self.keyed_inner = inner
-        self.keyed_held = Held(inner, collate, told=inner)
+        self.keyed_held = Held(inner, collate, follower=inner)
         self.keyed_batch_size, self.keyed_rank = batch_size, rank
         self.keyed_clock: Tensor = torch.zeros(2, dtype=torch.int64)
         self.keyed_clock.share_memory_()  # type: ignore[no-untyped-call]  # torch has no annotation here

@@ -40,7 +40,7 @@ _AROUND = {Subset: "dataset", ConcatDataset: "datasets", StackDataset: "datasets
 class Probe:
     """Compares two loads of one batch under one key, in the process that loads it; of several workers, the first.
 
-    Compared are the batches, and where the generators stand afterwards: who takes a number from a cache draws none.
+    Compared are the batches, and the states of the generators afterwards: a number out of a cache is not drawn.
 
     Args:
         name: of the dataset.
@@ -101,7 +101,7 @@ class Probe:
 def _is_pure(first: Traced, load: Callable[[], Any], elsewhere: Callable[[], Any] | None, held: Held) -> bool:
     """Return whether nothing of the first load shows in a later one."""
     again = held.traced(load)
-    if not same(first.loaded, again.loaded) or not same(first.stood, again.stood):
+    if not same(first.loaded, again.loaded) or not same(first.states, again.states):
         return False
     if elsewhere is None or not held.has_drawn(first):
         return True

@@ -1,4 +1,4 @@
-"""Which order stands in for the sampler of a loader."""
+"""Which order replaces the sampler of a loader."""
 
 from __future__ import annotations
 

@@ -24,12 +24,12 @@ from .shares import Share
 
 @runtime_checkable
 class Order(Protocol):
-    """What stands in for the batch sampler of a loader.
+    """What replaces the batch sampler of a loader.
 
     Attributes:
         draws: whether its iteration runs code that may draw random numbers.
         unknown: the sampler of which nobody knows whether it repeats itself, None where that is known.
-        kind: plain facts that a checkpoint keeps: with others, a position amid an epoch would mean other samples.
+        kind: plain facts that a checkpoint keeps: with others, a position within an epoch would mean other samples.
         batch_size: how many indices of the sampler a batch takes; 1 where it yields whole batches.
         length: how many batches an epoch has here, None where nobody knows.
         even: whether the batches of all ranks are as large as this one's.
@@ -127,7 +127,7 @@ Part = tuple[Any, int, int]  # what a rank takes of a round, the position of its
 
 
 class InTurn:
-    """The batches of several ranks, each in its turn: what a process reads that stands in for them."""
+    """The batches of several ranks, each in its turn: what a process reads that acts for them."""
 
     def __init__(self, orders: Sequence[Order]) -> None:
         self._orders = orders

@@ -72,7 +72,7 @@ def seed_of(sampler: object) -> int | None:
 
 
 class _Seekable(Sampler[int], ABC):
-    """A seekable sampler that can be given to a plain DataLoader too; tell it the epoch with `set_epoch` then."""
+    """A seekable sampler that can be given to a plain DataLoader too; then set the epoch with `set_epoch`."""
 
     seed: int | None = None
     epoch: int = 0
@@ -116,7 +116,7 @@ class SequentialSampler(_Seekable):
 
 
 class RandomSampler(_Seekable):
-    """The samples in an order that is drawn anew in every epoch.
+    """The samples in an order that is drawn again in every epoch.
 
     The order is a pure function of seed, epoch and the number of samples, on every machine. Beginning at position
     500 000 000 of 1 000 000 000 takes less than a millisecond and no memory to speak of.

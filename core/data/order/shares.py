@@ -14,7 +14,7 @@ class Share:
         rank: this process among `world_size`, from 0.
         world_size: how many processes read.
         ranks: how many ranks the order is dealt out to: as many as there are processes, or a multiple, which these
-            then stand in for.
+            then act for.
     """
 
     rank: int = 0
@@ -28,7 +28,7 @@ class Share:
 
     @property
     def turns(self) -> int:
-        """How many ranks this process stands in for."""
+        """How many ranks this process acts for."""
         return self.ranks // self.world_size
 
 

@@ -19,7 +19,7 @@ class Source(Protocol):
     Attributes:
         loader: what the user gave.
         length: its batches, None where nobody knows. On several ranks the smallest, once they have agreed.
-        kind: plain facts that must be the same for a position amid an epoch to mean the same, on every rank.
+        kind: plain facts that must be the same for a position within an epoch to mean the same, on every rank.
         even: whether the batches of all ranks are as large as this one's.
         as_it_is: whether every rank reads all of it, whatever the others read.
         batch_size: what a batch takes of the order; see `Layout`. None where nobody knows, or it differs on the ranks.
@@ -49,7 +49,7 @@ class Source(Protocol):
         """Return what the position needs beside the number of consumed batches."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the state; the next `open` goes on from it."""
+        """Load the state; the next `open` continues from it."""
 
     def close(self) -> None:
         """Let worker processes go."""

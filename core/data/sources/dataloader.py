@@ -36,7 +36,7 @@ class Rewired(Stateless):
     _known: bytes = b""  # what the persistent workers took with them
 
     def _begun(self, reading: Reading, dataset: Around) -> Iterator[Any]:
-        """Return an iterator; persistent workers, which hold copies, begin anew where the dataset was changed."""
+        """Return an iterator; persistent workers, which hold copies, start again where the dataset was changed."""
         if self._own.persistent_workers:
             now = outline(dataset.keyed_inner)
             if now != self._known:
@@ -73,7 +73,7 @@ class MapSource(Rewired):
         self.order, self.even, self.common, self.batch_size = order, order.even, order.common, order.batch_size
         self._its_own_way = type(loader).__iter__ is not DataLoader.__iter__
         collate = None if self._its_own_way else loader.collate_fn
-        self.dataset = KeyedDataset(loader.dataset, collate, per_sample=per_sample, tells_epoch=trains)
+        self.dataset = KeyedDataset(loader.dataset, collate, per_sample=per_sample, has_epoch=trains)
         sampler = {"sampler" if loader.batch_sampler is None else "batch_sampler": self.order}
         collated = {} if self._its_own_way else {"collate_fn": as_it_is}
         self._own = rewired(loader, dataset=self.dataset, **sampler, **collated)
@@ -105,7 +105,7 @@ class MapSource(Rewired):
         return seconds, [*self._of_order, *sentences]
 
     def _arm(self, reading: Reading) -> None:
-        """Have the first batch that is read compared, where that can tell anything."""
+        """Compare the first batch that is read, where that can show anything."""
         self.dataset.keyed_probe = None
         if self._is_armed or not reading.apart or not self._trains or self.worth() != EXACT:
             return
@@ -234,7 +234,7 @@ def read_again(batches: Iterator[Any], reading: Reading) -> Iterator[Any]:
     """Return batches from the position on, after reading those before it once more."""
     batch = None
     for done in range(reading.batch):
-        reading.tell(done, reading.batch)
+        reading.report(done, reading.batch)
         try:
             batch = next(batches)
         except StopIteration:
@@ -243,7 +243,7 @@ def read_again(batches: Iterator[Any], reading: Reading) -> Iterator[Any]:
                 f"been consumed when the checkpoint was written: resume with the data that it was written with."
             ) from None
     if reading.batch:
-        reading.tell(reading.batch, reading.batch)
+        reading.report(reading.batch, reading.batch)
         if reading.check is not None:
             reading.check(batch)
     return batches
@@ -260,7 +260,7 @@ def prepare_worker(worker_id: int, then: Callable[[int], None] | None = None) ->
 
     Without it, workers would die of the SIGTERM that a cluster sends to the whole process group, and the main process
     of their death, before it has saved. A SIGTERM from the main process itself is obeyed, as that is how it gets rid of
-    its workers. Where the system does not tell who sent a signal (macOS, Windows), workers obey every SIGTERM.
+    its workers. Where the system does not say who sent a signal (macOS, Windows), workers obey every SIGTERM.
 
     Args:
         worker_id: the worker's number, from 0.

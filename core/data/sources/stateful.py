@@ -24,7 +24,7 @@ class StatefulSource(Stateless):
 
     def __init__(self, loader: Any, share: Share = ALONE) -> None:
         super().__init__(loader, {"source": "stateful", "loader": type(loader).__name__}, share)
-        # Generators that a loader saves the state of must not be keyed anew amid an epoch, or its state is wrong.
+        # Generators that a loader saves the state of must not get new keys within an epoch, or its state is wrong.
         known = isinstance(loader, DataLoader)
         self._at_begin = Held(loader) if known else Held()
         self._at_batch = Held(loader.dataset, loader.collate_fn) if known else Held()
@@ -34,10 +34,10 @@ class StatefulSource(Stateless):
         self._before: Mapping[str, Any] | None = None
 
     def open(self, reading: Reading) -> Iterator[Any]:
-        """Go on where the loader stands."""
+        """Continue at the position of the loader."""
         given, self._given = self._kept(between_epochs=not reading.batch), None
-        assert given is not None or not reading.batch, "a position amid an epoch came without the loader's state"
-        if given is not None and (given["ended"] or reading.is_over):  # it stands before the next epoch
+        assert given is not None or not reading.batch, "a position within an epoch came without the loader's state"
+        if given is not None and (given["ended"] or reading.is_over):  # it is before the next epoch
             self._given = {**given, "ended": False, "amid": False} if given["ended"] else None
             return iter(())
         if reading.apart and self._probe is None and self.worth() == EXACT and isinstance(self.loader, DataLoader):
@@ -73,7 +73,7 @@ class StatefulSource(Stateless):
         """Return the loader's state, as it was when the batch in hand had just been read."""
         if (given := self._kept(between_epochs=between_epochs)) is not None:  # not read yet
             return dict(given)
-        if between_epochs and not self._exhausted:  # an epoch that was left early is begun anew, as the loop would
+        if between_epochs and not self._exhausted:  # an epoch that was left early begins again, as in the loop
             return {"loader": None, "ended": False, "amid": False}
         own = self.loader.state_dict() if self._exhausted or self._before is None else self._before
         return {"loader": own, "ended": self._exhausted and not between_epochs, "amid": not between_epochs}

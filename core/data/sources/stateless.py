@@ -26,7 +26,7 @@ class Reading:
         epoch: counted from 0.
         batch: the position to begin at, in consumed batches.
         apart: whether any code of the loader is kept away from the training's random stream.
-        tell: called with (done, all) while batches are read again to reach the position.
+        report: called with (done, all) while batches are read again to reach the position.
         is_over: whether another rank had no more there, so that this one's rest is not read either.
         check: called with the last of the batches that are read again.
         probes: whether the first batch that is read of a loader is loaded twice and compared.
@@ -36,7 +36,7 @@ class Reading:
     epoch: int
     batch: int
     apart: bool
-    tell: Callable[[int, int], None]
+    report: Callable[[int, int], None]
     is_over: bool = False
     check: Callable[[Any], None] | None = None
     probes: bool = False

@@ -58,7 +58,7 @@ def _voted(
         if mark_last is not None:
             mark_last(bool(ends))
         if ends and continues:
-            data.tell("the ranks had unequally many batches: each epoch ended when the first of them had no more")
+            data.note_once("the ranks had unequally many batches: each epoch ended when the first of them had no more")
         yield batch
         if ends:
             return

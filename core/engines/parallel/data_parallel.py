@@ -16,7 +16,7 @@ from ..options import PrecisionName
 class DataParallelEngine(DeviceEngine):
     """One process, several GPUs: each batch is split among them, by `torch.nn.DataParallel`.
 
-    While a run goes on, calling a module of the task computes on all GPUs; whatever else is asked of it is answered as
+    During a run, calling a module of the task computes on all GPUs; whatever else is asked of it is answered as
     ever, on the first. Where there is one GPU or none, nothing is wrapped, and it is a `DeviceEngine`. It is slower
     than one process for each GPU (`DDPEngine`); what speaks for it is that nothing has to be launched.
 

@@ -39,9 +39,9 @@ class DDPEngine(ProcessEngine):
         static_graph: the same parameters get gradients, in the same way, in every step; not with accumulation.
         bucket_cap_mb: how many MiB of gradients travel together; 25 by default.
         gradient_as_bucket_view: let gradients lie in what travels, which spares their copies.
-        timeout: seconds after which a rank gives up waiting for another, in any exchange.
+        timeout: seconds after which a rank stops waiting for another, in any exchange.
         agree_every: how many steps apart the ranks agree on what was asked for.
-        report_after: seconds in one exchange after which each rank logs where all of them stand.
+        report_after: seconds in one exchange after which each rank logs where all of them are.
         grace: seconds that a run gets to end by itself once another rank has failed, before its process is ended.
 
     Raises:
@@ -126,7 +126,7 @@ class DDPEngine(ProcessEngine):
     # A step.
 
     def bind(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a training step with its gradients averaged behind it."""
+        """Return a training step with its gradients averaged after it."""
         step = super().bind(forward)
         if self.group is None:
             return step
@@ -220,8 +220,8 @@ class DDPEngine(ProcessEngine):
         self._wrapper = DistributedDataParallel(
             whole, process_group=self.group.tensors, init_sync=False, **self._options
         )
-        # torch lays its buckets out anew behind the first step, in the order in which gradients came. Then a resumed
-        # run would add up its first step in another order than one that goes on. This lets it do so before the first.
+        # torch rebuilds its buckets after the first step, in the order in which gradients came. Then a resumed
+        # run would add up its first step in another order than an uninterrupted one. So it rebuilds before the first.
         self._wrapper.reducer._push_all_rebuilt_params()
 
     def _average(self) -> None:
@@ -231,7 +231,7 @@ class DDPEngine(ProcessEngine):
         self._owes = False
 
     def _check_averaged(self) -> None:
-        """Raise where a parameter got no gradient: its bucket, and those behind it, were never averaged."""
+        """Raise where a parameter got no gradient: its bucket, and those after it, were never averaged."""
         assert self._wrapper is not None
         try:
             self._wrapper.reducer._check_reducer_finalized()
@@ -262,5 +262,5 @@ class _WholeStep(nn.Module):
         return self.step(*args)
 
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
-        """Yield none: torch would share them amid a window, too."""
+        """Yield none: torch would share them within a window, too."""
         return iter(())

@@ -15,7 +15,7 @@ from ...distributed.ranks.exchange import Exchange
 
 
 def check_same(group: Exchange, modules: Mapping[str, nn.Module]) -> None:
-    """Raise ValueError on every rank unless the modules are alike on all, but for their values."""
+    """Raise ValueError on every rank unless all ranks have equal modules, except for their values."""
     for name, module in modules.items():
         for part, value in (*module.named_parameters(), *module.named_buffers()):
             if is_lazy(value):

@@ -30,7 +30,7 @@ class ProcessEngine(DeviceEngine, ABC):
     """One of several processes, each with a device of its own.
 
     Which of them this is, torchrun, `heliograph.launch` or the user says in the environment; alone, it is as
-    `DeviceEngine`. The group is joined for each run, and left behind it; who holds `with engine.process():` around
+    `DeviceEngine`. The group is joined for each run, and left after it; code that holds `with engine.process():` around
     several runs stays in it. A process group that was initialised before is used, and left as it is.
 
     Args:
@@ -40,9 +40,9 @@ class ProcessEngine(DeviceEngine, ABC):
         precision: as `DeviceEngine`.
         deterministic: as `DeviceEngine`.
         cudnn_benchmark: as `DeviceEngine`.
-        timeout: seconds after which a rank gives up waiting for another, in any exchange.
+        timeout: seconds after which a rank stops waiting for another, in any exchange.
         agree_every: how many steps apart the ranks agree on what was asked for.
-        report_after: seconds in one exchange after which each rank logs where all of them stand.
+        report_after: seconds in one exchange after which each rank logs where all of them are.
         grace: seconds that a run gets to end by itself once another rank has failed, before its process is ended.
 
     Raises:
@@ -87,7 +87,7 @@ class ProcessEngine(DeviceEngine, ABC):
 
     @contextmanager
     def process(self) -> Iterator[None]:
-        """Return a context in which this process belongs to its group; entered anew within itself, it does nothing.
+        """Return a context in which this process belongs to its group; entered again within itself, it does nothing.
 
         Raises:
             TimeoutError: not every rank came; says which.
@@ -108,10 +108,10 @@ class ProcessEngine(DeviceEngine, ABC):
                 is_garbage = True
                 raise
             except BaseException as error:
-                told = self._fail(error)
-                if told is error:
+                cause = self._fail(error)
+                if cause is error:
                     raise
-                raise told  # noqa: B904  # its cause is the error already
+                raise cause  # noqa: B904  # its cause is the error already
             finally:
                 self._contexts -= 1
                 if not self._contexts and not is_garbage:
@@ -229,16 +229,16 @@ class ProcessEngine(DeviceEngine, ABC):
             )
 
     def _fail(self, error: BaseException) -> BaseException:
-        """Tell the others of an error that no run has told of, or learn which of theirs it comes from; leave them."""
+        """Report an error that no run has reported to the others, or find which of theirs caused it; leave."""
         watch = self.watch
         if watch is None:
             return error
-        told = watch.explain(error)
-        if told is error:
+        cause = watch.explain(error)
+        if cause is error:
             watch.announce(error, "outside of a run")
         release_groups(error)
         self.abandon()
-        return told
+        return cause
 
     def _check_same(self, modules: Mapping[str, nn.Module]) -> None:
         if self.group is not None:

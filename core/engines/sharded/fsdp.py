@@ -48,7 +48,7 @@ class FSDPEngine(ProcessEngine):
     begin with those of rank 0. During a run the task's parameters are shards (`DTensor`), and the optimizers train
     these. Behind a run that went well the task has its former parameter objects again, whole, on the devices that they
     came from, and so have the optimizers. A run that failed leaves the shards, which nobody can gather any more: build
-    the task anew, and resume. (A process that trains alone gets its parameters back in any case.)
+    a new task, and resume. (A process that trains alone gets its parameters back in any case.)
 
     Weights are gathered around `forward`, and around the steps of a task that is a module itself. So a task calls its
     modules, not other methods of theirs; and in training, all ranks call the same ones equally often.
@@ -66,7 +66,7 @@ class FSDPEngine(ProcessEngine):
             as in `shard=nn.TransformerEncoderLayer` or a list of them, or a function that says it of a module. By
             default the elements of the outermost `nn.Sequential`, `nn.ModuleList` and `nn.ModuleDict`. A submodule that
             shares a parameter with another part of its model stays with what is around it.
-        reshard_after_forward: whether gathered weights are dropped behind the forward and gathered again for the
+        reshard_after_forward: whether gathered weights are dropped after the forward and gathered again for the
             backward, which takes less memory and more time. None: those of all submodules, not those of a whole module.
         whole_evaluations: whether all weights are gathered once for a validation or test. Its batches then need no
             exchange, so that ranks may have different numbers of them. False takes less memory, and needs equal

@@ -93,7 +93,7 @@ class Sharding:
         """Take all of `fully_shard` off the modules but the shards, and let go of the process group.
 
         Losses and errors of the run still refer to what gathered the weights. As long as anything refers to a gloo
-        group, its connections stay open, and a peer that waits in one never hears that this rank has left.
+        group, its connections stay open, and a peer that waits in one never learns that this rank has left.
         """
         seen: set[int] = set()
         for module in self.wrapped():
@@ -150,7 +150,7 @@ def roots(modules: Mapping[str, nn.Module]) -> list[nn.Module]:
                 )
             if isinstance(each, DTensor):
                 raise ValueError(
-                    f"{_kind(root)} holds sharded parameters, as a run that failed leaves them: build the task anew."
+                    f"{_kind(root)} holds sharded parameters, as a run that failed leaves them: build a new task."
                 )
             if not each.ndim:
                 raise ValueError(

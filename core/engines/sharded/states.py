@@ -2,7 +2,7 @@
 
 Whole, they are what plain modules and optimizers have: `(weights by module name, optimizer states by name)`, and any
 engine reads them. As shards they are two things: the tensors, flat by name, which `dcp.save` writes and `dcp.load`
-fills; and the rest, plain types, which is the same on all ranks and tells what `dcp.load` is to fill.
+fills; and the rest, plain types, which is the same on all ranks and says what `dcp.load` is to fill.
 
 To save, on all ranks, with `async_save` in the place of `save` where it is to happen beside the training:
             tensors, rest = engine.shard_state(run.modules, run.optimizers)

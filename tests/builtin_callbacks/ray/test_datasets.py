@@ -80,7 +80,7 @@ def nothing(done: int, batches: int) -> None:
 
 
 def reading(batch: int = 0, epoch: int = 0) -> Reading:
-    return Reading(seed=1, epoch=epoch, batch=batch, apart=True, tell=nothing)
+    return Reading(seed=1, epoch=epoch, batch=batch, apart=True, report=nothing)
 
 
 def stream(dataset: Executed, batch_size: int, *, drop_last: bool = False, **options: Any) -> RayStream:

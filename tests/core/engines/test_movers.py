@@ -189,7 +189,7 @@ def test_a_type_of_ones_own_is_taught_with_its_subclasses() -> None:
 
 @pytest.mark.parametrize("kind", [Tensor, list, tuple, dict, object])
 def test_what_is_always_moved_alike_cannot_be_taught(kind: type) -> None:
-    with pytest.raises(ValueError, match=f"{kind.__name__} is always moved alike: register a class of your own"):
+    with pytest.raises(ValueError, match=f"{kind.__name__} is always moved in the same way: register"):
         register_mover(kind, lambda value, move: value)
 
 
