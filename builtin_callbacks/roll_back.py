@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..core.checkpoint import storage
-from ..core.checkpoint.state.shards import weights
+from ..core.checkpoint.state.ranks import join_weights
 from ..core.metrics.monitor import WindowLosses
 from ..events import BatchStart, CheckpointLoaded, CheckpointSaved, GradientsReady, Lane, Run
 from ..events.checks import check_whole_number
@@ -125,7 +125,7 @@ class RollBack(Plugin):
 
 def _check_finite(run: Run, state: Mapping[str, Any], path: Path) -> None:
     """Raise ValueError unless all parameters are finite; a buffer may well hold an infinity, as a mask does."""
-    modules = weights(state, path)  # of shards, too, each rank reads all: it may be the only one to ask
+    modules = join_weights(state, path)  # of shards, too, each rank reads all: it may be the only one to ask
     for module_name, module in run.modules.items():
         saved = modules.get(module_name, {})
         for name, _ in module.named_parameters():

@@ -378,9 +378,9 @@ class RunContext(ABC):
     def prepare_comparison(self) -> None:
         """Look at what no state_dict holds, as the program has made it, where something is saved or resumed."""
         if self.is_resuming or self.bus.signal(SavePoint).chain:
-            from .checkpoint.unseen.comparison import Unseen
+            from .checkpoint.unseen.comparison import UnseenState
 
-            self.resumption.unseen = Unseen.of(self)
+            self.resumption.unseen = UnseenState.of(self)
 
     def compare_listeners(self) -> None:
         """Compare who listens with who listened when the state was saved."""

@@ -18,8 +18,8 @@ from .result import RunResult
 
 if TYPE_CHECKING:
     from ..events.run import CheckpointSource
-    from .checkpoint.state.global_batch import BatchChange
-    from .checkpoint.unseen.comparison import Unseen
+    from .checkpoint.state.compatibility import BatchChange
+    from .checkpoint.unseen.comparison import UnseenState
 
 Action = Callable[[], None]
 
@@ -89,7 +89,7 @@ class Resumption:
     restored: list[str] = field(default_factory=list)
     fresh_plugins: tuple[str, ...] = ()
     unclaimed_states: tuple[str, ...] = ()
-    unseen: Unseen | None = None
+    unseen: UnseenState | None = None
 
 
 @dataclass(slots=True)

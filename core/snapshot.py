@@ -11,18 +11,17 @@ from typing import Any
 
 from torch import nn
 
-from .checkpoint.state.global_batch import layout, settle_change
-from .checkpoint.state.parameter_groups import (
-    changes,
+from .checkpoint.state.compatibility import (
+    apply_batch_change,
+    batch_factors,
     check_optimizers,
-    groups_of,
-    kinds,
-    load_scheduler,
-    scheduler_kinds,
+    class_names,
+    find_differences,
+    saved_scheduler_classes,
 )
-from .checkpoint.state.plain import check_plain
-from .checkpoint.state.schema import SCHEMA, check_schema, training_of, versions
-from .checkpoint.state.shards import fitted, gathered, load_parts, own_part
+from .checkpoint.state.parameter_groups import describe_groups, load_scheduler
+from .checkpoint.state.ranks import fit_to_engine, gather_rank_parts, load_parts, select_rank_part
+from .checkpoint.state.schema import SCHEMA, check_plain, check_schema, training_of, versions
 from .context import RunContext
 from .engines.weights import check_fits
 
@@ -49,7 +48,7 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
         "schema": SCHEMA,
         "saved_at": time(),
         "versions": versions(),
-        "world": layout(run),
+        "world": batch_factors(run),
         "run_name": run.name,
         "training_id": run.training_id,
         "progress": run.progress.state_dict(),
@@ -60,11 +59,11 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
         "at_save_point": run.outcome.at_save_point,
         "modules": weights,
         "optimizers": optimizers,
-        "optimizer_kinds": kinds(run.optimizers),
-        "groups": groups_of(run),
+        "optimizer_kinds": class_names(run.optimizers),
+        "groups": describe_groups(run),
         "engine": run.engine.state_dict(),
         "schedulers": {name: each.state_dict() for name, each in run.schedulers.items()},
-        "scheduler_kinds": kinds(run.schedulers),
+        "scheduler_kinds": class_names(run.schedulers),
         "task": {name: each.state_dict() for name, each in stateful.items() if hasattr(each, "state_dict")},
         "unseen": unseen,
         "metrics": dict(run.metrics),
@@ -75,7 +74,7 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
         **({} if shards is None else {"shards": dict(shards)}),
     }
     check_plain(cut, "state")
-    parts = gathered(run.engine, cut)
+    parts = gather_rank_parts(run.engine, cut)
     return {**cut, "ranks": parts if run.engine.is_main else []}
 
 
@@ -89,7 +88,7 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     check_schema(saved)
     if resumption.is_resume:  # a run that goes back stays the training that it is
         run.training_id = training_of(saved)
-    saved = fitted(own_part(saved, run.engine.rank, run.engine.world_size), run.engine, resumption.path)
+    saved = fit_to_engine(select_rank_part(saved, run.engine.rank, run.engine.world_size), run.engine, resumption.path)
     if "shards" not in saved:
         check_fits(run.modules, saved["modules"])
     check_optimizers(run, saved)
@@ -107,7 +106,7 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     # A return may be to what the run was resumed from.
     resumption.batch_change = saved.get("batch_change", resumption.batch_change)
     resumption.restores_attributes = saved.get("restore_attributes", resumption.restores_attributes)
-    run.batch_note = settle_change(run, saved["world"], resumption.batch_change, may_refuse=resumption.is_resume)
+    run.batch_note = apply_batch_change(run, saved["world"], resumption.batch_change, may_refuse=resumption.is_resume)
     found = run.plugins.load_state_dict(
         saved["plugins"], saved.get("plugin_versions"), resumption.path, goes_back=not resumption.is_resume
     )
@@ -120,7 +119,7 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
         run.note(f"states in the checkpoint that no plugin claims, left out: {', '.join(resumption.unclaimed_states)}")
     for change in saved.get("migrated", ()):
         run.note(f"the checkpoint was migrated in memory, {change}")
-    for level, change in changes(run, saved, versions(), resumption.fresh_plugins):
+    for level, change in find_differences(run, saved, versions(), resumption.fresh_plugins):
         run.data.doubt(level, change)
     return saved
 
@@ -133,7 +132,7 @@ def load_training(run: RunContext, saved: Mapping[str, Any]) -> None:
     loaded = _base_rates(run)[: len(given)]  # groups that the run added have no rate of the program's
     if given[: len(loaded)] != loaded:
         run.note(f"the learning rate that the run began with is kept, {loaded}, not the program's {given}")
-    before, now = scheduler_kinds(run, saved), kinds(run.schedulers)
+    before, now = saved_scheduler_classes(run, saved), class_names(run.schedulers)
     for name, scheduler in run.schedulers.items():
         if before.get(name) == now[name]:
             load_scheduler(name, scheduler, saved)

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from heliograph.core.checkpoint.state.plain import check_plain
+from heliograph.core.checkpoint.state.schema import check_plain
 from heliograph.core.result import RunResult
 from heliograph.core.task import Supervised
 from heliograph.core.trainer import Trainer

@@ -15,7 +15,7 @@ import heliograph as h
 import numpy as np
 import pytest
 import torch
-from heliograph.core.checkpoint.state.global_batch import BatchChange
+from heliograph.core.checkpoint.state.compatibility import BatchChange
 from heliograph.core.engines.options import PrecisionName
 from heliograph.tests import test_resume as alone
 from heliograph.tests.ranks_pool import Pool

@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 from torch import Tensor
 
-from ...core.checkpoint.migration.migrations import files_in, read_any
+from ...core.checkpoint.conversion import files_in, read_any
 from ...core.checkpoint.state.schema import training_of
 from ...core.checkpoint.storage import reader
 from ...core.checkpoint.storage.manifest import PINNED, Entry, Label, manifest_path, pointer_path, shards_path

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ...core.checkpoint import storage
-from ...core.checkpoint.state.global_batch import CHANGES, BatchChange
-from ...core.checkpoint.unseen.variables import doubt_late_listeners
+from ...core.checkpoint.state.compatibility import CHANGES, BatchChange
+from ...core.checkpoint.unseen.program import doubt_late_listeners
 from ...core.distributed.ranks.outcomes import on_main
 from ...core.engines.sharded.states import ShardingEngine
 from ...core.errors import NotRecorded

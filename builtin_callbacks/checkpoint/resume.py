@@ -9,14 +9,13 @@ from errno import errorcode
 from functools import partial
 from pathlib import Path
 
-from ...core.checkpoint import storage
-from ...core.checkpoint.migration import migrations
+from ...core.checkpoint import conversion, storage
 from ...core.checkpoint.state.schema import training_of
 from ...core.checkpoint.storage import State
 from ...core.checkpoint.storage.files import TRIES
 from ...core.checkpoint.storage.manifest import MissingManifestError
 from ...core.checkpoint.storage.reader import OfOthers
-from ...core.checkpoint.storage.recovery import by_training
+from ...core.checkpoint.storage.removable import by_training
 from ...core.distributed.ranks.outcomes import Outcome, of_each, outcome_of
 from ...events import Engine
 from ...events.run import CheckpointSource
@@ -86,7 +85,7 @@ def find(store: storage.Store, resume: str | Path | None, source: CheckpointSour
 
 
 def _given(path: Path, notes: list[str]) -> Found:
-    state = migrations.load_any(path)
+    state = conversion.load_any(path)
     try:
         manifest = storage.read_manifest(path)
     except MissingManifestError:
@@ -96,7 +95,7 @@ def _given(path: Path, notes: list[str]) -> Found:
 
 def _newest(store: storage.Store, notes: list[str]) -> Found:
     entry, state, passed_over = store.newest()
-    older = None if entry is not None else migrations.newest_of_helios(store.folder, store.run_name)
+    older = None if entry is not None else conversion.newest_of_helios(store.folder, store.run_name)
     for line in passed_over:
         if older is None or str(older[0]) not in line:
             notes.append(f"passed over: {line}")
@@ -190,7 +189,7 @@ def shared(engine: Engine, path: Path, state: State | None) -> State:
                     f"Not every rank sees the checkpoint {path}: its shards must lie where all ranks read."
                 )
         else:
-            read = partial(migrations.load_any, path, with_shards=False)
+            read = partial(conversion.load_any, path, with_shards=False)
             outcome = Outcome(state) if engine.is_main else outcome_of(read)
             of_each(engine, Outcome(error=outcome.error))
             state = outcome.value

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from ...core.checkpoint.storage import Entry
-from ...core.checkpoint.storage.recovery import best_first
+from ...core.checkpoint.storage.removable import best_first
 from ...core.metrics.monitor import Monitor
 
 

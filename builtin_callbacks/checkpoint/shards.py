@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...core.checkpoint.state.shards import cause_of
+from ...core.checkpoint.state.ranks import cause_of
 from ...core.checkpoint.storage.files import digest_of
 from ...core.engines.sharded.states import ShardingEngine
 

@@ -1,1 +1,1 @@
-"""What a resumed run needs: the state of a run, its files, and old files made new."""
+"""What a resumed run needs: the state of a run, its files, and the conversion of older files."""

@@ -1,1 +1,1 @@
-"""What the process meets: signals, optional packages, a cluster, a terminal."""
+"""The environment of the process: signals, optional packages, a terminal."""

@@ -1,4 +1,4 @@
-"""Optional packages, asked for where they are used."""
+"""Optional packages, imported where they are used; texts for a terminal."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 
 def require(module: str, purpose: str, *, extra: str | None = None) -> Any:
-    """Import a module that only `purpose` needs.
+    """Import an optional module.
 
     Args:
-        module: what to import.
-        purpose: who needs it, for the error sentence.
-        extra: the extra of ours that installs it; None where it is a requirement of ours, or none of our business.
+        module: the module to import.
+        purpose: what needs it, for the error message.
+        extra: the extra of heliograph that installs it; None if it has none.
 
     Raises:
-        ImportError: it is not installed; gives the exact command.
+        ImportError: it is not installed; the message gives the command that installs it.
     """
     try:
         return importlib.import_module(module)
@@ -26,12 +26,12 @@ def require(module: str, purpose: str, *, extra: str | None = None) -> Any:
 
 
 def printable(text: object) -> str:
-    """Return somebody's text in one line, without what would steer a terminal."""
+    """Return a text in one line, with control characters escaped."""
     return "".join(each if each.isprintable() else _escaped(each) for each in str(text))
 
 
 def printable_lines(text: str) -> str:
-    """Return a text whose lines are kept, each without what would steer a terminal."""
+    """Return a text of several lines, with control characters escaped."""
     return "\n".join(map(printable, text.split("\n")))
 
 

@@ -1,4 +1,4 @@
-"""Handlers of signals that are installed for a while, before the former handlers."""
+"""Temporary signal handlers, and a deadline that sends a signal again."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ AGAIN = 1.0  # seconds until an exception that other code swallowed is raised ag
 
 
 class SignalHook:
-    """Calls `handle(signum)` for some signals, then the former Python handler; restores these at the end.
+    """Calls `handle(signum)` for some signals, then their former Python handlers, until these are restored.
 
     Args:
-        signals: which.
+        signals: the signals.
         handle: called in the main thread, between any two instructions of it: it should only set a flag.
 
     Raises:
-        ValueError: no signal is given, or one that nobody can handle.
+        ValueError: no signal is given, or one that cannot be handled.
     """
 
     def __init__(self, signals: Sequence[int], handle: Callable[[int], None]) -> None:
-        deaf = {getattr(signal, name, None) for name in ("SIGKILL", "SIGSTOP")}  # Windows has neither
-        if not signals or not set(signals) <= signal.valid_signals() - deaf:
+        uncatchable = {getattr(signal, name, None) for name in ("SIGKILL", "SIGSTOP")}  # Windows has neither
+        if not signals or not set(signals) <= signal.valid_signals() - uncatchable:
             raise ValueError(f"signals are some such as signal.SIGTERM, but not SIGKILL or SIGSTOP; got {signals!r}.")
         self._signals, self._handle = tuple(signals), handle
         self._former: dict[int, Any] = {}
         self._process = 0
 
     def install(self) -> None:
-        """Hear the signals from now on; installing twice does nothing.
+        """Install the handlers; installing twice does nothing.
 
         Raises:
-            ValueError: this is not the main thread, or a handler is there that could not be given back.
+            ValueError: this is not the main thread, or a former handler could not be restored.
         """
         if self._former:
             return
@@ -47,8 +47,8 @@ class SignalHook:
         former = {each: signal.getsignal(each) for each in self._signals}
         if None in former.values():
             raise ValueError(
-                f"A handler of {names} was installed by other than Python code, and so could not be given back: leave "
-                f"that signal out."
+                f"A handler of {names} was not installed from Python, so it could not be restored: "
+                f"leave that signal out."
             )
         self._process = os.getpid()
         for each, handler in former.items():
@@ -56,7 +56,7 @@ class SignalHook:
             signal.signal(each, self._receive)
 
     def restore(self) -> None:
-        """Give back what was there before, unless somebody else has installed a handler since; twice does nothing."""
+        """Restore the former handlers, except where another was installed since; restoring twice does nothing."""
         for each, former in self._former.items():
             if signal.getsignal(each) == self._receive:
                 signal.signal(each, former)
@@ -64,7 +64,7 @@ class SignalHook:
 
     def _receive(self, signum: int, frame: FrameType | None) -> None:
         former = self._former.get(signum)
-        if os.getpid() != self._process:  # a forked child, which the first signal is not meant for
+        if os.getpid() != self._process:  # a forked child: the signal is not for the run
             signal.signal(signum, former or signal.SIG_DFL)
             return
         self._handle(signum)
@@ -73,12 +73,12 @@ class SignalHook:
 
 
 class Deadline:
-    """Sends the main thread a signal, some seconds after `start`, and again every second until it is closed.
+    """Sends the main thread a signal some seconds after `start`, and then every second until it is closed.
 
-    A thread does so, not the process's alarm clock: that one may be in use.
+    It uses a thread, not `signal.alarm`, which the program may use itself.
 
     Args:
-        seconds: from `start` to the first one.
+        seconds: from `start` to the first signal.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -89,11 +89,11 @@ class Deadline:
         self._thread.start()
 
     def start(self, signum: int) -> None:
-        """Begin to count; called from the handler of `signum`, which is sent again when the time is over."""
+        """Start the countdown, after which `signum` is sent; may be called in a signal handler."""
         self._messages.put(signum)
 
     def close(self) -> None:
-        """Send nothing any more; closing twice does nothing."""
+        """Stop sending signals; closing twice does nothing."""
         self._messages.put(None)
         self._thread.join()
 
@@ -113,7 +113,7 @@ class Deadline:
 
 
 def _send(thread: int, signum: int) -> None:
-    """Send a signal to the main thread; on Windows, it is seen there when the call that it is in returns."""
+    """Send a signal to the main thread; on Windows it is handled when the present call returns."""
     if hasattr(signal, "pthread_kill"):
         signal.pthread_kill(thread, signum)
     else:

@@ -29,7 +29,7 @@ from heliograph import (
     on,
 )
 from heliograph.core.checkpoint.state import schema
-from heliograph.core.checkpoint.state.plain import check_plain
+from heliograph.core.checkpoint.state.schema import check_plain
 from torch import Tensor, nn
 
 Pair = namedtuple("Pair", "one two")  # the untyped kind is what is tested

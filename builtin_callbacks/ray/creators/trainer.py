@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol, Unpack
 
 from ....core.checkpoint import storage
+from ....core.checkpoint.state.ranks import join_shards
 from ....core.checkpoint.state.schema import training_of
-from ....core.checkpoint.state.shards import whole
 from ....core.distributed.ranks.membership import membership
 from ....core.engines.contract import LoopEngine
 from ....core.engines.options import EngineOptions
@@ -221,7 +221,7 @@ class CreatorTrainer:
             ValueError: it is damaged, or not a checkpoint.
         """
         self._check_is_open()
-        state = whole(storage.load(Path(path)), Path(path))
+        state = join_shards(storage.load(Path(path)), Path(path))
         self._state, self._done = pack_state(state), int(state["progress"]["epoch"])
         self._metrics = dict(state["metrics"])
 

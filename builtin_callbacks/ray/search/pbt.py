@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ....core.checkpoint.state.global_batch import LISTS, RATES
+from ....core.checkpoint.state.compatibility import LISTS, RATES
 from ....events import CheckpointLoaded, Lane, Run, TrainStart
 from ....plugins import Plugin, on
 

@@ -1,17 +1,17 @@
-"""The schema of a saved state, and of which training and software it is."""
+"""The schema of a saved state: its version, its keys, the training it belongs to, the plain types it may hold."""
 
 from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Callable, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 import torch
-
-from .plain import brief
+from torch import Tensor
 
 SCHEMA = 3
 
@@ -23,23 +23,23 @@ REQUIRED = (
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of the software that a cut is made with."""
+    """Return the versions of the installed software, for a snapshot."""
     software = {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": str(np.__version__)}
     return {"heliograph": version("heliograph"), **software}
 
 
 def training_of(saved: Mapping[str, Any]) -> str:
-    """Return of which training a cut is."""
+    """Return the training id of a snapshot."""
     return saved.get("training_id") or training_named(saved["run_name"])
 
 
 def training_named(run_name: str) -> str:
-    """Return the training that all cuts of a name are taken for that were made when trainings had no identity yet."""
+    """Return the training id of snapshots of a name that were saved before trainings had ids."""
     return hashlib.sha256(f"heliograph training {run_name}".encode()).hexdigest()[:32]
 
 
 def check_schema(saved: Mapping[str, Any]) -> None:
-    """Raise ValueError unless a loaded object is a cut that this version reads."""
+    """Raise ValueError unless a loaded object is a snapshot that this version reads."""
     schema = saved.get("schema") if isinstance(saved, Mapping) else None
     if isinstance(schema, int) and schema != SCHEMA:
         mend = "update heliograph" if schema > SCHEMA else "run `python -m heliograph checkpoint migrate` on the file"
@@ -56,17 +56,17 @@ NEEDED = ("schema", "run_name", "progress", "modules", "optimizers", "plugins", 
 
 
 STEPS: dict[int, Callable[[State], list[str]]] = {}
-"""By the number of a schema, what changes a state of it into the next one, in place, and returns what changed."""
+"""By schema, a function that changes a state into the next schema, in place, and returns what it changed."""
 
 
 def migrate_state(state: Mapping[str, Any]) -> tuple[State, list[str]]:
-    """Return a state in the present schema, and a sentence for each thing that changed; none where nothing did.
+    """Return a state in the present schema, and a sentence for each change.
 
     Args:
         state: a state of any schema; it is not changed.
 
     Raises:
-        ValueError: it is no state of ours, or of a schema that this version does not read.
+        ValueError: it is no state of heliograph, or of a schema that this version does not read.
     """
     schema = state.get("schema")
     if not isinstance(schema, int) or not _oldest() <= schema <= SCHEMA:
@@ -85,10 +85,88 @@ def migrate_state(state: Mapping[str, Any]) -> tuple[State, list[str]]:
 
 
 def is_older(state: Mapping[str, Any]) -> bool:
-    """Return whether a state says that it is of an older schema."""
+    """Return whether a state has an older schema."""
     schema = state.get("schema")
     return isinstance(schema, int) and schema < SCHEMA
 
 
 def _oldest() -> int:
     return min(STEPS, default=SCHEMA)
+
+
+PLAIN = (bool, int, float, str, bytes, type(None))
+MAPPINGS = (dict, OrderedDict, Counter)
+SEQUENCES = (list, tuple)
+CONTAINERS = (*MAPPINGS, *SEQUENCES)
+DEPTH = 100
+FEW = 1_000_000  # items, which may be shared any number of times
+TIMES = 100  # the most often that more items may be shared, on average
+LONGEST = 80  # characters of a value in an error message
+
+
+def check_plain(value: Any, path: str) -> None:
+    """Raise TypeError if a state holds what `torch.load(weights_only=True)` refuses; ValueError if it is no tree."""
+    _TreeCheck(only_plain=True).check(value, path)
+
+
+def check_tree(value: Any, path: str) -> None:
+    """Raise ValueError unless nested dicts, lists and tuples are a tree that can be walked in reasonable time.
+
+    They are not if one holds itself, if they are nested more than 100 deep, or if they share the same lists so often
+    that a walk visits more than a million items, and more than a hundred times as many as there are.
+    """
+    _TreeCheck(only_plain=False).check(value, path)
+
+
+class _TreeCheck:
+    def __init__(self, *, only_plain: bool) -> None:
+        self._only_plain = only_plain
+        self._counts: dict[int, int] = {}  # items in a container and below, by its id; 0 while it is being counted
+        self._met = 1  # items, each once
+
+    def check(self, value: Any, path: str) -> None:
+        count = self._count(value, path, DEPTH)
+        if count > FEW and count > TIMES * self._met:
+            raise ValueError(f"{path} holds the same lists or dicts again and again, {count:,} items in all.")
+
+    def _count(self, value: Any, path: str, depth: int) -> int:
+        if type(value) not in CONTAINERS:
+            self._check_leaf(value, path)
+            return 1
+        known = self._counts.get(id(value))
+        if known:
+            return known
+        if known == 0:
+            raise ValueError(f"{path} holds itself: a state is a tree.")
+        if not depth:
+            raise ValueError(f"{path[:LONGEST]}... is nested more than {DEPTH} deep.")
+        self._counts[id(value)] = 0
+        count = 1
+        for where, item in _items(value, path):
+            self._met += 1
+            count += 1 if type(item) in PLAIN else self._count(item, where, depth - 1)
+        self._counts[id(value)] = count
+        return count
+
+    def _check_leaf(self, value: Any, path: str) -> None:
+        if self._only_plain and type(value) not in PLAIN and not isinstance(value, Tensor):
+            raise TypeError(
+                f"{path} is a {type(value).__module__}.{type(value).__name__}: a checkpoint holds plain types and "
+                f"tensors only, so that it loads safely. Convert it in state_dict()."
+            )
+
+
+def _items(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """Yield the path and the value of each key and item of a container."""
+    if type(value) in SEQUENCES:
+        for index, item in enumerate(value):
+            yield f"{path}[{index}]", item
+        return
+    for key, item in value.items():
+        yield f"a key of {path}", key
+        yield f"{path}[{brief(key)}]", item
+
+
+def brief(value: Any) -> str:
+    """Return a value for an error message: of a container only its type, as it may be very large."""
+    return repr(value)[:LONGEST] if type(value) in PLAIN else f"a {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""Checkpoints on disk: written so that none is ever lost, verified before they are believed, safely read."""
+"""Checkpoints on disk: written so that none is ever lost, verified before they are loaded, read safely."""
 
 from .consolidation import consolidate
 from .files import Files, prepare_folder

@@ -1,25 +1,25 @@
-"""Checkpoints whose weights lie in shards made ordinary ones, in one process."""
+"""Conversion of a checkpoint with shards to one file, in one process."""
 
 from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
 
-from ..state.shards import whole
+from ..state.ranks import join_shards
 from . import reader
 from .manifest import Entry
 from .store import Store
 
 
 def consolidate(path: Path | str, out: Path | str | None = None) -> Entry:
-    """Write a checkpoint with the weights that lie in its shards: one file, as any other engine writes it.
+    """Convert a checkpoint with shards to one file, as other engines write it.
 
     Args:
         path: the data file of a checkpoint with shards.
-        out: where to write; by default in the place of the former, whose shards go.
+        out: where to write; by default the former checkpoint and its shards are replaced.
 
     Returns:
-        What was written.
+        The entry of what was written.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -39,4 +39,6 @@ def consolidate(path: Path | str, out: Path | str | None = None) -> Entry:
                 f"{out} is pinned, and so is not replaced: remove the pin, or write elsewhere, --out FILE."
             )
         judged, place = former.judged_by, former.sequence
-        return store.save(out.name, whole(state, path), judged_by=judged, sequence=place, replace_unknown=out == path)
+        return store.save(
+            out.name, join_shards(state, path), judged_by=judged, sequence=place, replace_unknown=out == path
+        )

@@ -1,4 +1,4 @@
-"""The operations on files that a store is made of: one seam, so that a test can record, refuse or stop each of them."""
+"""The operations on files that a store uses, in one class, so that a test can record, refuse or stop each of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 from time import sleep
 from typing import Any, TypeVar
 
-from .safe_open import FOLLOW_NO_LINK, open_regular, read_small
+from .untrusted_files import FOLLOW_NO_LINK, open_regular, read_small
 
 T = TypeVar("T")
 PAUSES = (0.1, 0.5, 2.0)  # seconds before reading is tried again
@@ -26,22 +26,21 @@ logger = logging.getLogger("heliograph")
 
 
 class Files:
-    """The real file system. Nothing is durable before its `sync`, no name before its folder's.
+    """The file system. Content is durable after `sync`, a name after `sync_folder`.
 
-    What reads is tried again after a pause, a few times, where the system refuses it for another reason than that there
-    is no such file: `exists`, `read`, `digest`, `names` and whatever is done `patiently`. Each goes by one of the
-    operations that begin with `try`.
+    Reading (`exists`, `read`, `digest`, `names`, and any function passed to `patiently`) is retried a few times, unless
+    there is no such file. Each of these uses one of the operations that begin with `try`.
     """
 
     def create(self, path: Path) -> FileIO:
-        """Open a new, unbuffered file, emptied where there was one; its permissions are what the umask says.
+        """Open a new or emptied file, unbuffered, with permissions by the umask.
 
-        A symbolic link of that name is not followed: it would have us empty a file of somebody else's.
+        A symbolic link of that name is not followed, since another file would be emptied.
         """
         return FileIO(path, "w", opener=lambda name, flags: os.open(name, flags | FOLLOW_NO_LINK, 0o666))
 
     def write(self, file: FileIO, content: bytes | memoryview) -> None:
-        """Append all of `content`: the system may take less at a time."""
+        """Append all of `content`; the system may write less at a time."""
         rest = memoryview(content)
         while rest:
             rest = rest[file.write(rest) :]
@@ -51,7 +50,7 @@ class Files:
         os.fsync(file.fileno())
 
     def rename(self, old: Path, new: Path) -> None:
-        """Give a file another name in the same folder, in the place of whatever had it."""
+        """Rename a file in its folder; an existing file of that name is replaced."""
         try:
             old.replace(new)
         except IsADirectoryError:
@@ -65,14 +64,14 @@ class Files:
             raise _folder(path) from None
 
     def remove_folder(self, path: Path) -> None:
-        """Remove a folder with the files in it, if it is there; of a symbolic link to one, only the link."""
+        """Remove a folder with its files, if it exists; of a symbolic link to one, only the link."""
         if path.is_symlink():
             path.unlink()
         elif path.exists():
             shutil.rmtree(path)
 
     def sync_folder(self, folder: Path) -> None:
-        """Make names in a folder durable, where that can be asked for: not of Windows, nor of some network's files."""
+        """Make the names in a folder durable, except on systems without that: Windows, some network file systems."""
         if not hasattr(os, "O_DIRECTORY"):
             return
         handle = os.open(folder, os.O_RDONLY)
@@ -85,11 +84,11 @@ class Files:
             os.close(handle)
 
     def free(self, folder: Path) -> int:
-        """Return the bytes that this user may still write there."""
+        """Return the free bytes for this user."""
         return shutil.disk_usage(folder).free
 
     def exists(self, path: Path) -> bool:
-        """Return whether something has this name; a link is something, wherever it leads."""
+        """Return whether this name exists; a broken symbolic link does."""
         try:
             self.patiently(partial(self.try_status, path))
         except NOT_THERE:
@@ -111,14 +110,14 @@ class Files:
         return self.patiently(digest)
 
     def names(self, folder: Path) -> list[os.DirEntry[str]]:
-        """Return what lies in a folder."""
+        """Return the entries of a folder."""
         return self.patiently(partial(self.try_names, folder))
 
     def patiently(self, work: Callable[[], T]) -> T:
-        """Do some reading; where the system refuses it, again after a pause, a few times.
+        """Call `work`, which reads; if the system refuses that, again after a pause, a few times.
 
         Raises:
-            OSError: it still refuses, or there is no such file.
+            OSError: it still fails, or there is no such file.
         """
         for seconds in PAUSES:
             try:
@@ -135,7 +134,7 @@ class Files:
         sleep(seconds)
 
     def try_status(self, path: Path) -> os.stat_result:
-        """Return what the system knows of a name."""
+        """Return the status of a name, without following links."""
         return os.lstat(path)
 
     def try_open(self, path: Path) -> BufferedReader:
@@ -143,11 +142,11 @@ class Files:
         return open_regular(path)
 
     def try_read(self, path: Path, most: int) -> bytes:
-        """Return all of a file of at most so many bytes."""
+        """Return the content of a file of at most `most` bytes."""
         return read_small(path, most)
 
     def try_names(self, folder: Path) -> list[os.DirEntry[str]]:
-        """Return what lies in a folder."""
+        """Return the entries of a folder."""
         with os.scandir(folder) as names:
             return list(names)
 
@@ -165,10 +164,10 @@ def digest_of(path: Path) -> tuple[int, str]:
 
 
 class WatchedReader(BufferedReader):
-    """What `torch.load` reads from: a file that keeps why it could not be read, which torch does not say.
+    """A file for `torch.load` that keeps the error of a failed read, which torch hides.
 
     Attributes:
-        failure: what the first failed read raised.
+        failure: the error of the first failed read.
     """
 
     failure: OSError | None = None
@@ -193,11 +192,11 @@ class WatchedReader(BufferedReader):
 
 
 class HashingWriter:
-    """What `torch.save` writes into: a file, whose digest is known when its last byte is written.
+    """A file for `torch.save` that computes the digest of what is written.
 
     Attributes:
         size: bytes so far.
-        failure: what the first failed write raised; torch raises an error of its own instead.
+        failure: the error of the first failed write; torch raises its own instead.
     """
 
     def __init__(self, files: Files, file: FileIO) -> None:
@@ -206,7 +205,7 @@ class HashingWriter:
         self._files, self._file, self._digest = files, file, hashlib.sha256()
 
     def write(self, content: bytes) -> int:
-        """Append and digest; once a write has failed, every other fails the same way."""
+        """Append and digest; after a failed write, every other one raises the same error."""
         if self.failure is not None:
             raise self.failure
         try:
@@ -227,7 +226,7 @@ class HashingWriter:
 
 
 def prepare_folder(folder: Path) -> None:
-    """Make a folder and try it, so that a run does not find out hours later that it cannot save.
+    """Create a folder and write to it once, so that a run does not find out hours later that it cannot save.
 
     Raises:
         ValueError: the path is a file, or nothing can be written there.

@@ -1,4 +1,4 @@
-"""What lies in a folder of checkpoints, seen in one pass; a manifest is read again only where its file has changed."""
+"""The checkpoints in a folder, listed in one pass; a manifest is read again only if its file has changed."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from time import time_ns
 from .files import SYSTEM, Files
 from .manifest import MANIFEST, MOST, SUFFIX, Claim, Entry, MissingManifestError, claim_of, decode
 
-STABLE = 10**9  # nanoseconds: what was written later than that may change again without a trace in its times
-ROUNDS = 10  # in which something that was just there is gone
+STABLE = 10**9  # nanoseconds: a file that changed more recently may change again and keep its times
+ROUNDS = 10  # the most passes, if files are removed meanwhile
 Stamp = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A checkpoint in a folder, or what has the name of one.
+    """A checkpoint in a folder, or a file with the name of one.
 
     Attributes:
         path: its data file.
-        has_data: whether that is there; else only the manifest is.
-        stamp: what changes with the manifest.
-        entry: what the manifest says; None where it cannot be used, or there is none.
+        has_data: whether the data file exists; else only the manifest does.
+        stamp: inode, size and times of the manifest.
+        entry: the content of the manifest; None if it is missing or cannot be used.
         problem: why it cannot be used.
-        claim: the run and the number in the order of writing that it says, damaged or not.
+        claim: the run's name and the sequence in the manifest, damaged or not.
     """
 
     path: Path
@@ -39,42 +39,42 @@ class Found:
 
 
 class Manifests:
-    """The checkpoints in a folder, for who looks more than once.
+    """The checkpoints in a folder; manifests that have not changed are read once.
 
     Args:
-        folder: where they lie.
+        folder: the folder.
         files: the operations on files.
 
     Attributes:
-        seen: what was found by the last look.
+        seen: what the last `look` found.
     """
 
     def __init__(self, folder: Path, files: Files = SYSTEM) -> None:
         self.folder, self.files = folder, files
         self.seen: list[Found] = []
         self._known: dict[str, Found] = {}
-        self._refused: set[str] = set()  # what could not be read is waited for once only
+        self._refused: set[str] = set()  # could not be read: not retried again
         self._is_steady = False
 
     def look(self) -> list[Found]:
-        """Return what there is now, by name.
+        """Return the checkpoints that there are now, sorted by name; none if the folder does not exist.
 
         Raises:
-            OSError: the folder cannot be read. One that does not exist is empty.
+            OSError: the folder cannot be read.
         """
         if self._is_steady:
             return self.seen
         for rounds in reversed(range(ROUNDS)):
             try:
                 self.seen = self._look(is_last=rounds == 0)
-            except _VanishedError:  # somebody removed it: see what there is now
+            except _VanishedError:  # removed by another process
                 continue
             break
         return self.seen
 
     @contextmanager
     def steady(self) -> Iterator[None]:
-        """Look once, and take the folder as it is then: of 10,000 checkpoints, a look takes a tenth of a second."""
+        """Look once, and use the result until the end: with 10,000 checkpoints, a look takes 0.1 s."""
         self.look()
         self._is_steady = True
         try:
@@ -83,7 +83,7 @@ class Manifests:
             self._is_steady = False
 
     def look_again(self) -> None:
-        """Look again, for code that has found that something changed."""
+        """Make the next `look` read the folder again."""
         self._is_steady = False
 
     def _look(self, *, is_last: bool) -> list[Found]:
@@ -101,7 +101,7 @@ class Manifests:
         return found
 
     def _names(self) -> tuple[set[str], dict[str, Stamp]]:
-        """Return the names of data files without their ends, and by these names the stamps of manifests."""
+        """Return the names of data files without suffix, and the stamps of manifests by the same names."""
         data, stamps = set[str](), dict[str, Stamp]()
         try:
             names = self.files.names(self.folder)
@@ -138,7 +138,7 @@ class Manifests:
 
 
 class _VanishedError(Exception):
-    """A manifest was listed, and is not there any more."""
+    """A manifest was listed, but does not exist any more."""
 
 
 def _is_folder(each: os.DirEntry[str]) -> bool:
@@ -149,7 +149,7 @@ def _is_folder(each: os.DirEntry[str]) -> bool:
 
 
 def _stamp(each: os.DirEntry[str]) -> Stamp:
-    """Return what changes with a file: its number, its size and its times; nothing where that cannot be read."""
+    """Return inode, size and times of a file, which change with it; nothing if they cannot be read."""
     try:
         status = each.stat()
     except OSError:

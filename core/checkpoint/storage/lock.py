@@ -11,7 +11,7 @@ from io import FileIO
 from pathlib import Path
 from time import monotonic, sleep
 
-from .safe_open import FOLLOW_NO_LINK
+from .untrusted_files import FOLLOW_NO_LINK
 
 try:
     import fcntl
@@ -25,15 +25,15 @@ _held: weakref.WeakSet[Lock] = weakref.WeakSet()
 
 
 class Lock:
-    """An advisory lock that lives as long as its process: one that was killed holds nothing.
+    """An advisory lock on a file, which ends with its process, however that ends.
 
-    Whoever comes second is refused at once, in the same process too. Where the system has no `fcntl` (Windows), or the
-    file system no locks, nothing is held and nobody refused.
+    A second holder is refused, in the same process too. If the system has no `fcntl` (Windows), or the file system no
+    locks, nothing is locked.
 
     Args:
-        path: the lock file; made by the holder, removed when it is released.
-        purpose: what the lock is for, for the error sentence.
-        remedy: what else than closing the other to do, for the same.
+        path: the lock file; created by the holder, removed when it is released.
+        purpose: what the lock is for, for the error message.
+        remedy: what to do other than closing the other process, for the error message.
     """
 
     def __init__(self, path: Path, purpose: str, remedy: str = "give this run another name= or folder") -> None:
@@ -41,13 +41,13 @@ class Lock:
         self._file: FileIO | None = None
 
     def acquire(self, patience: float = 0.0) -> bool:
-        """Take the lock; return False where there are no locks.
+        """Acquire the lock; return False if there are no locks.
 
         Args:
-            patience: seconds to wait for another process to let it go.
+            patience: seconds to wait for another process to release it.
 
         Raises:
-            ValueError: another process has it, or another holder in this one.
+            ValueError: another process holds it, or another lock of this process.
         """
         if fcntl is None:
             return False
@@ -68,7 +68,7 @@ class Lock:
                 continue
             if _names(self.path, file):
                 self._file = file
-            else:  # its holder removed it between our opening and locking it
+            else:  # its holder removed it before it was locked here
                 file.close()
         self._file.truncate(0)
         self._file.write(f"{' '.join(_own())}\n".encode())
@@ -76,7 +76,7 @@ class Lock:
         return True
 
     def release(self) -> None:
-        """Give the lock back, if it is held."""
+        """Release the lock, if it is held."""
         if self._file is None:
             return
         file, self._file = self._file, None
@@ -86,9 +86,9 @@ class Lock:
         _held.discard(self)
 
     def forget(self) -> None:
-        """In a forked child: let go without releasing what the parent holds.
+        """Close the file in a forked child, without releasing the lock of the parent.
 
-        A child that kept the file open (a loader's worker, say) would hold the lock on after its parent was killed.
+        A child that kept the file open (a loader's worker, say) would hold the lock after its parent was killed.
         """
         if self._file is not None:
             self._file.close()
@@ -98,7 +98,7 @@ class Lock:
         """Open the lock file, or make it.
 
         Raises:
-            ValueError: something else has its name, such as a link to a file of somebody's, which would be emptied.
+            ValueError: something else has its name, such as a link to another file, which would be emptied.
             OSError: it cannot be opened.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC | FOLLOW_NO_LINK
@@ -106,16 +106,16 @@ class Lock:
             file = FileIO(os.open(self.path, flags, 0o666), "r+")
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-                raise self._foreign() from None
+                raise self._not_a_lock() from None
             raise
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             file.close()
-            raise self._foreign()
+            raise self._not_a_lock()
         return file
 
-    def _foreign(self) -> ValueError:
-        return ValueError(f"{self.path} is no lock of ours, but a link, a folder, a pipe or a device: remove it.")
+    def _not_a_lock(self) -> ValueError:
+        return ValueError(f"{self.path} is not a lock file, but a link, a folder, a pipe or a device: remove it.")
 
     def _refusal(self, holder: list[str]) -> ValueError:
         who = f"process {holder[0]} on {holder[1]}" if len(holder) == 2 else "another process"
@@ -126,7 +126,7 @@ class Lock:
 
 
 def _own() -> list[str]:
-    """Return what this process writes into the file of a lock that it holds."""
+    """Return what this process writes into its lock files: its id and host."""
     return [str(os.getpid()), socket.gethostname()]
 
 

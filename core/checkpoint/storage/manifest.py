@@ -1,4 +1,4 @@
-"""Manifests: what a checkpoint is said to hold, and how that is known to be true."""
+"""The names of a run's files, and manifests: what a checkpoint holds, with digests to verify it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,99 @@ from typing import Any, Literal, Self
 
 from ..state.schema import SCHEMA, training_named
 
+SUFFIX = ".pth"
+MANIFEST = ".json"
+PINNED = ".pinned"
+SHARDS = ".shards"
+Label = Literal["last", "best"]
+ELSEWHERE = frozenset("/\0" + ("\\:" if os.name == "nt" else ""))  # what a bare file name has not
+LONGEST_PART = 90  # bytes: file systems allow 255 for the whole name
+NAME_DIGITS = 8  # of a digest of a name that cleaning changed
+
+
+def checkpoint_name(run_name: str, epoch: int, step: int, metadata: str = "") -> str:
+    """Return `<run_name>_epoch_<epoch>_iter_<step>[_<metadata>].pth`, each part cleaned for a file system."""
+    tail = f"_{clean(metadata)}" if metadata else ""
+    return f"{run_part(run_name)}_epoch_{epoch}_iter_{step}{tail}{SUFFIX}"
+
+
+def run_part(run_name: str) -> str:
+    """Return the prefix of a run's files: its name, with a digest if cleaning changes it.
+
+    So different names have different prefixes: "a b" and "a-b", and long ones with the same beginning.
+    """
+    if clean(run_name) == run_name:
+        return run_name
+    digest = hashlib.sha256(run_name.encode()).hexdigest()[:NAME_DIGITS]
+    return f"{clean(run_name, LONGEST_PART - NAME_DIGITS - 1)}-{digest}"
+
+
+def clean(part: str, longest: int = LONGEST_PART) -> str:
+    """Return a part of a file name without separators, spaces and other special characters of shells."""
+    kept = re.sub(r"[^\w.+=-]+", "-", part).encode()[:longest].decode(errors="ignore")
+    return kept.strip("-.") or "unnamed"
+
+
+def pointer_path(folder: Path, run_name: str, label: Label) -> Path:
+    """Return the file that holds, for people and tools, the name of a run's last or best checkpoint."""
+    return folder / f"{run_part(run_name)}.{label}"
+
+
+def check_name(name: str) -> str:
+    """Return the file name of a checkpoint; raise ValueError if it has a folder, is hidden or has another suffix."""
+    if not ELSEWHERE.isdisjoint(name) or not name.endswith(SUFFIX) or name.startswith("."):
+        raise ValueError(f"A checkpoint's name is a bare, visible file name that ends in {SUFFIX}, got {name!r}.")
+    return name
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """The hidden files of a run: checkpoints that are being written, replaced or removed.
+
+    Attributes:
+        data: a checkpoint's data while it is written.
+        shards: the folder into which ranks write its shards.
+        manifest: its manifest, until the data has its final name.
+        former_data: the data that is being replaced under the same name; restored if that fails.
+        former_shards: its shards.
+        former_manifest: its manifest.
+        pointer: a pointer while it is written.
+        doomed: the manifest of a checkpoint that is being removed.
+        lock: held by the process that writes.
+    """
+
+    data: Path
+    shards: Path
+    manifest: Path
+    former_data: Path
+    former_shards: Path
+    former_manifest: Path
+    pointer: Path
+    doomed: Path
+    lock: Path
+
+    @property
+    def prefix(self) -> str:
+        """The prefix of all files of the run."""
+        return self.lock.name.removeprefix(".").removesuffix(".lock")
+
+    @classmethod
+    def of(cls, folder: Path, run_name: str) -> Self:
+        """Return the names for a run."""
+        parts = ("data", "shards", "manifest", "former-data", "former-shards", "former-manifest", "pointer")
+        ends = [*(f"{part}.tmp" for part in parts), "doomed", "lock"]
+        return cls(*(folder / f".{run_part(run_name)}.{end}" for end in ends))
+
+
+def steps_path(folder: Path, run_name: str, rank: int) -> Path:
+    """Return the file of a rank's last batches: `.<run>.steps`, except on the main rank with `.<rank>` added."""
+    main = folder / f".{run_part(run_name)}.steps"
+    return main if rank == 0 else main.with_name(f"{main.name}.{rank}")
+
+
 FORMAT = "heliograph checkpoint"
 MARK = b'"format": "heliograph checkpoint"'
-MOST = 16 * 2**20  # bytes of a manifest: one of 100,000 shards has as many
+MOST = 16 * 2**20  # bytes of a manifest: that of a checkpoint with 100,000 shards
 SEAL, DIGITS = b'\n  "sha256": "', 64  # two spaces: the manifest's own digest, not one of a file
 YEARS_1_TO_9999 = (-6e10, 2.5e11)  # about, in seconds since 1970
 JudgedBy = tuple[str, str, float | None]
@@ -35,17 +125,17 @@ class MissingManifestError(ValueError):
 
 
 class TooNewError(ValueError):
-    """A checkpoint was written by a newer version: it is as it should be, and cannot be read by this one."""
+    """A checkpoint was written by a newer version: it is not damaged, but this version cannot read it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A checkpoint, as its manifest says. A digest was checked: the manifest's own, not yet that of the data.
+    """A checkpoint as described by its manifest, whose own digest was verified; the data was not.
 
     Attributes:
         path: the data file.
-        run_name: the name that the files of its training have.
-        sequence: its place in the order of writing; the newest of a run has the highest.
+        run_name: the name of the files of its training.
+        sequence: its number in the order of writing; the newest of a run has the highest.
         saved_at: when, in seconds since the epoch; for people.
         size: bytes of the data.
         sha256: their digest, in hexadecimal.
@@ -54,11 +144,11 @@ class Entry:
         metrics: the latest value of every metric.
         versions: the software that wrote it.
         world: how many ranks wrote it, and what else its global batch is made of.
-        judged_by: metric, mode and value by which it competes for the best; None where it does not.
-        shards: bytes and digest of each file in its folder of shards, by name; none where it has no such folder.
-        training_id: of which training it is; empty where it was written when trainings had no identity yet.
-        asked_name: the name that the program gave the run; that of the files may have a number more.
-        replaces: the digest of a file without a valid manifest that had the name and was to be replaced; else empty.
+        judged_by: metric, mode and value by which it is ranked for the best; None if it is not.
+        shards: bytes and digest of each file in its folder of shards, by name; empty without such a folder.
+        training_id: the id of its training; empty if it was written before trainings had ids.
+        asked_name: the name that the program gave the run; the files may have it with a number added.
+        replaces: the digest of the file without a valid manifest that it replaces; else empty.
     """
 
     path: Path
@@ -80,37 +170,37 @@ class Entry:
 
     @property
     def claim(self) -> Claim:
-        """The name that the run was asked for by, and the place in the order of writing."""
+        """The name that the program gave the run, and the number in the order of writing."""
         return self.family, self.sequence
 
     @property
     def order(self) -> tuple[int, float, str]:
-        """What the order of writing goes by: the clock decides among equal sequences only."""
+        """The sort key for the order of writing: the clock decides only between equal sequences."""
         return self.sequence, self.saved_at, self.path.name
 
     @property
     def training(self) -> str:
-        """Of which training it is: without an identity, of the one that all such of its name are taken for."""
+        """The id of its training; without one, all checkpoints of its name count as one training."""
         return self.training_id or training_named(self.run_name)
 
     @property
     def family(self) -> str:
-        """The name that all trainings were asked for as that share one order of writing, and one lock."""
+        """The name that the program gave the run; trainings with the same one share an order of writing and a lock."""
         return self.asked_name or self.run_name
 
 
 def manifest_path(path: Path) -> Path:
-    """Return where the manifest of a data file lies."""
+    """Return the path of the manifest of a data file."""
     return path.with_suffix(MANIFEST)
 
 
 def shards_path(path: Path) -> Path:
-    """Return the folder in which the shards of a checkpoint lie, where it has some."""
+    """Return the folder of the shards of a checkpoint, if it has some."""
     return path.with_suffix(SHARDS)
 
 
 def encode(entry: Entry) -> bytes:
-    """Return the manifest of an entry: canonical JSON that ends in its own digest."""
+    """Return the manifest of an entry: canonical JSON that contains its own digest."""
     judged_by = entry.judged_by and [*entry.judged_by[:2], _to_json(entry.judged_by[2])]
     shards = {name: {"bytes": size, "sha256": sha256} for name, (size, sha256) in entry.shards.items()}
     return _sealed(
@@ -134,16 +224,16 @@ def encode(entry: Entry) -> bytes:
 
 
 def decode(content: bytes, place: Path, data: Path | None = None) -> Entry:
-    """Return the entry in a manifest; its data file is the one that the manifest names, beside `place`.
+    """Return the entry in a manifest; its data file has the name in the manifest, and is in the same folder.
 
     Args:
         content: all bytes of the manifest.
-        place: where they were read.
-        data: the data file, if it has the name that the manifest says: to make a path takes time.
+        place: the path of the manifest.
+        data: the path of the data file, used if the name is the same: creating a path takes time.
 
     Raises:
-        TooNewError: they are of a newer version.
-        ValueError: they are no manifest, or not the very bytes that were written.
+        TooNewError: a newer version wrote it.
+        ValueError: it is no manifest, or damaged.
     """
     if MARK not in content:
         raise ValueError(f"{place} is damaged, or no manifest of a heliograph checkpoint.")
@@ -154,7 +244,7 @@ def decode(content: bytes, place: Path, data: Path | None = None) -> Entry:
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         raise ValueError(f"{place} is damaged, or no manifest of a heliograph checkpoint.")
     if not _is_sealed(content):
-        raise ValueError(f"The manifest {place} is damaged: its bytes do not have the digest that it says.")
+        raise ValueError(f"The manifest {place} is damaged: its bytes do not match its own digest.")
     try:
         if (schema := _typed(facts["schema"], "schema", int)) > SCHEMA:
             raise TooNewError(
@@ -168,7 +258,7 @@ def decode(content: bytes, place: Path, data: Path | None = None) -> Entry:
 
 
 def claim_of(content: bytes) -> Claim | None:
-    """Return the asked name and the sequence that a manifest says, damaged or not; None where it has none."""
+    """Return the run's name and the sequence in a manifest, damaged or not; None if they cannot be read."""
     try:
         facts = json.loads(content) if MARK in content else None
     except (ValueError, RecursionError):
@@ -180,7 +270,7 @@ def claim_of(content: bytes) -> Claim | None:
 
 
 def _entry(facts: Mapping[str, Any], place: Path, data: Path | None) -> Entry:
-    """Return the entry of facts whose every value has its type: whatever has a right digest may still be forged."""
+    """Return the entry of a manifest, with all types checked: a manifest with a correct digest may still be forged."""
     [(name, file)] = facts["files"].items()
     saved_at = _typed(facts["saved_at"], "saved_at", int, float)
     if not YEARS_1_TO_9999[0] < saved_at < YEARS_1_TO_9999[1]:
@@ -220,14 +310,14 @@ def _shard(saved: Mapping[str, Any]) -> tuple[int, str]:
 
 
 def _typed(value: Any, name: str, *kinds: type) -> Any:
-    """Return a value of one of these very types: True is no number here."""
+    """Return a value that has exactly one of these types: a bool is not an int here."""
     if type(value) not in kinds:
         raise TypeError(f"{name} is a {type(value).__name__}, not {' or '.join(each.__name__ for each in kinds)}")
     return value
 
 
 def _each(values: Any, name: str, *kinds: type) -> dict[str, Any]:
-    """Return a dict, each of whose values is of one of these very types."""
+    """Return a dict whose values all have exactly one of these types."""
     found = set(map(type, _typed(values, name, dict).values()))
     if not found.issubset(kinds):
         wrong = " and ".join(sorted(each.__name__ for each in found.difference(kinds)))
@@ -247,111 +337,21 @@ def _sealed(facts: Mapping[str, Any]) -> bytes:
 
 
 def _is_sealed(content: bytes) -> bool:
-    """Return whether a manifest has the digest that it says, which is that of all its other lines."""
+    """Return whether a manifest has the digest of its other lines."""
     before, _, rest = content.partition(SEAL)
     digest, end, after = rest[:DIGITS], rest[DIGITS : DIGITS + 2], rest[DIGITS + 2 :]
     return end == b'",' and hashlib.sha256(before + after).hexdigest().encode() == digest
 
 
 def _canonical(facts: Mapping[str, Any]) -> bytes:
-    """Return the only spelling of some facts: a changed byte that means the same is damage, too."""
+    """Return canonical JSON, so that any changed byte is damage, even if it means the same."""
     return (json.dumps(facts, sort_keys=True, indent=2, allow_nan=False) + "\n").encode("ascii")
 
 
 def _to_json(value: float | None) -> float | str | None:
-    """Return a number as strict JSON has it: those that it lacks as strings."""
+    """Return a number for strict JSON: NaN and infinities as strings."""
     return value if value is None or isfinite(value) else str(float(value))
 
 
 def _from_json(value: float | str | None) -> float | None:
     return None if value is None else float(value)
-
-
-SUFFIX = ".pth"
-MANIFEST = ".json"
-PINNED = ".pinned"
-SHARDS = ".shards"
-Label = Literal["last", "best"]
-ELSEWHERE = frozenset("/\0" + ("\\:" if os.name == "nt" else ""))  # what a bare file name has not
-LONGEST_PART = 90  # bytes: file systems allow 255 for the whole name
-NAME_DIGITS = 8  # of the digest of a name that cleaning changed
-
-
-def checkpoint_name(run_name: str, epoch: int, step: int, metadata: str = "") -> str:
-    """Return `<run_name>_epoch_<epoch>_iter_<step>[_<metadata>].pth`, with every part fit for a file system."""
-    tail = f"_{clean(metadata)}" if metadata else ""
-    return f"{run_part(run_name)}_epoch_{epoch}_iter_{step}{tail}{SUFFIX}"
-
-
-def run_part(run_name: str) -> str:
-    """Return what the files of a run begin with: its name, with a digest of it where cleaning changes it.
-
-    So no two names are one: neither "a b" and "a-b", nor long ones with the same beginning.
-    """
-    if clean(run_name) == run_name:
-        return run_name
-    digest = hashlib.sha256(run_name.encode()).hexdigest()[:NAME_DIGITS]
-    return f"{clean(run_name, LONGEST_PART - NAME_DIGITS - 1)}-{digest}"
-
-
-def clean(part: str, longest: int = LONGEST_PART) -> str:
-    """Return a file-name part without separators, spaces and other marks that a shell or file system minds."""
-    kept = re.sub(r"[^\w.+=-]+", "-", part).encode()[:longest].decode(errors="ignore")
-    return kept.strip("-.") or "unnamed"
-
-
-def pointer_path(folder: Path, run_name: str, label: Label) -> Path:
-    """Return the file that shows people and tools which checkpoint is a run's last or its best."""
-    return folder / f"{run_part(run_name)}.{label}"
-
-
-def check_name(name: str) -> str:
-    """Return the file name of a checkpoint; ValueError where it would lie elsewhere or be overlooked."""
-    if not ELSEWHERE.isdisjoint(name) or not name.endswith(SUFFIX) or name.startswith("."):
-        raise ValueError(f"A checkpoint's name is a bare, visible file name that ends in {SUFFIX}, got {name!r}.")
-    return name
-
-
-@dataclass(frozen=True, slots=True)
-class Hidden:
-    """The files of a run that are not yet, or no longer, checkpoints.
-
-    Attributes:
-        data: a checkpoint's data while it is written.
-        shards: the folder of its shards, where ranks write them.
-        manifest: its manifest, until all are in place.
-        former_data: what is about to be replaced under the same name; comes back if the replacing fails.
-        former_shards: its shards.
-        former_manifest: its manifest.
-        pointer: a pointer while it is written.
-        doomed: the manifest of a checkpoint that is being removed.
-        lock: held by the process that writes.
-    """
-
-    data: Path
-    shards: Path
-    manifest: Path
-    former_data: Path
-    former_shards: Path
-    former_manifest: Path
-    pointer: Path
-    doomed: Path
-    lock: Path
-
-    @property
-    def prefix(self) -> str:
-        """What all names of files that belong to the run begin with."""
-        return self.lock.name.removeprefix(".").removesuffix(".lock")
-
-    @classmethod
-    def of(cls, folder: Path, run_name: str) -> Self:
-        """Return the names for a run."""
-        parts = ("data", "shards", "manifest", "former-data", "former-shards", "former-manifest", "pointer")
-        ends = [*(f"{part}.tmp" for part in parts), "doomed", "lock"]
-        return cls(*(folder / f".{run_part(run_name)}.{end}" for end in ends))
-
-
-def steps_path(folder: Path, run_name: str, rank: int) -> Path:
-    """Return the file of a rank's last batches: `.<run>.steps`, of another rank than the main `.<run>.steps.<rank>`."""
-    main = folder / f".{run_part(run_name)}.steps"
-    return main if rank == 0 else main.with_name(f"{main.name}.{rank}")

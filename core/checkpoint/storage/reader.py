@@ -1,4 +1,4 @@
-"""Reading checkpoints: verified first, unpickled safely, found by what they hold."""
+"""Finding and reading checkpoints: listed by their manifests, verified, then unpickled safely."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import errno
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -14,8 +13,8 @@ import torch
 from ....events.checks import known_names
 from ...engines.modules import modules_of
 from ...engines.weights import check_fits, load_module
+from ..state.ranks import join_shards
 from ..state.schema import check_schema, is_older, migrate_state
-from ..state.shards import whole
 from .files import SYSTEM, Files, WatchedReader
 from .folder import Manifests
 from .manifest import (
@@ -30,7 +29,7 @@ from .manifest import (
     run_part,
     shards_path,
 )
-from .safe_open import check_archive, check_content, read_small
+from .untrusted_files import cause, check_archive, check_content, read_small
 
 State = dict[str, Any]
 LONGEST_NAME = 255  # bytes, on most file systems
@@ -38,27 +37,27 @@ SHOWN = 5  # names of other runs that are listed: a search may have hundreds
 
 
 class OfOthers(str):
-    """A sentence on checkpoints that are other runs': worth a note, and no warning."""
+    """A sentence about checkpoints of other runs: a note, not a warning."""
 
     __slots__ = ()
 
 
 def load(path: Path, *, verify: bool = True, with_shards: bool = True, files: Files = SYSTEM) -> State:
-    """Return the state in a checkpoint, in the present schema; of one with shards, without these.
+    """Return the state in a checkpoint, in the present schema; shards are not loaded.
 
-    Where it is of an older schema, what was changed is under `migrated`, in sentences; the file stays.
+    If it has an older schema, `migrated` in the state lists what was changed; the file is not changed.
 
     Args:
         path: the data file.
-        verify: hold the data against the manifest before a byte of it is unpickled.
-        with_shards: hold the shards against it, too.
+        verify: verify the data by the manifest before it is unpickled.
+        with_shards: verify the shards, too.
         files: the operations on files.
 
     Raises:
         FileNotFoundError: there is no such file.
-        OSError: it cannot be read, also when that is tried again.
-        ValueError: it is damaged, has no manifest, holds something else or more than plain types, or is of a newer
-            schema; names what to do.
+        OSError: it cannot be read, not even when retried.
+        ValueError: it is damaged, has no manifest, is no checkpoint, holds more than plain types, or has a newer
+            schema; the message says what to do.
     """
     if verify:
         check(path, with_shards=with_shards, files=files)
@@ -74,17 +73,17 @@ def load(path: Path, *, verify: bool = True, with_shards: bool = True, files: Fi
 
 
 def read(path: Path, *, map_tensors: bool = False, files: Files = SYSTEM) -> Any:
-    """Return whatever lies in a file of torch's, read with `weights_only=True`, not compared with a manifest.
+    """Return the content of a file of `torch.save`, read with `weights_only=True`, not verified by a manifest.
 
     Args:
         path: the data file.
-        map_tensors: leave the tensors on the disk, for who only wants to know what there is.
+        map_tensors: leave the tensors on the disk (`mmap`), to inspect the state without loading it.
         files: the operations on files.
 
     Raises:
         FileNotFoundError: there is no such file.
-        OSError: the system refuses to read it, also when that is tried again.
-        ValueError: it cannot be read, or not safely, or claims more than its size.
+        OSError: it cannot be read, not even when retried.
+        ValueError: it cannot be read safely, or claims more bytes than it has.
     """
     files.patiently(partial(_check_is_there, path))
     files.patiently(partial(check_archive, path))
@@ -100,28 +99,22 @@ def _unpickled(path: Path, map_tensors: bool, files: Files) -> Any:
             return torch.load(source, map_location="cpu", weights_only=True, mmap=map_tensors)
         except MemoryError:
             raise
-        except Exception as error:  # a damaged file fails in many ways; all of them mean the same
+        except Exception as error:  # a damaged file raises many kinds of errors
             if file.failure is not None:
                 raise file.failure from None
             raise ValueError(f"The checkpoint {path} cannot be read: {cause(error)}") from error
 
 
-def cause(error: Exception) -> str:
-    """Return what went wrong in reading, without torch's advice to read the file unsafely."""
-    inner = error.__context__ if isinstance(error, UnpicklingError) else None
-    return f"{type(error).__name__}: {inner or error}"
-
-
 def read_manifest(path: Path, *, files: Files = SYSTEM) -> Entry:
-    """Return what the manifest of a checkpoint says, at the cost of a small file.
+    """Return the entry in the manifest of a checkpoint, without reading its data.
 
     Args:
         path: the data file, or the manifest itself.
         files: the operations on files.
 
     Raises:
-        FileNotFoundError: there is neither.
-        ValueError: there is no manifest, or it is damaged, or of a newer version.
+        FileNotFoundError: neither exists.
+        ValueError: there is no manifest, it is damaged, or a newer version wrote it.
     """
     path = path.with_suffix(SUFFIX) if path.suffix == MANIFEST else path
     place = manifest_path(path)
@@ -134,7 +127,7 @@ def read_manifest(path: Path, *, files: Files = SYSTEM) -> Entry:
 
 
 def read_pointer(pointer: Path) -> str | None:
-    """Return the file name in a pointer, None where that is no file of ours."""
+    """Return the file name in a pointer; None if it is missing or not a regular, small file."""
     try:
         return read_small(pointer, LONGEST_NAME + 1, follow=False).decode().removesuffix("\n")
     except (OSError, ValueError):
@@ -142,12 +135,12 @@ def read_pointer(pointer: Path) -> str | None:
 
 
 def check(path: Path, *, with_shards: bool = True, files: Files = SYSTEM) -> Entry:
-    """Hold the data of a checkpoint, and its shards, against its manifest: the sizes, then every byte.
+    """Verify the data of a checkpoint, and its shards, by its manifest: the sizes, then the digests.
 
     Raises:
         FileNotFoundError: there is no such file.
-        OSError: it cannot be read, also when that is tried again.
-        ValueError: something differs; names the fault.
+        OSError: it cannot be read, not even when retried.
+        ValueError: it is damaged; the message says how.
     """
     files.patiently(partial(_check_is_file, path))
     entry = read_manifest(path, files=files)
@@ -161,7 +154,7 @@ def check(path: Path, *, with_shards: bool = True, files: Files = SYSTEM) -> Ent
 
 
 def is_complete(entry: Entry) -> bool:
-    """Return whether the files of a checkpoint have the sizes that its manifest says; `check` reads every byte."""
+    """Return whether the files of a checkpoint have the sizes in its manifest; only `check` verifies their content."""
     shards = {shards_path(entry.path) / name: size for name, (size, _) in entry.shards.items()}
     return all(
         path.is_file() and path.stat().st_size == size for path, size in {entry.path: entry.size, **shards}.items()
@@ -177,10 +170,9 @@ def _check_bytes(path: Path, size: int, sha256: str, what: str, files: Files) ->
 
 
 def entries(folder: Path | Manifests, run_name: str) -> tuple[list[Entry], list[str]]:
-    """Return the checkpoints of a run, newest first, and a sentence for each file that was passed over.
+    """Return the checkpoints of a run, newest first, and a sentence for each file that was skipped.
 
-    Only manifests are read: whether the data is intact, `verify` says. Checkpoints of other runs are none of this run's
-    business; they are named if there is nothing else.
+    Only manifests are read; `check` verifies the data. Checkpoints of other runs are listed only if this run has none.
 
     Raises:
         OSError: the folder cannot be read.
@@ -209,9 +201,9 @@ def entries(folder: Path | Manifests, run_name: str) -> tuple[list[Entry], list[
 
 
 def under(folder: Path | Manifests, name: str) -> tuple[list[Entry], list[Path]]:
-    """Return the checkpoints in a folder whose training writes under a name, and other files of that name.
+    """Return the checkpoints of trainings whose files have a name, and other files of that name.
 
-    These have no manifest that can be used, so it is not known whose they are.
+    The latter have no usable manifest, so it is unknown to which training they belong.
     """
     found = [each for each in _manifests(folder).look() if each.has_data]
     known = [each.entry for each in found if each.entry is not None and each.entry.run_name == name]
@@ -219,13 +211,13 @@ def under(folder: Path | Manifests, name: str) -> tuple[list[Entry], list[Path]]
 
 
 def without_manifest(folder: Path, run_name: str) -> list[Path]:
-    """Return the files that are called like checkpoints of a run, and have no manifest."""
+    """Return the files that are named like checkpoints of a run, and have no manifest."""
     found = (each for each in Manifests(folder).look() if isinstance(each.problem, MissingManifestError))
     return [each.path for each in found if each.has_data and _is_named_after(run_name, each.path)]
 
 
 def count(folder: Path | Manifests, run_name: str) -> int:
-    """Return how many checkpoints of a run there are, including those of which only the names are left."""
+    """Return how many checkpoints of a run there are, including files that are only named like one."""
     return sum(
         _is_named_after(run_name, each.path) if each.entry is None else each.entry.family == run_name
         for each in _manifests(folder).look()
@@ -234,27 +226,27 @@ def count(folder: Path | Manifests, run_name: str) -> int:
 
 
 def highest_sequence(folder: Path | Manifests, run_name: str) -> int:
-    """Return the highest sequence that any manifest of a run claims, at least 0: migrated ones have negative ones."""
+    """Return the highest sequence in the manifests of a run, at least 0: those of Helios have negative ones."""
     claims = (each.claim for each in _manifests(folder).look())
     return max([0, *(claim[1] for claim in claims if claim is not None and claim[0] == run_name)])
 
 
 def refused(manifests: Manifests) -> list[str]:
-    """Return a sentence for each manifest, of whatever run, that the system refused to read at the last look."""
+    """Return a sentence for each manifest, of any run, that could not be read at the last look."""
     found = [each for each in manifests.seen if each.has_data and isinstance(each.problem, OSError)]
     unknown = "whose it is, and its place in the order of writing, is not known"
     return [f"{manifest_path(each.path)} cannot be read ({each.problem}): {unknown}" for each in found]
 
 
 def newest(folder: Path | Manifests, run_name: str) -> tuple[Entry | None, State | None, list[str]]:
-    """Return the newest whole checkpoint of a run, what is in it, and a sentence for each one that was passed over.
+    """Return the newest intact checkpoint of a run, its state, and a sentence for each one that was skipped.
 
-    Only what is known to be damaged, or no checkpoint, is passed over, and only for an older one of the same training:
-    where several were asked for by the name, to continue another one is not what was asked for.
+    A file is skipped only if it is damaged or no checkpoint, and only for an older checkpoint of the same training: a
+    run never continues another training of the same name.
 
     Raises:
-        OSError: the system refuses to read the folder, or what may be a checkpoint of the run, also when tried again.
-        TooNewError: a checkpoint of the run was written by a newer version.
+        OSError: the folder, or what may be a checkpoint of the run, cannot be read, not even when retried.
+        TooNewError: a newer version wrote a checkpoint of the run.
     """
     manifests, gone = _manifests(folder), set[Path]()
     while True:
@@ -264,7 +256,7 @@ def newest(folder: Path | Manifests, run_name: str) -> tuple[Entry | None, State
             try:
                 return entry, load(entry.path, files=manifests.files), passed_over
             except FileNotFoundError as error:
-                if entry.path not in gone:  # somebody has just removed it: see what there is now
+                if entry.path not in gone:  # just removed by another process: list the folder again
                     gone.add(entry.path)
                     manifests.look_again()
                     break
@@ -281,7 +273,7 @@ def newest(folder: Path | Manifests, run_name: str) -> tuple[Entry | None, State
 
 
 def _check_listed(manifests: Manifests, run_name: str) -> None:
-    """Raise where a manifest that may be of a run could not be read at the last look, without being damaged."""
+    """Raise the error of a manifest that may be of a run and could not be read, but is not damaged."""
     for each in manifests.seen:
         of_another = each.claim is not None and each.claim[0] != run_name
         is_candidate = each.has_data or _is_named_after(run_name, each.path)
@@ -303,7 +295,7 @@ def load_weights(task: Any, path: Path | str) -> dict[str, float]:
         FileNotFoundError: there is no such file.
         ValueError: it is damaged, or of other modules.
     """
-    state = whole(load(Path(path)), Path(path))
+    state = join_shards(load(Path(path)), Path(path))
     modules = modules_of(task)
     try:
         check_fits(modules, state["modules"])
@@ -331,7 +323,7 @@ def _check_is_file(path: Path) -> None:
 
 
 def _check_is_there(path: Path) -> None:
-    if path.is_symlink() and not path.exists():  # such as into storage that is not mounted: it may come back
+    if path.is_symlink() and not path.exists():  # into storage that is not mounted, perhaps: it may come back
         raise OSError(errno.EIO, f"it is a link to {path.readlink()}, which is not there", str(path))
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is no checkpoint: a folder, a pipe or a device has that name.")

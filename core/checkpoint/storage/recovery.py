@@ -1,32 +1,28 @@
-"""What an interrupted save or removal has left: finished where it can be, else undone."""
+"""Interrupted saves and removals: finished if possible, else undone."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import chain, count
-from math import inf, isnan
 from pathlib import Path
-from typing import Literal
 
-from . import reader
 from .files import Files
 from .folder import Manifests
-from .manifest import MOST, SUFFIX, Entry, Hidden, TooNewError, clean, decode, manifest_path, pointer_path, shards_path
+from .manifest import MOST, SUFFIX, Entry, Hidden, TooNewError, decode, manifest_path, shards_path
 
 
 def sweep(files: Files, folder: Path, run_name: str) -> list[str]:
-    """Bring the files of a run in order; return a sentence for each thing that was done.
+    """Finish or undo what was interrupted in a run's files; return a sentence for each thing that was done.
 
     The caller holds the lock of the run, and those of the names that `interrupted_names` returns.
 
     Raises:
-        TooNewError: a newer version was interrupted, which alone can finish what it began.
-        OSError: something could not be renamed or removed.
+        TooNewError: a newer version was interrupted, and only that version can finish its save.
+        OSError: a file could not be renamed or removed.
     """
     hidden = Hidden.of(folder, run_name)
-    notes = _settle(files, hidden, folder)
+    notes = _finish_or_undo(files, hidden, folder)
     if files.exists(hidden.doomed):
         notes.append(finish_removal(files, hidden))
     return notes
@@ -36,8 +32,8 @@ def interrupted_names(files: Files, folder: Path, run_name: str) -> set[str]:
     """Return the names under which a killed process of the run was saving or removing checkpoints.
 
     Raises:
-        TooNewError: it was of a newer version.
-        OSError: something cannot be read.
+        TooNewError: a newer version was interrupted.
+        OSError: a file cannot be read.
     """
     hidden = Hidden.of(folder, run_name)
     begun, former = _interrupted(files, hidden, folder) if _left(files, hidden) else (None, None)
@@ -46,14 +42,14 @@ def interrupted_names(files: Files, folder: Path, run_name: str) -> set[str]:
 
 
 def finish_removal(files: Files, hidden: Hidden) -> str:
-    """Remove the data that a tombstone names, then the tombstone."""
+    """Remove the checkpoint that a manifest marked as doomed names, then that manifest."""
     try:
         doomed = decode(files.read(hidden.doomed, MOST), hidden.doomed)
     except ValueError as error:
         files.unlink(hidden.doomed)
         return f"A removal was interrupted, and what it was to remove is not known: {error}"
     note, shards = f"The removal of {doomed.path}, which was interrupted, is finished.", shards_path(doomed.path)
-    if files.exists(manifest_path(doomed.path)):  # the name has been given to a newer one
+    if files.exists(manifest_path(doomed.path)):  # a newer checkpoint has the name now
         pass
     elif not files.exists(doomed.path) or _digest(files, doomed.path) == doomed.sha256:
         files.unlink(doomed.path)
@@ -65,8 +61,8 @@ def finish_removal(files: Files, hidden: Hidden) -> str:
     return note
 
 
-def _settle(files: Files, hidden: Hidden, folder: Path) -> list[str]:
-    """Finish a save whose data and manifest were complete; undo any other."""
+def _finish_or_undo(files: Files, hidden: Hidden, folder: Path) -> list[str]:
+    """Finish an interrupted save whose data and manifest are complete; undo any other."""
     if not _left(files, hidden):
         return []
     begun, former = _interrupted(files, hidden, folder)
@@ -86,13 +82,13 @@ def _settle(files: Files, hidden: Hidden, folder: Path) -> list[str]:
 
 
 def _left(files: Files, hidden: Hidden) -> list[Path]:
-    """Return the hidden files and folders of a save that are there: manifests, by which others are known, first."""
+    """Return the hidden files and folders of a save that exist; manifests, which describe the others, come first."""
     manifests, data = (hidden.manifest, hidden.former_manifest), (hidden.data, hidden.former_data, hidden.pointer)
     return [path for path in (*manifests, *data, hidden.shards, hidden.former_shards) if files.exists(path)]
 
 
 def _interrupted(files: Files, hidden: Hidden, folder: Path) -> tuple[Entry | None, Entry | None]:
-    """Return what was being saved, and the checkpoint of the same training that it was to replace."""
+    """Return the checkpoint that was being saved, and the one of the same training that it was to replace."""
     begun = _read(files, hidden.manifest) or _in_place(files, hidden, folder)
     former = _read(files, hidden.former_manifest)
     if former is None and begun is not None:
@@ -102,7 +98,7 @@ def _interrupted(files: Files, hidden: Hidden, folder: Path) -> tuple[Entry | No
 
 
 def _in_place(files: Files, hidden: Hidden, folder: Path) -> Entry | None:
-    """Return the entry of a save whose manifest has its final name, while its data or its shards do not."""
+    """Return the entry of a save whose manifest has its final name already, but not its data or shards."""
     digest = _digest(files, hidden.data)
     manifests = []
     for found in Manifests(folder, files).look():
@@ -115,7 +111,7 @@ def _in_place(files: Files, hidden: Hidden, folder: Path) -> Entry | None:
 
 
 def _finish(files: Files, hidden: Hidden, begun: Entry, ours: Sequence[Entry]) -> Path | None:
-    """Put a complete save in place; return where, None where it was not complete."""
+    """Give the files of a complete save their final names; return the path, or None if it is not complete."""
     data = _find_data(files, hidden.data, begun)
     if data is None:
         return None
@@ -133,7 +129,7 @@ def _finish(files: Files, hidden: Hidden, begun: Entry, ours: Sequence[Entry]) -
 
 
 def _bring_back(files: Files, hidden: Hidden, former: Entry, ours: Sequence[Entry]) -> Path | None:
-    """Give what was about to be replaced its names back; return where it is, None where it had kept them."""
+    """Give the files that were being replaced their names back; return the path, or None if they still had them."""
     aside = (hidden.former_data, hidden.former_shards, hidden.former_manifest)
     if not any(files.exists(each) for each in aside):
         return None
@@ -150,7 +146,7 @@ def _bring_back(files: Files, hidden: Hidden, former: Entry, ours: Sequence[Entr
 
 
 def _find_data(files: Files, aside: Path, entry: Entry) -> Path | None:
-    """Return where the data of a checkpoint is: aside, or where a killed process put it; None for nowhere."""
+    """Return the data file of a checkpoint: the hidden one, or the one that a killed process renamed; else None."""
     if _digest(files, aside) == entry.sha256:
         return aside
     name = re.compile(rf"{re.escape(entry.path.stem)}(-\d+)?{re.escape(SUFFIX)}")
@@ -159,14 +155,14 @@ def _find_data(files: Files, aside: Path, entry: Entry) -> Path | None:
 
 
 def _own_path(files: Files, hidden: Hidden, entry: Entry, data: Path | None, ours: Sequence[Entry]) -> Path:
-    """Return where a checkpoint belongs: where its data is, or its name, or that with a number; nothing has it."""
+    """Return the free path of a checkpoint: that of its data, else its own, else its own with a number."""
     numbered = (entry.path.with_name(f"{entry.path.stem}-{number}{SUFFIX}") for number in count(2))
     paths = chain([] if data in (None, hidden.data, hidden.former_data) else [data], [entry.path], numbered)
     return next(path for path in paths if _is_own(files, path, ours))
 
 
 def _is_own(files: Files, path: Path, ours: Sequence[Entry]) -> bool:
-    """Return whether a name is free, or all that has it is of the interrupted save or of what that replaces."""
+    """Return whether a name is free, or used only by the interrupted save or by what that replaces."""
     manifest, shards, replaced = manifest_path(path), shards_path(path), {each.replaces for each in ours} - {""}
     digests = {each.sha256 for each in ours}
     if (there := _there(files, manifest)) is not None:
@@ -180,7 +176,7 @@ def _is_own(files: Files, path: Path, ours: Sequence[Entry]) -> bool:
 
 
 def _put_shards(files: Files, entry: Entry, shards: Path, path: Path, aside: Path) -> None:
-    """Give the shards of a checkpoint their name; other ones that have it, of the same save, go aside."""
+    """Rename the shards of a checkpoint to their final name; others with it, of the same save, go aside."""
     place = shards_path(path)
     if shards != place or not entry.shards:
         if files.exists(place):
@@ -190,7 +186,7 @@ def _put_shards(files: Files, entry: Entry, shards: Path, path: Path, aside: Pat
 
 
 def _is_whole(files: Files, entry: Entry) -> bool:
-    """Return whether a checkpoint of the same training has its place, whole."""
+    """Return whether the checkpoint with this path is intact and of the same training."""
     there = _there(files, manifest_path(entry.path))
     if there is None or there.training != entry.training or _digest(files, entry.path) != there.sha256:
         return False
@@ -203,7 +199,7 @@ def _holds(files: Files, folder: Path, entry: Entry) -> bool:
 
 
 def _is_rest(files: Files, folder: Path, entry: Entry) -> bool:
-    """Return whether a folder holds shards of a checkpoint, all or some, and nothing else."""
+    """Return whether a folder holds nothing but shards of a checkpoint, all or some of them."""
     names = {each.name for each in files.names(folder)}
     return names <= entry.shards.keys() and all(
         _digest(files, folder / name) == entry.shards[name][1] for name in names
@@ -218,10 +214,10 @@ def _digest(files: Files, path: Path) -> str | None:
 
 
 def _read(files: Files, place: Path) -> Entry | None:
-    """Return the entry in a manifest that may be missing or cut short.
+    """Return the entry in a manifest; None if it is missing or truncated.
 
     Raises:
-        TooNewError: it is of a newer version.
+        TooNewError: a newer version wrote it.
     """
     try:
         return decode(files.read(place, MOST), place)
@@ -232,100 +228,8 @@ def _read(files: Files, place: Path) -> Entry | None:
 
 
 def _there(files: Files, place: Path) -> Entry | None:
-    """Return the entry in a manifest that may be anybody's; None where it cannot be used."""
+    """Return the entry in a manifest of any run; None if it cannot be used."""
     try:
         return _read(files, place)
     except TooNewError:
         return None
-
-
-Mode = Literal["min", "max"]
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What becomes of a checkpoint: why it stays, or None."""
-
-    entry: Entry
-    stays: str | None
-
-
-def judge(
-    entries: Sequence[Entry],
-    is_pinned: Callable[[Path], bool],
-    *,
-    keep_last: int,
-    keep_best: int = 0,
-    monitor: str | None = None,
-    mode: Mode = "min",
-) -> list[Verdict]:
-    """Return a verdict on each checkpoint. Only whole ones count; damaged ones stay for somebody to look at.
-
-    Args:
-        entries: the checkpoints of a training, newest first.
-        is_pinned: whether one stays whatever happens; such ones do not count among the newest.
-        keep_last: how many of the newest stay, at least one.
-        keep_best: how many of the best by `monitor` stay besides.
-        monitor: a metric.
-        mode: whether smaller or larger is better.
-    """
-    reasons = dict.fromkeys(_pointed(entries), "called the best by its run")
-    reasons |= {each.path: "pinned" for each in entries if is_pinned(each.path)}
-    loose = [each for each in entries if reasons.get(each.path) != "pinned"]
-    _keep(loose, keep_last, "among the newest", reasons)
-    if monitor is not None:
-        _keep(ranked(entries, monitor, mode), keep_best, f"among the best by {monitor}", reasons)
-    return [Verdict(each, reasons.get(each.path)) for each in entries]
-
-
-def ranked(entries: Sequence[Entry], monitor: str, mode: Mode) -> list[Entry]:
-    """Return the checkpoints that have a metric, the best first; NaN is the worst, of equals the earlier is better.
-
-    A run that watches this metric knows which checkpoints were saved where it was measured: then only they count.
-    """
-    judged = {each: each.judged_by[2] for each in entries if each.judged_by and each.judged_by[0] == monitor}
-    return best_first(judged or {each: each.metrics.get(monitor) for each in entries}, mode)
-
-
-def _keep(entries: Sequence[Entry], number: int, reason: str, reasons: dict[Path, str]) -> None:
-    """Give the first whole checkpoints a reason to stay, and the damaged ones on the way another."""
-    for entry in entries:
-        if number == 0:
-            return
-        try:
-            reader.check(entry.path)
-        except (OSError, ValueError) as error:
-            reasons[entry.path] = f"damaged, look at it: {error}"
-        else:
-            reasons.setdefault(entry.path, reason)
-            number -= 1
-
-
-def _pointed(entries: Sequence[Entry]) -> list[Path]:
-    """Return the checkpoint that the run calls its best."""
-    for each in entries[:1]:
-        named = pointer_path(each.path.parent, each.run_name, "best")
-        pointers = (named, named.with_name(f"{clean(each.run_name)}.best"))  # as names were spelled before, too
-        names = {reader.read_pointer(pointer) for pointer in pointers}
-        return [other.path for other in entries if other.path.name in names]
-    return []
-
-
-def by_training(entries: Iterable[Entry]) -> list[list[Entry]]:
-    """Return the checkpoints of each training, in the order in which they are given."""
-    trainings: dict[str, list[Entry]] = {}
-    for each in entries:
-        trainings.setdefault(each.training, []).append(each)
-    return list(trainings.values())
-
-
-def best_first(values: Mapping[Entry, float | None], mode: Mode) -> list[Entry]:
-    """Return checkpoints, the best first; NaN is the worst, and of equals the one that was written earlier is better.
-
-    Args:
-        values: by which each competes; one without a value does not.
-        mode: whether smaller or larger is better.
-    """
-    sign = 1.0 if mode == "min" else -1.0
-    scores = {entry: inf if isnan(value) else value * sign for entry, value in values.items() if value is not None}
-    return sorted(scores, key=lambda entry: (scores[entry], *entry.order))

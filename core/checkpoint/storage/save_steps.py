@@ -1,17 +1,18 @@
-"""The steps of a save: written aside, made durable, renamed; undone where one of them fails."""
+"""The steps of a save: compact, write to hidden files, sync, rename; all undone if one of them fails."""
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
+from torch import Tensor, nn
 
-from .compact import compact, estimate
+from ..state.schema import MAPPINGS, SEQUENCES
 from .files import Files, HashingWriter
 from .manifest import Entry, Hidden, encode, manifest_path, shards_path
 from .recovery import sweep
@@ -24,8 +25,8 @@ def write(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str, Any], 
 
     Args:
         files: the operations on files.
-        hidden: the names aside.
-        entry: where it goes, and what is known of it.
+        hidden: the hidden files of the run.
+        entry: the entry, with its path; size and digest are not known yet.
         state: plain types and tensors.
         read_back: read the data again before it gets its name.
 
@@ -33,12 +34,12 @@ def write(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str, Any], 
         The entry, with the size and the digest of what was written.
 
     Raises:
-        OSError: there is no room, or the system refused a step; names the file and the free space.
+        OSError: there is not enough space, or a step failed; the message names the file and the free space.
     """
     path = entry.path
     try:
-        if not entry.shards:  # these lie where the sweeping was done before they were written
-            sweep(files, path.parent, entry.family)  # a failed save that could not be undone may have left something
+        if not entry.shards:  # else it was done before the shards were written
+            sweep(files, path.parent, entry.family)  # a failed save that could not be undone may have left files
         state = compact(state)
         _check_space(files, path.parent, state)
         moves: Moves = []
@@ -51,7 +52,7 @@ def write(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str, Any], 
             raise
     except (OSError, RuntimeError) as error:  # torch reports some failed writes as a RuntimeError
         raise _failure(files, path, error) from error
-    with suppress(OSError):  # the save has happened; what is left is swept, or complained about, by the next
+    with suppress(OSError):  # the save is complete; the next one removes what is left, or raises
         files.unlink(hidden.former_data)
         files.remove_folder(hidden.former_shards)
         files.unlink(hidden.former_manifest)
@@ -59,10 +60,10 @@ def write(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str, Any], 
 
 
 def take_in(files: Files, hidden: Hidden, entry: Entry, source: Path) -> None:
-    """Give a whole checkpoint that lies in another folder of the same file system the place of an entry.
+    """Move a complete checkpoint from another folder of the same file system to the path of an entry.
 
     Raises:
-        OSError: the system refused a step; all former checkpoints are as they were.
+        OSError: a step failed; all former checkpoints are as they were.
     """
     sweep(files, entry.path.parent, entry.family)
     moves: Moves = []
@@ -80,13 +81,13 @@ def take_in(files: Files, hidden: Hidden, entry: Entry, source: Path) -> None:
 
 
 def write_manifest(files: Files, hidden: Hidden, entry: Entry) -> Entry:
-    """Write a manifest for data that is in its place already, after what the data holds now.
+    """Write a manifest for an existing data file.
 
     Returns:
         The entry, with the size and the digest of the data.
 
     Raises:
-        OSError: a step was refused.
+        OSError: a step failed.
     """
     size, sha256 = files.digest(entry.path)
     entry = replace(entry, size=size, sha256=sha256)
@@ -100,7 +101,7 @@ def write_small(files: Files, path: Path, content: bytes) -> None:
     """Write a small file and make its content durable.
 
     Raises:
-        OSError: a step was refused, or it cannot be read back.
+        OSError: a step failed, or the content read back differs.
     """
     with files.create(path) as file:
         files.write(file, content)
@@ -116,14 +117,14 @@ def _check_space(files: Files, folder: Path, state: Mapping[str, Any]) -> None:
 
 
 def _write_aside(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str, Any], *, read_back: bool) -> Entry:
-    """Write both files where nobody takes them for a checkpoint, and make their content durable."""
+    """Write both files under hidden names, and make their content durable."""
     with files.create(hidden.data) as file:
         writer = HashingWriter(files, file)
         try:
-            torch.save(dict(state), cast(IO[bytes], writer))  # all that it needs of a file is write and flush
+            torch.save(dict(state), cast(IO[bytes], writer))  # it only calls write and flush
         except BaseException:
             if writer.failure is not None:
-                raise writer.failure from None  # torch reports a failed write in other words, and Ctrl-C not at all
+                raise writer.failure from None  # torch replaces the error of a failed write, and hides Ctrl-C
             raise
         files.sync(file)
     if read_back and files.digest(hidden.data) != (writer.size, writer.sha256()):
@@ -134,7 +135,7 @@ def _write_aside(files: Files, hidden: Hidden, entry: Entry, state: Mapping[str,
 
 
 def _moves(files: Files, hidden: Hidden, entry: Entry) -> Moves:
-    """Return what is to be renamed, the manifest last; what has the names now goes aside first, to be had back."""
+    """Return the renames, the manifest last; files that have the names now are moved aside first, to be restored."""
     path, manifest, shards = entry.path, manifest_path(entry.path), shards_path(entry.path)
     former = [(manifest, hidden.former_manifest), (path, hidden.former_data), (shards, hidden.former_shards)]
     new = [(hidden.shards, shards), (hidden.data, path), (hidden.manifest, manifest)]
@@ -142,7 +143,7 @@ def _moves(files: Files, hidden: Hidden, entry: Entry) -> Moves:
 
 
 def _put_in_place(files: Files, folder: Path, moves: Moves) -> None:
-    if len(moves) > 2:  # something is replaced: from here on the files aside must be found again after a power cut
+    if len(moves) > 2:  # something is replaced: the hidden names must survive a power cut
         files.sync_folder(folder)
     for old, new in moves:
         files.rename(old, new)
@@ -150,7 +151,7 @@ def _put_in_place(files: Files, folder: Path, moves: Moves) -> None:
 
 
 def _undo(files: Files, hidden: Hidden, moves: Moves, error: BaseException) -> None:
-    """Go back to where the save began, judged by what is there: an interrupt may come between any two steps."""
+    """Undo a save, by the files that exist: an interrupt may come between any two steps."""
     try:
         for old, new in reversed(moves):
             if not files.exists(old):
@@ -173,3 +174,102 @@ def _failure(files: Files, path: Path, error: Exception) -> OSError:
     )
     failure.errno = getattr(error, "errno", None)
     return failure
+
+
+View = tuple[Any, ...]
+
+
+def compact(state: Any) -> Any:
+    """Return a state whose tensors have no larger storage than they need.
+
+    A tensor is copied if its storage is larger than all views of it in the state, as of a slice, or if tensors of
+    another dtype view the same memory, which torch cannot save. All others are returned as they are and still share
+    memory; so do copies of the same slice.
+    """
+    views: dict[int, dict[View, int]] = {}
+    sizes: dict[int, int] = {}
+    dtypes: dict[int, set[torch.dtype]] = {}  # by address: two storages may have the same memory, as of NumPy's arrays
+    addresses: dict[int, int] = {}
+    for tensor in _tensors(state):
+        storage = tensor.untyped_storage()
+        sizes[storage._cdata], addresses[storage._cdata] = storage.nbytes(), storage.data_ptr()
+        dtypes.setdefault(storage.data_ptr(), set()).add(tensor.dtype)
+        views.setdefault(storage._cdata, {})[_view(tensor)] = tensor.nbytes
+    loose = {number for number, size in sizes.items() if size > sum(views[number].values())}
+    loose |= {number for number, address in addresses.items() if address and len(dtypes[address]) > 1}
+    return _rebuilt(state, loose, {}) if loose else state
+
+
+def _rebuilt(value: Any, loose: set[int], made: dict[View, Tensor]) -> Any:
+    if type(value) in MAPPINGS:
+        return type(value)({key: _rebuilt(item, loose, made) for key, item in value.items()})
+    if type(value) in SEQUENCES:
+        return type(value)([_rebuilt(item, loose, made) for item in value])
+    if not _has_memory(value) or value.untyped_storage()._cdata not in loose:
+        return value
+    view = (value.untyped_storage()._cdata, *_view(value))
+    if view not in made:
+        made[view] = value.detach().clone(memory_format=torch.contiguous_format)
+    form = (*view, type(value), value.requires_grad)  # a frozen view of a trained tensor is a tensor of its own
+    if form not in made:
+        copy = made[view].detach()
+        copy = nn.Parameter(copy, requires_grad=False) if type(value) is nn.Parameter else copy
+        made[form] = copy.requires_grad_(value.requires_grad)
+    return made[form]
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if type(value) in MAPPINGS:
+        value = list(value.values())
+    if type(value) in SEQUENCES:
+        for item in value:
+            yield from _tensors(item)
+    elif _has_memory(value):
+        yield value
+
+
+def _has_memory(value: Any) -> bool:
+    """Return whether a value is a dense tensor with a storage: not sparse, quantized, meta or nested."""
+    return (
+        type(value) in (Tensor, nn.Parameter)
+        and value.layout is torch.strided
+        and not (value.is_quantized or value.is_meta or value.is_nested)
+    )
+
+
+def _view(tensor: Tensor) -> View:
+    return tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
+
+
+SLACK = 64 * 1024  # the archive's directory, the manifest, a pointer
+
+
+PER_TENSOR = 512  # a record's header, its padding, its entry in the directory
+
+
+PER_VALUE = 16
+
+
+def estimate(state: Any) -> int:
+    """Return about how many bytes a state needs on disk; shared storages count once."""
+    storages: dict[int, int] = {}
+    return SLACK + _values(state, storages) + sum(storages.values())
+
+
+def _values(value: Any, storages: dict[int, int]) -> int:
+    if isinstance(value, Tensor):
+        return PER_TENSOR + _tensor(value, storages)
+    if isinstance(value, Mapping):
+        return sum(_values(key, storages) + _values(item, storages) for key, item in value.items())
+    if isinstance(value, list | tuple):
+        return sum(_values(item, storages) for item in value)
+    return PER_VALUE + (len(value) if isinstance(value, str | bytes) else 0)
+
+
+def _tensor(tensor: Tensor, storages: dict[int, int]) -> int:
+    """Return the bytes of a tensor without a storage; of others, add the storage, which is saved once, as a whole."""
+    if tensor.layout is not torch.strided:
+        return tensor.element_size() * tensor.numel()
+    storage = tensor.untyped_storage()
+    storages[storage._cdata] = storage.nbytes()
+    return 0

@@ -1,4 +1,4 @@
-"""The checkpoints of one training in one folder: written so that a whole one is there at every instant."""
+"""The checkpoints of one training in one folder: written so that an intact one exists at every moment."""
 
 from __future__ import annotations
 
@@ -39,26 +39,25 @@ logger = logging.getLogger("heliograph")
 class Store:
     """Writes, lists and removes the checkpoints of a training, from one thread at a time.
 
-    One store may be open per run's name and folder: a second one, of another process or of this, is refused. A killed
-    process holds nothing. Where the system has no `fcntl` (Windows) there is no such lock.
+    One store may be open for a run's name and folder: a second one, in another process or in this, is refused. The lock
+    ends with its process. If the system has no `fcntl` (Windows), there is no lock.
 
-    Several trainings may have been asked for by one name. They share the lock and the order of writing; each has its
-    identity, and a name of its own for its files. What is of another training than the store's is neither removed nor
-    written over.
+    A program may give several trainings the same name. They share the lock and the order of writing; each has an id,
+    and a name of its own for its files. The store neither removes nor overwrites checkpoints of another training.
 
-    A checkpoint is `<name>.pth` with its manifest `<name>.json`. Both are written aside and made durable, then renamed,
-    the manifest last; a save has happened when `save` returns. `<name>.pinned` beside it, which `touch` makes too,
-    keeps it from being removed. The shards of several ranks lie in the folder `<name>.shards`. `<run>.last` and
-    `<run>.best` hold a file name each, for people and tools.
+    A checkpoint is `<name>.pth` with its manifest `<name>.json`. Both are written under hidden names and made durable,
+    then renamed, the manifest last; it is durable when `save` returns. A file `<name>.pinned` (`touch` it) keeps it
+    from being removed. The shards of several ranks are in the folder `<name>.shards`. `<run>.last` and `<run>.best`
+    hold a file name each, for people and tools.
 
     Args:
-        folder: where the checkpoints lie; made where it is missing.
+        folder: the folder of the checkpoints; created if it is missing.
         run_name: the name that the program gave the run.
-        training_id: of which training they are; by default of any that this name was asked for.
+        training_id: the id of the training; by default, all trainings of this name.
         files: the operations on files, for tests.
 
     Attributes:
-        name: what the files of the training begin with, and its pointers: see `write_as`.
+        name: the prefix of the training's files and pointers: see `write_as`.
     """
 
     def __init__(
@@ -74,14 +73,14 @@ class Store:
         self._sequence: int | None = None  # the highest so far, while the store is open
 
     def open(self, patience: float = 0.0) -> list[str]:
-        """Take the lock, and bring in order what an interrupted writer left; return what there is to say.
+        """Acquire the lock, and finish or undo what an interrupted writer began; return notes on that.
 
         Args:
-            patience: seconds to wait for another process to let the lock go.
+            patience: seconds to wait for another process to release the lock.
 
         Raises:
             ValueError: another process writes this run's checkpoints there (it is named), or nothing can be written.
-            OSError: what was left cannot be brought in order.
+            OSError: an interrupted save can be neither finished nor undone.
         """
         prepare_folder(self.folder)
         notes = []
@@ -94,7 +93,7 @@ class Store:
             return notes + reader.refused(self._manifests)
         except BaseException as error:
             self._lock.release()
-            if isinstance(error, OSError) and not isinstance(error, IsADirectoryError):  # which says what to do
+            if isinstance(error, OSError) and not isinstance(error, IsADirectoryError):  # that one says what to do
                 what = error.filename or "a file in it"
                 raise OSError(
                     error.errno,
@@ -140,22 +139,22 @@ class Store:
     ) -> Entry:
         """Write a checkpoint, and return when it is durable.
 
-        One of this training under the same name is replaced. Where the name belongs to something else (a pinned one,
-        another training's, a file without a valid manifest), a number is added to it: go by the entry's path.
+        A checkpoint of this training with the same name is replaced. If the name belongs to something else (a pinned
+        checkpoint, one of another training, a file without a valid manifest), a number is added: use the entry's path.
 
         Args:
             name: the file name, which ends in `.pth`.
             state: plain types and tensors.
-            judged_by: metric, mode and value by which it competes for the best.
-            sequence: its place in the order of writing; by default the next. For who brings in older checkpoints.
-            shards: bytes and digest, by name, of the files that lie in the folder that `begin_shards` returned.
+            judged_by: metric, mode and value by which it is ranked for the best.
+            sequence: its number in the order of writing, for older checkpoints; by default the next.
+            shards: bytes and digest, by name, of the files in the folder that `begin_shards` returned.
             replace_unknown: replace a file without a valid manifest, too.
             read_back: read the data again before it gets its name.
 
         Raises:
-            OSError: the disk is full, the folder read-only, what is read back is not what was written, and the like;
-                names the file and the free space. All former checkpoints are as they were.
-            ValueError: the name is none, or the state is another training's.
+            OSError: the disk is full, the folder read-only, the data read back differs, and the like; the message names
+                the file and the free space. All former checkpoints are as they were.
+            ValueError: the name is not valid, or the state is of another training.
         """
         newest = self._highest(state["run_name"])
         training = training_of(state)
@@ -169,13 +168,13 @@ class Store:
         return entry
 
     def begin_shards(self, needed: int) -> Path:
-        """Return an empty folder for the shards of the next save, which puts it in its place.
+        """Return an empty folder for the shards of the next `save`, which renames it.
 
         Args:
             needed: bytes of all shards.
 
         Raises:
-            OSError: there is no room for them, or the folder could not be made.
+            OSError: there is not enough space, or the folder could not be created.
         """
         sweep(self._files, self.folder, self.run_name)
         if needed > (free := self._files.free(self.folder)):
@@ -188,13 +187,13 @@ class Store:
         return self._hidden.shards
 
     def take_in(self, path: Path) -> Entry:
-        """Move a whole checkpoint here, from another folder of the same file system; return its entry.
+        """Move a complete checkpoint here from another folder of the same file system; return its entry.
 
-        It keeps its training and its place in the order of writing; its name is treated as `save` treats one.
+        It keeps its training and its sequence; a number is added to its name as in `save`.
 
         Raises:
             OSError: it could not be moved.
-            ValueError: it has no manifest, or it is another run's.
+            ValueError: it has no manifest, or is of another run.
         """
         entry = reader.read_manifest(path, files=self._files)
         newest = self._highest(entry.family)
@@ -204,16 +203,16 @@ class Store:
         return entry
 
     def adopt(self, name: str, state: Mapping[str, Any], sequence: int) -> Entry:
-        """Write a manifest for a file that has lost its own, and return when it is durable; the file stays as it is.
+        """Write a manifest for a file that has lost its own, and return when it is durable; the file is not changed.
 
         Args:
-            name: of the file.
-            state: what was read from it.
-            sequence: its place in the order of writing.
+            name: the file name.
+            state: the content of the file.
+            sequence: its number in the order of writing.
 
         Raises:
-            OSError: the file could not be read, or the manifest not be written.
-            ValueError: the name is none, or the state is another run's.
+            OSError: the file could not be read, or the manifest not written.
+            ValueError: the name is not valid, or the state is of another run.
         """
         newest, training = self._highest(state["run_name"]), training_of(state)
         names = (each.run_name for each in self.entries()[0] if each.training == training)
@@ -228,11 +227,11 @@ class Store:
         return entry
 
     def steady(self) -> AbstractContextManager[None]:
-        """Look at the folder once, and take it as it is then for a while."""
+        """Read the folder once, and use the result within the context."""
         return self._manifests.steady()
 
     def entries(self) -> tuple[list[Entry], list[str]]:
-        """Return the checkpoints of all trainings of the run's name, newest first, and what was passed over."""
+        """Return the checkpoints of all trainings of the run's name, newest first, and notes on skipped files."""
         return reader.entries(self._manifests, self.run_name)
 
     def own(self) -> list[Entry]:
@@ -240,15 +239,15 @@ class Store:
         return [each for each in self.entries()[0] if each.training == (self.training_id or each.training)]
 
     def under(self, name: str) -> tuple[list[Entry], list[Path]]:
-        """Return the checkpoints of whatever trainings write under a name, and other files of that name."""
+        """Return the checkpoints of trainings whose files have a name, and other files of that name."""
         return reader.under(self._manifests, name)
 
     def count(self) -> int:
-        """Return how many checkpoints of this run there are, including those of which only the names are left."""
+        """Return how many checkpoints of this run there are, including files that are only named like one."""
         return reader.count(self._manifests, self.run_name)
 
     def newest(self) -> tuple[Entry | None, reader.State | None, list[str]]:
-        """Return the newest whole checkpoint, what is in it, and a sentence for each one that was passed over."""
+        """Return the newest intact checkpoint, its state, and a sentence for each one that was skipped."""
         return reader.newest(self._manifests, self.run_name)
 
     def remove(self, path: Path, training: str | None = None) -> bool:
@@ -256,7 +255,7 @@ class Store:
 
         Args:
             path: the checkpoint.
-            training: of which training it must be, where that is another.
+            training: the id of another training, to remove a checkpoint of that one.
 
         Raises:
             OSError: it could not be removed.
@@ -270,9 +269,9 @@ class Store:
             of = reader.read_manifest(path, files=self._files).training
             if of != (training or self.training_id or of):
                 return False
-        except ValueError:  # nobody knows whose it is
+        except ValueError:  # its training is unknown
             return False
-        self._files.rename(manifest, self._hidden.doomed)  # from here on it is no checkpoint any more
+        self._files.rename(manifest, self._hidden.doomed)  # from now on it is not a checkpoint
         self._files.unlink(path)
         self._files.remove_folder(shards_path(path))
         self._files.unlink(self._hidden.doomed)
@@ -280,7 +279,7 @@ class Store:
 
     def pin(self, path: Path) -> None:
         """Keep a checkpoint from being removed."""
-        if not self.is_pinned(path):  # a link of that name is one, too, and is not followed
+        if not self.is_pinned(path):  # a link of that name pins it, too, and is not followed
             path.with_suffix(PINNED).touch()
 
     def unpin(self, path: Path) -> None:
@@ -288,23 +287,23 @@ class Store:
         path.with_suffix(PINNED).unlink(missing_ok=True)
 
     def is_pinned(self, path: Path) -> bool:
-        """Return whether a checkpoint is kept whatever happens."""
+        """Return whether a checkpoint is pinned."""
         return self._files.exists(path.with_suffix(PINNED))
 
     def pointed(self, name: str) -> str | None:
-        """Return the file name of the checkpoint that is pointed to as the last one under a name."""
+        """Return the file name in the pointer to the last checkpoint of a name."""
         return reader.read_pointer(pointer_path(self.folder, name, "last"))
 
     def point(self, label: Label, path: Path | None) -> None:
-        """Write down, for people and tools, which checkpoint is the last or the best; None removes the pointer.
+        """Write the pointer to the last or best checkpoint, for people and tools; None removes it.
 
-        Where a folder has the name, nothing is written, and a warning logged.
+        If a folder has its name, nothing is written, and a warning is logged.
 
         Raises:
             OSError: it could not be written.
         """
         pointer = pointer_path(self.folder, self.name, label)
-        if pointer.is_dir():  # somebody's; a pointer is a help, and no reason to fail
+        if pointer.is_dir():  # not worth failing for
             logger.warning("A folder has the name of the pointer %s, which is not written: move it away", pointer)
             return
         if path is None:
@@ -317,7 +316,7 @@ class Store:
 
     @contextmanager
     def _locks_of_interrupted(self, patience: float) -> Iterator[None]:
-        """Hold the locks of the names under which what is brought in order has its files: others may write there."""
+        """Hold the locks of the names whose interrupted saves are finished or undone, as others may write them."""
         with ExitStack() as held:
             for name in sorted(interrupted_names(self._files, self.folder, self.run_name) - {self.run_name}):
                 lock = self._lock_of(name)
@@ -329,7 +328,7 @@ class Store:
         return Lock(Hidden.of(self.folder, name).lock, f"The checkpoints of run {name!r} in {self.folder} are written")
 
     def _highest(self, run_name: str) -> int:
-        """Return the highest place in the order of writing, where the store is open and is for runs of this name."""
+        """Return the highest sequence; raise ValueError if the store is closed or for runs of another name."""
         if self._sequence is None:
             raise ValueError(f"The store of {self.folder} is not open: call open() before save().")
         if run_name != self.run_name:
@@ -337,7 +336,7 @@ class Store:
         return self._sequence
 
     def _entry(self, path: Path, state: Mapping[str, Any], sequence: int, judged_by: JudgedBy | None) -> Entry:
-        """Return what is known of a state; size and digest are not known yet."""
+        """Return the entry of a state; size and digest are not known yet."""
         training_id = state.get("training_id", "")
         return Entry(
             path=path,
@@ -357,7 +356,7 @@ class Store:
         )
 
     def _free_path(self, wanted: Path, training: str, replace_unknown: bool) -> Path:
-        """Return the wanted path, or the first numbered one that a checkpoint of a training may have."""
+        """Return the wanted path, or the first numbered one that a checkpoint of a training may use."""
         path, number = wanted, 1
         while not self._may_write(path, training, replace_unknown):
             number += 1
@@ -374,11 +373,11 @@ class Store:
             return there.training == training and (there.training_id == training or replace_unknown)
         except (ValueError, FileNotFoundError):
             return replace_unknown and not manifest_path(path).is_dir()
-        except OSError:  # whose it is cannot be read
+        except OSError:  # its training is unknown
             return False
 
     def _unknown(self, path: Path) -> str:
-        """Return the digest of a file without a valid manifest, empty for none: who finishes a save must know it."""
+        """Return the digest of a file without a valid manifest, else "": finishing an interrupted save needs it."""
         try:
             reader.read_manifest(path, files=self._files)
         except FileNotFoundError:
@@ -388,7 +387,7 @@ class Store:
         return ""
 
     def _is_no_file(self, path: Path) -> bool:
-        """Return whether a folder, a link, a pipe or a device has a name: it is somebody's, and stays."""
+        """Return whether a name exists and is not a regular file: it is not replaced."""
         try:
             return not S_ISREG(self._files.patiently(partial(self._files.try_status, path)).st_mode)
         except NOT_THERE:

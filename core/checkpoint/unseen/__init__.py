@@ -1,1 +1,1 @@
-"""What no state_dict holds: looked at when the run is saved, compared and restored when it is resumed."""
+"""State that no `state_dict` holds: recorded when a run is saved, compared and restored when it is resumed."""

@@ -1,17 +1,14 @@
-"""Attributes that no state_dict holds: of the task, its modules, optimizers, schedulers, and what reads the data."""
+"""Attributes that no `state_dict` holds: of the task, its modules, optimizers, schedulers, datasets and samplers."""
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from math import isnan
 from types import FunctionType
 from typing import Any, Final
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import ConcatDataset, Subset, SubsetRandomSampler, TensorDataset, WeightedRandomSampler
@@ -19,29 +16,29 @@ from torch.utils.data import ConcatDataset, Subset, SubsetRandomSampler, TensorD
 from ....events import Run
 from ...data.draws.equality import set_by_epoch
 from ...data.draws.users_code import is_users
-from .fingerprint import GENERATORS, Fingerprint
+from .values import GENERATORS, encode
 
-OF_MODULES: Final = frozenset({*vars(nn.Module()), "_compiled_call_impl"}) - {"training"}
-HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-HOOKS_OF_OPTIMIZERS: Final = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-HOOKS_OF_PARAMETERS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
+MODULE_ATTRIBUTES: Final = frozenset({*vars(nn.Module()), "_compiled_call_impl"}) - {"training"}
+MODULE_HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+OPTIMIZER_HOOKS: Final = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+PARAMETER_HOOKS: Final = ("_backward_hooks", "_post_accumulate_grad_hooks")
 CLASS: Final = "__class__"
-OF_OPTIMIZERS: Final = frozenset(vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))]))) | {"_opt_called", "step"}
-OF_SCHEDULERS: Final = frozenset({"optimizer", "_get_lr_called_within_step", "_is_initial", "_schedulers"})
+OPTIMIZER_ATTRIBUTES: Final = frozenset(vars(torch.optim.SGD([nn.Parameter(torch.zeros(1))]))) | {"_opt_called", "step"}
+SCHEDULER_ATTRIBUTES: Final = frozenset({"optimizer", "_get_lr_called_within_step", "_is_initial", "_schedulers"})
 READERS: Final = ("dataset", "sampler", "batch_sampler", "collate_fn")
 
 
 @dataclass(slots=True)
-class Part:
+class Attribute:
     """One attribute.
 
     Attributes:
-        value: what it is.
-        holder: what it is an attribute of; None where it is not ours to give it another value.
-        name: that it has there.
-        is_data: whether it is of what reads the data: it may be large, and its draws are keyed.
-        package: of the class that it is an attribute of.
-        follows_epoch: whether `set_epoch` sets it, as it will again before anything is read.
+        value: its value.
+        holder: the object that has it; None if it is compared only, and never set.
+        name: its name in that object.
+        is_data: whether it belongs to a dataset or sampler: it may be large, and its draws are keyed.
+        package: the package of the holder's class.
+        follows_epoch: whether `set_epoch` sets it, and so will again before anything is read.
     """
 
     value: Any
@@ -53,78 +50,78 @@ class Part:
 
     @property
     def is_users(self) -> bool:
-        """Whether the class that it is an attribute of is the user's to change."""
+        """Whether the holder's class is the user's to change."""
         return self.package not in ("", "torch", "heliograph")
 
     def restore(self, saved: Any, weights: Collection[int] = ()) -> None:
-        """Give the attribute a saved value, in place where it is a container or a tensor that others may hold, too.
+        """Set the attribute to a saved value: containers and tensors, which others may reference, in place.
 
         Args:
             saved: the value.
-            weights: storages of tensors that have their own state, and must not be written to.
+            weights: addresses of storages that a `state_dict` restores, and that must not be written to.
         """
         assert self.holder is not None
-        if (given := filled(self.value, saved, weights)) is not self.value:
-            setattr(self.holder, self.name, given)
+        if (restored := fill(self.value, saved, weights)) is not self.value:
+            setattr(self.holder, self.name, restored)
 
 
-def filled(now: Any, saved: Any, weights: Collection[int] = ()) -> Any:
-    """Return a value as it was saved; containers and tensors that are there stay the same objects, for others."""
+def fill(now: Any, saved: Any, weights: Collection[int] = ()) -> Any:
+    """Return the saved value; containers and tensors in `now` are filled in place, as others may reference them."""
     if isinstance(saved, Tensor) and isinstance(now, Tensor):
-        if not (_is_alike(now, saved) and now.is_contiguous() and _storage(now) not in {None, *weights}):
+        if not (_has_same_form(now, saved) and now.is_contiguous() and _storage(now) not in {None, *weights}):
             return saved.to(now.device)
         with torch.no_grad():
             now.copy_(saved)
         return now
     if isinstance(saved, dict) and isinstance(now, dict):
-        items = {key: filled(now.get(key), item, weights) for key, item in saved.items()}
+        items = {key: fill(now.get(key), item, weights) for key, item in saved.items()}
         now.clear()
         now.update(items)
         return now
     if type(saved) is list and type(now) is list:
-        here = [*now, *[None] * (len(saved) - len(now))]
-        now[:] = [filled(each, item, weights) for each, item in zip(here, saved, strict=False)]
+        padded = [*now, *[None] * (len(saved) - len(now))]
+        now[:] = [fill(each, item, weights) for each, item in zip(padded, saved, strict=False)]
         return now
     if type(saved) is tuple and type(now) is tuple and len(saved) == len(now):
-        given = tuple(filled(each, item, weights) for each, item in zip(now, saved, strict=True))
-        return now if all(one is other for one, other in zip(now, given, strict=True)) else given
+        filled = tuple(fill(each, item, weights) for each, item in zip(now, saved, strict=True))
+        return now if all(one is other for one, other in zip(now, filled, strict=True)) else filled
     return saved
 
 
-def _is_alike(one: Tensor, other: Tensor) -> bool:
+def _has_same_form(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype and one.layout is torch.strided
 
 
 def _storage(tensor: Tensor) -> int | None:
-    """Return where the memory of a tensor begins; None where it has none of its own, as a DTensor."""
+    """Return the address of a tensor's storage; None if it has none of its own, such as a DTensor."""
     try:
         return tensor.untyped_storage().data_ptr()
     except (RuntimeError, NotImplementedError):
         return None
 
 
-def storages(run: Run) -> set[int]:
-    """Return where the weights and the buffers of a run lie that its `state_dict` holds."""
+def state_dict_storages(run: Run) -> set[int]:
+    """Return the addresses of the storages of all weights and buffers that the `state_dict` of a run holds."""
     saved = (each for module in run.modules.values() for each in module.state_dict(keep_vars=True).values())
     found = {_storage(each) for each in saved if isinstance(each, Tensor)}
     return {each for each in found if each is not None}
 
 
-def parts(run: Run) -> dict[str, Part]:
-    """Return every attribute of a run that a checkpoint does not hold otherwise, by where it is."""
-    found: dict[str, Part] = {}
-    is_training = run.phase == "train"  # in an evaluation, every module is in eval mode for a while
+def find_attributes(run: Run) -> dict[str, Attribute]:
+    """Return every attribute of a run that no `state_dict` holds, by its path."""
+    found: dict[str, Attribute] = {}
+    is_training = run.phase == "train"  # during an evaluation, every module is in eval mode
     for root, module in run.modules.items():
-        for path, part in module.named_modules():
-            found.update(_of_module(f"{root}.{path}" if path else root, part, with_mode=is_training))
+        for path, submodule in module.named_modules():
+            found.update(_of_module(f"{root}.{path}" if path else root, submodule, with_mode=is_training))
     if not isinstance(run.task, nn.Module):
-        found.update(_of(run.task, "task", skip=run.modules))
+        found.update(_attributes_of(run.task, "task", skip=run.modules))
     for name, optimizer in run.optimizers.items():
         names = [each for each in vars(optimizer) if each.startswith("_") and not _is_own(optimizer)]
-        found.update(_compared(_of(optimizer, name, skip=OF_OPTIMIZERS.union(names))))
-        found.update(_hooks(optimizer, name, HOOKS_OF_OPTIMIZERS))
+        found.update(_without_holder(_attributes_of(optimizer, name, skip=OPTIMIZER_ATTRIBUTES.union(names))))
+        found.update(_hooks(optimizer, name, OPTIMIZER_HOOKS))
     for name, scheduler in run.schedulers.items():
-        found.update(_compared(_of_scheduler(scheduler, f"the scheduler of {name}")))
+        found.update(_without_holder(_of_scheduler(scheduler, f"the scheduler of {name}")))
     sets = run.validation_loaders
     loaders = {"": run.train_loader, **{f"validation {name} ".replace("  ", " "): each for name, each in sets.items()}}
     for prefix, loader in loaders.items():
@@ -133,88 +130,86 @@ def parts(run: Run) -> dict[str, Part]:
     return found
 
 
-def _of(holder: Any, where: str, skip: Any = ()) -> Iterator[tuple[str, Part]]:
+def _attributes_of(holder: Any, where: str, skip: Any = ()) -> Iterator[tuple[str, Attribute]]:
     ignored, package = ignored_names(holder), package_of(holder)
     for name, value in getattr(holder, "__dict__", {}).items():
-        if name not in skip and name not in ignored and not name.startswith("__"):  # torch keeps its own so
-            yield f"{where}.{name}", Part(value, holder, name, package=package)
+        if name not in skip and name not in ignored and not name.startswith("__"):  # torch's own
+            yield f"{where}.{name}", Attribute(value, holder, name, package=package)
 
 
-def _of_module(where: str, module: nn.Module, *, with_mode: bool) -> Iterator[tuple[str, Part]]:
-    yield from _of(module, where, OF_MODULES if with_mode else OF_MODULES | {"training"})
-    yield f"{where}.{CLASS}", Part(type(module).__qualname__)
+def _of_module(where: str, module: nn.Module, *, with_mode: bool) -> Iterator[tuple[str, Attribute]]:
+    yield from _attributes_of(module, where, MODULE_ATTRIBUTES if with_mode else MODULE_ATTRIBUTES | {"training"})
+    yield f"{where}.{CLASS}", Attribute(type(module).__qualname__)
     for name, parameter in module._parameters.items():
         if parameter is not None:
             yield from _of_parameter(f"{where}.{name}", parameter)
     for name in module._non_persistent_buffers_set:
-        yield f"{where}.{name}", Part(module._buffers[name], module, name)
-    yield from _hooks(module, where, HOOKS)
+        yield f"{where}.{name}", Attribute(module._buffers[name], module, name)
+    yield from _hooks(module, where, MODULE_HOOKS)
 
 
-def _of_parameter(where: str, parameter: nn.Parameter) -> Iterator[tuple[str, Part]]:
-    yield f"{where}.requires_grad", Part(parameter.requires_grad, parameter, "requires_grad")
+def _of_parameter(where: str, parameter: nn.Parameter) -> Iterator[tuple[str, Attribute]]:
+    yield f"{where}.requires_grad", Attribute(parameter.requires_grad, parameter, "requires_grad")
     for name, value in vars(parameter).items():
-        if not name.startswith("_"):  # an engine keeps its own so
-            yield f"{where}.{name}", Part(value, parameter, name)
-    yield from _hooks(parameter, where, HOOKS_OF_PARAMETERS)
+        if not name.startswith("_"):  # an engine's own
+            yield f"{where}.{name}", Attribute(value, parameter, name)
+    yield from _hooks(parameter, where, PARAMETER_HOOKS)
 
 
-def _hooks(holder: Any, where: str, kinds: Iterable[str]) -> Iterator[tuple[str, Part]]:
-    """Yield the user's own hooks, of each kind together."""
+def _hooks(holder: Any, where: str, kinds: Iterable[str]) -> Iterator[tuple[str, Attribute]]:
+    """Yield the user's own hooks, one attribute for each kind."""
     for kind in kinds:
         if hooks := [hook for hook in (getattr(holder, kind, None) or {}).values() if _is_own(hook)]:
-            yield f"{where}.{kind.removeprefix('_')}", Part(hooks)
+            yield f"{where}.{kind.removeprefix('_')}", Attribute(hooks)
 
 
-def _of_scheduler(scheduler: Any, where: str) -> Iterator[tuple[str, Part]]:
+def _of_scheduler(scheduler: Any, where: str) -> Iterator[tuple[str, Attribute]]:
     kept: Mapping[str, Any] = scheduler.state_dict()
-    for name, part in _of(scheduler, where, skip=OF_SCHEDULERS):
-        attribute = name.rpartition(".")[2]
-        if attribute not in kept or attribute in ("lr_lambdas", "lr_lambda"):  # of functions it keeps no closures
-            yield name, part
+    for path, each in _attributes_of(scheduler, where, skip=SCHEDULER_ATTRIBUTES):
+        name = path.rpartition(".")[2]
+        if name not in kept or name in ("lr_lambdas", "lr_lambda"):  # its state_dict holds no closures
+            yield path, each
 
 
-def _of_reader(reader: Any, where: str) -> Iterator[tuple[str, Part]]:
-    """Yield the attributes of the user's own dataset, sampler or function; torch's are looked through."""
+def _of_reader(reader: Any, where: str) -> Iterator[tuple[str, Attribute]]:
+    """Yield the attributes of the user's own dataset, sampler or function, inside of torch's wrappers too."""
     if isinstance(reader, Subset):
-        yield f"{where}.indices", Part(list(reader.indices), is_data=True)
+        yield f"{where}.indices", Attribute(list(reader.indices), is_data=True)
         yield from _of_reader(reader.dataset, where)
     elif isinstance(reader, ConcatDataset):
         for number, each in enumerate(reader.datasets):
             yield from _of_reader(each, f"{where} {number}")
     elif isinstance(reader, TensorDataset):
         for number, tensor in enumerate(reader.tensors):
-            yield f"{where}.tensors {number}", Part(tensor, is_data=True)
+            yield f"{where}.tensors {number}", Attribute(tensor, is_data=True)
     elif isinstance(reader, WeightedRandomSampler | SubsetRandomSampler):
         held = reader.weights if isinstance(reader, WeightedRandomSampler) else reader.indices
         yield (
             f"{where}.{'weights' if isinstance(reader, WeightedRandomSampler) else 'indices'}",
-            Part(held, is_data=True),
+            Attribute(held, is_data=True),
         )
     elif isinstance(reader, FunctionType | partial):
-        yield where, Part(reader, is_data=True)
+        yield where, Attribute(reader, is_data=True)
     elif reader is not None and _is_own(reader):
-        epochs = set_by_epoch(type(reader))
-        for place, part in _of(reader, where):
-            if isinstance(part.value, GENERATORS):  # keyed, or found by the probe; many are made when first needed
+        names = set_by_epoch(type(reader))
+        for path, attribute in _attributes_of(reader, where):
+            if isinstance(attribute.value, GENERATORS):  # keyed, or found by the probe; many are made when first needed
                 continue
-            yield (
-                place,
-                Part(part.value, is_data=True, package=part.package, follows_epoch=place.rpartition(".")[2] in epochs),
-            )
+            follows_epoch = path.rpartition(".")[2] in names
+            yield path, Attribute(attribute.value, is_data=True, package=attribute.package, follows_epoch=follows_epoch)
 
 
-def _compared(found: Iterator[tuple[str, Part]]) -> Iterator[tuple[str, Part]]:
-    """Yield attributes as those that are compared only."""
-    for where, part in found:
-        yield where, Part(part.value, package=part.package)
+def _without_holder(found: Iterator[tuple[str, Attribute]]) -> Iterator[tuple[str, Attribute]]:
+    """Yield attributes without their holders: they are compared only."""
+    for where, each in found:
+        yield where, Attribute(each.value, package=each.package)
 
 
 def ignored_names(holder: Any) -> Collection[str]:
-    """Return the attributes that a class says the training does not depend on: its `resume_ignores`.
+    """Return `resume_ignores` of a class: the names of attributes that the training does not depend on.
 
     Raises:
-        TypeError: that is no tuple, list or set of names.
+        TypeError: it is not a tuple, list or set of names.
     """
     names = getattr(type(holder), "resume_ignores", ())
     if not isinstance(names, tuple | list | set | frozenset) or not all(isinstance(each, str) for each in names):
@@ -225,154 +220,28 @@ def ignored_names(holder: Any) -> Collection[str]:
 
 
 def package_of(holder: Any) -> str:
-    """Return the package that an object's class is of."""
+    """Return the name of the package of an object's class."""
     return type(holder).__module__.partition(".")[0]
 
 
 def _is_own(thing: Any) -> bool:
-    """Return whether a class or function is the user's: not Python's, not a library's, not ours."""
+    """Return whether a class or function is the user's: not of Python, of a library or of heliograph."""
     kind = thing if hasattr(thing, "__qualname__") else type(thing)
     return is_users(str(kind.__module__))
 
 
-def holder_of(run: Run, where: str) -> tuple[Any, str]:
-    """Return what an attribute belongs to, and its name there; None where that is no task, module or parameter."""
-    place, _, name = where.rpartition(".")
-    if place == "task":
+def find_holder(run: Run, where: str) -> tuple[Any, str]:
+    """Return the task, module or parameter that an attribute belongs to, else None, and the attribute's name."""
+    parent, _, name = where.rpartition(".")
+    if parent == "task":
         return run.task, name
-    root, _, path = place.partition(".")
+    root, _, path = parent.partition(".")
     for find in (nn.Module.get_submodule, nn.Module.get_parameter):
         with suppress(AttributeError):
             return (find(run.modules[root], path) if root in run.modules else None), name
     return None, name
 
 
-def encoded(found: Mapping[str, Part]) -> dict[str, dict[str, Any]]:
+def encode_attributes(found: Mapping[str, Attribute]) -> dict[str, dict[str, Any]]:
     """Return attributes as plain data."""
-    return {where: encode(part.value, is_data=part.is_data, package=part.package) for where, part in found.items()}
-
-
-LEAVES: Final = 100_000  # plain values in one attribute that are kept
-FEW: Final = 100  # of what reads the data
-TEXT: Final = 64 * 1024  # characters or bytes in one of them
-BITS: Final = 2000
-NUMBERS: Final = 65_536  # in a tensor
-SCALARS: Final = (bool, int, float, type(None))
-EXACT: Final = (bool, int, str, type(None))  # equal only to the same bits
-SHOWN: Final = 60  # characters of a value in a sentence
-NOT_SEEN: Final = frozenset({"opaque", "unseen"})
-MISSING: Final = {"missing": True}
-Value = Mapping[str, Any]
-
-
-def encode(value: Any, *, is_data: bool = False, package: str = "") -> dict[str, Any]:
-    """Return an attribute as plain data: `value`, or `digest` with `kind`, or `opaque`, or `unseen` with the reason.
-
-    Args:
-        value: of the attribute.
-        is_data: whether it is of what reads the data: of what is large, only a sample is looked at.
-        package: of the object that has the attribute, whose other classes are looked into even if it is installed.
-    """
-    if type(value) in SCALARS and not _is_long(value):
-        return {"value": value}
-    try:
-        return {"value": _copy(value, [FEW if is_data else LEAVES])}
-    except (TypeError, RecursionError):
-        pass
-    try:
-        fingerprint, kind = Fingerprint(value, is_data=is_data, package=package), describe(value)
-    except Exception as error:  # noqa: BLE001  # of any class of the user's; a save must not fail for it
-        return {"unseen": f"could not be looked at ({type(error).__name__})", "kind": type(value).__name__}
-    if fingerprint.unseen:
-        return {"unseen": fingerprint.unseen, "kind": kind}
-    if fingerprint.is_opaque:
-        return {"opaque": type(value).__name__}
-    return {"digest": fingerprint.digest, "kind": kind}
-
-
-def equal(one: Value, other: Value) -> bool:
-    """Return whether two encoded attributes are equal, to the last bit; what cannot be seen is equal to anything."""
-    if "value" in one and "value" in other:
-        return _same(one["value"], other["value"])
-    if one.keys() & NOT_SEEN or other.keys() & NOT_SEEN:
-        return True
-    return one.get("digest") == other.get("digest") and one.keys() == other.keys()
-
-
-def show(value: Value) -> str:
-    """Return an encoded attribute in words."""
-    if "value" not in value:
-        return "not there" if value is MISSING else str(value.get("kind", value.get("opaque", "unknown")))
-    plain = value["value"]
-    text = describe(plain) if isinstance(plain, Tensor) and plain.numel() > 1 else repr(plain)
-    return text if len(text) <= SHOWN else describe(plain)
-
-
-def shown_apart(was: Value, value: Value) -> tuple[str, str]:
-    """Return two encoded attributes that differ, in words that differ, too."""
-    before, now = show(was), show(value)
-    return before, now if now != before else "one with other values"
-
-
-def describe(value: Any) -> str:
-    """Return what kind of value it is, in words."""
-    if isinstance(value, Tensor):
-        return f"a tensor {list(value.shape)}"
-    if isinstance(value, np.ndarray):
-        return f"an array {list(value.shape)}"
-    name = type(value).__name__
-    article = "an" if name[0] in "aeiouAEIOU" else "a"
-    return f"{article} {name} of {len(value)}" if hasattr(value, "__len__") else f"{article} {name}"
-
-
-def _copy(value: Any, left: list[int]) -> Any:
-    """Return a copy of a plain value.
-
-    Raises:
-        TypeError: it is too large, or not plain.
-    """
-    left[0] -= 1
-    if left[0] < 0:
-        raise TypeError
-    kind = type(value)
-    if (kind in SCALARS and not _is_long(value)) or (kind in (str, bytes) and len(value) <= TEXT):
-        return value
-    if kind in (list, tuple):
-        return kind(_copy(each, left) for each in value)
-    if kind in (dict, OrderedDict, Counter):
-        return kind({_copy(key, left): _copy(item, left) for key, item in value.items()})
-    if kind is np.float64:
-        return float(value)
-    if kind is Tensor and _is_plain(value):
-        return value.detach().clone()
-    raise TypeError
-
-
-def _is_plain(value: Tensor) -> bool:
-    is_there = value.layout is torch.strided and not value.is_meta and not value.is_nested
-    return is_there and value.numel() <= NUMBERS and not value.requires_grad
-
-
-def _is_long(value: Any) -> bool:
-    """Return whether a number is so long that `torch.load` does not read it safely."""
-    return type(value) is int and value.bit_length() > BITS
-
-
-def _same(one: Any, other: Any) -> bool:
-    if one is other:  # as most are: small numbers, names
-        return True
-    kind = type(one)
-    if kind is not type(other):
-        return False
-    if kind in EXACT:
-        return bool(one == other)
-    if isinstance(one, Tensor):
-        same_kind = one.dtype == other.dtype and one.shape == other.shape
-        return same_kind and Fingerprint(one).digest == Fingerprint(other).digest
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, float):
-        return repr(one) == repr(other) or (isnan(one) and isnan(other))
-    return bool(one == other)
+    return {where: encode(each.value, is_data=each.is_data, package=each.package) for where, each in found.items()}

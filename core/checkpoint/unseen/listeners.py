@@ -1,4 +1,4 @@
-"""What listens to events, and how: functions that were connected, the user's plugins, and the order of all of them."""
+"""The listeners of events: connected functions, the user's plugins, and their order."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from ....events.bus import FunctionName, OrderedSignal, PluginName, Subscription
 from ....events.checks import describe
 from ....plugins.filters import Filter
 from ...data.draws.users_code import attributes_of, is_users
-from .attributes import Value, encode, equal, show, shown_apart
-from .variables import Program, affects_training, held_by, is_number
+from .program import Program, affects_training
+from .values import Value, encode, equal, show, show_both
+from .variables import is_number, receiver_object
 
 AFTERWARDS: Final = {RunClosed, RunFailed, TestBatchEnd, TestBatchStart, TestEnd, TestStart, TrainEnd}
 OBSERVE: Final = "or let an observer connect it, if no bit of the training depends on it"
@@ -24,14 +25,14 @@ COUNTS: Final = "give the filter to a handler of a plugin, @on(..., when=...), w
 
 
 class Listener(TypedDict):
-    """One that listens to an event.
+    """A function or method that listens to an event.
 
     Attributes:
-        function: that is called.
-        plugin: whose method it is, or which connected it; empty for neither.
-        is_method: whether it is what a plugin was registered with.
+        function: its name.
+        plugin: the plugin whose method it is, or which connected it; empty for neither.
+        is_method: whether it is a handler of the plugin's class.
         is_users: whether it is the user's.
-        bound: what it is called with or on, encoded: arguments of a `functools.partial`, an object with such a method.
+        bound: the arguments of its `functools.partial` and the attributes of its object, encoded.
         when: its filter, encoded.
         emissions: how many events its filter has counted.
     """
@@ -48,33 +49,33 @@ class Listener(TypedDict):
 Listeners = Mapping[str, Sequence[Listener]]
 
 
-def listeners(run: Run) -> dict[str, list[Listener]]:
-    """Return, in their order, what listens to each event before the training ends, where any of them is the user's.
+def describe_listeners(run: Run) -> dict[str, list[Listener]]:
+    """Return the listeners of each event of a training, in their order, if any of them is the user's.
 
     Observers and what they connect are left out.
     """
     found: dict[str, list[Listener]] = {}
     observers = {name for name in run.plugins.names() if not affects_training(run.plugins[name])}
     for signal in _signals(run):
-        seated = ((receiver, seat) for receiver, seat in signal.listeners() if _plugin(seat) not in observers)
-        each = [_listener(run, receiver, seat) for receiver, seat in seated]
-        if any(listener["is_users"] for listener in each):
-            found[signal.event.__name__] = each
+        connected = [(receiver, each) for receiver, each in signal.listeners() if _plugin(each) not in observers]
+        listeners = [_listener(run, receiver, subscription) for receiver, subscription in connected]
+        if any(listener["is_users"] for listener in listeners):
+            found[signal.event.__name__] = listeners
     return found
 
 
-def listening_changes(before: Listeners, now: Listeners, plugins: Program, others: Program) -> Iterator[str]:
-    """Yield what of the user's, or what a plugin connected, listens otherwise than it did, and orders that changed.
+def compare_listeners(before: Listeners, now: Listeners, plugins: Program, others: Program) -> Iterator[str]:
+    """Yield each difference between the saved and the present listeners of the user or of a plugin, and their order.
 
-    Functions that were connected outside of plugins may come and leave: most of them resume, stop or print.
+    Functions that were connected outside of plugins may be added and removed: most of them resume, stop or print.
 
     Args:
-        before: the listeners as they were saved.
-        now: as they are.
-        plugins: what was saved of the plugins, too.
-        others: what they are now.
+        before: the saved listeners.
+        now: the present ones.
+        plugins: the saved plugins.
+        others: the present ones.
     """
-    compared = {name for name in others if _is_as_it_was(name, plugins, others)}  # others are named themselves
+    compared = {name for name in others if _is_unchanged(name, plugins, others)}  # changed plugins are reported anyway
     for event in sorted({*before, *now}):
         then = [each for each in before.get(event, ()) if each["plugin"] in {"", *compared}]
         here = [each for each in now.get(event, ()) if each["plugin"] in {"", *compared}]
@@ -87,21 +88,23 @@ def listening_changes(before: Listeners, now: Listeners, plugins: Program, other
 
 
 def _signals(run: Run) -> list[OrderedSignal[Any]]:
-    """Return the signals of events that come before the training ends: later ones can change no bit of it."""
+    """Return the signals of events before the end of the training: later ones cannot change it."""
     return [signal for signal in run.bus.signals() if signal.event not in AFTERWARDS]
 
 
-def _plugin(seat: Subscription) -> str:
-    return "" if isinstance(seat.owner, FunctionName) else str(seat.owner)
+def _plugin(subscription: Subscription) -> str:
+    return "" if isinstance(subscription.owner, FunctionName) else str(subscription.owner)
 
 
-def _listener(run: Run, receiver: Callable[..., Any], seat: Subscription) -> Listener:
-    function, is_method = _function(receiver), isinstance(seat.owner, PluginName)
+def _listener(run: Run, receiver: Callable[..., Any], subscription: Subscription) -> Listener:
+    function, is_method = _function(receiver), isinstance(subscription.owner, PluginName)
     module = getattr(function, "__module__", None) or type(function).__module__
-    when, emissions = (encode("always"), 0) if is_method else _filter(run, seat.when)  # a plugin's is in its state
+    when, emissions = (
+        (encode("always"), 0) if is_method else _filter(run, subscription.when)
+    )  # a plugin's is in its state
     return {
         "function": str(describe(function)),
-        "plugin": _plugin(seat),
+        "plugin": _plugin(subscription),
         "is_method": is_method,
         "is_users": is_users(str(module)),
         "bound": encode(None) if is_method else _bound(run, receiver),
@@ -118,7 +121,7 @@ def _filter(run: Run, when: Any) -> tuple[Value, int]:
 
 
 def _bound(run: Run, receiver: Callable[..., Any]) -> Value:
-    """Return the numbers and strings that a function is called with, or that the object holds that it is called on.
+    """Return the find_numbers and strings among the arguments of a partial and the attributes of the receiver's object.
 
     Lists and other objects are left out, since most of them are logs.
     """
@@ -126,7 +129,7 @@ def _bound(run: Run, receiver: Callable[..., Any]) -> Value:
     while isinstance(receiver, partial):
         arguments = dict[Any, Any](enumerate(receiver.args)) | receiver.keywords | arguments
         receiver = receiver.func
-    arguments |= attributes_of(held_by(run, receiver))
+    arguments |= attributes_of(receiver_object(run, receiver))
     return encode({str(name): value for name, value in arguments.items() if is_number(value) or type(value) is str})
 
 
@@ -136,24 +139,24 @@ def _function(receiver: Callable[..., Any]) -> Callable[..., Any]:
     return receiver
 
 
-def _is_as_it_was(name: str, plugins: Program, others: Program) -> bool:
-    """Return whether a plugin that affects the training is of the same class, and switched on or off, as it was."""
+def _is_unchanged(name: str, plugins: Program, others: Program) -> bool:
+    """Return whether a plugin that affects the training has the same class and is still enabled or disabled."""
     then, here = plugins.get(name, {}), others[name]
     same = all(then.get(fact) == here[fact] for fact in ("class", "enabled", "affects_training"))
     return same and bool(here["affects_training"])
 
 
 def _counted(found: Iterable[Listener], *, outside: bool = False) -> Counter[str]:
-    """Return how often each function of the user's listens that a plugin has or connected, or that others did, too."""
+    """Count how often each of the user's functions listens: those of plugins, and with `outside` the others too."""
     return Counter(each["function"] for each in found if each["is_users"] and (outside or each["plugin"]))
 
 
 def _other_calls(event: str, then: Sequence[Listener], here: Sequence[Listener]) -> Iterator[str]:
-    """Yield what is called with other values, or by another filter, or by one that has counted another number."""
+    """Yield the listeners that have other arguments, another filter, or a filter that has counted another number."""
     for one, other in _pairs(then, here):
         listens, is_plugins = f"{one['function']} listened to {event}", bool(one["plugin"] and other["plugin"])
         if is_plugins and not equal(one["bound"], other["bound"]):
-            was, value = shown_apart(one["bound"], other["bound"])
+            was, value = show_both(one["bound"], other["bound"])
             yield f"{listens} with {was} and listens with {value}: {SAME}"
         if not equal(one["when"], other["when"]):
             if is_plugins:
@@ -164,7 +167,7 @@ def _other_calls(event: str, then: Sequence[Listener], here: Sequence[Listener])
 
 
 def _pairs(then: Sequence[Listener], here: Sequence[Listener]) -> Iterator[tuple[Listener, Listener]]:
-    """Yield what is the same function, as it was and as it is; where it listens several times, by its order."""
+    """Yield the former and the present listener of the same function, in their order where it listens several times."""
     for function in dict.fromkeys(each["function"] for each in then if each["is_users"]):
         of_then, of_here = ([each for each in found if each["function"] == function] for found in (then, here))
         if len(of_then) == len(of_here):
@@ -172,7 +175,7 @@ def _pairs(then: Sequence[Listener], here: Sequence[Listener]) -> Iterator[tuple
 
 
 def _other_order(event: str, then: Sequence[Listener], here: Sequence[Listener]) -> Iterator[str]:
-    """Yield how those that listened and listen do so in another order, where one of them is the user's."""
+    """Yield a sentence if the listeners of plugins have another order and one of them is the user's."""
     users = {_label(each) for each in (*then, *here) if each["plugin"] and each["is_users"]}
     was, value = ([*dict.fromkeys(_label(each) for each in found if each["plugin"])] for found in (then, here))
     was, value = [each for each in was if each in value], [each for each in value if each in was]

@@ -38,8 +38,7 @@ from heliograph import (
     on,
 )
 from heliograph.builtin_callbacks.checkpoint import resume as resuming
-from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.migration import migrations
+from heliograph.core.checkpoint import conversion, storage
 from heliograph.core.checkpoint.storage import Files
 from heliograph.events import CheckpointPruned
 from heliograph.tests.ranks_pool import Pool
@@ -552,7 +551,7 @@ def read_only_on_main(folder: Path, hidden: bool) -> dict[str, Any]:
             def refuse(path: Path, **options: Any) -> Any:
                 raise ValueError("this rank cannot read")
 
-            patch.setattr(migrations, "load_any", refuse)
+            patch.setattr(conversion, "load_any", refuse)
         results: list[Any] = []
         error = caught(lambda: results.append(train(Checkpoint(folder, resume="auto"), batch_size=4, steps=4)))
     return {"error": error, "weights": results[0][1] if results else None}

@@ -35,7 +35,7 @@ from heliograph import (
 )
 from heliograph.builtin_callbacks.checkpoint.command import main
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.state.shards import whole
+from heliograph.core.checkpoint.state.ranks import join_shards
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -349,10 +349,10 @@ def test_a_state_without_its_file_has_no_shards(ranks: Pool, tmp_path: Path) -> 
     ranks(2).run(write_shards, tmp_path)
     path = tmp_path / "run_epoch_0_iter_2.pth"
     with pytest.raises(ValueError, match="weights lie in shards beside its file"):
-        whole(storage.load(path), None)
+        join_shards(storage.load(path), None)
     (path.with_suffix(".shards") / "__1_0.distcp").write_bytes(b"")
     with pytest.raises(ValueError, match=r"The shards in .*\.shards cannot be read: rank 0: "):
-        whole(storage.load(path, verify=False), path)
+        join_shards(storage.load(path, verify=False), path)
 
 
 def test_the_command_line_makes_one_file(ranks: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

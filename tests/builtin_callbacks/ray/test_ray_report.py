@@ -279,7 +279,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(fit: Fit, tmp_path: 
     assert session.beginnings == [(4, tmp_path / "second" / "run_epoch_0_iter_4.pth")]
     damaged, cut, fetched = (note for note in result.notes if "Ray's storage" in note)
     assert damaged.startswith("passed over: checkpoint_000004_one in Ray's storage: The checkpoint ")
-    assert "its manifest tells" in damaged
+    assert "its manifest says" in damaged
     assert cut.startswith("passed over: checkpoint_000003_one in Ray's storage: it has no manifest")
     assert fetched.startswith("fetched ")
     assert not list((tmp_path / "second").glob(".*"))

@@ -11,7 +11,7 @@ import pytest
 from heliograph import EpochEnd, Event, Every, Log, LogSchedule, StepEnd, Trainer, ValidationEnd, ValidationSchedule
 from heliograph.builtin_callbacks.rules.errors import RuleTypeError
 from heliograph.builtin_callbacks.rules.metrics.history import HistoryBasedMetric
-from heliograph.core.checkpoint.state.plain import check_plain
+from heliograph.core.checkpoint.state.schema import check_plain
 from heliograph.events import Lane, Progress
 from hypothesis import given
 from hypothesis import strategies as st

@@ -31,7 +31,7 @@ from heliograph.builtin_callbacks.rules.errors import RuleError, RuleTypeError
 from heliograph.builtin_callbacks.rules.metrics.ancestors import TrainingState
 from heliograph.builtin_callbacks.rules.operations.fields import fields_of, names_at
 from heliograph.builtin_callbacks.rules.operations.log_control import LogControl
-from heliograph.core.checkpoint.state.plain import check_plain
+from heliograph.core.checkpoint.state.schema import check_plain
 from heliograph.events import Progress
 
 Make = Callable[..., Any]

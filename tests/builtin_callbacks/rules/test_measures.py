@@ -12,7 +12,7 @@ import pytest
 import torch
 from heliograph import EpochEnd, Every, GradientNorm, LearningRate, Log, LogSchedule, StepEnd, Trainer
 from heliograph.builtin_callbacks.rules.metrics import measures
-from heliograph.core.checkpoint.state.plain import check_plain
+from heliograph.core.checkpoint.state.schema import check_plain
 from heliograph.core.errors import NotRecorded
 from heliograph.events import Lane, Progress
 from torch.optim.lr_scheduler import StepLR

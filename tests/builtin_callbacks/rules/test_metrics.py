@@ -42,7 +42,7 @@ from heliograph.builtin_callbacks.rules.metrics.ancestors import (
     TrainingState,
 )
 from heliograph.builtin_callbacks.rules.metrics.names import ancestor_name, under_both_names
-from heliograph.core.checkpoint.state.plain import check_plain
+from heliograph.core.checkpoint.state.schema import check_plain
 from heliograph.events import Lane, Progress
 from torch.optim.lr_scheduler import StepLR
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.builtin_callbacks.rules.table import plain
-from heliograph.core.checkpoint.state.plain import check_plain
+from heliograph.core.checkpoint.state.schema import check_plain
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph.core.checkpoint.state.plain import check_plain
+from heliograph.core.checkpoint.state.schema import check_plain
 from heliograph.core.data import rng
 
 

@@ -1,4 +1,4 @@
-"""Names that would steer a terminal."""
+"""Names that would control a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals in front of former handlers, and deadlines."""
+"""Temporary signal handlers, and deadlines."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def me(signum: int) -> None:
     os.kill(os.getpid(), signum)
 
 
-def test_it_hears_and_gives_back_exactly_what_was_there() -> None:
-    heard: list[int] = []
+def test_it_handles_signals_and_restores_the_former_handlers() -> None:
+    received: list[int] = []
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     former = signal.getsignal(signal.SIGTERM)
-    hook = SignalHook([signal.SIGTERM, signal.SIGUSR1], heard.append)
+    hook = SignalHook([signal.SIGTERM, signal.SIGUSR1], received.append)
     for _ in range(2):
         hook.install()
         hook.install()
@@ -43,28 +43,28 @@ def test_it_hears_and_gives_back_exactly_what_was_there() -> None:
         hook.restore()
         assert signal.getsignal(signal.SIGTERM) is former
         assert signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN
-    assert heard == [signal.SIGTERM, signal.SIGUSR1] * 2
+    assert received == [signal.SIGTERM, signal.SIGUSR1] * 2
 
 
-def test_a_python_handler_that_was_there_is_called_behind() -> None:
-    heard: list[Any] = []
-    signal.signal(signal.SIGUSR1, lambda signum, frame: heard.append((signum, frame is not None)))
-    hook = SignalHook([signal.SIGUSR1], lambda signum: heard.append("mine"))
+def test_a_former_python_handler_is_called_afterwards() -> None:
+    received: list[Any] = []
+    signal.signal(signal.SIGUSR1, lambda signum, frame: received.append((signum, frame is not None)))
+    hook = SignalHook([signal.SIGUSR1], lambda signum: received.append("mine"))
     hook.install()
     me(signal.SIGUSR1)
     hook.restore()
     me(signal.SIGUSR1)
-    assert heard == ["mine", (signal.SIGUSR1, True), (signal.SIGUSR1, True)]
+    assert received == ["mine", (signal.SIGUSR1, True), (signal.SIGUSR1, True)]
 
 
 def test_python_s_own_interrupt_handler_is_not_called() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    heard: list[int] = []
-    hook = SignalHook([signal.SIGINT], heard.append)
+    received: list[int] = []
+    hook = SignalHook([signal.SIGINT], received.append)
     hook.install()
     me(signal.SIGINT)
     hook.restore()
-    assert heard == [signal.SIGINT]
+    assert received == [signal.SIGINT]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -98,26 +98,26 @@ def test_a_handler_that_python_does_not_know_is_not_replaced(monkeypatch: pytest
     hook, former = SignalHook([signal.SIGTERM], lambda signum: None), signal.getsignal(signal.SIGTERM)
     with monkeypatch.context() as patched:
         patched.setattr(signal, "getsignal", lambda signum: None)
-        with pytest.raises(ValueError, match="installed by other than Python code"):
+        with pytest.raises(ValueError, match="was not installed from Python"):
             hook.install()
     assert signal.getsignal(signal.SIGTERM) is former
 
 
 @pytest.mark.parametrize("given", [(), (signal.SIGKILL,), (signal.SIGTERM, signal.SIGSTOP), (0,), (9_999,)])
-def test_signals_that_nobody_can_handle_are_refused(given: Any) -> None:
+def test_signals_that_cannot_be_handled_are_refused(given: Any) -> None:
     with pytest.raises(ValueError, match=r"but not SIGKILL or SIGSTOP; got"):
         SignalHook(given, lambda signum: None)
 
 
-def in_child(heard: Any) -> None:
+def in_child(received: Any) -> None:
     me(signal.SIGUSR1)
-    heard.put(signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN)
+    received.put(signal.getsignal(signal.SIGUSR1) is signal.SIG_IGN)
 
 
 def test_a_forked_child_that_inherits_the_handlers_ignores_the_first_signal() -> None:
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    heard: list[int] = []
-    hook = SignalHook([signal.SIGUSR1], heard.append)
+    received: list[int] = []
+    hook = SignalHook([signal.SIGUSR1], received.append)
     hook.install()
     context = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()
@@ -126,7 +126,7 @@ def test_a_forked_child_that_inherits_the_handlers_ignores_the_first_signal() ->
     assert answers.get() is True
     child.join()
     hook.restore()
-    assert (child.exitcode, heard) == (0, [])
+    assert (child.exitcode, received) == (0, [])
 
 
 # Deadlines.
@@ -136,13 +136,13 @@ def test_a_deadline_interrupts_what_blocks_and_does_so_again(monkeypatch: pytest
     monkeypatch.setattr(signals, "AGAIN", 0.01)
     waits = False
 
-    def hear(signum: int) -> None:
+    def handle(signum: int) -> None:
         nonlocal waits
         if deadline.is_over and waits:
             waits = False  # once for each wait, however slow the way to the next one is
             raise TimeoutError(signal.Signals(signum).name)
 
-    hook, deadline = SignalHook([signal.SIGUSR1], hear), Deadline(0.01)
+    hook, deadline = SignalHook([signal.SIGUSR1], handle), Deadline(0.01)
     hook.install()
     deadline.start(signal.SIGUSR1)
     for wait in (SimpleQueue[int]().get, threading.Event().wait):
@@ -174,15 +174,15 @@ from heliograph.core.system import signals
 from heliograph.core.system.signals import Deadline
 
 signals.AGAIN = 3600.0
-heard = []
-def hear(signum):
-    heard.append(signum)
+received = []
+def handle(signum):
+    received.append(signum)
     if deadline.is_over:
         raise TimeoutError
     deadline.start(signum)
 
 hook, deadline = Preemption(deadline=60.0)._hook, Deadline(0.01)
-hook._hear = hear
+hook._handle = handle
 hook.install()
 try:
     os.kill(os.getpid(), signal.SIGTERM)
@@ -191,7 +191,7 @@ try:
 except TimeoutError:
     deadline.close()
 hook.restore()
-print(*heard)
+print(*received)
 """
 
 

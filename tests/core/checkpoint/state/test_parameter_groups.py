@@ -29,7 +29,7 @@ from heliograph import (
     ValidationSchedule,
     on,
 )
-from heliograph.core.checkpoint.state.shards import digest
+from heliograph.core.checkpoint.state.ranks import digest
 from heliograph.tests.ranks_pool import Pool
 from torch import nn
 
@@ -225,7 +225,7 @@ def test_the_best_comes_back_with_the_groups_that_it_had(tmp_path: Path) -> None
 
 
 def train_on_ranks(kind: str, folder: Path, resume: Path | None) -> tuple[bytes, tuple[int, ...]]:
-    """Train on each rank; return what tells the end apart, and the sizes of the groups."""
+    """Train on each rank; return a digest of the final state, and the sizes of the groups."""
     engine = DDPEngine(device="cpu") if kind == "ddp" else FSDPEngine(device="cpu", state=kind)  # type: ignore[arg-type]
 
     class Add(Plugin):

@@ -1,4 +1,4 @@
-"""Damaged data: any flipped bit, any truncation is noticed, and never believed."""
+"""Damaged data: any flipped bit and any truncation is found."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def regions(path: Path, size: int) -> dict[str, tuple[int, int]]:
         )
         found[f"header of {member.filename}"] = (member.header_offset, begin)
         found[f"content of {member.filename}"] = (begin, begin + member.file_size)
-        found[f"behind {member.filename}"] = (begin + member.file_size, end)
+        found[f"after {member.filename}"] = (begin + member.file_size, end)
     return found
 
 
@@ -79,7 +79,7 @@ def test_newest_passes_over_a_flip_in_every_region(good_and_newer: tuple[Store, 
             assert len(passed_over) == 1, name
 
 
-def test_torch_alone_would_have_believed_some(good_and_newer: tuple[Store, Path, bytes]) -> None:
+def test_torch_alone_would_have_accepted_some(good_and_newer: tuple[Store, Path, bytes]) -> None:
     """Why there is a digest: if this ever fails, torch has begun to check its own."""
     _, path, content = good_and_newer
     [weights] = [
@@ -98,7 +98,7 @@ def test_a_truncation_at_every_block_is_noticed(good_and_newer: tuple[Store, Pat
     for size in sorted(sizes, reverse=True):
         with path.open("r+b") as file:
             file.truncate(size)
-        with pytest.raises(ValueError, match=f"damaged: it has {size} bytes, its manifest tells {len(content)}"):
+        with pytest.raises(ValueError, match=f"damaged: it has {size} bytes, its manifest says {len(content)}"):
             storage.load(path)
     entry = store.newest()[0]
 

@@ -128,7 +128,7 @@ def test_a_save_that_fails_at_any_operation_changes_nothing(
             break
         messages.add(str(raised))
         assert raised is error or raised.__cause__ is error
-        if contents(folder) != before:  # an interrupt when it had happened already, amid the clearing up
+        if contents(folder) != before:  # interrupted after the save, while it removed files
             assert not isinstance(error, OSError)
             assert steps(store) == 2
             continue
@@ -317,7 +317,7 @@ def test_not_knowing_the_free_space_does_not_hide_the_fault(
         raise OSError(errno.ESTALE, "Stale file handle")
 
     monkeypatch.setattr(files, "free", free)
-    with pytest.raises(OSError, match=r"a\.pth could not be written \(how much .* cannot be told: .*Stale") as info:
+    with pytest.raises(OSError, match=r"a\.pth could not be written \(how much .* cannot be read: .*Stale") as info:
         store.save("a.pth", state())
 
     assert info.value.__cause__ is FULL

@@ -1,4 +1,4 @@
-"""One pass over a folder: what is read, and how often."""
+"""Reading a folder: what is read, and how often."""
 
 from __future__ import annotations
 
@@ -88,10 +88,10 @@ def test_data_that_comes_and_goes(tmp_path: Path, opened: Make, state: Make, mon
     manifests = Manifests(tmp_path)
     [before] = manifests.look()
     (tmp_path / "a.pth").unlink()
-    [behind] = manifests.look()
+    [after] = manifests.look()
 
-    assert (before.has_data, behind.has_data) == (True, False)
-    assert behind.entry == before.entry
+    assert (before.has_data, after.has_data) == (True, False)
+    assert after.entry == before.entry
 
 
 def test_a_folder_that_is_none(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""One writer at a time: whoever comes second is refused, whoever was killed holds nothing."""
+"""One writer at a time: a second one is refused, a killed one holds nothing."""
 
 from __future__ import annotations
 

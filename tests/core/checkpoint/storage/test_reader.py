@@ -1,4 +1,4 @@
-"""Reading: what is wrong with a file is said, and nothing in it is run."""
+"""Reading: what is wrong with a file is said, and no code in it runs."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_a_pair_may_be_renamed(tmp_path: Path, opened: Make, state: Make) -> Non
     assert store.newest()[2] == []
 
 
-def test_another_size_or_content_is_told_before_anything_is_unpickled(
+def test_another_size_or_content_is_refused_before_anything_is_unpickled(
     tmp_path: Path, opened: Make, state: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened().save("a.pth", state())
@@ -107,7 +107,7 @@ def test_another_size_or_content_is_told_before_anything_is_unpickled(
     content = (tmp_path / "a.pth").read_bytes()
     (tmp_path / "a.pth").write_bytes(content + b"\0")
     with pytest.raises(
-        ValueError, match=rf"damaged: it has {len(content) + 1} bytes, its manifest tells {len(content)}"
+        ValueError, match=rf"damaged: it has {len(content) + 1} bytes, its manifest says {len(content)}"
     ):
         storage.load(tmp_path / "a.pth")
     (tmp_path / "a.pth").write_bytes(content[:-1] + b"\1")
@@ -132,13 +132,13 @@ def test_a_malicious_pickle_with_a_forged_manifest_is_refused(tmp_path: Path, op
     assert not (tmp_path / "it ran").exists()
 
 
-@pytest.mark.parametrize("foreign", [{"state_dict": {}}, [1, 2], torch.ones(1), 7])
-def test_a_foreign_file_is_named(tmp_path: Path, foreign: Any) -> None:
-    forge(tmp_path / "foreign.pth", foreign)
-    with pytest.raises(ValueError, match=r"foreign\.pth.*no checkpoint of heliograph: it lacks"):
-        storage.load(tmp_path / "foreign.pth")
-    read = storage.read(tmp_path / "foreign.pth")
-    assert type(read) is type(foreign)
+@pytest.mark.parametrize("content", [{"state_dict": {}}, [1, 2], torch.ones(1), 7])
+def test_another_kind_of_file_is_refused(tmp_path: Path, content: Any) -> None:
+    forge(tmp_path / "other.pth", content)
+    with pytest.raises(ValueError, match=r"other\.pth.*no checkpoint of heliograph: it lacks"):
+        storage.load(tmp_path / "other.pth")
+    read = storage.read(tmp_path / "other.pth")
+    assert type(read) is type(content)
 
 
 def test_a_newer_version_s_is_no_damage(tmp_path: Path, opened: Make, state: Make) -> None:
@@ -240,7 +240,7 @@ def test_torch_does_not_hide_that_reading_was_refused(tmp_path: Path, opened: Ma
         storage.read(path, files=Refusing("data", inf))
 
 
-def test_what_is_removed_amid_the_search_is_looked_for_again(tmp_path: Path, opened: Make, state: Make) -> None:
+def test_what_is_removed_during_the_search_is_looked_for_again(tmp_path: Path, opened: Make, state: Make) -> None:
     """By whom ever: it is neither damaged nor an error."""
     store = opened()
     for steps, name in enumerate(("a.pth", "b.pth", "c.pth")):

@@ -1,4 +1,4 @@
-"""Recovery: what a killed save or removal left is finished or undone, and nothing of anybody else's is touched."""
+"""Recovery: an interrupted save or removal is finished or undone, and no other file is changed."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def take_shards(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("take", [take_file, take_manifest, take_manifest_folder, take_link, take_shards])
-def test_what_somebody_put_in_its_place_stays(
+def test_another_file_of_its_name_stays(
     tmp_path: Path, opened: Make, state: Make, take: Callable[[Path], None]
 ) -> None:
     store = opened()

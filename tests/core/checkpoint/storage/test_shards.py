@@ -1,4 +1,4 @@
-"""Shards beside a checkpoint: they come, go and count as one with it, whatever fails and whenever it is killed."""
+"""Shards beside a checkpoint: saved, removed and verified with it, whatever fails and whenever it is killed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Faulty(Files):
 
 
 def save(store: Store, name: str, state: dict[str, Any], shards: int | None = None) -> Entry:
-    """Save with two shards that tell the step, or without any."""
+    """Save with two shards that hold the step, or without any."""
     if shards is None:
         return store.save(name, state)
     folder = store.begin_shards(100)
@@ -195,7 +195,7 @@ def test_a_damaged_shard_is_noticed(tmp_path: Path, opened: Make, state: Make, f
         shard.write_bytes(content[:-1] if fault == "cut" else content[:-1] + b"?")
     said = {
         "flipped": "SHA-256 is not the one",
-        "cut": "it has 59 bytes, its manifest tells 60",
+        "cut": "it has 59 bytes, its manifest says 60",
         "gone": "is not there",
     }
     with pytest.raises(ValueError, match=rf"shard .*b\.shards/__1_0\.distcp.*{said[fault]}"):
@@ -218,14 +218,14 @@ def test_the_manifest_names_the_shards(tmp_path: Path, opened: Make, state: Make
         decode(outside, tmp_path / "a.json")
 
 
-def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, opened: Make, state: Make) -> None:
+def test_a_folder_of_another_program_stays(tmp_path: Path, opened: Make, state: Make) -> None:
     (tmp_path / "a.shards").mkdir()
     (tmp_path / "a.shards" / "precious").write_text("mine")
     assert save(opened(), "a.pth", state(1), 1).path == tmp_path / "a-2.pth"
     assert (tmp_path / "a.shards" / "precious").read_text() == "mine"
 
 
-def test_a_lost_manifest_is_written_anew_with_its_shards(tmp_path: Path, opened: Make, state: Make) -> None:
+def test_a_lost_manifest_is_written_again_with_its_shards(tmp_path: Path, opened: Make, state: Make) -> None:
     store = opened()
     entry = save(store, "a.pth", state(1), 1)
     entry.path.with_suffix(".json").unlink()

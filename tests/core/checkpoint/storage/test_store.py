@@ -16,7 +16,7 @@ import pytest
 import torch
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.storage import Files, Store
-from heliograph.core.checkpoint.storage.compact import estimate
+from heliograph.core.checkpoint.storage.save_steps import estimate
 
 Make = Callable[..., Any]
 
@@ -121,7 +121,7 @@ def test_the_order_of_writing_is_not_the_order_of_names_times_or_steps(opened: M
     assert store.newest()[0].path.name == "b.pth"
 
 
-def test_the_sequence_goes_on_after_all_that_was_ever_known(tmp_path: Path, opened: Make, state: Make) -> None:
+def test_the_sequence_continues_after_the_highest_that_was_ever_used(tmp_path: Path, opened: Make, state: Make) -> None:
     store = opened()
     for name in ("a.pth", "b.pth", "c.pth", "d.pth"):
         store.save(name, state())

@@ -1,4 +1,4 @@
-"""Functions that listened when a run was saved, and do not when it is resumed, or the other way round."""
+"""Listeners that were connected when a run was saved, and are not when it is resumed, or the other way round."""
 
 from __future__ import annotations
 
@@ -308,7 +308,7 @@ REPLACED = {
 
 
 @pytest.mark.parametrize("what", REPLACED)
-def test_what_a_plugin_connects_in_the_place_of_another_is_named(legs: Legs, what: str) -> None:
+def test_what_a_plugin_connects_instead_of_another_is_named(legs: Legs, what: str) -> None:
     plugin, reason = REPLACED[what]
     assert legs.reasons(lambda: deepcopy(plugin)) == (reason,)
 
@@ -371,7 +371,7 @@ def test_a_plugin_that_is_gone_new_or_another_is_named_without_its_functions(tmp
     assert "listen" not in str(new.reasons(clipping, Connecting))
 
 
-def test_one_that_has_become_an_observer_is_taken_at_its_word(legs: Legs) -> None:
+def test_one_that_has_become_an_observer_is_not_compared(legs: Legs) -> None:
     assert legs.reasons(partial(Looking, "critical"), partial(Looking, "observer")) == ()
 
 

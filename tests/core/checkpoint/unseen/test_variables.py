@@ -1,4 +1,4 @@
-"""Numbers that the user's code counts in: named where the training changed them, and they are not as they were."""
+"""Numbers in the user's code: reported if the training changed them and they differ after a resume."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import heliograph as h
 import pytest
 import torch
-from heliograph.core.checkpoint.unseen.variables import is_number, numbers
+from heliograph.core.checkpoint.unseen.variables import find_numbers, is_number
 from torch import Tensor, nn
 
 SAVED, STEPS = 4, 8
@@ -204,7 +204,7 @@ def test_code_that_cannot_be_read_costs_nothing(tmp_path: Path) -> None:
     assert two_legs(tmp_path, reads_odd) == ()
 
 
-def test_functions_of_the_same_name_are_told_apart() -> None:
+def test_functions_of_the_same_name_are_numbered() -> None:
     def made(number: int) -> Any:
         def listen(run: h.Run, event: h.BatchEnd) -> int:
             return number
@@ -216,5 +216,5 @@ def test_functions_of_the_same_name_are_told_apart() -> None:
         bus.on(h.BatchEnd, made(number))
     plugins = SimpleNamespace(names=list)
     run: Any = SimpleNamespace(task=None, modules={}, optimizers={}, schedulers={}, plugins=plugins, bus=bus)
-    found = {where.partition(".<locals>.made")[2]: each["value"] for where, each in numbers(run).items()}
+    found = {where.partition(".<locals>.made")[2]: each["value"] for where, each in find_numbers(run).items()}
     assert found == {".<locals>.listen": 1, ".<locals>.listen (2)": 2}

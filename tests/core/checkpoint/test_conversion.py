@@ -1,4 +1,4 @@
-"""Old checkpoints on disk made new."""
+"""Conversion of checkpoints on disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.migration.migrations import migrate
+from heliograph.core.checkpoint.conversion import migrate
 from heliograph.core.checkpoint.state.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Files, Store
 
@@ -65,7 +65,7 @@ def test_without_a_backup_there_is_none_in_the_end(old: Path, names: Names) -> N
     assert not [name for name in names() if name.endswith(".backup")]
 
 
-def test_a_file_that_is_migrated_late_keeps_its_place(old: Path, state: Make) -> None:
+def test_a_file_that_is_migrated_late_keeps_its_sequence(old: Path, state: Make) -> None:
     migrate(old / BORDER)
     store = Store(old, "golden")
     store.open()
@@ -75,7 +75,7 @@ def test_a_file_that_is_migrated_late_keeps_its_place(old: Path, state: Make) ->
     assert [each.path.name for each in storage.entries(old, "golden")[0]] == ["later.pth", MIDDLE, BORDER]
 
 
-def test_a_checkpoint_whose_manifest_was_lost_gets_its_place_again(tmp_path: Path, state: Make, opened: Make) -> None:
+def test_a_checkpoint_with_a_lost_manifest_gets_its_sequence_again(tmp_path: Path, state: Make, opened: Make) -> None:
     store = opened()
     for step in (1, 2, 3):
         store.save(f"{step}.pth", state(step))
@@ -110,7 +110,7 @@ def test_a_file_that_only_lost_its_manifest_stays_as_it_is(
 
 
 @pytest.mark.parametrize("operation", ["create", "sync", "rename", "sync_folder"])
-def test_a_kill_while_a_manifest_is_written_anew_loses_nothing(
+def test_a_kill_while_a_manifest_is_written_again_loses_nothing(
     tmp_path: Path, state: Make, opened: Make, names: Names, monkeypatch: pytest.MonkeyPatch, operation: str
 ) -> None:
     store = opened()
@@ -224,7 +224,7 @@ def test_a_save_that_fails_leaves_the_former_file(old: Path, monkeypatch: pytest
     assert (old / BORDER).read_bytes() == before
 
 
-def test_the_data_of_other_classes_is_read_when_somebody_vouches_for_them(old: Path) -> None:
+def test_the_data_of_other_classes_is_read_if_they_are_allowed(old: Path) -> None:
     class Mine:
         def __init__(self) -> None:
             self.value = 3

@@ -1,4 +1,4 @@
-"""State that no state_dict holds: restored where it is plain data of a module or the task, else named."""
+"""State that no `state_dict` holds: restored if it is plain data of a module or the task, else reported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import heliograph as h
 import numpy as np
 import pytest
 import torch
-from heliograph.core.checkpoint.unseen.attributes import filled
+from heliograph.core.checkpoint.unseen.attributes import fill
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
@@ -71,7 +71,7 @@ def supervised(net: type[Net] = Net) -> h.Supervised:
 
 
 class Job:
-    """One program: made anew for each leg."""
+    """One program: created for each attempt."""
 
     def __init__(
         self,
@@ -307,9 +307,9 @@ NAMED = {
     ),
     "a plugin's count": (Job(supervised, lambda: [Rate()]), "plugin 'rate' had seen = 6 and has 0"),
     "a hook's closure": (Job(hooked), "the training changed model.forward_hooks"),
-    "where a generator function stands": (
+    "the position of a generator function": (
         Job(iterating),
-        "task.stream is in no state_dict, and where a generator function stands cannot be",
+        "task.stream is in no state_dict, and the position of a generator function cannot be",
     ),
 }
 
@@ -638,10 +638,10 @@ def test_a_save_never_fails_for_an_attribute(tmp_path: Path, value: Any) -> None
 
 def test_a_tensor_that_cannot_be_written_to_is_given_on_its_own_device() -> None:
     now, saved = torch.zeros(1, device="meta").expand(3), torch.ones(3)
-    assert filled(now, saved).device == now.device
+    assert fill(now, saved).device == now.device
     shared = torch.zeros(3)
-    given = filled(shared, saved, {shared.untyped_storage().data_ptr()})
+    given = fill(shared, saved, {shared.untyped_storage().data_ptr()})
     assert given is not shared
     assert (given.tolist(), shared.tolist()) == ([1.0] * 3, [0.0] * 3)
-    assert filled(shared, saved) is shared
+    assert fill(shared, saved) is shared
     assert shared.tolist() == [1.0] * 3

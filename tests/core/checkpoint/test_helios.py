@@ -1,4 +1,4 @@
-"""Checkpoints of Helios, read safely and as ours. They are written as it wrote them, by classes that then vanish."""
+"""Checkpoints of Helios, read safely and converted. They are written by classes that are gone when they are read."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from zipfile import ZipFile
 import numpy as np
 import pytest
 import torch
-from heliograph.core.checkpoint.migration import helios
+from heliograph.core.checkpoint import helios
 from heliograph.core.checkpoint.state.schema import check_schema
-from heliograph.core.checkpoint.storage import compact
+from heliograph.core.checkpoint.storage import untrusted_files
 from torch import nn
 
 COUNTS = {
@@ -138,7 +138,7 @@ def write_version_2(path: Path, **more: Any) -> Path:
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[str]]:
-    saved = compact.as_plain(compact.read(path, helios.RECORDS, helios.TEXTS))
+    saved = untrusted_files.as_plain(untrusted_files.read_with_stand_ins(path, helios.RECORDS, helios.TEXTS))
     assert helios.is_ancestor(saved)
     return helios.convert(saved, path)
 
@@ -298,7 +298,7 @@ def test_even_a_class_that_is_vouched_for_runs_nothing(tmp_path: Path) -> None:
 
     with module("mine", Trick=Trick), module("helios"), module("helios.trainer"):
         torch.save({"counters": Trick()}, written)
-        saved = compact.as_plain(compact.read(written, (r"mine\.Trick",)))
+        saved = untrusted_files.as_plain(untrusted_files.read_with_stand_ins(written, (r"mine\.Trick",)))
     assert saved == {"counters": {"value": 3}}
     assert not ran
 
@@ -310,7 +310,7 @@ def test_a_flipped_bit_is_noticed_without_a_manifest(tmp_path: Path) -> None:
     whole[whole.index(torch.arange(100.0).numpy().tobytes()) + 17] ^= 1
     written.write_bytes(whole)
     with pytest.raises(ValueError, match=r"weights.pth is damaged, or no file of torch.save: .*data/0"):
-        compact.read(written)
+        untrusted_files.read_with_stand_ins(written)
 
 
 class Pair(NamedTuple):
@@ -322,20 +322,20 @@ def test_what_a_class_would_have_been_called_with_is_kept(tmp_path: Path) -> Non
     written = tmp_path / "a.pth"
     with module("mine", Pair=Pair):
         torch.save([Pair(1, 2)], written)
-        saved = compact.as_plain(compact.read(written, (r"mine\.Pair",)))
+        saved = untrusted_files.as_plain(untrusted_files.read_with_stand_ins(written, (r"mine\.Pair",)))
     assert saved == [{"arguments": (1, 2)}]
 
 
 def test_counters_of_a_scheduler_stay_what_they_are() -> None:
     milestones = Counter([3, 3, 5])
-    assert compact.as_plain({"milestones": milestones})["milestones"] is milestones
+    assert untrusted_files.as_plain({"milestones": milestones})["milestones"] is milestones
 
 
-def test_an_archive_that_is_not_torchs_is_told(tmp_path: Path) -> None:
+def test_an_archive_that_is_not_torchs_is_refused(tmp_path: Path) -> None:
     with ZipFile(tmp_path / "a.pth", "w") as archive:
         archive.writestr("a.txt", "hello")
     with pytest.raises(ValueError, match=r"a\.pth cannot be read: RuntimeError"):
-        compact.read(tmp_path / "a.pth")
+        untrusted_files.read_with_stand_ins(tmp_path / "a.pth")
 
 
 def test_a_module_that_torch_blocks_stays_blocked(tmp_path: Path) -> None:
@@ -343,20 +343,20 @@ def test_a_module_that_torch_blocks_stays_blocked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"holds objects of posix\.system"):
         read(written)
     with pytest.raises(ValueError, match=r"cannot be read: UnpicklingError: .*blocked"):
-        compact.read(written, (*helios.RECORDS, r"posix\.system"))
+        untrusted_files.read_with_stand_ins(written, (*helios.RECORDS, r"posix\.system"))
 
 
 def test_a_flipped_bit_anywhere_is_noticed_or_harmless(tmp_path: Path) -> None:
     written = tmp_path / "a.pth"
     torch.save({"weight": torch.arange(200.0), "steps": 3, "name": "run", "list": [1, 2, {"a": None}]}, written)
-    content, whole, draw = written.read_bytes(), compact.read(written), random.Random(1)
+    content, whole, draw = written.read_bytes(), untrusted_files.read_with_stand_ins(written), random.Random(1)
     harmless = 0
     for _ in range(300):
         changed = bytearray(content)
         changed[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
         written.write_bytes(changed)
         try:
-            found = compact.read(written)
+            found = untrusted_files.read_with_stand_ins(written)
         except ValueError:
             continue
         harmless += 1
@@ -365,7 +365,7 @@ def test_a_flipped_bit_anywhere_is_noticed_or_harmless(tmp_path: Path) -> None:
     assert 0 < harmless < 100
 
 
-def test_two_schedulers_begin_anew(tmp_path: Path) -> None:
+def test_two_schedulers_start_fresh(tmp_path: Path) -> None:
     user = user_part()
     state, notes = read(write(tmp_path / "n_epoch_2_iter_6.pth", version_1(model=user | {"other": user["scheduler"]})))
     assert state["schedulers"] == {}
@@ -373,7 +373,7 @@ def test_two_schedulers_begin_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"text"])
-def test_what_is_no_file_of_torch_is_told(tmp_path: Path, content: bytes) -> None:
+def test_what_is_no_file_of_torch_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "weights.pth").write_bytes(content)
     with pytest.raises(ValueError, match=r"weights.pth"):
-        compact.read(tmp_path / "weights.pth")
+        untrusted_files.read_with_stand_ins(tmp_path / "weights.pth")

@@ -1,4 +1,4 @@
-"""What of a cut differs from rank to rank: found, kept once, put together again."""
+"""What differs from rank to rank: found, saved once, merged again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from heliograph import DDPEngine
-from heliograph.core.checkpoint.state.shards import digest, gathered, own_part
+from heliograph.core.checkpoint.state.ranks import digest, gather_rank_parts, select_rank_part
 from heliograph.tests.ranks_pool import Pool
 
 
@@ -48,12 +48,12 @@ def cut(rank: int = 0, **more: Any) -> dict[str, Any]:
         (torch.eye(2).to_sparse(), 2 * torch.eye(2).to_sparse()),
     ],
 )
-def test_a_digest_tells_values_apart(one: Any, other: Any) -> None:
+def test_different_values_have_different_digests(one: Any, other: Any) -> None:
     assert digest(one) != digest(other)
     assert digest(one) == digest(deepcopy(one))
 
 
-def test_a_digest_is_of_the_values_not_of_their_place_in_memory() -> None:
+def test_a_digest_is_of_the_values_not_of_their_memory_layout() -> None:
     values = torch.arange(6.0).reshape(2, 3)
     assert digest(values.t().contiguous().t()) == digest(values)
     assert digest(torch.nn.Parameter(values)) == digest(values)
@@ -63,20 +63,20 @@ def test_a_digest_is_of_the_values_not_of_their_place_in_memory() -> None:
 
 def test_the_main_ranks_part_is_the_cut() -> None:
     whole = {**cut(), "ranks": [{}, {"last_seen": True}]}
-    assert own_part(whole, 0, 2)["last_seen"] is False
-    assert own_part(whole, 1, 2)["last_seen"] is True
+    assert select_rank_part(whole, 0, 2)["last_seen"] is False
+    assert select_rank_part(whole, 1, 2)["last_seen"] is True
 
 
 def test_plugins_and_counters_go_by_name() -> None:
     part = {"plugins": {"own": {"value": 1}}, "progress": {"batch": 3}}
-    mine = own_part({**cut(), "ranks": [{}, part]}, 1, 2)
+    mine = select_rank_part({**cut(), "ranks": [{}, part]}, 1, 2)
     assert mine["progress"] == {"steps": 4, "batch": 3}
     assert mine["plugins"]["own"] == {"value": 1}
     assert mine["plugins"]["same"]["weights"].tolist() == [1.0] * 3
 
 
 def test_a_new_rank_has_nothing_to_log_yet() -> None:
-    new = own_part({**cut(), "ranks": [{}]}, 1, 2)
+    new = select_rank_part({**cut(), "ranks": [{}]}, 1, 2)
     assert new["means"] == {}
     assert new["plugins"]["own"]["value"] == 0.0
 
@@ -84,15 +84,15 @@ def test_a_new_rank_has_nothing_to_log_yet() -> None:
 def test_the_main_rank_logs_what_ranks_that_are_gone_had_not() -> None:
     gone: list[dict[str, Any]] = [{"means": {"loss": [2.0, 4.0, 1.0, 3], "other": [1.0, 1.0, 0.0, 0]}}, {}]
     whole = {**cut(), "ranks": [{}, *gone]}
-    assert own_part(whole, 0, 3)["means"] == {"loss": [0.0, 4.0, 0.5, 1]}
+    assert select_rank_part(whole, 0, 3)["means"] == {"loss": [0.0, 4.0, 0.5, 1]}
     # 0.0 + (2.0 + 1.0) of the second, and (0.0 + 0.5) of the third, which had the same as the main rank
-    assert own_part(whole, 0, 1)["means"] == {"loss": [3.5, 12.0, 0.5, 1], "other": [1.0, 1.0, 0.0, 0]}
-    assert own_part(whole, 0, 2)["means"] == {"loss": [0.5, 8.0, 0.5, 1]}
+    assert select_rank_part(whole, 0, 1)["means"] == {"loss": [3.5, 12.0, 0.5, 1], "other": [1.0, 1.0, 0.0, 0]}
+    assert select_rank_part(whole, 0, 2)["means"] == {"loss": [0.5, 8.0, 0.5, 1]}
 
 
 def test_a_cut_of_another_rank_is_its_own() -> None:
     own = {**cut(1), "ranks": []}
-    assert own_part(own, 1, 2) == own
+    assert select_rank_part(own, 1, 2) == own
 
 
 def of_this_rank() -> list[dict[str, Any]]:
@@ -103,7 +103,7 @@ def of_this_rank() -> list[dict[str, Any]]:
     else:
         mine["plugins"]["beside"] = {"value": 2}
     with engine.process():
-        return gathered(engine, mine)
+        return gather_rank_parts(engine, mine)
 
 
 def test_only_what_differs_is_kept_for_each_rank(ranks: Pool) -> None:

@@ -1,4 +1,4 @@
-"""A folder in which others put files, too: these are neither believed, nor changed, nor waited for."""
+"""A folder with files of other programs: they are neither read as checkpoints, nor changed, nor waited for."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def reseal(manifest: Path, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("put", ODD)
-def test_a_foreign_json_is_nobodys_business(tmp_path: Path, opened: Make, state: Make, put: Put) -> None:
+def test_another_programs_json_is_ignored(tmp_path: Path, opened: Make, state: Make, put: Put) -> None:
     put(tmp_path / "config.json")
     opened().save(NAME, state(4))
     entries, passed_over = opened("other").entries()
@@ -168,7 +168,7 @@ def test_no_link_is_followed_in_writing(tmp_path: Path, state: Make, name: str, 
     (folder / name).symlink_to(victim)
     store = Store(folder, "run")
     if name == ".run.lock":
-        with pytest.raises(ValueError, match=r"\.run\.lock is no lock of ours, but a link"):
+        with pytest.raises(ValueError, match=r"\.run\.lock is not a lock file, but a link"):
             store.open()
     else:
         store.open()
@@ -183,14 +183,14 @@ def test_no_link_is_followed_in_writing(tmp_path: Path, state: Make, name: str, 
 @pytest.mark.parametrize("put", [as_pipe, as_folder, as_loop])
 def test_what_is_no_lock(tmp_path: Path, put: Put) -> None:
     put(tmp_path / ".run.lock")
-    with pytest.raises(ValueError, match=r"\.run\.lock is no lock of ours, .*: remove it"):
+    with pytest.raises(ValueError, match=r"\.run\.lock is not a lock file, .*: remove it"):
         Store(tmp_path, "run").open()
 
 
-def test_a_lock_by_a_second_name_is_no_lock(tmp_path: Path) -> None:
+def test_a_lock_file_with_a_second_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / "precious").write_bytes(b"precious")
     os.link(tmp_path / "precious", tmp_path / ".run.lock")
-    with pytest.raises(ValueError, match="no lock of ours"):
+    with pytest.raises(ValueError, match="not a lock file"):
         Store(tmp_path, "run").open()
 
     assert (tmp_path / "precious").read_bytes() == b"precious"
@@ -237,7 +237,7 @@ def test_links_that_the_user_made_to_a_large_disk(tmp_path: Path, opened: Make, 
     assert (large / path.name).exists()
 
 
-def test_shards_behind_a_link_are_left_where_they_are(tmp_path: Path, opened: Make, state: Make) -> None:
+def test_shards_behind_a_link_are_not_removed(tmp_path: Path, opened: Make, state: Make) -> None:
     store = opened()
     path = store.save(NAME, state(4)).path
     (tmp_path / "large").mkdir()

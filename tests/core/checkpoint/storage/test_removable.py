@@ -1,4 +1,4 @@
-"""The one ranking of checkpoints: for those that a run keeps and for those that `prune` keeps."""
+"""The ranking of checkpoints, for those that a run keeps and those that `prune` keeps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from heliograph.builtin_callbacks.checkpoint.retention import Retention
 from heliograph.core.checkpoint.storage import Entry
 from heliograph.core.checkpoint.storage.manifest import pointer_path
-from heliograph.core.checkpoint.storage.recovery import best_first, ranked
+from heliograph.core.checkpoint.storage.removable import best_first, ranked
 from heliograph.core.metrics.monitor import Monitor
 
 LOSS = "validation/loss"

@@ -1,4 +1,4 @@
-"""Checkpoints that come from another folder: one takes its place whole or not at all, whatever fails and whenever."""
+"""Checkpoints from another folder: moved completely or not at all, whatever fails and whenever."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Faulty(Files):
 
 
 def save(store: Store, name: str, state: dict[str, Any], shards: int | None = None) -> Entry:
-    """Save with a shard that tells the step, or without any."""
+    """Save with a shard that holds the step, or without any."""
     if shards is None:
         return store.save(name, state)
     folder = store.begin_shards(100)
@@ -74,7 +74,7 @@ def elsewhere(tmp_path: Path, opened: Make, state: Make) -> Callable[..., Path]:
     return make
 
 
-def test_it_keeps_its_place_in_the_order(tmp_path: Path, opened: Make, state: Make, elsewhere: Make) -> None:
+def test_it_keeps_its_sequence(tmp_path: Path, opened: Make, state: Make, elsewhere: Make) -> None:
     path = elsewhere(8, 8)
     store = opened(folder=tmp_path / "here")
     save(store, "b.pth", state(1))
@@ -106,7 +106,7 @@ def test_what_another_run_has_there_stays(tmp_path: Path, opened: Make, state: M
 @pytest.mark.parametrize("shards", [(1, 2), (1, None), (None, 2)])
 @pytest.mark.parametrize("name", ["a.pth", "b.pth"], ids=["replacing", "a new name"])
 @pytest.mark.parametrize("dies", [False, True])
-def test_it_takes_its_place_whole_or_not_at_all(
+def test_it_is_moved_completely_or_not_at_all(
     tmp_path: Path, opened: Make, state: Make, elsewhere: Make, shards: tuple[Any, Any], name: str, dies: bool
 ) -> None:
     former_shards, later_shards = shards

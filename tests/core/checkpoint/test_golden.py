@@ -25,11 +25,11 @@ from heliograph import (
 )
 from heliograph.__main__ import main
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.migration.migrations import migrate
+from heliograph.core.checkpoint.conversion import migrate
 from heliograph.core.checkpoint.state.schema import SCHEMA
 from heliograph.tests.ranks_pool import Pool
 
-GOLDEN = Path(__file__).parents[3] / "golden" / "schema_3"
+GOLDEN = Path(__file__).parents[2] / "golden" / "schema_3"
 STEPS = (4, 6)
 METRICS = {  # of the whole run; floating point may differ by machine
     "train/loss": 0.02836698107421398,
@@ -50,7 +50,7 @@ golden: stopped by rule_controller
 
 
 def load_maker() -> ModuleType:
-    spec = spec_from_file_location("golden_make", Path(__file__).parents[3] / "golden" / "make.py")
+    spec = spec_from_file_location("golden_make", Path(__file__).parents[2] / "golden" / "make.py")
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
@@ -96,7 +96,7 @@ def test_they_are_of_the_first_schema_that_others_were_given(step: int) -> None:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_the_rest_of_the_run_is_that_of_a_whole_one(step: int, folder: Path, tmp_path: Path) -> None:
+def test_the_rest_of_the_run_equals_an_uninterrupted_one(step: int, folder: Path, tmp_path: Path) -> None:
     result = resume(folder, tmp_path / "logs", step)
     place = result.progress
     assert (place.epoch, place.batch, place.steps) == (3, 0, 12)
@@ -236,9 +236,9 @@ def test_an_older_schema_is_resumed_as_it_is(old: Path, how: str, tmp_path: Path
     result, other = resumed(folder), resumed(migrated)
     assert {path: path.read_bytes() for path in before} == before
     assert "resumed at epoch 1, batch 2, step 6" in "\n".join(result.notes)
-    told = [note for note in result.notes if note.startswith("the checkpoint was migrated in memory, ")]
-    assert told
-    assert {note.removeprefix("the checkpoint was migrated in memory, ") for note in told} == set(said)
+    changes = [note for note in result.notes if note.startswith("the checkpoint was migrated in memory, ")]
+    assert changes
+    assert {note.removeprefix("the checkpoint was migrated in memory, ") for note in changes} == set(said)
     assert result.resume is not None
     assert other.resume is not None
     assert (result.resume.guarantee, result.resume.reasons) == (other.resume.guarantee, other.resume.reasons)
@@ -246,7 +246,7 @@ def test_an_older_schema_is_resumed_as_it_is(old: Path, how: str, tmp_path: Path
     assert not any(note.startswith("passed over: ") for note in result.notes)
 
 
-def test_a_run_goes_on_from_a_checkpoint_of_helios(tmp_path: Path) -> None:
+def test_a_run_continues_from_a_checkpoint_of_helios(tmp_path: Path) -> None:
     task = make.make_task()
     with torch.no_grad():
         task.model[0].weight.fill_(0.125)

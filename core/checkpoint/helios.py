@@ -1,4 +1,4 @@
-"""Checkpoints of Helios 1 and 2, as checkpoints of ours."""
+"""Conversion of checkpoints of Helios 1 and 2."""
 
 from __future__ import annotations
 
@@ -10,30 +10,29 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ....plugins.discovery import discover
-from ..state.plain import brief, check_plain
-from ..state.schema import SCHEMA
-from ..storage.manifest import SUFFIX
+from ...plugins.discovery import discover
+from .state.schema import SCHEMA, brief, check_plain
+from .storage.manifest import SUFFIX
 
 RECORDS = (r"helios(\.\w+)*\.TrainingState",)
 TEXTS = r"helios(\.\w+)*\.\w*Keys"  # version 2 keeps its keys as members of enumerations
 RESERVED = ("version", "training_state", "model", "rng", "loggers", "datamodule", "log_path", "run_path")
 COUNTERS = ("current_iteration", "global_iteration", "global_epoch", "validation_cycles", "dataset_iter")
-BEFORE_OURS = -2 * 10**15  # in the order of writing, they come before all of ours
+BEFORE_OURS = -2 * 10**15  # their sequences are lower than all of heliograph's
 NAME = re.compile(r"(?P<run>.+?)_epoch_\d+_iter_\d+")
 
 
 def is_ancestor(saved: Any) -> bool:
-    """Return whether an object that was read is a checkpoint of Helios."""
+    """Return whether the content of a file is a checkpoint of Helios."""
     return isinstance(saved, Mapping) and "schema" not in saved and {"training_state", "model", "rng"} <= saved.keys()
 
 
 def convert(saved: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], list[str]]:
-    """Return a state of ours, and a sentence for each thing that is not the same there.
+    """Return a state in the present schema, and a sentence for each thing that differs.
 
     Args:
-        saved: what the file holds, as plain types.
-        path: the file: its name holds the name of the run, which the file does not.
+        saved: the content of the file, as plain types.
+        path: the file; only its name has the name of the run.
 
     Raises:
         ValueError: the counters are missing, or are no numbers.
@@ -74,11 +73,11 @@ def convert(saved: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], list[
     begin = f"read the layout of Helios {version}; the run is called {run_name!r}, after the file"
     left_out = _left_out(state)
     state["data"] = _position(aside.get("datamodule", {}))
-    return state, [begin, *notes, *_order_notes(progress), *more, *others, *left_out, *_told(aside)]
+    return state, [begin, *notes, *_order_notes(progress), *more, *others, *left_out, *_kept_notes(aside)]
 
 
 def place(converted: Mapping[str, Any]) -> int:
-    """Return the place of a converted state in the order of writing: by its batches, since a copy has other times."""
+    """Return the sequence of a converted state: by its batches, since the times of a copied file change."""
     progress = converted["progress"]
     return BEFORE_OURS + int(progress["earlier_batches"] + progress["batch"])
 
@@ -90,7 +89,7 @@ def _run_name(path: Path) -> str:
 
 
 def _progress(counters: Any) -> tuple[dict[str, int | float], list[str]]:
-    """Return our counters: theirs count the running epoch as one, and keep no number of samples."""
+    """Return the progress; Helios counts the running epoch as finished, and does not count samples."""
     if not isinstance(counters, Mapping) or not all(isinstance(counters.get(name), int) for name in COUNTERS):
         raise ValueError(
             f"The training state of Helios needs whole numbers for {', '.join(COUNTERS)}, got {brief(counters)}."
@@ -117,7 +116,7 @@ def _progress(counters: Any) -> tuple[dict[str, int | float], list[str]]:
 
 
 def _order_notes(progress: Mapping[str, int | float]) -> list[str]:
-    """Say that batches come in an order other than that of Helios."""
+    """Return notes that the order of the batches is not that of Helios."""
     notes = [
         "not exact: epochs are shuffled by the seed and the epoch now, so they come in another order than they would "
         "have"
@@ -131,13 +130,13 @@ def _order_notes(progress: Mapping[str, int | float]) -> list[str]:
 
 
 def _position(datamodule: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is known of the order of the data: only the training phase."""
+    """Return the state of the data, of which only the training phase is known."""
     phase = datamodule.get("phase", 0)
     return {"seed": None, "phase": phase, "advances": False, "doubts": [], "source": None, "state": {}}
 
 
 def _split(saved: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """Return what the user's model saved, and the state of the gradient scaler, None where there was none."""
+    """Return what the user's model saved, and the state of the gradient scaler, None if there was none."""
     model = dict(saved["model"])
     if "datamodule" in saved and "user" in model:  # version 2
         return dict(model["user"]), model.get("amp_scaler")
@@ -146,7 +145,7 @@ def _split(saved: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
 
 
 def _parts(user: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Sort what a model saved into modules, optimizers and schedulers, going by what each holds."""
+    """Sort what a model saved into modules, optimizers and schedulers, by their content."""
     states = {name: value for name, value in user.items() if isinstance(value, Mapping)}
     modules = {
         name: dict(state) for name, state in states.items() if all(isinstance(each, Tensor) for each in state.values())
@@ -173,7 +172,7 @@ def _parts(user: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
 
 
 def _plugins(saved: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the states by plugin; ids that mean another plugin here are left out."""
+    """Return the states by plugin; names that are another plugin's in heliograph are left out."""
     ours = {each.name for each in discover()}
     theirs = {name: value for name, value in saved.items() if name not in RESERVED}
     states: dict[str, Any] = {name: value for name, value in theirs.items() if name not in ours}
@@ -207,7 +206,7 @@ def _generators(rng: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _loggers(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the places of the logs in the form of version 2."""
+    """Return the paths of the logs in the form of version 2."""
     loggers = dict(saved.get("loggers", {}))
     if "log_path" in saved:
         loggers["root"] = {"log_file": saved["log_path"]}
@@ -221,7 +220,7 @@ def _last_part(path: str) -> str:
 
 
 def _left_out(state: dict[str, Any]) -> list[str]:
-    """Take out what could not be loaded safely again; return a sentence for each."""
+    """Remove what could not be loaded safely again; return a sentence for each."""
     notes = []
     for group in (state["plugins"], state["helios"], state["helios"]["model"]):
         for name in list(group):
@@ -233,8 +232,8 @@ def _left_out(state: dict[str, Any]) -> list[str]:
     return notes
 
 
-def _told(aside: Mapping[str, Any]) -> list[str]:
-    """Say what is kept, but does not act."""
+def _kept_notes(aside: Mapping[str, Any]) -> list[str]:
+    """Return a note on what is kept without effect."""
     names = {
         "the gradient scaler": aside.get("amp_scaler"),
         "the places of its logs": aside.get("loggers"),

@@ -1,4 +1,4 @@
-"""Tensors of any form: what is saved takes what it shows, is equal, and shares memory as it did."""
+"""Tensors of any form: their files are no larger than needed, and they are equal and share memory when loaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.builtin_callbacks.checkpoint.buffers import Buffers
-from heliograph.core.checkpoint.storage.compact import compact
+from heliograph.core.checkpoint.storage.save_steps import compact
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -92,10 +92,10 @@ def test_every_form_comes_back_equal(state: dict[str, Any], in_background: bool)
     file.seek(0)
     loaded = torch.load(file, weights_only=True)
 
-    for before, behind in zip(leaves(state), leaves(loaded), strict=True):
-        assert type(before) is type(behind)
-        assert (before.dtype, before.shape, before.requires_grad) == (behind.dtype, behind.shape, behind.requires_grad)
-        assert torch.equal(plain(before), plain(behind))
+    for before, after in zip(leaves(state), leaves(loaded), strict=True):
+        assert type(before) is type(after)
+        assert (before.dtype, before.shape, before.requires_grad) == (after.dtype, after.shape, after.requires_grad)
+        assert torch.equal(plain(before), plain(after))
 
 
 @given(states())

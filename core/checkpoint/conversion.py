@@ -1,4 +1,4 @@
-"""Old checkpoints on disk made new, in one step each: nothing is lost by a kill in between."""
+"""Conversion of checkpoints on disk: older schemas and those of Helios into the present schema."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..state.schema import SCHEMA, check_schema, migrate_state, training_of
-from ..storage import compact, reader
-from ..storage.manifest import SUFFIX, Entry, MissingManifestError, manifest_path
-from ..storage.reader import State
-from ..storage.safe_open import check_content
-from ..storage.store import Store
 from . import helios
+from .state.schema import SCHEMA, check_schema, migrate_state, training_of
+from .storage import reader, untrusted_files
+from .storage.manifest import SUFFIX, Entry, MissingManifestError, manifest_path
+from .storage.reader import State
+from .storage.store import Store
+from .storage.untrusted_files import check_content
 
 BACKUP = ".backup"
 
 
 @dataclass(frozen=True, slots=True)
 class Upgraded:
-    """A checkpoint as the present schema has it.
+    """A checkpoint converted to the present schema.
 
     Attributes:
-        origin: what it was.
-        state: what is in it.
-        changes: what is not as it was, in sentences.
-        place: the place of one of Helios in the order of writing; None for one of ours.
-        is_current: it is of the present schema already, and only lacks its manifest.
+        origin: its former schema.
+        state: its state.
+        changes: what was changed, in sentences.
+        place: the sequence of a checkpoint of Helios; None for others.
+        is_current: it has the present schema already, and only lacks its manifest.
     """
 
     origin: str
@@ -42,24 +42,24 @@ class Upgraded:
 
     @property
     def is_of_helios(self) -> bool:
-        """Whether Helios wrote it, which wrote no manifests."""
+        """Whether Helios wrote it; Helios wrote no manifests."""
         return self.place is not None
 
 
 def migrate(
     path: Path | str, *, keep_backup: bool = True, dry_run: bool = False, as_data: Collection[str] = ()
 ) -> list[str]:
-    """Bring a checkpoint, or all in a folder, into the present schema, and write its manifest.
+    """Convert a checkpoint, or all in a folder, to the present schema, and write its manifest.
 
-    The former file stays as `<name>.pth.backup`. The new one takes its place in one step, as every save does, so a kill
-    at any instant loses nothing: run it again. What is up to date is left alone; where only its manifest was lost, that
-    is written again. Reads the checkpoints of Helios too.
+    The former file is kept as `<name>.pth.backup`. The new one replaces it in one step, as every save does, so nothing
+    is lost if the process is killed: run it again. A checkpoint that is up to date is not changed; if only its manifest
+    is missing, that is written. Reads checkpoints of Helios, too.
 
     Args:
         path: a data file or a folder.
-        keep_backup: keep the former file in the end.
-        dry_run: change nothing, only say what would be done.
-        as_data: full names of classes whose objects are read as their attributes, where a file is refused for them.
+        keep_backup: keep the former file.
+        dry_run: change nothing, only return what would be done.
+        as_data: full names of classes whose objects are read as their attributes, if a file is refused because of them.
 
     Returns:
         What was done, line by line.
@@ -79,7 +79,7 @@ def migrate(
 
 
 def files_in(path: Path) -> list[Path]:
-    """Return a file, or the data files in a folder, those included that a killed migration has just moved aside."""
+    """Return a file, or the data files in a folder, including those that a killed migration had moved aside."""
     if not path.is_dir():
         return [path]
     moved = (each.with_suffix("") for each in path.glob(f"*{SUFFIX}{BACKUP}"))
@@ -100,7 +100,7 @@ def migrate_file(
     store = Store(path.parent, found.state["run_name"], training_of(found.state))
     notes = store.open()
     try:
-        if is_current(path):  # a migration that was killed is finished by opening
+        if is_current(path):  # opening has finished a killed migration
             return [f"{path}: up to date (schema {SCHEMA})", *_indented(notes)]
         entries = store.entries()[0]
         former = next((each for each in entries if each.path == path), None)
@@ -126,7 +126,7 @@ def migrate_file(
 
 
 def is_current(path: Path) -> bool:
-    """Return whether a checkpoint is of the present schema, and whole.
+    """Return whether a checkpoint has the present schema, and a manifest that matches.
 
     Raises:
         ValueError: it is damaged.
@@ -137,17 +137,17 @@ def is_current(path: Path) -> bool:
 
 
 def read_any(path: Path, as_data: Collection[str] = ()) -> Upgraded:
-    """Return what a checkpoint of any schema, or of Helios, is in the present one.
+    """Return a checkpoint of any schema, or of Helios, converted to the present schema.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is damaged, no checkpoint, or holds objects that are not safe to make.
+        ValueError: it is damaged, no checkpoint, or holds objects that are not safe to create.
     """
     if not path.is_file():
         raise FileNotFoundError(f"There is no checkpoint {path}.")
-    saved = compact.read(path, [*helios.RECORDS, *map(re.escape, as_data)], helios.TEXTS)
+    saved = untrusted_files.read_with_stand_ins(path, [*helios.RECORDS, *map(re.escape, as_data)], helios.TEXTS)
     try:
-        saved = compact.as_plain(saved)
+        saved = untrusted_files.as_plain(saved)
         check_content(saved, path)
         return _upgrade(saved, path)
     except (
@@ -160,14 +160,14 @@ def read_any(path: Path, as_data: Collection[str] = ()) -> Upgraded:
 
 
 def load_any(path: Path, *, with_shards: bool = True) -> State:
-    """Return the state in a checkpoint of any schema, or of Helios, in the present one; see `load`.
+    """Return the state in a checkpoint of any schema, or of Helios, in the present schema; see `load`.
 
-    Those of Helios, which wrote no manifests, are taken where the checksums in the file hold. The file stays as it is.
+    A checkpoint of Helios, which has no manifest, is verified by the checksums in the file. The file is not changed.
 
     Raises:
         FileNotFoundError: there is no such file.
         OSError: it cannot be read.
-        ValueError: it is damaged, no checkpoint, has lost its manifest, or is of a newer schema.
+        ValueError: it is damaged, no checkpoint, has lost its manifest, or has a newer schema.
     """
     try:
         return reader.load(path, with_shards=with_shards)
@@ -179,9 +179,9 @@ def load_any(path: Path, *, with_shards: bool = True) -> State:
 
 
 def newest_of_helios(folder: Path, run_name: str) -> tuple[Path, State] | None:
-    """Return the newest checkpoint that Helios wrote of a run, and what is in it.
+    """Return the newest checkpoint that Helios wrote of a run, and its state in the present schema.
 
-    Only files that are called like those of the run are looked into.
+    Only files that are named like those of the run are read.
     """
     newest: tuple[tuple[int, float], Path, Upgraded] | None = None
     for path in reader.without_manifest(folder, run_name):
@@ -213,15 +213,15 @@ def _upgrade(saved: Any, path: Path) -> Upgraded:
 
 
 def backup_of(path: Path) -> Path:
-    """Return where the former file is kept."""
+    """Return the path of the backup."""
     return path.with_name(path.name + BACKUP)
 
 
 def back_up(path: Path) -> Path:
-    """Keep a file under another name, whole or not at all; return that name.
+    """Back up a file, completely or not at all; return the path of the backup.
 
     Raises:
-        ValueError: there is another file of that name.
+        ValueError: another file has that path.
     """
     backup = backup_of(path)
     if backup.exists():
@@ -229,7 +229,7 @@ def back_up(path: Path) -> Path:
             raise ValueError(f"{backup} is there already, with other content: move it away first.")
         return backup
     try:
-        os.link(path, backup)  # at once and for nothing: a save never writes into an old file
+        os.link(path, backup)  # needs no copy, as a save never writes into an existing file
     except OSError:  # a file system without links
         aside = backup.with_name(f".{backup.name}.tmp")
         shutil.copy2(path, aside)
@@ -240,12 +240,12 @@ def back_up(path: Path) -> Path:
 
 
 def _was_interrupted(path: Path) -> bool:
-    """Return whether a migration was killed when it had moved a file aside and not yet put the new one in its place."""
+    """Return whether a migration was killed after it had moved a file aside, before it had renamed the new one."""
     return not path.exists() and backup_of(path).exists() and any(path.parent.glob(".*.former-data.tmp"))
 
 
 def _among(entries: Iterable[Entry], saved_at: float) -> int:
-    """Return a place in the order of writing by the clock; a tie is decided by it too."""
+    """Return the sequence of a checkpoint among others, by the time at which it was saved."""
     known = sorted(entries, key=lambda each: each.sequence)
     earlier = [each.sequence for each in known if each.saved_at <= saved_at]
     is_newest = len(earlier) == len(known)

@@ -1,17 +1,18 @@
-"""Values of any kind, reduced to bytes that distinguish them, the same in every process."""
+"""Values as plain data: a copy of what is small and plain, so that it can be restored, else a fingerprint."""
 
 from __future__ import annotations
 
 import random
 import sys
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections import Counter, OrderedDict, deque
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from enum import Enum
 from functools import partial
 from hashlib import blake2b
 from io import IOBase
 from itertools import chain, islice
+from math import isnan
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, GeneratorType, MemberDescriptorType, MethodType
 from typing import Any, Final
@@ -22,10 +23,144 @@ from torch import Tensor, nn
 
 from ...data.draws.users_code import attributes_of, is_users
 
-NODES: Final = 200_000  # values in one attribute that are looked at, which takes about 0.2 s
+LEAVES: Final = 100_000  # plain values in one attribute that are copied
+FEW: Final = 100  # of a dataset or sampler
+TEXT: Final = 64 * 1024  # characters or bytes in one of them
+BITS: Final = 2000
+NUMBERS: Final = 65_536  # in a tensor
+SCALARS: Final = (bool, int, float, type(None))
+EXACT: Final = (bool, int, str, type(None))  # equal only to the same bits
+SHOWN: Final = 60  # characters of a value in a sentence
+NOT_SEEN: Final = frozenset({"opaque", "unseen"})
+MISSING: Final = {"missing": True}
+Value = Mapping[str, Any]
+
+
+def encode(value: Any, *, is_data: bool = False, package: str = "") -> dict[str, Any]:
+    """Return an attribute as plain data: `value`, or `digest` with `kind`, or `opaque`, or `unseen` with the reason.
+
+    Args:
+        value: of the attribute.
+        is_data: whether it belongs to a dataset or sampler: only a sample of large data is read.
+        package: the package of the attribute's holder, whose classes count as the user's even if it is installed.
+    """
+    if type(value) in SCALARS and not _is_long(value):
+        return {"value": value}
+    try:
+        return {"value": _copy(value, [FEW if is_data else LEAVES])}
+    except (TypeError, RecursionError):
+        pass
+    try:
+        fingerprint, kind = Fingerprint(value, is_data=is_data, package=package), describe(value)
+    except Exception as error:  # noqa: BLE001  # the user's classes may raise anything; a save must not fail for it
+        return {"unseen": f"could not be looked at ({type(error).__name__})", "kind": type(value).__name__}
+    if fingerprint.unseen:
+        return {"unseen": fingerprint.unseen, "kind": kind}
+    if fingerprint.is_opaque:
+        return {"opaque": type(value).__name__}
+    return {"digest": fingerprint.digest, "kind": kind}
+
+
+def equal(one: Value, other: Value) -> bool:
+    """Return whether two encoded values are equal, bit for bit; one that cannot be inspected equals any other."""
+    if "value" in one and "value" in other:
+        return _same(one["value"], other["value"])
+    if one.keys() & NOT_SEEN or other.keys() & NOT_SEEN:
+        return True
+    return one.get("digest") == other.get("digest") and one.keys() == other.keys()
+
+
+def show(value: Value) -> str:
+    """Return an encoded value as text."""
+    if "value" not in value:
+        return "not there" if value is MISSING else str(value.get("kind", value.get("opaque", "unknown")))
+    plain = value["value"]
+    text = describe(plain) if isinstance(plain, Tensor) and plain.numel() > 1 else repr(plain)
+    return text if len(text) <= SHOWN else describe(plain)
+
+
+def differing(before: Mapping[str, Value], now: Mapping[str, Value]) -> Iterator[tuple[str, Value, Value]]:
+    """Yield the name, the former and the present value of what differs; `MISSING` where there is none."""
+    for name in {**before, **now}:
+        was, value = before.get(name, MISSING), now.get(name, MISSING)
+        if not equal(was, value):
+            yield name, was, value
+
+
+def show_both(was: Value, value: Value) -> tuple[str, str]:
+    """Return two different encoded values as two different texts."""
+    before, now = show(was), show(value)
+    return before, now if now != before else "one with other values"
+
+
+def describe(value: Any) -> str:
+    """Return the kind and size of a value as text."""
+    if isinstance(value, Tensor):
+        return f"a tensor {list(value.shape)}"
+    if isinstance(value, np.ndarray):
+        return f"an array {list(value.shape)}"
+    name = type(value).__name__
+    article = "an" if name[0] in "aeiouAEIOU" else "a"
+    return f"{article} {name} of {len(value)}" if hasattr(value, "__len__") else f"{article} {name}"
+
+
+def _copy(value: Any, left: list[int]) -> Any:
+    """Return a copy of a plain value; `left` holds how many more values may be copied.
+
+    Raises:
+        TypeError: it is too large, or not plain.
+    """
+    left[0] -= 1
+    if left[0] < 0:
+        raise TypeError
+    kind = type(value)
+    if (kind in SCALARS and not _is_long(value)) or (kind in (str, bytes) and len(value) <= TEXT):
+        return value
+    if kind in (list, tuple):
+        return kind(_copy(each, left) for each in value)
+    if kind in (dict, OrderedDict, Counter):
+        return kind({_copy(key, left): _copy(item, left) for key, item in value.items()})
+    if kind is np.float64:
+        return float(value)
+    if kind is Tensor and _is_plain(value):
+        return value.detach().clone()
+    raise TypeError
+
+
+def _is_plain(value: Tensor) -> bool:
+    is_dense = value.layout is torch.strided and not value.is_meta and not value.is_nested
+    return is_dense and value.numel() <= NUMBERS and not value.requires_grad
+
+
+def _is_long(value: Any) -> bool:
+    """Return whether a number has too many bits for `torch.load(weights_only=True)`."""
+    return type(value) is int and value.bit_length() > BITS
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is other:  # most are: small numbers, names
+        return True
+    kind = type(one)
+    if kind is not type(other):
+        return False
+    if kind in EXACT:
+        return bool(one == other)
+    if isinstance(one, Tensor):
+        same_kind = one.dtype == other.dtype and one.shape == other.shape
+        return same_kind and Fingerprint(one).digest == Fingerprint(other).digest
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, float):
+        return repr(one) == repr(other) or (isnan(one) and isnan(other))
+    return bool(one == other)
+
+
+NODES: Final = 200_000  # values read in one attribute, which takes about 0.2 s
 DEPTH: Final = 12
 BYTES: Final = 64 * 2**20  # of tensors and arrays in one attribute
-SAMPLE: Final = 1000  # items of a container that reads the data; numbers of a large array, twice
+SAMPLE: Final = 1000  # items of a container of data; numbers of a large array, twice
 SAMPLE_BYTES: Final = 2**16
 PLAIN: Final = (bool, int, float, complex, str, bytes, bytearray, type(None))
 NAMED: Final = (np.generic, np.dtype, torch.dtype, torch.device, torch.Size, Path, Enum, range, slice)
@@ -35,27 +170,27 @@ ITERATORS: Final = ("itertools", "builtins")  # whose iterators show their posit
 
 
 class Fingerprint:
-    """The bytes that distinguish a value from others.
+    """The digest of a value, the same in every process.
 
-    Objects are followed through their attributes, functions through what they close over, where they are the user's
-    own: of one of an installed library, only the class counts. Modules are looked at for themselves.
+    The user's own objects are read through their attributes and functions through their closures; of an object of an
+    installed library only the class counts. Modules are compared on their own.
 
     Args:
-        value: what to look at.
-        is_data: whether it is of what reads the data: of what is large, only a sample is looked at, and the states of
+        value: the value.
+        is_data: whether it belongs to a dataset or sampler: only a sample of large data is read, and the states of
             generators do not count, since draws are keyed.
-        package: a package whose objects are the user's own although it is installed.
+        package: a package whose objects count as the user's own although it is installed.
 
     Attributes:
-        unseen: why the value cannot be compared; empty where it was seen whole.
-        is_opaque: whether nothing of it can be seen but its class.
+        unseen: why the value cannot be compared; empty if all of it was read.
+        is_opaque: whether nothing but its class can be read.
     """
 
     def __init__(self, value: Any, *, is_data: bool = False, package: str = "") -> None:
         self.unseen = ""
         self._hash, self._is_data, self._package = blake2b(digest_size=16), is_data, package
-        self._places: dict[int, int] = {}
-        self._held: list[Any] = []  # made on the way: an id must not be given twice
+        self._numbers: dict[int, int] = {}
+        self._held: list[Any] = []  # keeps temporary objects alive, so that no id is used twice
         self._left, self._bytes = NODES, SAMPLE_BYTES if is_data else BYTES
         self._names = 0
         self._add(value, 0)
@@ -63,10 +198,10 @@ class Fingerprint:
 
     @property
     def digest(self) -> str:
-        """The bytes, in hexadecimal."""
+        """The digest, in hexadecimal."""
         return self._hash.hexdigest()
 
-    def _give_up(self) -> None:
+    def _stop(self) -> None:
         if not self._is_data:
             self.unseen = "it is too large to be compared"
 
@@ -76,24 +211,24 @@ class Fingerprint:
     def _add(self, value: Any, depth: int) -> None:
         self._left -= 1
         if self._left < 0 or depth > DEPTH:
-            self._give_up()
+            self._stop()
             return
         if isinstance(value, (*PLAIN, *NAMED)):
             self._names += 2
             self._write(f"{type(value).__name__}:{value!r};")
             return
-        if (place := self._places.get(id(value))) is not None:
-            self._write(f"seen {place};")
+        if (number := self._numbers.get(id(value))) is not None:
+            self._write(f"seen {number};")
             return
-        self._places[id(value)] = len(self._places)
+        self._numbers[id(value)] = len(self._numbers)
         self._held.append(value)
         if not self._content(value, depth):
             self._names += 1
             self._write(f"a {type(value).__module__}.{type(value).__qualname__};")
 
     def _content(self, value: Any, depth: int) -> bool:
-        """Add what is in a value; return whether anything of it can be seen."""
-        if isinstance(value, Tensor) and value.grad_fn is not None:  # holds a graph: of this step, and no state
+        """Add the content of a value; return whether any of it can be read."""
+        if isinstance(value, Tensor) and value.grad_fn is not None:  # its graph belongs to this step, and is no state
             return False
         if isinstance(value, Tensor | np.ndarray):
             self._array(value, depth)
@@ -158,7 +293,7 @@ class Fingerprint:
         return bool(attributes)
 
     def _pickled(self, value: Any, depth: int) -> bool:
-        """Add what pickle would keep of an object of Python's own; of a lock, a file and the like that is nothing."""
+        """Add what pickle would save of an object of Python's library; a lock, a file and the like have nothing."""
         try:
             kept = value.__reduce_ex__(4)
         except TypeError:
@@ -180,14 +315,14 @@ class Fingerprint:
             return
         self._bytes -= value.nbytes
         if self._bytes < 0:
-            self._give_up()
+            self._stop()
         elif isinstance(value, np.ndarray):
             self._hash.update(np.ascontiguousarray(value).tobytes())
         else:
             self._hash.update(tensor_bytes(value))
 
     def _sample(self, value: Tensor | np.ndarray[Any, Any]) -> None:
-        """Add the beginning of large data, and values at equal distances."""
+        """Add the first values of large data, and values at equal distances."""
         if isinstance(value, Tensor):
             if value.layout is not torch.strided or not value.is_contiguous():
                 return
@@ -216,7 +351,7 @@ def _captured(function: FunctionType) -> Iterator[Any]:
 
 
 def _extra(value: Any) -> Iterator[Any]:
-    """Yield the attributes of a container of a class of the user's."""
+    """Yield the attributes of a container of a class of the user."""
     return chain.from_iterable(attributes_of(value).items())
 
 

@@ -1,4 +1,4 @@
-"""How many samples make a step, and what becomes of learning rates where that changes."""
+"""The global batch: how many samples make a step, and how learning rates follow a change."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from heliograph import (
     on,
 )
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.state.global_batch import global_batch, scale_optimizer, scale_scheduler
+from heliograph.core.checkpoint.state.compatibility import global_batch, scale_optimizer, scale_scheduler
 from torch import nn
 from torch.optim.lr_scheduler import CyclicLR, LinearLR, OneCycleLR, SequentialLR, StepLR
 from torch.utils.data import DataLoader, TensorDataset
@@ -64,7 +64,7 @@ def rates(optimizer: torch.optim.Optimizer, scheduler: Any, steps: int) -> list[
         lambda optimizer: SequentialLR(optimizer, [LinearLR(optimizer, 0.1), StepLR(optimizer, 2)], milestones=[3]),
     ],
 )
-def test_a_scaled_scheduler_goes_on_scaled(make: Any) -> None:
+def test_a_scaled_scheduler_stays_scaled(make: Any) -> None:
     runs = [sgd(1.0), sgd(1.0)]
     schedulers = [make(optimizer) for optimizer in runs]
     for optimizer, scheduler in zip(runs, schedulers, strict=True):
@@ -98,7 +98,7 @@ def fit(checkpoint: Checkpoint, batch_size: int, *plugins: Any, steps: int = 2) 
 
 
 @pytest.mark.parametrize(("change", "factor"), [("linear", 2.0), ("sqrt", 2**0.5), ("keep", 1.0)])
-def test_one_process_scales_where_it_is_told_to(tmp_path: Any, change: Any, factor: float) -> None:
+def test_one_process_scales_if_asked_to(tmp_path: Any, change: Any, factor: float) -> None:
     fit(Checkpoint(tmp_path), 8)  # which ends an epoch
     resumed, scheduler = fit(Checkpoint(tmp_path, resume="auto", batch_change=change), 16, steps=3)
     assert resumed.progress.steps == 3
@@ -110,17 +110,15 @@ def test_one_process_scales_where_it_is_told_to(tmp_path: Any, change: Any, fact
 @pytest.mark.parametrize(
     ("size", "number", "now"), [(8, 2, "batch_size 8 x accumulation 2"), (16, 1, "batch_size 16 x accumulation 1")]
 )
-def test_what_one_process_changes_by_itself_is_no_error_but_told(
-    tmp_path: Any, size: int, number: int, now: str
-) -> None:
+def test_a_change_in_one_process_is_noted_and_no_error(tmp_path: Any, size: int, number: int, now: str) -> None:
     fit(Checkpoint(tmp_path), 8)
     resumed, scheduler = fit(Checkpoint(tmp_path, resume="auto"), size, GradientAccumulation(number), steps=3)
     assert scheduler.base_lrs == [0.5]
-    told = f"the global batch was 1 rank x batch_size 8 x accumulation 1, and is 1 rank x {now}"
-    assert f"{told}: learning rates as they were saved" in resumed.notes
+    change = f"the global batch was 1 rank x batch_size 8 x accumulation 1, and is 1 rank x {now}"
+    assert f"{change}: learning rates as they were saved" in resumed.notes
     assert resumed.resume is not None
     assert resumed.resume.guarantee == "not exact"
-    assert told in resumed.resume.reasons
+    assert change in resumed.resume.reasons
 
 
 def test_the_same_product_of_other_factors_is_no_change(tmp_path: Any) -> None:
@@ -148,8 +146,8 @@ def stream(checkpoint: Checkpoint, number: int, steps: int) -> tuple[RunResult, 
 def test_an_unknown_batch_is_not_scaled(tmp_path: Any) -> None:
     stream(Checkpoint(tmp_path), 2, 2)
     resumed, rate = stream(Checkpoint(tmp_path, resume="auto", batch_change="linear"), 4, 3)
-    told = "the global batch was 1 rank x batch_size unknown x accumulation 2, and is 1 rank x batch_size unknown x"
-    assert f"{told} accumulation 4: learning rates as they were saved" in resumed.notes
+    change = "the global batch was 1 rank x batch_size unknown x accumulation 2, and is 1 rank x batch_size unknown x"
+    assert f"{change} accumulation 4: learning rates as they were saved" in resumed.notes
     assert resumed.resume is not None
     assert (resumed.resume.guarantee, rate) == ("not exact", 0.5)
 

@@ -145,8 +145,8 @@ def find(store: Store) -> None:
     assert (entry.path.name, state["progress"]["steps"]) in [("b.pth", 2), ("b.pth", 3)]
 
 
-def prepare(folder: Path, *, amid: int | None) -> None:
-    """Write two checkpoints of a training and one of another, and be killed amid a third."""
+def prepare(folder: Path, *, kill_at: int | None) -> None:
+    """Write two checkpoints of a training and one of another, and be killed during a third."""
     store = Store(folder, "run")
     with closing(store):
         store.open()
@@ -154,22 +154,22 @@ def prepare(folder: Path, *, amid: int | None) -> None:
             store.write_as(training_id, "run")
             store.save(name, make_state("run", training_id, steps))
         store.write_as(ONE, "run")
-        if amid is not None:
-            with under(Fault(amid, None, kinds=("rename", "unlink"))), suppress(Death):
+        if kill_at is not None:
+            with under(Fault(kill_at, None, kinds=("rename", "unlink"))), suppress(Death):
                 save_again(store)
 
 
 @pytest.mark.sample(5)
-@pytest.mark.parametrize("amid", [None, 1, 4])
+@pytest.mark.parametrize("kill_at", [None, 1, 4])
 @pytest.mark.parametrize("act", [save_anew, save_again, remove, point, find])
 def test_no_operation_that_fails_costs_a_checkpoint(
-    tmp_path: Path, act: Callable[[Store], None], amid: int | None
+    tmp_path: Path, act: Callable[[Store], None], kill_at: int | None
 ) -> None:
     """Opening is under the fault, too, and has to bring in order what a killed save left."""
-    prepare(tmp_path / "before", amid=amid)
+    prepare(tmp_path / "before", kill_at=kill_at)
     good = look(tmp_path / "before", ["run"])
     assert good.keys() == {ONE, OTHER}
-    step = 2 if amid is None else 5
+    step = 2 if kill_at is None else 5
     for kind in ("kill", "refuse", "refuse once"):
         for at in range(0, 200, step):
             number = None if kind == "kill" else REFUSALS[at // step % len(REFUSALS)]
@@ -206,7 +206,7 @@ def forgets_what_was_moved_aside(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("forgets", [False, True])
-def test_the_only_one_is_there_again_after_a_kill_amid_its_replacement(
+def test_the_only_one_is_restored_after_a_kill_during_its_replacement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgets: bool
 ) -> None:
     if forgets:

@@ -1,8 +1,9 @@
-"""Files that claim more than they have: told of, and not believed."""
+"""Files from any source, some of which claim more bytes than they have."""
 
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import struct
 import subprocess
@@ -19,7 +20,63 @@ from heliograph.builtin_callbacks.checkpoint.command import main
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.storage.files import digest_of
 from heliograph.core.checkpoint.storage.manifest import Entry, encode
-from heliograph.core.checkpoint.storage.safe_open import check_archive, check_content
+from heliograph.core.checkpoint.storage.untrusted_files import check_archive, check_content, open_regular, read_small
+
+
+def make_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def make_folder(path: Path) -> None:
+    path.mkdir()
+
+
+def make_loop(path: Path) -> None:
+    path.symlink_to(path)
+
+
+def make_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize("make", [make_pipe, make_folder, make_loop, make_device])
+@pytest.mark.parametrize("follow", [True, False])
+def test_only_regular_files_are_read(tmp_path: Path, make: object, follow: bool) -> None:
+    assert callable(make)
+    make(tmp_path / "a")
+    with pytest.raises(ValueError, match="a is no regular file: a folder, a link, a pipe or a device"):
+        read_small(tmp_path / "a", 100, follow=follow)
+
+
+def test_a_link_to_a_file_is_followed_where_that_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"content")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+
+    assert read_small(tmp_path / "b", 7) == b"content"
+    with open_regular(tmp_path / "b") as file:
+        assert file.read() == b"content"
+    with pytest.raises(ValueError, match="no regular file"):
+        read_small(tmp_path / "b", 7, follow=False)
+
+
+def test_a_large_file_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"content")
+    with pytest.raises(ValueError, match="it has 7 bytes, at most 6 are expected"):
+        read_small(tmp_path / "a", 6)
+
+
+def test_the_system_may_give_less_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").write_bytes(b"content")
+    read = os.read
+    monkeypatch.setattr(os, "read", lambda handle, size: read(handle, min(size, 3)))
+
+    assert read_small(tmp_path / "a", 7) == b"content"
+
+
+def test_what_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_small(tmp_path / "a", 6)
+
 
 Make = Callable[..., Any]
 
@@ -66,8 +123,8 @@ def with_manifest(path: Path) -> Path:
 
 
 @pytest.fixture(params=[True, False], ids=["with a manifest", "without"])
-def is_told(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> Callable[[Path, str], None]:
-    """Return a check that every command tells what is wrong with a file, in one sentence."""
+def is_refused(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> Callable[[Path, str], None]:
+    """Return a check that every command says in one sentence what is wrong with a file."""
 
     def check(path: Path, says: str) -> None:
         if request.param:
@@ -82,15 +139,15 @@ def is_told(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) 
     return check
 
 
-def test_a_zip_bomb(tmp_path: Path, is_told: Make, state: Make) -> None:
+def test_a_zip_bomb(tmp_path: Path, is_refused: Make, state: Make) -> None:
     content = state(modules={"m": {"w": Rebuilt(5_000_000, (5_000_000,), (1,))}})
     path = write(tmp_path / "a.pth", content, bytes(20_000_000), zipfile.ZIP_DEFLATED)
 
     assert path.stat().st_size < 30_000
-    is_told(path, "its part 'archive/data.pkl' is compressed")
+    is_refused(path, "its part 'archive/data.pkl' is compressed")
 
 
-def test_parts_that_overlap(tmp_path: Path, is_told: Make, state: Make) -> None:
+def test_parts_that_overlap(tmp_path: Path, is_refused: Make, state: Make) -> None:
     path = write(tmp_path / "a.pth", state(modules={}), bytes(100_000))
     content = bytearray(path.read_bytes())
     end = content.rfind(b"PK\5\6")
@@ -101,7 +158,7 @@ def test_parts_that_overlap(tmp_path: Path, is_told: Make, state: Make) -> None:
     struct.pack_into("<HHLL", content, end + 8, 5, 5, size + len(again), begin)
     path.write_bytes(bytes(content[: begin + size]) + again + bytes(content[end:]))
 
-    is_told(path, "its parts claim ")
+    is_refused(path, "its parts claim ")
 
 
 @pytest.mark.parametrize(
@@ -113,26 +170,26 @@ def test_parts_that_overlap(tmp_path: Path, is_told: Make, state: Make) -> None:
     ],
 )
 def test_sizes_beyond_all_memory(
-    tmp_path: Path, is_told: Make, state: Make, values: int, stride: tuple[int, ...], says: str
+    tmp_path: Path, is_refused: Make, state: Make, values: int, stride: tuple[int, ...], says: str
 ) -> None:
     modules = {"m": {"w": Rebuilt(values, (10**6, 10**6), stride)}}
 
-    is_told(write(tmp_path / "a.pth", state(modules=modules)), says)
+    is_refused(write(tmp_path / "a.pth", state(modules=modules)), says)
 
 
-def test_what_is_no_archive(tmp_path: Path, is_told: Make) -> None:
+def test_what_is_no_archive(tmp_path: Path, is_refused: Make) -> None:
     (tmp_path / "a.pth").write_bytes(pickle.dumps({"schema": 3}))
-    is_told(tmp_path / "a.pth", "is damaged, or no file of torch.save")
+    is_refused(tmp_path / "a.pth", "is damaged, or no file of torch.save")
 
 
 @pytest.mark.parametrize("part", ["plugins", "schema", "modules", "run_name", "progress"])
-def test_lists_that_are_shared_again_and_again(tmp_path: Path, is_told: Make, state: Make, part: str) -> None:
+def test_lists_that_are_shared_again_and_again(tmp_path: Path, is_refused: Make, state: Make, part: str) -> None:
     shared: list[Any] = []
     for _ in range(60):
         shared = [shared, shared]
     torch.save(state(**{part: shared}), tmp_path / "a.pth")
 
-    is_told(tmp_path / "a.pth", "holds the same lists or dicts again and again")
+    is_refused(tmp_path / "a.pth", "holds the same lists or dicts again and again")
 
 
 @pytest.mark.parametrize(
@@ -147,7 +204,7 @@ def test_contents_of_other_types(tmp_path: Path, state: Make, changes: dict[str,
     assert "a.pth holds something else than a checkpoint: " in capsys.readouterr().err
 
 
-def test_what_torch_saves_is_believed(tmp_path: Path) -> None:
+def test_what_torch_saves_is_accepted(tmp_path: Path) -> None:
     one = torch.zeros(1)
     content = {"a": torch.randn(100), "b": one.expand(1000), "c": torch.eye(3).to_sparse(), "d": [1, "x", None]}
     torch.save(content, tmp_path / "a.pth")

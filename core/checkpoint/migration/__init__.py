@@ -1,1 +1,0 @@
-"""Checkpoints of older schemas and of Helios, made checkpoints of today."""

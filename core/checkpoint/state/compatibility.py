@@ -1,0 +1,200 @@
+"""The program that resumes compared with the one that saved: what must be equal, what lowers the guarantee."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from math import sqrt
+from typing import Any, Literal, get_args
+
+from torch import Tensor
+
+from ....events import Run
+from ....events.guarantee import Guarantee
+from ..unseen.program import affects_training
+
+
+def class_names(parts: Mapping[str, Any]) -> dict[str, str]:
+    """Return the class names of optimizers or schedulers."""
+    return {name: type(part).__name__ for name, part in parts.items()}
+
+
+def saved_scheduler_classes(run: Run, saved: Mapping[str, Any]) -> dict[str, str]:
+    """Return the class names of the saved schedulers; Helios saved none, so they count as those of the run."""
+    known, now = saved.get("scheduler_kinds", {}), class_names(run.schedulers)
+    return {name: known.get(name) or now.get(name, "unknown") for name in saved["schedulers"]}
+
+
+def check_optimizers(run: Run, saved: Mapping[str, Any]) -> None:
+    """Raise ValueError unless the saved optimizers have the names and classes of those of the run."""
+    now, known = class_names(run.optimizers), saved.get("optimizer_kinds", {})
+    before = {name: known.get(name) or now.get(name, "unknown") for name in saved["optimizers"]}
+    if before.keys() != now.keys():
+        raise ValueError(
+            f"The checkpoint holds the optimizers {sorted(before)}, the run has {sorted(now)}: call them the same in "
+            f"fit(optimizer={{...}}), or load only the weights, with load_weights."
+        )
+    for name, kind in now.items():
+        if before[name] != kind:
+            raise ValueError(
+                f"The checkpoint was written with {before[name]}, the optimizer now is {kind}: resume with the former, "
+                f"or load only the weights, with load_weights."
+            )
+
+
+def find_differences(
+    run: Run, saved: Mapping[str, Any], versions: Mapping[str, str], fresh_plugins: Iterable[str]
+) -> Iterator[tuple[Guarantee, str]]:
+    """Yield each difference that makes the run differ from an uninterrupted one, and the guarantee that remains.
+
+    Args:
+        run: the run, with its state loaded.
+        saved: the snapshot from which it continues.
+        versions: the present versions of the software.
+        fresh_plugins: the plugins that have no state in the snapshot.
+    """
+    plugins_then = saved.get("unseen", {}).get("plugins")  # a plugin that was not there is reported as new
+    for name in fresh_plugins:
+        if affects_training(run.plugins[name]) and (plugins_then is None or name in plugins_then):
+            yield "not exact", f"plugin {name!r} found no state in the checkpoint"
+    before, now = saved_scheduler_classes(run, saved), class_names(run.schedulers)
+    for name in sorted({*before, *now}):
+        if before.get(name) != now.get(name):
+            yield "not exact", f"the scheduler was {before.get(name, 'none')} and is {now.get(name, 'none')}"
+    if (change := describe_batch_change(saved["world"], batch_factors(run))) is not None:
+        yield "not exact", change
+    yield from _other_ranks(run, saved, same_steps=change is None)
+    for software, version in versions.items():
+        if (version_then := saved["versions"].get(software, version)) != version:
+            yield "not exact", f"the checkpoint was written with {software} {version_then}, this is {version}"
+
+
+def _other_ranks(run: Run, saved: Mapping[str, Any], *, same_steps: bool) -> Iterator[tuple[Guarantee, str]]:
+    """Yield what a changed number of ranks changes, even if each step has as many samples in the same order."""
+    before, now = saved["world"]["size"], run.engine.world_size
+    if before == now:
+        return
+    placed = saved["data"].get("layout")
+    same_order = placed is not None and placed["common"]
+    level: Guarantee = "order-exact" if same_steps and same_order else "not exact"
+    yield level, f"{before} processes wrote the checkpoint, {now} resumed it: gradients are summed in another order"
+    if now < before:
+        yield level, f"the random generators of {_ranks(now, before)} are gone with them"
+    else:
+        yield level, f"{_ranks(before, now)} had no state of their own: random generators start fresh there"
+
+
+def _ranks(first: int, end: int) -> str:
+    return f"rank {first}" if end == first + 1 else f"ranks {first} to {end - 1}"
+
+
+BatchChange = Literal["refuse", "keep", "linear", "sqrt"]
+CHANGES: tuple[str, ...] = get_args(BatchChange)
+RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # in the groups of an optimizer
+LISTS = ("base_lrs", "max_lrs", "_last_lr")  # of a scheduler
+
+
+def batch_factors(run: Run) -> dict[str, int | None]:
+    """Return the factors of the global batch: `size` (ranks), `batch_size` of each, `accumulation` (batches per step).
+
+    The batch size counts samples; it is 1 if whole batches are dealt to the ranks, and None if it is unknown.
+    """
+    return {"size": run.engine.world_size, "batch_size": run.data.batch_size, "accumulation": _accumulation(run)}
+
+
+def global_batch(world: Mapping[str, int | None]) -> int | None:
+    """Return how many samples (or batches, if these are dealt to the ranks) make one step; None if unknown."""
+    batch_size, accumulation = world.get("batch_size"), world.get("accumulation")
+    if batch_size is None or accumulation is None:
+        return None
+    return (world["size"] or 1) * batch_size * accumulation
+
+
+def describe_batch_change(before: Mapping[str, int | None], now: Mapping[str, int | None]) -> str | None:
+    """Return how the global batch changed, None if it did not; if it is unknown, its known factors are compared."""
+    former, present = global_batch(before), global_batch(now)
+    if former is None or present is None:
+        known = [name for name in now if None not in (before.get(name), now[name])]
+        differs = any(before[name] != now[name] for name in known)
+    else:
+        differs = former != present
+    return f"the global batch was {_describe_batch(before)}, and is {_describe_batch(now)}" if differs else None
+
+
+def apply_batch_change(run: Run, before: Mapping[str, int | None], how: BatchChange, *, may_refuse: bool) -> str | None:
+    """Scale the learning rates of a resumed run to its global batch, or refuse a change of it.
+
+    By default a change is refused if there were or are several ranks; with one process it is only noted. If the batch
+    size is unknown, nothing is refused or scaled.
+
+    Args:
+        run: the run, with its position, optimizers and schedulers as they were saved.
+        before: the factors of the global batch in the run that wrote the checkpoint.
+        how: what to do about a change.
+        may_refuse: whether the run is resumed; rolling back to its own state is never refused.
+
+    Returns:
+        How the global batch changed; None if it did not.
+
+    Raises:
+        ValueError: the global batch changed, there were or are several ranks, and `how` is "refuse".
+    """
+    now = batch_factors(run)
+    change = describe_batch_change(before, now)
+    if change is None:
+        return None
+    former, present = global_batch(before), global_batch(now)
+    factor = 1.0
+    if former is not None and present is not None:
+        if how == "refuse" and may_refuse and (before["size"], now["size"]) != (1, 1):
+            raise ValueError(
+                f"The global batch changed: {_describe_batch(before)} made one optimizer step when the checkpoint was "
+                f"written, {_describe_batch(now)} would now. Keep the product by another batch_size or "
+                f"GradientAccumulation, or say what becomes of the learning rate: "
+                f"Checkpoint(..., batch_change='keep'), 'linear' or 'sqrt'."
+            )
+        factor = {"linear": present / former, "sqrt": sqrt(present / former)}.get(how, 1.0)
+    if factor == 1.0:
+        run.note(f"{change}: learning rates as they were saved")
+        return change
+    for optimizer in run.optimizers.values():
+        scale_optimizer(optimizer, factor)
+    for scheduler in run.schedulers.values():
+        scale_scheduler(scheduler, factor)
+    run.note(f"{change}: learning rates times {factor:.6g} ({how})")
+    return change
+
+
+def scale_optimizer(optimizer: Any, factor: float) -> None:
+    """Multiply the learning rates of an optimizer."""
+    for group in optimizer.param_groups:
+        for name in RATES:
+            if name in group:
+                group[name] = _scaled(group[name], factor)
+
+
+def scale_scheduler(scheduler: Any, factor: float) -> None:
+    """Multiply the base learning rates of a scheduler, and those of the schedulers in it."""
+    for name in LISTS:
+        if isinstance(rates := getattr(scheduler, name, None), list):
+            setattr(scheduler, name, [_scaled(rate, factor) for rate in rates])
+    for inner in getattr(scheduler, "_schedulers", ()):
+        scale_scheduler(inner, factor)
+
+
+def _scaled(rate: Any, factor: float) -> Any:
+    return rate.mul_(factor) if isinstance(rate, Tensor) else rate * factor
+
+
+def _accumulation(run: Run) -> int | None:
+    """Return how many micro-batches make a step, by the plugin that claims `accumulation`; None if it has no number."""
+    for plugin in run.plugins:
+        if "accumulation" in getattr(plugin, "exclusive", ()) and run.plugins.is_enabled(plugin):
+            number = getattr(plugin, "number", None)
+            return None if number is None else int(number(run.progress.epoch))
+    return 1
+
+
+def _describe_batch(world: Mapping[str, int | None]) -> str:
+    ranks = "1 rank" if world["size"] == 1 else f"{world['size']} ranks"
+    batch_size, accumulation = ("unknown" if world.get(n) is None else world[n] for n in ("batch_size", "accumulation"))
+    return f"{ranks} x batch_size {batch_size} x accumulation {accumulation}"

@@ -1,0 +1,236 @@
+"""The state of several ranks: what differs from the main rank, and shards."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from ....events import Engine, Run
+from ....events.errors import describe_error
+from ...engines.sharded.states import ShardingEngine, States, empty, joined
+from .parameter_groups import restore_groups
+
+if TYPE_CHECKING:
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    from ...engines.contract import LoopEngine
+
+
+WHOLE = ("control", "data", "last_seen", "unseen", "engine", "task", "metrics", "means", "filters")
+BY_NAME = ("progress", "plugins", "plugin_versions")
+Key = tuple[str, str]  # a part of the snapshot, and a name in it if it is a dict by name
+
+
+def gather_rank_parts(engine: Engine, snapshot: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return, by rank, what differs from the main rank's snapshot: nothing for the main rank. A collective.
+
+    Digests are compared first, so that large values that are equal on all ranks are not sent.
+
+    Args:
+        engine: connects the ranks.
+        snapshot: the snapshot of this rank.
+    """
+    if engine.world_size == 1:
+        return [{}]
+    mine = dict(_items(snapshot))
+    digests: list[dict[Key, bytes]] = engine.gather_objects({key: digest(mine[key]) for key in mine})
+    of_main = digests[0]
+    own = {key: _to_cpu(item) for key, item in mine.items() if digests[engine.rank][key] != of_main.get(key)}
+    own |= {key: None for key in of_main if key not in mine}  # a plugin of the main rank only
+    parts: list[dict[Key, Any]] = engine.gather_objects(own)
+    return [_nested(each) for each in parts]
+
+
+def select_rank_part(saved: Mapping[str, Any], rank: int, world_size: int) -> dict[str, Any]:
+    """Return the snapshot from which one of `world_size` ranks continues.
+
+    A rank that the snapshot does not have gets the main rank's, without metrics to log. What removed ranks had not
+    logged yet, the main rank logs.
+    """
+    ranks, means = saved["ranks"], saved.get("means", {})
+    if not ranks:  # a snapshot of this rank only
+        return dict(saved)
+    part: Mapping[str, Any] = ranks[rank] if rank < len(ranks) else {"means": {}, "unseen": {}}
+    if rank == 0:
+        for gone in ranks[world_size:]:
+            means = _added(means, gone.get("means", saved["means"]))
+        part = {"means": means}
+    merged = {name: {**saved.get(name, {}), **part[name]} if name in BY_NAME else part[name] for name in part}
+    return {**saved, **merged}
+
+
+def digest(value: Any) -> bytes:
+    """Return a digest of nested plain values and tensors: equal only if they are, bit for bit."""
+    state = hashlib.blake2b(digest_size=16)
+    for piece in _pieces(value):
+        state.update(piece)
+    return state.digest()
+
+
+def _added(means: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Return saved means plus those of another rank."""
+    added = dict(means)
+    for name, (host, weight, start, _) in others.items():
+        own_host, own_weight, *rest = added.get(name, (0.0, 0.0, 0.0, 0))
+        added[name] = [own_host + host + start, own_weight + weight, *rest]
+    return added
+
+
+def _items(snapshot: Mapping[str, Any]) -> Iterator[tuple[Key, Any]]:
+    for part in WHOLE:
+        yield (part, ""), snapshot[part]
+    for part in BY_NAME:
+        for name, item in snapshot.get(part, {}).items():
+            yield (part, name), item
+
+
+def _nested(items: Mapping[Key, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for (part, name), item in items.items():
+        if part in BY_NAME:
+            nested.setdefault(part, {})[name] = item
+        else:
+            nested[part] = item
+    return nested
+
+
+def _to_cpu(value: Any) -> Any:
+    """Return a value with its tensors on the CPU, as another process may have other devices."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    if isinstance(value, dict):
+        return type(value)({key: _to_cpu(item) for key, item in value.items()})
+    if isinstance(value, list | tuple):
+        return type(value)([_to_cpu(item) for item in value])
+    return value
+
+
+def _pieces(value: Any) -> Iterator[bytes | memoryview]:
+    if isinstance(value, Tensor):
+        plain = value.detach().cpu()
+        plain = plain.contiguous() if plain.layout is torch.strided else plain.to_dense()
+        yield f"{plain.dtype}{list(plain.shape)}".encode()
+        yield plain.reshape(-1).view(torch.uint8).numpy().data
+    elif isinstance(value, dict):
+        yield b"{%d" % len(value)
+        for key, item in value.items():
+            yield from _pieces(key)
+            yield from _pieces(item)
+    elif isinstance(value, list | tuple):
+        yield f"{type(value).__name__}{len(value)}".encode()
+        for item in value:
+            yield from _pieces(item)
+    else:
+        yield f"{type(value).__name__}:{value!r};".encode()
+
+
+def shards_folder(path: Path | None) -> Path:
+    """Return the folder of a checkpoint's shards.
+
+    Raises:
+        ValueError: the state was given without a path.
+    """
+    if path is None:
+        raise ValueError("The state's weights lie in shards beside its file: resume from the path of that file.")
+    return path.with_suffix(".shards")
+
+
+def join_shards(saved: Mapping[str, Any], path: Path | None) -> dict[str, Any]:
+    """Return a snapshot that holds its weights and optimizer states, read from its shards if it has some.
+
+    Args:
+        saved: the snapshot.
+        path: its file.
+    """
+    if "shards" not in saved:
+        return dict(saved)
+    modules, optimizers = _read_alone(saved["shards"], path)
+    rest = {name: value for name, value in saved.items() if name != "shards"}
+    return {**rest, "modules": modules, "optimizers": optimizers}
+
+
+def join_weights(saved: Mapping[str, Any], path: Path | None) -> Mapping[str, Mapping[str, Any]]:
+    """Return the full weights of a snapshot by module, read from its shards if it has some. No collective.
+
+    Args:
+        saved: the snapshot.
+        path: its file.
+    """
+    if "shards" not in saved:
+        modules: Mapping[str, Mapping[str, Any]] = saved["modules"]
+        return modules
+    return _read_alone(_weights_only(saved["shards"]), path)[0]
+
+
+def fit_to_engine(saved: Mapping[str, Any], engine: Engine, path: Path | None) -> dict[str, Any]:
+    """Return a snapshot as an engine can load it: its shards are joined unless the engine shards too."""
+    if "shards" not in saved or not isinstance(engine, ShardingEngine):
+        return join_shards(saved, path)
+    return {**saved, "optimizers": saved["shards"]["optimizers"]}  # their description; the tensors stay in the shards
+
+
+def load_parts(
+    run: Run, saved: Mapping[str, Any], optimizers: Mapping[str, Any], path: Path | None, *, drops_added: bool = False
+) -> None:
+    """Load the modules and some optimizers of a run from a snapshot. On several ranks a collective.
+
+    Args:
+        run: the run.
+        saved: the snapshot.
+        optimizers: by name.
+        path: the file of the snapshot.
+        drops_added: whether parameter groups that the run has added since may be removed.
+
+    Raises:
+        ValueError: the optimizers cannot get the parameter groups that they had.
+    """
+    engine = run.engine
+    restore_groups(run, saved, optimizers, drops_added=drops_added)
+    if "shards" in saved and isinstance(engine, ShardingEngine):
+        rest = saved["shards"] if optimizers else _weights_only(saved["shards"])
+        read = partial(_read, folder=shards_folder(path), process_group=engine.saving_group())
+        engine.load_shard_state(run.modules, optimizers, rest, read)
+    else:
+        saved = join_shards(saved, path)
+        cast("LoopEngine", engine).unpack(run.modules, optimizers, (saved["modules"], saved["optimizers"]))
+
+
+def _weights_only(rest: Mapping[str, Any]) -> dict[str, Any]:
+    tensors = {name: facts for name, facts in rest["tensors"].items() if name.startswith("modules/")}
+    return {**rest, "optimizers": {}, "tensors": tensors}
+
+
+def _read_alone(rest: Mapping[str, Any], path: Path | None) -> States:
+    """Return the full states in shards; every process reads them itself."""
+    tensors = empty(rest)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        _read(tensors, shards_folder(path), no_dist=True)
+    return joined(tensors, rest)
+
+
+def _read(tensors: dict[str, Any], folder: Path, **how: Any) -> None:
+    """Fill tensors from shards.
+
+    Raises:
+        ValueError: the shards cannot be read; raised on all ranks.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    try:
+        load(tensors, checkpoint_id=folder, **how)
+    except CheckpointException as error:
+        raise ValueError(f"The shards in {folder} cannot be read: {cause_of(error)}") from error
+
+
+def cause_of(error: CheckpointException) -> str:
+    """Return the error of each rank that failed."""
+    return "; ".join(f"rank {rank}: {describe_error(each)}" for rank, (each, _) in error.failures.items())

@@ -1,0 +1,167 @@
+"""The program of a run: its plugins, the options of plugins and optimizers, the settings of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from operator import itemgetter
+from typing import Any, Final
+
+import torch
+
+from ....events import Run, SavePoint
+from ....events.bus import Handle
+from ....events.guarantee import Guarantee
+from ...data.draws.users_code import is_users
+from .attributes import ignored_names, package_of
+from .values import differing, encode, show_both
+
+Program = Mapping[str, Mapping[str, Any]]
+WORDS: Final = {
+    "precision": "the precision",
+    "dtype": "torch's default dtype",
+    "device": "the device",
+    "engine": "the engine",
+    "threads": "the number of torch's threads",
+    "deterministic": "torch.use_deterministic_algorithms",
+    "cudnn": "cuDNN's (deterministic, benchmark, allow_tf32)",
+    "matmul": "torch's float32_matmul_precision",
+}
+MEND: Final = ": keep it in its state_dict, or set affects_training = False on a plugin that only looks"
+EARLIER: Final = "a lane before PERSIST, or set affects_training = False on a plugin that only looks"
+LISTENS: Final = {"opaque": "Handle"}  # listeners are compared in a file of their own
+DECIDES: Final = ("precision", "dtype")  # the others change only how find_numbers are rounded
+
+
+def describe_program(run: Run) -> dict[str, dict[str, Any]]:
+    """Return the settings and the plugins of a run as plain data."""
+    engine = run.engine
+    device = torch.device(str(engine.device))
+    model = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    cudnn = torch.backends.cudnn
+    settings = {
+        "precision": str(getattr(getattr(engine, "precision", None), "name", "unknown")),
+        "dtype": str(torch.get_default_dtype()),
+        "device": f"{device.type} {model}".strip(),
+        "engine": type(engine).__name__,
+        "ranks": engine.world_size,
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "cudnn": [cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32],
+        "matmul": torch.get_float32_matmul_precision(),
+    }
+    return {"settings": settings, "plugins": {name: _plugin(run, name) for name in run.plugins.names()}}
+
+
+def compare_programs(before: Program, now: Program) -> Iterator[tuple[Guarantee, str]]:
+    """Yield each difference between the saved and the present program, with the guarantee that a resume still has."""
+    same_ranks = before["settings"]["ranks"] == now["settings"]["ranks"]  # else another engine is expected
+    for name, value in now["settings"].items():
+        was = before["settings"].get(name, value)
+        if was != value and name in WORDS and (name != "engine" or same_ranks):
+            yield "not exact" if name in DECIDES else "order-exact", f"{WORDS[name]} was {was} and is {value}"
+    plugins, saved = now["plugins"], before["plugins"]
+    for name in [name for name in saved if saved[name]["affects_training"] and name not in plugins]:
+        yield "not exact", f"plugin {name!r} was there and is gone"
+    for name in [name for name in plugins if plugins[name]["affects_training"]]:
+        if name not in saved:
+            yield "not exact", f"plugin {name!r} is new"
+        else:
+            yield from _plugin_changes(f"plugin {name!r}", saved[name], plugins[name])
+
+
+def _plugin_changes(what: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[Guarantee, str]]:
+    if before["class"] != now["class"]:
+        yield "not exact", f"{what} was a {before['class']} and is a {now['class']}"
+        return
+    if before["enabled"] != now["enabled"]:
+        yield "not exact", f"{what} was switched {'on' if before['enabled'] else 'off'} and is not"
+    mend = "" if now["class"].startswith("heliograph.") else MEND
+    for name, one, other in sorted(differing(before["options"], now["options"]), key=itemgetter(0)):
+        was, value = show_both(one, other)
+        yield "not exact", f"{what} had {name} = {was} and has {value}{mend}"
+
+
+def _plugin(run: Run, name: str) -> dict[str, Any]:
+    plugin, plugins = run.plugins[name], run.plugins
+    affects = affects_training(plugin)
+    options = _options(plugin) if affects else {}
+    kind = f"{type(plugin).__module__}.{type(plugin).__qualname__}"
+    return {"class": kind, "affects_training": affects, "enabled": plugins.is_enabled(name), "options": options}
+
+
+def affects_training(plugin: Any) -> bool:
+    """Return whether a plugin can change the training: an observer never can."""
+    return getattr(plugin, "policy", "critical") != "observer" and bool(getattr(plugin, "affects_training", True))
+
+
+def doubt_late_listeners(run: Run, saver: str) -> None:
+    """Report plugins that listen to `SavePoint` after the one that saves: what they change there is not saved.
+
+    Args:
+        run: the run.
+        saver: the name of the plugin that saves.
+    """
+    owners = [subscription.owner for _, subscription in run.bus.signal(SavePoint).listeners()]
+    names = set(run.plugins.names())
+    for name in dict.fromkeys(owners[owners.index(saver) + 1 :] if saver in owners else ()):
+        plugin = run.plugins[name] if name in names else None
+        if is_users(type(plugin).__module__) and affects_training(plugin) and has_state(plugin):
+            reason = "after the state is saved, so what it changes there is lost at a resume"
+            run.data.doubt("not exact", f"plugin {name!r} listens to SavePoint {reason}: let it listen in {EARLIER}")
+
+
+def has_state(plugin: Any) -> bool:
+    """Return whether a plugin has anything in its `state_dict` now."""
+    return hasattr(plugin, "state_dict") and bool(plugin.state_dict())
+
+
+def _options(plugin: Any) -> dict[str, Any]:
+    """Return the attributes of a plugin: the public ones of a built-in, all of the user's."""
+    skip = {"name", *ignored_names(plugin)}
+    names = [name for name in vars(plugin) if name not in skip and not (_is_ours(plugin) and name.startswith("_"))]
+    package, values = package_of(plugin), {name: getattr(plugin, name) for name in names}
+    return {
+        name: LISTENS if isinstance(value, Handle) else encode(_plain(value), package=package)
+        for name, value in values.items()
+    }
+
+
+def _plain(option: Any) -> Any:
+    """Return an option as plain data: of a class of heliograph its `str`, if it has one, else its attributes."""
+    if not _is_ours(option):
+        return option
+    if any("__str__" in vars(kind) for kind in type(option).__mro__[:-1]):
+        return str(option)
+    return {name: value for name, value in getattr(option, "__dict__", {}).items() if not name.startswith("_")}
+
+
+def _is_ours(thing: Any) -> bool:
+    return not is_users(type(thing).__module__) and type(thing).__module__.startswith("heliograph.")
+
+
+PARAMETERS: Final = ("params", "param_names")
+
+
+def encode_options(run: Run) -> dict[str, dict[str, Any]]:
+    """Return the options of a run's optimizers and schedulers; called before anything changes them."""
+    found: dict[str, Any] = {}
+    for name, optimizer in run.optimizers.items():
+        for number, group in enumerate(optimizer.param_groups):
+            where = name if len(optimizer.param_groups) == 1 else f"group {number} of {name}"
+            found.update({f"{key} of {where}": each for key, each in group.items() if key not in PARAMETERS})
+    for name, scheduler in run.schedulers.items():
+        found.update({f"{key} of the scheduler of {name}": each for key, each in scheduler.state_dict().items()})
+    return {where: encode(each) for where, each in found.items()}
+
+
+def list_overridden(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each option that the program sets and the checkpoint overrides.
+
+    Args:
+        before: the options in the program that wrote the checkpoint.
+        now: those in this one.
+    """
+    for where, one, other in differing(before, now):
+        if where in before and where in now:
+            was, value = show_both(one, other)
+            yield f"{where} was {was} in the program, and is {value}: what the checkpoint holds is used"
