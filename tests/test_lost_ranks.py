@@ -37,7 +37,8 @@ def test_a_rank_that_hangs_is_reported_named_and_ended(tmp_path: Path, capfd: py
         "for what it printed"
     ]
     assert (
-        "heliograph: rank 1 is ended: its run goes on 1 s after another's end (rank 1 hung: " in capfd.readouterr().err
+        "heliograph: rank 1 is ended: its run has not ended 1 s after another's end (rank 1 hung: "
+        in capfd.readouterr().err
     )
     assert (seen["rank"], seen["kind"]) == (1, "hung")
     assert seen["text"].startswith(
@@ -45,7 +46,7 @@ def test_a_rank_that_hangs_is_reported_named_and_ended(tmp_path: Path, capfd: py
     )
     assert " < hang_for_ever (losing.py:" in seen["text"]
     first, waits, hangs = log.splitlines()[:3]
-    assert first == "rank 0 waits in a collective. Where each rank stands:"
+    assert first == "rank 0 waits in a collective. Where each rank is:"
     assert waits.startswith(
         "  rank 0 waits in vote for 1 s; in train, epoch 0, batch 2, step 2, last event batch_end; at "
     )

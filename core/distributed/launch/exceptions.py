@@ -64,9 +64,9 @@ def _carry(error: BaseException, seen: set[int]) -> Carried:
 
 
 def rebuild(carried: Carried) -> BaseException:
-    """Return the exception: of its own type where this process can import it, else of a stand-in's.
+    """Return the exception: of its own type where this process can import it, else of a substitute's.
 
-    A stand-in has the type's name, and inherits from the first of its bases that can be imported. No `__init__` or
+    A substitute has the type's name, and inherits from the first of its bases that can be imported. No `__init__` or
     `__new__` of the user's is called. What could not be pickled is there as text.
     """
     args = tuple(_unpack(piece) for piece in carried.args)
@@ -74,7 +74,7 @@ def rebuild(carried: Carried) -> BaseException:
     try:
         error = _make(_find(carried.kinds), args, state)
     except Exception:  # noqa: BLE001  # a class may refuse whatever it likes; its name and text still arrive
-        error = _make(_stand_in(carried.kinds[0], Exception), args, state)
+        error = _make(_substitute(carried.kinds[0], Exception), args, state)
     error.__cause__ = None if carried.cause is None else rebuild(carried.cause)
     error.__context__ = None if carried.context is None else rebuild(carried.context)
     error.__suppress_context__ = carried.suppresses
@@ -91,10 +91,10 @@ def _make(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any
 
 
 def _find(kinds: Sequence[Name]) -> type[BaseException]:
-    """Return the class, or a stand-in that inherits from the nearest base; BaseException is the last of them."""
+    """Return the class, or a substitute that inherits from the nearest base; BaseException is the last of them."""
     found = [_import(*name) for name in kinds]
     nearest = next(kind for kind in found if kind is not None)
-    return nearest if found[0] is not None else _stand_in(kinds[0], nearest)
+    return nearest if found[0] is not None else _substitute(kinds[0], nearest)
 
 
 def _import(module: str, name: str) -> type[BaseException] | None:
@@ -105,7 +105,7 @@ def _import(module: str, name: str) -> type[BaseException] | None:
     return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
 
-def _stand_in(name: Name, base: type[BaseException]) -> type[BaseException]:
+def _substitute(name: Name, base: type[BaseException]) -> type[BaseException]:
     module, qualified = name
     body = {"__module__": module, "__qualname__": qualified, "__doc__": "Stands in for a class of another process."}
     return type(qualified.rpartition(".")[2], (base,), body)
@@ -188,30 +188,30 @@ def died(rank: int, status: int, *, began: bool) -> Failure:
     how = f"signal {_name(-status)} ended it" if status < 0 else f"it ended with exit status {status}"
     text = f"{how} before it {'could report' if began else 'called the function'}. Look above for what it printed"
     if not began and status == 1:
-        text += '. Each process imports the script anew: does that call launch outside of `if __name__ == "__main__":`?'
+        text += '. Each process imports the script: does that call launch outside of `if __name__ == "__main__":`?'
     return Failure(RankFailed(rank, "died", text, ""), rank=rank, signum=max(0, -status))
 
 
-def raise_first(failures: list[Failure], killed: list[int], grace: float, heard: set[int]) -> None:
+def raise_first(failures: list[Failure], killed: list[int], grace: float, sent: set[int]) -> None:
     """Raise the error that came first and does not merely follow another rank's, if there is one.
 
     Args:
         failures: in the order of their arrival.
         killed: ranks that did not end in time.
         grace: the seconds that they had.
-        heard: the signals that the ranks were sent.
+        sent: the signals that the ranks were sent.
     """
     if not failures:
         return
-    failures, ended = _apart(failures, heard)
+    failures, ended = _apart(failures, sent)
     first = min(failures, key=lambda failure: (failure.is_no_failure, failure.follows))  # of equal ones, the earliest
     error = first.error
-    if first.signum in heard:
+    if first.signum in sent:
         raise KeyboardInterrupt if first.signum == signal.SIGINT else SystemExit(128 + first.signum) from error
     if first.text:
         error.add_note(f"heliograph: raised on rank {first.rank}:\n{first.text.rstrip()}")
     for other in failures:
-        if other is not first and other.signum not in heard:  # who died of what we sent has nothing to tell
+        if other is not first and other.signum not in sent:  # a rank that died of what we sent has nothing to report
             where = "on_message" if other.rank is None else f"rank {other.rank}"
             error.add_note(f"heliograph: also failed: {where}, with {describe_error(other.error)}")
     for hung in ended:
@@ -222,14 +222,14 @@ def raise_first(failures: list[Failure], killed: list[int], grace: float, heard:
     raise error
 
 
-def _apart(failures: list[Failure], heard: set[int]) -> tuple[list[Failure], list[Failure]]:
+def _apart(failures: list[Failure], sent: set[int]) -> tuple[list[Failure], list[Failure]]:
     """Return the failures, and apart from them how ranks ended that hung: that says less than what the others saw."""
     named = [each.named for each in failures]
     hung = {each.rank for each in named if each is not None and each.kind == "hung"}
     ended = [
         failure
         for failure, each in zip(failures, named, strict=True)
-        if each is not None and each.kind == "died" and failure.rank in hung and failure.signum not in heard
+        if each is not None and each.kind == "died" and failure.rank in hung and failure.signum not in sent
     ]
     return [each for each in failures if each not in ended], ended
 

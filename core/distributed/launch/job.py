@@ -18,7 +18,7 @@ from .processes import RankProcess, hosting, variables
 from .queue import Frame
 
 PASSED_ON = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
-TICK = 1.0  # seconds until a signal is heard that came just before the wait began, which it then does not interrupt
+TICK = 1.0  # seconds until a signal is handled that came just before the wait began, which it then does not interrupt
 
 logger = logging.getLogger("heliograph")
 
@@ -61,7 +61,7 @@ class Job:
         return [self._value(process) for process in self._processes]
 
     def _listen(self, stack: ExitStack) -> None:
-        """Hear the signals that are to be passed on, but for those that this process was told to ignore."""
+        """Handle the signals that are to be passed on, except those that this process ignores."""
         signals = [each for each in PASSED_ON if signal.getsignal(each) not in (signal.SIG_IGN, None)]
         if signals and threading.current_thread() is threading.main_thread():
             hook = SignalHook(signals, lambda signum: self._events.put(Frame("signal", signum=signum)))
@@ -81,9 +81,9 @@ class Job:
         if event.kind == "signal":
             self._pass_on(event.signum)
         else:
-            self._hear(self._processes[event.rank], event)
+            self._handle(self._processes[event.rank], event)
 
-    def _hear(self, process: RankProcess, event: Frame) -> None:
+    def _handle(self, process: RankProcess, event: Frame) -> None:
         if event.kind == "began":
             process.began = True
         elif event.kind == "message":
@@ -133,7 +133,7 @@ class Job:
                 )
 
     def _pass_on(self, signum: int) -> None:
-        """Pass a signal on to the ranks; upon a second Ctrl-C, leave: what is left behind is killed."""
+        """Pass a signal on to the ranks; upon a second Ctrl-C, leave: what is left is killed."""
         if signum == signal.SIGINT and signum in self._sent:
             raise KeyboardInterrupt
         self._sent.add(signum)

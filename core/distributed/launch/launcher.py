@@ -37,7 +37,7 @@ def launch(
     """Call `fn(*args, **kwargs)` in several new processes on this machine; return what each returned.
 
     The processes find each other as under torchrun: an engine within `fn` makes them a group (so does
-    `torch.distributed.init_process_group()`). Each is a fresh interpreter that imports the script anew, so the script
+    `torch.distributed.init_process_group()`). Each is a fresh interpreter that imports the script again, so the script
     must call launch under `if __name__ == "__main__":`, and `fn` must be importable: a function at module level, not a
     lambda, and not one from a notebook or an interactive session. Arguments, values and messages are pickled; an
     argument that a parameter of launch hides is given by `functools.partial`. Unless the environment sets
@@ -88,7 +88,7 @@ def _refuse_nesting() -> None:
     if starter is not None:
         raise RuntimeError(
             f"launch was called in a process that {starter} started. Call it once, and from the script only: under "
-            f'`if __name__ == "__main__":`, as each process imports the script anew. Within a rank, and under '
+            f'`if __name__ == "__main__":`, as each process imports the script again. Within a rank, and under '
             f"torchrun, call the function itself."
         )
 
@@ -99,7 +99,7 @@ def _checked_count(nprocs: int | None) -> int:
 
         nprocs = torch.cuda.device_count()
         if not nprocs:
-            raise ValueError("No GPU is visible, so launch cannot tell how many processes to start: give nprocs.")
+            raise ValueError("No GPU is visible, so launch cannot know how many processes to start: give nprocs.")
     return check_whole_number("nprocs", nprocs, at_least=1, or_else="None for one per visible GPU")
 
 

@@ -45,7 +45,7 @@ def _voted(
     size_of: Callable[[Any], int],
     mark_last: Callable[[bool], None] | None,
 ) -> Iterator[Any]:
-    """Yield batches until a rank has none, or had its last; each vote tells all how many samples they have in hand."""
+    """Yield batches until a rank has none, or had its last; each vote adds up how many samples they have."""
     while True:
         found = next(batches, None)
         batch, is_last = (None, True) if found is None else found

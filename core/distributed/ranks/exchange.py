@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import ProcessGroup
 from ....events.engine import Reduction
 
 SLOTS = 16  # numbers in what every collective begins with
-NAMED = 64  # bytes of a collective's name that the others are told
+NAMED = 64  # bytes of a collective's name that the others get
 LENGTH = 8  # bytes
 
 
@@ -149,7 +149,7 @@ class Exchange:
             The largest of each value over all ranks.
 
         Raises:
-            RuntimeError: the ranks are in different collectives; tells which.
+            RuntimeError: the ranks are in different collectives; says which.
         """
         kind = crc32(name.encode())
         cast = [kind, -kind, size, -size, *map(float, values)]
@@ -158,10 +158,10 @@ class Exchange:
         dist.all_reduce(header, dist.ReduceOp.MAX, self.control)
         most_kind, least_kind, most, least, *largest = header.tolist()
         if most_kind != -least_kind or most != -least:
-            raise RuntimeError(self._tell_apart(f"{name} ({size})" if size else name))
+            raise RuntimeError(self._describe_difference(f"{name} ({size})" if size else name))
         return largest[: len(values)]
 
-    def _tell_apart(self, name: str) -> str:
+    def _describe_difference(self, name: str) -> str:
         """Return who is where, when all ranks know that they do not agree."""
         own = torch.tensor([*name.encode()[:NAMED].ljust(NAMED)], dtype=torch.uint8)
         names = [torch.empty_like(own) for _ in range(self.world_size)]

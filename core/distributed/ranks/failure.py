@@ -1,4 +1,4 @@
-"""A rank's failure: how the others are told of it, and how they know that theirs is only its consequence."""
+"""A rank's failure: how the others are informed of it, and how they know that theirs is only its consequence."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ BROKEN = re.compile(r"\bgloo\b|\bNCCL\b|\bProcessGroup\w*\b|\bpair closure\b")
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What is told of the rank that failed first.
+    """What is reported of the rank that failed first.
 
     Attributes:
         rank: the one that failed.
-        kind: the qualified name of the exception's type; `died`, `hung` or `left` where another rank tells it.
+        kind: the qualified name of the exception's type; `died`, `hung` or `left` where another rank reports it.
         text: the exception's text, or what was seen of that rank.
         place: where in the run it was.
         interrupt: whether it was a Ctrl-C.
@@ -39,13 +39,13 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException, rank: int, place: str) -> Self:
-        """Return what is to be told of an exception."""
+        """Return what is to be reported of an exception."""
         return cls(rank, qualified_name(type(error)), error_text(error), place, isinstance(error, KeyboardInterrupt))
 
     @classmethod
-    def read(cls, told: str | bytes) -> Self:
+    def read(cls, text: str | bytes) -> Self:
         """Return what a rank wrote."""
-        return cls(**json.loads(told))
+        return cls(**json.loads(text))
 
     def write(self) -> str:
         """Return it as JSON."""
@@ -70,7 +70,7 @@ def is_broken_collective(error: BaseException) -> bool:
 def release_groups(error: BaseException) -> None:
     """Forget the local variables of the functions that an exception left and that hold a process group.
 
-    While anything refers to a gloo group, its connections stay open and the other ranks go on waiting.
+    While anything refers to a gloo group, its connections stay open and the other ranks keep waiting.
     """
     for each in chain(error):
         trace = each.__traceback__
@@ -100,7 +100,7 @@ def _is_broken(error: BaseException) -> bool:
 def _is_of_python(error: BaseException) -> bool:
     """Return whether a `raise` has raised an error: a user's own, whatever it says. Those of a backend come out of C++.
 
-    Which functions it has left tells nothing: user code runs within torch's wrappers, and may itself exchange.
+    Which functions it has left shows nothing: user code runs within torch's wrappers, and may itself exchange.
     """
     trace = error.__traceback__
     if trace is None:

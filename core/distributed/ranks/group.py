@@ -34,7 +34,7 @@ class Group(Exchange):
         member: this process's place.
         backend: `gloo` or `nccl`, for gradients and for tensors on the device.
         device: where this process computes.
-        timeout: seconds after which a rank gives up waiting for the others.
+        timeout: seconds after which a rank stops waiting for the others.
 
     Attributes:
         rank: this process among `world_size`, from 0.
@@ -90,7 +90,7 @@ class Group(Exchange):
             raise
 
     def leave(self, *, aborting: bool = False) -> None:
-        """Leave the group; not a collective. Whoever still waits in a collective of it hears of that.
+        """Leave the group; not a collective. A rank that still waits in a collective of it is informed.
 
         What refers to the torch groups must be gone before: a process that destroys a gloo group under a living
         `DistributedDataParallel` may be aborted when it exits.

@@ -51,7 +51,7 @@ class Term(NamedTuple):
         value: the value itself; a plain number where it was none but a tensor's.
         dtype: the tensor's, None for a plain number.
         device: the kind of device that the tensor was on.
-        weight: how many samples it stands for.
+        weight: how many samples it is of.
     """
 
     batch: int
@@ -76,7 +76,7 @@ class Terms(Means):
         self._kept.setdefault(name, []).append((self.batch, value, weight))
 
     def take(self) -> dict[str, list[Term]]:
-        """Return the values by name, and begin anew; waits for the device once for each name."""
+        """Return the values by name, and start again; waits for the device once for each name."""
         kept, self._kept = self._kept, {}
         return {name: _terms(each) for name, each in kept.items()}
 
@@ -94,8 +94,8 @@ def merged(of_ranks: Sequence[Mapping[str, Iterable[Term]]], engine: Engine) -> 
     for name in {name: None for terms in of_ranks for name in terms}:
         terms = [term for each in of_ranks for term in each.get(name, ())]
         for kind, group in groupby(sorted(terms, key=attrgetter("batch")), key=attrgetter("dtype", "device")):
-            alike = list(group)
-            for value, term in zip(_values(alike, *kind, engine), alike, strict=True):
+            same_kind = list(group)
+            for value, term in zip(_values(same_kind, *kind, engine), same_kind, strict=True):
                 means.add(name, value, term.weight)
     return means
 
@@ -103,10 +103,10 @@ def merged(of_ranks: Sequence[Mapping[str, Iterable[Term]]], engine: Engine) -> 
 def _terms(kept: list[tuple[int, Tensor | float, float]]) -> list[Term]:
     terms = []
     for kind, group in groupby(kept, key=lambda each: _kind(each[1])):
-        alike = list(group)
-        values = [value for _, value, _ in alike]
+        same_kind = list(group)
+        values = [value for _, value, _ in same_kind]
         plain = torch.stack(values).tolist() if kind[0] is not None else values  # type: ignore[arg-type]  # all tensors
-        terms += [Term(batch, value, *kind, weight) for (batch, _, weight), value in zip(alike, plain, strict=True)]
+        terms += [Term(batch, value, *kind, weight) for (batch, _, weight), value in zip(same_kind, plain, strict=True)]
     return terms
 
 

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[T]):
-    """How some work went on one rank.
+    """The outcome of some work on one rank.
 
     Attributes:
         value: what it returned.
@@ -54,15 +54,15 @@ def of_main(engine: Engine, outcome: Outcome[T] | None) -> T:
         engine: connects the ranks.
         outcome: on the main rank, how it went there.
     """
-    told: Outcome[T] = engine.broadcast(None if outcome is None else _portable(outcome, 0))
-    return (outcome or told).taken()
+    shared: Outcome[T] = engine.broadcast(None if outcome is None else _portable(outcome, 0))
+    return (outcome or shared).taken()
 
 
 def of_each(engine: Engine, outcome: Outcome[T]) -> list[T]:
     """Return the values that some work had on each rank, or raise the error of the first that failed. A collective."""
-    told: list[Outcome[T]] = engine.gather_objects(_portable(outcome, engine.rank))
-    told[engine.rank] = outcome
-    return [each.taken() for each in told]
+    outcomes: list[Outcome[T]] = engine.gather_objects(_portable(outcome, engine.rank))
+    outcomes[engine.rank] = outcome
+    return [each.taken() for each in outcomes]
 
 
 def _portable(outcome: Outcome[T], rank: int) -> Outcome[T]:

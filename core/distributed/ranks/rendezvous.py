@@ -1,9 +1,9 @@
 """How the processes of a group find each other: a store of their own for every attempt, and for every run.
 
-torchrun starts a failed attempt anew with the same port and the same store, in which the addresses of dead processes
-still stand; its restart count differs between machines, so that it cannot tell the attempts apart. Here rank 0 draws a
+torchrun starts a failed attempt again with the same port and the same store, in which the addresses of dead processes
+are left; its restart count differs between machines, so that it cannot distinguish the attempts. Here rank 0 draws a
 nonce and offers it; each rank answers with a nonce of its own, and takes part only once rank 0 confirms just that one.
-What a dead attempt left behind confirms nobody who is alive.
+What a dead attempt has left confirms no living process.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def rendezvous(member: Membership, timeout: float) -> Store:
 
 
 def _connected(member: Membership, timeout: float) -> Store:
-    """Return the connection of an earlier run where it still stands, else a new one."""
+    """Return the connection of an earlier run where it is still open, else a new one."""
     place = (member.address, member.port)
     if (store := _stores.get(place)) is not None:
         with suppress(DistError):

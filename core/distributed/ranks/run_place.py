@@ -13,10 +13,10 @@ QUIET = (ev.BatchStart, ev.GradientsReady, ev.StepEnd, ev.Log, ev.ShouldStop, ev
 
 
 def follow(run: Run) -> tuple[Callable[[], str], Callable[[], None]]:
-    """Listen to a run; return what tells where it stands, and what ends the listening."""
+    """Subscribe to a run; return what shows where it is, and what ends the subscription."""
     last = ""
 
-    def hear(_: Run, *, event: Event) -> None:
+    def note(_: Run, *, event: Event) -> None:
         nonlocal last
         last = event.name
 
@@ -26,5 +26,5 @@ def follow(run: Run) -> tuple[Callable[[], str], Callable[[], None]]:
     handles = ExitStack()
     for kind in CATALOGUE:
         if kind not in QUIET:
-            handles.enter_context(run.bus.on(kind, hear, lane=Lane.REPORT))
+            handles.enter_context(run.bus.on(kind, note, lane=Lane.REPORT))
     return place, handles.close

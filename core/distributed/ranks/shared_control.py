@@ -55,7 +55,7 @@ class SharedControl(Control):
     """The control of a run on several ranks: what one of them asks, all of them do, at the same step.
 
     At a step boundary every rank casts a few numbers in one small all-reduce: whether it asks for anything, where it
-    stands, and the main rank's clock. Only where somebody asks, the ballots themselves are exchanged, and every rank
+    is, and the main rank's clock. Only where some rank asks, the ballots themselves are exchanged, and every rank
     takes over the same requests, with the names of who asked. What came up while they were served is voted on once
     more, so that no rank leaves the loop before the others know.
 
@@ -83,7 +83,7 @@ class SharedControl(Control):
     def open(self) -> None:
         """Turn a Ctrl-C into a flag that joins the vote, and keep handlers of one rank out of collectives.
 
-        What is voted on is settled here, for all ranks: their plugins may differ, and be switched off on some.
+        What is voted on is decided here, for all ranks: their plugins may differ, and be switched off on some.
         """
         declared = self._engine.gather_objects((list(self._run.plugins.declared("asks")), uuid4().hex))
         asked = {verb for asks, _ in declared for verb in asks}
@@ -114,7 +114,7 @@ class SharedControl(Control):
 
         Raises:
             KeyboardInterrupt: one of the ranks was interrupted; on all of them, in the same place.
-            RuntimeError: the ranks stand at different steps.
+            RuntimeError: the ranks are at different steps.
         """
         progress = self._progress
         steps, batches = progress.steps + progress.skipped_steps, progress.batches
@@ -166,7 +166,7 @@ class SharedControl(Control):
         self._turns = crc32(name.encode(), self._turns)
 
     def is_cut(self) -> bool:
-        """Return whether the running evaluation is to be left, as some rank asked; tell the others if this one did.
+        """Return whether the running evaluation is to be left, as some rank asked; inform the others if this one did.
 
         Raises:
             RankFailed: another rank failed: an evaluation may be long, and meet no collective for as long.
@@ -176,9 +176,9 @@ class SharedControl(Control):
             return self._interrupted
         watch.check()
         if self._interrupted or self.cut_request is not None:
-            watch.tell(topic, "")
+            watch.post(topic, "")
             return True
-        return watch.told(topic) is not None
+        return watch.posted(topic) is not None
 
     def agree_on_validation(self) -> None:
         """Let an evaluation that one rank cut short be cut short for all.
@@ -228,9 +228,9 @@ class SharedControl(Control):
         most_steps, fewest_steps, most_batches, fewest_batches, turns, others = (abs(place) for place in places)
         if most_steps != fewest_steps or most_batches != fewest_batches:
             raise RuntimeError(
-                f"The ranks stand at different places: {fewest_steps:.0f} to {most_steps:.0f} steps, "
+                f"The ranks are at different positions: {fewest_steps:.0f} to {most_steps:.0f} steps, "
                 f"{fewest_batches:.0f} to {most_batches:.0f} batches. What a handler decides about a batch must be "
-                f"decided alike on all ranks."
+                f"decided in the same way on all ranks."
             )
 
         if turns != others:

@@ -1,4 +1,4 @@
-"""Where a rank stands: in which collective, at which place of its run, in which functions."""
+"""Where a rank is: in which collective, at which place of its run, in which functions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BELOW = ("torch.", "heliograph.core.distributed.ranks.", "heliograph.core.engine
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RankStatus:
     """What one rank reports of itself.
 
     Attributes:
@@ -38,7 +38,7 @@ class Standing:
 
     @classmethod
     def of(cls, thread: int, waiting: tuple[str, float] | None, place: str, *, leaves: bool) -> Self:
-        """Return where the thread of this number stands."""
+        """Return where the thread of this number is."""
         name, since = waiting or ("", monotonic())
         state: Literal["waits", "works", "leaves"] = "leaves" if leaves else "waits" if waiting else "works"
         frame = None if leaves else sys._current_frames().get(thread)
@@ -46,9 +46,9 @@ class Standing:
         return cls(state, name, monotonic() - since, place, functions)
 
     @classmethod
-    def read(cls, told: str | bytes) -> Self:
+    def read(cls, text: str | bytes) -> Self:
         """Return what a rank wrote."""
-        return cls(**json.loads(told))
+        return cls(**json.loads(text))
 
     def write(self) -> str:
         """Return it as JSON."""
@@ -65,7 +65,7 @@ class Standing:
 
 
 class Roll:
-    """One call of the roll: every rank's watch answers where it stands.
+    """One call of the roll: every rank's watch answers where it is.
 
     Args:
         name: the prefix of the answers' keys.
@@ -73,7 +73,7 @@ class Roll:
         is_report: whether it is to be logged.
 
     Attributes:
-        answers: where those stand that have answered, by rank.
+        answers: where those are that have answered, by rank.
         missing: the ranks that have not.
         limit: seconds until the roll is closed.
         done: set when it is.
@@ -81,7 +81,7 @@ class Roll:
 
     def __init__(self, name: str, world_size: int, *, is_report: bool) -> None:
         self.name, self.is_report, self.limit = name, is_report, ANSWERS
-        self.answers: dict[int, Standing] = {}
+        self.answers: dict[int, RankStatus] = {}
         self.missing = list(range(world_size))
         self.done = threading.Event()
         self._end = monotonic() + self.limit
@@ -89,20 +89,20 @@ class Roll:
     @property
     def working(self) -> list[int]:
         """The ranks that are in no collective, though others are or were."""
-        return [rank for rank, standing in sorted(self.answers.items()) if standing.state == "works"]
+        return [rank for rank, status in sorted(self.answers.items()) if status.state == "works"]
 
     def collect(self, store: Store) -> bool:
         """Read what has come; return whether the roll is closed."""
         for rank in self.missing[:]:
             if store.check([key := f"{self.name}/{rank}"]):
-                self.answers[rank] = Standing.read(store.get(key))
+                self.answers[rank] = RankStatus.read(store.get(key))
                 self.missing.remove(rank)
         if not self.missing or monotonic() > self._end:
             self.done.set()
         return self.done.is_set()
 
     def __str__(self) -> str:
-        lines = {rank: str(standing) for rank, standing in self.answers.items()}
+        lines = {rank: str(status) for rank, status in self.answers.items()}
         lines |= dict.fromkeys(self.missing, f"gives no sign of life for {self.limit:g} s")
         return "\n".join(f"  rank {rank} {lines[rank]}" for rank in sorted(lines))
 

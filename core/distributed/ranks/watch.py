@@ -1,4 +1,4 @@
-"""What each rank tells the others beside the collectives: that it failed, and where it stands."""
+"""What each rank reports to the others besides the collectives: that it failed, and where it is."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...errors import SEEN
 from .failure import Failure, is_broken_collective
 from .run_place import follow
 from .status import Roll
-from .watchdog import Limits, Patrol, Waiting
+from .watchdog import Limits, Waiting, Watchdog
 
 
 class Watch:
@@ -29,7 +29,7 @@ class Watch:
     - It hangs or is stopped: as long as the engine's `timeout`, and those 2 s. Its process ends itself `limits.grace`
       later, what it is writing being finished before; unless it is stopped.
 
-    Where each rank stands is logged before, when a wait gets long. As long as a collective waits, Python runs no signal
+    Where each rank is is logged before, when a wait gets long. As long as a collective waits, Python runs no signal
     handlers: a SIGTERM or Ctrl-C is seen when it returns.
 
     Args:
@@ -60,8 +60,8 @@ class Watch:
         self._rank = rank
         self._lock = threading.Lock()
         self.limits = limits or Limits()
-        self._patrol = Patrol(cloned.clone(), rank, world_size, waiting, host, self.limits, interval, abort)
-        self._patrol.start()
+        self._watchdog = Watchdog(cloned.clone(), rank, world_size, waiting, host, self.limits, interval, abort)
+        self._watchdog.start()
 
     def announce(self, error: BaseException, place: str) -> None:
         """Tell all ranks that this one fails; only the first announcement of all counts.
@@ -70,25 +70,25 @@ class Watch:
             error: why.
             place: where in the run.
         """
-        self._patrol.leaves = True
+        self._watchdog.leaves = True
         failure = Failure.of(error, self._rank, place)
-        self._patrol.do(lambda: self._patrol.tell_failure(failure))
+        self._watchdog.do(lambda: self._watchdog.report_failure(failure))
 
     def failure(self) -> Failure | None:
-        """Return the first failure of all, as far as this rank has heard; that costs nothing."""
-        return self._patrol.failure
+        """Return the first failure of all that this rank knows of; that costs nothing."""
+        return self._watchdog.failure
 
     def check(self) -> None:
-        """Raise where a rank has failed, as far as this one has heard; that costs nothing.
+        """Raise where a rank has failed, as far as this one knows; that costs nothing.
 
         Raises:
             RankFailed: it has; KeyboardInterrupt where it was interrupted.
         """
-        if self._patrol.failure is not None:
-            raise self._patrol.failure.as_error()
+        if self._watchdog.failure is not None:
+            raise self._watchdog.failure.as_error()
 
     def explain(self, error: BaseException) -> BaseException:
-        """Return what stands behind an error: RankFailed for a collective that others broke, else the error itself.
+        """Return the cause of an error: RankFailed for a collective that others broke, else the error itself.
 
         Where nobody announced a failure, the roll is called: a rank that gives no answer within 2 s has died, or hangs
         where the collective was waited for too long; one that is in no collective hangs, or has left the group.
@@ -101,38 +101,38 @@ class Watch:
         """
         if not is_broken_collective(error):
             return error
-        patrol, roll = self._patrol, None
-        patrol.leaves = True
-        patrol.do(patrol.look_up)
-        if patrol.failure is None and not patrol.is_lost:
-            roll = patrol.call_roll()
-            patrol.do(lambda: self._judge(roll, str(error)))
-        failure = patrol.failure
+        watchdog, roll = self._watchdog, None
+        watchdog.leaves = True
+        watchdog.do(watchdog.look_up)
+        if watchdog.failure is None and not watchdog.is_lost:
+            roll = watchdog.call_roll()
+            watchdog.do(lambda: self._judge(roll, str(error)))
+        failure = watchdog.failure
         if failure is not None and (failure.rank != self._rank or failure.kind in SEEN):
             explained = failure.as_error()
             explained.__cause__ = error
             error = explained
         if roll is not None:
-            error.add_note(f"heliograph: rank {self._rank} asked where each rank stands:\n{roll}")
-        elif patrol.is_lost:
-            error.add_note("heliograph: the store by which the ranks tell each other of failures is gone.")
+            error.add_note(f"heliograph: rank {self._rank} asked where each rank is:\n{roll}")
+        elif watchdog.is_lost:
+            error.add_note("heliograph: the store by which the ranks report failures to each other is gone.")
         return error
 
-    def tell(self, topic: str, text: str) -> None:
+    def post(self, topic: str, text: str) -> None:
         """Tell all ranks something, without a wait; the first text of a topic counts."""
-        self._patrol.notices.setdefault(topic, text)
-        self._patrol.put(lambda: self._patrol.tell(topic, text))
+        self._watchdog.notices.setdefault(topic, text)
+        self._watchdog.put(lambda: self._watchdog.post(topic, text))
 
-    def told(self, topic: str) -> str | None:
-        """Return what a rank told of a topic, as far as this one has heard; that costs nothing."""
-        return self._patrol.notices.get(topic)
+    def posted(self, topic: str) -> str | None:
+        """Return what a rank posted on a topic, as far as this one knows; that costs nothing."""
+        return self._watchdog.notices.get(topic)
 
     def follow(self, run: Run) -> Callable[[], None]:
-        """Report where this run stands, and end the process if it does not end when it must; return what ends that."""
-        self._patrol.place, unfollow = follow(run)
+        """Report where this run is, and end the process if it does not end when it must; return what ends that."""
+        self._watchdog.place, unfollow = follow(run)
 
         def end() -> None:
-            self._patrol.place = None
+            self._watchdog.place = None
             unfollow()
 
         return end
@@ -141,28 +141,28 @@ class Watch:
     def writing(self) -> Iterator[None]:
         """Say that a checkpoint is being written, in whatever thread: until then the process is not ended."""
         with self._lock:
-            self._patrol.writes += 1
+            self._watchdog.writes += 1
         try:
             yield
         finally:
             with self._lock:
-                self._patrol.writes -= 1
+                self._watchdog.writes -= 1
 
     def close(self) -> None:
         """End the thread; twice does no harm."""
-        self._patrol.close()
+        self._watchdog.close()
 
     def _judge(self, roll: Roll, reason: str) -> None:
         """Tell all ranks which one broke a collective without a word, if the answers show it."""
-        self._patrol.look_up()
-        if self._patrol.failure is not None:
+        self._watchdog.look_up()
+        if self._watchdog.failure is not None:
             return
         is_late, silence = "Timed out" in reason, f"no sign of life for {roll.limit:g} s"
         if roll.missing and is_late:  # of a process that is gone, the connection breaks at once
             silence += ": its process is stopped (SIGSTOP), or its machine cannot be reached"
-            self._patrol.tell_failure(Failure(roll.missing[0], "hung", silence))
+            self._watchdog.report_failure(Failure(roll.missing[0], "hung", silence))
         elif roll.missing:
-            self._patrol.tell_failure(Failure(roll.missing[0], "died", silence))
+            self._watchdog.report_failure(Failure(roll.missing[0], "died", silence))
         elif roll.working:
             rank = roll.working[0]
-            self._patrol.tell_failure(Failure(rank, "hung" if is_late else "left", f"it {roll.answers[rank]}"))
+            self._watchdog.report_failure(Failure(rank, "hung" if is_late else "left", f"it {roll.answers[rank]}"))

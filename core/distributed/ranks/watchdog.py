@@ -17,12 +17,12 @@ from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
 from .failure import Failure
-from .status import Roll, Standing
+from .status import RankStatus, Roll
 
 Waiting = Callable[[], tuple[str, float] | None]
 Job = Callable[[], None]
-FIRST, HEARD = "failure", "heard"  # keys of the store
-ACKNOWLEDGED = 1.0  # seconds in which the others hear of a failure, before the store goes with the rank that hosts it
+FIRST, NOTED = "failure", "noted"  # keys of the store
+ACKNOWLEDGED = 1.0  # seconds for the others to note a failure, before the store ends with the rank that hosts it
 BOUND = 5.0  # seconds that the main thread waits for this one at most
 logger = logging.getLogger("heliograph")
 
@@ -32,7 +32,7 @@ class Limits:
     """How long a watch puts up with something; it may be changed at any time.
 
     Attributes:
-        report_after: seconds in one collective after which it is logged where each rank stands; then at twice that.
+        report_after: seconds in one collective after which it is logged where each rank is; then at twice that.
         grace: seconds that a run gets to end by itself once another rank has failed, before the process is ended;
             those in which it writes a checkpoint are not counted.
     """
@@ -41,8 +41,8 @@ class Limits:
     grace: float = 30.0
 
 
-class Patrol:
-    """Reads what the others tell, answers when the roll is called, and ends the process where nothing else does.
+class Watchdog:
+    """Reads what the others post, answers when the roll is called, and ends the process where nothing else does.
 
     Args:
         store: a store of its own: a client serves one thread at a time.
@@ -55,12 +55,12 @@ class Patrol:
         abort: as `Watch`.
 
     Attributes:
-        failure: the first one of all, as far as this rank has heard.
-        notices: what was told, by topic.
-        place: tells where the run is; None outside of one.
+        failure: the first one of all that this rank knows of.
+        notices: what was posted, by topic.
+        place: returns where the run is; None outside of one.
         leaves: whether the main thread ends its run already.
         is_lost: whether the store is gone.
-        writes: how many checkpoints are being written; the process is not ended amid one.
+        writes: how many checkpoints are being written; the process is not ended during one.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Patrol:
         self._rank, self._world_size, self._host = rank, world_size, host
         self._waiting, self._limits, self._interval, self._abort = waiting, limits, interval, abort
         self._watched = threading.get_ident()
-        self._heard_at = self._grace_since = self._waits_since = 0.0
+        self._noted_at = self._grace_since = self._waits_since = 0.0
         self._next_report = math.inf
         self._reports = self._calls = 0
         self._rolls: list[Roll] = []
@@ -120,7 +120,7 @@ class Patrol:
             done.wait(BOUND)
 
     def call_roll(self) -> Roll:
-        """Ask all ranks where they stand; return their answers."""
+        """Ask all ranks where they are; return their answers."""
         roll = self._new_roll(is_report=False)
         self.do(lambda: self._open(roll))
         roll.done.wait(BOUND)
@@ -128,11 +128,11 @@ class Patrol:
 
     # Jobs of the thread.
 
-    def tell(self, topic: str, text: str) -> None:
+    def post(self, topic: str, text: str) -> None:
         """Tell all ranks something."""
         self._news.post(topic=topic, text=text)
 
-    def tell_failure(self, failure: Failure) -> None:
+    def report_failure(self, failure: Failure) -> None:
         """Tell all ranks of a failure, unless there is one already."""
         first = Failure.read(self._first(FIRST, failure.write()))
         self._learn(first)
@@ -140,7 +140,7 @@ class Patrol:
             return
         self._news.post(failure=True)
         end = monotonic() + ACKNOWLEDGED
-        while self._host == self._rank and self._store.add(HEARD, 0) < self._world_size and monotonic() < end:
+        while self._host == self._rank and self._store.add(NOTED, 0) < self._world_size and monotonic() < end:
             sleep(self._interval / 10)
 
     def look_up(self) -> None:
@@ -163,22 +163,22 @@ class Patrol:
                     job()
                 if not self.is_lost:
                     self._exchange()
-            except DistError:  # told where it matters: in what `Watch.explain` returns
+            except DistError:  # reported in what `Watch.explain` returns
                 self._lose_store()
             self._mind_failure()
 
     def _exchange(self) -> None:
-        """Read what others posted, collect answers, and ask where all stand when a wait gets long."""
+        """Read what others posted, collect answers, and ask where all are when a wait gets long."""
         for message in self._news.fresh():
-            self._hear(message)
+            self._read_message(message)
         for roll in self._rolls[:]:
             if roll.collect(self._store):
                 self._rolls.remove(roll)
                 if roll.is_report:
-                    logger.warning("rank %d waits in a collective. Where each rank stands:\n%s", self._rank, roll)
+                    logger.warning("rank %d waits in a collective. Where each rank is:\n%s", self._rank, roll)
         self._mind_wait()
 
-    def _hear(self, message: dict[str, Any]) -> None:
+    def _read_message(self, message: dict[str, Any]) -> None:
         if "failure" in message:
             self.look_up()
         elif "topic" in message:
@@ -187,16 +187,16 @@ class Patrol:
             if message["is_report"]:
                 self._reports += 1
                 self._next_report = 2 * max(self._waited(), self._limits.report_after)
-            self._store.set(f"{message['roll']}/{self._rank}", self._standing().write())
+            self._store.set(f"{message['roll']}/{self._rank}", self._status().write())
 
     def _learn(self, failure: Failure) -> None:
         if self.failure is None:
             self.failure = failure
-            self._store.add(HEARD, 1)
+            self._store.add(NOTED, 1)
 
-    def _standing(self) -> Standing:
+    def _status(self) -> RankStatus:
         place = "" if self.place is None else self.place()
-        return Standing.of(self._watched, self._waiting(), place, leaves=self.leaves)
+        return RankStatus.of(self._watched, self._waiting(), place, leaves=self.leaves)
 
     def _new_roll(self, *, is_report: bool) -> Roll:
         self._calls += 1
@@ -240,19 +240,18 @@ class Patrol:
         if self.failure is None or self.leaves:
             return
         now, waits = monotonic(), self._waiting() is not None
-        self._heard_at = self._heard_at or now
-        if self._abort is not None and waits and now - self._heard_at >= ACKNOWLEDGED:
+        self._noted_at = self._noted_at or now
+        if self._abort is not None and waits and now - self._noted_at >= ACKNOWLEDGED:
             abort, self._abort = self._abort, None
             abort()
-        if self.writes:  # what is behind that has the whole grace
+        if self.writes:  # what follows has the whole grace
             self._grace_since = 0.0
             return
         self._grace_since = self._grace_since or now
         if now - self._grace_since >= self._limits.grace and (waits or self.place is not None):
-            text = (
-                f"heliograph: rank {self._rank} is ended: its run goes on {self._limits.grace:g} s after another's end"
-            )
-            os.write(2, f"{text} ({self.failure.as_error()}). It {self._standing()}.\n".encode())
+            ended = f"its run has not ended {self._limits.grace:g} s after another's end"
+            text = f"heliograph: rank {self._rank} is ended: {ended}"
+            os.write(2, f"{text} ({self.failure.as_error()}). It {self._status()}.\n".encode())
             os._exit(1)  # no exception reaches a thread that hangs
 
 

@@ -61,7 +61,7 @@ def hear(*watches: Watch) -> None:
     """Return when each watch has looked at the store since."""
     for watch in watches:
         for _ in range(2):
-            watch._patrol.do(lambda: None)
+            watch._watchdog.do(lambda: None)
 
 
 def test_a_failure_is_heard_by_the_others(made: Made) -> None:
@@ -130,7 +130,7 @@ def test_a_rank_that_gives_no_answer_has_died(made: Made) -> None:
     assert isinstance(error, RankFailed)
     assert str(error) == "rank 2 died: no sign of life for 0.3 s"
     head, zero, first, second = error.__notes__[0].splitlines()
-    assert head == "heliograph: rank 0 asked where each rank stands:"
+    assert head == "heliograph: rank 0 asked where each rank is:"
     assert zero == "  rank 0 was waiting too, and leaves now"
     assert first.startswith("  rank 1 is in no collective; at ")
     assert second == "  rank 2 gives no sign of life for 0.3 s"
@@ -159,7 +159,7 @@ def test_a_rank_that_is_in_no_collective_is_named_with_its_functions(made: Made,
     thread = threading.Thread(target=work_for_long, args=(theirs,))
     thread.start()
     ready.wait()
-    mine = Watch(theirs[0]._patrol._store, 1, 2, waiting=lambda: None, host=None, interval=0.01)
+    mine = Watch(theirs[0]._watchdog._store, 1, 2, waiting=lambda: None, host=None, interval=0.01)
     try:
         error = mine.explain(RuntimeError(text))
     finally:
@@ -174,7 +174,7 @@ def test_a_rank_that_is_in_no_collective_is_named_with_its_functions(made: Made,
 
 def test_a_rank_that_is_said_to_hang_says_so_itself_when_it_goes_on(made: Made) -> None:
     (one, other) = made()
-    other._patrol.do(lambda: other._patrol.tell_failure(Failure(0, "hung", "it is in no collective")))
+    other._watchdog.do(lambda: other._watchdog.report_failure(Failure(0, "hung", "it is in no collective")))
     error = one.explain(RuntimeError(BROKEN))
     assert str(error) == "rank 0 hung: it is in no collective"
 
@@ -188,14 +188,14 @@ def test_ranks_that_wait_for_each_other_are_told_apart(made: Made) -> None:
 
 def test_notices_are_heard_by_all_and_the_first_counts(made: Made) -> None:
     one, other = made()
-    assert one.told("weather") is None
-    one.tell("weather", "fair")
-    assert one.told("weather") == "fair"
+    assert one.posted("weather") is None
+    one.post("weather", "fair")
+    assert one.posted("weather") == "fair"
     hear(one, other)
-    other.tell("weather", "foul")
-    other.tell("tide", "high")
+    other.post("weather", "foul")
+    other.post("tide", "high")
     hear(other, one)
-    assert [watch.told(topic) for watch in (one, other) for topic in ("weather", "tide")] == ["fair", "high"] * 2
+    assert [watch.posted(topic) for watch in (one, other) for topic in ("weather", "tide")] == ["fair", "high"] * 2
 
 
 def test_a_long_wait_is_reported_once_for_all_ranks(made: Made, caplog: pytest.LogCaptureFixture) -> None:
@@ -205,7 +205,7 @@ def test_a_long_wait_is_reported_once_for_all_ranks(made: Made, caplog: pytest.L
     (record,) = [record for record in caplog.records if record.name == "heliograph"]
     assert record.levelno == logging.WARNING
     head, *lines = record.getMessage().splitlines()
-    assert head.endswith("waits in a collective. Where each rank stands:")
+    assert head.endswith("waits in a collective. Where each rank is:")
     assert [each.split(";")[0] for each in lines] == [f"  rank {rank} waits in vote for 100 s" for rank in (0, 1)]
 
 
@@ -213,13 +213,13 @@ def test_reports_come_at_growing_intervals(made: Made, caplog: pytest.LogCapture
     waits = [("vote", monotonic() - 100)]
     (one,) = made(1, waiting=lambda: waits[0])
     hear(one, one)
-    assert (len(caplog.records), round(one._patrol._next_report)) == (1, 200)
-    one._patrol._next_report = 0.0
+    assert (len(caplog.records), round(one._watchdog._next_report)) == (1, 200)
+    one._watchdog._next_report = 0.0
     hear(one, one)
-    assert (len(caplog.records), round(one._patrol._next_report)) == (2, 200)
+    assert (len(caplog.records), round(one._watchdog._next_report)) == (2, 200)
     waits[0] = ("barrier", monotonic())
     hear(one)
-    assert (len(caplog.records), one._patrol._next_report) == (2, 60.0)
+    assert (len(caplog.records), one._watchdog._next_report) == (2, 60.0)
 
 
 def test_a_store_that_is_gone_is_the_death_of_its_host(made: Made) -> None:
@@ -243,7 +243,7 @@ def test_where_nobody_trains_a_store_may_go() -> None:
     watch.announce(ValueError("on purpose"), "here")
     broken = RuntimeError(BROKEN)
     assert watch.explain(broken) is broken
-    assert broken.__notes__ == ["heliograph: the store by which the ranks tell each other of failures is gone."]
+    assert broken.__notes__ == ["heliograph: the store by which the ranks report failures to each other is gone."]
     watch.close()
 
 
@@ -253,11 +253,11 @@ def test_a_rank_that_goes_on_is_ended_at_last(made: Made, ended: SimpleQueue[str
         waiting=lambda: ("vote", monotonic()) if where == "in a collective" else None, limits=Limits(grace=0.0)
     )
     if where == "in a run":
-        other._patrol.place = lambda: "in train, epoch 3"
+        other._watchdog.place = lambda: "in train, epoch 3"
     one.announce(ValueError("on purpose"), "here")
     text = ended.get()
     assert text.startswith(
-        "heliograph: rank 1 is ended: its run goes on 0 s after another's end (rank 0 failed with ValueError: on "
+        "heliograph: rank 1 is ended: its run has not ended 0 s after another's end (rank 0 failed with ValueError: on "
         "purpose (here)). It "
     )
     assert "waits in vote" in text if where == "in a collective" else "is in no collective; in train, epoch 3" in text
@@ -265,7 +265,7 @@ def test_a_rank_that_goes_on_is_ended_at_last(made: Made, ended: SimpleQueue[str
 
 def test_a_rank_that_writes_a_checkpoint_is_not_ended_before_that_is_done(made: Made, ended: SimpleQueue[str]) -> None:
     one, other = made(limits=Limits(grace=0.0))
-    other._patrol.place = lambda: "in train"
+    other._watchdog.place = lambda: "in train"
     with other.writing():
         with other.writing():  # its shards in a thread, say, and something else in the loop
             one.announce(ValueError("on purpose"), "here")
@@ -278,10 +278,10 @@ def test_a_rank_that_writes_a_checkpoint_is_not_ended_before_that_is_done(made: 
 
 def test_what_follows_a_write_has_the_whole_grace_too(made: Made, ended: SimpleQueue[str]) -> None:
     one, other = made(limits=Limits(grace=1000.0))
-    other._patrol.place = lambda: "in train"
+    other._watchdog.place = lambda: "in train"
     one.announce(ValueError("on purpose"), "here")
     hear(other)
-    other._patrol._grace_since = -10000.0  # so long ago
+    other._watchdog._grace_since = -10000.0  # so long ago
     with other.writing():
         hear(other)
     hear(other)
@@ -292,14 +292,14 @@ def test_a_rank_that_is_in_no_run_is_left_alone(made: Made, ended: SimpleQueue[s
     one, other = made(limits=Limits(grace=0.0))
     one.announce(ValueError("on purpose"), "here")
     hear(other, other)
-    assert other._patrol._thread.is_alive()
+    assert other._watchdog._thread.is_alive()
     assert ended.empty()
 
 
 def test_a_rank_that_leaves_by_itself_is_not_ended(made: Made, ended: SimpleQueue[str]) -> None:
     one, other = made(limits=Limits(grace=0.0))
-    other._patrol.place = lambda: "in train"
-    other._patrol.leaves = True
+    other._watchdog.place = lambda: "in train"
+    other._watchdog.leaves = True
     one.announce(ValueError("on purpose"), "here")
     hear(other, other)
     assert other.failure() is not None
