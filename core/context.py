@@ -357,7 +357,7 @@ class RunContext(ABC):
         self.hooks.call_positioned()
         mark = partial(setattr, self.work, "is_last_seen")
         if is_shared:
-            from .distributed.ranks.batches import read_together
+            from .distributed.ranks.shared_control import read_together
 
             rest = (0 if self.work.is_last_seen else None) if length is None else length - batch
             batches = read_together(batches, self.data, self.engine, rest, self.settings.size_of, mark)

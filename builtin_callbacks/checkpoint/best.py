@@ -10,7 +10,7 @@ from ...core.checkpoint import storage
 from ...core.checkpoint.state.parameter_groups import load_scheduler
 from ...core.checkpoint.state.ranks import load_parts
 from ...core.checkpoint.storage import State
-from ...core.distributed.ranks.outcomes import on_main
+from ...core.distributed.ranks.failure import on_main
 from ...core.metrics.monitor import Monitor
 from ...events import Run
 from .resume import shared

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from ...core.checkpoint import storage
 from ...core.checkpoint.state.compatibility import CHANGES, BatchChange
 from ...core.checkpoint.unseen.program import doubt_late_listeners
-from ...core.distributed.ranks.outcomes import on_main
+from ...core.distributed.ranks.failure import on_main
 from ...core.engines.sharded.states import ShardingEngine
 from ...core.errors import NotRecorded
 from ...core.metrics.monitor import Monitor

@@ -16,7 +16,7 @@ from ...core.checkpoint.storage.files import TRIES
 from ...core.checkpoint.storage.manifest import MissingManifestError
 from ...core.checkpoint.storage.reader import OfOthers
 from ...core.checkpoint.storage.removable import by_training
-from ...core.distributed.ranks.outcomes import Outcome, of_each, outcome_of
+from ...core.distributed.ranks.failure import Outcome, of_each, outcome_of
 from ...events import Engine
 from ...events.run import CheckpointSource
 

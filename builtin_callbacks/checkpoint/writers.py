@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from ...core.distributed.ranks.outcomes import Outcome, of_each, of_main, on_main, outcome_of
+from ...core.distributed.ranks.failure import Outcome, of_each, of_main, on_main, outcome_of
 from ...events import BatchEnd, Handle, Lane, Run
 from .background import BackgroundWorker
 from .buffers import Buffers, sizes_of

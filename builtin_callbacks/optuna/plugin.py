@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
 
+from ...core.distributed.ranks.failure import on_main
 from ...core.distributed.ranks.membership import membership
-from ...core.distributed.ranks.outcomes import on_main
 from ...core.errors import NotRecorded
 from ...core.metrics.monitor import Monitor
 from ...core.system.extras import require

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, cast
 
 from ...core.checkpoint.storage import Store
-from ...core.distributed.ranks.outcomes import on_main
+from ...core.distributed.ranks.failure import on_main
 from ...core.errors import NotRecorded
 from ...events import (
     BatchEnd,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..distributed.ranks.buckets import average_gradients
+from ..distributed.ranks.exchange import average_gradients
 from ..system.extras import require
 from .options import PrecisionName
 from .parallel.processes import Backend, ProcessEngine, refuse_several, refuse_several_losses

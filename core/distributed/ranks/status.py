@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import threading
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
@@ -12,6 +14,10 @@ from types import FrameType
 from typing import Literal, Self
 
 from torch.distributed.distributed_c10d import Store
+
+from ....events import CATALOGUE, Event, Lane, Run
+from ....events import catalogue as ev
+from ....events.errors import place_of
 
 ANSWERS = 2.0  # seconds in which a living rank answers
 FRAMES = 6  # how many functions a report names
@@ -115,3 +121,24 @@ def _functions(frame: FrameType | None, *, everything: bool) -> str:
             names.append(f"{code.co_name} ({Path(code.co_filename).name}:{frame.f_lineno})")
         frame = frame.f_back
     return " < ".join(names)
+
+
+QUIET = (ev.BatchStart, ev.GradientsReady, ev.StepEnd, ev.Log, ev.ShouldStop, ev.Replay)  # a listener changes the loop
+
+
+def follow(run: Run) -> tuple[Callable[[], str], Callable[[], None]]:
+    """Subscribe to a run; return what shows where it is, and what ends the subscription."""
+    last = ""
+
+    def note(_: Run, *, event: Event) -> None:
+        nonlocal last
+        last = event.name
+
+    def place() -> str:
+        return f"{place_of(run)}, last event {last or 'none'}"
+
+    handles = ExitStack()
+    for kind in CATALOGUE:
+        if kind not in QUIET:
+            handles.enter_context(run.bus.on(kind, note, lane=Lane.REPORT))
+    return place, handles.close

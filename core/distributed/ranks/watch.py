@@ -12,8 +12,7 @@ from torch.distributed.distributed_c10d import Store
 from ....events import Run
 from ...errors import SEEN
 from .failure import Failure, is_broken_collective
-from .run_place import follow
-from .status import Roll
+from .status import Roll, follow
 from .watchdog import Limits, Waiting, Watchdog
 
 

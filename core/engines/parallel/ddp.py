@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ....events.checks import check_number
-from ...distributed.ranks.buckets import average_gradients
+from ...distributed.ranks.exchange import average_gradients
 from ..options import PrecisionName
 from .model_check import Converted, separate_batch_norm, synchronize_batch_norm
 from .processes import Backend, ProcessEngine

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ....events.checks import check_number, check_whole_number
 from ....events.engine import Reduction
-from ...distributed.ranks.buckets import broadcast_tensors
+from ...distributed.ranks.exchange import broadcast_tensors
 from ...distributed.ranks.failure import release_groups
 from ...distributed.ranks.group import Group
 from ...distributed.ranks.membership import Membership, membership

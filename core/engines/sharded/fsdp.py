@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.hooks import RemovableHandle
 
-from ...distributed.ranks.buckets import broadcast_tensors
+from ...distributed.ranks.exchange import broadcast_tensors
 from ..options import PrecisionName
 from ..parallel.processes import Backend, ProcessEngine, refuse_several, refuse_several_losses
 from ..precision import DTYPES

@@ -45,7 +45,7 @@ STORY = """\
 golden: stopped by rule_controller
   rule 'stop_when_it_gets_worse' on on_epoch_end: len(window.metrics.eval_loss) == 2 and
   window.metrics.eval_loss[0] < window.metrics.eval_loss[1]
-  asked for during validation_end, at epoch 3, batch 0, step 12
+  requested during validation_end, at epoch 3, batch 0, step 12
 """
 
 

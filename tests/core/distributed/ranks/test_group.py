@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from heliograph.core.distributed.ranks.buckets import average_gradients, broadcast_tensors
+from heliograph.core.distributed.ranks.exchange import average_gradients, broadcast_tensors
 from heliograph.core.distributed.ranks.group import Group
 from heliograph.core.distributed.ranks.membership import Membership, membership
 from heliograph.tests.ranks_pool import Pool
@@ -237,7 +237,7 @@ def shares_many_tensors() -> None:
         broadcast_tensors(group, tensors, "the buffers")
         assert [each.tolist() for each in tensors] == [[[0.0, 0.0]] * 3, 0, [True, False], [[0.0, 0.0]] * 2, []]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("heliograph.core.distributed.ranks.buckets.BYTES", 16)
+            patch.setattr("heliograph.core.distributed.ranks.exchange.BYTES", 16)
             many = [torch.full((3,), float(rank + each)) for each in range(4)]
             broadcast_tensors(group, many, "the buffers")
             assert [each.tolist() for each in many] == [[float(each)] * 3 for each in range(4)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from heliograph import DDPEngine, DeviceEngine
-from heliograph.core.distributed.ranks.outcomes import of_each, on_main, outcome_of
+from heliograph.core.distributed.ranks.failure import of_each, on_main, outcome_of
 from heliograph.tests.ranks_pool import Pool
 
 

@@ -6,9 +6,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
-from heliograph.core.distributed.ranks import rendezvous as module
+from heliograph.core.distributed.ranks import group as module
+from heliograph.core.distributed.ranks.group import OFFER, rendezvous
 from heliograph.core.distributed.ranks.membership import Membership
-from heliograph.core.distributed.ranks.rendezvous import OFFER, rendezvous
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]
 
 Join = Callable[..., "Future[Store]"]

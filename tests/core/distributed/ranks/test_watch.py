@@ -15,7 +15,7 @@ import pytest
 from heliograph import BatchEnd, BatchStart, GradientsReady, Log, Progress, RankFailed, Replay, ShouldStop, StepEnd
 from heliograph.core.distributed.ranks import status
 from heliograph.core.distributed.ranks.failure import Failure
-from heliograph.core.distributed.ranks.run_place import follow
+from heliograph.core.distributed.ranks.status import follow
 from heliograph.core.distributed.ranks.watch import Watch
 from heliograph.core.distributed.ranks.watchdog import Limits
 from heliograph.events import Bus
