@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..core.errors import TrainingError
+from ..core.system.errors import TrainingError
 from ..events import Run, RunFailed
 from ..events.errors import describe_error
 from ..plugins import Plugin, on

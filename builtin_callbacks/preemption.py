@@ -8,8 +8,8 @@ import threading
 from collections.abc import Sequence
 from signal import Signals
 
-from ..core.errors import NotRecorded
 from ..core.host import current_host
+from ..core.system.errors import NotRecorded
 from ..core.system.signals import Deadline, SignalHook
 from ..events import (
     BatchEnd,

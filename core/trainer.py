@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
@@ -166,19 +166,9 @@ class Trainer:
         return plan(self.bus)
 
     def _evaluate(self, task: Any, data: Any, phase: Phase, params: LoaderParams | None, name: str) -> RunResult:
-        from .data.loaders import check_params, of_one_process
-        from .data.module_life import evaluated
+        from .evaluation_run import evaluation_run
 
-        with ExitStack() as life:
-            life.enter_context(self.engine.process())
-            loaders = evaluated(data, phase, life, self.engine)
-            params = data.loader_params if params is None and isinstance(data, DataModule) else params
-            check_params(params, loaders.values() if isinstance(loaders, Mapping) else [loaders])
-            params = of_one_process(params, self.engine.world_size)
-            checked = settings.evaluation(task, loaders, phase, name, params)
-            run = TrainRun(checked, self.bus, self.plugins, self.engine, phase)
-            run.hooks.closing.push(life.pop_all())
-        with run:
+        with evaluation_run(self.bus, self.plugins, self.engine, task, data, phase, params, name) as run:
             loop.evaluate(run, phase)
         return _checked_out(run)
 

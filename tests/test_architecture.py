@@ -27,7 +27,7 @@ from heliograph.tests.house import (
 LAYERS = [
     "events",
     "plugins",
-    "core.errors",
+    "core.system.errors",
     "core.system",
     "core.metrics",
     "core.data",
@@ -90,7 +90,7 @@ def test_no_circle_of_imports() -> None:
 def test_what_a_minimal_training_loads() -> None:
     """The aim is 3,000 lines in 45 modules; this holds what has been reached."""
     loaded = loaded_by_a_minimal_training()
-    assert sum(loaded.values()) <= 3010
+    assert sum(loaded.values()) <= 3000
     assert len(loaded) <= 44
 
 
@@ -100,7 +100,7 @@ def test_folders_are_small() -> None:
     assert not {
         folder: count for folder, count in counts.items() if count > (30 if folder == "builtin_callbacks" else 16)
     }
-    assert len(files("core")) <= 126  # the aim is 120
+    assert len(files("core")) <= 127  # the aim is 120
 
 
 def test_the_page_on_architecture_names_every_folder_and_every_file_of_the_run() -> None:
@@ -110,6 +110,17 @@ def test_the_page_on_architecture_names_every_folder_and_every_file_of_the_run()
     assert {folder for folder in folders if f"`{folder}/`" not in page} == set()
     top = {path.name for path in (ROOT / "core").glob("*.py")} - {"__init__.py"}
     assert {name for name in top if f"`{name}`" not in page} == set()
+
+
+def test_a_verb_of_the_control_is_named_where_it_is_declared_described_and_used() -> None:
+    naming = {name for name, path in modules().items() if "cut_validation" in path.read_text(encoding="utf-8")}
+    assert naming == {
+        "heliograph.events.control",
+        "heliograph.events.verbs",
+        "heliograph.builtin_callbacks.preemption",
+        "heliograph.builtin_callbacks.ray.report",
+        "heliograph.builtin_callbacks.rules.operations.requests",
+    }
 
 
 def test_files_are_named_by_nouns() -> None:

@@ -13,8 +13,8 @@ from ...core.checkpoint.state.compatibility import CHANGES, BatchChange
 from ...core.checkpoint.unseen.program import doubt_late_listeners
 from ...core.distributed.ranks.failure import on_main
 from ...core.engines.sharded.states import ShardingEngine
-from ...core.errors import NotRecorded
 from ...core.metrics.monitor import Monitor
+from ...core.system.errors import NotRecorded
 from ...events import (
     CheckpointLoaded,
     CheckpointPruned,

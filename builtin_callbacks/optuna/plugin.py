@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from ...core.distributed.ranks.failure import on_main
 from ...core.distributed.ranks.membership import membership
-from ...core.errors import NotRecorded
 from ...core.metrics.monitor import Monitor
+from ...core.system.errors import NotRecorded
 from ...core.system.extras import require
 from ...events import CheckpointLoaded, Lane, Run, RunClosed, RunFailed, TrainEnd, TrainStart, ValidationEnd
 from ...plugins import Plugin, on

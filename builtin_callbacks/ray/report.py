@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from ...core.checkpoint.storage import Store
 from ...core.distributed.ranks.failure import on_main
-from ...core.errors import NotRecorded
+from ...core.system.errors import NotRecorded
 from ...events import (
     BatchEnd,
     CheckpointLoaded,

@@ -8,7 +8,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from ...core.errors import NotRecorded
+from ...core.system.errors import NotRecorded
 from ...events import (
     BatchEnd,
     CheckpointLoaded,

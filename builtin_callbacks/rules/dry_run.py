@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ...core.errors import NotRecorded
+from ...core.system.errors import NotRecorded
 from ...events import Event, Run, RunClosed
 from ...events.errors import describe_error
 from ...plugins import Plugin, on

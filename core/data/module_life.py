@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from ...events import Engine
 from ...events.errors import describe_error
-from ..errors import RankFailed
+from ..system.errors import RankFailed
 from .module import DataModule
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 import torch
@@ -27,6 +28,8 @@ from heliograph.events import (
     ValidationEnd,
 )
 from heliograph.events import control as control_module
+from heliograph.events.control import Verb
+from heliograph.events.verbs import EVALUATION_VERB, VERBS
 from torch import nn
 
 
@@ -703,3 +706,12 @@ def test_a_watcher_of_the_history_hears_each_request_but_not_each_repetition() -
     for _ in range(3):
         control.hold_step("always", by="me")
     assert heard == [1, 2]
+
+
+def test_the_facts_of_every_verb_are_known() -> None:
+    assert sorted(VERBS) == sorted(get_args(Verb))
+    assert VERBS[EVALUATION_VERB].mark == "validation cut short"
+    about = {
+        facts.about: {verb for verb, each in VERBS.items() if each.about == facts.about} for facts in VERBS.values()
+    }
+    assert (about["batch"], about["step"]) == ({"skip_batch", "hold_step", "scale_loss"}, {"skip_step"})

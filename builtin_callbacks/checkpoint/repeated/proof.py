@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from ....core.checkpoint.storage.manifest import steps_path
-from ....core.errors import ResumeDiffers
+from ....core.system.errors import ResumeDiffers
 from ....events import BatchEnd, Handle, Lane, ResumeVerified, Run
 from . import words
 from .ring_buffer import Owner, Ring, Row

@@ -14,8 +14,8 @@ from ....core.checkpoint.state.schema import training_of
 from ....core.distributed.ranks.membership import membership
 from ....core.engines.contract import LoopEngine
 from ....core.engines.options import EngineOptions
-from ....core.errors import SEEN, RankFailed
 from ....core.result import RunResult
+from ....core.system.errors import SEEN, RankFailed
 from ....events.checks import check_whole_number
 from .packed_state import pack_state, unpack_state
 from .parts import by_name, load_weights, make_model

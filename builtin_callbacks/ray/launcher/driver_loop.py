@@ -15,7 +15,7 @@ from typing import Any
 
 from ....core.distributed.launch.exceptions import rebuild
 from ....core.distributed.ranks.failure import chain
-from ....core.errors import SEEN, RankFailed
+from ....core.system.errors import SEEN, RankFailed
 from ....core.system.signals import SignalHook
 from ..session import LAUNCHER, Notice
 from .attempts import GroupTracker, WorkerGroup

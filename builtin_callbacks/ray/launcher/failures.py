@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ....core.distributed.launch.exceptions import Failure, rebuild
 from ....core.distributed.ranks.failure import chain, is_broken_collective
-from ....core.errors import SEEN, RankFailed
+from ....core.system.errors import SEEN, RankFailed
 from ....core.system.extras import require
 from ....events.errors import describe_error
 from ..session import LAUNCHER

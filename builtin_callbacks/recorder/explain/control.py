@@ -6,27 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from ....core.system.extras import printable
 from ....events import Request
+from ....events.control import Verb
+from ....events.verbs import VERBS
 from . import words
 from .attempt_summary import AttemptSummary
 from .requests import RequestGroup, RequestOutcome, count_granted, group_requests, incidents
 from .sections import Section
 
 MAX_POSITIONS = 40
-NOUNS = {
-    "log": ("log", "logs"),
-    "validation": ("validation", "validations"),
-    "save": ("save", "saves"),
-    "stop": ("stop", "stops"),
-    "veto_stop": ("veto", "vetoes"),
-    "end_epoch": ("early end of an epoch", "early ends of epochs"),
-    "skip_batch": ("skipped batch", "skipped batches"),
-    "skip_step": ("skipped step", "skipped steps"),
-    "hold_step": ("held step", "held steps"),
-    "scale_loss": ("scaled loss", "scaled losses"),
-    "next_phase": ("next phase", "next phases"),
-    "cut_validation": ("cut validation", "cut validations"),
-    "roll_back": ("roll-back", "roll-backs"),
-}
 
 
 def requests_section(requests: Sequence[RequestOutcome]) -> Section:
@@ -51,7 +38,7 @@ def decisions_section(attempts: Sequence[AttemptSummary], requests: Mapping[int,
 
 def requests_in_short(requests: Sequence[RequestOutcome]) -> str:
     """Return what was requested, and how often."""
-    counts: dict[str, int] = {}
+    counts: dict[Verb, int] = {}
     for each in requests:
         counts[each.request.verb] = counts.get(each.request.verb, 0) + each.request.times
     never = sum(each.is_unserved is True for each in requests)
@@ -59,8 +46,8 @@ def requests_in_short(requests: Sequence[RequestOutcome]) -> str:
     return f"requested: {text}" + f"; {never:,} never served" * (never > 0)
 
 
-def _counted(count: int, verb: str) -> str:
-    return words.counted(count, *NOUNS[verb])
+def _counted(count: int, verb: Verb) -> str:
+    return words.counted(count, VERBS[verb].noun, VERBS[verb].plural)
 
 
 def _table(groups: Sequence[RequestGroup]) -> list[str]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from ....events import Request
+from ....events.control import Verb
+from ....events.verbs import EVALUATION_VERB
 from ..format.records import TIMED, Counters, RepeatEntry, RequestEntry
 from . import words
 from .attempt_summary import AttemptSummary
@@ -18,7 +21,7 @@ SERVED_BY = {
     "end_epoch": "epoch_end",
     "stop": "train_end",
 }
-GRANTED_BY = {"log": "log", "validation_end": "validation", "save_point": "save"}
+GRANTED_BY: Final[dict[str, Verb]] = {"log": "log", "validation_end": "validation", "save_point": "save"}
 MAX_REASONS = 10  # of one plugin for one request
 ROUTINE = ("log", "validation", "save", "hold_step", "scale_loss")
 
@@ -154,9 +157,9 @@ def incidents(attempt: AttemptSummary, requests: Sequence[RequestOutcome]) -> li
     return sorted(found, key=lambda incident: incident.clock)
 
 
-def count_granted(attempts: Iterable[AttemptSummary]) -> dict[str, int]:
+def count_granted(attempts: Iterable[AttemptSummary]) -> dict[Verb, int]:
     """Return how many logs, validations, saves, ends of an epoch and stops were granted."""
-    counts = dict.fromkeys(("log", "validation", "save", "end_epoch", "stop"), 0)
+    counts: dict[Verb, int] = {"log": 0, "validation": 0, "save": 0, "end_epoch": 0, "stop": 0}
     for attempt in attempts:
         counts["stop"] += attempt.is_fit and attempt.status == "stopped"
         for entry in attempt.events() if attempt.is_fit else ():
@@ -174,7 +177,7 @@ def _postponed(attempt: AttemptSummary, requests: Sequence[RequestOutcome]) -> I
             times = f" at {request.times:,} boundaries in a row" if request.times > 1 else ""
             text = f"the stop was postponed by {request.by}{times}: {request.reason}"
             yield Incident(attempt.number, each.clock, _counters(request), text)
-        elif request.verb == "cut_validation":
+        elif request.verb == EVALUATION_VERB:
             what = "validation was cut short and postponed" if attempt.is_fit else "evaluation was cut short"
             text = f"the {what} by {request.by}: {request.reason}"
             yield Incident(attempt.number, each.clock, _counters(request), text)

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-from ....core.errors import NotRecorded
+from ....core.system.errors import NotRecorded
 from ....events import Control, Progress, Request
 from ....events.control import Verb
+from ....events.verbs import EVALUATION_VERB
 
 AT_BOUNDARY: Final = ("stop", "end_epoch", "roll_back", "log", "validation", "save", "next_phase")
 
@@ -75,9 +76,9 @@ class ReplayControl(Control):
             return request
         self.history.append(request)
         self.history.total += 1
+        if request.verb == EVALUATION_VERB:
+            self.cut_request = request
         match request.verb:
-            case "cut_validation":
-                self.cut_request = request
             case "veto_stop":
                 self.postpone_stop()
             case "skip_batch":

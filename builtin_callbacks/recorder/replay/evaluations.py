@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 from ....core.evaluation import EVENTS
+from ....events.verbs import EVALUATION_VERB
 from ..format.records import Attempt, EventEntry
 from .failure import RecordedFailure
 from .findings import Findings
@@ -50,7 +51,7 @@ class Evaluations:
         """End one that was not cut short, whatever a replayed plugin requested."""
         self._evaluate(entry)
         self._run.control.cut_request = None
-        self._findings.decide("cut_validation", did=False)
+        self._findings.decide(EVALUATION_VERB, did=False)
         self._run.control.close_validation()
         self._emit_metrics(entry)
         self._run.progress.validations += self._run.trains  # only now, as in the loop
@@ -61,7 +62,7 @@ class Evaluations:
         run, control = self._run, self._run.control
         self._evaluate(entry)
         control.cut_request = cut = control.cut_request or self._requests.cut
-        self._findings.decide("cut_validation", did=True)
+        self._findings.decide(EVALUATION_VERB, did=True)
         control.close_validation()
         self._emit(entry)
         if cut is not None and (run.finished or not run.started):

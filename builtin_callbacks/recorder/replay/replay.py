@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ....core.errors import NotRecorded
+from ....core.system.errors import NotRecorded
 from ....events import Bus, Event, Lane, Request, Run, SavePoint
 from ....events.errors import describe_error, is_interrupt
 from ....plugins import Plugins

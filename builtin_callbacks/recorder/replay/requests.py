@@ -7,13 +7,14 @@ from collections.abc import Collection
 from typing import Final
 
 from ....events import Request
+from ....events.verbs import EVALUATION_VERB, VERBS
 from ..format.records import Attempt, RepeatEntry, RequestEntry
 from .entries import Entries
 from .run import ReplayRun
 
 BATCH_EVENTS: Final = ("batch_start", "gradients_ready", "step_end", "batch_end")
 _ORDER: Final = {"batch_start": 0, "": 1, "gradients_ready": 2, "step_end": 3, "batch_end": 4}
-BATCH_VERBS: Final = ("skip_batch", "hold_step", "scale_loss", "skip_step")
+BATCH_VERBS: Final = [verb for verb, facts in VERBS.items() if facts.about in ("batch", "step")]
 
 
 class RecordedRequests:
@@ -110,7 +111,7 @@ class RecordedRequests:
         self._done.add(asked.number)
         request = asked.request
         self.has_stop = self.has_stop or request.verb == "stop"
-        if request.verb == "cut_validation":
+        if request.verb == EVALUATION_VERB:
             self.cut = request
         if request.by not in self._replayed:
             self.has_veto = self.has_veto or request.verb == "veto_stop"

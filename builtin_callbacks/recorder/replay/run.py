@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....core.errors import NotRecorded
 from ....core.metrics.values import Metrics
 from ....core.result import checked_note
 from ....core.stepping.optimizers import SINGLE
+from ....core.system.errors import NotRecorded
 from ....events import Bus, Control, Event, Progress, Request, TrainStart
 from ....events.bus import is_within
 from ....events.catalogue import Phase

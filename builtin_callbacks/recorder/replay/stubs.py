@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any
 
-from ....core.errors import NotRecorded
+from ....core.system.errors import NotRecorded
 from ....events.engine import Reduction
 from ....events.guarantee import Guarantee
 

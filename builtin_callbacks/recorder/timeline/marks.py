@@ -6,22 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ....events.verbs import VERBS
 from ..explain import words
 from ..explain.attempt_summary import AttemptSummary
 from ..explain.requests import ROUTINE, requests_of
 from ..explain.saves import Save, best_and_last, saves_of
 from .axis import Axis
-
-VERBS = {
-    "stop": "stop",
-    "veto_stop": "stop postponed",
-    "end_epoch": "end of the epoch",
-    "skip_batch": "batch skipped",
-    "skip_step": "step skipped",
-    "next_phase": "next phase",
-    "cut_validation": "validation cut short",
-    "roll_back": "roll-back",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +72,7 @@ def _decisions(attempt: AttemptSummary, axis: Axis) -> Iterator[Mark]:
         lines += [f"made {words.times(request.times)}"] if request.times > 1 else []
         lines += ["never served"] if each.is_unserved else []
         kind = "stop" if request.verb == "stop" else "decision"
-        title = f"{VERBS[request.verb]}, step {request.step}"
+        title = f"{VERBS[request.verb].mark}, step {request.step}"
         yield Mark(kind, request.step, axis.at(attempt.number, each.clock), title, tuple(lines))
 
 

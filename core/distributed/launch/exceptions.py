@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any
 
 from ....events.errors import describe_error
-from ...errors import RankFailed
+from ...system.errors import RankFailed
 
 Piece = tuple[bytes | None, str]  # pickled where that works, and as text
 Name = tuple[str, str]  # a class's module and qualified name

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ....events import Engine
 from ....events.errors import describe_error, error_text
-from ...errors import RankFailed
+from ...system.errors import RankFailed
 
 # The backends name themselves; but for gloo, where it says again that a rank was waited for too long.
 BROKEN = re.compile(r"\bgloo\b|\bNCCL\b|\bProcessGroup\w*\b|\bpair closure\b")

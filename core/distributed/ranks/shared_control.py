@@ -193,10 +193,10 @@ class SharedControl(Control):
         self._evaluations += 1
         if self._engine.vote([float(self.cut_request is not None or self._interrupted)])[0]:
             own = {} if self.cut_request is None else {self.cut_request.verb: self.cut_request}
-            agreed = _merged(self._ballots(own))
-            if self.cut_request is None and agreed:
-                self.history.add(agreed["cut_validation"])
-            self.cut_request = agreed.get("cut_validation")
+            cut = next(iter(_merged(self._ballots(own)).values()), None)
+            if self.cut_request is None and cut is not None:
+                self.history.add(cut)
+            self.cut_request = cut
 
     def agree_on_exit_status(self) -> None:
         """Let all ranks exit with the same status, the highest that any asked for.

@@ -10,7 +10,7 @@ from typing import Any
 from torch.distributed.distributed_c10d import Store
 
 from ....events import Run
-from ...errors import SEEN
+from ...system.errors import SEEN
 from .failure import Failure, is_broken_collective
 from .status import Roll, follow
 from .watchdog import Limits, Waiting, Watchdog

@@ -507,7 +507,9 @@ def raise_on_ranks(folder: Path) -> str:
 
 def test_a_difference_on_one_rank_fails_all(ranks: Pool, tmp_path: Path) -> None:
     main, other = ranks(2).run(raise_on_ranks, tmp_path)
-    assert main.startswith("RankFailedrank 1 failed with heliograph.core.errors.ResumeDiffers: What is done again")
+    assert main.startswith(
+        "RankFailedrank 1 failed with heliograph.core.system.errors.ResumeDiffers: What is done again"
+    )
     assert other.startswith("ResumeDiffersWhat is done again differs first at step 7: loss ")
 
 

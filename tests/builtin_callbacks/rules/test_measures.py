@@ -13,7 +13,7 @@ import torch
 from heliograph import EpochEnd, Every, GradientNorm, LearningRate, Log, LogSchedule, StepEnd, Trainer
 from heliograph.builtin_callbacks.rules.metrics import measures
 from heliograph.core.checkpoint.state.schema import check_plain
-from heliograph.core.errors import NotRecorded
+from heliograph.core.system.errors import NotRecorded
 from heliograph.events import Lane, Progress
 from torch.optim.lr_scheduler import StepLR
 

@@ -14,7 +14,7 @@ from heliograph import BatchEnd, LearningRate, RuleController, Run, SavePoint, S
 from heliograph.builtin_callbacks.rules.base import RuleFiring
 from heliograph.builtin_callbacks.rules.errors import RuleError
 from heliograph.builtin_callbacks.rules.operations.scale import ScaleLearningRate
-from heliograph.core.errors import NotRecorded
+from heliograph.core.system.errors import NotRecorded
 from heliograph.events import Lane
 from torch import nn
 from torch.optim import lr_scheduler as schedules

@@ -16,7 +16,7 @@ from heliograph.builtin_callbacks.ray.launcher.failures import (
 from heliograph.builtin_callbacks.ray.launcher.mailbox import Failed, Value
 from heliograph.builtin_callbacks.ray.session import Notice
 from heliograph.core.distributed.launch.exceptions import carry
-from heliograph.core.errors import RankFailed
+from heliograph.core.system.errors import RankFailed
 from ray.exceptions import OwnerDiedError, RayActorError
 from ray.train import ControllerError, PreemptionError, WorkerGroupError
 from torch.distributed import DistBackendError

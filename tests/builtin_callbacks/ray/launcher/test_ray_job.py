@@ -34,7 +34,7 @@ from heliograph.builtin_callbacks.ray.launcher.mailbox import (
 from heliograph.builtin_callbacks.ray.launcher.sizes import Sizes
 from heliograph.builtin_callbacks.ray.session import Notice
 from heliograph.core.distributed.launch.exceptions import carry
-from heliograph.core.errors import RankFailed
+from heliograph.core.system.errors import RankFailed
 from ray.exceptions import RayActorError
 from ray.train import ControllerError, WorkerGroupError
 from ray.train.v2._internal.exceptions import WorkerGroupStartupTimeoutError

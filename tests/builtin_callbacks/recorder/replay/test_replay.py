@@ -13,7 +13,7 @@ from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.format.records import Batches, Counters, EventEntry, Recording
 from heliograph.builtin_callbacks.recorder.replay.replay import replay
 from heliograph.builtin_callbacks.recorder.replay.report import Replayed, ReplayedRequest
-from heliograph.core.errors import NotRecorded
+from heliograph.core.system.errors import NotRecorded
 from heliograph.tests.recordings import attempt, fit
 from torch import nn
 

@@ -10,7 +10,7 @@ import heliograph as h
 import pytest
 import torch
 from heliograph.builtin_callbacks.recorder.replay.replay import replay
-from heliograph.core.errors import NotRecorded
+from heliograph.core.system.errors import NotRecorded
 from heliograph.events import CATALOGUE, Control, Event, Progress
 from heliograph.events import Run as Protocol
 from heliograph.tests.recordings import fit
