@@ -10,7 +10,7 @@ import numpy as np
 
 from ..core.data import rng
 from ..core.data.draws.generators import Generator, digest, isolated
-from ..core.data.draws.search import find_generators
+from ..core.data.draws.held_generators import find_generators
 from ..events import (
     CheckpointLoaded,
     CheckpointPruned,

@@ -39,7 +39,7 @@ from ..plugins import Plugins
 from .data.training_data import TrainingData
 from .lifetimes import Action, Hooks, Outcome, Resumption, Work
 from .metrics.values import Metrics
-from .result import checked_note
+from .result import check_note
 from .settings import Settings
 from .stepping.windows import Windows
 
@@ -242,7 +242,7 @@ class RunContext(ABC):
 
     def note(self, text: str) -> None:
         """Add a line that the result shows."""
-        self.notes.append(checked_note(text))
+        self.notes.append(check_note(text))
 
     # State.
 

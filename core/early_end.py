@@ -10,7 +10,7 @@ from .own_loop import finish_left_batch
 
 def end_early(run: RunContext, error: BaseException | None) -> BaseException | None:
     """Return the error that ends a run; without one, finish the run, and return what fails in that."""
-    return _finish_early(run) if error is None else _unwrapped(error)
+    return _finish_early(run) if error is None else _unwrap(error)
 
 
 def leave_group(run: RunContext, error: BaseException, place: str) -> tuple[BaseException, BaseException | None]:
@@ -46,7 +46,7 @@ def leave_group(run: RunContext, error: BaseException, place: str) -> tuple[Base
     return cause, None
 
 
-def _unwrapped(error: BaseException) -> BaseException:
+def _unwrap(error: BaseException) -> BaseException:
     """Return a StopIteration of user code as it was raised: crossing one of our generators had wrapped it (PEP 479)."""
     cause = error.__cause__
     if isinstance(cause, StopIteration) and error_text(error) == "generator raised StopIteration":

@@ -98,14 +98,14 @@ class Evaluation:
 
     def _exchange(self) -> None:
         """Replace each set's means by those over all ranks."""
-        from .distributed.ranks.means import Terms, merged
+        from .distributed.ranks.means import Terms, merge_means
 
         run, progress = self._run, self._run.progress
         own = {dataset: means.take() for dataset, means in self._means.items() if isinstance(means, Terms)}
         of_ranks = run.engine.gather_objects((own, self._counts, progress.evaluated, progress.samples))
         for dataset in self._means:
             self._check(dataset, sum(counts[dataset] for _, counts, _, _ in of_ranks))
-            self._means[dataset] = merged([terms[dataset] for terms, _, _, _ in of_ranks], run.engine)
+            self._means[dataset] = merge_means([terms[dataset] for terms, _, _, _ in of_ranks], run.engine)
         progress.evaluated = sum(evaluated for _, _, evaluated, _ in of_ranks)
         if not run.settings.train:
             progress.samples = sum(samples for _, _, _, samples in of_ranks)

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from ..events import Bus
 from ..events.catalogue import Phase
 from ..plugins import Plugins
-from .data.loaders import LoaderParams, check_params, of_one_process
+from .data.loaders import LoaderParams, check_params, params_of_one_process
 from .data.module import DataModule
-from .data.module_life import evaluated
+from .data.module_life import data_of_phase
 from .run import TrainRun
 from .settings import evaluation
 
@@ -32,10 +32,10 @@ def evaluation_run(
     """Return a run for the sets of one phase; see `Trainer.validate` and `Trainer.test`."""
     with ExitStack() as life:
         life.enter_context(engine.process())
-        loaders = evaluated(data, phase, life, engine)
+        loaders = data_of_phase(data, phase, life, engine)
         params = data.loader_params if params is None and isinstance(data, DataModule) else params
         check_params(params, loaders.values() if isinstance(loaders, Mapping) else [loaders])
-        params = of_one_process(params, engine.world_size)
+        params = params_of_one_process(params, engine.world_size)
         checked = evaluation(task, loaders, phase, name, params)
         run = TrainRun(checked, bus, plugins, engine, phase)
         run.hooks.closing.push(life.pop_all())

@@ -124,7 +124,7 @@ class RunResult:
         return [("best", self.best_checkpoint), ("last", self.last_checkpoint)]
 
 
-def checked_note(text: str) -> str:
+def check_note(text: str) -> str:
     """Return a line for the notes of a run.
 
     Raises:

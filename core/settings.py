@@ -15,7 +15,7 @@ from ..events.checks import check_whole_number, known_names
 from ..plugins import Plugins
 from .data.batch import batch_size, check_loader
 from .engines.modules import modules_of
-from .stepping.optimizers import SINGLE, Optimizers, made_optimizer
+from .stepping.optimizers import SINGLE, Optimizers, make_optimizer
 from .task import check_parts, check_task
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
     if not isinstance(hyper_parameters, Mapping):
         raise TypeError(f"hyper_parameters= takes a dict such as {{'lr': 0.01}}, got {hyper_parameters!r}.")
     return Settings(
-        name=checked_name(options.get("name", "run")),
+        name=check_name(options.get("name", "run")),
         task=task,
         train=loaders,
         per_sample=(params or {}).get("draws_per") == "sample",
@@ -119,18 +119,18 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
 
 def _optimizers(given: Any, task: Any) -> dict[str, torch.optim.Optimizer]:
     if not isinstance(given, Mapping):
-        return {SINGLE: made_optimizer(given, task)}
-    from .stepping.named import made_optimizers
+        return {SINGLE: make_optimizer(given, task)}
+    from .stepping.named import make_optimizers
 
-    return made_optimizers(given, task)
+    return make_optimizers(given, task)
 
 
 def _schedulers(given: Any, optimizers: Mapping[str, torch.optim.Optimizer], *, several: bool) -> dict[str, Any]:
     if given is None:
         return {}
-    from .stepping.schedulers import made_schedulers
+    from .stepping.schedulers import make_schedulers
 
-    return made_schedulers(given, optimizers, several=several)
+    return make_schedulers(given, optimizers, several=several)
 
 
 def _training_loaders(
@@ -140,9 +140,9 @@ def _training_loaders(
     if params is None and type(train) in (list, tuple):  # of batches
         check_loader(train, "train")
         return [train], None
-    from .data.loaders import of_one_process, training_loaders
+    from .data.loaders import params_of_one_process, training_loaders
 
-    return training_loaders(train, params, world_size), of_one_process(params, world_size)
+    return training_loaders(train, params, world_size), params_of_one_process(params, world_size)
 
 
 def evaluation(task: Any, loaders: Loaders, phase: Phase, name: str, params: LoaderParams | None = None) -> Settings:
@@ -155,7 +155,7 @@ def evaluation(task: Any, loaders: Loaders, phase: Phase, name: str, params: Loa
         if not isinstance(dataset, str) or "/" in dataset:
             raise ValueError(f"The name of a {phase} set becomes part of metric names: no '/' in {dataset!r}.")
         named[dataset] = evaluation_loader(loader, params, f"{phase} {dataset}".strip())
-    return Settings(name=checked_name(name), task=task, evaluations={phase: named})
+    return Settings(name=check_name(name), task=task, evaluations={phase: named})
 
 
 def check_needs(settings: Settings, plugins: Plugins) -> None:
@@ -176,7 +176,7 @@ def check_needs(settings: Settings, plugins: Plugins) -> None:
             raise ValueError(f"Plugin {name!r} would never act: {NEEDS.get(word, f'no plugin asks for {word!r}.')}")
 
 
-def checked_name(name: str) -> str:
+def check_name(name: str) -> str:
     """Return the name of a run; ValueError where files could not have it."""
     if not isinstance(name, str) or not name or "/" in name or "\\" in name or name.startswith("."):
         raise ValueError(f"name= becomes part of file names: letters and digits, no slashes; got {name!r}.")

@@ -16,10 +16,11 @@ from .checkpoint.state.compatibility import (
     batch_factors,
     check_optimizers,
     class_names,
+    describe_groups,
     find_differences,
+    load_scheduler,
     saved_scheduler_classes,
 )
-from .checkpoint.state.parameter_groups import describe_groups, load_scheduler
 from .checkpoint.state.ranks import fit_to_engine, gather_rank_parts, load_parts, select_rank_part
 from .checkpoint.state.schema import SCHEMA, check_plain, check_schema, training_of, versions
 from .context import RunContext

@@ -110,7 +110,7 @@ class Trainer:
         except KeyboardInterrupt:
             if on_interrupt == "raise" or not hasattr(run, "result"):  # without one, it was a second Ctrl-C
                 raise
-        return _checked_out(run, exits=on_interrupt == "raise")
+        return _check_out(run, exits=on_interrupt == "raise")
 
     def run(self, task: Any, train: Any, **options: Unpack[settings.FitOptions]) -> TrainRun:
         """Return a run for a loop of your own, with the arguments of `fit`.
@@ -124,11 +124,11 @@ class Trainer:
         with ExitStack() as life:
             life.enter_context(engine.process())
             if isinstance(train, DataModule):
-                from .data.module_life import complete, opened
+                from .data.module_life import complete_options, open_module
 
-                module = opened(train, life, engine)
+                module = open_module(train, life, engine)
                 train = module.train()
-                complete(module, options)
+                complete_options(module, options)
             checked = settings.training(task, train, options, engine.world_size)
             settings.check_needs(checked, self.plugins)
             run = TrainRun(checked, self.bus, self.plugins, engine)
@@ -170,10 +170,10 @@ class Trainer:
 
         with evaluation_run(self.bus, self.plugins, self.engine, task, data, phase, params, name) as run:
             loop.evaluate(run, phase)
-        return _checked_out(run)
+        return _check_out(run)
 
 
-def _checked_out(run: TrainRun, *, exits: bool = True) -> RunResult:
+def _check_out(run: TrainRun, *, exits: bool = True) -> RunResult:
     """Return the result; raise SystemExit where a plugin asked for an exit status, or the error that one left."""
     if exits and run.exit_status is not None:
         raise SystemExit(run.exit_status)

@@ -168,11 +168,11 @@ class OrderedSignal(Signal, Generic[E]):
     def receivers_for(self, sender: Any) -> Iterator[Receiver]:  # type: ignore[override]  # any iterator does
         """Yield the receivers in order, so that blinker's own `send` keeps it too."""
         called = {make_id(receiver): receiver for receiver in super().receivers_for(sender)}
-        return iter([called[key] for key, each in self._sorted() if key in called and not each.paused])
+        return iter([called[key] for key, each in self._sort() if key in called and not each.paused])
 
     def listeners(self) -> Iterator[tuple[Receiver, Subscription]]:
         """Yield the receivers that are called, in order, each with what is known of it."""
-        for key, each in self._sorted():
+        for key, each in self._sort():
             held = self.receivers.get(key)  # a weak one may be gone by now
             receiver = held() if isinstance(held, weakref.ref) else held
             if receiver is not None and not each.paused:
@@ -181,7 +181,7 @@ class OrderedSignal(Signal, Generic[E]):
     def rebuild(self) -> None:
         """Make the whole chain again, with the present interceptors."""
         with self._lock:
-            called = [(key, each) for key, each in self._sorted() if not each.paused]
+            called = [(key, each) for key, each in self._sort() if not each.paused]
             chain = tuple(self._link(key, each) for key, each in called)
             self._bus.receiver_count += len(chain) - len(self.chain)
             self._owners = {id(link): each.owner for link, (_, each) in zip(chain, called, strict=True)}
@@ -208,7 +208,7 @@ class OrderedSignal(Signal, Generic[E]):
                 self.chain = (*self.chain[:index], link, *self.chain[index:])
         self._bus.receiver_count += len(self.chain) - receiver_count
 
-    def _sorted(self) -> list[tuple[Any, Subscription]]:
+    def _sort(self) -> list[tuple[Any, Subscription]]:
         known = self.subscriptions.copy().items()  # weak receivers may die in any thread
         return [(key, each) for key, each in sorted(known, key=lambda one: one[1].position) if key in self.receivers]
 

@@ -60,7 +60,7 @@ def check_number(
     number = int(value) if is_whole_number(value) else float(value) if is_number(value) else None
     if isinstance(number, float) and (isnan(number) or (finite and isinf(number))):
         number = None
-    return _checked(number, f"a {'finite ' * finite}number", what, value, of, or_else, bounds)
+    return _check(number, f"a {'finite ' * finite}number", what, value, of, or_else, bounds)
 
 
 def check_whole_number(what: str, value: object, *, of: str = "", or_else: str = "", **bounds: Unpack[Bounds]) -> int:
@@ -69,10 +69,10 @@ def check_whole_number(what: str, value: object, *, of: str = "", or_else: str =
     The arguments and the error are those of `check_number`.
     """
     number = int(value) if is_whole_number(value) else None
-    return _checked(number, "a whole number", what, value, of, or_else, bounds)
+    return _check(number, "a whole number", what, value, of, or_else, bounds)
 
 
-def _checked(
+def _check(
     number: N | None, kind: str, what: str, value: object, of: str, or_else: str, bounds: Mapping[str, Any]
 ) -> N:
     if number is None or not all(COMPARISONS[name](number, bound) for name, bound in bounds.items()):

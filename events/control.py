@@ -393,9 +393,9 @@ class Control:
         """
         for verb in state["due"]:
             later = at_save_point and verb not in state.get("postponed", ())
-            (self._later if later else self._due).setdefault(verb, self._restored(verb))
+            (self._later if later else self._due).setdefault(verb, self._restore(verb))
         if state["end_epoch"] and self._end_request is None:
-            self._end_request = self._restored("end_epoch")
+            self._end_request = self._restore("end_epoch")
         self.pending = self.pending or bool(self._due) or self.should_end_epoch
 
     def _request(self, verb: Verb, reason: str, by: str | None) -> None:
@@ -403,7 +403,7 @@ class Control:
         self._due.setdefault(verb, request)
         self.pending = True
 
-    def _restored(self, verb: Verb) -> Request:
+    def _restore(self, verb: Verb) -> Request:
         place = self._progress
         return Request(verb, "the checkpoint", "it was due there", place.epoch, place.batch, place.steps)
 

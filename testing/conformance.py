@@ -190,7 +190,7 @@ def resumes(make_plugin: MakePlugin, fit: Fit) -> None:
     plugin = make_plugin()
     if not hasattr(plugin, "state_dict"):
         return
-    saved, copy = _saved_state(plugin, fit), make_plugin()
+    saved, copy = _state_after(plugin, fit), make_plugin()
     loaded: list[Any] = []
     name = getattr(plugin, "name", "")
 
@@ -244,7 +244,7 @@ def migrates(make_plugin: MakePlugin, fit: Fit, old_states: Mapping[int, Mapping
         f"Give check_plugin a state of each older version, old_states={{1: ...}}; there is none of {lacking}."
     )
     for version, state in old_states.items():
-        saved, copy = _saved_state(make_plugin(), fit), make_plugin()
+        saved, copy = _state_after(make_plugin(), fit), make_plugin()
         name = getattr(copy, "name", "")
         saved["plugins"][name], saved["plugin_versions"] = dict(state), {name: version}
         fit(Trainer([Requester(), Resumer(saved), copy], device="cpu"))
@@ -258,7 +258,7 @@ def allows_a_test(make_plugin: MakePlugin, fit: Fit) -> None:
     assert "test/loss" in trainer.test(task, _data()).metrics, "The test lost its metrics."
 
 
-def _saved_state(plugin: Any, fit: Fit) -> dict[str, Any]:
+def _state_after(plugin: Any, fit: Fit) -> dict[str, Any]:
     """Return what a run with a plugin saved at the end of its first epoch."""
     saved: dict[str, Any] = {}
 

@@ -100,7 +100,7 @@ def test_folders_are_small() -> None:
     assert not {
         folder: count for folder, count in counts.items() if count > (30 if folder == "builtin_callbacks" else 16)
     }
-    assert len(files("core")) <= 127  # the aim is 120
+    assert len(files("core")) <= 120
 
 
 def test_the_page_on_architecture_names_every_folder_and_every_file_of_the_run() -> None:

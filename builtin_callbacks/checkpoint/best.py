@@ -7,13 +7,13 @@ from math import isnan
 from typing import Literal
 
 from ...core.checkpoint import storage
-from ...core.checkpoint.state.parameter_groups import load_scheduler
+from ...core.checkpoint.state.compatibility import load_scheduler
 from ...core.checkpoint.state.ranks import load_parts
 from ...core.checkpoint.storage import State
 from ...core.distributed.ranks.failure import on_main
 from ...core.metrics.monitor import Monitor
 from ...events import Run
-from .resume import shared
+from .resume import share_state
 
 Extent = Literal["weights", "everything"]
 
@@ -34,10 +34,10 @@ def load_best(run: Run, best: storage.Entry | None, monitor: Monitor, extent: Ex
         ValueError: it is damaged, or no longer the one that was ranked.
     """
     read: list[State] = []
-    best = on_main(run.engine, partial(_checked, best, read))
+    best = on_main(run.engine, partial(_check, best, read))
     if best is None or best.judged_by is None:
         return f"nothing loaded back at the end: no checkpoint was saved where {monitor.name!r} was measured"
-    saved = shared(run.engine, best.path, next(iter(read), None))
+    saved = share_state(run.engine, best.path, next(iter(read), None))
     context = run
     optimizers = context.optimizers if extent == "everything" else {}
     load_parts(context, saved, optimizers, best.path)
@@ -48,7 +48,7 @@ def load_best(run: Run, best: storage.Entry | None, monitor: Monitor, extent: Ex
     )
 
 
-def _checked(best: storage.Entry | None, read: list[State]) -> storage.Entry | None:
+def _check(best: storage.Entry | None, read: list[State]) -> storage.Entry | None:
     """Return the checkpoint where it is one to load, and add its state to what was read."""
     value = None if best is None or best.judged_by is None else best.judged_by[2]
     if best is None or value is None or isnan(value):

@@ -9,16 +9,15 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
-from ...core.checkpoint.conversion import files_in, migrate_file
+from ...core.checkpoint.conversion import consolidate, files_in, migrate_file
 from ...core.checkpoint.storage import reader
-from ...core.checkpoint.storage.consolidation import consolidate
 from ...core.checkpoint.storage.manifest import MANIFEST, SUFFIX, Entry, manifest_path
-from ...core.checkpoint.storage.removable import Verdict, by_training, judge, ranked
 from ...core.checkpoint.storage.store import Store
 from ...core.metrics.monitor import Monitor
 from ...core.system.extras import printable, printable_lines
 from ...events.checks import known_names
 from .description import content_of, describe, table
+from .removable import Verdict, by_training, judge, ranked
 
 T = TypeVar("T")
 

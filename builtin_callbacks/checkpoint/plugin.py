@@ -34,7 +34,7 @@ from . import file_names
 from . import shards as sharding
 from .best import Extent, load_best
 from .repeated.proof import ACTIONS, OnDifference, Proof
-from .resume import Found, find, shared
+from .resume import Found, find, share_state
 from .retention import Retention
 from .run_names import ON_EXISTING, OnExisting, place
 from .writers import BackgroundWriter, LoopWriter, Writer
@@ -191,7 +191,7 @@ class Checkpoint(Plugin):
         for note in notes:
             run.note(note)
         if path is not None:
-            state = shared(run.engine, path, self._found.state)
+            state = share_state(run.engine, path, self._found.state)
             self._found.state = None
             how = {"batch_change": self.batch_change, "restore_attributes": self.restore_attributes}
             run.resume({**state, "training_id": training_id, **how}, path)
@@ -341,7 +341,7 @@ class Checkpoint(Plugin):
         write = sharding.begin(engine, tensors, folder, run.engine.rank, beside=self.background)
 
         def commit(of_ranks: list[sharding.Shards]) -> None:
-            shards = sharding.merged(of_ranks)
+            shards = sharding.merge_shards(of_ranks)
             self._writer.do(run, partial(self._write, name, state, judged_by, shards), partial(self._saved, run))
 
         self._writer.do_on_each(run, write, commit)

@@ -15,10 +15,10 @@ from ...core.checkpoint.storage import State
 from ...core.checkpoint.storage.files import TRIES
 from ...core.checkpoint.storage.manifest import MissingManifestError
 from ...core.checkpoint.storage.reader import OfOthers
-from ...core.checkpoint.storage.removable import by_training
-from ...core.distributed.ranks.failure import Outcome, of_each, outcome_of
+from ...core.distributed.ranks.failure import Outcome, outcome_of, values_of_ranks
 from ...events import Engine
 from ...events.run import CheckpointSource
+from .removable import by_training
 
 logger = logging.getLogger("heliograph")
 
@@ -81,7 +81,7 @@ def find(store: storage.Store, resume: str | Path | None, source: CheckpointSour
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise _refused(error, resume, store.folder) from error
+        raise _refusal(error, resume, store.folder) from error
 
 
 def _given(path: Path, notes: list[str]) -> Found:
@@ -138,7 +138,7 @@ def _refuse_another_s_name(store: storage.Store) -> None:
         )
 
 
-def _refused(error: OSError, resume: str | Path | None, folder: Path) -> OSError:
+def _refusal(error: OSError, resume: str | Path | None, folder: Path) -> OSError:
     """Return what to say where the system refuses to read: nobody knows then what there is, so nothing is begun."""
     kind, asked = errorcode.get(error.errno or 0, type(error).__name__), resume and str(resume)
     return OSError(
@@ -166,7 +166,7 @@ def _several(store: storage.Store, entries: Sequence[storage.Entry], chosen: sto
     return [note]
 
 
-def shared(engine: Engine, path: Path, state: State | None) -> State:
+def share_state(engine: Engine, path: Path, state: State | None) -> State:
     """Return on every rank what the main rank has read from a file. A collective.
 
     Ranks that find the very same checkpoint in that place read it; where one does not, the main rank sends the state,
@@ -191,7 +191,7 @@ def shared(engine: Engine, path: Path, state: State | None) -> State:
         else:
             read = partial(conversion.load_any, path, with_shards=False)
             outcome = Outcome(state) if engine.is_main else outcome_of(read)
-            of_each(engine, Outcome(error=outcome.error))
+            values_of_ranks(engine, Outcome(error=outcome.error))
             state = outcome.value
     assert state is not None
     return state

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from ...core.checkpoint.storage import Entry
-from ...core.checkpoint.storage.removable import best_first
 from ...core.metrics.monitor import Monitor
+from .removable import best_first
 
 
 class Retention:
@@ -43,7 +43,7 @@ class Retention:
     @property
     def best(self) -> Entry | None:
         """The best: of equals the earlier; NaN is the worst."""
-        return next(iter(self._ranked()), None)
+        return next(iter(self._ranked_entries()), None)
 
     @property
     def rule(self) -> str:
@@ -63,13 +63,13 @@ class Retention:
             return []
         loose = [entry for entry in self._entries if entry.training_id and not is_pinned(entry.path)]
         good = [entry for entry in loose if entry.path not in self._damaged]
-        kept = {entry.path for entry in (*good[-self._keep_last :], *self._ranked()[: self._keep_best])}
+        kept = {entry.path for entry in (*good[-self._keep_last :], *self._ranked_entries()[: self._keep_best])}
         doomed = [entry.path for entry in loose if entry.path not in kept]
         gone = set(doomed)
         self._entries = [entry for entry in self._entries if entry.path not in gone]
         return doomed
 
-    def _ranked(self) -> list[Entry]:
+    def _ranked_entries(self) -> list[Entry]:
         if self._monitor is None:
             return []
         judge = (self._monitor.name, self._monitor.mode)

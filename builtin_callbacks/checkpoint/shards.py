@@ -53,7 +53,7 @@ def room_for(tensors: Mapping[str, Tensor], *, is_main: bool) -> int:
     return sum(each.nbytes for each, shard in zip(own, shards, strict=True) if shard or is_main)
 
 
-def merged(of_ranks: list[Shards]) -> Shards:
+def merge_shards(of_ranks: list[Shards]) -> Shards:
     """Return the files that all ranks have written."""
     return {name: facts for shards in of_ranks for name, facts in shards.items()}
 

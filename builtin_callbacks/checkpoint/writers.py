@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from ...core.distributed.ranks.failure import Outcome, of_each, of_main, on_main, outcome_of
+from ...core.distributed.ranks.failure import Outcome, on_main, outcome_of, value_of_main, values_of_ranks
 from ...events import BatchEnd, Handle, Lane, Run
 from .background import BackgroundWorker
 from .buffers import Buffers, sizes_of
@@ -73,7 +73,7 @@ class LoopWriter:
 
     def do_on_each(self, run: Run, work: Callable[[], T], then: Callable[[list[T]], object]) -> None:
         """Do the work now."""
-        then(of_each(run.engine, outcome_of(_watched(run, work))))
+        then(values_of_ranks(run.engine, outcome_of(_watched(run, work))))
 
     def drain(self) -> None:
         """Do nothing: all work is done."""
@@ -223,9 +223,9 @@ class BackgroundWriter:
             then(outcome.taken())
         elif self._of_each:
             assert outcome is not None
-            then(of_each(self._engine, outcome))
+            then(values_of_ranks(self._engine, outcome))
         else:
-            then(of_main(self._engine, outcome))
+            then(value_of_main(self._engine, outcome))
 
     def _wait(self) -> None:
         before, waits_for_save = self._worker.waited, not self._reserving

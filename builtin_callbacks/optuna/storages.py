@@ -39,7 +39,7 @@ def absolute(url: str) -> str:
         ValueError: it is no URL.
     """
     try:
-        parsed = _parsed(url)
+        parsed = _parse(url)
     except require("sqlalchemy.exc", PURPOSE, extra="optuna").ArgumentError:
         raise ValueError(
             f"storage= is the URL of a database, such as 'sqlite:///study.db' for a file, got {url!r}."
@@ -53,10 +53,10 @@ def absolute(url: str) -> str:
 def _url_of(storage: BaseStorage) -> Any:
     """Return the parsed URL of a database, which Optuna wraps in a cache; None where the storage is none."""
     url = getattr(getattr(storage, "_backend", storage), "url", None)
-    return _parsed(url) if isinstance(url, str) else None
+    return _parse(url) if isinstance(url, str) else None
 
 
-def _parsed(url: str) -> Any:
+def _parse(url: str) -> Any:
     return require("sqlalchemy.engine", PURPOSE, extra="optuna").make_url(url)
 
 

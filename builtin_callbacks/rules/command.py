@@ -55,13 +55,13 @@ def run_check(options: argparse.Namespace) -> int:
     """
     try:
         _import(options.modules)
-        ready, errors = checked(options.file)
+        ready, errors = check_file(options.file)
     except (ImportError, OSError) as error:
         return _refuse(error)
     if errors:
         return _tell_errors(errors)
     for each in ready:
-        print(described(each))
+        print(describe_controller(each))
     return 0
 
 
@@ -77,7 +77,7 @@ def run_dry(options: argparse.Namespace) -> int:
 
     try:
         _import(options.modules)
-        _, errors = checked(options.file)
+        _, errors = check_file(options.file)
         if errors:
             return _tell_errors(errors)
         recording = read(options.recording)
@@ -89,7 +89,7 @@ def run_dry(options: argparse.Namespace) -> int:
     return 1 if found.cut_short else 0
 
 
-def checked(path: Path) -> tuple[tuple[Ready, ...], list[RuleError]]:
+def check_file(path: Path) -> tuple[tuple[Ready, ...], list[RuleError]]:
     """Return the controllers of a rule file, and everything that is wrong with it, in the order of its lines.
 
     Raises:
@@ -111,7 +111,7 @@ def checked(path: Path) -> tuple[tuple[Ready, ...], list[RuleError]]:
     return ready, sorted(problems.found, key=lambda error: error.line or 0)
 
 
-def described(ready: Ready) -> str:
+def describe_controller(ready: Ready) -> str:
     """Return what a controller does, as a line: its triggers with their events, and its operations."""
     triggers = []
     for trigger in ready.triggers:

@@ -72,9 +72,9 @@ class RuleController(Plugin):
         if on_error not in ON_ERROR:
             raise ValueError(f"on_error is one of {', '.join(ON_ERROR)}, got {on_error!r}.")
         given = Given(
-            metrics=_checked(metrics, RuleMetric, "metrics"),
-            operations=_checked(operations, RuleOperation, "operations"),
-            functions=_checked_functions({} if functions is None else functions),
+            metrics=_check(metrics, RuleMetric, "metrics"),
+            operations=_check(operations, RuleOperation, "operations"),
+            functions=_check_functions({} if functions is None else functions),
             on_error=on_error,
         )
         self.plan = build(read_rules(source), given)
@@ -125,7 +125,7 @@ class RuleController(Plugin):
             self._news = []
 
 
-def _checked(kinds: Iterable[type[T]], base: type[T], argument: str) -> tuple[type[T], ...]:
+def _check(kinds: Iterable[type[T]], base: type[T], argument: str) -> tuple[type[T], ...]:
     checked = list(kinds) if isinstance(kinds, Iterable) else None
     if checked is None or not all(isinstance(each, type) and issubclass(each, base) for each in checked):
         kind = base.__name__
@@ -133,7 +133,7 @@ def _checked(kinds: Iterable[type[T]], base: type[T], argument: str) -> tuple[ty
     return tuple(checked)
 
 
-def _checked_functions(functions: Mapping[str, Function]) -> dict[str, Function]:
+def _check_functions(functions: Mapping[str, Function]) -> dict[str, Function]:
     if not isinstance(functions, Mapping) or not all(
         isinstance(name, str) and callable(each) for name, each in functions.items()
     ):

@@ -87,7 +87,7 @@ def _look_up(name: str, known: dict[str, type[T]], group: str, base: type[T]) ->
         found = find(name, group)
     except LookupError as error:
         raise RuleKeyError(str(error)) from None
-    return _checked(found.load(), base)
+    return _check(found.load(), base)
 
 
 def _with(known: dict[str, type[T]], given: Iterable[type[T]], base: type[T]) -> dict[str, type[T]]:
@@ -98,7 +98,7 @@ def _with(known: dict[str, type[T]], given: Iterable[type[T]], base: type[T]) ->
 
 
 def _add(known: dict[str, type[T]], kind: type[T], base: type[T]) -> None:
-    name = _checked(kind, base).__name__
+    name = _check(kind, base).__name__
     if (other := known.setdefault(name, kind)) is not kind:
         raise ValueError(
             f"Another class {name} is known to rule files already, {other.__module__}.{other.__qualname__}: give "
@@ -106,7 +106,7 @@ def _add(known: dict[str, type[T]], kind: type[T], base: type[T]) -> None:
         )
 
 
-def _checked(kind: object, base: type[T]) -> type[T]:
+def _check(kind: object, base: type[T]) -> type[T]:
     if not isinstance(kind, type) or not issubclass(kind, base):
         raise TypeError(f"A class that rule files can name is a subclass of {base.__name__}, got {kind!r}.")
     return kind

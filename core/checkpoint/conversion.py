@@ -7,11 +7,13 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from . import helios
+from .state.ranks import join_shards
 from .state.schema import SCHEMA, check_schema, migrate_state, training_of
 from .storage import reader, untrusted_files
 from .storage.manifest import SUFFIX, Entry, MissingManifestError, manifest_path
@@ -96,12 +98,12 @@ def migrate_file(
     found = read_any(backup_of(path) if _was_interrupted(path) else path, as_data)
     if dry_run:
         would = "its manifest would be written again" if found.is_current else f"would be migrated to schema {SCHEMA}"
-        return [f"{path}: {would}", *_indented(found.changes)]
+        return [f"{path}: {would}", *_indent(found.changes)]
     store = Store(path.parent, found.state["run_name"], training_of(found.state))
     notes = store.open()
     try:
         if is_current(path):  # opening has finished a killed migration
-            return [f"{path}: up to date (schema {SCHEMA})", *_indented(notes)]
+            return [f"{path}: up to date (schema {SCHEMA})", *_indent(notes)]
         entries = store.entries()[0]
         former = next((each for each in entries if each.path == path), None)
         place, judged_by = found.place, None
@@ -112,7 +114,7 @@ def migrate_file(
             place = _among(entries, found.state["saved_at"])
         if found.is_current and path.exists():
             store.adopt(path.name, found.state, place)
-            return [f"{path}: wrote its manifest again", *_indented([*notes, *found.changes])]
+            return [f"{path}: wrote its manifest again", *_indent([*notes, *found.changes])]
         if store.is_pinned(path):
             raise ValueError(f"{path} is pinned, and so is not replaced: remove the pin, migrate, and pin it again.")
         backup = back_up(path)
@@ -122,7 +124,7 @@ def migrate_file(
     if not keep_backup:
         backup.unlink()
     kept = f", the former file is {backup.name}" if keep_backup else ""
-    return [f"{path}: migrated to schema {SCHEMA}{kept}", *_indented([*notes, *found.changes])]
+    return [f"{path}: migrated to schema {SCHEMA}{kept}", *_indent([*notes, *found.changes])]
 
 
 def is_current(path: Path) -> bool:
@@ -252,5 +254,38 @@ def _among(entries: Iterable[Entry], saved_at: float) -> int:
     return max(earlier, default=0) + is_newest
 
 
-def _indented(lines: Iterable[str]) -> list[str]:
+def _indent(lines: Iterable[str]) -> list[str]:
     return [f"    {line}" for line in lines]
+
+
+def consolidate(path: Path | str, out: Path | str | None = None) -> Entry:
+    """Convert a checkpoint with shards to one file, as other engines write it.
+
+    Args:
+        path: the data file of a checkpoint with shards.
+        out: where to write; by default the former checkpoint and its shards are replaced.
+
+    Returns:
+        The entry of what was written.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged, has no shards or is pinned; or another process writes this run's checkpoints there.
+        OSError: it could not be written; the former is as it was.
+    """
+    path = Path(path)
+    out = path if out is None else Path(out)
+    state, former = reader.load(path), reader.read_manifest(path)
+    if "shards" not in state:
+        raise ValueError(f"{path} has no shards: it is an ordinary checkpoint already.")
+    with closing(Store(out.parent, former.family)) as store:
+        store.open()
+        store.write_as(former.training, former.run_name)
+        if store.is_pinned(out):
+            raise ValueError(
+                f"{out} is pinned, and so is not replaced: remove the pin, or write elsewhere, --out FILE."
+            )
+        judged, place = former.judged_by, former.sequence
+        return store.save(
+            out.name, join_shards(state, path), judged_by=judged, sequence=place, replace_unknown=out == path
+        )

@@ -53,7 +53,7 @@ class EvaluationData:
         if source is None or seed is None:
             return iter(loader)
         key = int.from_bytes(digest(seed, number, size=7, purpose=b"validation"), "little")
-        return source.open(Reading(key, validations, 0, True, _nobody))
+        return source.open(Reading(key, validations, 0, True, _ignore))
 
     def close(self) -> None:
         """Let worker processes go."""
@@ -89,5 +89,5 @@ class EvaluationData:
         return source
 
 
-def _nobody(done: int, batches: int) -> None:
+def _ignore(done: int, batches: int) -> None:
     """Hear nothing: a validation begins at its first batch."""

@@ -39,7 +39,7 @@ class Given(NamedTuple):
     def of(cls, number: int, batch: Any) -> Self:
         """Look at a batch before anybody else does."""
         versions: list[tuple[Tensor, int]] = []
-        return cls(number, _copied(batch, versions, DEPTH), versions)
+        return cls(number, _copy(batch, versions, DEPTH), versions)
 
     @property
     def digest(self) -> bytes | None:
@@ -101,7 +101,7 @@ def digest_of(content: Any) -> bytes:
     return state.digest()
 
 
-def _copied(value: Any, versions: list[tuple[Tensor, int]], depth: int) -> Any:
+def _copy(value: Any, versions: list[tuple[Tensor, int]], depth: int) -> Any:
     """Return a batch with containers of its own, and note the versions of the tensors in it."""
     if isinstance(value, Tensor):
         if not value.is_inference():
@@ -110,13 +110,13 @@ def _copied(value: Any, versions: list[tuple[Tensor, int]], depth: int) -> Any:
     if isinstance(value, (np.ndarray, *PLAIN)) or not depth:
         return value
     if isinstance(value, list | tuple):
-        return list(value) if len(value) > FEW else [_copied(each, versions, depth - 1) for each in value]
+        return list(value) if len(value) > FEW else [_copy(each, versions, depth - 1) for each in value]
     if not isinstance(value, Mapping):
         depth = min(depth, OBJECT)
     parts = value if isinstance(value, Mapping) else getattr(value, "__dict__", {})
     if len(parts) > FEW:
         return dict(parts)
-    return {"type": type(value).__qualname__} | {key: _copied(each, versions, depth - 1) for key, each in parts.items()}
+    return {"type": type(value).__qualname__} | {key: _copy(each, versions, depth - 1) for key, each in parts.items()}
 
 
 def _leaves(value: Any, place: str, depth: int) -> Iterator[tuple[str, Any]]:
@@ -136,16 +136,16 @@ def _pieces(value: Any, share: float) -> Iterator[bytes | memoryview]:
     if isinstance(value, Tensor):
         yield f"{value.dtype}{list(value.shape)}".encode()
         dense = value.detach() if value.layout is torch.strided else value.detach().to_dense()
-        yield _sampled(dense.reshape(-1), share).cpu().contiguous().view(torch.uint8).numpy().data
+        yield _sample(dense.reshape(-1), share).cpu().contiguous().view(torch.uint8).numpy().data
     elif isinstance(value, np.ndarray):
         yield f"{value.dtype}{value.shape}".encode()
         if not value.dtype.hasobject:
-            yield _sampled(value.reshape(-1), share).tobytes()
+            yield _sample(value.reshape(-1), share).tobytes()
     elif isinstance(value, PLAIN):
         yield f"{type(value).__name__}:{value!r}".encode()
 
 
-def _sampled(flat: Any, share: float) -> Any:
+def _sample(flat: Any, share: float) -> Any:
     """Return some of the elements of a tensor or array, evenly spread."""
     return flat if share == 1.0 else flat[:: max(1, round(1 / share))]
 

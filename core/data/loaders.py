@@ -13,7 +13,7 @@ from ...events.checks import check_whole_number, known_names
 from ...plugins.discovery import find
 from .batch import check_loader
 from .order.samplers import RandomSampler, SequentialSampler
-from .sources.dataloader import shielded
+from .sources.dataloader import shield_workers
 
 ONLY_TRAINING = ("shuffle", "sampler", "drop_last", "draws_per", "as_ranks")
 OURS = ("shuffle", "draws_per", "as_ranks", "columns")  # what torch's own loader does not take, or not so
@@ -115,7 +115,7 @@ def _check_given(params: dict[str, Any], given: list[Any]) -> None:
         )
 
 
-def of_one_process(params: LoaderParams | None, world_size: int) -> LoaderParams | None:
+def params_of_one_process(params: LoaderParams | None, world_size: int) -> LoaderParams | None:
     """Return checked parameters as one of so many processes goes by them, its part of a global batch as `batch_size`.
 
     Raises:
@@ -150,8 +150,8 @@ def training_loaders(train: Any, params: LoaderParams | None, world_size: int = 
     """
     given = list(train.loaders) if isinstance(train, Phases) else [train]
     check_params(params, given)
-    own = of_one_process(params, world_size)
-    loaders = [made(each, own, "train") for each in given]
+    own = params_of_one_process(params, world_size)
+    loaders = [make_loader(each, own, "train") for each in given]
     for loader in loaders:
         check_loader(loader, "train")
     return loaders
@@ -160,9 +160,9 @@ def training_loaders(train: Any, params: LoaderParams | None, world_size: int = 
 def evaluation_loader(data: Any, params: LoaderParams | None, split: str) -> Any:
     """Return a loader of a validation or test set: every sample once, in order."""
     rest = None if params is None else {name: each for name, each in params.items() if name not in ONLY_TRAINING}
-    loader = made(data, rest, split)
+    loader = make_loader(data, rest, split)
     check_loader(loader, split)
-    return shielded(loader) if type(loader) is DataLoader and loader.num_workers else loader
+    return shield_workers(loader) if type(loader) is DataLoader and loader.num_workers else loader
 
 
 def is_dataset(data: Any) -> bool:
@@ -173,7 +173,7 @@ def is_dataset(data: Any) -> bool:
     return not is_batches and hasattr(data, "__getitem__") and hasattr(data, "__len__")
 
 
-def made(data: Any, params: Any, split: str) -> Any:
+def make_loader(data: Any, params: Any, split: str) -> Any:
     """Return a loader as it is, or one that is made from a dataset."""
     if (adapter := adapter_of(data)) is not None:
         return adapter.loader(data, params, split)

@@ -12,10 +12,10 @@ from ..system.errors import RankFailed
 from .module import DataModule
 
 
-def opened(module: DataModule, life: ExitStack, engine: Engine) -> DataModule:
+def open_module(module: DataModule, life: ExitStack, engine: Engine) -> DataModule:
     """Prepare a module, on one process per machine, and set it up; leaving `life` tears it down. A collective."""
     _prepare(module, engine)
-    life.enter_context(_torn_down(module))
+    life.enter_context(_tear_down_at_end(module))
     module.set_up()
     return module
 
@@ -43,7 +43,7 @@ def _prepare(module: DataModule, engine: Engine) -> None:
 
 
 @contextmanager
-def _torn_down(module: DataModule) -> Iterator[None]:
+def _tear_down_at_end(module: DataModule) -> Iterator[None]:
     """Tear a module down at the end; a failure of that does not take the place of the error that it follows."""
     try:
         yield
@@ -56,7 +56,7 @@ def _torn_down(module: DataModule) -> Iterator[None]:
     module.tear_down()
 
 
-def complete(module: DataModule, options: Any) -> None:
+def complete_options(module: DataModule, options: Any) -> None:
     """Complete the options of a fit with what the module says."""
     if "validation" not in options:
         options["validation"] = module.validation()
@@ -64,9 +64,9 @@ def complete(module: DataModule, options: Any) -> None:
         options.setdefault("loader_params", module.loader_params)
 
 
-def evaluated(data: Any, phase: Literal["train", "validation", "test"], life: ExitStack, engine: Engine) -> Any:
+def data_of_phase(data: Any, phase: Literal["train", "validation", "test"], life: ExitStack, engine: Engine) -> Any:
     """Return the data that an evaluation reads, a module's own for its phase."""
     if not isinstance(data, DataModule):
         return data
-    module = opened(data, life, engine)
+    module = open_module(data, life, engine)
     return module.validation() if phase == "validation" else module.test()

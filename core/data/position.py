@@ -43,7 +43,7 @@ def resumed_progress(
             f"what loading draws is keyed by batch and rank: {layout_before.ranks} {ranks} with batches of "
             f"{layout_before.batch_size} drew otherwise; draws_per='sample' keeps it",
         )
-    return converted(progress, layout_before, layout)
+    return convert_progress(progress, layout_before, layout)
 
 
 def _check_change(before: Mapping[str, Any], now: Mapping[str, Any], doubt: Doubt, *, is_within_epoch: bool) -> None:
@@ -57,7 +57,7 @@ def _check_change(before: Mapping[str, Any], now: Mapping[str, Any], doubt: Doub
     doubt("not exact", f"the data changed at the resume: {changes}")
 
 
-def converted(progress: Mapping[str, Any], before: Layout, now: Layout) -> dict[str, Any]:
+def convert_progress(progress: Mapping[str, Any], before: Layout, now: Layout) -> dict[str, Any]:
     """Return the counters of a saved run as those of a run in another layout.
 
     The position is the same to the sample. Batches of earlier epochs are counted as if these had been read in the
@@ -105,14 +105,14 @@ def _batch(batch: int, before: Layout, now: Layout) -> int:
     mixed = not before.deals_alike(now)
     if rest or (mixed and (batch * before.world_size % before.ranks or count * now.world_size % now.ranks)):
         raise ValueError(
-            f"The checkpoint is {position} samples into the epoch, within a batch of now: {_described(now)}. It was "
-            f"written by {_described(before)}. Choose numbers whose product is the same or divides {position}, or "
+            f"The checkpoint is {position} samples into the epoch, within a batch of now: {_describe(now)}. It was "
+            f"written by {_describe(before)}. Choose numbers whose product is the same or divides {position}, or "
             f"resume from a checkpoint at an epoch's end."
         )
     return count
 
 
-def _described(layout: Layout) -> str:
+def _describe(layout: Layout) -> str:
     ranks = "" if layout.ranks == layout.world_size else f" as {layout.ranks} ranks"
     processes = "1 process" if layout.world_size == 1 else f"{layout.world_size} processes"
     return f"{processes}{ranks} x batch_size {layout.batch_size}"

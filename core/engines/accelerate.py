@@ -14,7 +14,7 @@ from ..distributed.ranks.exchange import average_gradients
 from ..system.extras import require
 from .options import PrecisionName
 from .parallel.processes import Backend, ProcessEngine, refuse_several, refuse_several_losses
-from .prepared import Prepared, checked
+from .prepared import Prepared, check_accelerator
 
 Modules = Mapping[str, nn.Module]
 Optimizers = Mapping[str, torch.optim.Optimizer]
@@ -112,7 +112,7 @@ class AccelerateEngine(ProcessEngine):
         try:
             if self._given is None:
                 self.accelerator = self._made()
-            checked(self.accelerator)
+            check_accelerator(self.accelerator)
             super().set_up(task, modules, optimizers)
             self._prepared = Prepared(self.accelerator, task, modules, optimizers)
         except BaseException:

@@ -48,7 +48,7 @@ class DeviceEngine:
     ) -> None:
         self.precision = _precision(precision)
         self.determinism = _determinism(deterministic=deterministic, cudnn_benchmark=cudnn_benchmark)
-        self.device = checked_device(default_device() if device is None else device)
+        self.device = check_device(default_device() if device is None else device)
         if self.determinism is not None:
             self.determinism.prepare(self.device)
         self.precision.check(self.device)
@@ -208,7 +208,7 @@ def default_device() -> str:
     return "mps" if torch.backends.mps.is_available() else "cpu"
 
 
-def checked_device(device: str | torch.device) -> torch.device:
+def check_device(device: str | torch.device) -> torch.device:
     """Return a device that is there.
 
     Raises:

@@ -50,9 +50,9 @@ def _gpu_for(member: Membership, gpus: Sequence[int]) -> torch.device:
             f"gpus={gpus!r} wants CUDA, but torch sees no CUDA device. Leave gpus out to take what there is (an Apple "
             f"GPU is device='mps'); nvidia-smi and torch.version.cuda show why none is found."
         )
-    from .parallel.data_parallel import checked_gpus
+    from .parallel.data_parallel import check_gpus
 
-    chosen = checked_gpus(gpus)
+    chosen = check_gpus(gpus)
     if member.world_size == 1 and len(chosen) > 1:
         raise ValueError(
             f"gpus={chosen} names {len(chosen)} GPUs, but this is one process, which uses one. For all of them, start "

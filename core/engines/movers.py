@@ -81,17 +81,17 @@ def _move_other(batch: Any, device: torch.device) -> Any:
     if isinstance(batch, list | tuple):
         return type(batch)(move(each, device) for each in batch)
     if isinstance(batch, dict | UserDict):
-        return _replaced(batch, batch.items(), device, type(batch).__setitem__)
+        return _replace(batch, batch.items(), device, type(batch).__setitem__)
     if isinstance(batch, Mapping):
         make: Callable[[dict[Any, Any]], Any] = type(batch)
         return make({key: move(each, device) for key, each in batch.items()})
     if is_dataclass(batch) and not isinstance(batch, type):
         named = [(field.name, getattr(batch, field.name)) for field in fields(batch)]
-        return _replaced(batch, named, device, object.__setattr__)
+        return _replace(batch, named, device, object.__setattr__)
     return batch
 
 
-def _replaced(
+def _replace(
     batch: Any, parts: Iterable[tuple[Any, Any]], device: torch.device, put: Callable[[Any, Any, Any], None]
 ) -> Any:
     """Return a copy with its parts moved: what else it knows stays, such as the default of a defaultdict."""

@@ -76,7 +76,7 @@ def is_trained(module: nn.Module) -> bool:
     return any(each.requires_grad for each in module.parameters())
 
 
-def checked(accelerator: Any) -> Any:
+def check_accelerator(accelerator: Any) -> Any:
     """Return an accelerator whose runs are like those of other engines.
 
     Raises:

@@ -14,7 +14,7 @@ from ...events import Control, Progress
 from ...events.checks import known_names
 from ..engines.contract import LoopEngine
 from ..engines.modules import modules_of
-from .optimizers import Optimizer, checked_optimizer, held_parameters, trained_parameters
+from .optimizers import Optimizer, check_optimizer, held_parameters, trained_parameters
 from .windows import OptimizerWindow, Windows, check_loss
 
 END = object()
@@ -46,7 +46,7 @@ class NamedWindows(Windows):
 
     def for_each_loss(self, step: Callable[..., None], run: Any, returned: Any) -> None:
         """Call `step(run, loss, name)` with each loss that a training step yields, computed after the step before."""
-        with closing(named_losses(returned, run.engine.autocast)) as losses:
+        with closing(name_losses(returned, run.engine.autocast)) as losses:
             for name, loss in losses:
                 step(run, loss, name)
 
@@ -131,7 +131,7 @@ class NamedWindows(Windows):
         engine.exchange_gradients(trained_parameters(window.optimizer))
 
 
-def named_losses(
+def name_losses(
     losses: Any, autocast: Callable[[], AbstractContextManager[Any]]
 ) -> Generator[tuple[str, Tensor], None, None]:
     """Yield (name of the optimizer, loss) as a training step does; each is computed when the one before was taken.
@@ -168,7 +168,7 @@ def _next(losses: Generator[Any, None, None], context: AbstractContextManager[An
         return next(losses, END)
 
 
-def made_optimizers(optimizers: Mapping[Any, Optimizer], task: Any) -> dict[str, torch.optim.Optimizer]:
+def make_optimizers(optimizers: Mapping[Any, Optimizer], task: Any) -> dict[str, torch.optim.Optimizer]:
     """Return the optimizers by name, made from the parameters of the modules of those names where functions were given.
 
     Raises:
@@ -184,7 +184,7 @@ def made_optimizers(optimizers: Mapping[Any, Optimizer], task: Any) -> dict[str,
             raise TypeError(f"The names in optimizer={{...}} are strings, got {name!r}.")
         if not name or "/" in name:
             raise ValueError(f"The name of an optimizer becomes part of metric names: no '/' in {name!r}.")
-        made[name] = checked_optimizer(each, _own_parameters(name, each, task), task, f"optimizer {name!r}")
+        made[name] = check_optimizer(each, _own_parameters(name, each, task), task, f"optimizer {name!r}")
     _check_apart(made)
     return made
 

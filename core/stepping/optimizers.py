@@ -16,7 +16,7 @@ Optimizers = Optimizer | Mapping[str, Optimizer]
 SINGLE = "optimizer"  # the name of one that was given without a name, and of its scheduler
 
 
-def made_optimizer(optimizer: Optimizer | None, task: Any) -> torch.optim.Optimizer:
+def make_optimizer(optimizer: Optimizer | None, task: Any) -> torch.optim.Optimizer:
     """Return the one optimizer of a training, made from the task's parameters where a function was given.
 
     Raises:
@@ -24,7 +24,7 @@ def made_optimizer(optimizer: Optimizer | None, task: Any) -> torch.optim.Optimi
         ValueError: it holds no parameter of the task.
     """
     whole = [parameter for module in modules_of(task).values() for parameter in module.parameters()]
-    return checked_optimizer(optimizer, whole, task, "optimizer")
+    return check_optimizer(optimizer, whole, task, "optimizer")
 
 
 def trained_parameters(optimizer: torch.optim.Optimizer) -> list[Any]:
@@ -32,7 +32,7 @@ def trained_parameters(optimizer: torch.optim.Optimizer) -> list[Any]:
     return [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
 
 
-def checked_optimizer(
+def check_optimizer(
     optimizer: Optimizer | None, parameters: list[nn.Parameter], task: Any, called: str
 ) -> torch.optim.Optimizer:
     """Return the optimizer, made from the parameters where a function was given."""

@@ -11,7 +11,7 @@ from ...events.checks import known_names
 from .optimizers import SINGLE
 
 
-def made_schedulers(
+def make_schedulers(
     scheduler: Any, optimizers: Mapping[str, torch.optim.Optimizer], *, several: bool
 ) -> dict[str, Any]:
     """Return the schedulers by the name of their optimizer, made from it where functions were given.
@@ -35,10 +35,10 @@ def made_schedulers(
     named = dict(scheduler) if several else {SINGLE: scheduler}
     for name in named.keys() - optimizers.keys():
         raise ValueError(f"The scheduler {name!r} has no optimizer of this name.{known_names(str(name), optimizers)}")
-    return {name: _made_scheduler(each, optimizers[name]) for name, each in named.items() if each is not None}
+    return {name: _make_scheduler(each, optimizers[name]) for name, each in named.items() if each is not None}
 
 
-def _made_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> Any:
+def _make_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> Any:
     """Return the scheduler, made from the optimizer where a function was given."""
     made = scheduler
     if callable(made) and not isinstance(made, type) and not hasattr(made, "step"):

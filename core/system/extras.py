@@ -27,7 +27,7 @@ def require(module: str, purpose: str, *, extra: str | None = None) -> Any:
 
 def printable(text: object) -> str:
     """Return a text in one line, with control characters escaped."""
-    return "".join(each if each.isprintable() else _escaped(each) for each in str(text))
+    return "".join(each if each.isprintable() else _escape(each) for each in str(text))
 
 
 def printable_lines(text: str) -> str:
@@ -35,5 +35,5 @@ def printable_lines(text: str) -> str:
     return "\n".join(map(printable, text.split("\n")))
 
 
-def _escaped(character: str) -> str:
+def _escape(character: str) -> str:
     return " " if character in "\n\t" else character.encode("unicode_escape", "backslashreplace").decode("ascii")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from heliograph.builtin_callbacks.checkpoint.repeated.suspects import HIDDEN_STATE, emitted_again
+from heliograph.builtin_callbacks.checkpoint.repeated.suspects import HIDDEN_STATE, describe_repeats
 from heliograph.testing.resume.differences import Comparison, Difference
 
 WITHOUT_KILL = {
@@ -52,7 +52,7 @@ def causes_after_resume(
     assert difference is not None
     causes = [*reasons, *workers] if difference.what == "batch" else []
     causes += [each for each in reasons if each not in causes]
-    causes += emitted_again(epoch_start_handlers)
+    causes += describe_repeats(epoch_start_handlers)
     if difference.what.startswith("plugin ") and not causes:
         causes.append(f"{difference.what} does not continue from what load_state_dict gives it")
     return tuple(causes or [AFTER_RESUME.get(difference.what, HIDDEN_STATE)])

@@ -144,7 +144,7 @@ class _Check:
         if found.first is not None:
             cause = cause_without_kill(found.first)
             check = replace(check, is_deterministic=False, difference=found.first, draws=found.draws, causes=(cause,))
-            return _lowered(check)
+            return _lower(check)
         check = replace(check, set_aside=tuple(sorted({_name(*each) for each in varies})))
         return self._interrupted(check, _Reference(whole, ignored | varies, twin.workers), kills)
 
@@ -164,7 +164,7 @@ class _Check:
             reasons = tuple(dict.fromkeys((*check.reasons, *attempt.reasons)))
             check = replace(check, guarantee=weaker(check.guarantee, attempt.guarantee), reasons=reasons)
             if found.first is not None:
-                return _lowered(replace(check, causes=reference.causes(attempt, found)))
+                return _lower(replace(check, causes=reference.causes(attempt, found)))
             if kill is not None and not attempt.killed:
                 raise UsageError(
                     f"Attempt {len(check.attempts)} ({entry}) never reached {kill}: each kill point must be after the "
@@ -212,7 +212,7 @@ def _name(what: str, path: str) -> str:
     return path if what == "metrics" else f"{what}{path and f' ({path})'}"
 
 
-def _lowered(check: ResumeCheck) -> ResumeCheck:
+def _lower(check: ResumeCheck) -> ResumeCheck:
     """Return a check with the guarantee `not exact`, whatever the runs themselves report."""
     though = "" if check.guarantee == "not exact" else f", though the run itself reports {check.guarantee!r}"
     reason = f"the check found a difference{though}"

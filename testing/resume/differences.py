@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from heliograph.builtin_callbacks.checkpoint.repeated.ring_buffer import Row
-from heliograph.builtin_callbacks.checkpoint.repeated.words import told_apart, what_differs
+from heliograph.builtin_callbacks.checkpoint.repeated.words import distinguish, what_differs
 
 if TYPE_CHECKING:
     from heliograph.testing.resume.facts import Fact, Leaf
@@ -152,7 +152,7 @@ def _values(one: Leaf | None, other: Leaf | None, names: tuple[str, str]) -> str
     shown = _value(one), _value(other)
     numbers = [_number(leaf) for leaf in (one, other)]
     if isinstance(numbers[0], float) and isinstance(numbers[1], float):
-        shown = told_apart(numbers[0], numbers[1])
+        shown = distinguish(numbers[0], numbers[1])
     return ", ".join(f"{value} in {name}" for value, name in zip(shown, names, strict=True))
 
 

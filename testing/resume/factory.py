@@ -53,7 +53,7 @@ class TrainerFactory:
             UsageError: something else was returned, the run has no limit, or it shares an object with the first.
         """
         folder.mkdir(exist_ok=True)
-        trainer, options = _checked(self._make(folder) if self._takes_a_folder else self._make())
+        trainer, options = _check(self._make(folder) if self._takes_a_folder else self._make())
         objects = list(_objects(trainer, options))
         self._first = self._first or objects
         if objects is not self._first:
@@ -74,7 +74,7 @@ def _is_needed(parameter: Parameter) -> bool:
     return parameter.default is Parameter.empty and not variable
 
 
-def _checked(made: Any) -> tuple[Trainer, dict[str, Any]]:
+def _check(made: Any) -> tuple[Trainer, dict[str, Any]]:
     if not isinstance(made, tuple) or len(made) != 2:
         raise UsageError(f"{FORM}; it returned {type(made).__name__}.")
     trainer, options = made

@@ -81,10 +81,10 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, set | frozenset):
         yield from ((f"[{index}]", part) for index, part in enumerate(sorted(value, key=repr)))
     else:
-        yield from _pickled_parts(value)
+        yield from _pickle_parts(value)
 
 
-def _pickled_parts(value: Any) -> Iterator[tuple[str, Any]]:
+def _pickle_parts(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield what pickle would save of an object; for one that it refuses, its type."""
     try:
         reduced = value.__reduce_ex__(4)

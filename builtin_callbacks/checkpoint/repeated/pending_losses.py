@@ -46,7 +46,7 @@ class WaitingLosses:
     """
 
     def __init__(self, fetch: Fetch | None = None) -> None:
-        self._fetch = fetch or fetched
+        self._fetch = fetch or start_fetch
         self._open: list[Batch] = []
         self._fetching: deque[tuple[list[Batch], Tensor | None, Arrival | None]] = deque()
         self._added = 0
@@ -92,7 +92,7 @@ class WaitingLosses:
         self._fetching.clear()
 
 
-def fetched(losses: Tensor) -> tuple[Tensor, Arrival]:
+def start_fetch(losses: Tensor) -> tuple[Tensor, Arrival]:
     """Begin to copy losses to the host."""
     host = torch.empty(losses.shape, dtype=losses.dtype, pin_memory=True)
     host.copy_(losses, non_blocking=True)

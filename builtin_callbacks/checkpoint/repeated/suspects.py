@@ -14,11 +14,11 @@ def likely_causes(run: Run) -> tuple[str, ...]:
     """Return what makes a resumed run differ, the likeliest first: what the run says of itself, then what it hides."""
     reasons = run.data.guarantee()[1]
     in_epoch = run.resumed_at is not None and run.resumed_at.batch > 0
-    again = emitted_again(listeners_to_epoch_start(run.plugins, run.bus)) if in_epoch else ()
+    again = describe_repeats(listeners_to_epoch_start(run.plugins, run.bus)) if in_epoch else ()
     return (*reasons, *again) or (HIDDEN_STATE,)
 
 
-def emitted_again(names: Sequence[str]) -> tuple[str, ...]:
+def describe_repeats(names: Sequence[str]) -> tuple[str, ...]:
     """Return a sentence on who received `EpochStart` twice in one epoch, since the run was resumed within it."""
     if not names:
         return ()

@@ -21,7 +21,7 @@ def difference(expected: Row, got: Row, rank: int | None = None) -> str:
     return f"differs first at step {got.steps}: {what_differs(expected, got)}{where}"
 
 
-def told_apart(one: float, other: float) -> tuple[str, str]:
+def distinguish(one: float, other: float) -> tuple[str, str]:
     """Return two numbers with as many digits as it takes to distinguish them."""
     pair = repr(one), repr(other)
     for digits in (4, 6, 9, 17):
@@ -42,4 +42,4 @@ def what_differs(expected: Row, got: Row) -> str:
     if struct.pack("d", expected.loss) == struct.pack("d", got.loss):
         return "the loss of another optimizer than the first"
     several = " of the first optimizer" if expected.others or got.others else ""
-    return f"loss{several} {' instead of '.join(told_apart(got.loss, expected.loss))}"
+    return f"loss{several} {' instead of '.join(distinguish(got.loss, expected.loss))}"

@@ -119,7 +119,7 @@ def make_model(recipe: Recipe) -> Any:
     """
     with seeded(recipe.seed):
         made = recipe.model_creator(recipe.config)
-    return _checked(made, nn.Module, "model_creator(config) returns a module or a list of modules")
+    return _check(made, nn.Module, "model_creator(config) returns a module or a list of modules")
 
 
 def make_optimizer(recipe: Recipe, model: Any) -> tuple[Any, Any]:
@@ -131,13 +131,13 @@ def make_optimizer(recipe: Recipe, model: Any) -> tuple[Any, Any]:
     with seeded(recipe.seed):
         made = recipe.optimizer_creator(model, recipe.config)
     wanted = "optimizer_creator(model, config) returns an optimizer of torch or a list of them"
-    optimizer = _checked(made, torch.optim.Optimizer, wanted)
+    optimizer = _check(made, torch.optim.Optimizer, wanted)
     if recipe.scheduler_creator is None:
         return optimizer, None
     with seeded(recipe.seed):
         made = recipe.scheduler_creator(optimizer, recipe.config)
     wanted = "scheduler_creator(optimizer, config) returns a scheduler of torch or a list of them"
-    return optimizer, _checked(made, torch.optim.lr_scheduler.LRScheduler, wanted)
+    return optimizer, _check(made, torch.optim.lr_scheduler.LRScheduler, wanted)
 
 
 def make_loss(recipe: Recipe) -> Callable[..., Any]:
@@ -197,7 +197,7 @@ def seeded(seed: int) -> Iterator[None]:
         rng.restore(former)
 
 
-def _checked(made: Any, kind: type[Any], wanted: str) -> Any:
+def _check(made: Any, kind: type[Any], wanted: str) -> Any:
     """Return an object, or a list of several, after a check of the types."""
     given = list(made) if isinstance(made, list | tuple) else made
     if given == [] or not all(isinstance(each, kind) for each in as_list(given)):

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from ....core.engines.contract import LoopEngine
 from ....core.engines.options import EngineOptions
-from ....core.settings import checked_name
+from ....core.settings import check_name
 from ....events.checks import check_whole_number, known_names
 
 Config = Mapping[str, Any]
@@ -69,7 +69,7 @@ class Recipe:
                 f"CreatorTrainer has no argument {unknown[0]!r}.{known_names(unknown[0], known)} docs/raysgd.md has a "
                 f"table of RaySGD's arguments."
             )
-        checked_name(self.name)
+        check_name(self.name)
 
     def _check_functions(self) -> None:
         for name in CREATORS:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
-from ....core.data.loaders import LoaderParams, evaluation_loader, of_one_process
+from ....core.data.loaders import LoaderParams, evaluation_loader, params_of_one_process
 from ....core.task import Supervised, Task
 from ....events import Run
 from .returned_values import check_numbers
@@ -112,5 +112,5 @@ def validation_data(recipe: Recipe, parts: Parts, params: LoaderParams, world_si
         if isinstance(parts.model, list):
             raise ValueError("The default validation takes one model: for several, pass validation_function=.")
         return parts.validation
-    own = of_one_process(params, world_size)
+    own = params_of_one_process(params, world_size)
     return [ValidationShare(evaluation_loader(parts.validation, own, "validation"))] * world_size

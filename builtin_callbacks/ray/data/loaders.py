@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import default_convert
 
-from ....core.data.loaders import made
+from ....core.data.loaders import make_loader as make_torch_loader
 from ....core.data.sources.contract import Known
 from ....core.system.extras import require
 from ....events.checks import check_whole_number
@@ -37,7 +37,7 @@ def make_loader(dataset: Any, params: Mapping[str, Any] | None, split: str) -> A
     names, collate_fn = params.get("columns"), params.get("collate_fn")
     if isinstance(dataset, require("ray.data.dataset", PURPOSE, extra="ray").MaterializedDataset):
         rows = RayRows(dataset, names, collate_fn)
-        return made(rows, {**params, "num_workers": 0, "collate_fn": collate_fn or default_convert}, split)
+        return make_torch_loader(rows, {**params, "num_workers": 0, "collate_fn": collate_fn or default_convert}, split)
     if params.get("shuffle") or params.get("sampler") is not None:
         raise ValueError(
             f"The {split} dataset is executed as it is read, so the loader cannot choose its order: shuffle with Ray, "

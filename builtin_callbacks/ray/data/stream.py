@@ -9,7 +9,7 @@ from itertools import chain, count
 from typing import Any
 
 from ....core.data.draws.generators import isolated
-from ....core.data.draws.held_generators import Held
+from ....core.data.draws.held_generators import HeldGenerators
 from ....core.data.order.shares import ALONE, Share
 from ....core.data.sources.contract import Sourced
 from ....core.data.sources.stateless import Reading, Stateless, Worth
@@ -75,7 +75,7 @@ class StreamSource(Stateless):
         super().__init__(loader, kind if loader.collate_fn is None else {**kind, "draws_per": "batch"}, share)
         self.batch_size = self._size = loader.batch_size
         self._dataset, self._fills_up, self._engine = loader.dataset, fills_up, engine
-        self._collate, self._held = make_batcher(loader.columns, loader.collate_fn), Held(loader.collate_fn)
+        self._collate, self._held = make_batcher(loader.columns, loader.collate_fn), HeldGenerators(loader.collate_fn)
         self._unseeded = find_unseeded(loader.dataset)
         self._distributor: Any = None
         self._passes = 0

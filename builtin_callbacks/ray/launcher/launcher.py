@@ -168,7 +168,7 @@ class RayLauncher:
         _refuse_nesting()
         if on_message is not None and not callable(on_message):
             raise TypeError(f"on_message takes a function of a rank and an object, or None; got {on_message!r}.")
-        payload = _pickled(fn, args, kwargs)
+        payload = _pickle(fn, args, kwargs)
         run_config = self._run_config()
         check_storage_path(run_config.storage_path)
         messages: list[tuple[int, Any]] = []
@@ -221,7 +221,7 @@ def _refuse_nesting() -> None:
         )
 
 
-def _pickled(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+def _pickle(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     cloudpickle = require("ray.cloudpickle", "RayLauncher", extra="ray")
     if not callable(fn):
         raise TypeError(f"RayLauncher.run takes a function and its arguments, got {fn!r} as the function.")

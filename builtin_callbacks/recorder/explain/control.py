@@ -28,7 +28,7 @@ def decisions_section(attempts: Sequence[AttemptSummary], requests: Mapping[int,
         attempts: of the recording.
         requests: all of them, by the number of their attempt.
     """
-    counts = [_counted(count, verb) for verb, count in count_granted(attempts).items() if count]
+    counts = [_count(count, verb) for verb, count in count_granted(attempts).items() if count]
     lines = words.lines(f"granted: {words.listed(counts)}") if counts else []
     for attempt in attempts:
         for each in incidents(attempt, requests[attempt.number]):
@@ -42,11 +42,11 @@ def requests_in_short(requests: Sequence[RequestOutcome]) -> str:
     for each in requests:
         counts[each.request.verb] = counts.get(each.request.verb, 0) + each.request.times
     never = sum(each.is_unserved is True for each in requests)
-    text = words.listed([_counted(count, verb) for verb, count in counts.items()]) or "nothing"
+    text = words.listed([_count(count, verb) for verb, count in counts.items()]) or "nothing"
     return f"requested: {text}" + f"; {never:,} never served" * (never > 0)
 
 
-def _counted(count: int, verb: Verb) -> str:
+def _count(count: int, verb: Verb) -> str:
     return words.counted(count, VERBS[verb].noun, VERBS[verb].plural)
 
 

@@ -90,7 +90,7 @@ def timed_seconds(attempts: Sequence[AttemptSummary]) -> float:
     return sum(attempt.timed_seconds for attempt in attempts)
 
 
-def untimed(attempts: Sequence[AttemptSummary]) -> list[int]:
+def untimed_attempts(attempts: Sequence[AttemptSummary]) -> list[int]:
     """Return the numbers of the attempts without recorded times."""
     return [attempt.number for attempt in attempts if not attempt.timed_seconds]
 

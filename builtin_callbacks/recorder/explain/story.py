@@ -15,7 +15,7 @@ from .attempt_summary import AttemptSummary, main_attempt, run_name, summarize_a
 from .attempts import attempts_in_short, attempts_section, end_section
 from .checkpoints import checkpoints_in_short, checkpoints_section
 from .control import decisions_section, requests_in_short, requests_section
-from .costs import by_plugin, costs, costs_in_short, costs_section, timed_seconds, untimed
+from .costs import by_plugin, costs, costs_in_short, costs_section, timed_seconds, untimed_attempts
 from .requests import requests_of
 from .saves import saves_of
 from .sections import Section, join_sections
@@ -36,7 +36,7 @@ def story(recording: Recording) -> str:
             checkpoints_section(attempts, saves_of(attempts)),
             _plugins(attempts),
             _custom_events(attempts),
-            costs_section(by_plugin(costs(attempts)), timed_seconds(attempts), untimed(attempts)),
+            costs_section(by_plugin(costs(attempts)), timed_seconds(attempts), untimed_attempts(attempts)),
             notes_section([note for each in attempts if each.ending is not None for note in each.ending.data["notes"]]),
             _damage(attempts),
         ]

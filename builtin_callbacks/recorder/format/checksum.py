@@ -27,7 +27,7 @@ def parse_line(line: str | bytes) -> list[Any]:
     Raises:
         ValueError: it is damaged, or holds no array.
     """
-    text = _checked_text(line.encode() if isinstance(line, str) else line)
+    text = _check_text(line.encode() if isinstance(line, str) else line)
     if text is None:
         raise ValueError("damaged")
     return parse_array(text)
@@ -35,7 +35,7 @@ def parse_line(line: str | bytes) -> list[Any]:
 
 def is_intact(line: bytes) -> bool:
     """Return whether a line matches its checksum."""
-    return _checked_text(line) is not None
+    return _check_text(line) is not None
 
 
 def parse_array(text: bytes) -> list[Any]:
@@ -56,7 +56,7 @@ def parse_array(text: bytes) -> list[Any]:
     return items
 
 
-def _checked_text(line: bytes) -> bytes | None:
+def _check_text(line: bytes) -> bytes | None:
     """Return the text of a line's array, None if it does not match its checksum."""
     text, tab, checksum = line.rpartition(b"\t")
     return text if tab and checksum == b"%08x" % crc32(text) else None

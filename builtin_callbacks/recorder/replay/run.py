@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ....core.metrics.values import Metrics
-from ....core.result import checked_note
+from ....core.result import check_note
 from ....core.stepping.optimizers import SINGLE
 from ....core.system.errors import NotRecorded
 from ....events import Bus, Control, Event, Progress, Request, TrainStart
@@ -170,7 +170,7 @@ class ReplayRun:
 
     def note(self, text: str) -> None:
         """Add a line to the report."""
-        self.notes.append(checked_note(text))
+        self.notes.append(check_note(text))
 
     def track(self, name: str, value: Any, weight: float = 1.0) -> None:
         """Do nothing: logs are recorded, with all that was tracked."""

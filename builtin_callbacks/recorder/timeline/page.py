@@ -15,7 +15,7 @@ from ..explain import words
 from ..explain.attempt_summary import AttemptSummary, main_attempt, run_name, summarize_attempts
 from ..explain.attempts import KINDS, describe_comparison
 from ..explain.control import positions
-from ..explain.costs import costs, timed_seconds, untimed
+from ..explain.costs import costs, timed_seconds, untimed_attempts
 from ..explain.requests import group_requests, requests_of
 from ..explain.saves import Save, common_folder, relative_name, saves_of
 from ..explain.verdict import ended, progress, reasons
@@ -48,7 +48,7 @@ def page(recording: Recording) -> str:
         "POLICY": f"{policy}; base-uri 'none'; form-action 'none'",
         "STYLE": style,
         "SCRIPT": script,
-        "DATA": _embedded(facts(recording)),  # last: recorded texts may look like a placeholder
+        "DATA": _embed(facts(recording)),  # last: recorded texts may look like a placeholder
     }
     text = _part("page.html")
     for name, part in parts.items():
@@ -82,7 +82,7 @@ def facts(recording: Recording) -> dict[str, Any]:
         "totals": list(totals(slices).items()),
         "wall": sum(attempt.seconds for attempt in attempts),
         "timed": timed_seconds(attempts),
-        "untimed": untimed(attempts),
+        "untimed": untimed_attempts(attempts),
         "costs": [
             [each.plugin, each.event, each.seconds, each.emissions, each.longest, each.is_estimate]
             for each in costs(attempts)
@@ -189,7 +189,7 @@ def _json_number(value: float) -> float | str:
     return float(f"{value:.9g}") if math.isfinite(value) else str(value)
 
 
-def _embedded(data: dict[str, Any]) -> str:
+def _embed(data: dict[str, Any]) -> str:
     """Return data as JSON that is safe inside a script element."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

@@ -29,7 +29,7 @@ from ..language.rule import Rule, compile_rule
 from ..operations.fields import names_at
 from ..registry import DEFAULT_OPERATIONS, metric_class, operation_class
 from .blueprint import Blueprint, Given, Ready
-from .factories import bound, check_actions, check_metric, check_name, class_of, made
+from .factories import bound, check_actions, check_metric, check_name, class_of, instantiate
 from .problems import Problems
 from .specs import RulePart, RuleSet, RuleSpec
 from .triggers import BEFORE_BOUNDARY, Trigger, need_of, trigger_named
@@ -84,7 +84,7 @@ class _Building:
             metrics=self._metric_makers,
             operations=self._operation_makers,
             controllers=controllers,
-            events=self._handled(controllers),
+            events=self._handle(controllers),
             asks=tuple(sorted({word for each in controllers for word in each.asks})),
             needs=tuple(sorted(word for word in needed if word)),
         )
@@ -93,7 +93,7 @@ class _Building:
         with self._placed(part.line):
             check_name(part.name)
             kind = class_of(part, RuleMetric) or metric_class(str(part.kind), self._given.metrics)
-            make = partial(made, kind, part.name, part.arguments)
+            make = partial(instantiate, kind, part.name, part.arguments)
             metric = make()
             check_metric(metric, part.name)
         self._metrics[part.name], self._metric_makers[part.name] = metric, make
@@ -113,7 +113,7 @@ class _Building:
         triggers = [attempt(self._trigger, spec, name) for name in spec.triggers]
         known = [trigger for trigger in triggers if trigger is not None]
         actions = [attempt(self._action, spec, name, known) for name in spec.operations]
-        rule = attempt(self._compiled, spec)
+        rule = attempt(self._compile, spec)
         if rule is None or None in triggers or None in actions:
             return None
         done = [(self._operations[name], action) for name, action in filter(None, actions)]
@@ -134,7 +134,7 @@ class _Building:
         with self._placed(spec.lines.get(name, spec.line), spec.name):
             return trigger_named(name, spec.name)
 
-    def _compiled(self, spec: RuleSpec) -> Rule:
+    def _compile(self, spec: RuleSpec) -> Rule:
         with self._placed(spec.lines.get("rule", spec.line), spec.name):
             try:
                 return compile_rule(str(spec.rule), self._metric_names, self._metric_kinds())
@@ -171,7 +171,7 @@ class _Building:
         read = [self._metrics[name] for name in rule.names if name in self._metrics]
         return frozenset(kind for kind in (Log, ValidationEnd) if any(_renews(kind, each, rule) for each in read))
 
-    def _handled(self, controllers: tuple[Ready, ...]) -> frozenset[type[Event]]:
+    def _handle(self, controllers: tuple[Ready, ...]) -> frozenset[type[Event]]:
         handled = {kind for each in controllers for trigger in each.triggers for kind in trigger.events}
         if CheckpointSaved in handled:
             handled |= set(Ending.EVENTS)

@@ -63,7 +63,7 @@ def read_document(path: Path) -> Document:
         raise IsADirectoryError(f"{str(path)!r} is a folder: give the path of a rule file.") from None
     if len(data) > LARGEST:
         raise RuleError(f"A rule file has at most {LARGEST} bytes, and this one has more.", file=str(path))
-    content = _parsed(data, document)
+    content = _parse(data, document)
     if not isinstance(content, dict):
         kind = "empty" if content is None else f"a {type(content).__name__}"
         raise RuleTypeError(f"A rule file is a mapping with the key 'controllers', this one is {kind}.", file=str(path))
@@ -71,7 +71,7 @@ def read_document(path: Path) -> Document:
     return document
 
 
-def _parsed(data: bytes, document: Document) -> Any:
+def _parse(data: bytes, document: Document) -> Any:
     yaml = require("yaml", "A rule file", extra="rules")
     try:
         loader = yaml.SafeLoader(data)

@@ -13,14 +13,14 @@ from ....events import CATALOGUE
 from ....events.checks import known_names
 from ..base import RuleMetric, RuleOperation
 from ..errors import RuleError, RuleKeyError, RuleTypeError
-from ..language.kinds import ANY, SIGNATURES, named
+from ..language.kinds import ANY, SIGNATURES, name_kinds
 from ..text import shown
 from .specs import RulePart
 
 T = TypeVar("T", RuleMetric, RuleOperation)
 
 
-def made(kind: type[T], name: str, arguments: Mapping[str, Any]) -> T:
+def instantiate(kind: type[T], name: str, arguments: Mapping[str, Any]) -> T:
     """Return a metric or an operation with its own copies of the arguments.
 
     Raises:
@@ -57,7 +57,7 @@ def bound(
     Raises:
         RuleError: it cannot be made so, or there is no such function.
     """
-    operation = made(kind, name, arguments)
+    operation = instantiate(kind, name, arguments)
     operation.bind(functions)
     return operation
 
@@ -86,7 +86,7 @@ def check_metric(metric: RuleMetric, name: str) -> None:
         )
     gives = metric.gives
     if gives is not None and (not isinstance(gives, type) or gives not in ANY):
-        allowed = named(ANY - {type(None)})
+        allowed = name_kinds(ANY - {type(None)})
         raise RuleError(f"What {type(metric).__name__} gives is {allowed}, or None, which is any; got {shown(gives)}.")
 
 

@@ -56,7 +56,7 @@ class Reader:
             RuleTypeError: it is no number, text, boolean, None or tuple of such.
         """
         self.budget.charge(NODE)
-        value = self._hashed(self.plain(value))
+        value = self._hash(self.plain(value))
         for each in value if type(value) is tuple else (value,):
             if type(each) is tuple:
                 self.key(each)
@@ -101,7 +101,7 @@ class Reader:
 
     def keys(self, held: Held) -> list[Any]:
         """Return a dict's keys, plain."""
-        return [self._hashed(key) for key in self.plain(list(dict.keys(held.raw)))]
+        return [self._hash(key) for key in self.plain(list(dict.keys(held.raw)))]
 
     def _admitted(self, value: Any) -> Any:
         kind = type(value)  # compared by `is`: a metaclass may do anything in its own `==`
@@ -152,20 +152,20 @@ class Reader:
         self.budget.charge(25 + (5 * size if base in (set, frozenset) else size // 4))
         if base is dict:
             self.budget.charge(10 * size)
-            return {self._hashed(self.plain(key, depth)): self.plain(value, depth) for key, value in dict.items(raw)}
+            return {self._hash(self.plain(key, depth)): self.plain(value, depth) for key, value in dict.items(raw)}
         into: Callable[[Iterable[Any]], Any] = {deque: list, frozenset: set}.get(base, base)
         if self._is_one_kind(held):
             return into(base.__iter__(raw))
         self.budget.charge(5 * size)
         parts = (self.plain(each, depth) for each in base.__iter__(raw))
-        return into(map(self._hashed, parts) if into is set else parts)
+        return into(map(self._hash, parts) if into is set else parts)
 
-    def _hashed(self, value: Any) -> Any:
+    def _hash(self, value: Any) -> Any:
         """Return a value that is about to be hashed, paid for: it may be compared with all others that there are."""
         if type(value) is tuple:
             self.budget.charge(TUPLE + len(value) * TUPLE // 10)
             for each in value:
-                self._hashed(each)
+                self._hash(each)
         return value
 
     def _is_one_kind(self, held: Held) -> bool:

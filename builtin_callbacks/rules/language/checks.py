@@ -21,7 +21,7 @@ from .kinds import (
     SYMBOLS,
     Kinds,
     can_compare,
-    named,
+    name_kinds,
     of_binary,
     of_unary,
 )
@@ -68,7 +68,7 @@ class Checker:
             ast.Constant: self._constant,
             ast.Dict: self._dict,
             ast.DictComp: lambda node: self._comprehension(node, dict, node.key, node.value),
-            ast.FormattedValue: self._formatted,
+            ast.FormattedValue: self._format,
             ast.IfExp: self._either,
             ast.JoinedStr: lambda node: self._literal(node.values, str),
             ast.List: lambda node: self._literal(node.elts, list),
@@ -89,7 +89,7 @@ class Checker:
         """
         kinds = self.kinds(tree)
         if bool not in kinds:
-            self._fail(tree, RuleTypeError, f"{INCORRECT}: the rule gives {named(kinds)}, and it must give bool.")
+            self._fail(tree, RuleTypeError, f"{INCORRECT}: the rule gives {name_kinds(kinds)}, and it must give bool.")
 
     def kinds(self, node: ast.AST) -> Kinds:
         """Return the types that a piece can have."""
@@ -147,7 +147,7 @@ class Checker:
         self._check_name(node, node.attr)
         kinds = self.kinds(node.value)
         if dict not in kinds:
-            self._fail(node, RuleTypeError, f"{INCORRECT}: {named(kinds)} has no key {node.attr!r}.")
+            self._fail(node, RuleTypeError, f"{INCORRECT}: {name_kinds(kinds)} has no key {node.attr!r}.")
         return ANY
 
     def _subscript(self, node: ast.Subscript) -> Kinds:
@@ -157,7 +157,7 @@ class Checker:
             self._fail(
                 node,
                 RuleTypeError,
-                f"{INCORRECT}: {named(kinds)} has no {'slices' if is_slice else 'keys or indices'}.",
+                f"{INCORRECT}: {name_kinds(kinds)} has no {'slices' if is_slice else 'keys or indices'}.",
             )
         if not isinstance(node.slice, ast.Slice):
             self.kinds(node.slice)
@@ -180,7 +180,7 @@ class Checker:
         operand = self.kinds(node.operand)
         kinds = NEITHER.union(*[of_unary(type(node.op), kind) for kind in operand])
         if not kinds:
-            problem = f"{INCORRECT}: {SYMBOLS[type(node.op)]} of {named(operand)} has no meaning."
+            problem = f"{INCORRECT}: {SYMBOLS[type(node.op)]} of {name_kinds(operand)} has no meaning."
             self._fail(node, RuleTypeError, problem)
         return kinds
 
@@ -197,7 +197,7 @@ class Checker:
         return (left == ANY and NONE in right) or (right == ANY and NONE in left)
 
     def _mismatch(self, operator: ast.AST, left: Kinds, right: Kinds) -> str:
-        problem = f"{INCORRECT}: {named(left)} {SYMBOLS[type(operator)]} {named(right)} has no meaning."
+        problem = f"{INCORRECT}: {name_kinds(left)} {SYMBOLS[type(operator)]} {name_kinds(right)} has no meaning."
         return f"{problem} A dict is read by its keys, as in metric.key." if {dict} in (left, right) else problem
 
     def _either(self, node: ast.IfExp) -> Kinds:
@@ -209,7 +209,7 @@ class Checker:
             self._fail(node, RuleSyntaxError, "The language of rules does not have unpacking with **.")
         return self._literal([*(key for key in node.keys if key is not None), *node.values], dict)
 
-    def _formatted(self, node: ast.FormattedValue) -> Kinds:
+    def _format(self, node: ast.FormattedValue) -> Kinds:
         self.kinds(node.value)
         if node.format_spec is not None:
             self.kinds(node.format_spec)
@@ -236,7 +236,9 @@ class Checker:
         kinds = [self._argument(each) for each in node.args]
         taken = signature.taken(count)
         if kinds and not kinds[0] & taken:
-            self._fail(node, RuleTypeError, f"{INCORRECT}: {name} takes {named(taken)}, got {named(kinds[0])}.")
+            self._fail(
+                node, RuleTypeError, f"{INCORRECT}: {name} takes {name_kinds(taken)}, got {name_kinds(kinds[0])}."
+            )
         return signature.gives
 
     def _argument(self, node: ast.expr) -> Kinds:
@@ -251,7 +253,7 @@ class Checker:
                 self._fail(node, RuleSyntaxError, "The language of rules does not have async.")
             kinds = self.kinds(part.iter)
             if not kinds & ITERABLES:
-                self._fail(part.iter, RuleTypeError, f"{INCORRECT}: {named(kinds)} holds nothing to go through.")
+                self._fail(part.iter, RuleTypeError, f"{INCORRECT}: {name_kinds(kinds)} holds nothing to go through.")
             self._bind(part.target)
             self._union(part.ifs)
         self._union(results)

@@ -9,7 +9,7 @@ from reprlib import repr as shortened
 from typing import Any
 
 from ..errors import RuleLimitError, RuleTypeError
-from .kinds import NUMBERS, SIGNATURES, WHOLE, named
+from .kinds import NUMBERS, SIGNATURES, WHOLE, name_kinds
 from .limits import MAX_DIGITS, NODE
 from .operators import Operators
 from .values import INCORRECT
@@ -65,7 +65,7 @@ class Functions:
         weight = before - self.reader.budget.left
         taken = SIGNATURES[name].taken(len(values))
         if values and type(values[0]) not in taken:
-            raise RuleTypeError(f"{INCORRECT}: {name} takes {named(taken)}, got {shortened(values[0])}.")
+            raise RuleTypeError(f"{INCORRECT}: {name} takes {name_kinds(taken)}, got {shortened(values[0])}.")
         self.reader.budget.charge(NODE + weight * self._factor(name, values))
         if name in ("list", "tuple") and values and type(values[0]) is set:
             values = [list(self.reader.items(values[0]))]

@@ -144,6 +144,6 @@ SIGNATURES = {
 }
 
 
-def named(kinds: Kinds) -> str:
+def name_kinds(kinds: Kinds) -> str:
     """Return the names of some types, for an error sentence."""
     return " or ".join(sorted("None" if kind is NONE else kind.__name__ for kind in kinds))

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import RuleTypeError
 from .access import Reader
-from .kinds import SEQUENCES, SYMBOLS, WHOLE, can_compare, named, of_binary, of_unary
+from .kinds import SEQUENCES, SYMBOLS, WHOLE, can_compare, name_kinds, of_binary, of_unary
 from .limits import check_bits, check_length
 from .values import INCORRECT, Held, Unavailable
 
@@ -145,7 +145,7 @@ def is_none(value: Any) -> bool:
 
 def mismatch(kind: type[ast.AST], left: Any, right: Any) -> str:
     """Return the sentence about two values that an operator cannot have."""
-    types = " and ".join(named(frozenset({type(each)})) for each in (left, right))
+    types = " and ".join(name_kinds(frozenset({type(each)})) for each in (left, right))
     return f"{INCORRECT}: {shortened(left)} {SYMBOLS[kind]} {shortened(right)} ({types}) has no meaning."
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ....core.system.extras import require
 from ..errors import MetricUnavailable, RuleError, RuleEvaluationError, RuleLimitError, RuleTypeError
-from .kinds import named
+from .kinds import name_kinds
 from .parser import Source
 from .values import INCORRECT
 
@@ -109,7 +109,9 @@ class Rule:
 
     def _truth(self, value: Any) -> bool:
         if type(value) is not bool:
-            raise RuleTypeError(f"{INCORRECT}: the rule gave {named(frozenset({type(value)}))}, and it must give bool.")
+            raise RuleTypeError(
+                f"{INCORRECT}: the rule gave {name_kinds(frozenset({type(value)}))}, and it must give bool."
+            )
         return value
 
     def _column(self) -> int | None:

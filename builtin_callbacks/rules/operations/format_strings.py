@@ -46,7 +46,7 @@ class Field:
             except (KeyError, IndexError):
                 return f"<missing: {self.text}>"
         try:
-            text = _formatted(value, self.conversion, self.spec)
+            text = _format(value, self.conversion, self.spec)
         except (ValueError, TypeError, OverflowError) as error:
             return f"<{self.text} cannot be formatted: {error}>"
         return text if len(text) <= LONGEST else text[:LONGEST] + "..."
@@ -124,5 +124,5 @@ def _item(value: Any, key: str) -> Any:
     raise KeyError(key)
 
 
-def _formatted(value: Any, conversion: str | None, spec: str) -> str:
+def _format(value: Any, conversion: str | None, spec: str) -> str:
     return format(value if conversion is None else CONVERSIONS[conversion](value), spec)

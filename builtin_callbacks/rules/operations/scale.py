@@ -56,7 +56,7 @@ class ScaleLearningRate(RuleOperation):
             if name not in optimizers:
                 raise RuleError(f"There is no optimizer {name!r} to scale.{known_names(name, optimizers)}")
             groups = optimizers[name].param_groups
-            factor = self._bounded([float(group["lr"]) for group in groups])
+            factor = self._bound([float(group["lr"]) for group in groups])
             for group in groups:
                 _scale_group(group, factor)
             if name in schedulers:
@@ -64,7 +64,7 @@ class ScaleLearningRate(RuleOperation):
             rates = ", ".join(f"{float(group['lr']):.6g}" for group in groups)
             logger.info("learning rate of %r times %.6g is %s: %s", name, factor, rates, firing.reason)
 
-    def _bounded(self, rates: Iterable[float]) -> float:
+    def _bound(self, rates: Iterable[float]) -> float:
         """Return the factor, nearer to 1 where it would bring a rate below the minimum."""
         bounds = [min(1.0, self.minimum / rate) for rate in rates if rate > 0]
         return max([self.factor, *bounds])

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ....events import Engine, Run
 from ....events.errors import describe_error
-from ...engines.sharded.states import ShardingEngine, States, empty, joined
-from .parameter_groups import restore_groups
+from ...engines.sharded.states import ShardingEngine, States, empty, join_states
+from .compatibility import restore_groups
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.api import CheckpointException
@@ -213,7 +213,7 @@ def _read_alone(rest: Mapping[str, Any], path: Path | None) -> States:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         _read(tensors, shards_folder(path), no_dist=True)
-    return joined(tensors, rest)
+    return join_states(tensors, rest)
 
 
 def _read(tensors: dict[str, Any], folder: Path, **how: Any) -> None:

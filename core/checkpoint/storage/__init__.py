@@ -1,6 +1,5 @@
 """Checkpoints on disk: written so that none is ever lost, verified before they are loaded, read safely."""
 
-from .consolidation import consolidate
 from .files import Files, prepare_folder
 from .manifest import Entry, JudgedBy, checkpoint_name, clean
 from .reader import State, entries, load, load_weights, newest, read, read_manifest
@@ -15,7 +14,6 @@ __all__ = [
     "Store",
     "checkpoint_name",
     "clean",
-    "consolidate",
     "entries",
     "load",
     "load_weights",

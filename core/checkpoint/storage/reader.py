@@ -87,12 +87,12 @@ def read(path: Path, *, map_tensors: bool = False, files: Files = SYSTEM) -> Any
     """
     files.patiently(partial(_check_is_there, path))
     files.patiently(partial(check_archive, path))
-    content = files.patiently(partial(_unpickled, path, map_tensors, files))
+    content = files.patiently(partial(_unpickle, path, map_tensors, files))
     check_content(content, path)
     return content
 
 
-def _unpickled(path: Path, map_tensors: bool, files: Files) -> Any:
+def _unpickle(path: Path, map_tensors: bool, files: Files) -> Any:
     with WatchedReader(files.try_open(path).detach()) as file:
         try:
             source = path if map_tensors else file

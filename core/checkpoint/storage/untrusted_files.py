@@ -37,7 +37,7 @@ def open_regular(path: Path | str, *, follow: bool = True) -> BufferedReader:
         ValueError: it is something else, such as a folder, a pipe or a device.
         OSError: it does not exist, or cannot be opened.
     """
-    return os.fdopen(_opened(path, follow)[0], "rb")
+    return os.fdopen(_open(path, follow)[0], "rb")
 
 
 def read_small(path: Path | str, most: int, *, follow: bool = True) -> bytes:
@@ -52,7 +52,7 @@ def read_small(path: Path | str, most: int, *, follow: bool = True) -> bytes:
         ValueError: it is larger, or not a regular file; see `open_regular`.
         OSError: it does not exist, or cannot be read.
     """
-    handle, size = _opened(path, follow)
+    handle, size = _open(path, follow)
     try:
         if size > most:
             raise ValueError(f"{path} is no file of ours: it has {size:,} bytes, at most {most:,} are expected")
@@ -64,7 +64,7 @@ def read_small(path: Path | str, most: int, *, follow: bool = True) -> bytes:
         os.close(handle)
 
 
-def _opened(path: Path | str, follow: bool) -> tuple[int, int]:
+def _open(path: Path | str, follow: bool) -> tuple[int, int]:
     """Return the handle and the size of a regular file."""
     try:
         handle = os.open(path, _FLAGS | (0 if follow else FOLLOW_NO_LINK))
@@ -247,11 +247,11 @@ def as_plain(value: Any) -> Any:
 
 def _plain(value: Any, made: dict[int, Any]) -> Any:
     if id(value) not in made:
-        made[id(value)] = _made_plain(value, made)
+        made[id(value)] = _make_plain(value, made)
     return made[id(value)]
 
 
-def _made_plain(value: Any, made: dict[int, Any]) -> Any:
+def _make_plain(value: Any, made: dict[int, Any]) -> Any:
     if isinstance(value, Record):
         return _plain(vars(value), made)
     if isinstance(value, Mapping) and not isinstance(value, Counter):  # a scheduler counts with one

@@ -79,9 +79,9 @@ def compare_listeners(before: Listeners, now: Listeners, plugins: Program, other
     for event in sorted({*before, *now}):
         then = [each for each in before.get(event, ()) if each["plugin"] in {"", *compared}]
         here = [each for each in now.get(event, ()) if each["plugin"] in {"", *compared}]
-        for function in sorted(_counted(then) - _counted(here, outside=True)):
+        for function in sorted(_count(then) - _count(here, outside=True)):
             yield f"{function} listened to {event} and does not: {GONE}"
-        for function in sorted(_counted(here) - _counted(then, outside=True)):
+        for function in sorted(_count(here) - _count(then, outside=True)):
             yield f"{function} listens to {event} and did not: {NEW}"
         yield from _other_calls(event, then, here)
         yield from _other_order(event, then, here)
@@ -146,7 +146,7 @@ def _is_unchanged(name: str, plugins: Program, others: Program) -> bool:
     return same and bool(here["affects_training"])
 
 
-def _counted(found: Iterable[Listener], *, outside: bool = False) -> Counter[str]:
+def _count(found: Iterable[Listener], *, outside: bool = False) -> Counter[str]:
     """Count how often each of the user's functions listens: those of plugins, and with `outside` the others too."""
     return Counter(each["function"] for each in found if each["is_users"] and (outside or each["plugin"]))
 

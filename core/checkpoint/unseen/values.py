@@ -261,7 +261,7 @@ class Fingerprint:
     def _code(self, value: Any, depth: int) -> None:
         if isinstance(value, FunctionType):
             is_own = self._is_users(value.__module__ or "")
-            parts = [*_captured(value), value.__defaults__, value.__kwdefaults__] if is_own else []
+            parts = [*_capture(value), value.__defaults__, value.__kwdefaults__] if is_own else []
             self._each(f"function {value.__module__}.{value.__qualname__}", parts, depth)
         elif isinstance(value, MethodType):
             self._each(f"method {value.__func__.__qualname__}", [value.__self__], depth)
@@ -342,7 +342,7 @@ def tensor_bytes(value: Tensor) -> bytes:
     return bytes(dense.reshape(-1).view(torch.uint8).numpy().data)
 
 
-def _captured(function: FunctionType) -> Iterator[Any]:
+def _capture(function: FunctionType) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         try:
             yield cell.cell_contents

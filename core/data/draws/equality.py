@@ -48,7 +48,7 @@ def same(one: Any, other: Any) -> bool:
     if equal or (_compares(one) and not hasattr(one, "__dict__")):
         return equal
     own = getattr(one, "__dict__", None)
-    return same(own, vars(other)) if own else _pickled(one) == _pickled(other)
+    return same(own, vars(other)) if own else _pickle(one) == _pickle(other)
 
 
 def _has_own_equality(value: Any) -> bool:
@@ -62,7 +62,7 @@ def _compares(value: Any) -> bool:
     return own is not object.__eq__
 
 
-def _pickled(value: Any) -> bytes | None:
+def _pickle(value: Any) -> bytes | None:
     """Return the bytes of what has nothing else to be compared by, None where it has none either."""
     try:
         return pickle.dumps(value)

@@ -84,7 +84,7 @@ def is_global(generator: Generator) -> bool:
     return any(generator is each for each in (_PYTHON, _LEGACY, torch.default_generator))
 
 
-def drawn() -> list[Any]:
+def generator_states() -> list[Any]:
     """Return the states of the global generators, and how often NumPy asked for entropy; to be compared."""
     source = _entropy()
     asked = source.draws if isinstance(source, _Keyed) else None

@@ -7,6 +7,7 @@ matter which one loads a batch, how many there are, or how far ahead they read.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,18 +16,28 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import (
+    ConcatDataset,
+    Dataset,
+    IterableDataset,
+    StackDataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+    default_convert,
+    get_worker_info,
+)
 
-from .equality import outline
+from ....events.errors import describe_error
+from .equality import outline, same
 from .generators import isolated
-from .held_generators import BEGIN, Held
-from .probe import Probe
+from .held_generators import BEGIN, HeldGenerators, TracedLoad
 
 Key = tuple[int, ...]
 ENDED = "The dataset raised StopIteration, which would look like the end of the epoch: that is for iterators only."
 
 
-class Place(NamedTuple):
+class KeyedPosition(NamedTuple):
     """Where a batch lies: the key of its draws, and the positions of its samples in the global order."""
 
     key: Key
@@ -35,24 +46,24 @@ class Place(NamedTuple):
 
 
 class KeyedBatch(list[Any]):
-    """The indices of a batch, with its place."""
+    """The indices of a batch, with its position."""
 
-    __slots__ = ("place",)
-    place: Place
+    __slots__ = ("position",)
+    position: KeyedPosition
 
     def __reduce__(self) -> Any:  # as it goes to a worker for every batch: half of what pickle finds out by itself
-        return _keyed_again, (list(self), *self.place)
+        return _rebuild_keyed_batch, (list(self), *self.position)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyedIndex:
-    """The index of what a loader without automatic batching takes for a batch, with its place."""
+    """The index of what a loader without automatic batching takes for a batch, with its position."""
 
     index: Any
-    place: Place
+    position: KeyedPosition
 
 
-class Around:
+class DatasetWrapper:
     """Behaves as the object in it: code of the user's that runs in a worker sees and sets that one's attributes."""
 
     OWN: ClassVar[str] = "keyed_"  # what its own attributes begin with
@@ -74,7 +85,7 @@ class Around:
         return len(self.keyed_inner)
 
 
-class KeyedDataset(Around, Dataset[Any]):
+class KeyedDataset(DatasetWrapper, Dataset[Any]):
     """A map-style dataset that is asked for `KeyedBatch`es or `KeyedIndex`es, and else behaves as the one in it.
 
     Args:
@@ -89,8 +100,8 @@ class KeyedDataset(Around, Dataset[Any]):
 
     def __init__(self, inner: Any, collate: Any, *, per_sample: bool, has_epoch: bool = False) -> None:
         self.keyed_inner = inner
-        self.keyed_collate = as_it_is if collate is None else collate
-        self.keyed_held = Held(inner, collate, follower=inner if has_epoch else None)
+        self.keyed_collate = identity if collate is None else collate
+        self.keyed_held = HeldGenerators(inner, collate, follower=inner if has_epoch else None)
         self.keyed_load = self._one_by_one if per_sample else self._at_once
         self.keyed_per_sample = per_sample
         self.keyed_has_begun = False
@@ -122,7 +133,7 @@ class KeyedDataset(Around, Dataset[Any]):
     def _probed(self, load: Callable[[Any], Any], chosen: Any, probe: Probe) -> Any:
         """Load the same, and compare it with another load."""
         held, inner, again = self.keyed_held, self.keyed_inner, partial(load, chosen)
-        held.arrive(*chosen.place.key[:2])
+        held.arrive(*chosen.position.key[:2])
         before, began = outline(inner), perf_counter()
         first = held.traced(again)
         if held.look():
@@ -130,33 +141,33 @@ class KeyedDataset(Around, Dataset[Any]):
         if probe.limit and 3 * (perf_counter() - began) > probe.limit:
             probe.leave_out("a second load of a batch could outlast the loader's timeout", held)
         else:
-            elsewhere = partial(load, _elsewhere(chosen)) if outline(inner) != before else None
+            elsewhere = partial(load, _under_another_key(chosen)) if outline(inner) != before else None
             probe.compare(first, again, elsewhere, held)
         return first.loaded
 
     def _single(self, index: KeyedIndex) -> Any:
-        place = index.place
-        key = (*place.key[:2], place.first) if self.keyed_per_sample else place.key
+        position = index.position
+        key = (*position.key[:2], position.first) if self.keyed_per_sample else position.key
         self.keyed_held.seed(*key)
         return self.keyed_collate(self.keyed_inner[index.index])
 
     def _at_once(self, batch: KeyedBatch) -> Any:
         inner = self.keyed_inner
-        self.keyed_held.seed(*batch.place.key)
+        self.keyed_held.seed(*batch.position.key)
         fetch = getattr(inner, "__getitems__", None)
         return self.keyed_collate(fetch(list(batch)) if fetch else [inner[index] for index in batch])
 
     def _one_by_one(self, batch: KeyedBatch) -> Any:
-        place, samples = batch.place, []
-        seed, epoch = place.key[:2]
+        position, samples = batch.position, []
+        seed, epoch = position.key[:2]
         for offset, index in enumerate(batch):
-            self.keyed_held.seed(seed, epoch, place.first + offset * place.stride)
+            self.keyed_held.seed(seed, epoch, position.first + offset * position.stride)
             samples.append(self.keyed_inner[index])
-        self.keyed_held.seed(*place.key)  # for the collate function
+        self.keyed_held.seed(*position.key)  # for the collate function
         return self.keyed_collate(samples)
 
 
-class KeyedIterable(Around, IterableDataset[Any]):
+class KeyedIterable(DatasetWrapper, IterableDataset[Any]):
     """An iterable dataset that draws by (seed, epoch, worker, n-th batch).
 
     Seed and epoch lie in shared memory: workers that outlive an epoch see no other change. They set their copies.
@@ -164,7 +175,7 @@ class KeyedIterable(Around, IterableDataset[Any]):
 
     def __init__(self, inner: Any, collate: Any, batch_size: int, rank: int) -> None:
         self.keyed_inner = inner
-        self.keyed_held = Held(inner, collate, follower=inner)
+        self.keyed_held = HeldGenerators(inner, collate, follower=inner)
         self.keyed_batch_size, self.keyed_rank = batch_size, rank
         self.keyed_clock: Tensor = torch.zeros(2, dtype=torch.int64)
         self.keyed_clock.share_memory_()  # type: ignore[no-untyped-call]  # torch has no annotation here
@@ -193,24 +204,125 @@ class KeyedIterable(Around, IterableDataset[Any]):
             count += 1
 
 
-def as_it_is(loaded: Any) -> Any:
+def identity(loaded: Any) -> Any:
     """Return what is a batch already."""
     return loaded
 
 
-def _elsewhere(chosen: KeyedBatch | KeyedIndex) -> KeyedBatch | KeyedIndex:
+def _under_another_key(chosen: KeyedBatch | KeyedIndex) -> KeyedBatch | KeyedIndex:
     """Return the same indices under a key that no batch has."""
-    seed, *rest = chosen.place.key
-    place = chosen.place._replace(key=(~seed, *rest))
-    return KeyedIndex(chosen.index, place) if isinstance(chosen, KeyedIndex) else keyed_batch(chosen, place)
+    seed, *rest = chosen.position.key
+    position = chosen.position._replace(key=(~seed, *rest))
+    return KeyedIndex(chosen.index, position) if isinstance(chosen, KeyedIndex) else keyed_batch(chosen, position)
 
 
-def _keyed_again(indices: list[Any], *place: Any) -> KeyedBatch:
-    return keyed_batch(indices, Place(*place))
+def _rebuild_keyed_batch(indices: list[Any], *position: Any) -> KeyedBatch:
+    return keyed_batch(indices, KeyedPosition(*position))
 
 
-def keyed_batch(indices: Sequence[Any], place: Place) -> KeyedBatch:
-    """Return indices with their place."""
+def keyed_batch(indices: Sequence[Any], position: KeyedPosition) -> KeyedBatch:
+    """Return indices with their position."""
     batch = KeyedBatch(indices)
-    batch.place = place
+    batch.position = position
     return batch
+
+
+_ROOM = 4096  # bytes for what was found, which a worker process writes into shared memory
+LEFT_OUT = "RNGCapture(probe=False)"
+NOT_COMPARED = "was not loaded twice and compared, so hidden state in it was not found"
+HIDDEN = (
+    "{} loads the same batch differently each time: it holds state that no key reaches (a counter, a cache of what was "
+    "drawn, a hidden generator, the clock, os.urandom)"
+)
+_PLAIN = (TensorDataset, list, tuple)
+_WRAPPERS = {Subset: "dataset", ConcatDataset: "datasets", StackDataset: "datasets"}
+
+
+class Probe:
+    """Compares two loads of one batch under one key, in the process that loads it; of several workers, the first.
+
+    Compared are the batches, and the states of the generators afterwards: a number out of a cache is not drawn.
+
+    Args:
+        name: of the dataset.
+        shared: whether another process is to compare.
+        limit: seconds that a worker may take for a batch, 0 for any.
+    """
+
+    def __init__(self, name: str, *, shared: bool, limit: float = 0) -> None:
+        self._name, self.limit = name, limit
+        self._words: Tensor = torch.zeros(_ROOM, dtype=torch.uint8)
+        if shared:
+            self._words.share_memory_()  # type: ignore[no-untyped-call]  # torch has no annotation here
+
+    def compare(
+        self, first: TracedLoad, load: Callable[[], Any], elsewhere: Callable[[], Any] | None, held: HeldGenerators
+    ) -> None:
+        """Load a batch again.
+
+        Args:
+            first: what came the first time.
+            load: loads it again under the same key.
+            elsewhere: loads it under another key, where the dataset was changed by the first load.
+            held: the generators of the dataset.
+        """
+        began = perf_counter()
+        sentences = held.unkeyed(self._name)
+        try:
+            is_pure = _is_pure(first, load, elsewhere, held)
+        except Exception as error:  # noqa: BLE001  # the run has its batch; what is not known is said
+            sentences.append(f"{self._name} {NOT_COMPARED}: {describe_error(error)}")
+        else:
+            sentences += [] if is_pure else [HIDDEN.format(self._name)]
+        self._write(perf_counter() - began, sentences)
+
+    def is_due(self) -> bool:
+        """Return whether it is this process that compares."""
+        worker = get_worker_info()
+        return worker is None or worker.id == 0
+
+    def leave_out(self, reason: str, held: HeldGenerators | None = None) -> None:
+        """Say why nothing is loaded twice."""
+        known = [] if held is None else held.unkeyed(self._name)
+        self._write(0.0, [*known, f"{self._name} {NOT_COMPARED}: {reason}"])
+
+    def read(self) -> tuple[float, list[str]]:
+        """Return the seconds that it took, and a sentence for each thing that was found."""
+        words = bytes(self._words.numpy()).rstrip(b"\0")
+        seconds, *sentences = json.loads(words if words.startswith(b"[") else b"[0.0]")
+        return seconds, sentences
+
+    def _write(self, seconds: float, sentences: list[str]) -> None:
+        text = [each[:500] for each in sentences]
+        while len(words := json.dumps([seconds, *text]).encode()) > _ROOM:
+            text.pop(0)
+        written = torch.frombuffer(bytearray(words.ljust(_ROOM, b"\0")), dtype=torch.uint8)
+        self._words[1:] = written[1:]
+        self._words[0] = written[0]  # last: until then there is nothing for another process to read
+
+
+def _is_pure(
+    first: TracedLoad, load: Callable[[], Any], elsewhere: Callable[[], Any] | None, held: HeldGenerators
+) -> bool:
+    """Return whether nothing of the first load shows in a later one."""
+    again = held.traced(load)
+    if not same(first.loaded, again.loaded) or not same(first.states, again.states):
+        return False
+    if elsewhere is None or not held.has_drawn(first):
+        return True
+    return not same(first.loaded, elsewhere())  # what is drawn each time may still have been kept from the first
+
+
+def is_plain(dataset: Any, collate: Any) -> bool:
+    """Return whether nothing in a dataset can draw or change: tensors and lists, or subsets of such, simply stacked."""
+    return collate in (default_collate, default_convert) and _holds_only(dataset)
+
+
+def _holds_only(dataset: Any) -> bool:
+    kind = type(dataset)
+    if kind not in _WRAPPERS:
+        return kind in _PLAIN
+    inner = getattr(dataset, _WRAPPERS[kind])
+    if kind is Subset:
+        return type(dataset.indices) in (list, range, tuple) and _holds_only(inner)
+    return all(map(_holds_only, inner.values() if isinstance(inner, dict) else inner))

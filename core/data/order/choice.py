@@ -16,7 +16,7 @@ from torch.utils.data import SequentialSampler as TorchSequentialSampler
 
 from ..draws.equality import same
 from ..draws.users_code import is_users, module_of
-from .dealt import DealtBatches, DealtSamples, ForeignOrder, InTurn, Order, SeekableOrder, SingleOrder, knows_ranks
+from .dealt import DealtBatches, DealtSamples, OpaqueOrder, Order, RoundRobin, SeekableOrder, SingleOrder, knows_ranks
 from .samplers import DistributedSampler, RandomSampler, SeekableSampler, SequentialSampler, is_seekable
 from .shares import ALONE, Share
 
@@ -35,7 +35,7 @@ def order_of(loader: DataLoader[Any], share: Share = ALONE) -> Order:
         return _seekable_order(known, size, drop_last=drop_last, share=share)
     inner = loader.sampler if batch_sampler is None else batch_sampler
     if knows_ranks(inner):
-        return ForeignOrder(inner, share, batched=batch_sampler is not None)
+        return OpaqueOrder(inner, share, batched=batch_sampler is not None)
     if plain:
         return DealtSamples(batch_sampler, share)
     return DealtBatches(inner, share, batched=batch_sampler is not None)
@@ -54,7 +54,7 @@ def _seekable_order(sampler: SeekableSampler, size: int | None, *, drop_last: bo
         return whole
     parts = [DistributedSampler(sampler, rank, share.ranks, drop_last=drop_last) for rank in share.own]
     orders = [order(part, part.rank, part.world_size) for part in parts]
-    return orders[0] if len(orders) == 1 else InTurn(orders)
+    return orders[0] if len(orders) == 1 else RoundRobin(orders)
 
 
 def seekable(sampler: Sampler[Any] | Iterable[Any]) -> SeekableSampler | None:

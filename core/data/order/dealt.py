@@ -16,8 +16,8 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
 
 from ..batch import length_of
-from ..draws.held_generators import BEGIN, Held
-from ..draws.keyed import KeyedBatch, KeyedIndex, Place, keyed_batch
+from ..draws.held_generators import BEGIN, HeldGenerators
+from ..draws.keyed import KeyedBatch, KeyedIndex, KeyedPosition, keyed_batch
 from .samplers import DistributedSampler, SeekableSampler, algorithm_of, is_seekable, seed_of
 from .shares import Share
 
@@ -51,7 +51,7 @@ class Order(Protocol):
         """Yield the batches from there on."""
 
 
-class Begun:
+class RankOrder:
     """Where the next iteration begins, on one rank of several."""
 
     def __init__(self, rank: int, world_size: int) -> None:
@@ -62,13 +62,13 @@ class Begun:
         """Set seed, epoch and the first batch."""
         self.seed, self.epoch, self.batch = seed, epoch, batch
 
-    def place(self, batch: int, batch_size: int) -> Place:
-        """Return the place of a batch on this rank."""
+    def position(self, batch: int, batch_size: int) -> KeyedPosition:
+        """Return the position of a batch on this rank."""
         first = batch * batch_size * self.world_size + self.rank
-        return Place((self.seed, self.epoch, batch, self.rank), first, self.world_size)
+        return KeyedPosition((self.seed, self.epoch, batch, self.rank), first, self.world_size)
 
 
-class SeekableOrder(Begun):
+class SeekableOrder(RankOrder):
     """Batches of a seekable sampler: going to any position costs the same."""
 
     draws, unknown, even, common = False, None, True, True
@@ -89,10 +89,10 @@ class SeekableOrder(Begun):
             chosen = list(islice(indices, size))
             if not chosen or (self.drop_last and len(chosen) < size):
                 return
-            yield keyed_batch(chosen, self.place(batch, size))
+            yield keyed_batch(chosen, self.position(batch, size))
 
 
-class SingleOrder(Begun):
+class SingleOrder(RankOrder):
     """Indices of a seekable sampler, for a loader without automatic batching."""
 
     draws, unknown, even, common = False, None, False, True
@@ -106,7 +106,7 @@ class SingleOrder(Begun):
 
     def __iter__(self) -> Iterator[KeyedIndex]:
         for batch, index in enumerate(self.sampler.indices(self.seed, self.epoch, self.batch), self.batch):
-            yield KeyedIndex(index, self.place(batch, 1))
+            yield KeyedIndex(index, self.position(batch, 1))
 
 
 def full_batches(samples: int, batch_size: int, *, drop_last: bool) -> int:
@@ -126,7 +126,7 @@ BLOCK = 256  # indices that a sampler is asked for under one key: more cost less
 Part = tuple[Any, int, int]  # what a rank takes of a round, the position of its first sample, and the stride
 
 
-class InTurn:
+class RoundRobin:
     """The batches of several ranks, each in its turn: what a process reads that acts for them."""
 
     def __init__(self, orders: Sequence[Order]) -> None:
@@ -155,7 +155,7 @@ class InTurn:
 AHEAD = -2  # a sampler that draws does so under keys of its own, below those of the batches
 
 
-class Foreign(Begun):
+class OpaqueSampler(RankOrder):
     """What runs any other sampler or batch sampler, under keys of its own.
 
     To reach a position its indices are passed over, no data is loaded.
@@ -168,10 +168,10 @@ class Foreign(Begun):
         super().__init__(share.rank, share.world_size)
         self.inner, self.share = inner, share
         self.unknown = _unknown(inner)
-        self.held = Held(inner)
+        self.held = HeldGenerators(inner)
         self.kind = _facts(inner)
 
-    def pulled(self, inner: Iterable[Any], block: int = 1) -> Iterator[Any]:
+    def iterate_keyed(self, inner: Iterable[Any], block: int = 1) -> Iterator[Any]:
         """Yield what it yields in the epoch, asked for so many at a time, each time under a key."""
         self.held.seed(self.seed, self.epoch, BEGIN)
         chosen = iter(inner)
@@ -183,7 +183,7 @@ class Foreign(Begun):
                 return
 
 
-class ForeignOrder(Foreign):
+class OpaqueOrder(OpaqueSampler):
     """The order of a sampler or batch sampler that knows its rank."""
 
     def __init__(self, inner: Any, share: Share, *, batched: bool) -> None:
@@ -196,13 +196,13 @@ class ForeignOrder(Foreign):
 
     def __iter__(self) -> Iterator[KeyedBatch | KeyedIndex]:
         samples = 0
-        for batch, indices in enumerate(self.pulled(self.inner)):
+        for batch, indices in enumerate(self.iterate_keyed(self.inner)):
             before, samples = samples, samples + (len(indices) if self.batched else 1)  # batches may be of any sizes
             if batch < self.batch:
                 continue
             key = self.seed, self.epoch, batch, self.rank
-            place = Place(key, before * self.world_size + self.rank, self.world_size)
-            yield keyed_batch(indices, place) if self.batched else KeyedIndex(indices, place)
+            position = KeyedPosition(key, before * self.world_size + self.rank, self.world_size)
+            yield keyed_batch(indices, position) if self.batched else KeyedIndex(indices, position)
 
 
 def knows_ranks(sampler: Any) -> bool:
@@ -230,7 +230,7 @@ def _unknown(sampler: Any) -> Any:
     return None if type(inner).__module__.startswith("torch.utils.data") or is_seekable(inner) else inner
 
 
-class Dealt(Foreign):
+class DealtOrder(OpaqueSampler):
     """A foreign sampler or batch sampler: every rank runs all of it, under the same keys, and takes its part.
 
     So the order of the samples is the same for any number of ranks.
@@ -252,12 +252,12 @@ class Dealt(Foreign):
                 continue
             for rank in self.share.own[turn:]:
                 indices, first, stride = parts[rank]
-                place = Place((self.seed, self.epoch, number, rank), first, stride)
-                yield keyed_batch(indices, place) if self.batched else KeyedIndex(indices, place)
+                position = KeyedPosition((self.seed, self.epoch, number, rank), first, stride)
+                yield keyed_batch(indices, position) if self.batched else KeyedIndex(indices, position)
             turn = 0
 
 
-class DealtSamples(Dealt):
+class DealtSamples(DealtOrder):
     """The samples of a foreign sampler, in turn to the ranks, and batched there.
 
     Args:
@@ -278,7 +278,7 @@ class DealtSamples(Dealt):
     def rounds(self) -> Iterator[Sequence[Part]]:
         """Yield the samples of each round, a rank's every so many of them."""
         ranks, position = self.share.ranks, 0
-        indices, size = self.pulled(self.inner.sampler, BLOCK), self.batch_size * ranks
+        indices, size = self.iterate_keyed(self.inner.sampler, BLOCK), self.batch_size * ranks
         beginning = chosen = list(islice(indices, size))
         while len(chosen) == size or (chosen and not self._drop_last):
             filled = [*chosen, *islice(cycle(beginning), -len(chosen) % ranks)]
@@ -287,7 +287,7 @@ class DealtSamples(Dealt):
             chosen = list(islice(indices, size))
 
 
-class DealtBatches(Dealt):
+class DealtBatches(DealtOrder):
     """The batches of a foreign batch sampler, or of a sampler whose indices are batches, in turn to the ranks.
 
     Args:
@@ -308,7 +308,7 @@ class DealtBatches(Dealt):
 
     def rounds(self) -> Iterator[Sequence[Part]]:
         """Yield as many batches as there are ranks."""
-        indices, ranks, position = self.pulled(self.inner), self.share.ranks, 0
+        indices, ranks, position = self.iterate_keyed(self.inner), self.share.ranks, 0
         beginning = chosen = list(islice(indices, ranks))
         while len(chosen) == ranks or (chosen and not self._drop_last):
             parts = []

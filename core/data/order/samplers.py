@@ -112,7 +112,7 @@ class SequentialSampler(_Seekable):
 
     def indices(self, seed: int, epoch: int, start: int) -> Iterator[int]:
         """Return the indices from a position on."""
-        return iter(range(_checked_start(start, self), self.size))
+        return iter(range(_check_start(start, self), self.size))
 
 
 class RandomSampler(_Seekable):
@@ -141,7 +141,7 @@ class RandomSampler(_Seekable):
     def indices(self, seed: int, epoch: int, start: int) -> Iterator[int]:
         """Return the indices of an epoch from a position on; a seed of the sampler's own goes before the given one."""
         own = seed if self.seed is None else self.seed
-        return Permutation(self.size, own, epoch).iter_from(_checked_start(start, self))
+        return Permutation(self.size, own, epoch).iter_from(_check_start(start, self))
 
 
 class DistributedSampler(_Seekable):
@@ -189,7 +189,7 @@ class DistributedSampler(_Seekable):
 
     def indices(self, seed: int, epoch: int, start: int) -> Iterator[int]:
         """Return this rank's indices of an epoch from one of its positions on."""
-        return self._share(seed, epoch, _checked_start(start, self) * self.world_size + self.rank)
+        return self._share(seed, epoch, _check_start(start, self) * self.world_size + self.rank)
 
     def _share(self, seed: int, epoch: int, position: int) -> Iterator[int]:
         size, end = len(self.sampler), len(self) * self.world_size
@@ -222,7 +222,7 @@ def _integer(value: Any, name: str) -> int:
     return index(value)
 
 
-def _checked_start(start: int, sampler: Sized) -> int:
+def _check_start(start: int, sampler: Sized) -> int:
     if not 0 <= start <= len(sampler):
         raise ValueError(f"start must be 0 to {len(sampler)}, the length of the sampler, got {start}.")
     return start
@@ -266,7 +266,7 @@ class Permutation:
 
     def __init__(self, size: int, *key: int) -> None:
         self.size = size
-        self._block = _shuffled(size, key) if size <= _LARGEST_SHUFFLED else _feistel(size, key)
+        self._block = _shuffle(size, key) if size <= _LARGEST_SHUFFLED else _feistel(size, key)
 
     def iter_from(self, start: int) -> Iterator[int]:
         """Yield the numbers from a position on, to the end."""
@@ -274,7 +274,7 @@ class Permutation:
             yield from self._block(at, min(at + _BLOCK, self.size)).tolist()
 
 
-def _shuffled(size: int, key: tuple[int, ...]) -> Callable[[int, int], npt.NDArray[np.integer]]:
+def _shuffle(size: int, key: tuple[int, ...]) -> Callable[[int, int], npt.NDArray[np.integer]]:
     words = np.frombuffer(digest(*key, size=32, purpose=b"order"), "<u4")
     # The stream of RandomState is frozen for good, where torch.randperm promises nothing over releases.
     shuffler = np.random.RandomState(np.random.MT19937(0))  # a seed in its place would take a turn of the entropy
@@ -297,7 +297,7 @@ def _feistel(size: int, key: tuple[int, ...]) -> Callable[[int, int], Positions]
         halves = [positions // sizes[1], positions % sizes[1]]
         for turn, round_key in enumerate(keys):
             side = turn % 2
-            total = halves[side] + _hashed(halves[1 - side], round_key, sizes[side])
+            total = halves[side] + _hash(halves[1 - side], round_key, sizes[side])
             halves[side] = np.minimum(total, total - sizes[side])  # where it was smaller, it wrapped round to huge
         return halves[0] * sizes[1] + halves[1]
 
@@ -310,7 +310,7 @@ def _feistel(size: int, key: tuple[int, ...]) -> Callable[[int, int], Positions]
     return block
 
 
-def _hashed(values: Positions, round_key: np.uint64, size: np.uint64) -> Positions:
+def _hash(values: Positions, round_key: np.uint64, size: np.uint64) -> Positions:
     """Return a number below size for each value."""
     mixed = (values ^ round_key) * _MULTIPLIER
     mixed ^= mixed >> _HIGH

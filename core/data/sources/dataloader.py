@@ -19,9 +19,8 @@ from torch.utils.data import DataLoader, default_collate, default_convert
 from ..batch import set_epoch
 from ..draws.equality import outline
 from ..draws.generators import isolated
-from ..draws.held_generators import BEGIN, Held
-from ..draws.keyed import Around, KeyedDataset, KeyedIterable, as_it_is
-from ..draws.probe import LEFT_OUT, Probe, is_plain
+from ..draws.held_generators import BEGIN, HeldGenerators
+from ..draws.keyed import LEFT_OUT, DatasetWrapper, KeyedDataset, KeyedIterable, Probe, identity, is_plain
 from ..order.choice import order_differs
 from ..order.dealt import Order
 from ..order.shares import ALONE, Share
@@ -35,14 +34,14 @@ class Rewired(Stateless):
     _own: DataLoader[Any]
     _known: bytes = b""  # what the persistent workers took with them
 
-    def _begun(self, reading: Reading, dataset: Around) -> Iterator[Any]:
+    def _begun(self, reading: Reading, dataset: DatasetWrapper) -> Iterator[Any]:
         """Return an iterator; persistent workers, which hold copies, start again where the dataset was changed."""
         if self._own.persistent_workers:
             now = outline(dataset.keyed_inner)
             if now != self._known:
                 self.close()
             self._known = now
-        return begun(self._own, reading)
+        return start_iterator(self._own, reading)
 
     def close(self) -> None:
         """Let persistent workers go."""
@@ -62,7 +61,7 @@ class MapSource(Rewired):
         trains: whether it is read epoch by epoch, as the dataset's `set_epoch` takes it.
     """
 
-    as_it_is = False
+    identity = False
 
     def __init__(
         self, loader: DataLoader[Any], order: Order, share: Share, *, per_sample: bool = False, trains: bool = False
@@ -75,8 +74,8 @@ class MapSource(Rewired):
         collate = None if self._its_own_way else loader.collate_fn
         self.dataset = KeyedDataset(loader.dataset, collate, per_sample=per_sample, has_epoch=trains)
         sampler = {"sampler" if loader.batch_sampler is None else "batch_sampler": self.order}
-        collated = {} if self._its_own_way else {"collate_fn": as_it_is}
-        self._own = rewired(loader, dataset=self.dataset, **sampler, **collated)
+        collated = {} if self._its_own_way else {"collate_fn": identity}
+        self._own = copy_loader(loader, dataset=self.dataset, **sampler, **collated)
         self._here = not loader.num_workers or self.order.draws
         self._probe: Probe | None = None
         self._of_order: list[str] = []
@@ -96,7 +95,7 @@ class MapSource(Rewired):
         self.order.begin(reading.seed, reading.epoch, 0 if self._its_own_way else reading.batch)
         batches = self._begun(reading, self.dataset)
         if self._its_own_way:
-            return read_again(apart(batches, reading, Held(), self.share.rank), reading)
+            return read_again(apart(batches, reading, HeldGenerators(), self.share.rank), reading)
         return apart(batches) if self._here else batches
 
     def hidden(self) -> tuple[float, list[str]]:
@@ -139,7 +138,7 @@ class IterableSource(Rewired):
         super().__init__(loader, {"source": "iterable"}, share)
         self.batch_size = loader.batch_size
         self.dataset = KeyedIterable(loader.dataset, loader.collate_fn, loader.batch_size or 1, share.rank)
-        self._own = rewired(loader, dataset=self.dataset)
+        self._own = copy_loader(loader, dataset=self.dataset)
         self._changed_workers: str | None = None
 
     def open(self, reading: Reading) -> Iterator[Any]:
@@ -168,7 +167,7 @@ class IterableSource(Rewired):
             ahead = (self.loader.prefetch_factor or 2) if before else None
             keep = self.loader.persistent_workers and before > 0
             workers = {"num_workers": before, "prefetch_factor": ahead, "persistent_workers": keep}
-            self._own = rewired(self._own, **workers, timeout=self.loader.timeout if before else 0)
+            self._own = copy_loader(self._own, **workers, timeout=self.loader.timeout if before else 0)
 
 
 class ForeignSource(Stateless):
@@ -182,8 +181,8 @@ class ForeignSource(Stateless):
         set_epoch(self.loader, reading.epoch)
         if not reading.apart:
             return read_again(iter(self.loader), reading)
-        held, rank = Held(self.loader), self.share.rank
-        return read_again(apart(begun(self.loader, reading, held, rank), reading, held, rank), reading)
+        held, rank = HeldGenerators(self.loader), self.share.rank
+        return read_again(apart(start_iterator(self.loader, reading, held, rank), reading, held, rank), reading)
 
     def worth(self) -> Worth:
         """Say that it is read again."""
@@ -193,15 +192,17 @@ class ForeignSource(Stateless):
 MASK = 2**63 - 1
 
 
-def rewired(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
+def copy_loader(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
     """Return a copy of a loader with other parts; the user's own stays as it is."""
-    own = shielded(loader)
+    own = shield_workers(loader)
     own.__dict__.update(changes)  # a loader refuses to have its parts set
     own.generator = torch.Generator()  # what a worker is first seeded by is drawn from it
     return own
 
 
-def begun(loader: Iterable[Any], reading: Reading, held: Held | None = None, rank: int = 0) -> Iterator[Any]:
+def start_iterator(
+    loader: Iterable[Any], reading: Reading, held: HeldGenerators | None = None, rank: int = 0
+) -> Iterator[Any]:
     """Return an iterator; making it draws nothing from the training's random stream."""
     with isolated():
         if held is not None:
@@ -212,7 +213,11 @@ def begun(loader: Iterable[Any], reading: Reading, held: Held | None = None, ran
 
 
 def apart(
-    batches: Iterator[Any], reading: Reading | None = None, held: Held | None = None, rank: int = 0, first: int = 0
+    batches: Iterator[Any],
+    reading: Reading | None = None,
+    held: HeldGenerators | None = None,
+    rank: int = 0,
+    first: int = 0,
 ) -> Iterator[Any]:
     """Read batches in this process without touching the training's random stream.
 
@@ -310,7 +315,7 @@ def _obey(main: int | None) -> None:
     os._exit(0)
 
 
-def shielded(loader: DataLoader[Any]) -> DataLoader[Any]:
+def shield_workers(loader: DataLoader[Any]) -> DataLoader[Any]:
     """Return a copy of a loader whose workers end with this process, and leave it to act upon signals to all."""
     own = copy(loader)
     own.__dict__["_iterator"] = None  # persistent workers are not shared

@@ -11,11 +11,10 @@ from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from ..batch import set_epoch
 from ..draws.generators import isolated
-from ..draws.held_generators import BEGIN, Held
-from ..draws.keyed import KeyedDataset, KeyedIndex, Place, keyed_batch
-from ..draws.probe import LEFT_OUT, Probe, is_plain
+from ..draws.held_generators import BEGIN, HeldGenerators
+from ..draws.keyed import LEFT_OUT, KeyedDataset, KeyedIndex, KeyedPosition, Probe, is_plain, keyed_batch
 from ..order.shares import ALONE, Share
-from .dataloader import apart, begun
+from .dataloader import apart, start_iterator
 from .stateless import EXACT, Reading, Stateless, Worth
 
 
@@ -26,8 +25,8 @@ class StatefulSource(Stateless):
         super().__init__(loader, {"source": "stateful", "loader": type(loader).__name__}, share)
         # Generators that a loader saves the state of must not get new keys within an epoch, or its state is wrong.
         known = isinstance(loader, DataLoader)
-        self._at_begin = Held(loader) if known else Held()
-        self._at_batch = Held(loader.dataset, loader.collate_fn) if known else Held()
+        self._at_begin = HeldGenerators(loader) if known else HeldGenerators()
+        self._at_batch = HeldGenerators(loader.dataset, loader.collate_fn) if known else HeldGenerators()
         self._probe: Probe | None = None
         self._exhausted = False
         self._given: Mapping[str, Any] | None = None
@@ -50,8 +49,8 @@ class StatefulSource(Stateless):
         if given is not None and not reading.batch:
             with isolated():
                 self.loader.state_dict()  # torchdata's puts a loaded state in place only now, over the keys
-        held = Held() if reading.batch else self._at_begin
-        batches = begun(self.loader, reading, held, self.share.rank)
+        held = HeldGenerators() if reading.batch else self._at_begin
+        batches = start_iterator(self.loader, reading, held, self.share.rank)
         batches = apart(batches, reading, self._at_batch, self.share.rank, first=reading.batch)
         return self._followed(batches, reading.batch)
 
@@ -124,13 +123,13 @@ def _probed(loader: DataLoader[Any], reading: Reading) -> Probe:
     if not reading.probes:
         probe.leave_out(LEFT_OUT)
         return probe
-    dataset.keyed_probe, place = probe, Place((reading.seed, reading.epoch, BEGIN), 0, 1)
+    dataset.keyed_probe, position = probe, KeyedPosition((reading.seed, reading.epoch, BEGIN), 0, 1)
     try:
         with isolated():
             if loader.batch_size is None:
-                dataset[KeyedIndex(0, place)]
+                dataset[KeyedIndex(0, position)]
             else:
-                dataset.__getitems__(keyed_batch(range(min(loader.batch_size, len(dataset))), place))
+                dataset.__getitems__(keyed_batch(range(min(loader.batch_size, len(dataset))), position))
     except Exception as error:  # noqa: BLE001  # it may take no numbers; the run reads it in the loader's own way
         probe.leave_out(f"{type(error).__name__}: {error}")
     return probe

@@ -61,11 +61,11 @@ class Exchange:
         if isinstance(value, Tensor):
             with self.collective("reduce"):
                 self.meet(f"reduce by {how}", value.numel())
-                return self._reduced(value.detach(), how)
+                return self._reduce(value.detach(), how)
         if not isinstance(value, Real):
             raise TypeError(f"reduce takes a tensor or a number, got {type(value).__name__}.")
         with self.collective("reduce"):
-            values = self._gathered_objects(value, "reduce")
+            values = self._gather_objects(value, "reduce")
         if how == "max":
             return max(values)
         return sum(values) / self.world_size if how == "mean" else sum(values)
@@ -75,12 +75,12 @@ class Exchange:
         if not isinstance(tensor, Tensor):
             raise TypeError(f"gather takes a tensor, got {type(tensor).__name__}: for others there is gather_objects.")
         with self.collective("gather"):
-            return self._gathered(tensor.detach())
+            return self._gather(tensor.detach())
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Return the objects of all ranks, by rank; any that can be pickled."""
         with self.collective("gather_objects"):
-            return self._gathered_objects(value, "gather_objects")
+            return self._gather_objects(value, "gather_objects")
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
         """Return the tensor, on this rank's kind of device, or the object of one rank on all ranks."""
@@ -193,7 +193,7 @@ class Exchange:
             return tensor, self.tensors
         return tensor.cpu(), self.control
 
-    def _reduced(self, tensor: Tensor, how: Reduction) -> Tensor:
+    def _reduce(self, tensor: Tensor, how: Reduction) -> Tensor:
         exact = tensor.is_floating_point() or tensor.is_complex()
         if how == "mean" and not exact:
             raise TypeError(f"A tensor of {tensor.dtype} has no mean: reduce(value.float(), 'mean').")
@@ -204,8 +204,8 @@ class Exchange:
             return total / self.world_size
         return total.to(tensor.dtype) if how == "max" else total
 
-    def _gathered(self, tensor: Tensor) -> list[Tensor]:
-        kinds = self._gathered_objects((tensor.shape, tensor.dtype), "gather")
+    def _gather(self, tensor: Tensor) -> list[Tensor]:
+        kinds = self._gather_objects((tensor.shape, tensor.dtype), "gather")
         lengths = [shape.numel() * dtype.itemsize for shape, dtype in kinds]
         sent, group = self._route(plain_bytes(tensor))
         padded = torch.cat([sent, sent.new_empty(max(lengths) - len(sent))])
@@ -217,14 +217,14 @@ class Exchange:
             for each, length, (shape, dtype) in zip(received, lengths, kinds, strict=True)
         ]
 
-    def _gathered_objects(self, value: Any, name: str) -> list[Any]:
+    def _gather_objects(self, value: Any, name: str) -> list[Any]:
         pickled = pickle.dumps(value)
         (longest,) = self.meet(name, values=[len(pickled)])
         own = bytearray(len(pickled).to_bytes(LENGTH, "little") + pickled)
         sent = torch.frombuffer(own.ljust(LENGTH + int(longest)), dtype=torch.uint8)
         received = [torch.empty_like(sent) for _ in range(self.world_size)]
         dist.all_gather(received, sent, self.control)
-        return [_unpickled(each.numpy().tobytes()) for each in received]
+        return [_unpickle(each.numpy().tobytes()) for each in received]
 
     def _send(self, value: Any) -> None:
         """Give all ranks a value of this one: what it is first, for a tensor."""
@@ -252,7 +252,7 @@ def plain_bytes(tensor: Tensor) -> Tensor:
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
-def _unpickled(sent: bytes) -> Any:
+def _unpickle(sent: bytes) -> Any:
     length = int.from_bytes(sent[:LENGTH], "little")
     return pickle.loads(sent[LENGTH : LENGTH + length])  # noqa: S301  # of a process of the same run
 

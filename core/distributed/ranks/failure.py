@@ -158,10 +158,10 @@ def on_main(engine: Engine, work: Callable[[], T]) -> T:
     """Do some work on the main rank only; return its value, or raise its error, on all ranks. A collective."""
     if engine.world_size == 1:
         return work()
-    return of_main(engine, outcome_of(work) if engine.is_main else None)
+    return value_of_main(engine, outcome_of(work) if engine.is_main else None)
 
 
-def of_main(engine: Engine, outcome: Outcome[T] | None) -> T:
+def value_of_main(engine: Engine, outcome: Outcome[T] | None) -> T:
     """Return the value that some work had on the main rank, or raise its error, on all ranks. A collective.
 
     Args:
@@ -172,7 +172,7 @@ def of_main(engine: Engine, outcome: Outcome[T] | None) -> T:
     return (outcome or shared).taken()
 
 
-def of_each(engine: Engine, outcome: Outcome[T]) -> list[T]:
+def values_of_ranks(engine: Engine, outcome: Outcome[T]) -> list[T]:
     """Return the values that some work had on each rank, or raise the error of the first that failed. A collective."""
     outcomes: list[Outcome[T]] = engine.gather_objects(_portable(outcome, engine.rank))
     outcomes[engine.rank] = outcome

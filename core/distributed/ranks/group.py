@@ -60,7 +60,7 @@ class Group(Exchange):
     def __init__(self, member: Membership, backend: str, device: torch.device, timeout: float) -> None:
         super().__init__(member.rank, member.world_size, backend, device)
         self._owns_default = not dist.is_initialized()
-        with kept_from_children():
+        with close_in_children():
             if self._owns_default:
                 self._found(member, timeout)
             else:
@@ -122,7 +122,7 @@ _known: set[Socket] = set()
 
 
 @contextmanager
-def kept_from_children() -> Iterator[None]:
+def close_in_children() -> Iterator[None]:
     """Let every child that is forked later, such as a worker of a loader, close what sockets are opened within."""
     before = _sockets()
     try:
@@ -244,7 +244,7 @@ def _accept(store: Store, member: Membership, timeout: float, end: float) -> str
     for _ in _looks(end):
         if not store.check([OFFER]):
             continue
-        offer, world_size = _offered(store)
+        offer, world_size = _offer(store)
         if world_size != member.world_size:  # of an attempt with another number of processes
             continue
         if offer != answered:
@@ -262,7 +262,7 @@ def _accept(store: Store, member: Membership, timeout: float, end: float) -> str
     raise TimeoutError(_missing(absent if is_open and absent else [0], member, timeout))
 
 
-def _offered(store: Store) -> tuple[str, int]:
+def _offer(store: Store) -> tuple[str, int]:
     offer, world_size = json.loads(store.get(OFFER))
     return offer, world_size
 

@@ -81,7 +81,7 @@ class Terms(Means):
         return {name: _terms(each) for name, each in kept.items()}
 
 
-def merged(of_ranks: Sequence[Mapping[str, Iterable[Term]]], engine: Engine) -> Means:
+def merge_means(of_ranks: Sequence[Mapping[str, Iterable[Term]]], engine: Engine) -> Means:
     """Return the means of one process that read all batches: the first of every rank, then the second of every rank.
 
     That is bit for bit what it would have come to, where the batches are dealt out in turn.

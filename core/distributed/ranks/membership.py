@@ -87,7 +87,7 @@ def _within(rank: int, world_size: int, variables: Mapping[str, str]) -> Members
     if world_size == 1:
         return Membership()
     if "LOCAL_RANK" not in variables:
-        return Membership(rank, _guessed_local_rank(rank, world_size, variables), world_size, world_size)
+        return Membership(rank, _guess_local_rank(rank, world_size, variables), world_size, world_size)
     local_rank = _number(variables, "LOCAL_RANK")
     local_world_size = _number(variables, "LOCAL_WORLD_SIZE", least=1) if "LOCAL_WORLD_SIZE" in variables else None
     if local_world_size is not None and not local_rank < local_world_size <= world_size:
@@ -99,7 +99,7 @@ def _within(rank: int, world_size: int, variables: Mapping[str, str]) -> Members
     return Membership(rank, local_rank, world_size, local_world_size)
 
 
-def _guessed_local_rank(rank: int, world_size: int, variables: Mapping[str, str]) -> int:
+def _guess_local_rank(rank: int, world_size: int, variables: Mapping[str, str]) -> int:
     """Return the rank itself where all processes must be on this machine."""
     if variables.get("MASTER_ADDR") in _LOOPBACK:
         return rank

@@ -193,7 +193,7 @@ class SharedControl(Control):
         self._evaluations += 1
         if self._engine.vote([float(self.cut_request is not None or self._interrupted)])[0]:
             own = {} if self.cut_request is None else {self.cut_request.verb: self.cut_request}
-            cut = next(iter(_merged(self._ballots(own)).values()), None)
+            cut = next(iter(_merge(self._ballots(own)).values()), None)
             if self.cut_request is None and cut is not None:
                 self.history.add(cut)
             self.cut_request = cut
@@ -213,7 +213,7 @@ class SharedControl(Control):
 
     def _exchange(self) -> None:
         ballots = self._ballots(self.open_requests())
-        agreed = _merged(ballots)
+        agreed = _merge(ballots)
         askers = [rank for rank, ballot in enumerate(ballots) if "roll_back" in ballot.requests]
         self.adopt(agreed, vetoed=any(ballot.vetoes for ballot in ballots))
         if askers and len(askers) < len(ballots):  # the others do not know where to
@@ -268,7 +268,7 @@ class SharedControl(Control):
         self._interrupted = True
 
 
-def _merged(ballots: Sequence[Ballot]) -> dict[Verb, Request]:
+def _merge(ballots: Sequence[Ballot]) -> dict[Verb, Request]:
     """Return what any rank asks, in the name of the lowest rank that asks it, unless all of them do."""
     merged: dict[Verb, Request] = {}
     for rank, ballot in enumerate(ballots):
@@ -298,14 +298,14 @@ def read_together(
     """
     data.together = None
     if rest is None:
-        return _voted(with_last(batches), data, engine, size_of, mark_last)
+        return _vote(with_last(batches), data, engine, size_of, mark_last)
     left = islice(batches, max(0, rest))
     if data.source is not None and data.source.even and size_of is batch_size:
         return left  # the ranks have equally many, and equally long ones
-    return _voted(((batch, False) for batch in left), data, engine, size_of, None)
+    return _vote(((batch, False) for batch in left), data, engine, size_of, None)
 
 
-def _voted(
+def _vote(
     batches: Iterator[tuple[Any, bool]],
     data: TrainingData,
     engine: Any,

@@ -186,7 +186,7 @@ class Watchdog:
         else:
             if message["is_report"]:
                 self._reports += 1
-                self._next_report = 2 * max(self._waited(), self._limits.report_after)
+                self._next_report = 2 * max(self._seconds_waited(), self._limits.report_after)
             self._store.set(f"{message['roll']}/{self._rank}", self._status().write())
 
     def _learn(self, failure: Failure) -> None:
@@ -208,13 +208,13 @@ class Watchdog:
 
     def _mind_wait(self) -> None:
         """Call the roll for a report, where the main thread waits for long and no other rank has called it."""
-        if self._waited() < self._next_report:
+        if self._seconds_waited() < self._next_report:
             return
         self._next_report *= 2
         if self._first(f"report/{self._reports}", str(self._rank)) == str(self._rank):
             self._open(self._new_roll(is_report=True))
 
-    def _waited(self) -> float:
+    def _seconds_waited(self) -> float:
         """Return for how many seconds the main thread has been in its collective, 0 outside of any."""
         waiting = self._waiting()
         if waiting is None:

@@ -41,7 +41,7 @@ class DataParallelEngine(DeviceEngine):
         deterministic: bool = False,
         cudnn_benchmark: bool = False,
     ) -> None:
-        self.gpus = list(range(torch.cuda.device_count())) if gpus is None else checked_gpus(gpus)
+        self.gpus = list(range(torch.cuda.device_count())) if gpus is None else check_gpus(gpus)
         self._chosen = None if modules is None else tuple(modules)
         self._wrapped: list[tuple[Any, str, Any]] = []
         super().__init__(
@@ -118,7 +118,7 @@ class Split(nn.DataParallel[nn.Module]):
             return getattr(super().__getattr__("module"), name)
 
 
-def checked_gpus(gpus: Sequence[int]) -> list[int]:
+def check_gpus(gpus: Sequence[int]) -> list[int]:
     """Return the numbers of GPUs that are there.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from inspect import isgeneratorfunction
@@ -12,12 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from ....events.checks import check_number
 from ...distributed.ranks.exchange import average_gradients
 from ..options import PrecisionName
-from .model_check import Converted, separate_batch_norm, synchronize_batch_norm
 from .processes import Backend, ProcessEngine
 
 
@@ -264,3 +265,35 @@ class _WholeStep(nn.Module):
     def named_buffers(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, Tensor]]:
         """Yield none: torch would share them within a window, too."""
         return iter(())
+
+
+GROUP = "process_group"  # where torch's SyncBatchNorm looks for it
+Converted = list[tuple[nn.Module, type[nn.Module]]]
+
+
+def synchronize_batch_norm(modules: Iterable[nn.Module], group: ProcessGroup) -> Converted:
+    """Let the batch norms within modules share their statistics; return what `separate_batch_norm` needs.
+
+    torch's own conversion puts new modules in the place of the old ones, and cannot do that for a module that is a
+    batch norm itself. Here each stays the object that it was, with its parameters, buffers, hooks and whoever holds it,
+    and changes its class, as torch's lazy modules do.
+
+    Args:
+        modules: whatever may hold batch norms.
+        group: with whom they share.
+    """
+    converted: Converted = []
+    for root in modules:
+        for module in root.modules():
+            if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
+                converted.append((module, type(module)))
+                module.__class__ = nn.SyncBatchNorm
+                setattr(module, GROUP, group)
+    return converted
+
+
+def separate_batch_norm(converted: Converted) -> None:
+    """Make batch norms what they were; what they have learned stays."""
+    for module, kind in converted:
+        module.__class__ = kind
+        delattr(module, GROUP)

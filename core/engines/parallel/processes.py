@@ -6,16 +6,19 @@ import gc
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from hashlib import sha256
 from inspect import isgeneratorfunction
+from itertools import zip_longest
 from typing import Any, Literal, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ....events.checks import check_number, check_whole_number
 from ....events.engine import Reduction
-from ...distributed.ranks.exchange import broadcast_tensors
+from ...distributed.ranks.exchange import Exchange, broadcast_tensors
 from ...distributed.ranks.failure import release_groups
 from ...distributed.ranks.group import Group
 from ...distributed.ranks.membership import Membership, membership
@@ -23,7 +26,6 @@ from ...distributed.ranks.watch import Watch
 from ...distributed.ranks.watchdog import Limits
 from ..device import DeviceEngine
 from ..options import PrecisionName
-from .model_check import check_same
 
 
 class ProcessEngine(DeviceEngine, ABC):
@@ -76,7 +78,7 @@ class ProcessEngine(DeviceEngine, ABC):
         agree_every = check_whole_number("agree_every=", agree_every, of="steps", at_least=1)
         self.rank, self.local_rank, self.world_size = member.rank, member.local_rank, member.world_size
         self.is_main, self.is_local_main = member.rank == 0, member.local_rank == 0
-        self.backend = checked_backend(backend, self.device)
+        self.backend = check_backend(backend, self.device)
         self.timeout, self.agree_every = float(timeout), agree_every
         self.limits = Limits(float(report_after), float(grace))
         self.group: Group | None = None
@@ -303,7 +305,7 @@ def own_device(device: str | torch.device | None, member: Membership) -> torch.d
     return torch.device("cuda", member.local_rank)
 
 
-def checked_backend(backend: Backend | None, device: torch.device) -> Backend:
+def check_backend(backend: Backend | None, device: torch.device) -> Backend:
     """Return what carries gradients between devices; raise ValueError where it cannot.
 
     Args:
@@ -319,3 +321,31 @@ def checked_backend(backend: Backend | None, device: torch.device) -> Backend:
     if chosen == "nccl" and not dist.is_nccl_available():
         raise ValueError("This build of torch has no nccl: pass backend='gloo'.")
     return chosen
+
+
+def check_same(group: Exchange, modules: Mapping[str, nn.Module]) -> None:
+    """Raise ValueError on every rank unless all ranks have equal modules, except for their values."""
+    for name, module in modules.items():
+        for part, value in (*module.named_parameters(), *module.named_buffers()):
+            if is_lazy(value):
+                raise ValueError(
+                    f"{name}.{part} gets its shape in the first forward pass only. On several ranks it must have one "
+                    f"before: call the model once on a batch, and make its optimizer after that."
+                )
+    own = [
+        f"the {kind} {name}.{part} of {value.dtype} {list(value.shape)}"
+        for name, module in modules.items()
+        for kind, parts in (("parameter", module.named_parameters()), ("buffer", module.named_buffers()))
+        for part, value in parts
+    ]
+    digests = group.gather_objects(sha256("\n".join(own).encode()).digest())
+    if len(set(digests)) == 1:
+        return
+    everyone = group.gather_objects(own)
+    rank = next(rank for rank, each in enumerate(everyone) if each != everyone[0])
+    pairs = zip_longest(everyone[0], everyone[rank], fillvalue="nothing more")
+    first, other = next(pair for pair in pairs if pair[0] != pair[1])
+    raise ValueError(
+        f"The task's modules are not the same on all ranks: rank 0 has {first}, and rank {rank} has {other}. Build "
+        f"the same model everywhere."
+    )

@@ -20,14 +20,14 @@ from ..options import PrecisionName
 from ..parallel.processes import Backend, ProcessEngine, refuse_several, refuse_several_losses
 from ..precision import DTYPES
 from ..weights import load_module
-from .modules import Sharding, check_trained, checked_wrap, forget_forwards, roots, whole
+from .modules import Sharding, check_trained, check_wrap, forget_forwards, roots, whole
 from .states import (
     Modules,
     Optimizers,
     Read,
     States,
-    gathered,
-    joined,
+    gather_state,
+    join_states,
     load_modules,
     load_optimizers,
     point,
@@ -121,7 +121,7 @@ class FSDPEngine(ProcessEngine):
             raise ValueError(f"state= is 'full' or 'sharded', got {state!r}.")
         self.state = state
         self.reshard_after_forward, self.whole_evaluations = reshard_after_forward, whole_evaluations
-        self._wrap = checked_wrap(shard)
+        self._wrap = check_wrap(shard)
         self._sharding: Sharding | None = None
         self._roots: frozenset[nn.Module] = frozenset()
         self._mesh: DeviceMesh | None = None
@@ -309,7 +309,7 @@ class FSDPEngine(ProcessEngine):
         states = {name: dict(module.state_dict()) for name, module in modules.items()}
         trained = {name: optimizer.state_dict() for name, optimizer in optimizers.items()}
         with self.exchanging("pack"):
-            packed = gathered([states, trained], keep=self.is_main)
+            packed = gather_state([states, trained], keep=self.is_main)
         return (packed[0], packed[1]) if self.is_main else ({}, {})
 
     def unpack(
@@ -336,7 +336,7 @@ class FSDPEngine(ProcessEngine):
         """Load what `shard_state` gave, from any number of ranks; see `ShardingEngine`."""
         tensors = room(modules, optimizers, rest)
         read(tensors)
-        weights, trained = joined(tensors, rest)
+        weights, trained = join_states(tensors, rest)
         for name, module in modules.items():
             load_module(name, module, weights[name])
         for name, optimizer in optimizers.items():

@@ -139,7 +139,7 @@ def roots(modules: Mapping[str, nn.Module]) -> list[nn.Module]:
 
     within = {each for module in modules.values() for each in module.modules() if each is not module}
     outer = {module: name for name, module in modules.items() if module not in within}
-    found = [each for module, name in outer.items() for each in _called(module, name)]
+    found = [each for module, name in outer.items() for each in _modules_called(module, name)]
     owners: dict[Tensor, nn.Module] = {}
     for root in found:
         for each in root.parameters():
@@ -160,7 +160,7 @@ def roots(modules: Mapping[str, nn.Module]) -> list[nn.Module]:
     return found
 
 
-def _called(module: nn.Module, name: str) -> Iterator[nn.Module]:
+def _modules_called(module: nn.Module, name: str) -> Iterator[nn.Module]:
     """Yield a module, or its parts where it has no forward to gather parameters around."""
     if next(module.parameters(), None) is None:
         return
@@ -173,7 +173,7 @@ def _called(module: nn.Module, name: str) -> Iterator[nn.Module]:
         )
     else:
         for part, child in module.named_children():
-            yield from _called(child, f"{name}.{part}")
+            yield from _modules_called(child, f"{name}.{part}")
 
 
 def check_trained(optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.Module]) -> None:
@@ -263,7 +263,7 @@ def _kind(owner: object) -> str:
     return type(owner).__name__
 
 
-def checked_wrap(shard: Any) -> Wrap | None:
+def check_wrap(shard: Any) -> Wrap | None:
     """Return the rule that `shard=` gives: None, a module class, several, or a function of a module.
 
     Raises:

@@ -67,12 +67,12 @@ class ShardingEngine(Protocol):
         """
 
 
-def gathered(value: Any, *, keep: bool) -> Any:
+def gather_state(value: Any, *, keep: bool) -> Any:
     """Return a state with its shards gathered, on the CPU; nothing of it unless `keep`. A collective."""
     if isinstance(value, Mapping):
-        return {key: gathered(each, keep=keep) for key, each in value.items()}
+        return {key: gather_state(each, keep=keep) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(gathered(each, keep=keep) for each in value)
+        return type(value)(gather_state(each, keep=keep) for each in value)
     if not _is_shard(value):
         return value
     full = whole(value)
@@ -108,7 +108,7 @@ def point(optimizer: torch.optim.Optimizer, parameters: Mapping[Tensor, Tensor])
         for place, former in enumerate(group["params"]):
             group["params"][place] = new = parameters[former]
             if former in state:
-                state[new] = {key: _moved(each, new) for key, each in state.pop(former).items()}
+                state[new] = {key: _move(each, new) for key, each in state.pop(former).items()}
 
 
 def split(states: States) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -127,7 +127,7 @@ def split(states: States) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, rest
 
 
-def joined(tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> States:
+def join_states(tensors: Mapping[str, Tensor], rest: Mapping[str, Any]) -> States:
     """Return the states that `split` took apart."""
     weights = {name: dict(values) for name, values in rest["modules"].items()}
     optimizers = {
@@ -193,7 +193,7 @@ def _laid(value: Any, pattern: Any) -> Any:
     return like(value, pattern) if _is_shard(pattern) and value.shape == pattern.shape else value.clone()
 
 
-def _moved(value: Any, parameter: Tensor) -> Any:
+def _move(value: Any, parameter: Tensor) -> Any:
     """Return a part of a parameter's state as another parameter has it; single numbers stay where they are."""
     if not isinstance(value, Tensor) or not value.ndim:
         return value

@@ -35,6 +35,7 @@ from heliograph import (
 )
 from heliograph.builtin_callbacks.checkpoint.command import main
 from heliograph.core.checkpoint import storage
+from heliograph.core.checkpoint.conversion import consolidate
 from heliograph.core.checkpoint.state.ranks import join_shards
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
@@ -131,7 +132,7 @@ def test_shards_are_made_one_file(ranks: Pool, tmp_path: Path) -> None:
     load_weights(task, path)
     assert equal(dict(task.model.state_dict()), weights)
 
-    entry = storage.consolidate(path, tmp_path / "copy" / "one.pth")
+    entry = consolidate(path, tmp_path / "copy" / "one.pth")
     assert entry.path == tmp_path / "copy" / "one.pth"
     assert (entry.sequence, entry.judged_by, entry.shards) == (former.sequence, former.judged_by, {})
     assert storage.verify(path).shards
@@ -140,7 +141,7 @@ def test_shards_are_made_one_file(ranks: Pool, tmp_path: Path) -> None:
     assert repr(one["optimizers"]) == repr(other["optimizers"])
     assert "shards" not in one
 
-    storage.consolidate(path)
+    consolidate(path)
     assert sorted(each.name for each in path.parent.iterdir()) == [
         "run.last",
         "run_epoch_0_iter_2.json",
@@ -148,7 +149,7 @@ def test_shards_are_made_one_file(ranks: Pool, tmp_path: Path) -> None:
     ]
     assert equal(storage.load(path)["modules"]["model"], weights)
     with pytest.raises(ValueError, match="has no shards: it is an ordinary checkpoint already"):
-        storage.consolidate(path)
+        consolidate(path)
 
 
 def write_by_the_engines_word(folder: Path) -> list[list[str]]:

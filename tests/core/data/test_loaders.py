@@ -22,7 +22,7 @@ from heliograph import (
     ValidationSchedule,
     on,
 )
-from heliograph.core.data.loaders import evaluation_loader, made, of_one_process, training_loaders
+from heliograph.core.data.loaders import evaluation_loader, make_loader, params_of_one_process, training_loaders
 from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler
 
 Make = Callable[..., Any]
@@ -116,9 +116,9 @@ def test_an_iterable_dataset(flowing: Make, fit: Make) -> None:
 def test_a_rank_s_part_of_a_global_batch(drawing: Make) -> None:
     (loader,) = training_loaders(drawing(), {"global_batch_size": 12, "draws_per": "sample"}, 3)
     assert (loader.batch_size, len(loader)) == (4, 6)  # of all ranks: the run deals it out
-    assert of_one_process({"global_batch_size": 12, "as_ranks": 4}, 2) == {"batch_size": 3, "as_ranks": 4}
-    assert of_one_process({"batch_size": 5}, 3) == {"batch_size": 5}
-    assert of_one_process(None, 3) is None
+    assert params_of_one_process({"global_batch_size": 12, "as_ranks": 4}, 2) == {"batch_size": 3, "as_ranks": 4}
+    assert params_of_one_process({"batch_size": 5}, 3) == {"batch_size": 5}
+    assert params_of_one_process(None, 3) is None
 
 
 def test_a_validation_set_is_read_in_order_and_whole(drawing: Make, fit: Make) -> None:
@@ -355,7 +355,7 @@ def test_another_librarys_dataset_is_told_by_its_methods() -> None:
         def __getitem__(self, index: int) -> torch.Tensor:
             return torch.tensor([float(index)])
 
-    loader = made(Table(), {"batch_size": 2}, "train")
+    loader = make_loader(Table(), {"batch_size": 2}, "train")
 
     assert [batch.flatten().tolist() for batch in loader] == [[0.0, 1.0], [2.0, 3.0], [4.0]]
 
@@ -366,5 +366,5 @@ def test_an_iterable_dataset_is_not_keyed_by_sample() -> None:
             return iter(range(3))
 
     with pytest.raises(ValueError, match="keyed by batch, not by sample"):
-        made(Flow(), {"draws_per": "sample"}, "train")
+        make_loader(Flow(), {"draws_per": "sample"}, "train")
     assert list(evaluation_loader(Flow(), {"draws_per": "sample", "batch_size": None}, "validation")) == [0, 1, 2]

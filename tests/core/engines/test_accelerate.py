@@ -15,7 +15,7 @@ from heliograph.core.engines.accelerate import AccelerateEngine
 from heliograph.core.engines.device import DeviceEngine
 from heliograph.core.engines.options import PrecisionName
 from heliograph.core.engines.parallel.ddp import DDPEngine
-from heliograph.core.engines.prepared import checked
+from heliograph.core.engines.prepared import check_accelerator
 from heliograph.tests.core.engines.training import Fitting, Training, adamw, batch, equal, fitted, net, weights
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
@@ -247,7 +247,7 @@ def test_what_would_go_another_way_is_refused(kind: Callable[[], Any], options: 
 @pytest.mark.parametrize("kind", ["FSDP", "MEGATRON_LM", "XLA"])
 def test_other_ways_to_train_are_refused(kind: str) -> None:
     with pytest.raises(ValueError, match=rf"AccelerateEngine does not go with accelerate's {kind}: "):
-        checked(SimpleNamespace(distributed_type=SimpleNamespace(value=kind)))
+        check_accelerator(SimpleNamespace(distributed_type=SimpleNamespace(value=kind)))
 
 
 @pytest.mark.usefixtures("alone")

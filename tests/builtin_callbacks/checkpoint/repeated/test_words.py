@@ -5,7 +5,7 @@ import struct
 
 import pytest
 from heliograph.builtin_callbacks.checkpoint.repeated.ring_buffer import Row
-from heliograph.builtin_callbacks.checkpoint.repeated.words import difference, told_apart
+from heliograph.builtin_callbacks.checkpoint.repeated.words import difference, distinguish
 from heliograph.events.guarantee import verified
 
 ROW = Row(253, 13, 253, 2024, 0.4513, 0, 253)
@@ -50,6 +50,6 @@ def test_a_batch_that_was_left_out_before() -> None:
 
 def test_numbers_have_the_digits_that_it_takes() -> None:
     one = struct.unpack("<d", struct.pack("<Q", struct.unpack("<Q", struct.pack("<d", 0.1))[0] + 1))[0]
-    assert told_apart(0.25, 0.5) == ("0.25", "0.5")
-    assert told_apart(0.1, one) == ("0.10000000000000001", "0.10000000000000002")
-    assert told_apart(math.nan, math.nan) == ("nan", "nan")
+    assert distinguish(0.25, 0.5) == ("0.25", "0.5")
+    assert distinguish(0.1, one) == ("0.10000000000000001", "0.10000000000000002")
+    assert distinguish(math.nan, math.nan) == ("nan", "nan")

@@ -408,7 +408,7 @@ def test_a_second_load_must_not_outlast_the_timeout(fit: Make, monkeypatch: pyte
 
 def test_what_takes_long_is_noted(fit: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = itertools.count(0, 2)
-    monkeypatch.setattr("heliograph.core.data.draws.probe.perf_counter", lambda: next(clock))
+    monkeypatch.setattr("heliograph.core.data.draws.keyed.perf_counter", lambda: next(clock))
     result = fit(DataLoader(By(None, lambda held: 0.0), 3)).result
 
     assert result.resume == ResumeReport("exact")

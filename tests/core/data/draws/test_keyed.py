@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph.core.data.draws.keyed import KeyedDataset, KeyedIterable, Place, keyed_batch
+from heliograph.core.data.draws.keyed import KeyedDataset, KeyedIterable, KeyedPosition, keyed_batch
 from heliograph.core.data.sources.choice import source_of
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
@@ -149,12 +149,12 @@ def test_draws_by_sample_do_not_depend_on_the_number_of_processes(drawing: Make,
     def sample(rank: int, batch: int) -> dict[int, list[float]]:
         first = batch * 8 + rank
         indices = range(first, (batch + 1) * 8, ranks)
-        place = Place((5, 0, batch, rank), first, ranks)
+        place = KeyedPosition((5, 0, batch, rank), first, ranks)
         return dict(
             zip(indices, (row.tolist() for row in dataset.__getitems__(keyed_batch(indices, place))), strict=True)
         )
 
-    alone = dataset.__getitems__(keyed_batch(range(24), Place((5, 0, 0, 0), 0, 1)))
+    alone = dataset.__getitems__(keyed_batch(range(24), KeyedPosition((5, 0, 0, 0), 0, 1)))
     shared = {index: row for rank in range(ranks) for batch in range(3) for index, row in sample(rank, batch).items()}
     assert per_rank * ranks == 8
     assert [shared[index] for index in range(24)] == [row.tolist() for row in alone]
@@ -162,7 +162,9 @@ def test_draws_by_sample_do_not_depend_on_the_number_of_processes(drawing: Make,
 
 def test_ranks_draw_apart_by_batch_too(drawing: Make) -> None:
     dataset = KeyedDataset(drawing(24), None, per_sample=False)
-    one, other = (dataset.__getitems__(keyed_batch([3], Place((5, 0, 0, rank), rank, 2)))[0] for rank in range(2))
+    one, other = (
+        dataset.__getitems__(keyed_batch([3], KeyedPosition((5, 0, 0, rank), rank, 2)))[0] for rank in range(2)
+    )
 
     assert one[0] == other[0] == 3
     assert (one[1:] != other[1:]).all()

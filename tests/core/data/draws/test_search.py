@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph.core.data.draws.search import Search, find_generators
+from heliograph.core.data.draws.held_generators import Search, find_generators
 from heliograph.core.data.training_data import TrainingData
 from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset

@@ -10,7 +10,7 @@ import pytest
 import torch
 from heliograph import SequentialSampler
 from heliograph.core.data.order.choice import order_of
-from heliograph.core.data.order.dealt import DealtBatches, DealtSamples, ForeignOrder, SeekableOrder, SingleOrder
+from heliograph.core.data.order.dealt import DealtBatches, DealtSamples, OpaqueOrder, SeekableOrder, SingleOrder
 from heliograph.core.data.order.shares import Share
 from heliograph.core.data.sources.choice import source_of
 from heliograph.core.data.sources.dataloader import MapSource
@@ -261,9 +261,9 @@ def test_a_subclass_that_iterates_in_its_own_way_is_read_again(drawing: Make, re
 
 
 def test_batches_of_a_batch_sampler_draw_by_their_samples_positions(drawing: Make) -> None:
-    order = ForeignOrder(Growing(), Share(1, 2, 2), batched=True)
+    order = OpaqueOrder(Growing(), Share(1, 2, 2), batched=True)
     order.begin(5, 0, 2)
-    places = [chosen.place for chosen in order]
+    places = [chosen.position for chosen in order]
 
     assert [place.first for place in places] == [7, 13, 21, 31]
     assert [place.key for place in places] == [(5, 0, batch, 1) for batch in (2, 3, 4, 5)]
@@ -276,8 +276,8 @@ def test_the_last_batch_has_a_place_too(drawing: Make) -> None:
     batches = list(order)
 
     assert batches == [[4, 5, 6, 7], [8, 9]]
-    assert [batch.place.first for batch in batches] == [13, 25]
-    assert [batch.place.key for batch in batches] == [(5, 2, 1, 1), (5, 2, 2, 1)]
+    assert [batch.position.first for batch in batches] == [13, 25]
+    assert [batch.position.key for batch in batches] == [(5, 2, 1, 1), (5, 2, 2, 1)]
     order.begin(5, 2, 9)
     assert list(order) == []
 
@@ -334,7 +334,7 @@ def test_which_order_stands_in(drawing: Make) -> None:
         ),
         (
             DataLoader(data, 4, sampler=distributed),
-            ForeignOrder,
+            OpaqueOrder,
             4,
             {"order": "DistributedSampler", "seed": 0, "samples": 22, "drop_last": False},
         ),

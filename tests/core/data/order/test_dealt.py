@@ -10,9 +10,9 @@ import pytest
 import torch
 from heliograph import DistributedSampler, RandomSampler
 from heliograph.core.data.order.choice import order_of
-from heliograph.core.data.order.dealt import EveryNth, ForeignOrder, InTurn, SeekableOrder, knows_ranks
+from heliograph.core.data.order.dealt import EveryNth, OpaqueOrder, RoundRobin, SeekableOrder, knows_ranks
 from heliograph.core.data.order.shares import ALONE, Layout, Share
-from heliograph.core.data.position import converted
+from heliograph.core.data.position import convert_progress
 from heliograph.core.data.sources.choice import source_of
 from heliograph.core.data.sources.contract import Source
 from heliograph.core.data.sources.stateless import Reading
@@ -104,7 +104,7 @@ def test_any_number_of_ranks_reads_the_same_samples_in_the_same_order(kind: str,
     sizes = [each for each in (1, 2, 3, 4, 6, 12) if not (whole // other) % each]
     size_then = whole // one if one == other else data.draw(st.sampled_from(sizes))
     after = [source_of(loader_of(kind, size, size_then), share) for share in shares(other)]
-    moved = converted(progress, before[0].layout, after[0].layout)
+    moved = convert_progress(progress, before[0].layout, after[0].layout)
     rest = [read(source, batch=moved["batch"]) for source in after]
 
     consumed = in_order([each[:place] for each in batches])
@@ -229,7 +229,7 @@ def test_samplers_that_know_their_rank_are_left_alone() -> None:
         assert read(source) == batches
         assert source.length == len(batches)
         assert not source.as_it_is
-    assert isinstance(order_of(kept["torch's"][0], share), ForeignOrder)
+    assert isinstance(order_of(kept["torch's"][0], share), OpaqueOrder)
     assert [source_of(loader, share).even for loader, _ in kept.values()] == [True, True, False, False]
     assert [source_of(loader, share).layout.common for loader, _ in kept.values()] == [True, True, False, False]
 
@@ -321,11 +321,11 @@ def test_an_evaluation_reads_each_batch_once(size: int) -> None:
 def test_and_draws_what_one_process_would(drawing: Make) -> None:
     order = order_of(DataLoader(drawing(12), 2))
     order.begin(5, 0, 0)
-    places = [batch.place for batch in order]
+    places = [batch.position for batch in order]
     part = EveryNth(order_of(DataLoader(drawing(12), 2)), 1, 2)
     part.begin(5, 0, 0)
 
-    assert [batch.place for batch in part] == places[1::2]
+    assert [batch.position for batch in part] == places[1::2]
 
 
 # Positions.
@@ -338,7 +338,7 @@ def layout(world_size: int, batch_size: int | None, batches: int | None = None, 
 
 
 def moved(batch: int, before: Layout, now: Layout, **more: Any) -> dict[str, Any]:
-    return converted(Progress(batch=batch, **more).state_dict(), before, now)
+    return convert_progress(Progress(batch=batch, **more).state_dict(), before, now)
 
 
 def test_a_position_is_the_same_to_the_sample() -> None:
@@ -395,7 +395,7 @@ def test_nor_where_ranks_read_orders_of_their_own() -> None:
 
 def test_in_turn_ends_with_the_first_that_does() -> None:
     orders = [SeekableOrder(DistributedSampler(RandomSampler(7), rank, 2), 2, drop_last=False) for rank in (0, 1)]
-    both = InTurn(orders)
+    both = RoundRobin(orders)
     both.begin(5, 0, 0)
     assert len(list(both)) == both.length == 4
     assert next(iter(both)) == next(iter(orders[0]))

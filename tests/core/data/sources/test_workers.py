@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from heliograph.core.data.loaders import evaluation_loader
 from heliograph.core.data.sources import dataloader
-from heliograph.core.data.sources.dataloader import IterableSource, prepare_worker, rewired, shielded
+from heliograph.core.data.sources.dataloader import IterableSource, copy_loader, prepare_worker, shield_workers
 from torch.utils.data import DataLoader, IterableDataset
 
 FORK = multiprocessing.get_context("fork")
@@ -174,7 +174,11 @@ def test_loaders_are_shielded_once_and_the_user_s_own_stays_as_it_is() -> None:
 
     data: Any = [1, 2]
     loader: DataLoader[Any] = DataLoader(data, num_workers=1, worker_init_fn=init)
-    for own in (shielded(loader), rewired(shielded(loader)), rewired(evaluation_loader(loader, None, "validation"))):
+    for own in (
+        shield_workers(loader),
+        copy_loader(shield_workers(loader)),
+        copy_loader(evaluation_loader(loader, None, "validation")),
+    ):
         assert isinstance(own.worker_init_fn, partial)
         assert (own.worker_init_fn.func, own.worker_init_fn.keywords) == (prepare_worker, {"then": init})
     assert loader.worker_init_fn is init

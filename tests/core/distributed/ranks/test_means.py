@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from heliograph import DeviceEngine
-from heliograph.core.distributed.ranks.means import SharedMeans, Terms, merged
+from heliograph.core.distributed.ranks.means import SharedMeans, Terms, merge_means
 from heliograph.core.metrics.means import Means
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -46,7 +46,7 @@ def test_any_number_of_ranks_adds_up_as_one(values: list[Any], ranks: int) -> No
             means.add("number", value, weight)
             if number % 3:
                 means.add("some", torch.tensor(value), weight)
-    together = merged([terms.take() for terms in of_ranks], DeviceEngine("cpu"))
+    together = merge_means([terms.take() for terms in of_ranks], DeviceEngine("cpu"))
 
     assert together.read("validation") == alone.read("validation")
     assert of_ranks[0].take() == {}
@@ -60,7 +60,7 @@ def test_and_so_on_a_gpu() -> None:
         of_ranks[number % 2].batch = number // 2
         for means in (alone, of_ranks[number % 2]):
             means.add("loss", value, 7)
-    together = merged([terms.take() for terms in of_ranks], DeviceEngine("cuda"))
+    together = merge_means([terms.take() for terms in of_ranks], DeviceEngine("cuda"))
 
     assert together.read("validation") == alone.read("validation")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from heliograph import DDPEngine, DeviceEngine
-from heliograph.core.distributed.ranks.failure import of_each, on_main, outcome_of
+from heliograph.core.distributed.ranks.failure import on_main, outcome_of, values_of_ranks
 from heliograph.tests.ranks_pool import Pool
 
 
@@ -34,7 +34,7 @@ def do_it(fails_on: int, kind: str) -> tuple[Any, Any]:
     with engine.process():
         for act in (
             lambda: on_main(engine, lambda: work_of(engine.rank, fails_on, errors[kind])),
-            lambda: of_each(engine, outcome_of(lambda: work_of(engine.rank, fails_on, errors[kind]))),
+            lambda: values_of_ranks(engine, outcome_of(lambda: work_of(engine.rank, fails_on, errors[kind]))),
         ):
             try:
                 results.append(act())

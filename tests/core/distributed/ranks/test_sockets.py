@@ -6,7 +6,7 @@ import os
 import socket
 
 import pytest
-from heliograph.core.distributed.ranks.group import kept_from_children
+from heliograph.core.distributed.ranks.group import close_in_children
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="this system forks no processes"),
@@ -32,7 +32,7 @@ def open_in_a_child(*numbers: int) -> list[bool]:
 
 def test_a_child_keeps_only_what_was_opened_outside() -> None:
     before = socket.socket()
-    with kept_from_children():
+    with close_in_children():
         within = socket.socket()
         pipe = os.pipe()
     behind = socket.socket()
@@ -46,7 +46,7 @@ def test_a_child_keeps_only_what_was_opened_outside() -> None:
 
 
 def test_a_number_that_is_used_again_is_another_socket() -> None:
-    with kept_from_children():
+    with close_in_children():
         within = socket.socket()
     number = within.detach()
     other = socket.socket()

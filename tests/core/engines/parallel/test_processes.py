@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from heliograph import DDPEngine, Plugin, RankFailed, Run, RunResult, StepEnd, Supervised, Trainer, on
-from heliograph.core.engines.parallel.model_check import separate_batch_norm, synchronize_batch_norm
+from heliograph.core.engines.parallel.ddp import separate_batch_norm, synchronize_batch_norm
 from heliograph.tests.ranks_pool import Pool
 from torch import nn
 

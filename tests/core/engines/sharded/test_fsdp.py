@@ -13,7 +13,7 @@ from heliograph import BatchStart, Event, GradientsReady, Plugin, RankFailed, Ru
 from heliograph.core.engines.device import DeviceEngine
 from heliograph.core.engines.parallel.ddp import DDPEngine
 from heliograph.core.engines.sharded.fsdp import FSDPEngine
-from heliograph.core.engines.sharded.states import ShardingEngine, empty, joined
+from heliograph.core.engines.sharded.states import ShardingEngine, empty, join_states
 from heliograph.tests.core.engines.training import Fitting, Make, Training, adamw, batch, equal, fitted, net, weights
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
@@ -274,7 +274,7 @@ def test_shards_resume_to_the_bit_and_can_be_consolidated(ranks: Pool, tmp_path:
     assert rest == rest_1
     tensors = empty(rest)
     load(tensors, checkpoint_id=tmp_path, no_dist=True)
-    modules, optimizers = joined(tensors, rest)
+    modules, optimizers = join_states(tensors, rest)
     assert equal(list(modules["model"].values()), list(states[0]["model"].values()))
     assert optimizers["optimizer"]["param_groups"] == states[1]["optimizer"]["param_groups"]
     for number, values in states[1]["optimizer"]["state"].items():

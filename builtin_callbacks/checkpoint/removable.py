@@ -8,8 +8,8 @@ from math import inf, isnan
 from pathlib import Path
 from typing import Literal
 
-from . import reader
-from .manifest import Entry, clean, pointer_path
+from ...core.checkpoint.storage import reader
+from ...core.checkpoint.storage.manifest import Entry, clean, pointer_path
 
 Mode = Literal["min", "max"]
 

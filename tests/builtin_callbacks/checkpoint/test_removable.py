@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
+from heliograph.builtin_callbacks.checkpoint.removable import best_first, ranked
 from heliograph.builtin_callbacks.checkpoint.retention import Retention
 from heliograph.core.checkpoint.storage import Entry
 from heliograph.core.checkpoint.storage.manifest import pointer_path
-from heliograph.core.checkpoint.storage.removable import best_first, ranked
 from heliograph.core.metrics.monitor import Monitor
 
 LOSS = "validation/loss"
