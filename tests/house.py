@@ -7,11 +7,14 @@ import io
 import subprocess
 import sys
 import tokenize
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs/architecture.md"
+SECTION = "## Every file\n\nWritten by `python tests/house.py --write-page`, from the docstrings."
 ROOMS = ("events", "plugins", "core", "builtin_callbacks", "testing", "demo")
 IDLE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 MINIMAL = """
@@ -119,10 +122,77 @@ def loaded_by_a_minimal_training() -> dict[str, int]:
     return {str(Path(line).relative_to(ROOT)): code_lines(Path(line)) for line in done.stdout.split()}
 
 
-if __name__ == "__main__":
+def folder_sizes() -> Counter[str]:
+    """Return how many source files each folder of the package holds, its `__init__.py` not counted."""
+    return Counter(path.parent.relative_to(ROOT).as_posix() for path in modules().values() if path.stem != "__init__")
+
+
+def attributes_of_a_run() -> set[str]:
+    """Return the names of the attributes that `RunContext.__init__` sets."""
+    tree = ast.parse((ROOT / "core/context.py").read_text(encoding="utf-8"))
+    made = next(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == "RunContext")
+    init = next(node for node in made.body if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+    return {node.attr for node in ast.walk(init) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+
+
+def private_casts() -> list[str]:
+    """Return the files of plugins that cast to a private class of runs."""
+    return [path.name for path in files("builtin_callbacks") if 'cast("RunContext"' in path.read_text(encoding="utf-8")]
+
+
+def modules_that_name(word: str) -> set[str]:
+    """Return the modules in whose text a word occurs."""
+    return {name for name, path in modules().items() if word in path.read_text(encoding="utf-8")}
+
+
+def gerunds() -> set[str]:
+    """Return the names of files that end in -ing."""
+    return {path.name for path in modules().values() if path.stem.endswith("ing")}
+
+
+def list_of_files() -> str:
+    """Return the last section of the page on architecture: every file, with the first line of its docstring."""
+    lines, folder = [SECTION], ""
+    for path in (path for room in ROOMS[:4] for path in sorted(files(room), key=lambda each: (each.parent, each.name))):
+        if path.stem == "__init__":
+            continue
+        if path.parent.relative_to(ROOT).as_posix() != folder:
+            folder = path.parent.relative_to(ROOT).as_posix()
+            lines += ["", f"### `{folder}/`", ""]
+        sentence = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n")[0]
+        lines.append(f"- `{path.name}`: {sentence}")
+    return "\n".join(lines) + "\n"
+
+
+def write_page() -> None:
+    """Bring the list of files on the page up to date."""
+    page = PAGE.read_text(encoding="utf-8").partition(SECTION)[0]
+    PAGE.write_text(page + list_of_files(), encoding="utf-8")
+
+
+def print_table() -> None:
+    """Print the figures that the tests of the house rules limit."""
     loaded = loaded_by_a_minimal_training()
     for file, count in sorted(loaded.items(), key=lambda each: -each[1]):
         print(f"{count:6d} {file}")
-    print(f"{sum(loaded.values()):6d} lines in {len(loaded)} modules are loaded by a minimal training")
-    for circle in circles({name: imported_modules(name) for name in modules()}):
-        print(f"a circle of {len(circle)} modules: {', '.join(circle)}")
+    found = circles({name: imported_modules(name) for name in modules()})
+    folder, most = folder_sizes().most_common(1)[0]
+    print(
+        f"a minimal training loads: {sum(loaded.values())} lines in {len(loaded)} modules",
+        *(f"a circle of imports: {', '.join(circle)}" for circle in found),
+        f"files in core: {len(files('core'))}",
+        f"the largest folder: {folder}, with {most} files",
+        f"attributes of a run: {len(attributes_of_a_run())}",
+        f"casts to private classes in plugins: {len(private_casts())}",
+        f"lines of core/loop.py: {code_lines(ROOT / 'core/loop.py')}",
+        f"files that name cut_validation: {len(modules_that_name('cut_validation'))}",
+        f"files named by a word in -ing: {', '.join(sorted(gerunds()))}",
+        sep="\n",
+    )
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--write-page"]:
+        write_page()
+    else:
+        print_table()
