@@ -22,7 +22,7 @@ test-all: check docs browser
 	$(TESTS) -n 2 --dist worksteal --ignore=tests/on_ray --cov --cov-report=term --whole
 	$(TESTS) tests/on_ray --durations=15 --whole
 
-# Hours: puts faults into copies of the sources, one at a time, and shows which of them the tests of make test find.
+# An hour: puts faults into copies of the sources, one at a time, and shows which of them the tests of make test find.
 mutants: $(READY)
 	$(BIN)/python tests/mutants.py
 
