@@ -61,7 +61,7 @@ class MapSource(Rewired):
         trains: whether it is read epoch by epoch, as the dataset's `set_epoch` takes it.
     """
 
-    identity = False
+    as_it_is = False
 
     def __init__(
         self, loader: DataLoader[Any], order: Order, share: Share, *, per_sample: bool = False, trains: bool = False

@@ -384,7 +384,7 @@ def test_losses_that_come_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(rows.Rows, "_reads_at_once", lambda self, losses: False)
     monkeypatch.setattr(module, "is_plain", lambda run: False)
-    monkeypatch.setattr(pending_losses, "fetched", lambda losses: (losses, Arrival()))
+    monkeypatch.setattr(pending_losses, "start_fetch", lambda losses: (losses, Arrival()))
     monkeypatch.setattr(pending_losses, "CHUNK", 2)
     monkeypatch.setattr(pending_losses, "LOOK_EVERY", 1)
     fit(tmp_path, 9)
