@@ -1,4 +1,4 @@
-"""Conversion of checkpoints on disk: older schemas and those of Helios into the present schema."""
+"""Conversion of checkpoints on disk: older schemas, those of Helios, and shards become one file of ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The program that resumes compared with the one that saved: what must be equal, what lowers the guarantee."""
+"""The program that resumes compared with the one that saved: optimizers, parameter groups, ranks, batch size."""
 
 from __future__ import annotations
 

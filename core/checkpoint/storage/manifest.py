@@ -1,4 +1,4 @@
-"""The names of a run's files, and manifests: what a checkpoint holds, with digests to verify it."""
+"""The names of a run's files, and the text of a manifest: what a checkpoint holds, with digests to verify it."""
 
 from __future__ import annotations
 

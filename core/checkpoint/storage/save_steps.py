@@ -1,4 +1,4 @@
-"""The steps of a save: compact, write to hidden files, sync, rename; all undone if one of them fails."""
+"""The steps of a save: compact, write data and manifest to hidden files, sync, rename; undone if one fails."""
 
 from __future__ import annotations
 

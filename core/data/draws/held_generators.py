@@ -1,4 +1,4 @@
-"""The generators that objects hold: found, and seeded by where a batch is."""
+"""The generators that objects hold: found however deep, and seeded by where a batch is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Datasets whose random draws are keyed by position: what a worker does, or this process in its stead.
+"""Datasets whose random draws are keyed by position, in whichever process; a probe loads the first batch twice.
 
 A batch sampler yields `KeyedBatch`es; the dataset seeds every generator by the batch's key and then loads it. The
 collate function follows in the same process and continues the same stream. So no worker holds state, and it does not

@@ -1,4 +1,4 @@
-"""Start several processes on one machine that train together."""
+"""`launch`: several processes on one machine that train together, from their start to their end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How ranks agree: what one of them asks, all of them do, at the same step."""
+"""How ranks agree: what one of them asks for, by Ctrl-C too, all of them do, at the same step."""
 
 from __future__ import annotations
 
