@@ -5,9 +5,12 @@ READY := .venv/ready
 SOURCES := -m heliograph -m heliograph.__main__ -p heliograph.builtin_callbacks -p heliograph.core -p heliograph.demo \
 	-p heliograph.events -p heliograph.plugins -p heliograph.testing
 
+# The types and the documentation are checked at the same time.
+MAKEFLAGS += --jobs=2
+
 TESTS := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
-.PHONY: demo test test-all mutants torture bench bench-ray docs check browser clean
+.PHONY: demo test test-all mutants torture bench bench-ray docs check lint types browser clean
 
 demo: $(READY)
 	$(BIN)/python -m heliograph demo
@@ -26,9 +29,13 @@ test-all: check docs browser
 mutants: $(READY)
 	$(BIN)/python tests/mutants.py
 
-check: $(READY)
+check: lint types
+
+lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+types: $(READY)
 	MYPYPATH=.venv/src $(BIN)/mypy $(SOURCES)
 	MYPYPATH=.venv/src $(BIN)/mypy tests
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
 
-from heliograph.builtin_callbacks.recorder.explain import command as telling
-from heliograph.builtin_callbacks.recorder.replay import command as replaying
+from heliograph.builtin_callbacks.recorder.explain import command as explain_command
+from heliograph.builtin_callbacks.recorder.replay import command as replay_command
 from heliograph.builtin_callbacks.rules import command as rules
 from heliograph.core.system.extras import printable
 from heliograph.events import CATALOGUE
@@ -41,7 +41,7 @@ def _run(arguments: Sequence[str]) -> int:
     demo.add_argument("--epochs", type=int, default=60, help="at most so many (%(default)s)")
     commands.add_parser("plugins", help="list the installed plugins")
     commands.add_parser("events", help="list the events in the order in which the loop emits them")
-    for module in (telling, replaying, rules, verify_resume):
+    for module in (explain_command, replay_command, rules, verify_resume):
         module.add_command(commands)
     commands.add_parser("checkpoint", help="inspect, verify, migrate, consolidate or prune checkpoints", add_help=False)
     if arguments[:1] == ["checkpoint"]:

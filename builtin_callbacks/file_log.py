@@ -66,37 +66,37 @@ class FileLog(Plugin):
             self._open(run)
 
     @on(CheckpointLoaded, lane=Lane.REPORT)
-    def tell_resume(self, run: Run, event: CheckpointLoaded) -> None:
+    def write_resume(self, run: Run, event: CheckpointLoaded) -> None:
         """Write where the run continues."""
         self._write(run, f"resumed at epoch {run.progress.epoch}, step {run.progress.steps} from {event.path}")
 
     @on(Log, ValidationEnd, TestEnd, lane=Lane.REPORT)
-    def tell_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd) -> None:
+    def write_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd) -> None:
         """Write metrics."""
         self._write(run, "  ".join(f"{name} {value:.6g}" for name, value in event.metrics.items()))
 
     @on(EpochEnd, lane=Lane.REPORT)
-    def tell_epoch(self, run: Run, event: EpochEnd) -> None:
+    def write_epoch(self, run: Run, event: EpochEnd) -> None:
         """Write that an epoch is over."""
         self._write(run, f"epoch {event.epoch} is done")
 
     @on(CheckpointSaved, lane=Lane.REPORT)
-    def tell_checkpoint(self, run: Run, event: CheckpointSaved) -> None:
+    def write_checkpoint(self, run: Run, event: CheckpointSaved) -> None:
         """Write where a checkpoint lies."""
         self._write(run, f"saved {event.path}{' (the best so far)' * event.is_best}")
 
     @on(CheckpointPruned, lane=Lane.REPORT)
-    def tell_pruned(self, run: Run, event: CheckpointPruned) -> None:
+    def write_pruned(self, run: Run, event: CheckpointPruned) -> None:
         """Write which checkpoint was removed."""
         self._write(run, f"removed {event.path}: {event.reason}")
 
     @on(RunFailed)
-    def tell_failure(self, run: Run, event: RunFailed) -> None:
+    def write_failure(self, run: Run, event: RunFailed) -> None:
         """Write the error with its traceback."""
         self._write(run, "failed", error=event.error)
 
     @on(RunClosed)
-    def tell_end(self, run: Run, event: RunClosed) -> None:
+    def write_end(self, run: Run, event: RunClosed) -> None:
         """Write how the run ended, and who asked for what."""
         for request in run.control.history:
             if request.verb in ("stop", "end_epoch", "veto_stop", "skip_batch", "skip_step"):

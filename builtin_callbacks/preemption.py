@@ -78,7 +78,7 @@ class Preemption(Plugin):
         if requeue is not None:
             requeue = check_whole_number("requeue, an exit status,", requeue, at_least=0, at_most=255, or_else="None")
         self.deadline, self.requeue = deadline, requeue
-        self._hook = SignalHook(signals, self._hear)
+        self._hook = SignalHook(signals, self._handle_signal)
         self._clock: Deadline | None = None
         self._run: Run | None = None
         self._received: Signals | None = None
@@ -148,7 +148,7 @@ class Preemption(Plugin):
         if self.deadline is not None:
             self._clock = Deadline(self.deadline)
 
-    def _hear(self, signum: int) -> None:
+    def _handle_signal(self, signum: int) -> None:
         """Handle the signal."""
         if self._clock is not None and self._clock.is_over:
             raise TimeoutError(self._overdue())

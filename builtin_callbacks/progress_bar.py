@@ -90,15 +90,15 @@ class ProgressBar(Plugin):
     def go_on(self, run: Run, event: CheckpointLoaded) -> None:
         """Show where the run continues; new bars begin there."""
         self._begin()
-        self._tell(run, f"{'went back to' if self._has_begun else 'resumed at'} step {run.progress.steps}")
+        self._announce(run, f"{'went back to' if self._has_begun else 'resumed at'} step {run.progress.steps}")
 
     @on(ResumeVerified, lane=Lane.REPORT)
-    def tell_verified(self, run: Run, event: ResumeVerified) -> None:
+    def print_verified(self, run: Run, event: ResumeVerified) -> None:
         """Say what comparing the steps that were done again has shown."""
         if event.steps:
-            self._tell(run, verified(event.steps))
+            self._announce(run, verified(event.steps))
         if event.difference is not None:
-            self._tell(run, f"NOT exact: what was done again {event.difference}")
+            self._announce(run, f"NOT exact: what was done again {event.difference}")
 
     @on(EpochStart, lane=Lane.REPORT)
     def start_epoch(self, run: Run, event: EpochStart) -> None:
@@ -244,7 +244,7 @@ class ProgressBar(Plugin):
         )
         self._print(line)
 
-    def _tell(self, run: Run, text: str) -> None:
+    def _announce(self, run: Run, text: str) -> None:
         """Write a line of its own, above the bars if there are some."""
         if self.plain:
             self._print(f"{run.name}  {text}")

@@ -1,6 +1,6 @@
-"""Kill trainings with SIGKILL and resume them; tell what came out of comparing the repeated steps.
+"""Kill trainings with SIGKILL and resume them; print how the repeated steps compare.
 
-Run as a script: `python repeated_kills.py FOLDER`. Each leg is a forked child, so that only one process imports torch.
+Run as a script: `python repeated_kills.py FOLDER`. Each attempt is a forked child: only one process imports torch.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 SAVES = 5  # steps
 END = 25
-STORIES: dict[str, tuple[int, ...]] = {  # the batches that the legs are killed after, 0 for the end of the run
+STORIES: dict[str, tuple[int, ...]] = {  # the batches that the attempts are killed after, 0 for the end of the run
     "plain": (13, 0),
     "chain": (13, 12, 19, 0),
     "at_the_save": (15, 0),
@@ -92,7 +92,7 @@ class TwoLosses(h.Task):
 
 
 def train(name: str, folder: Path, kill_at: int) -> h.RunResult:
-    """Train one leg."""
+    """Train one attempt."""
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
     batches = [(torch.randn(3, 4, generator=generator), torch.randn(3, 2, generator=generator)) for _ in range(10)]
@@ -115,7 +115,7 @@ def train(name: str, folder: Path, kill_at: int) -> h.RunResult:
     return h.Trainer(plugins, device="cpu").fit(task, batches, optimizer=optimizer, steps=END)
 
 
-def leg(name: str, folder: Path, kill_at: int) -> None:
+def attempt(name: str, folder: Path, kill_at: int) -> None:
     """In a child: train, and write down how it went."""
     result = train(name, folder, kill_at)
     assert result.resume is not None
@@ -131,13 +131,13 @@ def leg(name: str, folder: Path, kill_at: int) -> None:
 
 
 def main(folder: Path, names: list[str]) -> None:
-    """Fork a child for each leg of these stories, and wait for its end."""
+    """Fork a child for each attempt of these stories, and wait for its end."""
     torch.set_num_threads(1)
     for name in names:
         (folder / name).mkdir(exist_ok=True)
         for kill_at in STORIES[name]:
             if (child := os.fork()) == 0:
-                leg(name, folder / name, kill_at)
+                attempt(name, folder / name, kill_at)
                 os._exit(0)
             status = os.waitpid(child, 0)[1]
             killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL

@@ -46,7 +46,7 @@ def draw() -> float:
 
 
 class Witness(h.Plugin):
-    """Counts and draws at every event; what it counts of files and of legs is not the training's."""
+    """Counts and draws at every event; what it counts of files and of attempts is not the training's."""
 
     affects_training = False  # else what it keeps for a validation's end would be named
 
@@ -77,9 +77,9 @@ class Witness(h.Plugin):
 
 
 class Asker(h.Plugin):
-    """Asks for a save at one emission of an event, and in one leg for a stop, too."""
+    """Asks for a save at one emission of an event, and in one attempt for a stop, too."""
 
-    affects_training = False  # else its options, which differ from leg to leg, would be named
+    affects_training = False  # else its options, which differ from attempt to attempt, would be named
     asks: tuple[str, ...] = ("save", "stop")
 
     def __init__(self, kind: type[h.Event], occurrence: int, *, stops: bool = False) -> None:
@@ -133,7 +133,7 @@ class Net(nn.Module):
 
 
 @dataclass
-class Leg:
+class Attempt:
     """How one fit of the program went: what must be equal in the end, and the checkpoint that was asked for."""
 
     result: h.RunResult
@@ -141,7 +141,7 @@ class Leg:
     end: dict[str, Any]
 
 
-def fit(folder: Path, asker: Asker, resume: Path | None = None, *, seed: int = 0) -> Leg:
+def fit(folder: Path, asker: Asker, resume: Path | None = None, *, seed: int = 0) -> Attempt:
     torch.manual_seed(1)
     task = h.Supervised(Net(), nn.functional.mse_loss)
     for generator in (random.seed, np.random.seed, torch.manual_seed):
@@ -173,16 +173,16 @@ def fit(folder: Path, asker: Asker, resume: Path | None = None, *, seed: int = 0
     )
     counters = {name: value for name, value in result.progress.state_dict().items() if name != "earlier_seconds"}
     weights = {name: value.numpy().tobytes() for name, value in task.model.state_dict().items()}
-    return Leg(result, asker.path, {**witness.state_dict(), "weights": weights, **counters, "next draw": draw()})
+    return Attempt(result, asker.path, {**witness.state_dict(), "weights": weights, **counters, "next draw": draw()})
 
 
-def check(whole: Leg, resumed: Leg, where: str, *, but: str = "") -> None:
+def check(whole: Attempt, resumed: Attempt, where: str, *, but: str = "") -> None:
     """Compare a run that was resumed with one that was not, but for what bears a name."""
     assert resumed.result.resume is not None
     assert resumed.result.resume.guarantee == "exact", resumed.result.resume.reasons
-    for leg in (whole, resumed):
-        leg.end["counts"].pop(but, None)
-        leg.end["places"] = [place for place in leg.end["places"] if place[0] != but]
+    for attempt in (whole, resumed):
+        attempt.end["counts"].pop(but, None)
+        attempt.end["places"] = [place for place in attempt.end["places"] if place[0] != but]
     for name in whole.end.keys() - {but}:
         assert resumed.end[name] == whole.end[name], f"{name} differs, {where}"
 
@@ -198,7 +198,7 @@ def _undisturbed() -> Iterator[None]:
 
 
 def often(kind: type[h.Event]) -> int:
-    """Return how often an event is emitted in a leg that nobody stops."""
+    """Return how often an event is emitted in an attempt that nobody stops."""
     count = Asker(kind, 0)
     with TemporaryDirectory() as folder:
         fit(Path(folder), count)

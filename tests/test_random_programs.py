@@ -22,7 +22,7 @@ GLOBAL, TASK = "A global counter that a task goes by", "A counter that a task go
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the script; what its legs cover nobody can count, since they are killed."""
+    """Run the script; what its attempts cover nobody can count, since they are killed."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     return subprocess.run(
         [sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, check=False, env=environment
@@ -70,8 +70,8 @@ VERDICTS: dict[str, tuple[dict[str, Any], bool]] = {
     "less, unequal": ({"said": "not exact", "difference": "a loss", "hidden": (TASK,)}, False),
     "EXACT, UNEQUAL": ({"said": "exact", "difference": "a loss", "hidden": (TASK,), "repeated": 0}, True),
     "beyond": ({"said": "exact", "difference": "a loss", "hidden": (GLOBAL,), "repeated": SEEN - 1}, False),
-    "refused": ({"failure": "leg 1 failed", "is_refused": True, "hidden": (TASK,)}, False),
-    "failed": ({"failure": "leg 1 failed"}, True),
+    "refused": ({"failure": "attempt 1 failed", "is_refused": True, "hidden": (TASK,)}, False),
+    "failed": ({"failure": "attempt 1 failed"}, True),
 }
 
 
@@ -102,7 +102,7 @@ def test_less_than_exact_without_a_cause_is_a_false_alarm() -> None:
 
 
 def test_repeated_batches_are_counted_at_the_resume_that_has_fewest() -> None:
-    first, second, third = ([Step(leg, batch, 0.5) for batch in batches] for leg, batches in LEGS)
+    first, second, third = ([Step(attempt, batch, 0.5) for batch in batches] for attempt, batches in LEGS)
     assert repeated_in(first) is None
     assert repeated_in([*first, *second]) == 4
     assert repeated_in([*first, *second, *third]) == 1

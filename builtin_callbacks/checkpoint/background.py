@@ -85,7 +85,7 @@ class BackgroundWorker:
             BaseException: it failed. An error is raised once.
         """
         if self._job is not None and self.is_done:
-            self._tell(self._job)
+            self._report_end(self._job)
 
     def drain(self) -> None:
         """Wait until nothing is under way. Ctrl-C interrupts the waiting, not the job.
@@ -95,7 +95,7 @@ class BackgroundWorker:
         """
         while (job := self._job) is not None:
             self.wait()
-            self._tell(job)
+            self._report_end(job)
 
     def wait(self) -> None:
         """Wait until the job is done, without a report. Ctrl-C interrupts the waiting, not the job."""
@@ -108,7 +108,7 @@ class BackgroundWorker:
         finally:
             self.waited += perf_counter() - since
 
-    def _tell(self, job: _Job) -> None:
+    def _report_end(self, job: _Job) -> None:
         job.thread.join()  # it has nothing left to do; no thread is to be seen after its job
         self._job = None
         if job.error is not None:

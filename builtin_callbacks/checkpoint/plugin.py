@@ -197,7 +197,7 @@ class Checkpoint(Plugin):
             run.resume({**state, "training_id": training_id, **how}, path)
 
     @on(CheckpointLoaded, lane=Lane.PERSIST)
-    def tell_kept(self, run: Run, event: CheckpointLoaded) -> None:
+    def note_kept(self, run: Run, event: CheckpointLoaded) -> None:
         """Find what of this training is on disk, and note it."""
 
         def look() -> tuple[Path | None, bool, str, list[str]]:

@@ -134,7 +134,7 @@ class BackgroundWriter:
             return
         self._awaited = then
         if self._engine.is_main:
-            self._worker.submit(partial(outcome_of, work), self._tell)
+            self._worker.submit(partial(outcome_of, work), self._report)
 
     def do_on_each(self, run: Run, work: Callable[[], T], then: Callable[[list[T]], object]) -> None:
         """Begin the work on every rank; `then` is called as after `do`."""
@@ -143,15 +143,15 @@ class BackgroundWriter:
             self._worker.submit(work, lambda result: then([result]))
             return
         self._awaited = then
-        self._worker.submit(partial(outcome_of, work), self._tell)
+        self._worker.submit(partial(outcome_of, work), self._report)
 
     def drain(self) -> None:
         """Wait until everything is written."""
         while self._listens_only:
-            self._tell(None)
+            self._report(None)
         self._worker.drain()
         while self._listens_only:  # what came up meanwhile
-            self._tell(None)
+            self._report(None)
 
     def end(self, run: Run) -> None:
         """Wait until everything is written; note how long the loop was held up, and what is abandoned."""
@@ -214,7 +214,7 @@ class BackgroundWriter:
         logger.warning(lost)
         return lost
 
-    def _tell(self, outcome: Outcome[Any] | None) -> None:
+    def _report(self, outcome: Outcome[Any] | None) -> None:
         """Tell of what was done, on all ranks."""
         then, self._awaited = self._awaited, None
         assert then is not None
@@ -259,7 +259,7 @@ class BackgroundWriter:
         if self._engine is None or self._awaited is None:
             self._worker.poll()
         elif run.ranks_meet and not self._engine.vote([float(not (self._listens_only or self._worker.is_done))])[0]:
-            self._tell(None) if self._listens_only else self._worker.poll()
+            self._report(None) if self._listens_only else self._worker.poll()
         if self._waits_for_step and self.is_idle and not run.window and run.progress.steps > run.origin.steps:
             self._waits_for_step = False
             self._reserve(self._own_state(run))

@@ -59,7 +59,7 @@ def run_check(options: argparse.Namespace) -> int:
     except (ImportError, OSError) as error:
         return _refuse(error)
     if errors:
-        return _tell_errors(errors)
+        return _print_errors(errors)
     for each in ready:
         print(describe_controller(each))
     return 0
@@ -79,7 +79,7 @@ def run_dry(options: argparse.Namespace) -> int:
         _import(options.modules)
         _, errors = check_file(options.file)
         if errors:
-            return _tell_errors(errors)
+            return _print_errors(errors)
         recording = read(options.recording)
     except (ImportError, OSError, ValueError) as error:
         return _refuse(error)
@@ -120,7 +120,7 @@ def describe_controller(ready: Ready) -> str:
     return f"{ready.name}: {', '.join(triggers)} -> {', '.join(ready.spec.operations)}"
 
 
-def _tell_errors(errors: Iterable[RuleError]) -> int:
+def _print_errors(errors: Iterable[RuleError]) -> int:
     for error in errors:
         print(error, file=sys.stderr)
     return 1

@@ -90,7 +90,7 @@ class RuleController(Plugin):
         if isinstance(event, TrainStart) or (isinstance(event, BEGINNINGS) and run.optimizer is None):
             self._session, self._news = Session(self.plan), []
         if isinstance(event, CheckpointLoaded):
-            self._tell_news(run)
+            self._emit_news(run)
             self._session.stand_by_the_stop(run)
         self._session.take(run, event)
         if isinstance(event, CheckpointLoaded) and event.path is not None:  # emitted after the state that it holds
@@ -118,7 +118,7 @@ class RuleController(Plugin):
         self._session = Session(self.plan)
         self._session.load_state_dict(state["_session"])
 
-    def _tell_news(self, run: Run) -> None:
+    def _emit_news(self, run: Run) -> None:
         """Note where the rules are not those of the checkpoint."""
         if self._news:
             run.note(f"{self.name}: not as in the checkpoint: {'; '.join(self._news)}")

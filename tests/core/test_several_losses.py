@@ -518,7 +518,7 @@ class StopAt(Plugin):
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 @pytest.mark.parametrize("stop", [1, 4, 6])
 def test_resumed_equals_uninterrupted(stop: int, precision: Any, tmp_path: Path) -> None:
-    def leg(folder: str, *plugins: Any, resume: Any = None) -> tuple[Gan, list[float]]:
+    def attempt(folder: str, *plugins: Any, resume: Any = None) -> tuple[Gan, list[float]]:
         kept: dict[str, Any] = {}
 
         def make(optimizer: torch.optim.Optimizer) -> Any:
@@ -539,16 +539,16 @@ def test_resumed_equals_uninterrupted(stop: int, precision: Any, tmp_path: Path)
         )
         return mine, [each.get_last_lr()[0] for each in kept.values()]
 
-    whole, rates = leg("whole")
-    leg("parts", StopAt(stop))
-    resumed, rates_then = leg("parts", resume="auto")
+    whole, rates = attempt("whole")
+    attempt("parts", StopAt(stop))
+    resumed, rates_then = attempt("parts", resume="auto")
     assert_equal(resumed, whole)
     assert rates_then == rates
     assert rates[0] < 1e-2
 
 
 def test_it_goes_back_once_for_all_losses_of_a_batch(tmp_path: Path) -> None:
-    def leg(folder: str, *plugins: Any) -> tuple[Gan, RunResult]:
+    def attempt(folder: str, *plugins: Any) -> tuple[Gan, RunResult]:
         task = Gan()
         task.spoil = lambda run, name: math.nan if (run.progress.epoch, run.progress.batch) == (1, 3) else 1.0
         saving = [SaveSchedule(Every(steps=2)), Checkpoint(tmp_path / folder)]
@@ -561,8 +561,8 @@ def test_it_goes_back_once_for_all_losses_of_a_batch(tmp_path: Path) -> None:
                 run.control.skip_batch("test")
 
     back = RollBack()
-    mine, result = leg("back", back)
-    theirs, plain = leg("plain", LeaveOut())
+    mine, result = attempt("back", back)
+    theirs, plain = attempt("plain", LeaveOut())
     assert_equal(mine, theirs)
     assert (back.times, back.skipped) == (1, {(1, 3)})
     assert result.progress.steps == plain.progress.steps == 20

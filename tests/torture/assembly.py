@@ -1,4 +1,4 @@
-"""A random program is put together: anew in every leg, and the same each time."""
+"""A random program is put together: anew in every attempt, and the same each time."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from torch.utils.data import DataLoader
 RATES = {"SGD": 0.1, "Adadelta": 1.0}
 
 
-def parts_of(program: Program, folder: Path, leg: int) -> Parts:
-    """Make the parts, in a process that has drawn other numbers before than those of the other legs."""
+def parts_of(program: Program, folder: Path, attempt: int) -> Parts:
+    """Make the parts, in a process that has drawn other numbers before than those of the other attempts."""
     torch.manual_seed(program.seed)
-    random.seed(leg)
-    np.random.seed(leg)
+    random.seed(attempt)
+    np.random.seed(attempt)
     parts = Parts(
         program,
         folder,

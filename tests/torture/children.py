@@ -51,5 +51,5 @@ def forked(action: Callable[[], object], output: Path, seconds: float) -> int:
     os.killpg(child, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if not ended:
-        raise TimeoutError(f"a leg did not end within {seconds:g} s")
+        raise TimeoutError(f"an attempt did not end within {seconds:g} s")
     return status

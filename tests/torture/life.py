@@ -1,4 +1,4 @@
-"""One leg of a random program, in a process of its own: it writes down what it does, and kills itself when told to."""
+"""One attempt of a random program, in a process of its own: it writes down what it does, and kills itself on order."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from heliograph.tests.torture.program import LATER, Kill, Program
 LINE = struct.Struct("<iid")
 COMPARED = ("progress", "modules", "optimizers", "schedulers", "task", "metrics", "plugins", "control")
 OF_THE_PROCESS = ("checkpoint", "recorder")  # plugins whose states name files and dates
-KILLED = 9  # the exit status of a leg that ends itself without a signal
+KILLED = 9  # the exit status of an attempt that ends itself without a signal
 
 
 class Step(NamedTuple):
-    """A batch that is done: in which leg, how many there were with it, and its loss."""
+    """A batch that is done: in which attempt, how many there were with it, and its loss."""
 
-    leg: int
+    attempt: int
     batch: int
     loss: float
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """What a leg that came to its end leaves: what it said of itself, and all that is compared."""
+    """What an attempt that came to its end leaves: what it said of itself, and all that is compared."""
 
     guarantee: str
     reasons: tuple[str, ...]
@@ -54,13 +54,13 @@ class Killer:
     Args:
         kill: where, None for nowhere.
         journal: a file descriptor to which every batch is written.
-        leg: the number of this leg.
+        attempt: the number of this attempt.
     """
 
     resume_ignores = ("_batches", "_saved")
 
-    def __init__(self, kill: Kill | None, journal: int, leg: int) -> None:
-        self._kill, self._journal, self._leg = kill, journal, leg
+    def __init__(self, kill: Kill | None, journal: int, attempt: int) -> None:
+        self._kill, self._journal, self._attempt = kill, journal, attempt
         self._batches = self._saved = -1
 
     def watch(self, trainer: h.Trainer) -> None:
@@ -91,7 +91,7 @@ class Killer:
     def _note(self, run: h.Run, event: h.BatchEnd) -> None:
         self._batches = run.progress.batches
         loss = 0.0 if run.loss is None or run.control.skips_batch else float(run.loss.detach())
-        os.write(self._journal, LINE.pack(self._leg, self._batches, loss))
+        os.write(self._journal, LINE.pack(self._attempt, self._batches, loss))
         if self._is_due(LATER):
             self._strike()
 
@@ -129,12 +129,12 @@ class QuickFiles(WatchedFiles):
             pass
 
 
-def live(program: Program, folder: Path, leg: int, kill: Kill | None) -> None:
+def live(program: Program, folder: Path, attempt: int, kill: Kill | None) -> None:
     """Train from the newest checkpoint on, to the end or until killed; leave a journal, and what the end was."""
     warnings.simplefilter("ignore")
     logging.getLogger("heliograph").setLevel(logging.ERROR)
     journal = os.open(folder / "journal", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    killer, facts = Killer(kill, journal, leg), dict[str, Leaf]()
+    killer, facts = Killer(kill, journal, attempt), dict[str, Leaf]()
 
     def watched(trainer: h.Trainer) -> None:
         killer.watch(trainer)
@@ -142,7 +142,7 @@ def live(program: Program, folder: Path, leg: int, kill: Kill | None) -> None:
 
     files = QuickFiles(killer.operation)
     with patch.object(storage, "Store", partial(storage.Store, files=files)):
-        result = train(parts_of(program, folder, leg), watched)
+        result = train(parts_of(program, folder, attempt), watched)
     said = result.resume
     assert said is not None
     end = End(said.guarantee, said.reasons, said.path is not None, facts)
@@ -159,7 +159,7 @@ def facts_of(run: h.Run) -> dict[str, Leaf]:
 
 
 def end_of(folder: Path) -> End | None:
-    """Return what the leg left that came to its end, None where none did."""
+    """Return what the attempt left that came to its end, None where none did."""
     path = folder / "end"
     return pickle.loads(path.read_bytes()) if path.exists() else None
 

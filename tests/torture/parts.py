@@ -1,4 +1,4 @@
-"""The parts of a random program: what a leg puts together, and where something may be hidden."""
+"""The parts of a random program: what an attempt puts together, and where something may be hidden."""
 
 from __future__ import annotations
 

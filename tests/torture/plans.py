@@ -1,4 +1,4 @@
-"""What becomes of each leg: which operation or which instant kills it."""
+"""What becomes of each attempt: which operation or which instant kills it."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from math import ceil
 from pathlib import Path
 from random import Random
 
-from heliograph.tests.torture.leg import Orders
+from heliograph.tests.torture.attempt import Orders
 from heliograph.tests.torture.process import Process
 
 EPOCHS = 16  # from the 10th on, gradients are accumulated
 BLIND = 3  # every so many kills falls at any instant
-PARTS = 5  # and that within this part of a training, counted from where the leg begins
+PARTS = 5  # and that within this part of a training, counted from where the attempt begins
 BEGINNING = 0.2  # seconds until the first batch
 NEXT_SAVES = 3  # an aimed one falls into one of so many
-GROWTH = 1.5  # of a leg's life after one that came no further
-FRESH = 10  # every so many kills, a leg is a fresh interpreter
+GROWTH = 1.5  # of an attempt's life after one that came no further
+FRESH = 10  # every so many kills, an attempt is a fresh interpreter
 FRESH_SECONDS = 3.0  # which takes longer to begin
-LONGEST = 120.0  # seconds of a leg that is let live
+LONGEST = 120.0  # seconds of an attempt that is let live
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a leg does, and what is done to it.
+    """What an attempt does, and what is done to it.
 
     Attributes:
         orders: what it does.
@@ -42,7 +42,7 @@ class Plan:
 
 
 class Planner:
-    """Plans legs, by what an undisturbed training showed.
+    """Plans attempts, by what an undisturbed training showed.
 
     Args:
         folder: where that one trains; what all others are compared with.
@@ -63,22 +63,22 @@ class Planner:
             self._saves = len(process.told("saved"))
             self._operations = Counter(message["name"] for message in process.told("operation"))
 
-    def last(self, folder: Path, leg: int) -> Plan:
-        """Return the plan of a leg that is let live."""
-        return Plan(Orders(str(folder), EPOCHS, workers=2 * (leg % 2), background=leg % 4 < 2))
+    def last(self, folder: Path, attempt: int) -> Plan:
+        """Return the plan of an attempt that is let live."""
+        return Plan(Orders(str(folder), EPOCHS, workers=2 * (attempt % 2), background=attempt % 4 < 2))
 
-    def blind(self, folder: Path, leg: int, stuck: int) -> Plan:
-        """Return the plan of a leg that is killed at any instant."""
+    def blind(self, folder: Path, attempt: int, stuck: int) -> Plan:
+        """Return the plan of an attempt that is killed at any instant."""
         seconds = self._random.uniform(0, self._life(stuck))
-        return replace(self.last(folder, leg), seconds=seconds, lives=False)
+        return replace(self.last(folder, attempt), seconds=seconds, lives=False)
 
-    def aimed(self, folder: Path, leg: int, stuck: int) -> Plan:
-        """Return the plan of a leg that is killed in a save: stopped before an operation, or running on."""
+    def aimed(self, folder: Path, attempt: int, stuck: int) -> Plan:
+        """Return the plan of an attempt that is killed in a save: stopped before an operation, or running on."""
         random = self._random
         operation = random.choice(sorted(self._operations))
         each_save = ceil(self._operations[operation] / self._saves)
         freezes = random.random() < 0.6
-        plan = self.last(folder, leg)
+        plan = self.last(folder, attempt)
         orders = replace(
             plan.orders,
             operation=operation,
@@ -88,9 +88,9 @@ class Planner:
         grace = random.uniform(0, 0.03 if freezes else 0.002)
         return replace(plan, orders=orders, seconds=4 * self._life(stuck), grace=grace, lives=False)
 
-    def killed(self, folder: Path, number: int, leg: int, stuck: int) -> Plan:
-        """Return the plan of a leg that is killed: blindly or aimed, now and then a fresh interpreter."""
-        plan = (self.aimed if number % BLIND else self.blind)(folder, leg, stuck)
+    def killed(self, folder: Path, number: int, attempt: int, stuck: int) -> Plan:
+        """Return the plan of an attempt that is killed: blindly or aimed, now and then a fresh interpreter."""
+        plan = (self.aimed if number % BLIND else self.blind)(folder, attempt, stuck)
         if number % FRESH == FRESH - 1:
             return replace(plan, seconds=plan.seconds + FRESH_SECONDS, fresh=True)
         return plan

@@ -1,4 +1,4 @@
-"""A leg's process, as who kills it sees it."""
+"""An attempt's process, as who kills it sees it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
+from heliograph.tests.torture.attempt import Orders, command, run_attempt
 from heliograph.tests.torture.children import become
-from heliograph.tests.torture.leg import Orders, command, run_leg
 
 Message = dict[str, Any]
 
 
 class Process:
-    """A leg that runs: a copy of this process, which has imported all that it needs, or a fresh interpreter.
+    """An attempt that runs: a copy of this process, which has imported all that it needs, or a fresh interpreter.
 
     It leads a process group: its loader's workers, which outlive it by seconds when it is killed, are in it too. A
     context: leaving it kills it, if that was not done.
@@ -115,4 +115,4 @@ def _lead(orders: Orders, pipe: int, *, fresh: bool) -> None:
     if fresh:
         os.set_inheritable(pipe, True)
         os.execv(sys.executable, command(orders, pipe))
-    run_leg(orders, pipe)
+    run_attempt(orders, pipe)

@@ -1,4 +1,4 @@
-"""A random program: what it consists of, all of it decided by one seed, and where its legs are killed."""
+"""A random program: what it consists of, all of it decided by one seed, and where its attempts are killed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OPERATIONS = (
     "create manifest.tmp", "write manifest.tmp", "rename manifest.tmp",
     "sync folder", "unlink data", "unlink manifest",
 )  # fmt: skip
-CHAIN = 3  # legs that are killed, before the one that is let live
+CHAIN = 3  # attempts that are killed, before the one that is let live
 LATER = 5  # batches: an event that has not come so many behind its time kills nothing; the batch's end does
 REPEATED = 3  # batches that are done again at least, where state is out of everybody's sight
 Way = Literal["SIGKILL", "_exit"]
@@ -40,7 +40,7 @@ POISONS: tuple[Poison, ...] = ("skip", "roll back")
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """The end of a leg.
+    """The end of an attempt.
 
     Attributes:
         at: an event's class, or an operation on files, such as `rename data.tmp`.

@@ -90,7 +90,7 @@ def false_alarms(done: Sequence[Verdict]) -> list[str]:
 
 
 def warm_up(folder: Path) -> None:
-    """Import here all that a leg needs, so that its copy of this process need not."""
+    """Import here all that an attempt needs, so that its copy of this process need not."""
     import torchdata.stateful_dataloader  # noqa: F401
 
     torch.set_num_threads(1)

@@ -19,11 +19,11 @@ class Story:
 
     Args:
         folder: where.
-        planner: of its legs.
+        planner: of its attempts.
         kills: where the kills of all stories fell, in words; this one's are added.
 
     Attributes:
-        groups: the process groups of its legs.
+        groups: the process groups of its attempts.
     """
 
     def __init__(self, folder: Path, planner: Planner, kills: list[str]) -> None:
@@ -41,18 +41,18 @@ class Story:
         Raises:
             AssertionError: something is not as it must be; names it.
         """
-        while not self._leg(wants_more()):
+        while not self._attempt(wants_more()):
             assert len(self.groups) < MOST_KILLS, f"{MOST_KILLS} kills, and no end"
         newest_whole(self._folder)
         difference = first_difference(self._folder, self._planner.folder)
         assert difference is None, f"{self._folder.name} ended otherwise than the undisturbed training: {difference}"
 
-    def _leg(self, kills: bool) -> bool:
-        """Let a leg run, and kill it if that is its plan; return whether it came to its end."""
-        leg = len(self.groups)
-        plan = self._planner.last(self._folder, leg)
+    def _attempt(self, kills: bool) -> bool:
+        """Let an attempt run, and kill it if that is its plan; return whether it came to its end."""
+        attempt = len(self.groups)
+        plan = self._planner.last(self._folder, attempt)
         if kills:
-            plan = self._planner.killed(self._folder, len(self._kills), leg, self._stuck)
+            plan = self._planner.killed(self._folder, len(self._kills), attempt, self._stuck)
         with Process(plan.orders, self._folder / "output.txt", fresh=plan.fresh) as process:
             self.groups.append(process.pid)
             runs = process.wait(plan.seconds)
@@ -62,7 +62,7 @@ class Story:
         if ended != SIGKILLED:
             self._check_end(process, ended)
             return True
-        assert not (plan.lives and runs), f"a leg that nobody killed did not end within {plan.seconds:g} s"
+        assert not (plan.lives and runs), f"an attempt that nobody killed did not end within {plan.seconds:g} s"
         self._take_stock(plan, process)
         return False
 
@@ -75,10 +75,10 @@ class Story:
 
     def _check_end(self, process: Process, status: int) -> None:
         output = (self._folder / "output.txt").read_text()
-        assert status == 0, f"a leg failed with exit status {status}; all output so far:\n{output}"
+        assert status == 0, f"an attempt failed with exit status {status}; all output so far:\n{output}"
         [ended] = process.told("ended")
         said = ended["status"], ended["guarantee"].partition(";")[0]  # followed by the repeated steps
-        assert said == ("completed", "exact"), f"the last leg says {ended}"
+        assert said == ("completed", "exact"), f"the last attempt says {ended}"
 
     def _take_stock(self, plan: Plan, process: Process) -> None:
         """See what the kill left behind, and print a line about it."""
@@ -90,5 +90,5 @@ class Story:
         self._kills.append(process.place)
         kind = "fresh" if plan.fresh else "forked"
         ways = f"{plan.orders.workers} workers  {'background' if plan.orders.background else 'in the loop'}"
-        where = f"{self._folder.name} leg {len(self.groups):>2}  {kind:<6}  {ways}  {process.seconds:5.2f} s"
+        where = f"{self._folder.name} attempt {len(self.groups):>2}  {kind:<6}  {ways}  {process.seconds:5.2f} s"
         print(f"kill {len(self._kills):>3}  {where}  newest {newest:>2}  {process.place}", flush=True)

@@ -1,8 +1,8 @@
 """Kill the demo's training with SIGKILL again and again, also amid saves, and compare its end with an undisturbed one.
 
 Run as a script: `python tests/torture/torture.py --kills 100 --seed 0 --seconds 900`. A story is one training, killed
-and resumed until it ends; stories are told until there were enough kills. The seed decides the plan of each leg; where
-a kill falls depends on the machine, too. Exit status 1, with the first difference, where anything is not as it must be.
+and resumed until it ends; stories are told until there were enough kills. The seed decides the plan of each attempt;
+where a kill falls depends on the machine, too. Exit status 1, with the first difference, where anything differs.
 Skipped where there is no `os.pidfd_open`.
 """
 
@@ -98,7 +98,7 @@ def living(groups: Collection[int]) -> list[int]:
 
 
 def warm_up(folder: Path) -> None:
-    """Import here all that a leg needs, so that its copy of this process need not."""
+    """Import here all that an attempt needs, so that its copy of this process need not."""
     torch.set_num_threads(1)
     torch.optim.AdamW(training.network().parameters())  # imports more than all the rest
     digits()

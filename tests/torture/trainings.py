@@ -332,7 +332,7 @@ class Folder:
     def _save(self, checkpoint: Checkpoint, run: FakeRun) -> None:
         if run.saved is not None:
             run.training_id, run.progress.steps = training_of(run.saved), run.saved["progress"]["steps"]
-            checkpoint.tell_kept(run, CheckpointLoaded(run.resumed_from))  # type: ignore[arg-type]
+            checkpoint.note_kept(run, CheckpointLoaded(run.resumed_from))  # type: ignore[arg-type]
         for _ in range(self.random.randint(0, 3)):
             run.progress.steps += self.random.choice([0, 1, 1])
             run.progress.batches += 1

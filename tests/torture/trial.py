@@ -16,7 +16,7 @@ from heliograph.tests.torture.hidden import kinds
 from heliograph.tests.torture.life import KILLED, End, Step, end_of, live, steps_of
 from heliograph.tests.torture.program import Kill, Program
 
-SECONDS = 120.0  # for a leg
+SECONDS = 120.0  # for an attempt
 OF_A_LEG = ("plugins.draws.counts.train_end", "plugins.draws.drawn")  # each process that ends has TrainEnd once more
 SEEN = 2  # repeated batches at each resume, so that a difference which shows in every batch can be seen
 KILLS = (-9, KILLED)
@@ -30,13 +30,13 @@ class Verdict:
 
     Attributes:
         program: which one.
-        kills: how many legs were killed.
-        repeated: the fewest batches that a resumed leg had to do again; None where none was resumed.
-        said: the guarantee in the result of the last leg.
+        kills: how many attempts were killed.
+        repeated: the fewest batches that a resumed attempt had to do again; None where none was resumed.
+        said: the guarantee in the result of the last attempt.
         reasons: why it was no better.
         difference: the first one, in words; empty where all was equal.
-        failure: how a leg failed; empty where none did.
-        is_refused: whether that was a resumed leg of a program that hides something, with an error for its user, or
+        failure: how an attempt failed; empty where none did.
+        is_refused: whether that was a resumed attempt of a program that hides something, with an error for its user, or
             the training cannot be done at all, since its loss becomes NaN.
     """
 
@@ -90,7 +90,7 @@ def tried(program: Program, folder: Path) -> Verdict:
     for each in (alone, chain):
         each.mkdir(parents=True)
     try:
-        _leg(program, alone, 0)
+        _attempt(program, alone, 0)
         kills = _chain(program, chain)
     except (ChildProcessError, TimeoutError) as error:
         is_hidden = bool(program.hidden) and any(chain.iterdir())
@@ -102,31 +102,31 @@ def tried(program: Program, folder: Path) -> Verdict:
     assert expected is not None
     steps = steps_of(chain)
     aside: tuple[str, ...] = OF_A_LEG if "TrainEnd" in program.draws else ()
-    if kills and steps[-1].leg < kills:  # killed when the training was over: a leg that follows asks once more
+    if kills and steps[-1].attempt < kills:  # killed when the training was over: an attempt that follows asks once more
         aside = ("plugins.",)
     found = next(_differences(steps, steps_of(alone), end, expected, aside), "")
     return Verdict(program, kills, repeated_in(steps), end.guarantee, end.reasons, found)
 
 
 def _chain(program: Program, folder: Path) -> int:
-    """Kill leg after leg, and let the last one live; return how many were killed."""
-    for leg, kill in enumerate((*program.kills, None)):
-        if not _leg(program, folder, leg, kill):
-            return leg
-    raise AssertionError("a leg that nobody kills was killed")
+    """Kill attempt after attempt, and let the last one live; return how many were killed."""
+    for attempt, kill in enumerate((*program.kills, None)):
+        if not _attempt(program, folder, attempt, kill):
+            return attempt
+    raise AssertionError("an attempt that nobody kills was killed")
 
 
-def _leg(program: Program, folder: Path, leg: int, kill: Kill | None = None) -> bool:
-    """Run a leg; return whether it was killed.
+def _attempt(program: Program, folder: Path, attempt: int, kill: Kill | None = None) -> bool:
+    """Run an attempt; return whether it was killed.
 
     Raises:
         ChildProcessError: it failed.
     """
     output = folder / "output.txt"
-    status = forked(partial(live, program, folder, leg, kill), output, SECONDS)
+    status = forked(partial(live, program, folder, attempt, kill), output, SECONDS)
     if status == 0 or (kill is not None and status in KILLS):
         return status != 0
-    which = "uninterrupted" if folder.name == "alone" else f"leg {leg}"
+    which = "uninterrupted" if folder.name == "alone" else f"attempt {attempt}"
     lines = [line for line in output.read_text().splitlines() if ERROR.match(line)] or ["it said nothing"]
     raise ChildProcessError(f"the {which} failed with status {status}: {lines[-1]}")
 
@@ -148,9 +148,9 @@ def _differences(
 
 
 def repeated_in(steps: Sequence[Step]) -> int | None:
-    """Return the fewest batches that a resumed leg did again."""
+    """Return the fewest batches that a resumed attempt did again."""
     furthest, fewest = 0, None
-    for number, (_, group) in enumerate(groupby(steps, key=lambda step: step.leg)):
+    for number, (_, group) in enumerate(groupby(steps, key=lambda step: step.attempt)):
         batches = [step.batch for step in group]
         if number:
             again = sum(batch <= furthest for batch in batches)

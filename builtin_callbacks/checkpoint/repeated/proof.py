@@ -63,7 +63,7 @@ class Proof:
         self._keeps_former = False
         self._ring: Ring | None = None
         self._handle: Handle | None = None
-        self._teller: Handle | None = None
+        self._last_handle: Handle | None = None
         self._forget()
 
     def begin(self, run: Run, folder: Path) -> None:
@@ -89,7 +89,7 @@ class Proof:
             self._ring.sign(self._owner(context))
             if self.returns == self._other_path[0]:  # the killed run had gone back, too: from here on it did the same
                 self._expect(run, self._other_path[1])
-            self._listen(run, self._hear)
+            self._listen(run, self._compare_batch)
 
     def save(self, run: Run) -> None:
         """At `SavePoint`: take in what a device has by now, and exchange with the other ranks."""
@@ -107,7 +107,7 @@ class Proof:
         self._take(run, self._rows.late(wait=True))
         self._exchange(run, is_end=True)
         if run.engine.world_size == 1 and self._batches:
-            self._tell(run)
+            self._emit_verified(run)
 
     def end(self, run: Run) -> None:
         """At the end of a run that ended well: remove the file where nothing was done after the last save."""
@@ -116,7 +116,7 @@ class Proof:
 
     def close(self) -> None:
         """Let go of the file, which stays for the next run."""
-        self._stop_telling()
+        self._remove_last_handle()
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
@@ -132,7 +132,7 @@ class Proof:
         self._other_path: tuple[int, list[Row]] = 0, []  # after how many returns the killed run did what, beside ours
         self._batches = self._equal = self._steps = 0
         self._saved_at = -1
-        self._is_resumed = self._is_told = False
+        self._is_resumed = self._is_emitted = False
         self._keeps_former = False  # what the killed run had done, until a checkpoint knows that this one differs
         self._found: tuple[int, str] | None = None
         self._obstacle: str | None = None
@@ -148,11 +148,11 @@ class Proof:
         """At the first batch of a run that begins afresh: begin an empty file."""
         self._guarded(run, lambda: self._begin_file(run))
         if self._ring is not None:
-            self._hear(run, event)
+            self._compare_batch(run, event)
 
     def _begin_file(self, run: Run) -> None:
         self._ring = Ring.new(self._path(run), self._owner(run))
-        self._listen(run, self._hear)
+        self._listen(run, self._compare_batch)
 
     def _look(self, run: Run) -> None:
         """Find out what the killed run had done after the state, or begin an empty file."""
@@ -165,7 +165,7 @@ class Proof:
         if former == owner and run.batch_note is None:
             self._ring = ring
             self._expect(run, rows)
-            self._listen(run, self._hear)
+            self._listen(run, self._compare_batch)
             return
         ring.close()
         if former == replace(owner, returns=former.returns) and run.batch_note is None:
@@ -177,8 +177,8 @@ class Proof:
     def _expect(self, run: Run, rows: Iterable[Row]) -> None:
         """Compare what is done from here on with rows of the killed run."""
         self._expected = {row.number: row for row in rows if row.number > run.progress.batches}
-        if self._expected and run.engine.world_size == 1 and self._teller is None:
-            self._teller = run.bus.on(BatchEnd, self._tell_when_done, lane=Lane.REPORT)
+        if self._expected and run.engine.world_size == 1 and self._last_handle is None:
+            self._last_handle = run.bus.on(BatchEnd, self._emit_when_done, lane=Lane.REPORT)
 
     def _owner(self, run: Run) -> Owner:
         layout = _digest(repr(run.data.layouts))
@@ -200,7 +200,7 @@ class Proof:
 
     # The comparison.
 
-    def _hear(self, run: Run, event: BatchEnd) -> None:
+    def _compare_batch(self, run: Run, event: BatchEnd) -> None:
         self._take(run, self._rows.of(run))
         if self._ring is not None and not (self._expected or self._keeps_former) and is_plain(run):
             self._listen(run, quick_writer(run, self._ring))
@@ -245,26 +245,26 @@ class Proof:
         if self.on_difference == "stop":
             run.control.stop(f"what is done again {text}")
 
-    def _tell_when_done(self, run: Run, event: BatchEnd) -> None:
+    def _emit_when_done(self, run: Run, event: BatchEnd) -> None:
         """Tell at the batch's end, after all handlers of the batch itself."""
         if not self._expected:
             if self._batches:
-                self._tell(run)
-            self._stop_telling()
+                self._emit_verified(run)
+            self._remove_last_handle()
 
-    def _stop_telling(self) -> None:
-        if self._teller is not None:
-            self._teller.remove()
-            self._teller = None
+    def _remove_last_handle(self) -> None:
+        if self._last_handle is not None:
+            self._last_handle.remove()
+            self._last_handle = None
 
-    def _tell(self, run: Run) -> None:
-        if not self._is_told:
-            self._is_told = True
+    def _emit_verified(self, run: Run) -> None:
+        if not self._is_emitted:
+            self._is_emitted = True
             run.emit(ResumeVerified(run.verified_steps, run.difference))
 
     def _exchange(self, run: Run, *, is_end: bool) -> None:
         """Let all ranks know what each found, as soon as nothing is left to compare. A collective."""
-        if run.engine.world_size == 1 or not self._is_resumed or self._is_told:
+        if run.engine.world_size == 1 or not self._is_resumed or self._is_emitted:
             return
         at, text = self._found or (None, None)
         mine = Finding(self._batches, self._equal, not self._expected, at, text, self._obstacle)
@@ -281,8 +281,8 @@ class Proof:
             if each.obstacle is not None and each.obstacle != self._obstacle:
                 run.note(each.obstacle)
         if any(each.batches for each in found):
-            self._tell(run)
-        self._is_told = True
+            self._emit_verified(run)
+        self._is_emitted = True
 
 
 def _digest(text: str) -> bytes:

@@ -276,7 +276,7 @@ def test_a_return_before_the_first_step_is_heard_of_together(ranks: Pool, tmp_pa
 # Another number of ranks.
 
 
-def train_a_leg(folder: Path, batch_size: int, steps: int, resume: str | None) -> dict[str, Any]:
+def train_an_attempt(folder: Path, batch_size: int, steps: int, resume: str | None) -> dict[str, Any]:
     checkpoint = Checkpoint(folder, resume=resume)
     result, weights, recorder = train(checkpoint, batch_size=batch_size, epochs=3, steps=steps)
     assert result.resume is not None
@@ -291,18 +291,21 @@ def train_a_leg(folder: Path, batch_size: int, steps: int, resume: str | None) -
     }
 
 
-def of_steps(legs: list[dict[str, Any]]) -> list[list[int]]:
-    """Return the samples of each step, in order, of all ranks of a leg."""
-    return [sorted(chain.from_iterable(together)) for together in zip(*(leg["samples"] for leg in legs), strict=True)]
+def of_steps(attempts: list[dict[str, Any]]) -> list[list[int]]:
+    """Return the samples of each step, in order, of all ranks of an attempt."""
+    return [
+        sorted(chain.from_iterable(together))
+        for together in zip(*(attempt["samples"] for attempt in attempts), strict=True)
+    ]
 
 
 def test_two_one_two_ranks_keep_the_order_of_samples(ranks: Pool, tmp_path: Path) -> None:
-    whole = ranks(2).run(train_a_leg, tmp_path / "whole", 4, 12, None)
-    first = ranks(2).run(train_a_leg, tmp_path / "legs", 4, 4, None)
-    second = ranks(1).run(train_a_leg, tmp_path / "legs", 8, 8, "auto")
-    third = ranks(2).run(train_a_leg, tmp_path / "legs", 4, 12, "auto")
+    whole = ranks(2).run(train_an_attempt, tmp_path / "whole", 4, 12, None)
+    first = ranks(2).run(train_an_attempt, tmp_path / "attempts", 4, 4, None)
+    second = ranks(1).run(train_an_attempt, tmp_path / "attempts", 8, 8, "auto")
+    third = ranks(2).run(train_an_attempt, tmp_path / "attempts", 4, 12, "auto")
 
-    assert [leg["guarantee"] for leg in (*first, *second, *third)] == ["exact"] * 2 + ["order-exact"] * 3
+    assert [attempt["guarantee"] for attempt in (*first, *second, *third)] == ["exact"] * 2 + ["order-exact"] * 3
     assert of_steps(first) + of_steps(second) + of_steps(third) == of_steps(whole)
     assert (third[0]["steps"], third[0]["seen"]) == (12, whole[0]["seen"])
     for name, weight in third[0]["weights"].items():
@@ -572,7 +575,7 @@ def test_all_ranks_go_on_alike(ranks: Pool, tmp_path: Path) -> None:
     assert taken[0] == taken[1]
     assert taken[0][1].startswith(f"The checkpoints of run 'run' in {tmp_path} are written by process")
 
-    ranks(2).run(train_a_leg, tmp_path, 4, 4, None)
+    ranks(2).run(train_an_attempt, tmp_path, 4, 4, None)
     unread = ranks(2).run(read_only_on_main, tmp_path, False)
     assert [each["error"] for each in unread] == [("ValueError", "this rank cannot read")] * 2
     sent = ranks(2).run(read_only_on_main, tmp_path, True)

@@ -105,7 +105,7 @@ def test_killed_anywhere_it_goes_on_as_if_nothing_had_happened() -> None:
     assert_resume_exact(training, resumes=4)
 
 
-def legs(
+def attempts(
     folder: Path, source: Callable[[], dict[str, Any]], kill: int | None, *, epochs: int = 4
 ) -> tuple[list[Any], h.RunResult | None, RuleController]:
     """Train four batches an epoch, saved behind every second; return the acts, the result, and the rules."""
@@ -144,9 +144,9 @@ def on_saves() -> dict[str, Any]:
 @pytest.mark.parametrize("source", [many, on_saves], ids=["many", "on_save"])
 def test_its_rules_act_where_they_would_have(source: Callable[[], dict[str, Any]], kill: int, tmp_path: Path) -> None:
     """A rule on a save is counted behind the state that is saved: it is asked again when that is loaded."""
-    whole, result, plugin = legs(tmp_path / "whole", source, None)
-    legs(tmp_path / "parts", source, kill)
-    acts, resumed, other = legs(tmp_path / "parts", source, None)
+    whole, result, plugin = attempts(tmp_path / "whole", source, None)
+    attempts(tmp_path / "parts", source, kill)
+    acts, resumed, other = attempts(tmp_path / "parts", source, None)
     assert result is not None
     assert resumed is not None
     place = kill // 2 * 2
@@ -163,8 +163,8 @@ def test_a_run_that_a_rule_had_stopped_does_nothing_more_when_it_is_resumed(trig
     def source() -> dict[str, Any]:
         return rules(controller("trainer_state['step'] >= 4", triggers=[trigger]))
 
-    _, first, _ = legs(tmp_path, source, None)
-    _, second, _ = legs(tmp_path, source, None)
+    _, first, _ = attempts(tmp_path, source, None)
+    _, second, _ = attempts(tmp_path, source, None)
     assert first is not None
     assert second is not None
     assert (first.status, second.status) == ("stopped", "stopped")
@@ -176,8 +176,8 @@ def test_a_rule_that_was_changed_lets_a_stopped_run_go_on(tmp_path: Path) -> Non
     def until(step: int) -> Callable[[], dict[str, Any]]:
         return lambda: rules(controller(f"trainer_state['step'] >= {step}"))
 
-    legs(tmp_path, until(4), None)
-    _, second, _ = legs(tmp_path, until(7), None)
+    attempts(tmp_path, until(4), None)
+    _, second, _ = attempts(tmp_path, until(7), None)
     assert second is not None
     assert second.progress.steps == 7
     assert "rule_controller: not as in the checkpoint: rule 'it' has changed, and starts fresh" in second.notes
@@ -200,8 +200,8 @@ def test_what_has_changed_in_the_file_is_noted_and_no_crash(tmp_path: Path) -> N
             operations=[SLOWER],
         )
 
-    legs(tmp_path, before, 9)
-    _, result, _ = legs(tmp_path, after, None)
+    attempts(tmp_path, before, 9)
+    _, result, _ = attempts(tmp_path, after, None)
     assert result is not None
     (note,) = [note for note in result.notes if "not as in the checkpoint" in note]
     assert note.removeprefix("rule_controller: not as in the checkpoint: ").split("; ") == [
@@ -258,8 +258,8 @@ def test_a_value_without_a_plain_form_is_not_saved_and_no_crash(tmp_path: Path) 
             metrics=[{"name": "odd", "class": Odd}],
         )
 
-    legs(tmp_path, source, 5)
-    acts, result, _ = legs(tmp_path, source, None)
+    attempts(tmp_path, source, 5)
+    acts, result, _ = attempts(tmp_path, source, None)
     assert result is not None
     assert (acts, result.status) == ([], "completed")
 

@@ -73,7 +73,7 @@ def test_nan_and_infinity_are_strings() -> None:
         script.emit("log", metrics={"train/loss": value}, asked=[])
     (chart,) = embedded(page(recording(script)))["charts"]
     assert chart["curves"][0]["pieces"] == [
-        {"leg": 1, "lost": False, "x": [1, 2, 3, 4], "t": [0.6, 1.1, 1.6, 2.1], "y": [1.0, "nan", "inf", 0.3]}
+        {"attempt": 1, "lost": False, "x": [1, 2, 3, 4], "t": [0.6, 1.1, 1.6, 2.1], "y": [1.0, "nan", "inf", 0.3]}
     ]
 
 

@@ -95,8 +95,8 @@ class Job:
         )
         return result, task
 
-    def legs(self, folder: Path, later: Job | None = None, **options: Any) -> tuple[h.RunResult, bool]:
-        """Train in one go, and in two legs; return the second leg's result and whether it ended with the same bits."""
+    def attempts(self, folder: Path, later: Job | None = None, **options: Any) -> tuple[h.RunResult, bool]:
+        """Train in one go, and in two attempts; return the second one's result and whether it ended equal."""
         _, whole = self.fit(folder / "whole", STEPS)
         first, _ = self.fit(folder / "first", SAVED)
         result, resumed = (later or self).fit(folder / "second", STEPS, resume=first.last_checkpoint, **options)
@@ -168,7 +168,7 @@ RESTORED = {
 
 @pytest.mark.parametrize(("job", "restored"), RESTORED.values(), ids=RESTORED)
 def test_plain_attributes_are_restored_and_the_run_is_exact(job: Job, restored: str, tmp_path: Path) -> None:
-    result, is_equal = job.legs(tmp_path)
+    result, is_equal = job.attempts(tmp_path)
     assert result.resume is not None
     assert any(each.startswith(restored) for each in result.resume.restored), result.resume.restored
     assert result.resume.guarantee == "exact", reasons(result)
@@ -178,7 +178,7 @@ def test_plain_attributes_are_restored_and_the_run_is_exact(job: Job, restored: 
 
 @pytest.mark.parametrize(("job", "restored"), RESTORED.values(), ids=RESTORED)
 def test_without_restoring_they_are_named(job: Job, restored: str, tmp_path: Path) -> None:
-    result, is_equal = job.legs(tmp_path, restore_attributes=False)
+    result, is_equal = job.attempts(tmp_path, restore_attributes=False)
     assert result.resume is not None
     assert (result.resume.guarantee, result.resume.restored, is_equal) == ("not exact", (), False)
     assert f"the training changed {restored.partition(' = ')[0]}" in reasons(result)
@@ -316,7 +316,7 @@ NAMED = {
 
 @pytest.mark.parametrize(("job", "reason"), NAMED.values(), ids=NAMED)
 def test_whatever_else_changed_is_named_and_lowers_the_guarantee(job: Job, reason: str, tmp_path: Path) -> None:
-    result, _ = job.legs(tmp_path)
+    result, _ = job.attempts(tmp_path)
     assert result.resume is not None
     assert reason in reasons(result)
     assert result.resume.guarantee == "not exact"
@@ -380,7 +380,7 @@ CHANGED: Mapping[str, tuple[Job, Job, str]] = {
 
 @pytest.mark.parametrize(("before", "now", "reason"), CHANGED.values(), ids=CHANGED)
 def test_another_program_is_named(before: Job, now: Job, reason: str, tmp_path: Path) -> None:
-    result, _ = before.legs(tmp_path, now)
+    result, _ = before.attempts(tmp_path, now)
     assert result.resume is not None
     assert reason in reasons(result)
     assert (result.resume.guarantee, result.resume.restored) == ("not exact", ())
@@ -390,7 +390,7 @@ def test_another_program_is_named(before: Job, now: Job, reason: str, tmp_path: 
 def test_plugins_that_cannot_change_the_training_may_come_go_and_change(kind: type[Option], tmp_path: Path) -> None:
     jobs = [Job(plugins=lambda: [kind(1.0)]), Job(plugins=lambda: [kind(2.0)]), Job()]
     for number, (before, now) in enumerate([jobs[:2], jobs[1:], jobs[::-2]]):
-        result, is_equal = before.legs(tmp_path / str(number), now)
+        result, is_equal = before.attempts(tmp_path / str(number), now)
         assert (result.resume is not None and result.resume.guarantee, is_equal) == ("exact", True), reasons(result)
 
 
@@ -432,7 +432,7 @@ def test_all_built_in_plugins_are_exact_when_nothing_changes(tmp_path: Path) -> 
         ]
         return [h.GradientAccumulation(2), h.EMA(), *schedules[1:], *deciding, *reports]
 
-    result, is_equal = Job(plugins=plugins).legs(tmp_path)
+    result, is_equal = Job(plugins=plugins).attempts(tmp_path)
     assert (result.resume is not None and result.resume.guarantee, is_equal) == ("exact", True), reasons(result)
 
 
@@ -446,7 +446,7 @@ def test_numpy_state_of_a_task_is_compared(tmp_path: Path) -> None:
             self.noise += 1
             return super().training_step(run, batch) + float(self.noise[0])
 
-    result, _ = Job(Noisy).legs(tmp_path)
+    result, _ = Job(Noisy).attempts(tmp_path)
     assert (
         "the training changed task.noise, which no checkpoint restores: it was an array [3], and is one with other "
         "values: keep it in a state_dict"
@@ -473,13 +473,13 @@ def test_what_a_class_says_to_ignore_is_not_compared(tmp_path: Path) -> None:
         def keep(self, run: h.Run, event: h.BatchEnd) -> None:
             self.losses.append(0.5)
 
-    result, is_equal = Job(Timed, lambda: [Watching()]).legs(tmp_path)
+    result, is_equal = Job(Timed, lambda: [Watching()]).attempts(tmp_path)
     assert (result.resume is not None and result.resume.guarantee, is_equal) == ("exact", True), reasons(result)
     assert result.resume is not None
     assert result.resume.restored == ("task.calls = 6", "task.kept = a tensor [2]")
 
     del Timed.resume_ignores
-    result, _ = Job(Timed).legs(tmp_path / "again")
+    result, _ = Job(Timed).attempts(tmp_path / "again")
     assert "task.made_at was 4 in the program, and is 5: name it in the class's resume_ignores" in reasons(result)
 
 
@@ -498,7 +498,7 @@ def test_options_that_the_checkpoint_overrides_are_said(tmp_path: Path, caplog: 
             scheduler=lambda each: torch.optim.lr_scheduler.StepLR(each, step_size),
         )
 
-    result, is_equal = job(0.1, 4).legs(tmp_path, job(0.1, 5, 0.5))
+    result, is_equal = job(0.1, 4).attempts(tmp_path, job(0.1, 5, 0.5))
     said = [
         "momentum of optimizer was 0.9 in the program, and is 0.5: what the checkpoint holds is used",
         "step_size of the scheduler of optimizer was 4 in the program, and is 5: what the checkpoint holds is used",
@@ -506,7 +506,7 @@ def test_options_that_the_checkpoint_overrides_are_said(tmp_path: Path, caplog: 
     assert [note for note in result.notes if "in the program" in note] == said
     assert [each for each in caplog.messages if "in the program" in each] == said
     assert is_equal
-    same, _ = job(0.1, 4).legs(tmp_path / "same")
+    same, _ = job(0.1, 4).attempts(tmp_path / "same")
     assert not [note for note in same.notes if "in the program" in note]
 
 
@@ -541,14 +541,14 @@ def mark(run: h.Run) -> None:
     ],
 )
 def test_what_was_exchanged_or_hooked_is_named(tmp_path: Path, action: Callable[[h.Run], None], reason: str) -> None:
-    result, _ = Job(plugins=lambda: [AtStep(action)]).legs(tmp_path)
+    result, _ = Job(plugins=lambda: [AtStep(action)]).attempts(tmp_path)
     assert result.resume is not None
     assert result.resume.guarantee == "not exact"
     assert reason in reasons(result)
 
 
 def test_attributes_of_parameters_are_restored(tmp_path: Path) -> None:
-    result, _ = Job(plugins=lambda: [AtStep(mark)]).legs(tmp_path)
+    result, _ = Job(plugins=lambda: [AtStep(mark)]).attempts(tmp_path)
     assert result.resume is not None
     assert "model.layer.weight.scale = 2.0" in result.resume.restored
 
@@ -600,7 +600,7 @@ class Large(CountingTask):
 
 @pytest.mark.parametrize("task", [Averaging, Expanding, Tallying, Large], ids=lambda each: each.__name__)
 def test_attributes_of_odd_kinds_are_restored(tmp_path: Path, task: type[CountingTask]) -> None:
-    result, is_equal = Job(task).legs(tmp_path)
+    result, is_equal = Job(task).attempts(tmp_path)
     assert (result.resume is not None and result.resume.guarantee, is_equal) == ("exact", True), reasons(result)
 
 
@@ -631,7 +631,7 @@ def test_a_save_never_fails_for_an_attribute(tmp_path: Path, value: Any) -> None
             super().__init__()
             vars(self)["held"] = value
 
-    result, is_equal = Job(Holding).legs(tmp_path)
+    result, is_equal = Job(Holding).attempts(tmp_path)
     assert result.status == "completed"
     assert is_equal
 

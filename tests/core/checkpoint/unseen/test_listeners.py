@@ -229,7 +229,7 @@ def fit(folder: Path, steps: int, *plugins: Any, listen: Iterable[Any] = (), **c
     return trainer.fit(task, batches, optimizer=lambda each: torch.optim.SGD(each, 0.1), steps=steps)
 
 
-class Legs:
+class Attempts:
     """Two runs, the second of which resumes the first."""
 
     def __init__(self, folder: Path) -> None:
@@ -248,29 +248,29 @@ class Legs:
 
 
 @pytest.fixture
-def legs(tmp_path: Path) -> Legs:
-    return Legs(tmp_path)
+def attempts(tmp_path: Path) -> Attempts:
+    return Attempts(tmp_path)
 
 
-def test_what_a_plugin_connects_later_is_named_where_it_is_not_connected_again(legs: Legs) -> None:
-    assert legs.reasons(Connecting) == (f"scale listened to BatchStart and does not: {GONE}",)
+def test_what_a_plugin_connects_later_is_named_where_it_is_not_connected_again(attempts: Attempts) -> None:
+    assert attempts.reasons(Connecting) == (f"scale listened to BatchStart and does not: {GONE}",)
 
 
 AGAIN = [partial(Connecting, again=True), OfAnEpoch, OfAnEpochWithNone, partial(Connecting, "observer")]
 
 
 @pytest.mark.parametrize("make", AGAIN)
-def test_it_is_not_where_it_is_nor_is_what_an_observer_connects(legs: Legs, make: Callable[[], Any]) -> None:
-    assert legs.reasons(make) == ()
+def test_it_is_not_where_it_is_nor_is_what_an_observer_connects(attempts: Attempts, make: Callable[[], Any]) -> None:
+    assert attempts.reasons(make) == ()
 
 
-def test_what_a_plugin_pauses_later_is_named(legs: Legs) -> None:
-    assert legs.reasons(Pausing) == (f"scale listens to BatchStart and did not: {NEW}",)
+def test_what_a_plugin_pauses_later_is_named(attempts: Attempts) -> None:
+    assert attempts.reasons(Pausing) == (f"scale listens to BatchStart and did not: {NEW}",)
 
 
 @pytest.mark.parametrize("make", [OfAnEpoch, OfAnEpochWithNone])
-def test_what_listens_for_an_epoch_is_not_missed_where_the_save_is_between_two(legs: Legs, make: type) -> None:
-    assert legs.reasons(make, saved=BATCHES) == ()
+def test_what_listens_for_an_epoch_is_not_missed_where_the_save_is_between_two(attempts: Attempts, make: type) -> None:
+    assert attempts.reasons(make, saved=BATCHES) == ()
 
 
 REPLACED = {
@@ -308,14 +308,14 @@ REPLACED = {
 
 
 @pytest.mark.parametrize("what", REPLACED)
-def test_what_a_plugin_connects_instead_of_another_is_named(legs: Legs, what: str) -> None:
+def test_what_a_plugin_connects_instead_of_another_is_named(attempts: Attempts, what: str) -> None:
     plugin, reason = REPLACED[what]
-    assert legs.reasons(lambda: deepcopy(plugin)) == (reason,)
+    assert attempts.reasons(lambda: deepcopy(plugin)) == (reason,)
 
 
 def test_what_the_filter_of_a_function_has_counted_is_named(tmp_path: Path) -> None:
     """No checkpoint holds it: a function has no name to keep it under."""
-    within, outside = Legs(tmp_path / "within"), Legs(tmp_path / "outside")
+    within, outside = Attempts(tmp_path / "within"), Attempts(tmp_path / "outside")
     twice = (partial(scale, by=2.0), {"when": h.Every(emissions=2)})
     reason = (
         f"scale listened to BatchStart by a filter that had counted {SAVED} events and has counted 0: {COUNTS}, "
@@ -326,22 +326,22 @@ def test_what_the_filter_of_a_function_has_counted_is_named(tmp_path: Path) -> N
     assert outside.reasons(before=listening, now=listening) == (reason,)
 
 
-def test_a_handler_that_a_plugin_pauses_is_named(legs: Legs) -> None:
-    assert legs.reasons(PausingItself) == (f"PausingItself.scale listens to BatchStart and did not: {NEW}",)
+def test_a_handler_that_a_plugin_pauses_is_named(attempts: Attempts) -> None:
+    assert attempts.reasons(PausingItself) == (f"PausingItself.scale listens to BatchStart and did not: {NEW}",)
 
 
-def test_what_a_plugin_connects_as_blinker_does_is_the_plugin_s(legs: Legs) -> None:
-    assert legs.reasons(ConnectingByBlinker) == (f"scale listened to BatchStart and does not: {GONE}",)
+def test_what_a_plugin_connects_as_blinker_does_is_the_plugin_s(attempts: Attempts) -> None:
+    assert attempts.reasons(ConnectingByBlinker) == (f"scale listened to BatchStart and does not: {GONE}",)
 
 
-def test_a_function_that_is_called_as_a_plugin_is_outside_of_plugins(legs: Legs) -> None:
-    assert legs.reasons(Named, before=[(h.BatchStart, look)], now=[(h.BatchEnd, look)]) == ()
+def test_a_function_that_is_called_as_a_plugin_is_outside_of_plugins(attempts: Attempts) -> None:
+    assert attempts.reasons(Named, before=[(h.BatchStart, look)], now=[(h.BatchEnd, look)]) == ()
 
 
 @pytest.mark.parametrize("method", ["scale", "__call__"])
-def test_what_an_object_counts_that_listens_outside_of_plugins_is_named(legs: Legs, method: str) -> None:
+def test_what_an_object_counts_that_listens_outside_of_plugins_is_named(attempts: Attempts, method: str) -> None:
     before, now = ([(h.BatchStart, getattr(Scaler(1.0, grows=0.5), method))] for _ in range(2))
-    [reason] = legs.reasons(before=before, now=now)
+    [reason] = attempts.reasons(before=before, now=now)
     assert reason.startswith(
         f"the training changed by of a {__name__}.Scaler, which no checkpoint restores: it was 3.5, and is 1.0"
     )
@@ -349,20 +349,20 @@ def test_what_an_object_counts_that_listens_outside_of_plugins_is_named(legs: Le
 
 def test_functions_outside_of_plugins_may_come_and_leave(tmp_path: Path) -> None:
     listening = [(h.BatchStart, scale)]
-    assert Legs(tmp_path / "gone").reasons(before=listening) == ()
-    assert Legs(tmp_path / "new").reasons(now=listening) == ()
+    assert Attempts(tmp_path / "gone").reasons(before=listening) == ()
+    assert Attempts(tmp_path / "new").reasons(now=listening) == ()
 
 
-def test_functions_of_one_name_are_counted(legs: Legs) -> None:
-    assert legs.reasons(PausingOneOfTwo) == (f"{PausingOneOfTwo.NAME} listens to BatchEnd and did not: {NEW}",)
+def test_functions_of_one_name_are_counted(attempts: Attempts) -> None:
+    assert attempts.reasons(PausingOneOfTwo) == (f"{PausingOneOfTwo.NAME} listens to BatchEnd and did not: {NEW}",)
 
 
-def test_who_listens_after_the_training_may_come_and_leave(legs: Legs) -> None:
-    assert legs.reasons(Closing) == ()
+def test_who_listens_after_the_training_may_come_and_leave(attempts: Attempts) -> None:
+    assert attempts.reasons(Closing) == ()
 
 
 def test_a_plugin_that_is_gone_new_or_another_is_named_without_its_functions(tmp_path: Path) -> None:
-    gone, new = Legs(tmp_path / "gone"), Legs(tmp_path / "new")
+    gone, new = Attempts(tmp_path / "gone"), Attempts(tmp_path / "new")
     clipping = partial(h.GradientClipping, 1.0)
     assert gone.reasons(Connecting, clipping) == (
         "plugin 'connecting' was there and is gone",
@@ -371,8 +371,8 @@ def test_a_plugin_that_is_gone_new_or_another_is_named_without_its_functions(tmp
     assert "listen" not in str(new.reasons(clipping, Connecting))
 
 
-def test_one_that_has_become_an_observer_is_not_compared(legs: Legs) -> None:
-    assert legs.reasons(partial(Looking, "critical"), partial(Looking, "observer")) == ()
+def test_one_that_has_become_an_observer_is_not_compared(attempts: Attempts) -> None:
+    assert attempts.reasons(partial(Looking, "critical"), partial(Looking, "observer")) == ()
 
 
 class Back(h.Plugin):

@@ -74,7 +74,7 @@ def fit(folder: Path, count: Callable[[], float], steps: int, *plugins: Any, **c
     return trainer.fit(Task(count), batches, optimizer=lambda each: torch.optim.SGD(each, 0.1), steps=steps)
 
 
-def two_legs(folder: Path, count: Callable[[], float], *plugins: Any) -> tuple[str, ...]:
+def two_attempts(folder: Path, count: Callable[[], float], *plugins: Any) -> tuple[str, ...]:
     first = fit(folder / "first", count, SAVED, *plugins)
     result = fit(folder / "second", count, STEPS, *plugins, resume=first.last_checkpoint)
     assert result.resume is not None
@@ -93,7 +93,7 @@ def two_legs(folder: Path, count: Callable[[], float], *plugins: Any) -> tuple[s
     ids=["global", "through another function", "class", "function"],
 )
 def test_a_number_that_the_training_counted_in_is_named(tmp_path: Path, count: Callable[[], float], where: str) -> None:
-    reasons = two_legs(tmp_path, count)
+    reasons = two_attempts(tmp_path, count)
     said = (
         f"the training changed {where}, which no checkpoint restores: it was 4, and is 0: keep it in a state_dict, or "
         f"let an observer count it, if no bit of the training depends on it"
@@ -131,9 +131,9 @@ class Connects(h.Plugin):
 
 
 def test_a_handler_that_counts_is_named_and_an_observer_is_not(tmp_path: Path) -> None:
-    (reason,) = two_legs(tmp_path / "critical", lambda: 1.0, Connects("critical"))
+    (reason,) = two_attempts(tmp_path / "critical", lambda: 1.0, Connects("critical"))
     assert reason.startswith("the training changed count in ")
-    assert two_legs(tmp_path / "observer", lambda: 1.0, Connects("observer")) == ()
+    assert two_attempts(tmp_path / "observer", lambda: 1.0, Connects("observer")) == ()
 
 
 def test_what_the_training_never_changed_may_be_another_number(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_logs_are_no_numbers(tmp_path: Path) -> None:
             losses.append(run.loss.item() if run.loss is not None else 0.0)
             history["last"] = losses[-1]
 
-    assert two_legs(tmp_path, lambda: 1.0, Logs()) == ()
+    assert two_attempts(tmp_path, lambda: 1.0, Logs()) == ()
     assert len(losses) == SAVED + STEPS - SAVED
 
 
@@ -201,7 +201,7 @@ def reads_odd() -> float:
 
 
 def test_code_that_cannot_be_read_costs_nothing(tmp_path: Path) -> None:
-    assert two_legs(tmp_path, reads_odd) == ()
+    assert two_attempts(tmp_path, reads_odd) == ()
 
 
 def test_functions_of_the_same_name_are_numbered() -> None:

@@ -419,7 +419,7 @@ def test_what_takes_long_is_noted(fit: Make, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_was_found_once_stays(fit: Make) -> None:
-    """A later leg may begin at a batch that does not show it."""
+    """A later attempt may begin at a batch that does not show it."""
     whole = fit(DataLoader(By({}, remembered), 3), cut_at=[STEP])
     tail = fit(DataLoader(By({}, lambda held: 0.0), 3), saved=whole.cuts[STEP])
 

@@ -1,7 +1,7 @@
-"""One leg: the demo's own training in a process that tells what it does, and waits for its death where it is told to.
+"""One attempt: the demo's training in a process that reports what it does, and waits to be killed where it must.
 
-Messages are JSON lines. `began` names what the leg resumed from, `save` and `saved` frame each save, `operation` stands
-before each operation on files and `done` behind it, `ended` is the last one of a leg that was not killed.
+Messages are JSON lines. `began` names what the attempt resumed from, `save` and `saved` frame each save,
+`operation` and `done` before and after each operation on files, `ended` at the end of an attempt that was not killed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from heliograph.tests.torture.files import WatchedFiles
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What a leg is to do.
+    """What an attempt is to do.
 
     Attributes:
         folder: where it trains.
@@ -53,7 +53,7 @@ class Teller:
 
     Args:
         pipe: where to.
-        orders: of this leg.
+        orders: of this attempt.
     """
 
     def __init__(self, pipe: int, orders: Orders) -> None:
@@ -92,7 +92,7 @@ class TellingStore(storage.Store):
         return entry
 
 
-def run_leg(orders: Orders, pipe: int) -> None:
+def run_attempt(orders: Orders, pipe: int) -> None:
     """Train from the newest checkpoint on, until the end or until killed."""
     teller = Teller(pipe, orders)
     folder = Path(orders.folder)
@@ -105,7 +105,7 @@ def run_leg(orders: Orders, pipe: int) -> None:
 
 
 class _Beginning(h.Plugin):
-    """Tells once where this leg begins."""
+    """Tells once where this attempt begins."""
 
     name = "beginning"
     affects_training = False
@@ -129,12 +129,12 @@ class _Beginning(h.Plugin):
 
 
 def command(orders: Orders, pipe: int) -> list[str]:
-    """Return the command line of a leg in an interpreter of its own."""
+    """Return the command line of an attempt in an interpreter of its own."""
     # Not `-m`: the plugin's class would be one of `__main__` there, and the checkpoints say of which class a plugin is.
     code = f"from {__name__} import main; main()"
     return [sys.executable, "-c", code, json.dumps(asdict(orders)), str(pipe)]
 
 
 def main() -> None:
-    """Run the leg that the command line orders."""
-    run_leg(Orders(**json.loads(sys.argv[1])), int(sys.argv[2]))
+    """Run the attempt that the command line orders."""
+    run_attempt(Orders(**json.loads(sys.argv[1])), int(sys.argv[2]))
