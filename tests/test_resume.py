@@ -701,7 +701,9 @@ def test_every_event_is_a_point_to_be_stopped_at(event: type[h.Event]) -> None:
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("operation", ["create", "sync", "rename", "sync_folder"])
-def test_a_run_that_is_killed_amid_its_saves(operation: str, background: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_killed_during_its_saves(
+    operation: str, background: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At each step of writing a checkpoint in turn; the attempts before were killed at others."""
     original = getattr(Files, operation)
     calls = {"now": 0, "last": 0}

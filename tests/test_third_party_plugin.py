@@ -535,7 +535,7 @@ def test_trained_weights_come_back_when_a_validation_fails(plugin_class: Any, ev
 
 
 @pytest.mark.parametrize("how", ["disable", "unregister"])
-def test_trained_weights_come_back_when_it_leaves_amid_a_validation(plugin_class: Any, how: str) -> None:
+def test_trained_weights_come_back_when_it_leaves_during_a_validation(plugin_class: Any, how: str) -> None:
     plugin, model = plugin_class(0.5), Slope()
     trainer = validating(plugin)
 

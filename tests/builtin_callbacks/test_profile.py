@@ -211,7 +211,7 @@ class Fail(Plugin):
         raise ArithmeticError("on purpose")
 
 
-def test_a_run_that_ends_amid_the_active_steps_writes_what_there_is(fit: Make, tmp_path: Path) -> None:
+def test_a_run_that_ends_during_the_active_steps_writes_what_there_is(fit: Make, tmp_path: Path) -> None:
     fit(Profile(tmp_path, wait=1, warmup=0, active=10), count=3)
     (trace,) = traces(tmp_path)
 
@@ -219,7 +219,7 @@ def test_a_run_that_ends_amid_the_active_steps_writes_what_there_is(fit: Make, t
     assert operators(trace).count("aten::mse_loss") == 2
 
 
-def test_a_run_that_fails_amid_the_active_steps_writes_what_there_is(fit: Make, tmp_path: Path) -> None:
+def test_a_run_that_fails_during_the_active_steps_writes_what_there_is(fit: Make, tmp_path: Path) -> None:
     with pytest.raises(ArithmeticError):
         fit(Profile(tmp_path, wait=1, warmup=0, active=10), Fail())
     (trace,) = traces(tmp_path)
@@ -234,7 +234,7 @@ def test_a_run_that_ends_where_a_trace_has_just_begun_writes_none_of_it(fit: Mak
     assert steps(tmp_path) == [[0], [1], [2]]
 
 
-def test_a_run_that_fails_amid_the_warm_up_writes_nothing(fit: Make, tmp_path: Path) -> None:
+def test_a_run_that_fails_during_the_warm_up_writes_nothing(fit: Make, tmp_path: Path) -> None:
     with pytest.raises(ArithmeticError):
         fit(Profile(tmp_path / "new", wait=1, warmup=10, active=1), Fail())
 
@@ -267,7 +267,7 @@ class Switch(Plugin):
             getattr(run.plugins, change)("profile")
 
 
-def test_switched_off_amid_the_active_steps_it_writes_and_on_again_it_goes_on(fit: Make, tmp_path: Path) -> None:
+def test_switched_off_during_the_active_steps_it_writes_and_on_again_it_goes_on(fit: Make, tmp_path: Path) -> None:
     """It counts the steps that it hears."""
     result = fit(Profile(tmp_path, wait=1, warmup=0, active=5), Switch({3: "disable", 5: "enable"}), count=12)
 
@@ -275,7 +275,7 @@ def test_switched_off_amid_the_active_steps_it_writes_and_on_again_it_goes_on(fi
     assert result.plugin_errors == {}
 
 
-def test_unregistered_amid_the_active_steps_it_writes(fit: Make, tmp_path: Path) -> None:
+def test_unregistered_during_the_active_steps_it_writes(fit: Make, tmp_path: Path) -> None:
     fit(Profile(tmp_path, wait=1, warmup=0, active=5), Switch({3: "unregister"}))
 
     assert steps(tmp_path) == [[1, 2, 3]]
@@ -296,7 +296,7 @@ def test_a_profiler_that_runs_already_is_left_alone(fit: Make, tmp_path: Path) -
     assert traces(tmp_path) == []
 
 
-def test_a_profiler_amid_the_active_steps_loses_the_trace_and_not_the_run(fit: Make, tmp_path: Path) -> None:
+def test_a_profiler_during_the_active_steps_loses_the_trace_and_not_the_run(fit: Make, tmp_path: Path) -> None:
     """Torch lets the second one take over without a word; to write the first one's trace would then crash it."""
 
     class Another(Plugin):

@@ -291,7 +291,7 @@ def test_an_observer_that_cannot_close_is_forgiven_too() -> None:
     assert result.plugin_errors == {"leaky": ("close: OSError: the disk is full",)}
 
 
-def test_an_observer_that_cannot_close_when_it_is_switched_off_amid_a_run_is_forgiven() -> None:
+def test_an_observer_that_cannot_close_when_it_is_switched_off_during_a_run_is_forgiven() -> None:
     class Leaky(Plugin):
         policy = "observer"
         max_errors = 1

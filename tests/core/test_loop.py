@@ -445,7 +445,7 @@ def test_veto_puts_a_stop_off_and_does_not_forget_it() -> None:
     ]
 
 
-def test_a_steps_limit_ends_the_run_amid_an_epoch() -> None:
+def test_a_steps_limit_ends_the_run_during_an_epoch() -> None:
     names, result = trace(train=data(2), epochs=None, steps=3)
     assert names == [
         "train_start",

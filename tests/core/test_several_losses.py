@@ -625,7 +625,7 @@ def test_a_loop_of_ones_own_does_the_same(window: int) -> None:
     assert run.result.progress.steps == (21 if window == 1 else 9)
 
 
-def test_leaving_it_amid_a_window_steps_with_what_there_is() -> None:
+def test_leaving_it_during_a_window_steps_with_what_there_is() -> None:
     task, seen = Gan(), Seen("window")
     trainer = Trainer([GradientAccumulation(3), seen], device="cpu")
     with trainer.run(task, data(), optimizer=dict.fromkeys(NAMES, adam), epochs=1) as run:

@@ -29,7 +29,7 @@ def test_a_text_that_is_no_string_is_said_to_be_none() -> None:
     assert error_text(NumberError()) == "<its text raised TypeError>"
 
 
-def test_a_ctrl_c_amid_the_text_is_a_ctrl_c() -> None:
+def test_a_ctrl_c_during_the_text_is_a_ctrl_c() -> None:
     with pytest.raises(KeyboardInterrupt):
         error_text(MuteError(KeyboardInterrupt()))
 

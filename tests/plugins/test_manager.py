@@ -953,7 +953,7 @@ def for_a_while(plugins: Plugins) -> None:
     ],
     ids=["register", "load", "unregister", "disable", "two", "enable", "on already", "off already", "for a while"],
 )
-def test_a_change_amid_a_run_is_told_with_who_did_it(
+def test_a_change_during_a_run_is_told_with_who_did_it(
     trainer: Trainer, plugins: Plugins, act: Callable[[Plugins], object], expected: list[tuple[str, str]]
 ) -> None:
     plugins.register(Noting())
@@ -1034,7 +1034,7 @@ def test_a_forgiven_failure_is_told_and_who_is_switched_off_by_it(trainer: Train
     assert changed == [("failing", "disabled", "3 errors")]
 
 
-def test_a_clean_slate_at_the_next_run_is_no_change_amid_it(trainer: Trainer, plugins: Plugins) -> None:
+def test_a_clean_slate_at_the_next_run_is_no_change_during_it(trainer: Trainer, plugins: Plugins) -> None:
     plugins.register(Failing("observer"))
     fit(trainer)
     changed = changes(trainer)

@@ -1,4 +1,4 @@
-"""Kill the demo's training with SIGKILL again and again, also amid saves, and compare its end with an undisturbed one.
+"""Kill the demo's training with SIGKILL again and again, during saves too, and compare its end with an undisturbed one.
 
 Run as a script: `python tests/torture/torture.py --kills 100 --seed 0 --seconds 900`. A story is one training, killed
 and resumed until it ends; stories are told until there were enough kills. The seed decides the plan of each attempt;
@@ -34,7 +34,7 @@ def torture(kills: int, seed: int, seconds: float, folder: Path) -> list[str]:
     """Tell stories until there were enough kills; return where they fell, in words.
 
     Args:
-        kills: how many at least, a third of them amid saves.
+        kills: how many at least, a third of them during saves.
         seed: of all choices.
         seconds: after so many, nothing more is killed, and that is an error.
         folder: an empty one.
@@ -48,7 +48,7 @@ def torture(kills: int, seed: int, seconds: float, folder: Path) -> list[str]:
     print(f"undisturbed: {planner.seconds:.1f} s", flush=True)
 
     def is_enough() -> bool:
-        return len(places) >= kills and 3 * amid_saves(places) >= kills
+        return len(places) >= kills and 3 * during_saves(places) >= kills
 
     def wants_more() -> bool:
         return not is_enough() and monotonic() < until
@@ -62,12 +62,12 @@ def torture(kills: int, seed: int, seconds: float, folder: Path) -> list[str]:
             break
     wait_for_workers(groups)
     assert is_enough(), (
-        f"after {seconds:g} s there were {len(places)} of {kills} kills, {amid_saves(places)} amid saves"
+        f"after {seconds:g} s there were {len(places)} of {kills} kills, {during_saves(places)} during saves"
     )
     return places
 
 
-def amid_saves(places: Iterable[str]) -> int:
+def during_saves(places: Iterable[str]) -> int:
     """Return how many kills fell into saves."""
     return sum(place.startswith("saving") for place in places)
 
@@ -127,7 +127,9 @@ def main() -> int:
     for place, times in Counter(places).most_common():
         print(f"{times:>4} {place}")
     seconds = monotonic() - began
-    print(f"{len(places)} kills, {amid_saves(places)} of them amid saves, {seconds:.0f} s: every end equal to the bit")
+    print(
+        f"{len(places)} kills, {during_saves(places)} of them during saves, {seconds:.0f} s, every end equal to the bit"
+    )
     return 0
 
 

@@ -125,7 +125,7 @@ def caught(act: Callable[[], Any]) -> tuple[str, str]:
 # The same number of ranks.
 
 
-def resume_amid_an_epoch(folder: Path, background: bool) -> dict[str, Any]:
+def resume_during_an_epoch(folder: Path, background: bool) -> dict[str, Any]:
     own = [Own() for _ in range(3)]
     whole = train(Checkpoint(folder / "whole"), own[0], batch_size=4)
     train(Checkpoint(folder / "halves", background=background), own[1], batch_size=4, steps=7)
@@ -144,7 +144,7 @@ def resume_amid_an_epoch(folder: Path, background: bool) -> dict[str, Any]:
 
 @pytest.mark.parametrize("background", [False, True])
 def test_a_resumed_run_is_bit_equal_on_every_rank(ranks: Pool, tmp_path: Path, background: bool) -> None:
-    first, second = ranks(2).run(resume_amid_an_epoch, tmp_path, background)
+    first, second = ranks(2).run(resume_during_an_epoch, tmp_path, background)
     for each in (first, second):
         assert each["equal"]
         for what in ("samples", "draws", "own"):
@@ -166,7 +166,7 @@ def test_a_resumed_run_is_bit_equal_on_every_rank(ranks: Pool, tmp_path: Path, b
 
 
 def test_a_file_holds_once_what_is_the_same_everywhere(ranks: Pool, tmp_path: Path) -> None:
-    ranks(2).run(resume_amid_an_epoch, tmp_path, False)
+    ranks(2).run(resume_during_an_epoch, tmp_path, False)
     state = storage.load(tmp_path / "halves" / "run_epoch_1_iter_10.pth")
     main, other = state["ranks"]
     assert main == {}
@@ -505,7 +505,7 @@ def test_removals_are_told_on_every_rank_at_the_same_step(ranks: Pool, tmp_path:
         assert [batches for batches, *_ in main] == [4, 6]
 
 
-def lose_a_peer_amid_a_removal(folder: Path) -> tuple[str, list[str], tuple[str, ...]]:
+def lose_a_peer_during_a_removal(folder: Path) -> tuple[str, list[str], tuple[str, ...]]:
     """Rank 1 fails while the main rank removes the first checkpoint, which goes on only when it knows of that."""
     gate, task, saved = threading.Event(), make_task(), list[str]()
     pruned, notes = list[str](), list[str]()
@@ -536,7 +536,7 @@ def lose_a_peer_amid_a_removal(folder: Path) -> tuple[str, list[str], tuple[str,
 
 
 def test_a_removal_is_no_save_that_a_rank_gives_up(ranks: Pool, tmp_path: Path) -> None:
-    main, other = ranks(2).run(lose_a_peer_amid_a_removal, tmp_path)
+    main, other = ranks(2).run(lose_a_peer_during_a_removal, tmp_path)
     assert main == ("RankFailed", ["run_epoch_0_iter_2.pth"], ())
     assert other == ("ArithmeticError", [], ())
 

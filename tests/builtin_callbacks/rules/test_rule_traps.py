@@ -98,7 +98,7 @@ def test_f_cfg_7_a_level_is_a_rules_own_and_a_wrong_one_is_refused(caplog: pytes
         RuleController(rules(controller("True", config={"trigger_log_level": "shout"})))
 
 
-def test_f_cfg_8_one_that_is_registered_amid_a_run_works_at_once() -> None:
+def test_f_cfg_8_one_that_is_registered_during_a_run_works_at_once() -> None:
     """There, one that came late never heard the event at which it was built."""
 
     class Late(h.Plugin):

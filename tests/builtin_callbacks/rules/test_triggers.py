@@ -82,7 +82,7 @@ def test_a_step_has_two_names_and_each_is_asked() -> None:
     assert [each[1] for each in fired.acts] == ["on_optimizer_step", "on_step_end"]
 
 
-def test_a_batch_that_is_skipped_amid_a_window_is_no_substep() -> None:
+def test_a_batch_that_is_skipped_during_a_window_is_no_substep() -> None:
     source = rules(
         controller(True, triggers=["on_substep_end"], operations=["quiet.should_log"]),
         controller(

@@ -121,7 +121,7 @@ def test_an_evaluation_has_no_such_thing(drawing: Make, noisy: Make) -> None:
 # Changed data.
 
 
-def test_data_that_changed_amid_an_epoch_are_refused(drawing: Make, fit: Make) -> None:
+def test_data_that_changed_during_an_epoch_are_refused(drawing: Make, fit: Make) -> None:
     saved = fit(DataLoader(drawing(), 4, shuffle=True), cut_at=[3]).cuts[3]
     changed: list[tuple[Any, list[str]]] = [
         (DataLoader(drawing(), 5, shuffle=True), ["batch_size was 4 and is 5"]),
@@ -288,7 +288,7 @@ def test_a_sampler_of_which_nobody_knows_whether_it_repeats_itself_is_not_called
     )
 
 
-def test_another_seed_of_the_sampler_amid_an_epoch_is_refused(drawing: Make, fit: Make) -> None:
+def test_another_seed_of_the_sampler_during_an_epoch_is_refused(drawing: Make, fit: Make) -> None:
     def made(seed: int) -> DataLoader[Any]:
         return DataLoader(drawing(), 4, shuffle=True, generator=torch.Generator().manual_seed(seed))
 

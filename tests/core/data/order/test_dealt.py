@@ -366,7 +366,7 @@ def test_what_was_counted_in_batches_is_counted_anew() -> None:
     assert moved(0, layout(2, None, common=False), layout(1, 4), earlier_batches=7)["earlier_batches"] == 7
 
 
-def test_amid_a_batch_no_run_goes_on() -> None:
+def test_during_a_batch_no_run_goes_on() -> None:
     told = (
         "The checkpoint is 24 samples into the epoch, within a batch of now: 4 processes x batch_size 4. It was "
         "written by 2 processes x batch_size 4. Choose numbers whose product is the same or divides 24, or resume "
