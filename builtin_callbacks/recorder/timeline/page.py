@@ -174,7 +174,7 @@ def _curve(curve: Curve) -> dict[str, Any]:
         "total": curve.total,
         "pieces": [
             {
-                "leg": piece[0].attempt,
+                "attempt": piece[0].attempt,
                 "lost": piece[0].is_lost,
                 "x": [point.step for point in piece],
                 "t": [point.time for point in piece],
