@@ -6,7 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import cached_property, partial
+from functools import partial
 from math import inf
 from operator import attrgetter
 from pathlib import Path
@@ -138,6 +138,7 @@ class RunContext(ABC):
         self.hooks.closing.callback(self.data.close)
         self.stepping = _windows(settings)
         self.control = _control(self)
+        self._means: Means | None = None
 
     # Facts.
 
@@ -218,17 +219,23 @@ class RunContext(ABC):
 
     # Metrics.
 
-    @cached_property
+    @property
     def means(self) -> Means:
-        """The running means of what is tracked: of this process, or of all ranks."""
-        if self.control.is_shared:
-            from .distributed.ranks.means import SharedMeans
+        """The running means of what is tracked: of this process, or of all ranks; made when first used."""
+        if self._means is None:
+            if self.control.is_shared:
+                from .distributed.ranks.means import SharedMeans
 
-            return SharedMeans(self.engine)
+                self._means = SharedMeans(self.engine)
+            else:
+                from .metrics import means
 
-        from .metrics import means
+                self._means = means.Means()
+        return self._means
 
-        return means.Means()
+    @means.setter
+    def means(self, means: Means) -> None:
+        self._means = means
 
     @property
     def tracks(self) -> bool:

@@ -30,10 +30,10 @@ BATCH_END, SHOULD_STOP = ev.BatchEnd(), ev.ShouldStop()
 
 def fit(run: RunContext) -> None:
     """Train."""
-    forward, for_each_loss = run.forward, run.stepping.for_each_loss
+    forward, take_losses = run.forward, run.stepping.for_each_loss(step)
     for _ in epochs(run):
         for batch in batches(run):
-            for_each_loss(step, run, forward(run, batch))
+            take_losses(run, forward(run, batch))
 
 
 def epochs(run: RunContext) -> Iterator[int]:
@@ -57,18 +57,17 @@ def epochs(run: RunContext) -> Iterator[int]:
 
 def restore_or_continue(run: RunContext) -> None:
     """Apply the state that a plugin resumes or rolls back to, if one does. Emit CheckpointLoaded, then a boundary."""
-    control = run.control
     while True:
-        if control.is_rolling_back:
+        if run.control.is_rolling_back:
             run.discard_epoch()
         if run.is_resuming:
             from .snapshot import restoring
 
             with restoring(run) as path:
                 run.emit(ev.CheckpointLoaded(path))
-        if control.has_boundary or run.in_boundary:
+        if run.control.has_boundary or run.in_boundary:
             boundary(run)
-        if not control.is_rolling_back:  # no handler has rolled back at once
+        if not run.control.is_rolling_back:  # no handler has rolled back at once
             return
 
 
@@ -118,8 +117,7 @@ def open_batch(run: RunContext) -> None:
 def finish_batch(run: RunContext) -> None:
     """Finish a batch with requests; a skipped one still ends the window that it should have ended."""
     run.work.contexts.close()
-    if run.control.skips_batch:
-        run.progress.skipped_batches += 1
+    run.progress.skipped_batches += run.control.skips_batch
     run.stepping.end_batch()
     if not run.control.holds_step or run.is_last_batch:
         flush(run)
@@ -133,18 +131,19 @@ def close_batch(run: RunContext) -> None:
     run.work.outputs = None
     if control.touched:
         control.close_batch()
-    if control.is_due(window=run.stepping.size, judged=bool(hot.should_stop.chain)):
+    judged = bool(hot.should_stop.chain)
+    if (judged or control.pending or control.is_shared) and control.is_due(window=run.stepping.size, judged=judged):
         boundary(run)
 
 
 def step(run: RunContext, loss: Tensor, name: str | None = None) -> None:
     """Take a loss backward and, where that ends its window, step its optimizer."""
-    control, stepping, work = run.control, run.stepping, run.work
-    window = stepping.take(name, loss)
-    work.loss, size = loss, run.settings.size_of(work.batch)
+    control, stepping, size = run.control, run.stepping, run.settings.size_of(run.work.batch)
+    window = stepping.take(name, loss) if name is not None or stepping.checked is None else stepping.checked
+    window.loss = run.work.loss = loss
     if stepping.is_first_loss:
         run.progress.samples += run.data.of_all_ranks(size) if control.is_shared else size
-    if run.hot.log.chain or control.is_shared:  # of several ranks, another may be the one that logs
+    if (run.bus.receiver_count and run.hot.log.chain) or control.is_shared:  # of several ranks, another may log
         run.means.add(window.label, loss, size)
     if control.loss_scale == 1.0:
         window.backward(loss)
@@ -157,22 +156,25 @@ def step(run: RunContext, loss: Tensor, name: str | None = None) -> None:
 
 def close_window(run: RunContext, window: OptimizerWindow) -> None:
     """Emit GradientsReady, step with the gradients unless they are dropped, and emit StepEnd."""
-    control, stepping, hot = run.control, run.stepping, run.hot
+    control, stepping, hot, has_receivers = run.control, run.stepping, run.hot, run.bus.receiver_count
     if stepping.is_named:
         run.work.loss = stepping.select(window, control)
-    if hot.gradients_ready.chain:
+    if has_receivers and hot.gradients_ready.chain:
         run.engine.unscale(window.optimizer)
         hot.gradients_ready.emit(run, GRADIENTS_READY)
     if control.is_shared:
         control.agree_on_step()
     stepped = not control.drops_step and window.step() is not False
-    stepping.count(run.progress, stepped=stepped)
-    if stepped and hot.step_end.chain:
-        hot.step_end.emit(run, STEP_END)
+    if stepped:
+        run.progress.steps += not stepping.has_stepped  # of several optimizers, one step of a round counts
+        if has_receivers and hot.step_end.chain:
+            hot.step_end.emit(run, STEP_END)
+    elif not stepping.is_named:
+        run.progress.skipped_steps += 1
     window.size = 0
     window.zero_grad()
     if stepping.is_named:
-        stepping.deselect(control)
+        stepping.deselect(control, stepped=stepped)
 
 
 def flush(run: RunContext) -> None:
@@ -249,14 +251,14 @@ def evaluate(run: RunContext, phase: ev.Phase) -> bool:
 
 def close_epoch(run: RunContext) -> None:
     """Emit EpochEnd, then a boundary; one that ends early with a postponed validation stays open for a resumed run."""
-    control, work = run.control, run.work
+    control = run.control
     finish_left_batch(run)
     if run.stepping.size and not control.is_rolling_back:
         flush(run)
         control.close_batch()
     if control.is_rolling_back:
         return
-    work.loss = work.batch = None
+    run.work.loss = run.work.batch = None
     run.stepping.clear()
     if control.keeps_epoch_open or not epoch_has_ended(run):
         return

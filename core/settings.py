@@ -14,7 +14,7 @@ from ..events.catalogue import Phase
 from ..events.checks import check_whole_number, known_names
 from ..plugins import Plugins
 from .data.batch import batch_size, check_loader
-from .engines.modules import modules_of
+from .engines.options import modules_of
 from .stepping.optimizers import SINGLE, Optimizers, make_optimizer
 from .task import check_parts, check_task
 
@@ -61,17 +61,16 @@ class Settings:
     epochs: int | None = None
     steps: int | None = None
     hyper_parameters: Mapping[str, Any] = field(default_factory=dict)
+    size_of: Callable[[Any], int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Look up how the samples of a batch are counted: by the task's own `batch_size(batch)`, if it has one."""
+        object.__setattr__(self, "size_of", getattr(self.task, "batch_size", batch_size))
 
     @cached_property
     def modules(self) -> dict[str, torch.nn.Module]:
         """The modules of the task, by name."""
         return modules_of(self.task)
-
-    @cached_property
-    def size_of(self) -> Callable[[Any], int]:
-        """Return the samples in a batch: the task's own `batch_size(batch)`, if it has one."""
-        own: Callable[[Any], int] = getattr(self.task, "batch_size", batch_size)
-        return own
 
 
 def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Settings:

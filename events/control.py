@@ -108,6 +108,7 @@ class Control:
         "history",
         "holds_step",
         "is_evaluating",
+        "is_shared",
         "leaving",
         "loss_scale",
         "pending",
@@ -127,7 +128,7 @@ class Control:
         self._back_request: Request | None = None
         self.pending = self.leaving = self.stopped = self._vetoed = False
         self.agreed: BaseException | None = None
-        self.votes_on_batches = self.votes_on_steps = self.is_evaluating = False
+        self.votes_on_batches = self.votes_on_steps = self.is_evaluating = self.is_shared = False
         self._progress = progress
         self._due: dict[Verb, Request] = {}
         self._later: dict[Verb, Request] = {}  # due at the boundary after the one in which a run was saved
@@ -336,8 +337,6 @@ class Control:
         self._due, self.pending = due, bool(agreed)
 
     # A subclass agrees on requests among several ranks; a single process has nothing to do.
-
-    is_shared = False
 
     @property
     def has_boundary(self) -> bool:

@@ -1,11 +1,12 @@
-"""The options of engines."""
+"""What an engine is given: its options, and the modules of a task."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, TypedDict
+from typing import Any, Literal, TypedDict
 
 import torch
+from torch import nn
 
 PrecisionName = Literal["fp32", "tf32", "bf16", "fp16"]
 
@@ -28,3 +29,10 @@ class EngineOptions(TypedDict, total=False):
     precision: PrecisionName
     deterministic: bool
     cudnn_benchmark: bool
+
+
+def modules_of(task: Any) -> dict[str, nn.Module]:
+    """Return the modules of a task by attribute name; the task itself where it is one."""
+    if isinstance(task, nn.Module):
+        return {"task": task}
+    return {name: value for name, value in vars(task).items() if isinstance(value, nn.Module)}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ...events import Control, Progress
 from ...events.checks import known_names
 from ..engines.contract import LoopEngine
-from ..engines.modules import modules_of
+from ..engines.options import modules_of
 from .optimizers import Optimizer, check_optimizer, held_parameters, trained_parameters
 from .windows import OptimizerWindow, Windows, check_loss
 
@@ -27,16 +27,13 @@ class NamedWindows(Windows):
         taken: the optimizers that the batch in hand had a loss for.
         latest: the losses of the last batch that had some, by the names of their optimizers.
         has_closed: whether a window has ended in this round.
-        has_stepped: whether an optimizer was stepped in it.
     """
 
-    is_named = True
-
     def __init__(self, optimizers: Mapping[str, Any], schedulers: Mapping[str, Any]) -> None:
-        super().__init__(optimizers, schedulers)
+        super().__init__(optimizers, schedulers, is_named=True)
         self.taken: set[str] = set()
         self.latest: dict[str, Tensor] = {}
-        self.has_closed = self.has_stepped = False
+        self.has_closed = False
 
     @property
     def size(self) -> int:
@@ -44,11 +41,15 @@ class NamedWindows(Windows):
         sizes = (window.size for window in self.by_name.values())
         return max(sizes) if self.in_hand is None else self.in_hand.size
 
-    def for_each_loss(self, step: Callable[..., None], run: Any, returned: Any) -> None:
-        """Call `step(run, loss, name)` with each loss that a training step yields, computed after the step before."""
-        with closing(name_losses(returned, run.engine.autocast)) as losses:
-            for name, loss in losses:
-                step(run, loss, name)
+    def for_each_loss(self, step: Callable[..., None]) -> Callable[[Any, Any], None]:
+        """Return what calls `step(run, loss, name)` with each loss that is yielded, computed after the step before."""
+
+        def take_losses(run: Any, returned: Any) -> None:
+            with closing(name_losses(returned, run.engine.autocast)) as losses:
+                for name, loss in losses:
+                    step(run, loss, name)
+
+        return take_losses
 
     def label(self, what: str, name: str) -> str:
         """See the base class."""
@@ -82,29 +83,24 @@ class NamedWindows(Windows):
             self.latest.clear()
         self.is_first_loss = not self.taken
         self.taken.add(window.name)
-        window.loss = self.latest[window.name] = loss
+        self.latest[window.name] = loss
         return window
 
     def select(self, window: OptimizerWindow, control: Control) -> Tensor | None:
         """See the base class."""
-        self.in_hand = window
+        self.in_hand, self.has_closed = window, True
         control.note_optimizer(window.name)
         window.exchange()
         return window.loss
 
-    def deselect(self, control: Control) -> None:
+    def deselect(self, control: Control, *, stepped: bool) -> None:
         """See the base class; whether gradients are dropped is decided for each optimizer."""
+        self.has_stepped |= stepped
         self.in_hand, control.drops_step = None, False
 
     def batch_losses(self) -> tuple[Tensor, ...]:
         """See the base class."""
         return tuple(self.latest.values())
-
-    def count(self, progress: Progress, *, stepped: bool) -> None:
-        """Count the first step of a round."""
-        self.has_closed = True
-        progress.steps += stepped and not self.has_stepped
-        self.has_stepped |= stepped
 
     def end_batch(self) -> None:
         """Let every optimizer have a loss again."""

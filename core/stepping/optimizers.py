@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..engines.modules import modules_of
+from ..engines.options import modules_of
 
 Optimizer = torch.optim.Optimizer | Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 Optimizers = Optimizer | Mapping[str, Optimizer]

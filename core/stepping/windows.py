@@ -67,12 +67,13 @@ class Windows:
         forward: the training step, as the engine runs it.
         is_named: whether the optimizers have names, and a training step yields a loss for each.
         is_first_loss: whether the loss in hand is the first of its batch.
+        has_stepped: whether a step of this round was counted.
+        checked: the one window, once its first loss of the epoch was checked.
     """
 
-    is_named = False
-    is_first_loss = True
-
-    def __init__(self, optimizers: Mapping[str, Any], schedulers: Mapping[str, Any]) -> None:
+    def __init__(self, optimizers: Mapping[str, Any], schedulers: Mapping[str, Any], *, is_named: bool = False) -> None:
+        self.is_named, self.is_first_loss, self.has_stepped = is_named, True, False
+        self.checked: OptimizerWindow | None = None
         self.by_name = {
             name: OptimizerWindow(name, self.label("loss", name), each, schedulers.get(name))
             for name, each in optimizers.items()
@@ -91,9 +92,9 @@ class Windows:
         """The micro-batches in the window in hand, elsewhere in the longest."""
         return self.first.size
 
-    def for_each_loss(self, step: Callable[..., None], run: Any, returned: Any) -> None:
-        """Call `step(run, loss)` with the loss that a training step returned."""
-        step(run, returned)
+    def for_each_loss(self, step: Callable[..., None]) -> Callable[[Any, Any], None]:
+        """Return what calls `step(run, loss)` with the loss that a training step returned."""
+        return step
 
     def label(self, what: str, name: str) -> str:
         """Return the name to track a value of an optimizer by."""
@@ -107,7 +108,7 @@ class Windows:
         """Begin the step of one of several windows; return the loss that it is for."""
         raise NotImplementedError
 
-    def deselect(self, control: Control) -> None:
+    def deselect(self, control: Control, *, stepped: bool) -> None:
         """End the step of one of several windows."""
         raise NotImplementedError
 
@@ -120,22 +121,13 @@ class Windows:
         """
         if name is not None:
             raise ValueError(f"run.step(loss, {name!r}) is for optimizers that trainer.run was given by name.")
-        first = self.first
-        if first.loss is None:  # the first of every epoch
-            check_loss(loss)
-        first.loss = loss
-        return first
+        check_loss(loss)
+        self.checked = self.first
+        return self.first
 
     def batch_losses(self) -> tuple[Tensor, ...]:
         """Return the losses of the last batch that had some, in the order in which they were taken."""
         return () if self.first.loss is None else (self.first.loss,)
-
-    def count(self, progress: Progress, *, stepped: bool) -> None:
-        """Count a window that has ended."""
-        if stepped:
-            progress.steps += 1
-        else:
-            progress.skipped_steps += 1
 
     def end_batch(self) -> None:
         """Do nothing: a batch has one loss."""
@@ -149,6 +141,7 @@ class Windows:
 
     def clear(self) -> None:
         """Drop the losses and windows."""
+        self.checked = None
         for window in self.by_name.values():
             window.loss, window.size = None, 0
 

@@ -7,7 +7,7 @@ from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
 
-from heliograph.core.engines.modules import modules_of
+from heliograph.core.engines.options import modules_of
 from heliograph.core.trainer import Trainer
 from heliograph.events.checks import describe
 from heliograph.testing.resume.errors import UsageError

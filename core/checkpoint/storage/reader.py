@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ....events.checks import known_names
-from ...engines.modules import modules_of
+from ...engines.options import modules_of
 from ...engines.weights import check_fits, load_module
 from ..state.ranks import join_shards
 from ..state.schema import check_schema, is_older, migrate_state

@@ -72,10 +72,9 @@ class SharedControl(Control):
         votes_on_steps: whether they vote on every step, since a plugin of some rank may drop one.
     """
 
-    is_shared = True
-
     def __init__(self, run: SharedRun) -> None:
         super().__init__(run.progress)
+        self.is_shared = True
         self._run, self._engine = run, run.engine
         self._every = int(getattr(run.engine, "agree_every", 1))
         self._judges = self._interrupted = False

@@ -21,7 +21,7 @@ from heliograph import (
 )
 from heliograph.core.data.loaders import LoaderParams
 from heliograph.core.engines.device import DeviceEngine
-from heliograph.core.engines.modules import modules_of
+from heliograph.core.engines.options import modules_of
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 

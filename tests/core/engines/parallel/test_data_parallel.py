@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from heliograph import BatchStart, DataParallelEngine, Run, Task, Trainer
-from heliograph.core.engines.modules import modules_of
+from heliograph.core.engines.options import modules_of
 from heliograph.core.engines.parallel.data_parallel import Split
 from torch import Tensor, nn
 
