@@ -1,4 +1,4 @@
-"""What a run does that fails, or whose own loop is left before its end."""
+"""A run that fails, or whose own loop is left early: it leaves its group of ranks, and is closed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cluster that runs this process has to do with the runs in it."""
+"""A cluster that runs this process: the trainings in it ask its host, such as that of a Ray worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the user's own loop may do wrong, and how a batch that it leaves is finished."""
+"""Errors that a loop of your own may make, and the end of a batch for which it took no step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of a run: it leaves its group; its status, its last events, its errors, its result."""
+"""The end of a run: its status and exit status, its last events, its errors, its result."""
 
 from __future__ import annotations
 

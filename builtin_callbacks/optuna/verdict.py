@@ -1,4 +1,4 @@
-"""What a trial reports, and what its pruner says of it: asked once, even if the process was killed upon the answer."""
+"""What a trial reports, and what its pruner answers: asked once, even if the process was killed after it."""
 
 from __future__ import annotations
 

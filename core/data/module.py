@@ -1,4 +1,4 @@
-"""Data with a life of its own: prepared once, set up for a run, torn down whatever happens."""
+"""`DataModule`, the base class of the user's: prepare, set up, give the data, tear down."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The life of a data module in a run: prepared once, set up, torn down whatever happens."""
+"""What a run calls on a data module: prepare on one process, set up, tear down whatever happens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What accelerate prepared for a run, in the place of the user's own, and the way back."""
+"""What accelerate prepared for a run instead of the user's own objects, and how these are put back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several losses of one batch, each with an optimizer and a window of its own, as in adversarial training."""
+"""Several losses of one batch, each with an optimizer and a window of its own, by name, as in adversarial training."""
 
 from __future__ import annotations
 

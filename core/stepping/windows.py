@@ -1,4 +1,4 @@
-"""The optimizers of a run, each with the window of micro-batches whose gradients its next step is made of."""
+"""The one optimizer of a run, with the window of micro-batches whose gradients its next step is made of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connects the trainings in a worker with the launcher."""
+"""The host of a Ray worker: it connects the trainings in the worker with the launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The attempts of a recording, each with its duration, its end and the checkpoints that it continued from."""
+"""The attempts of a recording as data: duration, end, and the checkpoint that each continued from."""
 
 from __future__ import annotations
 

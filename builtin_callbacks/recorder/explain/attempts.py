@@ -1,4 +1,4 @@
-"""The attempts of a recorded run, in words."""
+"""Sentences on the attempts of a recorded run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checkpoints of a recorded run, in words."""
+"""Sentences on the checkpoints of a recorded run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The requests to the control, in words."""
+"""Sentences on the requests to the control."""
 
 from __future__ import annotations
 

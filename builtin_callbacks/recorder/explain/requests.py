@@ -1,4 +1,4 @@
-"""The requests to the control in a recorded run, and what became of them."""
+"""The requests to the control in a recorded run as data, and what became of them."""
 
 from __future__ import annotations
 

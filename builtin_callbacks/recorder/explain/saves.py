@@ -1,4 +1,4 @@
-"""The checkpoints of a recorded run: who requested each, and whether it was pruned."""
+"""The checkpoints of a recorded run as data: who requested each, and whether it was pruned."""
 
 from __future__ import annotations
 

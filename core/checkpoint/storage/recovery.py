@@ -1,4 +1,4 @@
-"""Interrupted saves and removals: finished if possible, else undone."""
+"""Saves and removals that a kill interrupted: finished at the next start if possible, else undone."""
 
 from __future__ import annotations
 

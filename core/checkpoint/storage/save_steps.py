@@ -1,4 +1,4 @@
-"""The steps of a save: compact, write data and manifest to hidden files, sync, rename; undone if one fails."""
+"""The steps of a save: write data and manifest to hidden files, sync, rename; undone if one of them fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The checkpoints of one training in one folder: written so that an intact one exists at every moment."""
+"""The checkpoints of one training in one folder: saved, removed and pinned so that an intact one always exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading files from any source: a pipe must not block, no content run code or fill the memory."""
+"""Reading files from any source: no pipe may block, no content may run code or fill the memory."""
 
 from __future__ import annotations
 

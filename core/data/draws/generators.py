@@ -1,4 +1,4 @@
-"""Draws of loading: keyed by where a batch is, kept apart from the draws of training."""
+"""Seeding every random generator by a key, and keeping the draws of loading apart from those of training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The generators that objects hold: found however deep, and seeded by where a batch is."""
+"""The random generators that objects hold: found however deep, so that they are seeded too."""
 
 from __future__ import annotations
 

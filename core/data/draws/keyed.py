@@ -1,4 +1,4 @@
-"""Datasets whose random draws are keyed by position, in whichever process; a probe loads the first batch twice.
+"""Datasets in loader workers or here: seeded for each batch by its position; the first batch is loaded twice.
 
 A batch sampler yields `KeyedBatch`es; the dataset seeds every generator by the batch's key and then loads it. The
 collate function follows in the same process and continues the same stream. So no worker holds state, and it does not

@@ -1,4 +1,4 @@
-"""Where batches come from: how each kind of loader is read from a position on, and what a resume with it is worth."""
+"""Reading a `DataLoader`, of map-style or iterable datasets, and any other iterable, from a position on."""
 
 from __future__ import annotations
 

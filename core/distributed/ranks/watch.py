@@ -1,4 +1,4 @@
-"""What each rank reports to the others besides the collectives: that it failed, and where it is."""
+"""What a rank reports to the others outside of collectives: that it failed, and where it is."""
 
 from __future__ import annotations
 

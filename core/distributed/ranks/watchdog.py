@@ -1,4 +1,4 @@
-"""The thread of a watch: it alone talks to the store, and looks after the main thread."""
+"""The thread that notices a rank that hangs or has failed, reports where all ranks are, and ends the process."""
 
 from __future__ import annotations
 
