@@ -35,7 +35,7 @@ class Evaluation:
         self._run = run
         self._phase = phase
         self._forward = run.engine.bind_evaluation(getattr(run.task, f"{phase}_step"))
-        self._means: dict[str, Means] = {dataset: run.means.of_evaluation() for dataset in loaders}
+        self._means: dict[str, Means] = {dataset: run.means.for_evaluation() for dataset in loaders}
         self._counts = dict.fromkeys(loaders, 0)
         run.control.is_evaluating = True
         if run.control.is_shared:

@@ -142,7 +142,7 @@ def step(run: RunContext, loss: Tensor, name: str | None = None) -> None:
     window = stepping.take(name, loss) if name is not None or stepping.checked is None else stepping.checked
     window.loss = run.work.loss = loss
     if stepping.is_first_loss:
-        run.progress.samples += run.data.of_all_ranks(size) if control.is_shared else size
+        run.progress.samples += run.data.sum_of_all_ranks(size) if control.is_shared else size
     if (run.bus.receiver_count and run.hot.log.chain) or control.is_shared:  # of several ranks, another may log
         run.means.add(window.label, loss, size)
     if control.loss_scale == 1.0:

@@ -186,7 +186,7 @@ def newest_of_helios(folder: Path, run_name: str) -> tuple[Path, State] | None:
     Only files that are named like those of the run are read.
     """
     newest: tuple[tuple[int, float], Path, Upgraded] | None = None
-    for path in reader.without_manifest(folder, run_name):
+    for path in reader.files_without_manifest(folder, run_name):
         try:
             found = read_any(path)
         except ValueError:

@@ -160,7 +160,7 @@ class TrainingData:
         """Return how many batches of a validation set this process reads, None where nobody knows."""
         return self._evaluations.length(loader)
 
-    def of_all_ranks(self, size: int) -> int:
+    def sum_of_all_ranks(self, size: int) -> int:
         """Return the samples of the batches that all ranks have in hand.
 
         Args:

@@ -85,7 +85,7 @@ class Means:
             entry.host += float(value) * weight
         entry.weight += weight
 
-    def of_evaluation(self) -> Means:
+    def for_evaluation(self) -> Means:
         """Return new means for one set of an evaluation."""
         return Means()
 

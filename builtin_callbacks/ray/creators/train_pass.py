@@ -49,7 +49,7 @@ class TrainingBatches:
             finally:  # a function may break out of the loop
                 self.samples += size
                 if not self._has_loss:
-                    run.progress.samples += run.data.of_all_ranks(size) if run.control.is_shared else size
+                    run.progress.samples += run.data.sum_of_all_ranks(size) if run.control.is_shared else size
             run.work.is_unstepped = False
 
     def __len__(self) -> int:

@@ -136,10 +136,10 @@ class Replayed:
         lines += [f"  recorded: {each.describe(is_last=each is self.recorded[-1])}" for each in self.recorded]
         lines += [f"  replayed: {end}" for end in self.ends]
         for plugin in self.plugins:
-            lines += self._of_plugin(plugin)
+            lines += self._plugin_lines(plugin)
         return "\n".join(printable(line) for line in [*lines, *self.notes])
 
-    def _of_plugin(self, plugin: str) -> list[str]:
+    def _plugin_lines(self, plugin: str) -> list[str]:
         own = [each for each in self.asked if each.request.by == plugin]
         before = [each for each in own if not each.behind_end]
         after = [each for each in own if each.behind_end]

@@ -20,10 +20,10 @@ from .kinds import (
     SIGNATURES,
     SYMBOLS,
     Kinds,
+    binary_kinds,
     can_compare,
     name_kinds,
-    of_binary,
-    of_unary,
+    unary_kinds,
 )
 from .limits import MAX_DEPTH, check_bits, check_format
 from .parser import Source
@@ -171,14 +171,14 @@ class Checker:
             self._fail(node, RuleSyntaxError, "The language of rules does not have the operator @.")
         if self._may_be_unavailable(left, right):
             left = right = ANY
-        kinds = NEITHER.union(*[of_binary(type(node.op), *types) for types in product(left, right)])
+        kinds = NEITHER.union(*[binary_kinds(type(node.op), *types) for types in product(left, right)])
         if not kinds:
             self._fail(node, RuleTypeError, self._mismatch(node.op, left, right))
         return kinds
 
     def _unary(self, node: ast.UnaryOp) -> Kinds:
         operand = self.kinds(node.operand)
-        kinds = NEITHER.union(*[of_unary(type(node.op), kind) for kind in operand])
+        kinds = NEITHER.union(*[unary_kinds(type(node.op), kind) for kind in operand])
         if not kinds:
             problem = f"{INCORRECT}: {SYMBOLS[type(node.op)]} of {name_kinds(operand)} has no meaning."
             self._fail(node, RuleTypeError, problem)

@@ -42,10 +42,10 @@ SYMBOLS: dict[type[ast.AST], str] = {
 }
 
 
-def of_binary(operator: type[ast.operator], left: type, right: type) -> Kinds:
+def binary_kinds(operator: type[ast.operator], left: type, right: type) -> Kinds:
     """Return what types `left operator right` can have; none where the two do not go together."""
     if left in NUMBERS and right in NUMBERS:
-        return _of_numbers(operator, left, right)
+        return _number_kinds(operator, left, right)
     if operator is ast.Add and left is right and left in SEQUENCES:
         return frozenset({left})
     if operator is ast.Mult and left in SEQUENCES and right in WHOLE:
@@ -57,7 +57,7 @@ def of_binary(operator: type[ast.operator], left: type, right: type) -> Kinds:
     return NEITHER
 
 
-def _of_numbers(operator: type[ast.operator], left: type, right: type) -> Kinds:
+def _number_kinds(operator: type[ast.operator], left: type, right: type) -> Kinds:
     is_whole = left in WHOLE and right in WHOLE
     if operator in SHIFTS or operator in BITWISE:
         if not is_whole:
@@ -68,7 +68,7 @@ def _of_numbers(operator: type[ast.operator], left: type, right: type) -> Kinds:
     return frozenset({int if is_whole and operator is not ast.Div else float})
 
 
-def of_unary(operator: type[ast.unaryop], operand: type) -> Kinds:
+def unary_kinds(operator: type[ast.unaryop], operand: type) -> Kinds:
     """Return what types `operator operand` can have; none where it cannot be."""
     if operator is ast.Not:
         return frozenset({bool})

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import RuleTypeError
 from .access import Reader
-from .kinds import SEQUENCES, SYMBOLS, WHOLE, can_compare, name_kinds, of_binary, of_unary
+from .kinds import SEQUENCES, SYMBOLS, WHOLE, binary_kinds, can_compare, name_kinds, unary_kinds
 from .limits import check_bits, check_length
 from .values import INCORRECT, Held, Unavailable
 
@@ -76,7 +76,7 @@ class Operators:
             RuleTypeError: the two do not go together.
         """
         left, right = self.reader.plain(left), self.reader.plain(right)
-        if not of_binary(kind, type(left), type(right)):
+        if not binary_kinds(kind, type(left), type(right)):
             raise RuleTypeError(mismatch(kind, left, right))
         if kind in LIMITS:
             LIMITS[kind](left, right)
@@ -85,7 +85,7 @@ class Operators:
     def unary(self, kind: type[ast.unaryop], operand: Any) -> Any:
         """Return `operator operand`; raises as a binary one."""
         operand = self.reader.plain(operand)
-        if not of_unary(kind, type(operand)):
+        if not unary_kinds(kind, type(operand)):
             raise RuleTypeError(f"{INCORRECT}: {SYMBOLS[kind]} of {shortened(operand)} has no meaning.")
         return self.checked(UNARY[kind](operand))
 

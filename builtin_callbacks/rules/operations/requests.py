@@ -29,7 +29,7 @@ EVALUATING = (ValidationStart, ValidationBatchStart, ValidationBatchEnd, TestSta
 Verb = Literal["stop", "end_epoch", "request_log", "request_validation", "request_save", "next_phase", "skip_batch", "hold_step", "skip_step", "veto_stop", "cut_validation"]  # fmt: skip  # noqa: E501
 
 
-def asking(verb: Verb) -> Callable[[RuleOperation, Run, RuleFiring], None]:
+def make_request(verb: Verb) -> Callable[[RuleOperation, Run, RuleFiring], None]:
     """Return an action that asks the loop for something, with the rule as the reason."""
 
     def ask(operation: RuleOperation, run: Run, firing: RuleFiring) -> None:  # noqa: ARG001  # a method
@@ -55,14 +55,14 @@ class _Requests(RuleOperation):
         "should_skip_step": "skip_step",
     }
 
-    should_save = asking("request_save")
-    should_log = asking("request_log")
-    should_next_phase = asking("next_phase")
-    should_skip_batch = asking("skip_batch")
-    should_hold_step = asking("hold_step")
-    should_skip_step = asking("skip_step")
-    should_veto_stop = asking("veto_stop")
-    should_cut_validation = asking("cut_validation")
+    should_save = make_request("request_save")
+    should_log = make_request("request_log")
+    should_next_phase = make_request("next_phase")
+    should_skip_batch = make_request("skip_batch")
+    should_hold_step = make_request("hold_step")
+    should_skip_step = make_request("skip_step")
+    should_veto_stop = make_request("veto_stop")
+    should_cut_validation = make_request("cut_validation")
 
 
 class HFControls(_Requests):
@@ -70,9 +70,9 @@ class HFControls(_Requests):
 
     asks: Mapping[str, str] = {**_Requests.asks, "should_training_stop": "stop", "should_evaluate": "validation"}
 
-    should_training_stop = asking("stop")
-    should_epoch_stop = asking("end_epoch")
-    should_evaluate = asking("request_validation")
+    should_training_stop = make_request("stop")
+    should_epoch_stop = make_request("end_epoch")
+    should_evaluate = make_request("request_validation")
 
 
 class Controls(_Requests):
@@ -80,9 +80,9 @@ class Controls(_Requests):
 
     asks: Mapping[str, str] = {**_Requests.asks, "should_stop": "stop", "should_validate": "validation"}
 
-    should_stop = asking("stop")
-    should_end_epoch = asking("end_epoch")
-    should_validate = asking("request_validation")
+    should_stop = make_request("stop")
+    should_end_epoch = make_request("end_epoch")
+    should_validate = make_request("request_validation")
 
 
 class CallFunction(RuleOperation):

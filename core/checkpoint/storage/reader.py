@@ -210,7 +210,7 @@ def under(folder: Path | Manifests, name: str) -> tuple[list[Entry], list[Path]]
     return known, [each.path for each in found if each.entry is None and _is_named_after(name, each.path)]
 
 
-def without_manifest(folder: Path, run_name: str) -> list[Path]:
+def files_without_manifest(folder: Path, run_name: str) -> list[Path]:
     """Return the files that are named like checkpoints of a run, and have no manifest."""
     found = (each for each in Manifests(folder).look() if isinstance(each.problem, MissingManifestError))
     return [each.path for each in found if each.has_data and _is_named_after(run_name, each.path)]

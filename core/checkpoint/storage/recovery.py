@@ -36,7 +36,7 @@ def interrupted_names(files: Files, folder: Path, run_name: str) -> set[str]:
         OSError: a file cannot be read.
     """
     hidden = Hidden.of(folder, run_name)
-    begun, former = _interrupted(files, hidden, folder) if _left(files, hidden) else (None, None)
+    begun, former = _interrupted_entries(files, hidden, folder) if _left(files, hidden) else (None, None)
     entries = (begun, former, _there(files, hidden.doomed))
     return {each.run_name for each in entries if each is not None}
 
@@ -65,7 +65,7 @@ def _finish_or_undo(files: Files, hidden: Hidden, folder: Path) -> list[str]:
     """Finish an interrupted save whose data and manifest are complete; undo any other."""
     if not _left(files, hidden):
         return []
-    begun, former = _interrupted(files, hidden, folder)
+    begun, former = _interrupted_entries(files, hidden, folder)
     ours = [each for each in (begun, former) if each is not None]
     finished = None if begun is None else _finish(files, hidden, begun, ours)
     restored = None
@@ -87,9 +87,9 @@ def _left(files: Files, hidden: Hidden) -> list[Path]:
     return [path for path in (*manifests, *data, hidden.shards, hidden.former_shards) if files.exists(path)]
 
 
-def _interrupted(files: Files, hidden: Hidden, folder: Path) -> tuple[Entry | None, Entry | None]:
+def _interrupted_entries(files: Files, hidden: Hidden, folder: Path) -> tuple[Entry | None, Entry | None]:
     """Return the checkpoint that was being saved, and the one of the same training that it was to replace."""
-    begun = _read(files, hidden.manifest) or _in_place(files, hidden, folder)
+    begun = _read(files, hidden.manifest) or _entry_in_place(files, hidden, folder)
     former = _read(files, hidden.former_manifest)
     if former is None and begun is not None:
         there = _there(files, manifest_path(begun.path))
@@ -97,7 +97,7 @@ def _interrupted(files: Files, hidden: Hidden, folder: Path) -> tuple[Entry | No
     return begun, former
 
 
-def _in_place(files: Files, hidden: Hidden, folder: Path) -> Entry | None:
+def _entry_in_place(files: Files, hidden: Hidden, folder: Path) -> Entry | None:
     """Return the entry of a save whose manifest has its final name already, but not its data or shards."""
     digest = _digest(files, hidden.data)
     manifests = []

@@ -113,20 +113,20 @@ def find_attributes(run: Run) -> dict[str, Attribute]:
     is_training = run.phase == "train"  # during an evaluation, every module is in eval mode
     for root, module in run.modules.items():
         for path, submodule in module.named_modules():
-            found.update(_of_module(f"{root}.{path}" if path else root, submodule, with_mode=is_training))
+            found.update(_module_attributes(f"{root}.{path}" if path else root, submodule, with_mode=is_training))
     if not isinstance(run.task, nn.Module):
         found.update(_attributes_of(run.task, "task", skip=run.modules))
     for name, optimizer in run.optimizers.items():
         names = [each for each in vars(optimizer) if each.startswith("_") and not _is_own(optimizer)]
-        found.update(_without_holder(_attributes_of(optimizer, name, skip=OPTIMIZER_ATTRIBUTES.union(names))))
+        found.update(_drop_holders(_attributes_of(optimizer, name, skip=OPTIMIZER_ATTRIBUTES.union(names))))
         found.update(_hooks(optimizer, name, OPTIMIZER_HOOKS))
     for name, scheduler in run.schedulers.items():
-        found.update(_without_holder(_of_scheduler(scheduler, f"the scheduler of {name}")))
+        found.update(_drop_holders(_scheduler_attributes(scheduler, f"the scheduler of {name}")))
     sets = run.validation_loaders
     loaders = {"": run.train_loader, **{f"validation {name} ".replace("  ", " "): each for name, each in sets.items()}}
     for prefix, loader in loaders.items():
         for name in READERS:
-            found.update(_of_reader(getattr(loader, name, None), f"{prefix}{name.replace('_', ' ')}"))
+            found.update(_reader_attributes(getattr(loader, name, None), f"{prefix}{name.replace('_', ' ')}"))
     return found
 
 
@@ -137,18 +137,18 @@ def _attributes_of(holder: Any, where: str, skip: Any = ()) -> Iterator[tuple[st
             yield f"{where}.{name}", Attribute(value, holder, name, package=package)
 
 
-def _of_module(where: str, module: nn.Module, *, with_mode: bool) -> Iterator[tuple[str, Attribute]]:
+def _module_attributes(where: str, module: nn.Module, *, with_mode: bool) -> Iterator[tuple[str, Attribute]]:
     yield from _attributes_of(module, where, MODULE_ATTRIBUTES if with_mode else MODULE_ATTRIBUTES | {"training"})
     yield f"{where}.{CLASS}", Attribute(type(module).__qualname__)
     for name, parameter in module._parameters.items():
         if parameter is not None:
-            yield from _of_parameter(f"{where}.{name}", parameter)
+            yield from _parameter_attributes(f"{where}.{name}", parameter)
     for name in module._non_persistent_buffers_set:
         yield f"{where}.{name}", Attribute(module._buffers[name], module, name)
     yield from _hooks(module, where, MODULE_HOOKS)
 
 
-def _of_parameter(where: str, parameter: nn.Parameter) -> Iterator[tuple[str, Attribute]]:
+def _parameter_attributes(where: str, parameter: nn.Parameter) -> Iterator[tuple[str, Attribute]]:
     yield f"{where}.requires_grad", Attribute(parameter.requires_grad, parameter, "requires_grad")
     for name, value in vars(parameter).items():
         if not name.startswith("_"):  # an engine's own
@@ -163,7 +163,7 @@ def _hooks(holder: Any, where: str, kinds: Iterable[str]) -> Iterator[tuple[str,
             yield f"{where}.{kind.removeprefix('_')}", Attribute(hooks)
 
 
-def _of_scheduler(scheduler: Any, where: str) -> Iterator[tuple[str, Attribute]]:
+def _scheduler_attributes(scheduler: Any, where: str) -> Iterator[tuple[str, Attribute]]:
     kept: Mapping[str, Any] = scheduler.state_dict()
     for path, each in _attributes_of(scheduler, where, skip=SCHEDULER_ATTRIBUTES):
         name = path.rpartition(".")[2]
@@ -171,14 +171,14 @@ def _of_scheduler(scheduler: Any, where: str) -> Iterator[tuple[str, Attribute]]
             yield path, each
 
 
-def _of_reader(reader: Any, where: str) -> Iterator[tuple[str, Attribute]]:
+def _reader_attributes(reader: Any, where: str) -> Iterator[tuple[str, Attribute]]:
     """Yield the attributes of the user's own dataset, sampler or function, inside of torch's wrappers too."""
     if isinstance(reader, Subset):
         yield f"{where}.indices", Attribute(list(reader.indices), is_data=True)
-        yield from _of_reader(reader.dataset, where)
+        yield from _reader_attributes(reader.dataset, where)
     elif isinstance(reader, ConcatDataset):
         for number, each in enumerate(reader.datasets):
-            yield from _of_reader(each, f"{where} {number}")
+            yield from _reader_attributes(each, f"{where} {number}")
     elif isinstance(reader, TensorDataset):
         for number, tensor in enumerate(reader.tensors):
             yield f"{where}.tensors {number}", Attribute(tensor, is_data=True)
@@ -199,7 +199,7 @@ def _of_reader(reader: Any, where: str) -> Iterator[tuple[str, Attribute]]:
             yield path, Attribute(attribute.value, is_data=True, package=attribute.package, follows_epoch=follows_epoch)
 
 
-def _without_holder(found: Iterator[tuple[str, Attribute]]) -> Iterator[tuple[str, Attribute]]:
+def _drop_holders(found: Iterator[tuple[str, Attribute]]) -> Iterator[tuple[str, Attribute]]:
     """Yield attributes without their holders: they are compared only."""
     for where, each in found:
         yield where, Attribute(each.value, package=each.package)

@@ -46,13 +46,13 @@ def find_numbers(run: Run) -> dict[str, dict[str, Any]]:
     logs; a list, dict or set that is a default argument is not.
     """
     pending, seen = deque[Any](_roots(run)), set[int]()
-    found = {variable.key: variable for variable in _of_objects(run) if is_number(variable.value)}
+    found = {variable.key: variable for variable in _object_variables(run) if is_number(variable.value)}
     while pending and len(seen) < MOST:
         thing = pending.popleft()
         if id(thing) in seen:
             continue
         seen.add(id(thing))
-        for variable in _of_class(thing) if isinstance(thing, type) else _of_function(thing):
+        for variable in _class_variables(thing) if isinstance(thing, type) else _function_variables(thing):
             pending += _functions_in(variable.value)
             if is_number(variable.value) or (variable.is_default and isinstance(variable.value, list | dict | set)):
                 found[variable.key] = variable
@@ -109,7 +109,7 @@ def _objects(run: Run) -> Iterator[Any]:
     yield from (plugin for name in run.plugins.names() if affects_training(plugin := run.plugins[name]))
 
 
-def _of_objects(run: Run) -> Iterator[Variable]:
+def _object_variables(run: Run) -> Iterator[Variable]:
     """Yield the attributes of objects that listen, or whose methods do, and that no plugin connected."""
     for receiver, subscription in _receivers(run):
         if isinstance(subscription.owner, FunctionName) and (holder := receiver_object(run, receiver)) is not None:
@@ -119,7 +119,7 @@ def _of_objects(run: Run) -> Iterator[Variable]:
                     yield Variable((id(holder), name), f"{name} of a {kind.__module__}.{kind.__qualname__}", value)
 
 
-def _of_class(kind: type) -> Iterator[Variable]:
+def _class_variables(kind: type) -> Iterator[Variable]:
     bases = [base for base in type.mro(kind) if type(base.__module__) is str and is_users(base.__module__)]
     ignored = next((names for base in bases if (names := vars(base).get("resume_ignores"))), ())
     for base in bases:
@@ -129,10 +129,10 @@ def _of_class(kind: type) -> Iterator[Variable]:
                 yield Variable((id(base), name), f"{base.__module__}.{base.__qualname__}.{name}", value)
 
 
-def _of_function(function: FunctionType) -> Iterator[Variable]:
+def _function_variables(function: FunctionType) -> Iterator[Variable]:
     name, space = f"{function.__module__}.{function.__qualname__}", function.__globals__
     for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        yield from _in_cell(f"{variable} in {name}", cell)
+        yield from _cell_variables(f"{variable} in {name}", cell)
     defaults = dict(enumerate(function.__defaults__ or ())) | (function.__kwdefaults__ or {})
     for key, value in defaults.items():
         yield Variable((id(function), f"default {key}"), f"default {key} of {name}", value, is_default=True)
@@ -143,7 +143,7 @@ def _of_function(function: FunctionType) -> Iterator[Variable]:
             yield Variable((id(space), key), f"the global {key} of {function.__module__}", space[key])
 
 
-def _in_cell(where: str, cell: CellType) -> Iterator[Variable]:
+def _cell_variables(where: str, cell: CellType) -> Iterator[Variable]:
     try:
         yield Variable((id(cell), 0), where, cell.cell_contents)
     except ValueError:  # not filled yet

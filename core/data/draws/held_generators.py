@@ -207,7 +207,7 @@ class _Walk:
         self._descend(self._admitted(holders))
         of_data = {kind for each in self.data.values() for kind in each.classes}
         for kind in sorted(of_data, key=lambda each: (module_of(each), each.__qualname__)):
-            self._descend(self._admitted(self._of_class(kind)))
+            self._descend(self._admitted(self._class_parts(kind)))
         outer, self._sets = self._sets, []
         for each in outer:
             before, pending = len(self.found), [each]
@@ -248,7 +248,7 @@ class _Walk:
         if kind in CONTAINERS or shape.family is Family.ARRAY:
             return self._items(holder, shape.base)
         if shape.family is Family.CLASS:
-            return self._of_class(holder, whole=True)
+            return self._class_parts(holder, whole=True)
         if shape.family is Family.CODE:
             return _code_parts(holder)
         parts = [*attributes_of(holder).values(), *(_slot(each, holder) for each in shape.slots)]
@@ -257,7 +257,7 @@ class _Walk:
         elif shape.is_private:  # what the collector lists has no order that a copy keeps, but a library's own order
             parts += [each for each in gc.get_referents(holder) if not isinstance(each, type)]
         if kind not in self._classes:
-            parts += self._of_class(kind)
+            parts += self._class_parts(kind)
         return parts
 
     def _items(self, holder: Any, base: Any) -> Sequence[Any]:
@@ -283,7 +283,7 @@ class _Walk:
             self._kept.append(items)
         return items
 
-    def _of_class(self, kind: type, *, whole: bool = False) -> Iterator[Any]:
+    def _class_parts(self, kind: type, *, whole: bool = False) -> Iterator[Any]:
         self._classes.add(kind)
         return class_parts(kind, whole=whole)
 

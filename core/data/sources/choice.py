@@ -25,7 +25,7 @@ def source_of(loader: Any, share: Share = ALONE, *, per_sample: bool = False, en
     if type(loader) in (list, tuple):
         source = SequenceSource(loader, share)
     else:
-        source = _of_loader(loader, share, engine, per_sample=per_sample)
+        source = _choose_source(loader, share, engine, per_sample=per_sample)
     if source.as_it_is and share.turns > 1:
         raise ValueError(
             f"loader_params['as_ranks'] deals one order out to {share.ranks} ranks, but a {type(loader).__name__} is "
@@ -39,7 +39,7 @@ def source_of(loader: Any, share: Share = ALONE, *, per_sample: bool = False, en
     return source
 
 
-def _of_loader(loader: Any, share: Share, engine: Engine | None, *, per_sample: bool) -> Source:
+def _choose_source(loader: Any, share: Share, engine: Engine | None, *, per_sample: bool) -> Source:
     from ..order.choice import order_of
     from .contract import Sourced
     from .dataloader import ForeignSource, IterableSource, MapSource

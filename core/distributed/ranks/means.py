@@ -27,7 +27,7 @@ class SharedMeans(Means):
         super().__init__()
         self._engine = engine
 
-    def of_evaluation(self) -> Means:
+    def for_evaluation(self) -> Means:
         """Return new means for one set of an evaluation: its values are added up when all ranks have theirs."""
         return Terms()
 

@@ -55,7 +55,7 @@ class Sharding:
         for root in self.roots:
             chosen = set(blocks(root) if wrap is None else filter(wrap, root.modules()))
             chosen |= {each for each in root.modules() if each in named or isinstance(each, apart)}
-            for module in in_order(root, chosen):
+            for module in sort_inner_first(root, chosen):
                 former = [each for each in module.parameters() if each in self._devices]
                 shard(module)
                 for plain in former:  # at once, so that never the whole model is on the device
@@ -202,7 +202,7 @@ def blocks(module: nn.Module) -> Iterator[nn.Module]:
             yield from blocks(child)
 
 
-def in_order(root: nn.Module, chosen: Iterable[nn.Module]) -> list[nn.Module]:
+def sort_inner_first(root: nn.Module, chosen: Iterable[nn.Module]) -> list[nn.Module]:
     """Return the chosen modules and the root, inner ones first.
 
     One without parameters is left out, and one that shares a parameter with others: it stays with what is around it.

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 import pytest
-from heliograph.builtin_callbacks.rules.language.kinds import ANY, SIGNATURES, can_compare, of_binary, of_unary
+from heliograph.builtin_callbacks.rules.language.kinds import ANY, SIGNATURES, binary_kinds, can_compare, unary_kinds
 from heliograph.builtin_callbacks.rules.language.operators import BINARY, ORDER, UNARY
 
 SAMPLES: list[Any] = [
@@ -43,7 +43,7 @@ def pairs(operators: Any) -> Iterator[tuple[Any, Any, Any]]:
 def test_binary_operators_give_what_is_said_of_them() -> None:
     seen: dict[tuple[Any, type, type], set[type]] = {}
     for kind, left, right in pairs(BINARY):
-        said = of_binary(kind, type(left), type(right))
+        said = binary_kinds(kind, type(left), type(right))
         try:
             given = type(BINARY[kind](left, right))
         except TypeError:
@@ -56,15 +56,15 @@ def test_binary_operators_give_what_is_said_of_them() -> None:
             assert given in {*said, complex}, (kind, left, right)
             seen.setdefault((kind, type(left), type(right)), set()).add(given)
     assert len(seen) > 100
-    assert of_binary(ast.Pow, int, int) == seen[ast.Pow, int, int] == {int, float}
+    assert binary_kinds(ast.Pow, int, int) == seen[ast.Pow, int, int] == {int, float}
 
 
 def test_unary_operators_give_what_is_said_of_them() -> None:
     for kind, value in product(UNARY, SAMPLES):
-        said = of_unary(kind, type(value))
+        said = unary_kinds(kind, type(value))
         assert not said or type(UNARY[kind](value)) in said
         assert bool(said) == (type(value) in ((bool, int) if kind is ast.Invert else (bool, int, float)))
-    assert of_unary(ast.Not, list) == {bool}
+    assert unary_kinds(ast.Not, list) == {bool}
 
 
 def test_values_can_be_ordered_where_python_orders_them() -> None:
