@@ -11,7 +11,8 @@ import heliograph as h
 import torch
 from heliograph.builtin_callbacks.recorder.format.lines import encode, encode_attempt, encode_head
 from heliograph.builtin_callbacks.recorder.format.records import Attempt, Batches, Entry
-from torch import Tensor, nn
+from heliograph.tests.kit import class_batches, sgd
+from torch import nn
 
 PLAIN = Attempt(
     name="a1",
@@ -54,16 +55,10 @@ def write(path: Path, *attempts: Attempt) -> Path:
     return path
 
 
-def data(batches: int = 8) -> list[tuple[Tensor, Tensor]]:
-    """Return batches of 3 samples, the same every time."""
-    generator = torch.Generator().manual_seed(0)
-    return [(torch.randn(3, 4, generator=generator), torch.tensor([0, 1, 0])) for _ in range(batches)]
-
-
 def fit(plugins: Sequence[Any], *, batches: int = 8, epochs: int = 2, **options: Any) -> tuple[h.RunResult, nn.Module]:
     """Train a small model; return the result and the model."""
     torch.manual_seed(0)
     model = nn.Linear(4, 2)
     task = h.Supervised(model, nn.functional.cross_entropy)
-    options = {"validation": data(3), "optimizer": lambda each: torch.optim.SGD(each, lr=0.1), **options}
-    return h.Trainer(plugins, device="cpu").fit(task, data(batches), epochs=epochs, **options), model
+    options = {"validation": class_batches(3), "optimizer": sgd(), **options}
+    return h.Trainer(plugins, device="cpu").fit(task, class_batches(batches), epochs=epochs, **options), model

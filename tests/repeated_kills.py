@@ -16,6 +16,7 @@ from typing import Any
 
 import heliograph as h
 import torch
+from heliograph.tests.kit import adam, random_batches
 from torch import Tensor, nn
 
 SAVES = 5  # steps
@@ -94,8 +95,7 @@ class TwoLosses(h.Task):
 def train(name: str, folder: Path, kill_at: int) -> h.RunResult:
     """Train one attempt."""
     torch.manual_seed(0)
-    generator = torch.Generator().manual_seed(0)
-    batches = [(torch.randn(3, 4, generator=generator), torch.randn(3, 2, generator=generator)) for _ in range(10)]
+    batches = random_batches(10, 3)
     plugins: list[Any] = [
         h.RNGCapture(),
         h.SaveSchedule(h.Every(steps=SAVES)),
@@ -105,13 +105,13 @@ def train(name: str, folder: Path, kill_at: int) -> h.RunResult:
     ]
     plugins += [LeavesOut()] if name == "leaves_out" else []
     plugins += [h.GradientAccumulation(2)] if name == "accumulates" else []
-    optimizer: Any = lambda parameters: torch.optim.Adam(parameters, lr=0.01)  # noqa: E731
+    optimizer: Any = adam()
     task: Any = (Counting if name == "counts" else h.Supervised)(
         nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.2), nn.Linear(8, 2)), nn.functional.mse_loss
     )
     if name in ("two_losses", "second_loss_differs"):
         task = TwoLosses(counts=name == "second_loss_differs")
-        optimizer = {each: lambda parameters: torch.optim.Adam(parameters, lr=0.01) for each in ("one", "other")}
+        optimizer = {each: adam() for each in ("one", "other")}
     return h.Trainer(plugins, device="cpu").fit(task, batches, optimizer=optimizer, steps=END)
 
 

@@ -13,6 +13,7 @@ import torch
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.replay.replay import replay
 from heliograph.builtin_callbacks.recorder.replay.report import Replayed
+from heliograph.tests.kit import sgd
 from torch import Tensor, nn
 
 Facts = tuple[str, str, str, int, int, int, int, str]
@@ -245,7 +246,7 @@ def _fit(trainer: h.Trainer, scenario: Scenario) -> None:
     trainer.fit(
         ScriptedTask(scenario),
         batches if scenario.sized else Unsized(batches),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        optimizer=sgd(),
         **options,
     )
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.events import CATALOGUE
+from heliograph.tests.kit import adam
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -165,7 +166,7 @@ def fit(folder: Path, asker: Asker, resume: Path | None = None, *, seed: int = 0
         task,
         DataLoader(data, 2, shuffle=True),
         validation=DataLoader(data, 5),
-        optimizer=lambda each: torch.optim.Adam(each, 0.05),
+        optimizer=adam(0.05),
         scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
         epochs=2,
         name="cut",

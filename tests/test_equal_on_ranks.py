@@ -20,6 +20,7 @@ from heliograph.tests.core.engines.parallel.test_ddp import (
     micro_batches,
     trained,
 )
+from heliograph.tests.kit import sgd
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -76,14 +77,10 @@ class Several(Task):
             yield name, cross_entropy(model(batch[0]), batch[1])
 
 
-def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1)
-
-
 def exchanged(window: int, several: bool, **options: Any) -> tuple[int, Counter[int]]:
     """Return the steps taken, and how many all-reduces of gradients gloo did, by their numbers of elements."""
     task: Any = Several() if several else Supervised(net(), cross_entropy)
-    optimizer: Any = {"one": sgd, "other": sgd} if several else sgd
+    optimizer: Any = {"one": sgd(), "other": sgd()} if several else sgd()
     trainer = Trainer([GradientAccumulation(window)], engine=DDPEngine(**options))
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
         result = trainer.fit(task, micro_batches(12), optimizer=optimizer, epochs=1)

@@ -33,11 +33,11 @@ from heliograph import (
     on,
 )
 from heliograph.core.data.loaders import LoaderParams
+from heliograph.tests.kit import Batch
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public all the same
 
-Batch = tuple[Tensor, Tensor]
 TIMEOUT = 60.0  # seconds of the engine, and of a wait for another rank's end
 OWN, TOLD = "OwnError", "RankFailed"
 

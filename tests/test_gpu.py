@@ -8,6 +8,7 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
+from heliograph.tests.kit import Batch, random_batches
 from torch import Tensor, nn
 
 pytestmark = [
@@ -23,9 +24,8 @@ def made_task() -> h.Supervised:
     return h.Supervised(model, nn.functional.mse_loss)
 
 
-def batches(count: int = STEPS) -> list[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(0)
-    return [(torch.randn(8, 16, generator=generator), torch.randn(8, 1, generator=generator)) for _ in range(count)]
+def batches(count: int = STEPS) -> list[Batch]:
+    return random_batches(count, 8, inputs=16, outputs=1)
 
 
 def weights_after(*plugins: Any, precision: str = "fp32", **options: Any) -> list[Tensor]:

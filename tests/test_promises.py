@@ -13,6 +13,7 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
+from heliograph.tests.kit import adam, sgd
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -79,10 +80,6 @@ def classifier() -> tuple[h.Supervised, list[tuple[Tensor, Tensor]]]:
     return h.Supervised(model, nn.functional.cross_entropy, metrics={"accuracy": h.accuracy}), batches
 
 
-def adam(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, 1e-2)
-
-
 class Losses(h.Plugin):
     """Keeps every loss."""
 
@@ -98,14 +95,14 @@ def losses(*plugins: h.Plugin, validated: bool = False) -> list[float]:
     task, batches = classifier()
     watch = Losses()
     trainer = h.Trainer([h.RNGCapture(), *plugins, watch], device="cpu")
-    trainer.fit(task, batches, validation=batches if validated else None, optimizer=adam, epochs=3)
+    trainer.fit(task, batches, validation=batches if validated else None, optimizer=adam(), epochs=3)
     return watch.values
 
 
 def test_a_stranger_learns_something_in_one_call() -> None:
     task, batches = classifier()
     trainer = h.Trainer([h.RNGCapture(), h.ValidationSchedule(h.Every(epochs=1))], device="cpu")
-    result = trainer.fit(task, batches, validation=batches, optimizer=adam, epochs=30)
+    result = trainer.fit(task, batches, validation=batches, optimizer=adam(), epochs=30)
     assert result.metrics["validation/accuracy"] > 0.95
 
 
@@ -125,7 +122,7 @@ def test_a_decision_says_who_made_it_and_why() -> None:
     trainer = h.Trainer(
         [h.ValidationSchedule(h.Every(epochs=1)), h.EarlyStopping("validation/loss", patience=1, min_delta=5.0)]
     )
-    result = trainer.fit(task, batches, validation=batches, optimizer=adam, epochs=50)
+    result = trainer.fit(task, batches, validation=batches, optimizer=adam(), epochs=50)
     assert (result.status, result.stopped_by) == ("stopped", "early_stopping")
     assert result.reason.startswith("validation/loss has not improved on ")
     assert str(result.history).splitlines()[-1].startswith("epoch 2 batch 0 step 16  early_stopping: stop - ")
@@ -149,7 +146,7 @@ def test_the_best_checkpoint_holds_the_best_weights(tmp_path: Path) -> None:
             h.Checkpoint(tmp_path, metadata="loss_{validation/loss:.4f}", keep_best=1, monitor="validation/loss"),
         ]
     )
-    result = trainer.fit(task, batches, validation=batches, optimizer=lambda each: torch.optim.SGD(each, 3.0), epochs=6)
+    result = trainer.fit(task, batches, validation=batches, optimizer=sgd(3.0), epochs=6)
     assert result.best_checkpoint is not None
     assert f"_loss_{min(seen):.4f}.pth" in result.best_checkpoint.name
     h.load_weights(task, result.best_checkpoint)
@@ -165,10 +162,10 @@ def test_plugins_are_toggled_while_the_run_goes_on() -> None:
         (trainer.plugins.disable if event.epoch == 0 else trainer.plugins.enable)("losses")
 
     trainer.bus.on(h.EpochEnd, toggle)
-    trainer.fit(task, batches, optimizer=adam, epochs=3)
+    trainer.fit(task, batches, optimizer=adam(), epochs=3)
     assert len(watch.values) == 16
     with trainer.plugins.disabled("losses"):
-        trainer.fit(task, batches, optimizer=adam, epochs=1)
+        trainer.fit(task, batches, optimizer=adam(), epochs=1)
     assert len(watch.values) == 16
     assert trainer.plugins.is_enabled(Losses)
 
@@ -187,7 +184,7 @@ def test_a_plugin_of_ten_lines_is_enough() -> None:
 
     task, batches = classifier()
     trainer = h.Trainer([h.LogSchedule(h.Every(steps=8)), StopAtLoss(0.3)], device="cpu")
-    result = trainer.fit(task, batches, optimizer=adam)
+    result = trainer.fit(task, batches, optimizer=adam())
     assert (result.status, result.stopped_by, result.reason) == (
         "stopped",
         "stop_at_loss",
@@ -202,7 +199,7 @@ def test_an_outage_of_a_logger_does_not_kill_a_run_and_a_lost_checkpoint_does(
     task, batches = classifier()
     schedules = [h.LogSchedule(h.Every(steps=1)), h.SaveSchedule(h.Every(steps=4))]
     trainer = h.Trainer([*schedules, h.JsonlLog(tmp_path / "file" / "log.jsonl"), h.Checkpoint(tmp_path)], device="cpu")
-    result = trainer.fit(task, batches, optimizer=adam, epochs=1)
+    result = trainer.fit(task, batches, optimizer=adam(), epochs=1)
     assert result.status == "completed"
     assert len(result.plugin_errors["jsonl_log"]) == 3
     assert result.notes == ("plugin 'jsonl_log' was switched off after 3 errors",)
@@ -212,7 +209,7 @@ def test_an_outage_of_a_logger_does_not_kill_a_run_and_a_lost_checkpoint_does(
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left on device"):
-        trainer.fit(task, batches, optimizer=adam, epochs=1)
+        trainer.fit(task, batches, optimizer=adam(), epochs=1)
     assert [path.name for path in tmp_path.glob("*.pth*")] == ["run_epoch_0_iter_8.pth"]
 
 
@@ -232,11 +229,11 @@ def test_everything_is_closed_on_every_ending(tmp_path: Path) -> None:
     )
     handle = trainer.bus.on(h.StepEnd, fail)
     with pytest.raises(KeyboardInterrupt):
-        trainer.fit(task, batches, optimizer=adam, epochs=1)
+        trainer.fit(task, batches, optimizer=adam(), epochs=1)
     assert logging.getLogger("heliograph").handlers == handlers
     assert not list(getattr(tqdm, "_instances", []))
     handle.remove()
-    assert trainer.fit(task, batches, optimizer=adam, epochs=1).status == "completed"
+    assert trainer.fit(task, batches, optimizer=adam(), epochs=1).status == "completed"
 
 
 def test_any_iterable_of_batches_is_a_loader() -> None:
@@ -248,5 +245,5 @@ def test_any_iterable_of_batches_is_a_loader() -> None:
             return iter(batches)
 
     for loader in (batches, tuple(batches), Stream(), DataLoader(dataset, batch_size=8)):
-        result = h.Trainer(device="cpu").fit(task, loader, optimizer=adam, epochs=2)
+        result = h.Trainer(device="cpu").fit(task, loader, optimizer=adam(), epochs=2)
         assert (result.progress.steps, result.progress.samples) == (16, 128)

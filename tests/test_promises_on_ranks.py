@@ -8,6 +8,7 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
+from heliograph.tests.kit import sgd
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -45,7 +46,7 @@ def train(folder: Path, *plugins: h.Plugin, epochs: int = 2) -> tuple[Any, ...]:
         data,
         loader_params={"global_batch_size": 8, "shuffle": True},
         validation=DataLoader(data, batch_size=8),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        optimizer=sgd(),
         epochs=epochs,
     )
     weights = [each.tolist() for each in model.parameters()]

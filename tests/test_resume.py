@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.core.checkpoint.storage import Files
+from heliograph.tests.kit import adam
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -480,7 +481,7 @@ def run_attempt(
             task,
             **data_of(scenario, workers),
             validation=validation,
-            optimizer=lambda each: torch.optim.Adam(each, 0.05),
+            optimizer=adam(0.05),
             scheduler=scheduler_of(scenario),
             epochs=scenario.epochs,
             steps=scenario.steps,

@@ -18,6 +18,7 @@ import torch
 from heliograph.core.checkpoint.state.compatibility import BatchChange
 from heliograph.core.engines.options import PrecisionName
 from heliograph.tests import test_resume as alone
+from heliograph.tests.kit import adam, sgd
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
@@ -155,11 +156,11 @@ def rank() -> int:
 
 
 def optimizers_of(scenario: Scenario) -> dict[str, Any]:
-    optimizer: Any = lambda each: torch.optim.Adam(each, 0.05)  # noqa: E731  # one of several, then
+    optimizer: Any = adam(0.05)  # one of several, then
     scheduler = alone.scheduler_of(scenario)
     if not scenario.several:
         return {"optimizer": optimizer, "scheduler": scheduler}
-    several = {"first": optimizer, "second": lambda each: torch.optim.SGD(each, 0.02, momentum=0.9)}
+    several = {"first": optimizer, "second": sgd(0.02, momentum=0.9)}
     return {"optimizer": several, "scheduler": scheduler and dict.fromkeys(several, scheduler)}
 
 

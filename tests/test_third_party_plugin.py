@@ -32,6 +32,7 @@ from heliograph import (
     ValidationStart,
 )
 from heliograph.core.checkpoint import storage
+from heliograph.tests.kit import sgd
 from torch import Tensor, nn
 
 EXAMPLE = Path(__file__).parents[1] / "docs" / "examples" / "heliograph-weight-averaging"
@@ -256,7 +257,7 @@ def found(trainer: Trainer) -> dict[str, tuple[str, bool]]:
 def one_epoch(trainer: Trainer) -> None:
     task = Supervised(nn.Linear(1, 1), nn.functional.mse_loss)
     batch = (torch.ones(2, 1), torch.zeros(2, 1))
-    trainer.fit(task, [batch], optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1), epochs=1)
+    trainer.fit(task, [batch], optimizer=sgd(), epochs=1)
 
 
 def test_broken_package_harms_only_who_asks_for_it(install: Install) -> None:

@@ -8,14 +8,8 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from torch import Tensor, nn
-
-Batch = tuple[Tensor, Tensor]
-
-
-def batches(number: int = 4) -> list[Batch]:
-    generator = torch.Generator().manual_seed(0)
-    return [(torch.randn(3, 4, generator=generator), torch.tensor([0, 1, 0])) for _ in range(number)]
+from heliograph.tests.kit import Batch, class_batches
+from torch import nn
 
 
 def fit(*plugins: Any, data: list[Batch] | None = None, **options: Any) -> h.RunResult:
@@ -23,7 +17,7 @@ def fit(*plugins: Any, data: list[Batch] | None = None, **options: Any) -> h.Run
     task = h.Supervised(nn.Linear(4, 2), nn.functional.cross_entropy)
     options.setdefault("epochs", 2)
     optimizer = torch.optim.SGD(task.model.parameters(), 0.1)
-    return h.Trainer(plugins, device="cpu").fit(task, data or batches(), optimizer=optimizer, **options)
+    return h.Trainer(plugins, device="cpu").fit(task, data or class_batches(4), optimizer=optimizer, **options)
 
 
 def test_3_an_error_is_never_turned_into_a_return_value() -> None:
@@ -71,7 +65,7 @@ def test_12_steady_gains_below_the_threshold_add_up() -> None:
         def say(self, run: h.Run, event: h.ValidationEnd) -> None:
             event.metrics["validation/loss"] = next(values)
 
-    result = fit(h.ValidationSchedule(h.Every(epochs=1)), Script(), stopper, validation=batches(1), epochs=5)
+    result = fit(h.ValidationSchedule(h.Every(epochs=1)), Script(), stopper, validation=class_batches(1), epochs=5)
     assert (result.status, stopper.best) == ("completed", 0.85)
 
 
@@ -113,12 +107,12 @@ def test_17_a_second_fit_and_a_test_on_one_trainer_find_what_the_first_left(tmp_
     task = h.Supervised(nn.Linear(4, 2), nn.functional.cross_entropy)
     trainer = h.Trainer([h.SaveSchedule(h.Every(epochs=1)), h.Checkpoint(tmp_path, resume="auto")], device="cpu")
     results = [
-        trainer.fit(task, batches(), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=epochs)
+        trainer.fit(task, class_batches(4), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=epochs)
         for epochs in (1, 2)
     ]
     assert [result.progress.epoch for result in results] == [1, 2]
     assert [path.name for path in tmp_path.glob("*.pth")] == ["run_epoch_2_iter_8.pth"]
-    assert trainer.test(task, batches()).status == "completed"
+    assert trainer.test(task, class_batches(4)).status == "completed"
 
 
 def test_19_the_tail_of_an_accumulation_is_stepped_with_its_weight_and_windows_end_with_the_epoch() -> None:

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 from heliograph import BatchEnd, Run, Supervised, Task, Trainer
+from heliograph.tests import kit
+from heliograph.tests.kit import Batch, random_batches
 from torch import Tensor, nn
-
-Batch = tuple[Tensor, Tensor]
 
 
 @pytest.fixture(autouse=True)
@@ -29,13 +29,7 @@ def _global_generators() -> Iterator[None]:
 def batches() -> Callable[..., list[Batch]]:
     """Return a maker of lists of random batches of (inputs, targets)."""
 
-    def make(count: int = 5, size: int = 4, seed: int = 0) -> list[Batch]:
-        generator = torch.Generator().manual_seed(seed)
-        return [
-            (torch.randn(size, 4, generator=generator), torch.randn(size, 2, generator=generator)) for _ in range(count)
-        ]
-
-    return make
+    return random_batches
 
 
 @pytest.fixture
@@ -98,4 +92,4 @@ def losses() -> Callable[[Trainer], list[float]]:
 @pytest.fixture
 def sgd() -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
     """Return an optimizer with a state of its own."""
-    return lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    return kit.sgd(momentum=0.9)

@@ -18,15 +18,13 @@ from heliograph import (
     Trainer,
     on,
 )
+from heliograph.tests.kit import Batch, random_batches, sgd
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-Batch = tuple[Tensor, Tensor]
-
 
 def batches(count: int) -> list[Batch]:
-    generator = torch.Generator().manual_seed(1)
-    return [(torch.randn(3, 2, generator=generator), torch.randn(3, 1, generator=generator)) for _ in range(count)]
+    return random_batches(count, 3, inputs=2, outputs=1, seed=1)
 
 
 def model() -> nn.Sequential:
@@ -59,7 +57,7 @@ def by_hand(data: list[Batch], ranks: int, n: int) -> list[Any]:
 def trained(data: Any, *plugins: Any, trainer: Trainer | None = None, **options: Any) -> list[Any]:
     net = model()
     trainer = trainer or Trainer(plugins, device="cpu")
-    options = {"optimizer": lambda own: torch.optim.SGD(own, lr=0.1, momentum=0.9), "epochs": 1, **options}
+    options = {"optimizer": sgd(momentum=0.9), "epochs": 1, **options}
     trainer.fit(Supervised(net, nn.functional.mse_loss), data, **options)
     return [value.tolist() for value in net.state_dict().values()]
 
@@ -118,7 +116,7 @@ def test_a_parameter_that_one_rank_does_not_use() -> None:
     )
     data = [(torch.tensor([[value]]), torch.zeros(())) for value in (3.0, -5.0)]
     task = Supervised(net, lambda outputs, targets: outputs)
-    trainer.fit(task, data, optimizer=lambda own: torch.optim.SGD(own, lr=0.1), epochs=1)
+    trainer.fit(task, data, optimizer=sgd(), epochs=1)
 
     assert seen == [[-2.5, 1.5, None]]
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from heliograph import BatchEnd, BatchStart, EpochEnd, GradientAccumulation, Lane, Run, StepEnd, Trainer, TrainStart
+from heliograph.tests import kit
 from torch import Tensor, nn
 
 Make = Callable[..., Any]
@@ -225,7 +226,7 @@ def test_parameters_without_gradients_are_left_alone(batches: Make) -> None:
     result = Trainer([GradientAccumulation(2)], device="cpu").fit(
         Supervised(model, nn.functional.mse_loss),
         Unsized(batches(3)),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        optimizer=kit.sgd(),
         epochs=1,
     )
 

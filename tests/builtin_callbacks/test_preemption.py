@@ -68,36 +68,21 @@ def _handlers() -> Iterator[None]:
     assert left == former
 
 
+EVENTS: list[Any] = [TrainStart, EpochStart, BatchStart, StepEnd, BatchEnd, Log, ValidationStart, ValidationBatchEnd]
+EVENTS += [ValidationEnd, SavePoint, CheckpointSaved, ShouldStop, EpochEnd, TrainEnd, TestBatchEnd]
+
+
 class Send(Plugin):
     """Sends this process a signal, at the first such event at or after some number of batches."""
 
     def __init__(self, kind: type[Event], *, batches: int = 0, signum: int = signal.SIGTERM, times: int = 1) -> None:
         self.kind, self.batches, self.signum, self.times = kind, batches, signum, times
 
-    def _hear(self, run: Run, event: Event) -> None:
+    @on(*EVENTS)
+    def send(self, run: Run, event: Event) -> None:
         if isinstance(event, self.kind) and run.progress.batches >= self.batches and self.times:
             self.times -= 1
             os.kill(os.getpid(), self.signum)
-
-    @on(TrainStart, EpochStart, BatchStart)
-    def one(self, run: Run, event: TrainStart | EpochStart | BatchStart) -> None:
-        self._hear(run, event)
-
-    @on(StepEnd, BatchEnd, Log)
-    def two(self, run: Run, event: StepEnd | BatchEnd | Log) -> None:
-        self._hear(run, event)
-
-    @on(ValidationStart, ValidationBatchEnd, ValidationEnd)
-    def three(self, run: Run, event: ValidationStart | ValidationBatchEnd | ValidationEnd) -> None:
-        self._hear(run, event)
-
-    @on(SavePoint, CheckpointSaved, ShouldStop)
-    def four(self, run: Run, event: SavePoint | CheckpointSaved | ShouldStop) -> None:
-        self._hear(run, event)
-
-    @on(EpochEnd, TrainEnd, TestBatchEnd)
-    def five(self, run: Run, event: EpochEnd | TrainEnd | TestBatchEnd) -> None:
-        self._hear(run, event)
 
 
 class Losses(Plugin):

@@ -33,19 +33,8 @@ from heliograph import (
     on,
 )
 from heliograph.testing import Recorder
+from heliograph.tests.kit import Batch, class_batches, linear_classifier, sgd
 from torch import Tensor, nn
-
-Batch = tuple[Tensor, Tensor]
-
-
-def data(batches: int) -> list[Batch]:
-    generator = torch.Generator().manual_seed(0)
-    return [(torch.randn(3, 4, generator=generator), torch.tensor([0, 1, 0])) for _ in range(batches)]
-
-
-def make_task() -> Supervised:
-    torch.manual_seed(0)
-    return Supervised(nn.Linear(4, 2), nn.functional.cross_entropy)
 
 
 class Cut(Plugin):
@@ -92,9 +81,8 @@ class Keep(Plugin):
 def fit(*plugins: Any, schedule: Plugin | None = None, **options: Any) -> tuple[list[str], RunResult]:
     trainer = Trainer([schedule or ValidationSchedule(Every(steps=2)), *plugins], device="cpu")
     recorder = Recorder(trainer.bus)
-    defaults: dict[str, Any] = {"validation": data(3), "epochs": 1}
-    optimizer = lambda parameters: torch.optim.SGD(parameters, 0.1)  # noqa: E731
-    result = trainer.fit(make_task(), data(4), optimizer=optimizer, **defaults | options)
+    defaults: dict[str, Any] = {"validation": class_batches(3), "epochs": 1}
+    result = trainer.fit(linear_classifier(), class_batches(4), optimizer=sgd(), **defaults | options)
     return recorder.trace, result
 
 
@@ -124,7 +112,7 @@ def test_no_metric_is_left_of_it() -> None:
 
 
 def test_the_sets_behind_it_are_left_out_and_the_training_goes_on() -> None:
-    sets = {"one": data(2), "two": data(2)}
+    sets = {"one": class_batches(2), "two": class_batches(2)}
     names, result = fit(Cut(ValidationBatchEnd, evaluated=1), validation=sets)
     assert names.count("validation_batch_end") == 1 + 4
     assert set(result.metrics) == {"validation/one/loss", "validation/two/loss"}
@@ -135,7 +123,7 @@ def test_a_loader_is_not_read_further_than_it_was() -> None:
 
     class Loader:
         def __iter__(self) -> Iterator[Batch]:
-            for index, batch in enumerate(data(3)):
+            for index, batch in enumerate(class_batches(3)):
                 read.append(index)
                 yield batch
 
@@ -154,7 +142,7 @@ def test_what_follows_the_cut_is_served_and_the_training_stream_goes_on() -> Non
         drawn.append([])
         trainer.bus.on(BatchEnd, lambda run, event, to=drawn[-1]: to.append(torch.rand(()).item()))
         task = Noisy(nn.Linear(4, 2), nn.functional.cross_entropy)
-        trainer.fit(task, data(4), validation=data(3), optimizer=torch.optim.SGD, epochs=1)
+        trainer.fit(task, class_batches(4), validation=class_batches(3), optimizer=torch.optim.SGD, epochs=1)
     assert drawn[0] == drawn[1]
 
 
@@ -223,7 +211,7 @@ def test_in_a_test_and_in_a_validation_of_its_own_it_stops_the_run() -> None:
     for kind, event in (("test", TestBatchEnd), ("validate", ValidationBatchEnd)):
         trainer = Trainer([Cut(event, evaluated=2)], device="cpu")
         recorder = Recorder(trainer.bus)
-        result = getattr(trainer, kind)(make_task(), data(3))
+        result = getattr(trainer, kind)(linear_classifier(), class_batches(3))
         assert (result.status, result.reason, result.stopped_by) == ("stopped", "no time", "cut")
         assert (result.progress.evaluated, result.metrics) == (2, {})
         assert recorder.trace[-2:] == ["validation_cut", "run_closed"]
@@ -236,4 +224,4 @@ def test_too_late_is_refused() -> None:
     trainer = Trainer(device="cpu")
     trainer.bus.on(ValidationEnd, ask)
     with pytest.raises(RuntimeError, match="for handlers of a running validation or test"):
-        trainer.validate(make_task(), data(1))
+        trainer.validate(linear_classifier(), class_batches(1))

@@ -26,18 +26,8 @@ from heliograph import (
     on,
 )
 from heliograph.testing import Recorder
+from heliograph.tests.kit import Batch, class_batches, linear_classifier
 from torch import Tensor, nn
-
-Batch = tuple[Tensor, Tensor]
-
-
-def data(batches: int = 2) -> list[Batch]:
-    return [(torch.ones(3, 4), torch.tensor([0, 1, 0])) for _ in range(batches)]
-
-
-def make_task() -> Supervised:
-    torch.manual_seed(0)
-    return Supervised(nn.Linear(4, 2), nn.functional.cross_entropy)
 
 
 class Fail(Plugin):
@@ -71,11 +61,11 @@ class Fail(Plugin):
 
 
 def fit(trainer: Trainer, **options: Any) -> Any:
-    task = make_task()
+    task = linear_classifier()
     return trainer.fit(
         task,
-        options.pop("train", data()),
-        validation=data(1),
+        options.pop("train", class_batches(2)),
+        validation=class_batches(1),
         optimizer=torch.optim.SGD(task.model.parameters(), 0.1),
         epochs=1,
         **options,
@@ -207,7 +197,7 @@ def test_system_exit_leaves_unchanged() -> None:
 
 def test_a_loader_that_fails_midway() -> None:
     def broken() -> Iterator[Batch]:
-        yield from data(2)
+        yield from class_batches(2)
         raise OSError("the disk is gone")
 
     class Loader:
@@ -233,7 +223,7 @@ def test_a_failing_step_is_nobodys_handler() -> None:
     recorder = Recorder(trainer.bus)
     task = Broken(nn.Linear(4, 2), nn.functional.cross_entropy)
     with pytest.raises(ZeroDivisionError, match="in the step"):
-        trainer.fit(task, data(), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)
+        trainer.fit(task, class_batches(2), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)
     failed = recorder.events[-2]
     assert isinstance(failed, RunFailed)
     assert (failed.plugin, failed.event) == (None, None)
@@ -258,8 +248,8 @@ def test_an_observer_is_forgiven_switched_off_and_listed() -> None:
             raise ValueError("rain")
 
     trainer = Trainer([Weather()], device="cpu")
-    task = make_task()
-    result = trainer.fit(task, data(5), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)
+    task = linear_classifier()
+    result = trainer.fit(task, class_batches(5), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)
     assert result.status == "completed"
     assert result.plugin_errors == {
         "weather": (
@@ -268,7 +258,7 @@ def test_an_observer_is_forgiven_switched_off_and_listed() -> None:
         )
     }
     assert not trainer.plugins.is_enabled("weather")
-    again = trainer.fit(task, data(5), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)
+    again = trainer.fit(task, class_batches(5), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)
     assert again.plugin_errors == result.plugin_errors
     assert again.notes == result.notes == ("plugin 'weather' was switched off after 2 errors",)
 
@@ -283,9 +273,9 @@ def test_an_observer_that_cannot_close_is_forgiven_too() -> None:
         def close(self) -> None:
             raise OSError("the disk is full")
 
-    task = make_task()
+    task = linear_classifier()
     result = Trainer([Leaky()], device="cpu").fit(
-        task, data(1), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1
+        task, class_batches(1), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1
     )
     assert result.status == "completed"
     assert result.plugin_errors == {"leaky": ("close: OSError: the disk is full",)}
@@ -303,9 +293,9 @@ def test_an_observer_that_cannot_close_when_it_is_switched_off_during_a_run_is_f
         def close(self) -> None:
             raise OSError("the disk is full")
 
-    task = make_task()
+    task = linear_classifier()
     result = Trainer([Leaky()], device="cpu").fit(
-        task, data(3), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1
+        task, class_batches(3), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1
     )
     assert (result.status, result.progress.steps) == ("completed", 3)
     assert result.plugin_errors["leaky"][:2] == (
@@ -327,9 +317,9 @@ def test_a_function_that_is_called_like_an_observer_is_not_forgiven() -> None:
     weather.__qualname__ = "weather"
     trainer = Trainer([Weather()], device="cpu")
     trainer.bus.on(BatchEnd, weather)
-    task = make_task()
+    task = linear_classifier()
     with pytest.raises(ValueError, match="mine"):
-        trainer.fit(task, data(1), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)
+        trainer.fit(task, class_batches(1), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)
 
 
 def test_a_run_that_cannot_begin_leaves_the_trainer_free() -> None:
@@ -337,10 +327,10 @@ def test_a_run_that_cannot_begin_leaves_the_trainer_free() -> None:
         def zero_grad(self, set_to_none: bool = True) -> None:
             raise RuntimeError("broken optimizer")
 
-    trainer, task = Trainer(device="cpu"), make_task()
+    trainer, task = Trainer(device="cpu"), linear_classifier()
     with pytest.raises(RuntimeError, match="broken optimizer"):
-        trainer.fit(task, data(1), optimizer=NoZero(task.model.parameters(), 0.1), epochs=1)
-    assert trainer.test(task, data(1)).status == "completed"
+        trainer.fit(task, class_batches(1), optimizer=NoZero(task.model.parameters(), 0.1), epochs=1)
+    assert trainer.test(task, class_batches(1)).status == "completed"
 
 
 def test_a_runtime_error_of_the_users_own_stays_his() -> None:
@@ -363,10 +353,10 @@ def test_errors_on_the_list_pass_and_others_are_wrapped() -> None:
 def test_the_test_list_is_for_tests() -> None:
     trainer = Trainer([Fail("test_batch_end"), ExceptionPassThrough(test=[ArithmeticError])], device="cpu")
     with pytest.raises(ZeroDivisionError):
-        trainer.test(make_task(), data())
+        trainer.test(linear_classifier(), class_batches(2))
     trainer = Trainer([Fail("test_batch_end"), ExceptionPassThrough(train=[ArithmeticError])], device="cpu")
     with pytest.raises(TrainingError):
-        trainer.test(make_task(), data())
+        trainer.test(linear_classifier(), class_batches(2))
 
 
 def test_no_error_keeps_a_batch_alive_through_the_bus() -> None:
@@ -416,7 +406,7 @@ def test_after_a_second_ctrl_c_the_trainer_is_free() -> None:
     trainer = Trainer([Fail("batch_end", KeyboardInterrupt()), Slow("run_failed")], device="cpu")
     with pytest.raises(KeyboardInterrupt, match="run_failed"):
         fit(trainer)
-    assert trainer.test(make_task(), data(1)).status == "completed"
+    assert trainer.test(linear_classifier(), class_batches(1)).status == "completed"
 
 
 @pytest.mark.parametrize("place", ["run_closed", "close"])
@@ -476,9 +466,11 @@ def test_the_exit_status_of_each_ending() -> None:
     assert result_of(Exit(75), on_interrupt="return") == 75
     interrupt = Fail("batch_end", KeyboardInterrupt()).named("interrupt")
     assert result_of(Exit(75), interrupt, on_interrupt="return") == 130
-    task = make_task()
+    task = linear_classifier()
     optimizer = torch.optim.SGD(task.model.parameters(), 0.1)
-    run = Trainer([Exit(75), Fail("batch_end")], device="cpu").run(task, data(), optimizer=optimizer, epochs=1)
+    run = Trainer([Exit(75), Fail("batch_end")], device="cpu").run(
+        task, class_batches(2), optimizer=optimizer, epochs=1
+    )
     with pytest.raises(ZeroDivisionError), run:
         for _ in run.epochs():
             for batch in run.batches():
@@ -495,7 +487,7 @@ def test_an_exit_status_leaves_as_system_exit_when_all_is_closed(status: int) ->
     assert caught.value.code == status
     assert slow.heard == ["run_closed", "close"]
     with pytest.raises(SystemExit) as caught:
-        trainer.test(make_task(), data())
+        trainer.test(linear_classifier(), class_batches(2))
     assert caught.value.code == status
 
 
@@ -505,9 +497,9 @@ def test_a_failure_goes_before_an_exit_status() -> None:
 
 
 def test_a_loop_of_ones_own_finds_the_exit_status_in_the_result() -> None:
-    task = make_task()
+    task = linear_classifier()
     optimizer = torch.optim.SGD(task.model.parameters(), 0.1)
-    with Trainer([Exit(3)], device="cpu").run(task, data(), optimizer=optimizer, epochs=1) as run:
+    with Trainer([Exit(3)], device="cpu").run(task, class_batches(2), optimizer=optimizer, epochs=1) as run:
         for _ in run.epochs():
             for batch in run.batches():
                 run.step(task.training_step(run, batch))
@@ -543,7 +535,7 @@ def test_an_error_for_the_end_is_raised_when_all_is_closed(on_interrupt: str) ->
     assert caught.value is part.error
     assert (caught.value.__cause__, slow.heard) == (None, ["run_closed", "close"])
     with pytest.raises(LookupError):
-        trainer.test(make_task(), data())
+        trainer.test(linear_classifier(), class_batches(2))
 
 
 def test_a_failure_an_interrupt_and_an_exit_status_go_before_it() -> None:

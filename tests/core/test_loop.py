@@ -32,21 +32,13 @@ from heliograph import (
     on,
 )
 from heliograph.testing import Recorder
+from heliograph.tests.kit import Batch, class_batches, linear_classifier, sgd
 from torch import Tensor, nn
 
-Batch = tuple[Tensor, Tensor]
-# An event that everybody hears in every run; ShouldStop comes at every boundary and would drown the rest.
+EVENTS: list[Any] = [TrainStart, EpochStart, BatchStart, GradientsReady, StepEnd, BatchEnd, Log, ValidationEnd]
+EVENTS += [SavePoint, ShouldStop, EpochEnd, TrainEnd]
+# ShouldStop is emitted at every boundary and would drown the rest.
 QUIET = {"should_stop"}
-
-
-def data(batches: int) -> list[Batch]:
-    generator = torch.Generator().manual_seed(0)
-    return [(torch.randn(3, 4, generator=generator), torch.tensor([0, 1, 0])) for _ in range(batches)]
-
-
-def make_task() -> Supervised:
-    torch.manual_seed(0)
-    return Supervised(nn.Linear(4, 2), nn.functional.cross_entropy)
 
 
 class Ask(Plugin):
@@ -57,27 +49,12 @@ class Ask(Plugin):
     def __init__(self, event: type[Event], action: Callable[[Run], None], *, at: int = 1) -> None:
         self._event, self._action, self._at, self._heard = event, action, at, 0
 
-    def _hear(self, run: Run, event: Event) -> None:
+    @on(*EVENTS)
+    def count(self, run: Run, event: Event) -> None:
         if isinstance(event, self._event):
             self._heard += 1
             if self._heard == self._at:
                 self._action(run)
-
-    @on(TrainStart, EpochStart, BatchStart)
-    def one(self, run: Run, event: TrainStart | EpochStart | BatchStart) -> None:
-        self._hear(run, event)
-
-    @on(GradientsReady, StepEnd, BatchEnd)
-    def two(self, run: Run, event: GradientsReady | StepEnd | BatchEnd) -> None:
-        self._hear(run, event)
-
-    @on(Log, ValidationEnd, SavePoint)
-    def three(self, run: Run, event: Log | ValidationEnd | SavePoint) -> None:
-        self._hear(run, event)
-
-    @on(ShouldStop, EpochEnd, TrainEnd)
-    def four(self, run: Run, event: ShouldStop | EpochEnd | TrainEnd) -> None:
-        self._hear(run, event)
 
 
 def trace(
@@ -91,10 +68,10 @@ def trace(
     trainer = Trainer(plugins, device="cpu")
     recorder = Recorder(trainer.bus)
     result = trainer.fit(
-        make_task(),
-        data(2) if train is None else train,
+        linear_classifier(),
+        class_batches(2) if train is None else train,
         validation=validation,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1),
+        optimizer=sgd(),
         epochs=epochs,
         **options,
     )
@@ -151,7 +128,7 @@ def test_log_validation_save_and_stop_at_one_boundary_come_in_this_order() -> No
         run.control.request_validation("now")
         run.control.request_log("now")
 
-    names, result = trace(Ask(StepEnd, everything), validation=data(1), quiet=set())
+    names, result = trace(Ask(StepEnd, everything), validation=class_batches(1), quiet=set())
     assert names == [
         "train_start",
         "epoch_start",
@@ -179,7 +156,7 @@ def test_a_request_from_validation_end_is_served_at_the_same_boundary_where_it_i
         run.control.request_save("a new best")
 
     plugins = [Ask(StepEnd, lambda run: run.control.request_validation("due")), Ask(ValidationEnd, save).named("saver")]
-    names, _ = trace(*plugins, validation=data(1))
+    names, _ = trace(*plugins, validation=class_batches(1))
     assert names[names.index("validation_end") + 1] == "save_point"
 
 
@@ -208,7 +185,7 @@ def test_what_train_end_asks_for_is_served_before_the_run_closes() -> None:
 
 
 def test_what_epoch_end_asks_for_is_served_behind_it() -> None:
-    names, _ = trace(Ask(EpochEnd, lambda run: run.control.request_validation("epoch")), validation=data(1))
+    names, _ = trace(Ask(EpochEnd, lambda run: run.control.request_validation("epoch")), validation=class_batches(1))
     assert names == ["train_start", "epoch_start", *BATCH, *BATCH, "epoch_end", *VALIDATION, "train_end", "run_closed"]
 
 
@@ -292,11 +269,11 @@ def test_skip_batch() -> None:
 
 
 def test_skip_step_drops_the_gradients() -> None:
-    task = make_task()
+    task = linear_classifier()
     before = task.model.state_dict()["weight"].clone()
     trainer = Trainer([Ask(GradientsReady, lambda run: run.control.skip_step("too large"))], device="cpu")
     recorder = Recorder(trainer.bus)
-    result = trainer.fit(task, data(1), optimizer=lambda parameters: torch.optim.SGD(parameters, 0.1), epochs=1)
+    result = trainer.fit(task, class_batches(1), optimizer=sgd(), epochs=1)
     names = [name for name in recorder.trace if name not in QUIET]
     assert names[2:5] == ["batch_start", "gradients_ready", "batch_end"]
     assert (result.progress.steps, result.progress.skipped_steps) == (0, 1)
@@ -309,13 +286,13 @@ def test_hold_step_accumulates_but_never_across_the_epoch() -> None:
         def hold(self, run: Run, event: BatchStart) -> None:
             run.control.hold_step("always")
 
-    names, result = trace(HoldAlways(), train=data(3))
+    names, result = trace(HoldAlways(), train=class_batches(3))
     assert names == ["train_start", "epoch_start", *HELD, *HELD, *BATCH, "epoch_end", "train_end", "run_closed"]
     assert result.progress.steps == 1
 
 
 def test_accumulation_with_a_tail() -> None:
-    names, result = trace(GradientAccumulation(2), train=data(5), quiet=set())
+    names, result = trace(GradientAccumulation(2), train=class_batches(5), quiet=set())
     assert names == [
         "train_start",
         "epoch_start",
@@ -343,7 +320,7 @@ def test_a_skipped_last_batch_still_steps_the_window(sized: bool) -> None:
             if run.is_last_batch:
                 run.control.skip_batch("the last")
 
-    train: Any = data(5) if sized else Unsized(data(5))
+    train: Any = class_batches(5) if sized else Unsized(class_batches(5))
     names, result = trace(SkipLast(), GradientAccumulation(4), train=train)
     tail = ["batch_start", "batch_end"]
     assert names == [
@@ -385,12 +362,14 @@ def test_a_window_that_everybody_has_left_is_still_closed() -> None:
             trainer.plugins.unregister(self)
 
     trainer.plugins.register(Leave())
-    result = trainer.fit(make_task(), data(5), optimizer=lambda each: torch.optim.SGD(each, 0.1), epochs=1)
+    result = trainer.fit(linear_classifier(), class_batches(5), optimizer=sgd(), epochs=1)
     assert (result.progress.steps, result.progress.batches, trainer.bus.receiver_count) == (4, 5, 0)
 
 
 def test_a_request_inside_a_window_waits_for_its_end() -> None:
-    names, _ = trace(GradientAccumulation(3), Ask(BatchEnd, lambda run: run.control.request_save("now")), train=data(3))
+    names, _ = trace(
+        GradientAccumulation(3), Ask(BatchEnd, lambda run: run.control.request_save("now")), train=class_batches(3)
+    )
     assert names == [
         "train_start",
         "epoch_start",
@@ -417,9 +396,9 @@ def test_scale_loss_scales_the_gradient_and_not_the_reported_loss() -> None:
         def look(self, run: Run, event: GradientsReady) -> None:
             seen.append((run.loss.item(), run.task.model.weight.grad.clone()))
 
-    trace(Look(), train=data(1))
-    task = make_task()
-    inputs, targets = data(1)[0]
+    trace(Look(), train=class_batches(1))
+    task = linear_classifier()
+    inputs, targets = class_batches(1)[0]
     loss = nn.functional.cross_entropy(task.model(inputs), targets)
     loss.backward()  # type: ignore[no-untyped-call]
     assert seen[0][0] == loss.item()
@@ -436,7 +415,7 @@ def test_veto_puts_a_stop_off_and_does_not_forget_it() -> None:
             if run.control.should_stop and run.progress.steps < 3:
                 run.control.veto_stop("at least 3 steps")
 
-    names, result = trace(AtLeast(), Ask(StepEnd, lambda run: run.control.stop("tired")), train=data(5))
+    names, result = trace(AtLeast(), Ask(StepEnd, lambda run: run.control.stop("tired")), train=class_batches(5))
     assert names == ["train_start", "epoch_start", *BATCH, *BATCH, *BATCH, "train_end", "run_closed"]
     assert (result.status, result.reason, result.progress.steps) == ("stopped", "tired", 3)
     assert [(each.verb, each.by, each.times) for each in result.history] == [
@@ -446,7 +425,7 @@ def test_veto_puts_a_stop_off_and_does_not_forget_it() -> None:
 
 
 def test_a_steps_limit_ends_the_run_during_an_epoch() -> None:
-    names, result = trace(train=data(2), epochs=None, steps=3)
+    names, result = trace(train=class_batches(2), epochs=None, steps=3)
     assert names == [
         "train_start",
         "epoch_start",
@@ -462,7 +441,7 @@ def test_a_steps_limit_ends_the_run_during_an_epoch() -> None:
 
 
 def test_a_steps_limit_at_the_end_of_an_epoch_ends_the_epoch() -> None:
-    names, result = trace(train=data(2), epochs=None, steps=2)
+    names, result = trace(train=class_batches(2), epochs=None, steps=2)
     assert names == ["train_start", "epoch_start", *BATCH, *BATCH, "epoch_end", "train_end", "run_closed"]
     assert (result.progress.epoch, result.progress.batch) == (1, 0)
 
@@ -492,12 +471,12 @@ class Sized(Unsized):
 
 
 def test_an_unsized_loader_runs_like_a_sized_one() -> None:
-    assert trace(train=Unsized(data(3)), epochs=2)[0] == trace(train=data(3), epochs=2)[0]
+    assert trace(train=Unsized(class_batches(3)), epochs=2)[0] == trace(train=class_batches(3), epochs=2)[0]
 
 
 @pytest.mark.parametrize(("sized", "ahead"), [(True, 0), (False, 1)])
 def test_looks_one_item_ahead_only_where_the_size_is_unknown(sized: bool, ahead: int) -> None:
-    loader = Sized(data(3), 3) if sized else Unsized(data(3))
+    loader = Sized(class_batches(3), 3) if sized else Unsized(class_batches(3))
     read: list[int] = []
 
     class Watch(Plugin):
@@ -509,7 +488,7 @@ def test_looks_one_item_ahead_only_where_the_size_is_unknown(sized: bool, ahead:
     assert read == [min(1 + ahead, 3), min(2 + ahead, 3), 3]
 
 
-@pytest.mark.parametrize("loader", [data(3), Unsized(data(3))])
+@pytest.mark.parametrize("loader", [class_batches(3), Unsized(class_batches(3))])
 def test_everybody_can_ask_whether_this_is_the_last_batch(loader: Any) -> None:
     seen: list[bool] = []
 
@@ -524,7 +503,7 @@ def test_everybody_can_ask_whether_this_is_the_last_batch(loader: Any) -> None:
 
 def test_a_loader_that_ends_before_its_length_steps_the_open_window_and_warns() -> None:
     with pytest.warns(RuntimeWarning, match="ended after 3 batches, but its length says 5"):
-        names, result = trace(GradientAccumulation(2), train=Sized(data(3), 5))
+        names, result = trace(GradientAccumulation(2), train=Sized(class_batches(3), 5))
     assert names[-6:] == ["batch_end", "gradients_ready", "step_end", "epoch_end", "train_end", "run_closed"]
     assert result.progress.steps == 2
 
@@ -548,12 +527,10 @@ def test_a_transform_replaces_the_batch_for_everybody() -> None:
 
 
 def test_several_validation_sets_are_one_validation() -> None:
-    sets = {"clean": data(2), "noisy": data(1)}
+    sets = {"clean": class_batches(2), "noisy": class_batches(1)}
     trainer = Trainer([Ask(EpochEnd, lambda run: run.control.request_validation("due"))], device="cpu")
     recorder = Recorder(trainer.bus)
-    result = trainer.fit(
-        make_task(), data(1), validation=sets, optimizer=lambda each: torch.optim.SGD(each, 0.1), epochs=1
-    )
+    result = trainer.fit(linear_classifier(), class_batches(1), validation=sets, optimizer=sgd(), epochs=1)
     pair = ["validation_batch_start", "validation_batch_end"]
     heard = [name for name in recorder.trace if name.startswith("validation")]
     assert heard == ["validation_start", *pair, *pair, *pair, "validation_end"]
@@ -586,16 +563,16 @@ def test_validation_runs_in_eval_mode_without_gradients_until_its_end_and_gives_
 
     task = Supervised(model, nn.functional.cross_entropy)
     trainer = Trainer([Watch()], device="cpu")
-    trainer.fit(task, data(2), validation=data(1), optimizer=lambda each: torch.optim.SGD(each, 0.1), epochs=1)
+    trainer.fit(task, class_batches(2), validation=class_batches(1), optimizer=sgd(), epochs=1)
     assert seen == [("validation_end", False, False, "validation"), ("train_end", True, True, "train")]
     assert [module.training for module in model] == [True, True, False, True]
 
 
 def test_fit_enables_gradients_by_itself() -> None:
-    task = make_task()
+    task = linear_classifier()
     before = task.model.state_dict()["weight"].clone()
     with torch.no_grad():
-        Trainer(device="cpu").fit(task, data(1), optimizer=lambda each: torch.optim.SGD(each, 0.1), epochs=1)
+        Trainer(device="cpu").fit(task, class_batches(1), optimizer=sgd(), epochs=1)
         assert not torch.is_grad_enabled()
     assert not torch.equal(task.model.state_dict()["weight"], before)
 
@@ -624,7 +601,7 @@ def test_stop_iteration_of_user_code_is_an_error_and_no_end(tmp_path: Any) -> No
 
     task = Leak(nn.Linear(4, 2), nn.functional.cross_entropy)
     with pytest.raises(StopIteration, match="mine"):
-        Trainer(device="cpu").fit(task, data(2), optimizer=lambda each: torch.optim.SGD(each, 0.1), epochs=1)
+        Trainer(device="cpu").fit(task, class_batches(2), optimizer=sgd(), epochs=1)
     with pytest.raises(StopIteration, match="a handler's"):
         trace(LeakInHandler())
 
@@ -648,7 +625,7 @@ def test_a_checkpoint_at_a_boundary_holds_what_the_validation_did_to_every_plugi
         run.control.request_save("now")
         run.control.request_validation("now")
 
-    _, result = trace(Ask(StepEnd, both), Checkpoint(tmp_path), Count(), validation=data(1))
+    _, result = trace(Ask(StepEnd, both), Checkpoint(tmp_path), Count(), validation=class_batches(1))
     assert result.last_checkpoint is not None
     state = torch.load(result.last_checkpoint, weights_only=True)
     assert state["plugins"]["count"] == {"seen": 1}

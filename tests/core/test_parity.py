@@ -16,14 +16,12 @@ from heliograph import (
     Trainer,
     on,
 )
+from heliograph.tests.kit import Batch, random_batches
 from torch import Tensor, nn
-
-Batch = tuple[Tensor, Tensor]
 
 
 def data(batches: int = 7) -> list[Batch]:
-    generator = torch.Generator().manual_seed(0)
-    return [(torch.randn(8, 16, generator=generator), torch.randn(8, 1, generator=generator)) for _ in range(batches)]
+    return random_batches(batches, 8, inputs=16, outputs=1)
 
 
 def make_model() -> nn.Module:

@@ -36,16 +36,11 @@ from heliograph import (
     on,
 )
 from heliograph.testing import Recorder
+from heliograph.tests.kit import Batch, adam, class_batches
 from torch import Tensor, nn
 
-Batch = tuple[Tensor, Tensor]
-WITHIN = [EpochStart, BatchStart, GradientsReady, StepEnd, BatchEnd, Log, ValidationStart, ValidationBatchEnd]
-WITHIN += [ValidationEnd, SavePoint, ShouldStop, EpochEnd]
-
-
-def data(batches: int) -> list[Batch]:
-    generator = torch.Generator().manual_seed(0)
-    return [(torch.randn(3, 4, generator=generator), torch.tensor([0, 1, 0])) for _ in range(batches)]
+WITHIN: list[Any] = [EpochStart, BatchStart, GradientsReady, StepEnd, BatchEnd, Log, ValidationStart]
+WITHIN += [ValidationBatchEnd, ValidationEnd, SavePoint, ShouldStop, EpochEnd]
 
 
 def make_task() -> Supervised:
@@ -74,28 +69,13 @@ class Back(Plugin):
         self.origins: list[Any] = []
         self.went = False
 
-    def _hear(self, run: Run, event: Event) -> None:
+    @on(*WITHIN)
+    def act(self, run: Run, event: Event) -> None:
         if isinstance(event, SavePoint) and run.progress.batches == self.saved_at and not self.saved:
             self.saved = deepcopy(run.state_dict())
         if self.kind is not None and isinstance(event, self.kind) and run.progress.batches >= self.at and not self.went:
             self.went = True
             run.roll_back(self.saved)
-
-    @on(EpochStart, BatchStart, GradientsReady)
-    def one(self, run: Run, event: EpochStart | BatchStart | GradientsReady) -> None:
-        self._hear(run, event)
-
-    @on(StepEnd, BatchEnd, Log)
-    def two(self, run: Run, event: StepEnd | BatchEnd | Log) -> None:
-        self._hear(run, event)
-
-    @on(ValidationStart, ValidationBatchEnd, ValidationEnd)
-    def three(self, run: Run, event: ValidationStart | ValidationBatchEnd | ValidationEnd) -> None:
-        self._hear(run, event)
-
-    @on(SavePoint, ShouldStop, EpochEnd)
-    def four(self, run: Run, event: SavePoint | ShouldStop | EpochEnd) -> None:
-        self._hear(run, event)
 
     @on(CheckpointLoaded)
     def loaded(self, run: Run, event: CheckpointLoaded) -> None:
@@ -103,7 +83,7 @@ class Back(Plugin):
 
 
 def fit(*plugins: Any, epochs: int = 3, own_loop: bool = False) -> tuple[list[str], RunResult, list[Tensor]]:
-    return fit_on(data(3), [Asker(), RNGCapture(), *plugins], epochs=epochs, own_loop=own_loop)
+    return fit_on(class_batches(3), [Asker(), RNGCapture(), *plugins], epochs=epochs, own_loop=own_loop)
 
 
 def fit_on(
@@ -112,8 +92,8 @@ def fit_on(
     trainer, task = Trainer(plugins, device="cpu"), make_task()
     recorder = Recorder(trainer.bus)
     options: Any = {
-        "validation": data(2),
-        "optimizer": lambda parameters: torch.optim.Adam(parameters, 0.1),
+        "validation": class_batches(2),
+        "optimizer": adam(0.1),
         "epochs": epochs,
     }
     if own_loop:
@@ -183,7 +163,7 @@ class Short:
         return 4
 
     def __iter__(self) -> Iterator[Batch]:
-        return iter(data(3))
+        return iter(class_batches(3))
 
 
 def test_a_return_from_the_window_that_the_epoch_closes_tells_of_no_end() -> None:
@@ -263,7 +243,7 @@ def test_going_back_again_right_from_the_return_needs_no_deeper_stack() -> None:
 def test_an_own_loop_may_go_back_from_its_body_and_break_off() -> None:
     trainer, task, went = Trainer(device="cpu"), make_task(), False
     saved: list[dict[str, Any]] = []
-    with trainer.run(task, data(4), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=2) as run:
+    with trainer.run(task, class_batches(4), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=2) as run:
         for epoch in run.epochs():
             for batch in run.batches():
                 run.step(task.training_step(run, batch))
@@ -280,7 +260,7 @@ def test_an_own_loop_may_go_back_from_its_body_and_break_off() -> None:
 
 def test_a_loop_that_is_left_although_it_asked_to_go_back_is_stopped() -> None:
     trainer, task = Trainer(device="cpu"), make_task()
-    with trainer.run(task, data(4), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=2) as run:
+    with trainer.run(task, class_batches(4), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=2) as run:
         for _ in run.epochs():
             run.roll_back(run.state_dict())
             break
@@ -295,7 +275,7 @@ def test_before_and_after_the_training_it_is_refused(kind: type[Event]) -> None:
     trainer, task = Trainer(device="cpu"), make_task()
     trainer.bus.on(kind, ask)
     with pytest.raises(RuntimeError, match=r"At TrainStart, call run\.resume"):
-        trainer.fit(task, data(1), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)
+        trainer.fit(task, class_batches(1), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)
 
 
 def test_in_a_test_it_is_refused() -> None:
@@ -305,7 +285,7 @@ def test_in_a_test_it_is_refused() -> None:
     trainer = Trainer(device="cpu")
     trainer.bus.on(ValidationEnd, ask)
     with pytest.raises(RuntimeError, match="for a training that has begun"):
-        trainer.validate(make_task(), data(1))
+        trainer.validate(make_task(), class_batches(1))
 
 
 def test_a_state_of_another_kind_fails_the_run() -> None:
@@ -313,4 +293,4 @@ def test_a_state_of_another_kind_fails_the_run() -> None:
     trainer, task = Trainer(device="cpu"), make_task()
     trainer.bus.on(BatchEnd, check)
     with pytest.raises(ValueError, match="schema 99"):
-        trainer.fit(task, data(1), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)
+        trainer.fit(task, class_batches(1), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)

@@ -41,6 +41,7 @@ from heliograph import (
 )
 from heliograph.core.task import Losses
 from heliograph.testing import Recorder
+from heliograph.tests.kit import adam, sgd
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
@@ -84,10 +85,6 @@ class Gan(Task):
         return [each.detach().clone() for part in parts for each in part.parameters()]
 
 
-def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, 1e-2)
-
-
 def halved(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
     return torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
 
@@ -97,7 +94,7 @@ def train(
 ) -> tuple[Gan, RunResult]:
     mine, trainer = task or Gan(), Trainer(plugins, engine=engine or DeviceEngine("cpu"))
     torch.manual_seed(1)
-    options = {"optimizer": {"discriminator": adam, "generator": adam}, "epochs": 3, **options}
+    options = {"optimizer": {"discriminator": adam(), "generator": adam()}, "epochs": 3, **options}
     result = trainer.fit(mine, options.pop("train", data()), **options)
     return mine, result
 
@@ -131,7 +128,7 @@ class ByHand:
         self.task, self.window, self.clip, self.per = Gan(), window, clip, per
         self.autocast, self.scaler = autocast, scaler or torch.amp.GradScaler("cpu", enabled=False)
         self.modules = {name: getattr(self.task, name) for name in NAMES}
-        self.optimizers = {name: adam(list(module.parameters())) for name, module in self.modules.items()}
+        self.optimizers = {name: adam()(list(module.parameters())) for name, module in self.modules.items()}
         self.schedulers = {name: halved(optimizer) for name, optimizer in self.optimizers.items()}
 
     def train(self) -> Gan:
@@ -276,7 +273,7 @@ def test_a_round_counts_as_one_step() -> None:
         counts.append((run.progress.steps, run.progress.samples))
 
     trainer.bus.on(StepEnd, count)
-    result = trainer.fit(Gan(), data(3), optimizer=dict.fromkeys(NAMES, adam), epochs=1)
+    result = trainer.fit(Gan(), data(3), optimizer=dict.fromkeys(NAMES, adam()), epochs=1)
     assert counts == [(1, 8), (1, 8), (2, 12), (2, 12)]
     assert (result.progress.steps, result.progress.skipped_steps, result.progress.samples) == (2, 0, 12)
     windows = [window for name, _, window in seen.seen if name == "gradients_ready"]
@@ -332,7 +329,7 @@ def test_losses_are_let_go_of_where_the_epoch_ends() -> None:
     losses: list[Any] = []
     trainer = Trainer(device="cpu")
     trainer.bus.on(EpochEnd, lambda run, event: losses.append((run.loss, dict(run.losses))))
-    trainer.fit(Gan(), data(1), optimizer=dict.fromkeys(NAMES, adam), epochs=1)
+    trainer.fit(Gan(), data(1), optimizer=dict.fromkeys(NAMES, adam()), epochs=1)
     assert losses == [(None, dict.fromkeys(NAMES))]
 
 
@@ -346,7 +343,7 @@ def test_a_single_one_by_name() -> None:
             yield "model", self.model(batch[0]).square().mean()
 
     trainer = Trainer([LogSchedule(Every(epochs=1))], device="cpu")
-    result = trainer.fit(One(), data(2), optimizer={"model": adam}, epochs=1)
+    result = trainer.fit(One(), data(2), optimizer={"model": adam()}, epochs=1)
     assert list(result.metrics) == ["train/model_loss"]
     assert result.progress.steps == 2
 
@@ -614,7 +611,7 @@ def test_a_loop_of_ones_own_does_the_same(window: int) -> None:
     mine, own = Gan(), Trace()
     trainer = Trainer([GradientAccumulation(window), own], device="cpu")
     torch.manual_seed(1)
-    with trainer.run(mine, data(), optimizer=dict.fromkeys(NAMES, adam), epochs=3) as run:
+    with trainer.run(mine, data(), optimizer=dict.fromkeys(NAMES, adam()), epochs=3) as run:
         for _ in run.epochs():
             for (real,) in run.batches():
                 fake = mine.generator(torch.randn(len(real), 2))
@@ -628,7 +625,7 @@ def test_a_loop_of_ones_own_does_the_same(window: int) -> None:
 def test_leaving_it_during_a_window_steps_with_what_there_is() -> None:
     task, seen = Gan(), Seen("window")
     trainer = Trainer([GradientAccumulation(3), seen], device="cpu")
-    with trainer.run(task, data(), optimizer=dict.fromkeys(NAMES, adam), epochs=1) as run:
+    with trainer.run(task, data(), optimizer=dict.fromkeys(NAMES, adam()), epochs=1) as run:
         for _ in run.epochs():
             for (real,) in run.batches():
                 fake = task.generator(torch.randn(len(real), 2))
@@ -642,7 +639,7 @@ def test_leaving_it_during_a_window_steps_with_what_there_is() -> None:
 
 def one_step(names: list[str | None], **options: Any) -> None:
     task = Gan()
-    options = {"optimizer": dict.fromkeys(NAMES, adam), "epochs": 1, **options}
+    options = {"optimizer": dict.fromkeys(NAMES, adam()), "epochs": 1, **options}
     with Trainer(device="cpu").run(task, data(), **options) as run:
         for _ in run.epochs():
             for (real,) in run.batches():
@@ -664,7 +661,7 @@ def test_a_single_optimizer_has_no_name() -> None:
     task = Supervised(nn.Linear(3, 3), nn.functional.mse_loss)
     with (
         pytest.raises(ValueError, match=r"run\.step\(loss, 'model'\) is for optimizers that trainer\.run was given by"),
-        Trainer(device="cpu").run(task, data(), optimizer=adam, epochs=1) as run,
+        Trainer(device="cpu").run(task, data(), optimizer=adam(), epochs=1) as run,
     ):
         for _ in run.epochs():
             for (real,) in run.batches():
@@ -716,19 +713,19 @@ def test_a_step_that_returns_its_loss_has_one_optimizer() -> None:
     with pytest.raises(
         TypeError, match=r"fit was given optimizers by name, so training_step yields .* returned Tensor"
     ):
-        Trainer(device="cpu").fit(task, [(torch.randn(2, 3),) * 2], optimizer={"model": adam}, epochs=1)
+        Trainer(device="cpu").fit(task, [(torch.randn(2, 3),) * 2], optimizer={"model": adam()}, epochs=1)
 
 
 def test_a_step_that_yields_needs_optimizers_by_name() -> None:
     with pytest.raises(ValueError, match=r"Gan\.training_step yields losses: give the optimizer of each by the name"):
-        train(optimizer=adam)
+        train(optimizer=adam())
 
     class Hides(Gan):
         def training_step(self, run: Run, batch: Batch) -> Losses:
             return super().training_step(run, batch)
 
     with pytest.raises(TypeError, match="training_step yields several losses: give their optimizers by the names"):
-        train(task=Hides(), optimizer=adam)
+        train(task=Hides(), optimizer=adam())
 
 
 def test_one_that_hides_that_it_yields_is_as_good() -> None:
@@ -749,11 +746,11 @@ class Shared(Gan):
     ("optimizer", "kind", "message"),
     [
         ({}, ValueError, "holds no optimizer"),
-        ({"generator": adam, 1: adam}, TypeError, "are strings, got 1"),
-        ({"a/b": adam}, ValueError, "no '/' in 'a/b'"),
-        ({"generater": adam}, ValueError, r"Gan has no module 'generater' .* Did you mean 'generator'\?"),
+        ({"generator": adam(), 1: adam()}, TypeError, "are strings, got 1"),
+        ({"a/b": adam()}, ValueError, "no '/' in 'a/b'"),
+        ({"generater": adam()}, ValueError, r"Gan has no module 'generater' .* Did you mean 'generator'\?"),
         ({"generator": 1}, TypeError, "The optimizer 'generator': optimizer= takes a torch optimizer, or a function"),
-        ({"generator": adam(list(nn.Linear(1, 1).parameters()))}, ValueError, "optimizer 'generator' holds no param"),
+        ({"generator": adam()(list(nn.Linear(1, 1).parameters()))}, ValueError, "optimizer 'generator' holds no param"),
     ],
 )
 def test_optimizers_by_name_are_checked(optimizer: Any, kind: type[Exception], message: str) -> None:
@@ -775,7 +772,7 @@ def test_schedulers_go_by_the_names_of_the_optimizers() -> None:
         Trainer([LearningRate("step")], device="cpu").fit(
             Supervised(nn.Linear(3, 3), nn.functional.mse_loss),
             data(),
-            optimizer=adam,
+            optimizer=adam(),
             scheduler={"a": halved},
             epochs=1,
         )
@@ -787,8 +784,8 @@ def test_an_optimizer_may_hold_any_parameters() -> None:
     task = Gan()
     last = list(task.generator[3].parameters())
     optimizers = {
-        "generator": adam(list(task.generator[0].parameters())),
-        "discriminator": adam([*task.discriminator.parameters(), *last]),
+        "generator": adam()(list(task.generator[0].parameters())),
+        "discriminator": adam()([*task.discriminator.parameters(), *last]),
     }
     mine, _ = train(task=task, optimizer=optimizers)
     same = [torch.equal(one, other) for one, other in zip(mine.weights(), Gan().weights(), strict=True)]
@@ -798,7 +795,7 @@ def test_an_optimizer_may_hold_any_parameters() -> None:
 def test_all_events_of_a_run_are_those_of_one_with_a_single_loss_but_for_the_turns() -> None:
     trainer = Trainer(device="cpu")
     recorder = Recorder(trainer.bus)
-    trainer.fit(Gan(), data(1), optimizer=dict.fromkeys(NAMES, adam), epochs=1)
+    trainer.fit(Gan(), data(1), optimizer=dict.fromkeys(NAMES, adam()), epochs=1)
     assert recorder.trace == [
         *("train_start", "epoch_start", "batch_start"),
         *("gradients_ready", "step_end", "gradients_ready", "step_end"),
@@ -830,17 +827,15 @@ def with_noise(parts: int) -> list[tuple[Tensor, ...]]:
     return [part for batch in whole for part in zip(*(each.chunk(parts) for each in batch), strict=True)]
 
 
-def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, 0.1, momentum=0.9)
-
-
 def train_on_ranks(
     window: int, bad: tuple[int, str] | None = None, more: Callable[[], list[Plugin]] = list
 ) -> tuple[list[Tensor], dict[str, float]]:
     engine, task = DDPEngine(device="cpu"), Noiseless()
     task.spoil = lambda run, name: math.nan if (run.progress.batch, bad) == (1, (engine.rank, name)) else 1.0
     trainer = Trainer([NaNGuard("skip"), GradientAccumulation(window), *more()], engine=engine)
-    result = trainer.fit(task, with_noise(engine.world_size), optimizer=dict.fromkeys(NAMES, sgd), epochs=2)
+    result = trainer.fit(
+        task, with_noise(engine.world_size), optimizer=dict.fromkeys(NAMES, sgd(momentum=0.9)), epochs=2
+    )
     progress = result.progress
     return task.weights(), {"steps": progress.steps, "skipped": progress.skipped_steps}
 

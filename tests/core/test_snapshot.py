@@ -30,6 +30,7 @@ from heliograph import (
 )
 from heliograph.core.checkpoint.state import schema
 from heliograph.core.checkpoint.state.schema import check_plain
+from heliograph.tests.kit import adam, random_batches
 from torch import Tensor, nn
 
 Pair = namedtuple("Pair", "one two")  # the untyped kind is what is tested
@@ -135,19 +136,10 @@ def test_a_cut_of_an_older_schema() -> None:
 # In a run.
 
 
-def batches(count: int = 3) -> list[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(0)
-    return [(torch.randn(4, 4, generator=generator), torch.randn(4, 2, generator=generator)) for _ in range(count)]
-
-
 def supervised() -> Supervised:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return Supervised(nn.Linear(4, 2), nn.functional.mse_loss)
-
-
-def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=0.1)
 
 
 def fit(task: Any, saved: Mapping[str, Any] | None = None, **options: Any) -> tuple[RunResult, dict[str, Any]]:
@@ -157,8 +149,8 @@ def fit(task: Any, saved: Mapping[str, Any] | None = None, **options: Any) -> tu
         trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))
     cut: dict[str, Any] = {}
     trainer.bus.on(TrainEnd, lambda run, event: cut.update(deepcopy(run.state_dict())))
-    options = {"optimizer": adam, "epochs": 2, **options}
-    return trainer.fit(task, batches(), **options), cut
+    options = {"optimizer": adam(0.1), "epochs": 2, **options}
+    return trainer.fit(task, random_batches(3), **options), cut
 
 
 def test_the_cut_holds_everything() -> None:
@@ -191,7 +183,7 @@ def test_the_cut_is_of_the_live_tensors() -> None:
             run.state_dict()["modules"]["model"]["weight"].data_ptr() == task.model.weight.data_ptr()  # type: ignore[operator]
         ),
     )
-    trainer.fit(task, batches(), optimizer=adam, epochs=1)
+    trainer.fit(task, random_batches(3), optimizer=adam(0.1), epochs=1)
 
     assert shared == [True]
 
@@ -214,7 +206,7 @@ def test_the_note_names_the_path() -> None:
     trainer = Trainer(device="cpu")
     trainer.bus.on(TrainStart, lambda run, event: run.resume(cut, Path("a.pth")))
     trainer.bus.on(CheckpointLoaded, lambda run, event: seen.append(event.path))
-    result = trainer.fit(supervised(), batches(), optimizer=adam, epochs=3)
+    result = trainer.fit(supervised(), random_batches(3), optimizer=adam(0.1), epochs=3)
 
     assert seen == [Path("a.pth")]
     assert result.notes[0].endswith("from a.pth")
@@ -294,7 +286,7 @@ def test_a_scheduler_is_restored_where_there_is_one(scheduled: bool) -> None:
 
     def options(epochs: int, *, scheduled: bool) -> dict[str, Any]:
         task = supervised()
-        optimizer = adam(list(task.model.parameters()))
+        optimizer = adam(0.1)(list(task.model.parameters()))
         made: dict[str, Any] = {"task": task, "optimizer": optimizer, "epochs": epochs}
         if scheduled:
             made |= {
@@ -317,7 +309,7 @@ def test_a_scheduler_that_is_new_begins_anew() -> None:
 
     _, cut = fit(supervised(), epochs=1)
     task = supervised()
-    optimizer = adam(list(task.model.parameters()))
+    optimizer = adam(0.1)(list(task.model.parameters()))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
     fit(task, cut, optimizer=optimizer, scheduler=scheduler, plugins=[LearningRate("epoch")], epochs=3)
 
@@ -422,7 +414,7 @@ def test_other_software_is_a_doubt() -> None:
 
 def test_the_learning_rate_of_the_checkpoint_goes_on_and_that_is_said() -> None:
     _, cut = fit(supervised(), epochs=1)
-    result, _ = fit(supervised(), cut, optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.5))
+    result, _ = fit(supervised(), cut, optimizer=adam(0.5))
 
     assert "the learning rate that the run began with is kept, [0.1], not the program's [0.5]" in result.notes
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from heliograph import Checkpoint, Every, RNGCapture, RunResult, SaveSchedule, Supervised, Trainer, load_weights
 from heliograph.core.engines.weights import check_fits
+from heliograph.tests.kit import adam
 from torch import Tensor, nn
 
 
@@ -81,7 +82,7 @@ def fit(folder: Path, model: nn.Module, epochs: int) -> RunResult:
     return Trainer(plugins, device="cpu").fit(
         Supervised(model, nn.functional.cross_entropy),
         data,
-        optimizer=lambda parameters: torch.optim.Adam(parameters, 0.1),
+        optimizer=adam(0.1),
         epochs=epochs,
     )
 

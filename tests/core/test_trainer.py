@@ -27,32 +27,16 @@ from heliograph import (
     accuracy,
     on,
 )
+from heliograph.tests.kit import Batch, class_batches, linear_classifier, sgd
 from torch import Tensor, nn
-
-Batch = tuple[Tensor, Tensor]
-
-
-def data(batches: int = 2, size: int = 3) -> list[Batch]:
-    generator = torch.Generator().manual_seed(0)
-    targets = torch.arange(size) % 2
-    return [(torch.randn(size, 4, generator=generator), targets) for _ in range(batches)]
-
-
-def make_task(**options: Any) -> Supervised:
-    torch.manual_seed(0)
-    return Supervised(nn.Linear(4, 2), nn.functional.cross_entropy, **options)
-
-
-def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, 0.1)
 
 
 def fit(trainer: Trainer | None = None, task: Any = None, train: Any = None, **options: Any) -> Any:
-    options.setdefault("optimizer", sgd)
+    options.setdefault("optimizer", sgd())
     if "steps" not in options:
         options.setdefault("epochs", 1)
     return (trainer or Trainer(device="cpu")).fit(
-        make_task() if task is None else task, data() if train is None else train, **options
+        linear_classifier() if task is None else task, class_batches(2) if train is None else train, **options
     )
 
 
@@ -86,7 +70,7 @@ def test_an_unlimited_run_ends_by_a_plugin() -> None:
 
 def test_validation_data_that_nobody_would_ever_use() -> None:
     with pytest.raises(ValueError, match=r"add ValidationSchedule\(Every\(epochs=1\)\)"):
-        fit(validation=data())
+        fit(validation=class_batches(2))
 
 
 def test_a_scheduler_that_nobody_would_ever_step() -> None:
@@ -96,7 +80,7 @@ def test_a_scheduler_that_nobody_would_ever_step() -> None:
 
 def test_an_optimizer_of_another_model() -> None:
     with pytest.raises(ValueError, match="The optimizer holds no parameter of the task"):
-        fit(optimizer=sgd(nn.Linear(4, 2).parameters()))
+        fit(optimizer=sgd()(nn.Linear(4, 2).parameters()))
 
 
 def test_an_optimizer_that_needs_a_closure() -> None:
@@ -105,7 +89,7 @@ def test_an_optimizer_that_needs_a_closure() -> None:
 
 
 def test_schedulers_that_do_not_fit() -> None:
-    other = sgd(nn.Linear(4, 2).parameters())
+    other = sgd()(nn.Linear(4, 2).parameters())
     with pytest.raises(ValueError, match="belongs to another optimizer"):
         fit(scheduler=torch.optim.lr_scheduler.StepLR(other, 1))
     with pytest.raises(TypeError, match="scheduler= takes a scheduler, or a function"):
@@ -167,7 +151,7 @@ def test_numpy_numbers_become_pythons_own() -> None:
             return {"f1": np.float64(0.5), "f2": np.float32(0.25)}
 
     task = Numpy(nn.Linear(4, 2), nn.functional.cross_entropy)
-    metrics = Trainer(device="cpu").validate(task, data()).metrics
+    metrics = Trainer(device="cpu").validate(task, class_batches(2)).metrics
     assert metrics == {"validation/f1": 0.5, "validation/f2": 0.25}
     assert {type(value) for value in metrics.values()} == {float}
 
@@ -193,7 +177,7 @@ def test_a_disabled_plugin_asks_for_nothing() -> None:
     trainer = Trainer([ValidationSchedule(Every(epochs=1))], device="cpu")
     trainer.plugins.disable("validation_schedule")
     with pytest.raises(ValueError, match="no plugin ever asks for a validation"):
-        fit(trainer, validation=data())
+        fit(trainer, validation=class_batches(2))
 
 
 def test_an_empty_loader() -> None:
@@ -202,15 +186,15 @@ def test_an_empty_loader() -> None:
     with pytest.raises(ValueError, match="The validation loader is empty"):
         fit(Trainer([ValidationSchedule(Every(epochs=1))], device="cpu"), validation=[])
     with pytest.raises(ValueError, match="The test loader is empty"):
-        Trainer(device="cpu").test(make_task(), [])
+        Trainer(device="cpu").test(linear_classifier(), [])
 
 
 def test_a_generator_is_read_once_and_then_said_to_be_empty() -> None:
     with pytest.raises(ValueError, match=r"yielded no batch in epoch 1\. A generator can be read only once"):
-        fit(train=(batch for batch in data()), epochs=2)
+        fit(train=(batch for batch in class_batches(2)), epochs=2)
     trainer = Trainer([ValidationSchedule(Every(epochs=1))], device="cpu")
     with pytest.raises(ValueError, match="The validation loader yielded no batch"):
-        fit(trainer, validation=iter(data()), epochs=2)
+        fit(trainer, validation=iter(class_batches(2)), epochs=2)
 
 
 def test_no_loader_at_all() -> None:
@@ -222,14 +206,14 @@ def test_a_task_without_its_step() -> None:
     with pytest.raises(TypeError, match=r"Linear has no training_step\(run, batch\)"):
         fit(task=nn.Linear(4, 2))
     with pytest.raises(TypeError, match="needs a method training_step"):
-        fit(task=Task(), optimizer=sgd(nn.Linear(4, 2).parameters()))
+        fit(task=Task(), optimizer=sgd()(nn.Linear(4, 2).parameters()))
 
 
 def test_no_optimizer() -> None:
     with pytest.raises(TypeError, match="optimizer= takes a torch optimizer, or a function"):
         fit(optimizer="sgd")
     with pytest.raises(TypeError, match="got None"):
-        Trainer(device="cpu").fit(make_task(), data(), epochs=1)
+        Trainer(device="cpu").fit(linear_classifier(), class_batches(2), epochs=1)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "a\\b", ".hidden", 3])
@@ -240,7 +224,7 @@ def test_run_names_are_fit_for_files(name: Any) -> None:
 
 def test_a_slash_in_the_name_of_a_set() -> None:
     with pytest.raises(ValueError, match="no '/' in 'a/b'"):
-        Trainer(device="cpu").test(make_task(), {"a/b": data()})
+        Trainer(device="cpu").test(linear_classifier(), {"a/b": class_batches(2)})
 
 
 @pytest.mark.parametrize(
@@ -287,7 +271,7 @@ def test_a_loader_longer_than_it_says_warns() -> None:
             return 1
 
         def __iter__(self) -> Iterator[Batch]:
-            return iter(data(3))
+            return iter(class_batches(3))
 
     with pytest.warns(RuntimeWarning, match="ended after 3 batches, but its length says 1"):
         assert fit(train=Short()).progress.steps == 3
@@ -312,7 +296,7 @@ def test_hyper_parameters_are_checked() -> None:
 
 def test_the_printed_history_names_who_asked() -> None:
     trainer = Trainer([ValidationSchedule(Every(epochs=1)), EarlyStopping(patience=1, min_delta=9.0)], device="cpu")
-    result = fit(trainer, validation=data(), epochs=9)
+    result = fit(trainer, validation=class_batches(2), epochs=9)
     assert result.status == "stopped"
     assert str(result).startswith("stopped by early_stopping: validation/loss has not improved on ")
     assert [(each.by, each.verb) for each in result.history] == [
@@ -334,12 +318,12 @@ def test_one_of_a_kind_is_told_as_one(options: dict[str, Any], reason: str) -> N
 
 
 def test_one_batch_is_told_as_one() -> None:
-    assert Trainer(device="cpu").validate(make_task(), data(1)).reason == "1 batch evaluated"
+    assert Trainer(device="cpu").validate(linear_classifier(), class_batches(1)).reason == "1 batch evaluated"
 
 
 def test_metrics_are_means_over_samples_of_unequal_batches() -> None:
-    batches = [*data(1, size=6), *data(1, size=2)]
-    task = make_task(metrics={"accuracy": accuracy})
+    batches = [*class_batches(1, size=6), *class_batches(1, size=2)]
+    task = linear_classifier(metrics={"accuracy": accuracy})
     expected = nn.functional.cross_entropy(
         task.model(torch.cat([each[0] for each in batches])), torch.cat([each[1] for each in batches])
     )
@@ -359,7 +343,7 @@ def test_train_metrics_are_means_since_the_last_log() -> None:
             seen.append(run.loss.item())
 
     trainer = Trainer([Losses(), LogSchedule(Every(steps=2))], device="cpu")
-    result = fit(trainer, task=make_task(metrics={"accuracy": accuracy}), train=data(4))
+    result = fit(trainer, task=linear_classifier(metrics={"accuracy": accuracy}), train=class_batches(4))
     assert result.metrics["train/loss"] == pytest.approx(sum(seen[2:]) / 2, rel=1e-6)
     assert 0 <= result.metrics["train/accuracy"] <= 1
 
@@ -385,8 +369,8 @@ def test_two_fits_of_one_trainer_are_equal_and_nothing_is_stale() -> None:
         LogSchedule(Every(steps=1)),
     ]
     trainer = Trainer(plugins, device="cpu")
-    first = fit(trainer, validation=data(), epochs=5)
-    second = fit(trainer, validation=data(), epochs=5)
+    first = fit(trainer, validation=class_batches(2), epochs=5)
+    second = fit(trainer, validation=class_batches(2), epochs=5)
     assert first.status == second.status == "stopped"
     assert first.progress.epoch == second.progress.epoch == 2
     assert first.metrics == second.metrics
@@ -394,10 +378,10 @@ def test_two_fits_of_one_trainer_are_equal_and_nothing_is_stale() -> None:
 
 
 def test_fit_then_test_on_one_trainer() -> None:
-    task = make_task()
+    task = linear_classifier()
     trainer = Trainer([ValidationSchedule(Every(epochs=1))], device="cpu")
-    fitted = fit(trainer, task, validation=data())
-    tested = trainer.test(task, data())
+    fitted = fit(trainer, task, validation=class_batches(2))
+    tested = trainer.test(task, class_batches(2))
     assert tested.metrics["test/loss"] == fitted.metrics["validation/loss"]
     assert tested.progress.steps == 0
     assert {name.split("/")[0] for name in tested.metrics} == {"test"}
@@ -428,8 +412,11 @@ def test_a_step_may_return_a_plain_loss_or_nothing_in_validation() -> None:
             return None
 
     task = Plain(nn.Linear(4, 2), nn.functional.cross_entropy)
-    assert set(Trainer(device="cpu").validate(task, data()).metrics) == {"validation/loss", "validation/extra"}
-    assert Trainer(device="cpu").test(task, data()).metrics == {}
+    assert set(Trainer(device="cpu").validate(task, class_batches(2)).metrics) == {
+        "validation/loss",
+        "validation/extra",
+    }
+    assert Trainer(device="cpu").test(task, class_batches(2)).metrics == {}
 
 
 def test_a_task_may_count_its_samples_itself() -> None:
@@ -444,13 +431,15 @@ def test_supervised_refuses_what_it_cannot_use() -> None:
     with pytest.raises(TypeError, match=r"takes an nn\.Module as its model, got str"):
         Supervised("model", nn.functional.cross_entropy)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="Metric 'accuracy' must be a function"):
-        make_task(metrics={"accuracy": "accuracy"})
+        linear_classifier(metrics={"accuracy": "accuracy"})
     with pytest.raises(ValueError, match="cannot be called 'loss'"):
-        make_task(metrics={"loss": accuracy})
+        linear_classifier(metrics={"loss": accuracy})
     with pytest.raises(
         ValueError, match=r"Metric 'wide' must be a scalar to be averaged, got a tensor of shape \[3, 2\]"
     ):
-        Trainer(device="cpu").test(make_task(metrics={"wide": lambda outputs, targets: outputs}), data())
+        Trainer(device="cpu").test(
+            linear_classifier(metrics={"wide": lambda outputs, targets: outputs}), class_batches(2)
+        )
 
 
 def test_supervised_refuses_batches_that_are_dicts() -> None:
@@ -459,9 +448,9 @@ def test_supervised_refuses_batches_that_are_dicts() -> None:
     asked = r"got a dict with the keys \['image', 'label'\]\. .* loader_params={'columns': \('image', 'label'\)}"
     trainer = Trainer(device="cpu")
     with pytest.raises(TypeError, match=asked):
-        trainer.fit(make_task(), data, optimizer=torch.optim.SGD, epochs=1)
+        trainer.fit(linear_classifier(), data, optimizer=torch.optim.SGD, epochs=1)
     with pytest.raises(TypeError, match=asked):
-        trainer.validate(make_task(), data)
+        trainer.validate(linear_classifier(), data)
 
 
 def test_the_sampler_is_told_the_epoch() -> None:
@@ -473,7 +462,7 @@ def test_the_sampler_is_told_the_epoch() -> None:
             self.told.append(epoch)
 
         def __iter__(self) -> Iterator[Batch]:
-            return iter(data())
+            return iter(class_batches(2))
 
     loader = Loader()
     fit(train=loader, epochs=3)
@@ -507,7 +496,7 @@ def test_an_engine_of_ones_own_sees_every_call() -> None:
         def look(self, run: Run, event: GradientsReady) -> None:
             calls.append("gradients")
 
-    fit(Trainer([Listen()], engine=Watching("cpu")), train=data(1))
+    fit(Trainer([Listen()], engine=Watching("cpu")), train=class_batches(1))
     assert calls == ["set up ['model'] ['optimizer']", "bind", "unscale", "gradients", "tear down"]
 
 

@@ -24,19 +24,8 @@ from heliograph import (
     on,
 )
 from heliograph.testing import Recorder
+from heliograph.tests.kit import Batch, class_batches, linear_classifier
 from torch import Tensor, nn
-
-Batch = tuple[Tensor, Tensor]
-
-
-def data(batches: int) -> list[Batch]:
-    generator = torch.Generator().manual_seed(0)
-    return [(torch.randn(3, 4, generator=generator), torch.tensor([0, 1, 0])) for _ in range(batches)]
-
-
-def make_task() -> Supervised:
-    torch.manual_seed(0)
-    return Supervised(nn.Linear(4, 2), nn.functional.cross_entropy)
 
 
 class SkipSecond(Plugin):
@@ -59,17 +48,21 @@ def plugins(folder: Any) -> list[Plugin]:
 
 
 def test_it_emits_what_fit_emits_and_trains_the_same_weights(tmp_path: Any) -> None:
-    fitted, mine = make_task(), make_task()
+    fitted, mine = linear_classifier(), linear_classifier()
     trainer = Trainer(plugins(tmp_path / "fit"), device="cpu")
     recorder = Recorder(trainer.bus)
     result = trainer.fit(
-        fitted, data(5), validation=data(2), optimizer=torch.optim.SGD(fitted.model.parameters(), 0.1), epochs=3
+        fitted,
+        class_batches(5),
+        validation=class_batches(2),
+        optimizer=torch.optim.SGD(fitted.model.parameters(), 0.1),
+        epochs=3,
     )
 
     own = Trainer(plugins(tmp_path / "own"), device="cpu")
     own_recorder = Recorder(own.bus)
     model, optimizer = mine.model, torch.optim.SGD(mine.model.parameters(), 0.1)
-    with own.run(mine, data(5), validation=data(2), optimizer=optimizer, epochs=3) as run:
+    with own.run(mine, class_batches(5), validation=class_batches(2), optimizer=optimizer, epochs=3) as run:
         for _ in run.epochs():
             for inputs, targets in run.batches():
                 loss = nn.functional.cross_entropy(model(inputs), targets)
@@ -83,7 +76,7 @@ def test_it_emits_what_fit_emits_and_trains_the_same_weights(tmp_path: Any) -> N
 
 
 def start(train: list[Batch], *plugins: Plugin, epochs: int = 2) -> tuple[Any, Supervised, Recorder]:
-    task = make_task()
+    task = linear_classifier()
     trainer = Trainer(plugins, device="cpu")
     recorder = Recorder(trainer.bus)
     run = trainer.run(task, train, optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=epochs)
@@ -95,7 +88,7 @@ def loss_of(task: Supervised, batch: Batch) -> Tensor:
 
 
 def test_break_after_a_step_ends_the_epoch() -> None:
-    run, task, recorder = start(data(3))
+    run, task, recorder = start(class_batches(3))
     with run:
         for _ in run.epochs():
             for batch in run.batches():
@@ -112,7 +105,7 @@ def test_break_after_a_step_ends_the_epoch() -> None:
 
 
 def test_break_before_a_step_counts_the_batch_as_skipped() -> None:
-    run, _, _ = start(data(3), epochs=1)
+    run, _, _ = start(class_batches(3), epochs=1)
     with run:
         for _ in run.epochs():
             for _batch in run.batches():
@@ -122,7 +115,7 @@ def test_break_before_a_step_counts_the_batch_as_skipped() -> None:
 
 
 def test_leaving_the_epochs_is_a_stop() -> None:
-    run, task, recorder = start(data(3), epochs=5)
+    run, task, recorder = start(class_batches(3), epochs=5)
     with run:
         for _ in run.epochs():
             for batch in run.batches():
@@ -133,7 +126,7 @@ def test_leaving_the_epochs_is_a_stop() -> None:
 
 
 def test_a_run_that_never_begins_has_no_end_of_training() -> None:
-    run, _, recorder = start(data(3))
+    run, _, recorder = start(class_batches(3))
     with run:
         pass
     assert recorder.trace == ["run_closed"]
@@ -141,7 +134,7 @@ def test_a_run_that_never_begins_has_no_end_of_training() -> None:
 
 
 def test_a_batch_without_a_step_is_an_error() -> None:
-    run, _, recorder = start(data(3))
+    run, _, recorder = start(class_batches(3))
     with pytest.raises(RuntimeError, match=r"run.step\(loss\) was not called"), run:
         for _ in run.epochs():
             for _batch in run.batches():
@@ -150,7 +143,7 @@ def test_a_batch_without_a_step_is_an_error() -> None:
 
 
 def test_an_exception_in_the_body_closes_the_run() -> None:
-    run, _, recorder = start(data(3))
+    run, _, recorder = start(class_batches(3))
     with pytest.raises(ZeroDivisionError), run:
         for _ in run.epochs():
             raise ZeroDivisionError
@@ -158,7 +151,7 @@ def test_an_exception_in_the_body_closes_the_run() -> None:
 
 
 def test_break_in_an_open_window_still_steps_it() -> None:
-    run, task, _ = start(data(4), GradientAccumulation(3), epochs=1)
+    run, task, _ = start(class_batches(4), GradientAccumulation(3), epochs=1)
     with run:
         for _ in run.epochs():
             for batch in run.batches():
@@ -169,7 +162,7 @@ def test_break_in_an_open_window_still_steps_it() -> None:
 
 
 def test_control_from_the_body_names_the_caller() -> None:
-    run, task, _ = start(data(4))
+    run, task, _ = start(class_batches(4))
     with run:
         for _ in run.epochs():
             for batch in run.batches():
@@ -186,30 +179,30 @@ def test_two_runs_of_one_trainer_cannot_go_on_at_once() -> None:
         @on(StepEnd)
         def test(self, run: Run, event: StepEnd) -> None:
             assert self.trainer is not None
-            self.trainer.test(make_task(), data(1))
+            self.trainer.test(linear_classifier(), class_batches(1))
 
     plugin = Nested()
     plugin.trainer = Trainer([plugin], device="cpu")
-    task = make_task()
+    task = linear_classifier()
     with pytest.raises(RuntimeError, match="use another Trainer"):
-        plugin.trainer.fit(task, data(1), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)
-    assert plugin.trainer.test(task, data(1)).status == "completed"
+        plugin.trainer.fit(task, class_batches(1), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)
+    assert plugin.trainer.test(task, class_batches(1)).status == "completed"
 
 
 def test_a_loop_that_would_never_train_is_told_so() -> None:
-    run, task, _ = start(data(2))
+    run, task, _ = start(class_batches(2))
     with pytest.raises(RuntimeError, match=r"loop over run\.batches\(\) within run\.epochs\(\)"), run:
         for _ in run.epochs():
             pass
-    run, task, _ = start(data(2))
+    run, task, _ = start(class_batches(2))
     with pytest.raises(RuntimeError, match=r"run\.step\(loss\) is for a batch of run\.batches\(\)"), run:
         for _ in run.epochs():
-            for batch in data(2):
+            for batch in class_batches(2):
                 run.step(loss_of(task, batch))
-    run, task, _ = start(data(2))
+    run, task, _ = start(class_batches(2))
     with pytest.raises(RuntimeError, match="A run begins with its context"):
         next(run.epochs())
-    run, task, _ = start(data(1), epochs=1)
+    run, task, _ = start(class_batches(1), epochs=1)
     with run:
         for _ in run.epochs():
             for batch in run.batches():
@@ -226,7 +219,7 @@ def test_epoch_end_is_heard_with_the_epoch_that_ended() -> None:
         def look(self, run: Run, event: EpochEnd) -> None:
             heard.append((event.epoch, run.progress.epoch))
 
-    run, task, _ = start(data(1), Watch())
+    run, task, _ = start(class_batches(1), Watch())
     with run:
         for _ in run.epochs():
             for batch in run.batches():

@@ -9,6 +9,7 @@ from pathlib import Path
 import heliograph as h
 import torch
 from heliograph.core.distributed.launch import child_queue
+from heliograph.tests.kit import sgd
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -83,6 +84,6 @@ def train_forever(folder: Path) -> None:
         h.Supervised(nn.Linear(4, 1), nn.functional.mse_loss),
         data,
         loader_params={"batch_size": 2},
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e-6),
+        optimizer=sgd(1e-6),
         epochs=1_000_000,
     )

@@ -10,6 +10,7 @@ from typing import Any, cast
 import heliograph as h
 import numpy as np
 import torch
+from heliograph.tests.kit import sgd
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -71,7 +72,7 @@ def train(
         dataset,
         validation=dataset,
         loader_params=cast("h.LoaderParams", {"batch_size": BATCH_SIZE, "as_ranks": RANKS, **params}),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        optimizer=sgd(),
         epochs=2,
         steps=steps,
     )

@@ -19,6 +19,7 @@ from typing import Any
 import heliograph as h
 import torch
 from heliograph.builtin_callbacks.ray.session import current_session
+from heliograph.tests.kit import sgd
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -187,7 +188,7 @@ def train(scenario: Scenario) -> Outcome:
         model,
         data,
         loader_params={"batch_size": BATCH_SIZE, "shuffle": True, "as_ranks": scenario.ranks},
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+        optimizer=sgd(0.05, momentum=0.9),
         scheduler=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, STEPS_PER_EPOCH),
         epochs=scenario.epochs,
     )

@@ -9,6 +9,7 @@ from typing import Any
 import heliograph as h
 import torch
 from heliograph.core.engines.contract import LoopEngine
+from heliograph.tests.kit import adam, sgd
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -32,7 +33,7 @@ def train(engine: LoopEngine, folder: Path, name: str, steps: int, **options: An
         TensorDataset(data, data),
         loader_params={"batch_size": 2, "shuffle": True},
         validation=DataLoader(TensorDataset(data[:4], data[:4]), batch_size=2),
-        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+        optimizer=adam(),
         steps=steps,
         name=name,
     )
@@ -66,6 +67,4 @@ def break_the_storage(folder: Path, storage: Path) -> None:
     task = h.Supervised(nn.Linear(2, 2), nn.functional.mse_loss)
     plugins = [h.SaveSchedule(h.Every(steps=1)), h.Checkpoint(folder), Breaks(storage)]
     data = [(torch.ones(2, 2), torch.ones(2, 2))] * 4
-    h.Trainer(plugins, device="cpu").fit(
-        task, data, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1), epochs=1
-    )
+    h.Trainer(plugins, device="cpu").fit(task, data, optimizer=sgd(), epochs=1)

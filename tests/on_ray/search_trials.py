@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import heliograph as h
 import torch
 from heliograph.demo.data import digits as load_digits
+from heliograph.tests.kit import sgd
 from ray import tune as ray_tune
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -69,7 +70,7 @@ def digits(config: dict[str, Any]) -> None:
         train,
         loader_params={"global_batch_size": 64, "shuffle": True},
         validation=DataLoader(validation, batch_size=300),
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=config["lr"], momentum=0.9),
+        optimizer=sgd(config["lr"], momentum=0.9),
         epochs=config["epochs"],
         name="digits",
     )

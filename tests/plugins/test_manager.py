@@ -25,6 +25,7 @@ from heliograph.events import (
     TrainStart,
 )
 from heliograph.plugins import Plugins
+from heliograph.tests.kit import sgd
 from torch import nn
 
 
@@ -91,7 +92,7 @@ def plugins(trainer: Trainer) -> Plugins:
 def make_run(trainer: Trainer, batches: int = 3, epochs: int = 1) -> TrainRun:
     data = [(torch.ones(2, 1), torch.zeros(2, 1))] * batches
     task = Supervised(nn.Linear(1, 1), nn.functional.mse_loss)
-    return trainer.run(task, data, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01), epochs=epochs)
+    return trainer.run(task, data, optimizer=sgd(0.01), epochs=epochs)
 
 
 def fit(trainer: Trainer, batches: int = 3, epochs: int = 1) -> TrainRun:

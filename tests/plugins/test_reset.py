@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from heliograph import Plugin, Recorder, Run, RunResult, Supervised, Trainer, TrainStart, on, replay
+from heliograph.tests.kit import sgd
 from torch import nn
 
 Batches = list[tuple[torch.Tensor, torch.Tensor]]
@@ -65,8 +65,7 @@ def batches() -> Batches:
 
 def fit(trainer: Trainer, batches: Batches) -> RunResult:
     task = Supervised(nn.Linear(2, 1), nn.functional.mse_loss)
-    make: Callable[..., Any] = lambda parameters: torch.optim.SGD(parameters, lr=0.1)  # noqa: E731
-    return trainer.fit(task, batches, optimizer=make, epochs=1)
+    return trainer.fit(task, batches, optimizer=sgd(), epochs=1)
 
 
 def test_every_plugin_is_reset_before_any_hears_that_the_training_begins(batches: Batches) -> None:

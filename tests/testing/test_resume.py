@@ -15,6 +15,7 @@ import pytest
 import torch
 from heliograph.testing import assert_resume_exact, check_resume
 from heliograph.testing.resume import UsageError
+from heliograph.tests.kit import adam
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset, get_worker_info
 
@@ -52,7 +53,7 @@ def training(*plugins: h.Plugin, kind: type[h.Supervised] = h.Supervised, **opti
         "task": kind(model(), nn.functional.cross_entropy),
         "train": DataLoader(samples(), batch_size=4, shuffle=True),
         "validation": DataLoader(samples(), batch_size=13),
-        "optimizer": lambda parameters: torch.optim.Adam(parameters, 1e-2),
+        "optimizer": adam(1e-2),
         "scheduler": lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
         "epochs": 3,
         **options,

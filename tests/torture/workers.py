@@ -25,6 +25,7 @@ from typing import IO, Any
 
 import heliograph as h
 import torch
+from heliograph.tests.kit import sgd
 from heliograph.tests.torture.torture import living
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -124,7 +125,7 @@ def train(plan: Plan) -> None:
     h.Trainer([h.ValidationSchedule(h.Every(steps=1))] if "validation" in given else [], device="cpu").fit(
         h.Supervised(nn.Linear(2, 1), nn.functional.mse_loss),
         data,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+        optimizer=sgd(0.01),
         epochs=1_000_000,
         **given,
     )

@@ -40,6 +40,7 @@ from heliograph import (
 )
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.storage import Files
+from heliograph.tests.kit import adam
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -77,18 +78,6 @@ def remove(path: Path) -> None:
     """Remove a checkpoint, as people do."""
     path.unlink()
     path.with_suffix(".json").unlink()
-
-
-@pytest.fixture
-def fit(task: Make, batches: Make, sgd: Any) -> Callable[..., RunResult]:
-    """Return a function that trains 3 batches an epoch and saves after each."""
-
-    def run(checkpoint: Checkpoint, *plugins: Any, every: Any = None, **options: Any) -> RunResult:
-        trainer = Trainer([SaveSchedule(every or Every(epochs=1)), *plugins, checkpoint], device="cpu")
-        options = {"epochs": 2, "task": task(), **options}
-        return trainer.fit(options.pop("task"), batches(3), optimizer=sgd, **options)
-
-    return run
 
 
 @pytest.fixture
@@ -863,7 +852,7 @@ class Whole:
                 mine,
                 loader,
                 validation=[(inputs, targets)],
-                optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+                optimizer=adam(),
                 epochs=3,
             )
         except CrashError:

@@ -26,34 +26,16 @@ from heliograph import (
     on,
 )
 from heliograph.core.checkpoint import storage
+from heliograph.tests.kit import checkpoint_names, contents
 from torch import nn
 
 Make = Callable[..., Any]
 FIRST, SECOND = "run_epoch_1_iter_3.pth", "run_epoch_2_iter_6.pth"
 
 
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("*.pth"))
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".steps"}
-
-
 def training_of(path: Path | None) -> str:
     assert path is not None
     return storage.read_manifest(path).training
-
-
-@pytest.fixture
-def fit(task: Make, batches: Make, sgd: Any) -> Callable[..., RunResult]:
-    """Return a function that trains 3 batches an epoch and saves after each."""
-
-    def run(checkpoint: Checkpoint, *plugins: Any, **options: Any) -> RunResult:
-        trainer = Trainer([SaveSchedule(Every(epochs=1)), *plugins, checkpoint], device="cpu")
-        return trainer.fit(task(), batches(3), optimizer=sgd, **{"epochs": 2, **options})
-
-    return run
 
 
 # The identity.
@@ -67,7 +49,7 @@ def test_a_training_has_an_identity_that_its_resumes_inherit(fit: Make, tmp_path
 
     assert first.last_checkpoint == tmp_path / SECOND
     assert len(training_of(second.last_checkpoint)) == 32
-    assert names(tmp_path) == ["run_epoch_3_iter_9.pth"]  # the first one's went: it is the same training
+    assert checkpoint_names(tmp_path) == ["run_epoch_3_iter_9.pth"]  # the first one's went: it is the same training
     assert training_of(resumed.last_checkpoint) == training_of(other.last_checkpoint)
     assert training_of(other.last_checkpoint) != training_of(second.last_checkpoint)
     saved = storage.load(tmp_path / "run_epoch_3_iter_9.pth")
@@ -104,7 +86,7 @@ def test_a_run_that_rolls_back_stays_the_training_that_it_is(batches: Make, sgd:
     assert "rolled back" in str(tuned)
     assert f"{pretrained} is of run 'pretrained': run 'tuned' begins there as a training of its own" in tuned.notes
     assert training_of(tuned.last_checkpoint) != training_of(pretrained)
-    assert names(tmp_path / "a") == ["pretrained_epoch_1_iter_3.pth", "tuned_epoch_2_iter_5.pth"]
+    assert checkpoint_names(tmp_path / "a") == ["pretrained_epoch_1_iter_3.pth", "tuned_epoch_2_iter_5.pth"]
 
 
 # A fresh run with a name that is taken: E2.
@@ -154,7 +136,7 @@ def test_the_same_file_name_is_not_written_over(fit: Make, tmp_path: Path) -> No
     for _ in range(3):
         fit(Checkpoint(tmp_path), epochs=1)
 
-    assert names(tmp_path) == ["run-2_epoch_1_iter_3.pth", "run-3_epoch_1_iter_3.pth", FIRST]
+    assert checkpoint_names(tmp_path) == ["run-2_epoch_1_iter_3.pth", "run-3_epoch_1_iter_3.pth", FIRST]
     assert len({training_of(path) for path in tmp_path.glob("*.pth")}) == 3
 
 
@@ -163,7 +145,7 @@ def test_a_name_that_a_number_was_added_to_is_taken_too(fit: Make, tmp_path: Pat
         fit(Checkpoint(tmp_path), epochs=1)
     fit(Checkpoint(tmp_path), epochs=1, name="run-2")
 
-    assert names(tmp_path) == ["run-2-2_epoch_1_iter_3.pth", "run-2_epoch_1_iter_3.pth", FIRST]
+    assert checkpoint_names(tmp_path) == ["run-2-2_epoch_1_iter_3.pth", "run-2_epoch_1_iter_3.pth", FIRST]
 
 
 def test_a_name_that_another_process_has_just_taken_is_passed_over(fit: Make, tmp_path: Path) -> None:
@@ -176,7 +158,7 @@ def test_a_name_that_another_process_has_just_taken_is_passed_over(fit: Make, tm
             fit(Checkpoint(tmp_path), epochs=1)
 
     fit(Checkpoint(tmp_path), Nested(), epochs=1, name="run-2")
-    assert names(tmp_path) == ["run-2_epoch_1_iter_3.pth", "run-3_epoch_1_iter_3.pth", FIRST]
+    assert checkpoint_names(tmp_path) == ["run-2_epoch_1_iter_3.pth", "run-3_epoch_1_iter_3.pth", FIRST]
 
 
 def test_refused_with_the_choices(fit: Make, tmp_path: Path) -> None:
@@ -203,7 +185,7 @@ def test_replaced_when_the_first_of_this_run_is_written(fit: Make, tmp_path: Pat
         @on(BatchEnd)
         def look(self, run: Run, event: BatchEnd) -> None:
             if run.progress.batches < 3:
-                assert names(tmp_path) == [FIRST, SECOND]
+                assert checkpoint_names(tmp_path) == [FIRST, SECOND]
 
         @on(CheckpointPruned)
         def note(self, run: Run, event: CheckpointPruned) -> None:
@@ -214,7 +196,7 @@ def test_replaced_when_the_first_of_this_run_is_written(fit: Make, tmp_path: Pat
 
     assert events[0] == (FIRST, "on_existing='replace'")
     assert "is removed when the first checkpoint of this one is written, on_existing='replace'" in result.notes[0]
-    assert names(tmp_path) == ["run_epoch_2_iter_6-2.pth", SECOND]
+    assert checkpoint_names(tmp_path) == ["run_epoch_2_iter_6-2.pth", SECOND]
     assert storage.read_manifest(result.last_checkpoint).run_name == "run"
     assert training_of(tmp_path / SECOND) != training_of(result.last_checkpoint)
 
@@ -257,7 +239,7 @@ def test_auto_begins_afresh_where_the_newest_training_has_nothing_whole_and_name
         f"resume={tmp_path / FIRST}"
     ) in result.notes
     assert result.progress.steps == 3
-    assert {FIRST, damaged.name} < set(names(tmp_path))
+    assert {FIRST, damaged.name} < set(checkpoint_names(tmp_path))
 
 
 def test_auto_resumes_the_one_that_was_written_last_and_warns(
@@ -275,11 +257,11 @@ def test_auto_resumes_the_one_that_was_written_last_and_warns(
     )
     assert said in result.notes
     assert [each.message for each in caplog.records if each.levelno == logging.WARNING] == [said]
-    assert names(tmp_path) == ["run-2_epoch_2_iter_6.pth", FIRST]
+    assert checkpoint_names(tmp_path) == ["run-2_epoch_2_iter_6.pth", FIRST]
 
     resumed = fit(Checkpoint(tmp_path, resume=tmp_path / FIRST), epochs=3)
     assert not any("holds another training" in note for note in resumed.notes)
-    assert names(tmp_path) == ["run-2_epoch_2_iter_6.pth", "run_epoch_3_iter_9.pth"]
+    assert checkpoint_names(tmp_path) == ["run-2_epoch_2_iter_6.pth", "run_epoch_3_iter_9.pth"]
     last = fit(Checkpoint(tmp_path, resume="auto"), epochs=4)
     assert last.last_checkpoint == tmp_path / "run_epoch_4_iter_12.pth"
 
@@ -314,10 +296,10 @@ def test_from_a_path_into_a_folder_that_holds_another(fit: Make, tmp_path: Path)
         fit(Checkpoint(here, resume=path, on_existing="refuse"))
     result = fit(Checkpoint(here, resume=path))
 
-    assert names(here) == ["run-2_epoch_2_iter_6.pth", FIRST]
+    assert checkpoint_names(here) == ["run-2_epoch_2_iter_6.pth", FIRST]
     assert training_of(result.last_checkpoint) == training_of(path)
     assert (here / "run.last").read_text() == f"{FIRST}\n"
-    assert names(there) == [FIRST]
+    assert checkpoint_names(there) == [FIRST]
 
 
 def test_a_checkpoint_that_was_brought_here_takes_no_name_away(fit: Make, tmp_path: Path) -> None:
@@ -330,7 +312,7 @@ def test_a_checkpoint_that_was_brought_here_takes_no_name_away(fit: Make, tmp_pa
     result = fit(Checkpoint(here, resume="auto"), epochs=3)
 
     assert result.last_checkpoint == here / "run-2_epoch_3_iter_9.pth"
-    assert names(here) == ["run-2_epoch_3_iter_9.pth", FIRST]
+    assert checkpoint_names(here) == ["run-2_epoch_3_iter_9.pth", FIRST]
     assert (here / "run.last").read_text() == f"{FIRST}\n"
 
 
@@ -346,7 +328,7 @@ def test_switched_off_at_the_start_it_finds_its_name_when_it_is_switched_on(fit:
     trainer_checkpoint = Checkpoint(tmp_path)
     result = fit(trainer_checkpoint, Switch(), Off(), epochs=4)
 
-    assert names(tmp_path) == ["run-2_epoch_4_iter_12.pth", FIRST]
+    assert checkpoint_names(tmp_path) == ["run-2_epoch_4_iter_12.pth", FIRST]
     assert result.last_checkpoint == tmp_path / "run-2_epoch_4_iter_12.pth"
 
 
@@ -370,7 +352,7 @@ def test_names_that_clean_alike_are_two(fit: Make, tmp_path: Path, one: str, oth
             assert fit(Checkpoint(tmp_path), epochs=1, name=other).notes == ()
 
     assert fit(Checkpoint(tmp_path), Nested(), epochs=1, name=one).notes == ()
-    assert len(names(tmp_path)) == len(list(tmp_path.glob("*.last"))) == 2
+    assert len(checkpoint_names(tmp_path)) == len(list(tmp_path.glob("*.last"))) == 2
     for name in (one, other):
         resumed = fit(Checkpoint(tmp_path, resume="auto"), epochs=2, name=name)
         assert (resumed.resume.epoch, storage.read_manifest(resumed.last_checkpoint).run_name) == (1, name)

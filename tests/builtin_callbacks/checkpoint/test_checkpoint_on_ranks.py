@@ -41,6 +41,7 @@ from heliograph.builtin_callbacks.checkpoint import resume as resuming
 from heliograph.core.checkpoint import conversion, storage
 from heliograph.core.checkpoint.storage import Files
 from heliograph.events import CheckpointPruned
+from heliograph.tests.kit import adam
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -107,7 +108,7 @@ def train(
         task,
         DataLoader(make_data(), batch_size=batch_size, shuffle=True),
         validation=DataLoader(make_data(8), batch_size=4),
-        optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+        optimizer=adam(),
         **{"epochs": 2, **options},
     )
     return result, {name: value.clone() for name, value in task.model.state_dict().items()}, recorder

@@ -11,37 +11,19 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph import BatchEnd, Checkpoint, Every, Plugin, Run, RunResult, SaveSchedule, Trainer, on
+from heliograph import BatchEnd, Checkpoint, Plugin, Run, on
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.storage.files import PAUSES, SYSTEM
+from heliograph.tests.kit import checkpoint_names, contents
 
 Make = Callable[..., Any]
 FIRST, SECOND, THIRD = (f"run_epoch_{epoch}_iter_{3 * epoch}.pth" for epoch in (1, 2, 3))
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("*.pth"))
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".steps"}
 
 
 def spoil(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-
-
-@pytest.fixture
-def fit(task: Make, batches: Make, sgd: Any) -> Callable[..., RunResult]:
-    """Return a function that trains 3 batches an epoch and saves after each."""
-
-    def run(checkpoint: Checkpoint, *plugins: Any, **options: Any) -> RunResult:
-        trainer = Trainer([SaveSchedule(Every(epochs=1)), *plugins, checkpoint], device="cpu")
-        return trainer.fit(task(), batches(3), optimizer=sgd, **{"epochs": 2, **options})
-
-    return run
 
 
 @pytest.fixture
@@ -79,7 +61,7 @@ def test_a_refusal_that_passes_costs_nothing(
     result = fit(Checkpoint(here, resume="auto"))
 
     assert result.resume.path == here / FIRST
-    assert names(here) == [SECOND]
+    assert checkpoint_names(here) == [SECOND]
     assert pauses == [PAUSES[0]]
     assert "reading failed and is tried again in 0.1 s: [Errno 5] Input/output error" in caplog.text
 
@@ -183,7 +165,7 @@ def test_a_folder_with_the_name_of_a_pointer_is_said_and_costs_nothing(
     fit(Checkpoint(tmp_path, keep_last=None))
     result = fit(Checkpoint(tmp_path, keep_last=None, resume="auto"), epochs=3)
     assert result.status == "completed"
-    assert names(tmp_path) == [FIRST, SECOND, THIRD]
+    assert checkpoint_names(tmp_path) == [FIRST, SECOND, THIRD]
     assert f"A folder has the name of the pointer {tmp_path / f'run.{label}'}, which is not written" in caplog.text
 
 
@@ -191,7 +173,7 @@ def test_a_damaged_one_stays_until_a_newer_one_is_written(fit: Make, tmp_path: P
     class Look(Plugin):
         @on(BatchEnd)
         def look(self, run: Run, event: BatchEnd) -> None:
-            seen.append(names(tmp_path))
+            seen.append(checkpoint_names(tmp_path))
 
     seen: list[list[str]] = []
     fit(Checkpoint(tmp_path, keep_last=None), epochs=2)
@@ -211,7 +193,7 @@ def test_a_damaged_one_does_not_count_as_kept(fit: Make, tmp_path: Path) -> None
     spoil(tmp_path / THIRD)
     fit(Checkpoint(tmp_path, resume="auto", keep_last=2, metadata=lambda run: "again"), epochs=3)
 
-    assert names(tmp_path) == [SECOND, "run_epoch_3_iter_9_again.pth"]
+    assert checkpoint_names(tmp_path) == [SECOND, "run_epoch_3_iter_9_again.pth"]
 
 
 def test_where_all_are_damaged_another_training_begins_and_they_stay(
@@ -226,7 +208,7 @@ def test_where_all_are_damaged_another_training_begins_and_they_stay(
     assert f"begins afresh: none of the 1 checkpoints of 'run' in {tmp_path} can be used" in result.notes
     assert any("it stays, and this one is written as 'run-2'" in note for note in result.notes)
     assert {name: content for name, content in contents(tmp_path).items() if name in before} == before
-    assert names(tmp_path) == ["run-2_epoch_2_iter_6.pth", FIRST]
+    assert checkpoint_names(tmp_path) == ["run-2_epoch_2_iter_6.pth", FIRST]
     assert len([each for each in caplog.records if each.levelno == logging.WARNING]) == 3
 
 

@@ -20,6 +20,7 @@ import torch
 from heliograph.builtin_callbacks.checkpoint.repeated import proof as module
 from heliograph.builtin_callbacks.checkpoint.repeated.ring_buffer import OFFSETS, ROW, SIZE, Ring
 from heliograph.tests import repeated_kills, sampling
+from heliograph.tests.kit import adam, random_batches, sgd
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
 
@@ -97,11 +98,10 @@ def fit(
 ) -> h.RunResult:
     torch.manual_seed(seed)
     checkpoint_options = {name: options.pop(name) for name in ("on_difference", "keep_last") if name in options}
-    generator = torch.Generator().manual_seed(0)
-    batches = [(torch.randn(3, 4, generator=generator), torch.randn(3, 2, generator=generator)) for _ in range(10)]
+    batches = random_batches(10, 3)
     checkpoint = h.Checkpoint(folder, resume=resume, **checkpoint_options)
     trainer = h.Trainer([h.RNGCapture(), h.SaveSchedule(h.Every(steps=5)), checkpoint, *plugins], device="cpu")
-    options = {"optimizer": lambda parameters: torch.optim.Adam(parameters, lr=0.01), **options}
+    options = {"optimizer": adam(), **options}
     return trainer.fit(Counting(nn.Linear(4, 2), at), options.pop("train", batches), steps=steps, **options)
 
 
@@ -209,9 +209,7 @@ def test_a_loss_that_is_no_number_equals_itself(tmp_path: Path) -> None:
         plugins = [h.RNGCapture(), h.SaveSchedule(h.Every(steps=5)), h.Checkpoint(tmp_path, resume="auto")]
         batches = [(torch.ones(2, 4), torch.ones(2, 2))] * 10
         task = h.Supervised(nn.Linear(4, 2), infinite)
-        return h.Trainer(plugins, device="cpu").fit(
-            task, batches, optimizer=lambda each: torch.optim.SGD(each, lr=0.1), steps=steps
-        )
+        return h.Trainer(plugins, device="cpu").fit(task, batches, optimizer=sgd(), steps=steps)
 
     run(8)
     assert report(run(8)) == (3, None)
@@ -464,9 +462,8 @@ def fit_on_ranks(folder: Path, differs_on: int | None = None, **options: Any) ->
         )
         trainer.bus.on(h.ResumeVerified, lambda run, event, told=told: told.append((run.progress.steps, event)))
         task = Counting(nn.Linear(4, 2), at if engine.rank == differs_on else 0)
-        generator = torch.Generator().manual_seed(0)
-        batches = [(torch.randn(3, 4, generator=generator), torch.randn(3, 2, generator=generator)) for _ in range(20)]
-        result = trainer.fit(task, batches, optimizer=lambda each: torch.optim.SGD(each, lr=0.01), steps=steps)
+        batches = random_batches(20, 3)
+        result = trainer.fit(task, batches, optimizer=sgd(0.01), steps=steps)
         found.append((report(result), result.resume, told, result.notes, result.status, result.progress.steps))
     return found
 
@@ -542,11 +539,10 @@ def test_a_rank_that_does_not_see_the_folder_says_so(ranks: Pool, tmp_path: Path
 def test_another_number_of_ranks_is_not_compared_and_that_is_said(ranks: Pool, tmp_path: Path) -> None:
     ranks(2).run(fit_on_ranks, tmp_path)
     torch.manual_seed(0)
-    generator = torch.Generator().manual_seed(0)
-    batches = [(torch.randn(3, 4, generator=generator), torch.randn(3, 2, generator=generator)) for _ in range(20)]
+    batches = random_batches(20, 3)
     plugins = [h.RNGCapture(), h.SaveSchedule(h.Every(steps=5)), h.GradientAccumulation(2)]
     trainer = h.Trainer([*plugins, h.Checkpoint(tmp_path, resume="auto")], device="cpu")
     task = Counting(nn.Linear(4, 2), 0)
-    result = trainer.fit(task, batches, optimizer=lambda each: torch.optim.SGD(each, lr=0.01), steps=12)
+    result = trainer.fit(task, batches, optimizer=sgd(0.01), steps=12)
     assert report(result) == (0, None)
     assert "the steps that are done again were not compared: 2 processes had done them" in result.notes

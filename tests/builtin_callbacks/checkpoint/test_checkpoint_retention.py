@@ -29,14 +29,11 @@ from heliograph import (
 )
 from heliograph.core.checkpoint import storage
 from heliograph.events import CheckpointPruned, Event
+from heliograph.tests.kit import adam, checkpoint_names
 from torch import Tensor
 
 Make = Callable[..., Any]
 MONITOR: dict[str, Any] = {"keep_best": 1, "monitor": "validation/loss"}
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.glob("*.pth"))
 
 
 @pytest.fixture
@@ -46,14 +43,10 @@ def fit(scripted: Make, batches: Make) -> Callable[..., RunResult]:
     def run(checkpoint: Checkpoint, values: list[float], *plugins: Any, **options: Any) -> RunResult:
         schedules = [ValidationSchedule(Every(epochs=1)), SaveSchedule(Every(epochs=1))]
         trainer = Trainer([*schedules, *plugins, checkpoint], device="cpu")
-        options = {"epochs": len(values), "optimizer": adam, "task": scripted(values), **options}
+        options = {"epochs": len(values), "optimizer": adam(0.1), "task": scripted(values), **options}
         return trainer.fit(options.pop("task"), batches(1), validation=batches(1), **options)
 
     return run
-
-
-def adam(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=0.1)
 
 
 # Whose checkpoints.
@@ -65,7 +58,7 @@ def test_what_was_written_after_the_resumed_checkpoint_does_not_pile_up(fit: Mak
     path = tmp_path / "run_epoch_2_iter_2.pth"
     fit(Checkpoint(tmp_path, resume=path, metadata=lambda run: "again"), [1.0], epochs=3)
 
-    assert names(tmp_path) == ["run_epoch_3_iter_3_again.pth"]
+    assert checkpoint_names(tmp_path) == ["run_epoch_3_iter_3_again.pth"]
 
 
 def test_retention_is_rebuilt_from_the_folder_where_the_state_is_lost(fit: Make, tmp_path: Path) -> None:
@@ -73,7 +66,7 @@ def test_retention_is_rebuilt_from_the_folder_where_the_state_is_lost(fit: Make,
     result = fit(Checkpoint(tmp_path, resume="auto", **MONITOR).named("saver"), [4.0], epochs=4)
 
     assert any("no state of them: saver" in line for line in result.notes)
-    assert names(tmp_path) == ["run_epoch_1_iter_1.pth", "run_epoch_4_iter_4.pth"]
+    assert checkpoint_names(tmp_path) == ["run_epoch_1_iter_1.pth", "run_epoch_4_iter_4.pth"]
     assert result.best_checkpoint == tmp_path / "run_epoch_1_iter_1.pth"
 
 
@@ -85,7 +78,7 @@ def test_an_earlier_run_of_the_same_name_is_left_alone(fit: Make, tmp_path: Path
     for epoch in range(resumes):
         result = fit(Checkpoint(tmp_path, resume="auto", **MONITOR), [0.85], epochs=3 + epoch)
 
-    assert names(tmp_path) == [
+    assert checkpoint_names(tmp_path) == [
         "run-2_epoch_2_iter_2.pth",
         f"run-2_epoch_{2 + resumes}_iter_{2 + resumes}.pth",
         "run_epoch_1_iter_1.pth",
@@ -100,11 +93,11 @@ def test_the_numbers_of_another_folder_mean_nothing(fit: Make, tmp_path: Path) -
     fit(Checkpoint(first), [1.0, 1.0, 1.0])
     fit(Checkpoint(second), [1.0])
     fit(Checkpoint(second, resume=first / "run_epoch_3_iter_3.pth"), [1.0], epochs=4)
-    assert names(second) == ["run-2_epoch_4_iter_4.pth", "run_epoch_1_iter_1.pth"]
+    assert checkpoint_names(second) == ["run-2_epoch_4_iter_4.pth", "run_epoch_1_iter_1.pth"]
 
     fit(Checkpoint(second, resume="auto"), [1.0], epochs=5)
-    assert names(second) == ["run-2_epoch_5_iter_5.pth", "run_epoch_1_iter_1.pth"]
-    assert names(first) == ["run_epoch_3_iter_3.pth"]
+    assert checkpoint_names(second) == ["run-2_epoch_5_iter_5.pth", "run_epoch_1_iter_1.pth"]
+    assert checkpoint_names(first) == ["run_epoch_3_iter_3.pth"]
 
 
 def test_a_value_is_remembered_for_a_save_at_the_resumed_step(fit: Make, tmp_path: Path) -> None:
@@ -114,12 +107,12 @@ def test_a_value_is_remembered_for_a_save_at_the_resumed_step(fit: Make, tmp_pat
 
     assert result.best_checkpoint == tmp_path / "run_epoch_1_iter_1.pth"
     assert storage.read_manifest(result.best_checkpoint).judged_by == ("validation/loss", "min", 0.5)
-    assert names(tmp_path) == ["run_epoch_1_iter_1.pth", "run_epoch_2_iter_2.pth"]
+    assert checkpoint_names(tmp_path) == ["run_epoch_1_iter_1.pth", "run_epoch_2_iter_2.pth"]
 
 
 def test_manifests_tell_what_a_checkpoint_competes_by(fit: Make, tmp_path: Path) -> None:
     fit(Checkpoint(tmp_path, keep_last=None, **MONITOR), [0.5, float("nan")])
-    first, second = (storage.read_manifest(tmp_path / name).judged_by for name in names(tmp_path))
+    first, second = (storage.read_manifest(tmp_path / name).judged_by for name in checkpoint_names(tmp_path))
 
     assert first == ("validation/loss", "min", 0.5)
     assert second is not None
@@ -170,7 +163,7 @@ def test_a_second_writer_is_refused_and_harms_nothing(fit: Make, tmp_path: Path)
 def test_another_run_may_write_to_the_same_folder(fit: Make, tmp_path: Path) -> None:
     fit(Checkpoint(tmp_path), [1.0], Nested(lambda: fit(Checkpoint(tmp_path), [1.0], name="other")))
 
-    assert names(tmp_path) == ["other_epoch_1_iter_1.pth", "run_epoch_1_iter_1.pth"]
+    assert checkpoint_names(tmp_path) == ["other_epoch_1_iter_1.pth", "run_epoch_1_iter_1.pth"]
 
 
 def test_switched_off_it_lets_go_of_the_folder_and_on_again_it_goes_on(fit: Make, tmp_path: Path) -> None:
@@ -189,7 +182,7 @@ def test_switched_off_it_lets_go_of_the_folder_and_on_again_it_goes_on(fit: Make
     fit(checkpoint, [1.0] * 4, Switch())
 
     assert locked == [True, True, False, True]
-    assert names(tmp_path) == ["run_epoch_3_iter_3.pth", "run_epoch_4_iter_4.pth"]
+    assert checkpoint_names(tmp_path) == ["run_epoch_3_iter_3.pth", "run_epoch_4_iter_4.pth"]
     assert not (tmp_path / ".run.lock").exists()
 
 
@@ -261,7 +254,7 @@ def test_what_a_resumed_run_tidies_is_told(fit: Make, tmp_path: Path, background
     fit(Checkpoint(tmp_path, resume="auto", background=background), [], removals, epochs=3)
 
     assert removals.told == [("pruned", "1", "keep_last=1"), ("pruned", "2", "keep_last=1"), ("run_closed",)]
-    assert names(tmp_path) == ["run_epoch_3_iter_3.pth"]
+    assert checkpoint_names(tmp_path) == ["run_epoch_3_iter_3.pth"]
 
 
 def test_a_run_that_fails_tells_what_was_removed_behind_it(fit: Make, tmp_path: Path) -> None:
@@ -296,12 +289,12 @@ def test_a_pinned_one_stays_and_is_not_counted(fit: Make, tmp_path: Path) -> Non
     checkpoint = Checkpoint(tmp_path, keep_last=2)
     fit(checkpoint, [1.0] * 5, Pin(checkpoint, 2))
 
-    assert names(tmp_path) == [f"run_epoch_{epoch}_iter_{epoch}.pth" for epoch in (2, 4, 5)]
+    assert checkpoint_names(tmp_path) == [f"run_epoch_{epoch}_iter_{epoch}.pth" for epoch in (2, 4, 5)]
     assert (tmp_path / "run_epoch_2_iter_2.pinned").exists()
 
     (tmp_path / "run_epoch_2_iter_2.pinned").unlink()
     fit(Checkpoint(tmp_path, keep_last=2, resume="auto"), [1.0], epochs=6)
-    assert names(tmp_path) == ["run_epoch_5_iter_5.pth", "run_epoch_6_iter_6.pth"]
+    assert checkpoint_names(tmp_path) == ["run_epoch_5_iter_5.pth", "run_epoch_6_iter_6.pth"]
 
 
 def test_pinning_after_the_run_and_by_path(fit: Make, tmp_path: Path) -> None:
@@ -311,7 +304,7 @@ def test_pinning_after_the_run_and_by_path(fit: Make, tmp_path: Path) -> None:
     assert checkpoint.pin() == tmp_path / "run_epoch_2_iter_2.pth"
     assert Checkpoint(tmp_path).pin(str(tmp_path / "run_epoch_1_iter_1.pth")) == tmp_path / "run_epoch_1_iter_1.pth"
     fit(Checkpoint(tmp_path, resume="auto"), [1.0, 1.0], epochs=4)
-    assert names(tmp_path) == [f"run_epoch_{epoch}_iter_{epoch}.pth" for epoch in (1, 2, 4)]
+    assert checkpoint_names(tmp_path) == [f"run_epoch_{epoch}_iter_{epoch}.pth" for epoch in (1, 2, 4)]
 
 
 def test_what_cannot_be_pinned(tmp_path: Path) -> None:
@@ -359,7 +352,7 @@ def test_the_best_is_loaded_back_after_the_last_save(
     task = scripted(values)
 
     def optimizer(parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        kept.append(adam(parameters))
+        kept.append(adam(0.1)(parameters))
         return kept[0]
 
     def scheduler(optimizer: torch.optim.Optimizer) -> Any:
@@ -426,9 +419,9 @@ def test_nan_is_no_best_to_load_back(fit: Make, tmp_path: Path) -> None:
 def test_without_a_best_it_says_so(scripted: Make, batches: Make, tmp_path: Path) -> None:
     schedules = [ValidationSchedule(Every(steps=2)), SaveSchedule(Every(steps=3))]
     trainer = Trainer([*schedules, Checkpoint(tmp_path, load_best="weights", **MONITOR)], device="cpu")
-    result = trainer.fit(scripted([1.0]), batches(3), validation=batches(1), optimizer=adam, epochs=1)
+    result = trainer.fit(scripted([1.0]), batches(3), validation=batches(1), optimizer=adam(0.1), epochs=1)
 
-    assert names(tmp_path) == ["run_epoch_0_iter_3.pth"]
+    assert checkpoint_names(tmp_path) == ["run_epoch_0_iter_3.pth"]
     assert result.notes == (NOTHING,)
 
 
@@ -494,7 +487,7 @@ def test_the_best_of_an_earlier_process_comes_back(fit: Make, scripted: Make, tm
 def test_a_test_on_the_same_trainer_loads_nothing(scripted: Make, task: Make, batches: Make, tmp_path: Path) -> None:
     plugins = [ValidationSchedule(Every(epochs=1)), SaveSchedule(Every(epochs=1))]
     trainer = Trainer([*plugins, Checkpoint(tmp_path, load_best="weights", **MONITOR)], device="cpu")
-    trainer.fit(scripted([1.0]), batches(1), validation=batches(1), optimizer=adam, epochs=1)
+    trainer.fit(scripted([1.0]), batches(1), validation=batches(1), optimizer=adam(0.1), epochs=1)
 
     assert trainer.test(task(), batches(1)).notes == ()
 

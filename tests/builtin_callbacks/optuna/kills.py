@@ -20,6 +20,7 @@ import optuna
 import torch
 from heliograph.builtin_callbacks.optuna.plugin import Optuna
 from heliograph.builtin_callbacks.optuna.study import open_study
+from heliograph.tests.kit import sgd
 from optuna.samplers import TPESampler
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
@@ -99,7 +100,7 @@ def optimize(folder: Path, kind: str, killer: Killer | None) -> None:
             h.Supervised(model, nn.functional.mse_loss),
             data,
             validation=data,
-            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=rate, momentum=0.9),
+            optimizer=sgd(rate, momentum=0.9),
             epochs=4,
             name="story",
         )

@@ -32,6 +32,7 @@ from heliograph.builtin_callbacks.ray.session import Notice
 from heliograph.core.checkpoint import storage
 from heliograph.events import Lane
 from heliograph.tests.builtin_callbacks.ray.fakes import FakeSession, on_ray
+from heliograph.tests.kit import adam
 from heliograph.tests.ranks_pool import Pool
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -58,7 +59,7 @@ def train(session: FakeSession, folder: Path, *plugins: Any, **options: Any) -> 
                 task,
                 DataLoader(TensorDataset(data, data), batch_size=4, shuffle=True),
                 validation=DataLoader(TensorDataset(data[:8], data[:8]), batch_size=2),
-                optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+                optimizer=adam(),
                 **{"epochs": 2, **options},
             )
         except (SystemExit, Exception) as error:  # noqa: BLE001  # looked at by the tests

@@ -27,8 +27,9 @@ from heliograph.builtin_callbacks.recorder.format.records import (
 from heliograph.builtin_callbacks.recorder.format.walk import walk
 from heliograph.builtin_callbacks.recorder.plugin import Recorder
 from heliograph.testing import check_plugin
+from heliograph.tests.kit import class_batches, sgd
 from heliograph.tests.ranks_pool import Pool
-from heliograph.tests.recordings import data, fit
+from heliograph.tests.recordings import fit
 from torch import nn
 
 
@@ -157,7 +158,7 @@ def test_events_are_in_order_and_requests_follow_the_event_that_they_were_made_i
 
 
 def test_the_data_of_events(tmp_path: Path) -> None:
-    result, _ = fit(usual(tmp_path), batches=5, epochs=1, validation={"a": data(2), "b": data(3)})
+    result, _ = fit(usual(tmp_path), batches=5, epochs=1, validation={"a": class_batches(2), "b": class_batches(3)})
     attempt = only(result.recording)
     of = {each.event: dict(each.data) for each in events(attempt)}
     assert of["epoch_start"] == {"epoch": 0, "resumed": False, "batches": 5}
@@ -346,10 +347,10 @@ def test_a_folder_that_cannot_be_written_ends_no_run(tmp_path: Path) -> None:
 def test_a_second_fit_creates_a_file_and_a_test_appends_to_it(tmp_path: Path) -> None:
     trainer = h.Trainer([Recorder(tmp_path), h.ValidationSchedule(h.Every(epochs=1))], device="cpu")
     task = h.Supervised(nn.Linear(4, 2), nn.functional.cross_entropy)
-    options: dict[str, Any] = {"validation": data(2), "optimizer": lambda each: torch.optim.SGD(each, lr=0.1)}
-    first = trainer.fit(task, data(), epochs=1, **options)
-    second = trainer.fit(task, data(), epochs=1, **options)
-    tested = trainer.test(task, data(3))
+    options: dict[str, Any] = {"validation": class_batches(2), "optimizer": sgd()}
+    first = trainer.fit(task, class_batches(8), epochs=1, **options)
+    second = trainer.fit(task, class_batches(8), epochs=1, **options)
+    tested = trainer.test(task, class_batches(3))
     assert first.recording != second.recording == tested.recording
     assert [each.phase for each in read(second.recording or "").attempts] == ["train", "test"]
     assert only(first.recording).status == "completed"
@@ -417,7 +418,7 @@ def toggling(folder: Path, off: Sequence[int], on: Sequence[int], **options: Any
     trainer.plugins.register(Act(lambda run: trainer.plugins.disable("recorder"), *off).named("off"))
     trainer.plugins.register(Act(lambda run: trainer.plugins.enable("recorder"), *on).named("on"))
     task = h.Supervised(nn.Linear(4, 2), nn.functional.cross_entropy)
-    trainer.fit(task, data(), validation=data(2), optimizer=lambda each: torch.optim.SGD(each, lr=0.1), epochs=2)
+    trainer.fit(task, class_batches(8), validation=class_batches(2), optimizer=sgd(), epochs=2)
     return only(recorder.path)
 
 
@@ -437,7 +438,7 @@ def test_one_that_is_registered_during_the_run_records_from_there(tmp_path: Path
     trainer = h.Trainer([h.ValidationSchedule(h.Every(epochs=1))], device="cpu")
     trainer.plugins.register(Act(lambda run: trainer.plugins.register(recorder), 3))
     task = h.Supervised(nn.Linear(4, 2), nn.functional.cross_entropy)
-    trainer.fit(task, data(), validation=data(2), optimizer=lambda each: torch.optim.SGD(each, lr=0.1), epochs=1)
+    trainer.fit(task, class_batches(8), validation=class_batches(2), optimizer=sgd(), epochs=1)
     assert [each.counters.batch for each in batches(only(recorder.path))] == [4, 5, 6, 7, 8]
 
 
@@ -472,7 +473,7 @@ def train_on_rank(folder: Path) -> tuple[str | None, list[float]]:
         h.Supervised(nn.Linear(4, 2), nn.functional.cross_entropy),
         torch.utils.data.TensorDataset(torch.zeros(40, 4), torch.zeros(40, dtype=torch.long)),
         loader_params={"global_batch_size": 4},
-        optimizer=lambda each: torch.optim.SGD(each, lr=0.1),
+        optimizer=sgd(),
         epochs=1,
     )
     return None if result.recording is None else str(result.recording), clocks

@@ -22,6 +22,7 @@ from heliograph.tests.builtin_callbacks.rules.scripted import (
     data,
     rules,
 )
+from heliograph.tests.kit import adam
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -96,7 +97,7 @@ def training(*plugins: Any) -> tuple[h.Trainer, dict[str, Any]]:
         ),
         "train": DataLoader(samples, batch_size=4, shuffle=True),
         "validation": DataLoader(samples, batch_size=13),
-        "optimizer": lambda parameters: torch.optim.Adam(parameters, 1e-2),
+        "optimizer": adam(1e-2),
         "epochs": 3,
     }
 

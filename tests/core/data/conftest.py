@@ -29,6 +29,7 @@ from heliograph import (
 from heliograph.core.data.sources.choice import source_of
 from heliograph.core.data.sources.contract import Source
 from heliograph.core.data.sources.stateless import Reading
+from heliograph.tests.kit import sgd
 from numpy.random import mtrand
 from torch import Tensor, nn
 from torch.utils.data import Dataset, IterableDataset
@@ -177,7 +178,7 @@ def fitted(
     if saved is not None:
         trainer.bus.on(TrainStart, lambda run, event: run.resume(deepcopy(saved)))
     task = Noisy()
-    options = {"epochs": 2, "optimizer": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9), **options}
+    options = {"epochs": 2, "optimizer": sgd(0.01, momentum=0.9), **options}
     result = trainer.fit(task, data, **options)
     return Trial(batches, losses, [each.tolist() for each in task.model.state_dict().values()], result, kept, places)
 

@@ -13,6 +13,7 @@ from heliograph.core.data import last_batch
 from heliograph.core.data.last_batch import WHOLE, LastBatch, digest_of
 from heliograph.core.data.training_data import OTHERS
 from heliograph.events import Progress
+from heliograph.tests.kit import sgd
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -156,7 +157,7 @@ def train(folder: Path, steps: int, make: Any, resume: str | None = "auto", *plu
     task = Popping(nn.Linear(3, 1), nn.functional.mse_loss)
     checkpoint = h.Checkpoint(folder, resume=resume)
     trainer = h.Trainer([h.RNGCapture(), h.SaveSchedule(h.Every(steps=4)), checkpoint, *plugins], device="cpu")
-    return trainer.fit(task, make(task.model), optimizer=lambda each: torch.optim.SGD(each, lr=0.01), steps=steps)
+    return trainer.fit(task, make(task.model), optimizer=sgd(0.01), steps=steps)
 
 
 def guarantee(result: h.RunResult) -> tuple[str, bool]:

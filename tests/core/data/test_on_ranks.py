@@ -35,6 +35,7 @@ from heliograph import (
     ValidationSchedule,
     on,
 )
+from heliograph.tests.kit import sgd
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler, default_collate
@@ -102,10 +103,6 @@ def a_task(kind: type[Supervised] = Supervised) -> Supervised:
     )
 
 
-def sgd(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-
-
 def trained(data: Any, *plugins: Any, saved: bytes | None = None, cut_at: int | None = None, **options: Any) -> Told:
     """Train for two epochs, and tell what of it can be compared."""
     told: Told = {"batches": [], "samples": [], "places": [], "steps": [], "cut": None}
@@ -130,7 +127,7 @@ def trained(data: Any, *plugins: Any, saved: bytes | None = None, cut_at: int | 
     if saved is not None:
         state = torch.load(BytesIO(saved), weights_only=True)
         trainer.bus.on(TrainStart, lambda run, event: run.resume(state))
-    with_defaults: Any = {"optimizer": sgd, "epochs": 2} | options
+    with_defaults: Any = {"optimizer": sgd(momentum=0.9), "epochs": 2} | options
     result = trainer.fit(task, data, **with_defaults)
     told |= {"weights": [each.tolist() for each in task.model.state_dict().values()], "metrics": result.metrics}
     return {**told, "notes": result.notes, "resume": result.resume, "progress": result.progress.state_dict()}
@@ -182,7 +179,7 @@ def unseeded() -> tuple[Told, int | None]:
     trainer_seed = lambda run, event: seeds.append(run.data.seed)  # noqa: E731
     trainer = a_trainer(plugin)
     trainer.bus.on(BatchEnd, trainer_seed)
-    trainer.fit(a_task(), DataLoader(Drawing(), 4, shuffle=True), optimizer=sgd, epochs=1)
+    trainer.fit(a_task(), DataLoader(Drawing(), 4, shuffle=True), optimizer=sgd(momentum=0.9), epochs=1)
     return trained(DataLoader(Drawing(), 4, shuffle=True), epochs=1), seeds[0]
 
 
@@ -408,7 +405,7 @@ def logged() -> list[dict[str, float]]:
     trainer.bus.on(Log, lambda run, event: logs.append(dict(event.metrics)))
     task = a_task()
     task.loss_fn = lambda outputs, targets: outputs.sum() * 0 + len(targets)
-    trainer.fit(task, batches, optimizer=sgd, epochs=1)
+    trainer.fit(task, batches, optimizer=sgd(momentum=0.9), epochs=1)
     return logs
 
 

@@ -17,6 +17,7 @@ from heliograph.core.engines.options import PrecisionName
 from heliograph.core.engines.parallel.ddp import DDPEngine
 from heliograph.core.engines.prepared import check_accelerator
 from heliograph.tests.core.engines.training import Fitting, Training, adamw, batch, equal, fitted, net, weights
+from heliograph.tests.kit import sgd
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
 
@@ -118,7 +119,7 @@ def test_evaluations_of_unequal_lengths_need_no_exchange(ranks: Pool) -> None:
 
 
 def cut_window(foreseen: bool) -> list[Tensor]:
-    with Training(AccelerateEngine(), Fitting(), lambda each: torch.optim.SGD(each, lr=0.1)) as training:
+    with Training(AccelerateEngine(), Fitting(), sgd()) as training:
         engine = training.engine
         with engine.no_sync():
             engine.backward(training.loss(0))

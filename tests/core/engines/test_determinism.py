@@ -10,6 +10,7 @@ import pytest
 import torch
 from heliograph import BatchEnd, DeviceEngine, Every, Run, Supervised, Trainer, ValidationBatchEnd, ValidationSchedule
 from heliograph.core.engines.determinism import WORKSPACE, Determinism
+from heliograph.tests.kit import sgd
 from torch import nn
 
 CUDA = torch.device("cuda", 0)
@@ -63,7 +64,7 @@ def fit(trainer: Trainer) -> dict[str, tuple[bool, ...]]:
     trainer.bus.on(BatchEnd, train)
     trainer.bus.on(ValidationBatchEnd, validation)
     task, data = Supervised(nn.Linear(2, 2), nn.functional.mse_loss), [(torch.ones(1, 2), torch.ones(1, 2))]
-    trainer.fit(task, data, validation=data, optimizer=lambda held: torch.optim.SGD(held, 0.1), epochs=1)
+    trainer.fit(task, data, validation=data, optimizer=sgd(), epochs=1)
     trainer.validate(task, data)
     return seen
 

@@ -24,6 +24,7 @@ from heliograph import (
     ValidationSchedule,
 )
 from heliograph.core.engines.contract import LoopEngine
+from heliograph.tests.kit import sgd
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
@@ -157,7 +158,7 @@ def trained(engine: LoopEngine, folder: Path, epochs: int) -> dict[str, Tensor]:
         task,
         batches,
         validation=batches,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        optimizer=sgd(momentum=0.9),
         epochs=epochs,
     )
     assert (result.status, result.progress.steps) == ("completed", 3 * epochs)

@@ -29,17 +29,16 @@ from heliograph import (
 )
 from heliograph.core.engines.options import PrecisionName
 from heliograph.core.engines.precision import LossScaling, Precision
+from heliograph.tests.kit import Batch, adam, random_batches, sgd
 from torch import Tensor, nn
 
-Batch = tuple[Tensor, Tensor]
 CPU = torch.device("cpu")
 HUGE = 1e38  # overflows in fp16, and in fp32 once it is scaled
 
 
 def data(count: int = 6, bad: tuple[int, ...] = ()) -> list[Batch]:
-    generator = torch.Generator().manual_seed(0)
-    pairs = [(torch.randn(3, 4, generator=generator), torch.randn(3, 2, generator=generator)) for _ in range(count)]
-    return [(inputs * (HUGE if index in bad else 1), targets) for index, (inputs, targets) in enumerate(pairs)]
+    pairs = enumerate(random_batches(count, 3))
+    return [(inputs * (HUGE if index in bad else 1), targets) for index, (inputs, targets) in pairs]
 
 
 def loss_fn(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -52,10 +51,6 @@ def make_task() -> Supervised:
     return Supervised(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)), loss_fn)
 
 
-def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, 0.1, momentum=0.9)
-
-
 def weights(task: Any) -> list[Tensor]:
     return [each.detach().clone() for each in task.model.parameters()]
 
@@ -65,7 +60,8 @@ def by_hand(
 ) -> tuple[list[Tensor], int, Any]:
     """Train as torch's manual says; return the weights, the skipped steps and the scaler."""
     task = make_task()
-    optimizer, scaler = sgd(task.model.parameters()), torch.amp.GradScaler("cpu", enabled=dtype == torch.float16)
+    optimizer = sgd(momentum=0.9)(task.model.parameters())
+    scaler = torch.amp.GradScaler("cpu", enabled=dtype == torch.float16)
     skipped = 0
     for first in range(0, len(batches), window):
         for inputs, targets in batches[first : first + window]:
@@ -117,7 +113,7 @@ def test_an_old_gpu_computes_in_fp32_and_fp16(monkeypatch: pytest.MonkeyPatch, n
 
 
 def test_full_precision_puts_no_function_of_ours_around_torch_s() -> None:
-    engine, optimizer = DeviceEngine("cpu"), sgd([nn.Parameter(torch.ones(1))])
+    engine, optimizer = DeviceEngine("cpu"), sgd(momentum=0.9)([nn.Parameter(torch.ones(1))])
 
     def forward() -> None: ...
 
@@ -151,7 +147,7 @@ def test_forward_passes_run_under_autocast_and_nothing_else_does(name: Precision
     trainer = Trainer([ValidationSchedule(Every(epochs=1))], device="cpu", precision=name)
     task, around = Looking(make_task()), []
     trainer.bus.on(GradientsReady, lambda run, event: around.append(torch.is_autocast_enabled("cpu")))
-    trainer.fit(task, data(2), validation=data(1), optimizer=sgd, epochs=1)
+    trainer.fit(task, data(2), validation=data(1), optimizer=sgd(momentum=0.9), epochs=1)
     trainer.validate(task, data(1))
     assert task.seen == {dtype}
     assert around == [False, False]
@@ -163,7 +159,7 @@ def test_forward_passes_run_under_autocast_and_nothing_else_does(name: Precision
 def test_a_run_equals_a_loop_by_hand(name: PrecisionName, dtype: torch.dtype, window: int) -> None:
     task = make_task()
     trainer = Trainer([GradientAccumulation(window)] if window > 1 else [], device="cpu", precision=name)
-    result = trainer.fit(task, data(), optimizer=sgd, epochs=1)
+    result = trainer.fit(task, data(), optimizer=sgd(momentum=0.9), epochs=1)
     expected, skipped, _ = by_hand(data(), dtype, window=window)
     assert all(map(torch.equal, weights(task), expected))
     assert (result.progress.steps, skipped) == (6 // window, 0)
@@ -191,7 +187,7 @@ def test_a_step_with_infinite_gradients_is_skipped_and_counted(window: int) -> N
         scheduler.append(torch.optim.lr_scheduler.StepLR(optimizer, 100))
         return scheduler[0]
 
-    result = trainer.fit(task, data(bad=(2,)), optimizer=sgd, scheduler=schedule, epochs=1)
+    result = trainer.fit(task, data(bad=(2,)), optimizer=sgd(momentum=0.9), scheduler=schedule, epochs=1)
     expected, skipped, scaler = by_hand(data(bad=(2,)), torch.float16, window=window)
     assert skipped == 1
     assert (result.progress.steps, result.progress.skipped_steps) == (6 // window - 1, 1)
@@ -204,9 +200,7 @@ def test_a_step_with_infinite_gradients_is_skipped_and_counted(window: int) -> N
 @pytest.mark.filterwarnings("ignore:.*fused.*")
 def test_a_skipped_step_of_a_fused_optimizer_is_counted_too() -> None:
     task, trainer = make_task(), Trainer(device="cpu", precision="fp16")
-    result = trainer.fit(
-        task, data(bad=(2,)), optimizer=lambda held: torch.optim.SGD(held, 0.1, momentum=0.9, fused=True), epochs=1
-    )
+    result = trainer.fit(task, data(bad=(2,)), optimizer=sgd(momentum=0.9, fused=True), epochs=1)
     expected, _, _ = by_hand(data(bad=(2,)), torch.float16)
     assert (result.progress.steps, result.progress.skipped_steps) == (5, 1)
     assert all(torch.allclose(mine, theirs, atol=1e-6) for mine, theirs in zip(weights(task), expected, strict=True))
@@ -216,7 +210,7 @@ def test_gradients_are_true_ones_before_anybody_sees_or_clips_them() -> None:
     task, norms = make_task(), []
     trainer = Trainer([GradientClipping(0.5), LogSchedule(Every(steps=1))], device="cpu", precision="fp16")
     trainer.bus.on(Log, lambda run, event: norms.append(event.metrics["train/gradient_norm"]))
-    trainer.fit(task, data(), optimizer=sgd, epochs=1)
+    trainer.fit(task, data(), optimizer=sgd(momentum=0.9), epochs=1)
     expected, _, _ = by_hand(data(), torch.float16, clip=0.5)
     assert all(map(torch.equal, weights(task), expected))
     assert 0 < max(norms) < 100  # the scale is 65536
@@ -224,15 +218,15 @@ def test_gradients_are_true_ones_before_anybody_sees_or_clips_them() -> None:
 
 def test_every_run_begins_with_a_scale_of_its_own() -> None:
     trainer = Trainer(device="cpu", precision="fp16")
-    trainer.fit(make_task(), data(bad=(0, 1, 2)), optimizer=sgd, epochs=1)
+    trainer.fit(make_task(), data(bad=(0, 1, 2)), optimizer=sgd(momentum=0.9), epochs=1)
     assert trainer.engine.state_dict()["scaler"]["scale"] == 2.0**13
-    trainer.fit(make_task(), data(), optimizer=sgd, epochs=1)
+    trainer.fit(make_task(), data(), optimizer=sgd(momentum=0.9), epochs=1)
     assert trainer.engine.state_dict()["scaler"]["scale"] == 2.0**16
 
 
 def test_the_scale_is_continued() -> None:
     parameter = nn.Parameter(torch.ones(1))
-    optimizer = sgd([parameter])
+    optimizer = sgd(momentum=0.9)([parameter])
     first, second, other = (DeviceEngine("cpu", precision=name) for name in ("fp16", "fp16", "fp32"))
     for engine in (first, second, other):
         engine.set_up(None, {}, {"optimizer": optimizer})
@@ -252,7 +246,7 @@ def test_a_resumed_run_goes_on_with_the_scale(tmp_path: Path) -> None:
     def fit(folder: Path, steps: int) -> tuple[list[Tensor], dict[str, Any], Any]:
         task, plugins = make_task(), [Checkpoint(folder, resume="auto"), SaveSchedule(Every(steps=1)), RNGCapture()]
         trainer = Trainer(plugins, device="cpu", precision="fp16")
-        result = trainer.fit(task, data(bad=(1,)), optimizer=sgd, epochs=2, steps=steps)
+        result = trainer.fit(task, data(bad=(1,)), optimizer=sgd(momentum=0.9), epochs=2, steps=steps)
         return weights(task), trainer.engine.state_dict(), result.progress
 
     uninterrupted = fit(tmp_path / "one", 8)
@@ -283,7 +277,7 @@ class Pair(Task):
 def test_several_optimizers_share_a_scale_that_moves_where_no_gradients_are_left(window: int) -> None:
     task = Pair()
     trainer = Trainer([GradientAccumulation(window)] if window > 1 else [], device="cpu", precision="fp16")
-    optimizers = {name: sgd(getattr(task, name).parameters()) for name in ("left", "right")}
+    optimizers = {name: sgd(momentum=0.9)(getattr(task, name).parameters()) for name in ("left", "right")}
     before = [each.detach().clone() for each in task.left.parameters()]
     trainer.fit(task, data(2), optimizer=optimizers, epochs=1)
     # The third loss overflows; it tells on the fourth, unless gradients of that one are left from the first batch.
@@ -295,7 +289,7 @@ def test_several_optimizers_share_a_scale_that_moves_where_no_gradients_are_left
 
 def test_a_window_that_is_dropped_leaves_the_next_one_as_it_would_be() -> None:
     parameter = nn.Parameter(torch.ones(1))
-    optimizer = sgd([parameter])
+    optimizer = sgd(momentum=0.9)([parameter])
     scaling = LossScaling("cpu", [optimizer])
     torch.autograd.backward(scaling.scale(parameter.sum()))
     scaling.unscale(optimizer)
@@ -384,9 +378,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees
 @pytest.mark.parametrize("fused", [False, True])
 def test_fp16_on_a_gpu_skips_counts_and_waits_no_more_than_torch(fused: bool) -> None:
     task, trainer = make_task(), Trainer(device="cuda", precision="fp16")
-    result = trainer.fit(
-        task, data(bad=(2,)), optimizer=lambda held: torch.optim.Adam(held, 0.01, fused=fused), epochs=1
-    )
+    result = trainer.fit(task, data(bad=(2,)), optimizer=adam(0.01, fused=fused), epochs=1)
     assert (result.progress.steps, result.progress.skipped_steps) == (5, 1)
     assert all(torch.isfinite(each).all() for each in task.model.parameters())
 

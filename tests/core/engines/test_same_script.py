@@ -10,6 +10,7 @@ import pytest
 import torch
 from heliograph import GradientAccumulation, Supervised, Trainer
 from heliograph.core.engines.options import PrecisionName
+from heliograph.tests.kit import random_batches, sgd
 from heliograph.tests.ranks_pool import Pool
 from torch import nn
 
@@ -35,12 +36,11 @@ def train(precision: PrecisionName, window: int, bad_rank: int | None) -> tuple[
     """Train on four batches on each rank, of which one rank's second overflows; return what all must agree on."""
     torch.manual_seed(0)
     trainer = Trainer([GradientAccumulation(window)] if window > 1 else [], device="cpu", precision=precision)
-    generator = torch.Generator().manual_seed(0)
-    batches = [(torch.randn(4, 3, generator=generator), torch.randn(4, 1, generator=generator)) for _ in range(8)]
+    batches = random_batches(8, inputs=3, outputs=1)
     if bad_rank is not None:
         batches[2 + bad_rank][0].mul_(1e38)
     task = Supervised(nn.Linear(3, 1), lambda outputs, targets: nn.functional.mse_loss(outputs, targets) / 64)
-    result = trainer.fit(task, batches, optimizer=lambda held: torch.optim.SGD(held, 0.1), epochs=1)
+    result = trainer.fit(task, batches, optimizer=sgd(), epochs=1)
     weights = [each.detach().flatten().tolist() for each in task.model.parameters()]
     return weights, result.progress.steps, result.progress.skipped_steps, trainer.engine.state_dict()
 

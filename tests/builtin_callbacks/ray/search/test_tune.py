@@ -51,6 +51,7 @@ from heliograph.builtin_callbacks.ray.storage.checkpoints import StoredFolder
 from heliograph.core.distributed.launch.exceptions import carry
 from heliograph.core.host import hosted_by
 from heliograph.core.metrics.monitor import Monitor
+from heliograph.tests.kit import sgd
 from pyarrow import fs  # type: ignore[import-untyped]
 from torch import nn
 
@@ -101,7 +102,7 @@ def fit(
             Supervised(nn.Linear(4, 2), nn.functional.mse_loss),
             data,
             validation=data,
-            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            optimizer=sgd(),
             epochs=epochs,
         )
     return result, host, ends

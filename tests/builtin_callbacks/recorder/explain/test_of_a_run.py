@@ -10,7 +10,8 @@ from heliograph.builtin_callbacks.recorder.explain.story import brief, story
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.plugin import Recorder
 from heliograph.builtin_callbacks.recorder.timeline.page import facts
-from heliograph.tests.recordings import data, fit
+from heliograph.tests.kit import class_batches
+from heliograph.tests.recordings import fit
 
 
 class Eventful(h.Plugin):
@@ -76,7 +77,7 @@ def test_the_story_of_a_run(tmp_path: Path) -> None:
 
 
 def test_a_roll_back_loses_work(tmp_path: Path) -> None:
-    broken = [*data(8)]
+    broken = [*class_batches(8)]
     broken[5] = (broken[5][0] * float("nan"), broken[5][1])
     plugins = [
         h.LogSchedule(h.Every(steps=1)),

@@ -14,6 +14,7 @@ from heliograph.builtin_callbacks.recorder.format.records import Batches, Counte
 from heliograph.builtin_callbacks.recorder.replay.replay import replay
 from heliograph.builtin_callbacks.recorder.replay.report import Replayed, ReplayedRequest
 from heliograph.core.system.errors import NotRecorded
+from heliograph.tests.kit import sgd
 from heliograph.tests.recordings import attempt, fit
 from torch import nn
 
@@ -407,7 +408,7 @@ def test_a_plugin_is_toggled_as_in_the_run(tmp_path: Path) -> None:
     trainer.bus.on(h.BatchEnd, toggle)
     data = [(torch.ones(1, 1), torch.ones(1, 1))] * 16
     task = h.Supervised(nn.Linear(1, 1), nn.functional.mse_loss)
-    result = trainer.fit(task, data, validation=data[:1], optimizer=lambda each: torch.optim.SGD(each, 0.1), epochs=1)
+    result = trainer.fit(task, data, validation=data[:1], optimizer=sgd(), epochs=1)
     live = [request.step for request in result.history if request.verb == "log"]
     assert live == [2, 4, 11, 12, 14, 16]
     replayed = replay(tmp_path, [h.LogSchedule(h.Every(steps=2))])

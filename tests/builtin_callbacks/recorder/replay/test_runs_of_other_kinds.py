@@ -9,16 +9,13 @@ import heliograph as h
 import pytest
 import torch
 from heliograph.builtin_callbacks.recorder.replay.replay import replay
+from heliograph.tests.kit import sgd
 from heliograph.tests.ranks_pool import Pool
 from heliograph.tests.recordings import fit
 from heliograph.tests.replay_scenarios import facts
 from torch import Tensor, nn
 
 DATA = [torch.full((2, 1), float(number)) for number in range(6)]
-
-
-def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=1e-3)
 
 
 def plugins() -> list[Any]:
@@ -41,7 +38,7 @@ def assert_alike(recording: Path, requests: list[h.Request]) -> None:
 @pytest.mark.parametrize("leave_at", [None, 4, 9])
 def test_the_users_own_loop(tmp_path: Path, leave_at: int | None) -> None:
     task = h.Supervised(nn.Linear(1, 1), lambda outputs, targets: outputs.sum())
-    run = h.Trainer([*plugins(), h.Recorder(tmp_path)], device="cpu").run(task, DATA, optimizer=sgd, epochs=3)
+    run = h.Trainer([*plugins(), h.Recorder(tmp_path)], device="cpu").run(task, DATA, optimizer=sgd(1e-3), epochs=3)
     with run:
         for _ in run.epochs():
             for batch in run.batches():
@@ -82,7 +79,7 @@ def train_together(folder: str) -> list[Any]:
     """Train on this rank; return its requests."""
     recorder = h.Recorder(folder)
     trainer = h.Trainer([*plugins(), recorder], device="cpu")
-    result = trainer.fit(Sums(), DATA, optimizer=sgd, epochs=2)
+    result = trainer.fit(Sums(), DATA, optimizer=sgd(1e-3), epochs=2)
     return [list(map(str, facts(list(result.history), each.name))) for each in plugins()]
 
 

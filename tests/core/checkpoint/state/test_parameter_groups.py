@@ -30,6 +30,7 @@ from heliograph import (
     on,
 )
 from heliograph.core.checkpoint.state.ranks import digest
+from heliograph.tests.kit import class_batches, sgd
 from heliograph.tests.ranks_pool import Pool
 from torch import nn
 
@@ -75,7 +76,7 @@ SCHEDULERS: dict[str, Any] = {
     "cosine": lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9),
 }
 OPTIMIZERS: dict[str, Any] = {
-    "sgd": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, weight_decay=0.1),
+    "sgd": sgd(momentum=0.9, weight_decay=0.1),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, 0.1, weight_decay=0.1),
 }
 
@@ -101,8 +102,7 @@ class Ended:
         given = last.named_parameters() if named else last.parameters()
         made = OPTIMIZERS[optimizer](given) if isinstance(optimizer, str) else optimizer(self.model)
         by = SCHEDULERS[scheduler]
-        generator = torch.Generator().manual_seed(0)
-        data = [(torch.randn(3, 4, generator=generator), torch.tensor([0, 1, 0])) for _ in range(3)]
+        data = class_batches(3)
         stepping = [] if by is None else [LearningRate("step")]
         validating = ValidationSchedule(Every(epochs=1))
         run = Trainer([RNGCapture(), validating, *stepping, *plugins], device="cpu").run(

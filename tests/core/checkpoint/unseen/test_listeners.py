@@ -12,6 +12,7 @@ import heliograph as h
 import pytest
 import torch
 from heliograph.core.checkpoint.unseen.listeners import COUNTS, GONE, NEW, OBSERVE, SAME
+from heliograph.tests.kit import sgd
 from torch import nn
 
 SAVED, STEPS, BATCHES = 5, 8, 3
@@ -226,7 +227,7 @@ def fit(folder: Path, steps: int, *plugins: Any, listen: Iterable[Any] = (), **c
     for event, function, *options in listen:
         trainer.bus.on(event, function, **(options[0] if options else {}))
     task = h.Supervised(nn.Linear(4, 2), nn.functional.cross_entropy)
-    return trainer.fit(task, batches, optimizer=lambda each: torch.optim.SGD(each, 0.1), steps=steps)
+    return trainer.fit(task, batches, optimizer=sgd(), steps=steps)
 
 
 class Attempts:

@@ -11,6 +11,7 @@ import heliograph as h
 import pytest
 import torch
 from heliograph.core.checkpoint.unseen.variables import find_numbers, is_number
+from heliograph.tests.kit import sgd
 from torch import Tensor, nn
 
 SAVED, STEPS = 4, 8
@@ -71,7 +72,7 @@ def fit(folder: Path, count: Callable[[], float], steps: int, *plugins: Any, **c
     batches = [(torch.full((3, 4), number / 10), torch.tensor([0, 1, 0])) for number in range(4)]
     saving = [h.SaveSchedule(h.At(steps=SAVED)), h.Checkpoint(folder, **checkpoint)]
     trainer = h.Trainer([h.RNGCapture(), *plugins, *saving], device="cpu")
-    return trainer.fit(Task(count), batches, optimizer=lambda each: torch.optim.SGD(each, 0.1), steps=steps)
+    return trainer.fit(Task(count), batches, optimizer=sgd(), steps=steps)
 
 
 def two_attempts(folder: Path, count: Callable[[], float], *plugins: Any) -> tuple[str, ...]:

@@ -10,7 +10,8 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from torch import Tensor, nn
+from heliograph.tests.kit import random_batches
+from torch import nn
 
 STEPS = 6
 SEEN: tuple[Any, ...] = (h.SavePoint, h.ValidationEnd, h.Log, h.EpochEnd, h.TrainEnd)
@@ -26,11 +27,6 @@ def made_task() -> h.Supervised:
     return h.Supervised(nn.Linear(4, 2), nn.functional.mse_loss)
 
 
-def batches(count: int = STEPS, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(seed)
-    return [(torch.randn(4, 4, generator=generator), torch.randn(4, 2, generator=generator)) for _ in range(count)]
-
-
 def trainer_of(*plugins: Any, **options: Any) -> h.Trainer:
     return h.Trainer(plugins, engine=h.DDPEngine(device="cpu", timeout=20, **options))
 
@@ -38,8 +34,8 @@ def trainer_of(*plugins: Any, **options: Any) -> h.Trainer:
 def fit(trainer: h.Trainer, **options: Any) -> h.RunResult:
     task = made_task()
     optimizer = torch.optim.SGD(task.model.parameters(), lr=0.1)
-    settings = {"epochs": 2, "validation": batches(4, seed=1), "optimizer": optimizer, **options}
-    return trainer.fit(task, batches(2 * STEPS), **settings)  # every rank reads every second one
+    settings = {"epochs": 2, "validation": random_batches(4, seed=1), "optimizer": optimizer, **options}
+    return trainer.fit(task, random_batches(2 * STEPS), **settings)  # every rank reads every second one
 
 
 class Asker(h.Plugin):
@@ -151,7 +147,7 @@ def skip_on_one_rank(declared: bool, verb: str) -> Any:
 
     task = made_task()
     optimizer = torch.optim.SGD(task.model.parameters(), lr=0.1)
-    result = trainer_of(Skipping()).fit(task, batches(2 * STEPS), optimizer=optimizer, epochs=1)
+    result = trainer_of(Skipping()).fit(task, random_batches(2 * STEPS), optimizer=optimizer, epochs=1)
     progress = result.progress
     return progress.skipped_batches, progress.skipped_steps, progress.steps, task.model.state_dict()["weight"].tolist()
 
@@ -260,7 +256,7 @@ def roll_back_on_one_rank(rank: int) -> Any:
     trainer.bus.on(h.CheckpointLoaded, lambda run, event: seen.append((run.progress.steps, run.progress.batch)))
     task = made_task()
     optimizer = torch.optim.SGD(task.model.parameters(), lr=0.1)
-    result = trainer.fit(task, batches(2 * STEPS), optimizer=optimizer, epochs=1)
+    result = trainer.fit(task, random_batches(2 * STEPS), optimizer=optimizer, epochs=1)
     return seen, result.progress.steps, task.model.state_dict()["weight"].tolist()
 
 
@@ -336,7 +332,7 @@ def skip_from_one_place(kind: str, verb: str) -> Any:
     if kind == "toggled" and trainer.engine.rank == 1:
         trainer.plugins.disable("skipping")
     task = made_task()
-    progress = trainer.fit(task, batches(2 * STEPS), optimizer=torch.optim.SGD, epochs=1).progress
+    progress = trainer.fit(task, random_batches(2 * STEPS), optimizer=torch.optim.SGD, epochs=1).progress
     return progress.skipped_batches, progress.skipped_steps, progress.steps, task.model.state_dict()["weight"].tolist()
 
 
@@ -378,7 +374,7 @@ def yield_other_names() -> Any:
                 yield name, getattr(self, name)(batch[0]).square().mean()
 
     optimizers = {"a": torch.optim.SGD, "b": torch.optim.SGD}
-    return trainer_of().fit(Two(), batches(2 * STEPS), optimizer=optimizers, epochs=1)
+    return trainer_of().fit(Two(), random_batches(2 * STEPS), optimizer=optimizers, epochs=1)
 
 
 def test_ranks_that_step_other_optimizers_are_stopped(ranks: Any) -> None:
@@ -398,7 +394,7 @@ def validate_twice(rank: int) -> Any:
 
     trainer = trainer_of(Cutting())
     with trainer.engine.process():
-        cut, whole = (trainer.validate(made_task(), batches(8)) for _ in range(2))
+        cut, whole = (trainer.validate(made_task(), random_batches(8)) for _ in range(2))
     return cut.status, whole.status, whole.progress.evaluated
 
 

@@ -10,19 +10,14 @@ import torch
 from heliograph import BatchStart, DataParallelEngine, Run, Task, Trainer
 from heliograph.core.engines.options import modules_of
 from heliograph.core.engines.parallel.data_parallel import Split
+from heliograph.tests.kit import Batch, random_batches, sgd
 from torch import Tensor, nn
 
 GPUS = torch.cuda.device_count()
-Batch = tuple[Tensor, Tensor]
 
 
 def data() -> list[Batch]:
-    generator = torch.Generator().manual_seed(0)
-    return [(torch.randn(4, 3, generator=generator), torch.randn(4, 2, generator=generator)) for _ in range(3)]
-
-
-def sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, 0.1)
+    return random_batches(3, inputs=3)
 
 
 class Net(nn.Module):
@@ -110,7 +105,7 @@ def test_without_a_second_gpu_nothing_is_wrapped() -> None:
     seen: list[type] = []
     trainer = Trainer(engine=engine)
     trainer.bus.on(BatchStart, lambda run, event: seen.append(type(task.model)))
-    trainer.fit(task, data(), optimizer=sgd, epochs=1)
+    trainer.fit(task, data(), optimizer=sgd(), epochs=1)
     assert set(seen) == {Net}
     assert [size for size, _ in task.model.calls] == [4, 4, 4]
     assert engine.device.type == ("cuda" if GPUS else "cpu")
@@ -148,8 +143,8 @@ def test_modules_with_parameters_are_wrapped_while_a_run_goes_on(two_gpus: None)
     trainer.bus.on(
         BatchStart, lambda run, event: seen.append((type(task.model), type(task.loss_fn), run.modules["model"]))
     )
-    result = trainer.fit(task, data(), optimizer=sgd, epochs=1)
-    Trainer(device="cpu").fit(alone, data(), optimizer=sgd, epochs=1)
+    result = trainer.fit(task, data(), optimizer=sgd(), epochs=1)
+    Trainer(device="cpu").fit(alone, data(), optimizer=sgd(), epochs=1)
     assert seen == [(Split, nn.MSELoss, parts["model"])] * 3
     assert modules_of(task) == parts
     assert list(vars(task)) == order
@@ -170,7 +165,7 @@ def test_a_task_that_is_a_module_shows_no_trace_of_wrappers(two_gpus: None) -> N
         during.append((type(task.model), [*task.state_dict()], [*run.engine.pack(run.modules, {})[0]["task"]]))
 
     trainer.bus.on(BatchStart, look)
-    trainer.fit(task, data(), optimizer=sgd, epochs=1)
+    trainer.fit(task, data(), optimizer=sgd(), epochs=1)
     assert during == [(Split, names, names)] * 3
     assert task.model is model
     assert [*task.state_dict()] == names
@@ -188,7 +183,7 @@ def test_wrappers_come_off_after_a_failure(two_gpus: None, kind: Any) -> None:
 
     trainer.bus.on(BatchStart, fail)
     with pytest.raises(KeyError, match="on purpose"):
-        trainer.fit(task, data(), optimizer=sgd, epochs=1)
+        trainer.fit(task, data(), optimizer=sgd(), epochs=1)
     assert task.model is model
 
 
@@ -197,10 +192,10 @@ def test_only_the_named_modules_are_wrapped(two_gpus: None) -> None:
     seen: list[tuple[Any, ...]] = []
     trainer = Trainer(engine=on_two(modules=["other"]))
     trainer.bus.on(BatchStart, lambda run, event: seen.append((type(task.model), type(task.other))))
-    trainer.fit(task, data(), optimizer=sgd, epochs=1)
+    trainer.fit(task, data(), optimizer=sgd(), epochs=1)
     assert seen == [(Net, Split)] * 3
     with pytest.raises(ValueError, match=r"names modle, but the modules of Wrapped are loss_fn, model, other\."):
-        Trainer(engine=on_two(modules=["modle"])).fit(task, data(), optimizer=sgd, epochs=1)
+        Trainer(engine=on_two(modules=["modle"])).fit(task, data(), optimizer=sgd(), epochs=1)
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -239,7 +234,7 @@ def test_a_wrapper_answers_for_its_module(two_gpus: None) -> None:
 @pytest.mark.skipif(GPUS < 2, reason=f"torch sees {GPUS} CUDA devices, and this needs 2")
 def test_two_gpus_train_as_one_does() -> None:
     split, alone = Wrapped(), Wrapped()
-    Trainer(engine=DataParallelEngine([0, 1], precision="bf16")).fit(split, data(), optimizer=sgd, epochs=1)
-    Trainer(device="cuda:0", precision="bf16").fit(alone, data(), optimizer=sgd, epochs=1)
+    Trainer(engine=DataParallelEngine([0, 1], precision="bf16")).fit(split, data(), optimizer=sgd(), epochs=1)
+    Trainer(device="cuda:0", precision="bf16").fit(alone, data(), optimizer=sgd(), epochs=1)
     for mine, theirs in zip(split.model.parameters(), alone.model.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-2, rtol=1e-2)

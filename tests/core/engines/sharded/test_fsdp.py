@@ -15,6 +15,7 @@ from heliograph.core.engines.parallel.ddp import DDPEngine
 from heliograph.core.engines.sharded.fsdp import FSDPEngine
 from heliograph.core.engines.sharded.states import ShardingEngine, empty, join_states
 from heliograph.tests.core.engines.training import Fitting, Make, Training, adamw, batch, equal, fitted, net, weights
+from heliograph.tests.kit import sgd
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
 
@@ -112,7 +113,7 @@ def test_all_ranks_begin_with_the_weights_of_the_main_one(ranks: Pool) -> None:
 
 
 def micro_and_clipped(kind: Callable[[], DeviceEngine], micro: int, clip: float) -> tuple[list[float], list[Tensor]]:
-    with Training(kind(), Fitting(), lambda each: torch.optim.SGD(each, lr=0.1)) as training:
+    with Training(kind(), Fitting(), sgd()) as training:
         norms = training.go(range(5), micro=micro, clip=clip)
     return norms, list(training.task.model.state_dict().values())
 
@@ -155,7 +156,7 @@ def test_measures_norms_over_all_shards(ranks: Pool, norm_type: float) -> None:
 
 def cut_window(foreseen: bool) -> list[Tensor]:
     """Take a window of two micro-batches, of which the second is, or is not, known to be the last."""
-    with Training(FSDPEngine(), Fitting(), lambda each: torch.optim.SGD(each, lr=0.1)) as training:
+    with Training(FSDPEngine(), Fitting(), sgd()) as training:
         engine = training.engine
         with engine.no_sync():
             engine.backward(training.loss(0))
@@ -347,7 +348,7 @@ def test_running_statistics_stay_in_32_bits_and_are_shared_for_an_evaluation(ran
 def overflowing() -> tuple[list[bool], list[float], list[Tensor]]:
     """Let the gradients of rank 1 alone be infinite in the second of four steps, in one shard."""
     stepped: list[bool] = []
-    with Training(FSDPEngine(precision="fp16"), Fitting(), lambda each: torch.optim.SGD(each, lr=0.1)) as training:
+    with Training(FSDPEngine(precision="fp16"), Fitting(), sgd()) as training:
         engine, scales = training.engine, []
         step, zero_grad = engine.bind_step(training.optimizer), engine.bind_zero_grad(training.optimizer)
         for number in range(4):

@@ -1,0 +1,54 @@
+"""What many tests train and look at: random batches, a small task, optimizers, the files of a folder."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from heliograph import Supervised
+from torch import Tensor, nn
+
+Batch = tuple[Tensor, Tensor]
+
+
+def random_batches(count: int = 5, size: int = 4, *, inputs: int = 4, outputs: int = 2, seed: int = 0) -> list[Batch]:
+    """Return `count` batches of float32 inputs [size, inputs] and targets [size, outputs], the same every time."""
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (torch.randn(size, inputs, generator=generator), torch.randn(size, outputs, generator=generator))
+        for _ in range(count)
+    ]
+
+
+def class_batches(count: int, size: int = 3) -> list[Batch]:
+    """Return `count` batches of float32 inputs [size, 4] and classes [size], 0 or 1, the same every time."""
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randn(size, 4, generator=generator), torch.arange(size) % 2) for _ in range(count)]
+
+
+def linear_classifier(**options: Any) -> Supervised:
+    """Return a task for `class_batches` that begins with the same weights every time."""
+    torch.manual_seed(0)
+    return Supervised(nn.Linear(4, 2), nn.functional.cross_entropy, **options)
+
+
+def sgd(rate: float = 0.1, **options: Any) -> partial[torch.optim.SGD]:
+    """Return a maker of optimizers that can be pickled."""
+    return partial(torch.optim.SGD, lr=rate, **options)
+
+
+def adam(rate: float = 0.01, **options: Any) -> partial[torch.optim.Adam]:
+    """Return a maker of optimizers that can be pickled."""
+    return partial(torch.optim.Adam, lr=rate, **options)
+
+
+def checkpoint_names(folder: Path) -> list[str]:
+    """Return the names of the checkpoints in a folder."""
+    return sorted(path.name for path in folder.glob("*.pth"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the bytes of every file in a folder of checkpoints, but for the proofs of the steps between them."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".steps"}
