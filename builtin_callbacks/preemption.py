@@ -96,7 +96,7 @@ class Preemption(Plugin):
             self._ask(run, self._received)
 
     @on(ValidationCut)
-    def look_behind_evaluation(self, run: Run, event: ValidationCut) -> None:
+    def look_after_evaluation(self, run: Run, event: ValidationCut) -> None:
         """Ask for them now, so that the save is not taken for one that was to carry the validation's metrics."""
         if self._received is not None and not self._asked:
             self._ask(run, self._received)

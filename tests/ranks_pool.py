@@ -128,7 +128,7 @@ class Ranks:
             kwargs: pickled.
 
         Raises:
-            LostRankError: a rank died or did not return in time; it tells where each rank stood.
+            LostRankError: a rank died or did not return in time; it reports where each rank stood.
             BaseException: a rank's own error: an AssertionError first, else that of the lowest rank. The tracebacks of
                 all ranks are its notes.
         """
@@ -170,7 +170,7 @@ class Ranks:
         return [outcomes[rank] for rank in range(len(children))]
 
     def _give_up(self, children: Sequence[Child], outcomes: dict[int, Outcome], why: str) -> list[Outcome]:
-        """Throw the pool away; a rank without an outcome gets one that tells where it stood."""
+        """Throw the pool away; a rank without an outcome gets one that reports where it stood."""
         places = self.pool.kill()
         missing = [rank for rank in range(len(children)) if rank not in outcomes]
         for rank in missing:

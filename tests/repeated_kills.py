@@ -34,7 +34,7 @@ STORIES: dict[str, tuple[int, ...]] = {  # the batches that the attempts are kil
 
 
 class Witness(h.Plugin):
-    """Dies where it is to; writes down what is told of the comparison, and where."""
+    """Dies where it is to; writes down what is reported of the comparison, and where."""
 
     affects_training = False
 
@@ -48,7 +48,7 @@ class Witness(h.Plugin):
 
     @h.on(h.ResumeVerified)
     def note(self, run: h.Run, event: h.ResumeVerified) -> None:
-        with (self.folder / "told").open("a") as file:
+        with (self.folder / "reported").open("a") as file:
             file.write(json.dumps([run.progress.batches, event.steps, event.difference]) + "\n")
 
 
@@ -119,7 +119,7 @@ def attempt(name: str, folder: Path, kill_at: int) -> None:
     """In a child: train, and write down how it went."""
     result = train(name, folder, kill_at)
     assert result.resume is not None
-    told = {
+    reported = {
         "steps": result.resume.verified_steps,
         "difference": result.resume.difference,
         "guarantee": result.resume.guarantee,
@@ -127,7 +127,7 @@ def attempt(name: str, folder: Path, kill_at: int) -> None:
         "text": str(result),
         "story": result.explain(),
     }
-    (folder / "result").write_text(json.dumps(told))
+    (folder / "result").write_text(json.dumps(reported))
 
 
 def main(folder: Path, names: list[str]) -> None:

@@ -21,7 +21,7 @@ GOLDEN = Path(__file__).parent / "golden" / f"schema_{SCHEMA}"
 
 @pytest.fixture
 def state() -> Callable[..., dict[str, Any]]:
-    """Return a maker of states; the tensor inside tells which one it is."""
+    """Return a maker of states; the tensor inside says which one it is."""
 
     def make(steps: int = 0, *, name: str = "run", **more: Any) -> dict[str, Any]:
         return {

@@ -28,7 +28,7 @@ def test_events_lists_the_catalogue_in_order(capsys: pytest.CaptureFixture[str])
     assert heads == [event.__name__ for event in CATALOGUE]
 
 
-def test_events_tells_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
+def test_events_reports_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
     main(["events"])
     assert "CheckpointSaved(path: Path, is_best: bool)" in capsys.readouterr().out
 

@@ -39,7 +39,7 @@ from torch import Tensor, nn
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public all the same
 
 TIMEOUT = 60.0  # seconds of the engine, and of a wait for another rank's end
-OWN, TOLD = "OwnError", "RankFailed"
+OWN, REPORTED = "OwnError", "RankFailed"
 
 
 class OwnError(Exception):
@@ -122,11 +122,11 @@ class Act(Plugin):
 
     @on(BatchStart, GradientsReady)
     def train(self, run: Run, event: BatchStart | GradientsReady) -> None:
-        self._hear(run, event.name)
+        self._receive(run, event.name)
 
     @on(ValidationEnd, SavePoint)
     def boundary(self, run: Run, event: ValidationEnd | SavePoint) -> None:
-        self._hear(run, event.name)
+        self._receive(run, event.name)
 
     @on(RunFailed)
     def failed(self, run: Run, event: RunFailed) -> None:
@@ -139,13 +139,13 @@ class Act(Plugin):
     @on(RunClosed)
     def closed(self, run: Run, event: RunClosed) -> None:
         self.ended.append(f"{event.name} {event.status}")
-        self._hear(run, event.name)
+        self._receive(run, event.name)
 
     def close(self) -> None:
         if self.where == "close":
             self.act()
 
-    def _hear(self, run: Run, event: str) -> None:
+    def _receive(self, run: Run, event: str) -> None:
         if event == self.where and run.progress.steps >= 2:
             self.act()
 
@@ -283,18 +283,18 @@ def test_an_interrupt_that_is_not_voted_on_ends_both(ranks: Pool, rank: int) -> 
     for each in seen:
         assert isinstance(each.error, KeyboardInterrupt)
         assert each.status == "interrupted"
-    told = f"rank {rank} failed with KeyboardInterrupt ({PLACES['save_point']})"
-    assert (str(seen[rank].error), str(seen[1 - rank].error)) == ("", told)
+    reported = f"rank {rank} failed with KeyboardInterrupt ({PLACES['save_point']})"
+    assert (str(seen[rank].error), str(seen[1 - rank].error)) == ("", reported)
 
 
 def evaluate_for_long(rank: int) -> list[str]:
-    """Fail on one rank while another has a batch in hand; return what the others heard from then on."""
+    """Fail on one rank while another has a batch in hand; return what the others received from then on."""
     engine = DDPEngine(timeout=TIMEOUT)
     task = Task("validation_step" if engine.rank == rank else "", fail)
-    heard: list[str] = []
+    received: list[str] = []
 
     def wait_for_news(run: Run, event: ValidationBatchEnd) -> None:
-        heard.append(event.name)
+        received.append(event.name)
         assert engine.watch is not None
         while engine.watch.failure() is None:
             engine.watch._watchdog.do(lambda: None)
@@ -303,14 +303,14 @@ def evaluate_for_long(rank: int) -> list[str]:
     trainer.bus.on(ValidationBatchEnd, wait_for_news)
     with pytest.raises(OwnError if engine.rank == rank else RankFailed):
         trainer.validate(task, Data())
-    return heard
+    return received
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_evaluation_is_left_at_its_next_batch(ranks: Pool, rank: int) -> None:
-    heard = ranks(2).run(evaluate_for_long, rank)
-    assert heard.pop(rank) == []
-    assert heard == [["validation_batch_end"]]
+    received = ranks(2).run(evaluate_for_long, rank)
+    assert received.pop(rank) == []
+    assert received == [["validation_batch_end"]]
 
 
 def fail_before(rank: int) -> tuple[str, str]:
@@ -336,8 +336,8 @@ def fail_before(rank: int) -> tuple[str, str]:
 def test_an_error_before_the_run_ends_both_and_the_engine_serves_on(ranks: Pool, rank: int) -> None:
     seen = ranks(2).run(fail_before, rank)
     assert seen.pop(rank) == ("on purpose", "completed")
-    told = f"rank {rank} failed with tests.test_failures_on_ranks.OwnError: on purpose (outside of a run)"
-    assert seen == [(told, "completed")]
+    reported = f"rank {rank} failed with tests.test_failures_on_ranks.OwnError: on purpose (outside of a run)"
+    assert seen == [(reported, "completed")]
 
 
 def evaluate(rank: int) -> tuple[str, list[str]]:

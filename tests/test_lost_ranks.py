@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from heliograph import RankFailed, launch
-from heliograph.tests.losing import train
+from heliograph.tests.lost_rank import train
 
 
 def lose(folder: Path, rank: int, how: str, grace: float = 60.0) -> tuple[RankFailed, dict[str, Any], str]:
@@ -44,13 +44,13 @@ def test_a_rank_that_hangs_is_reported_named_and_ended(tmp_path: Path, capfd: py
     assert seen["text"].startswith(
         "it is in no collective; in train, epoch 0, batch 2, step 2, last event batch_end; at "
     )
-    assert " < hang_for_ever (losing.py:" in seen["text"]
+    assert " < hang_for_ever (lost_rank.py:" in seen["text"]
     first, waits, hangs = log.splitlines()[:3]
     assert first == "rank 0 waits in a collective. Where each rank is:"
     assert waits.startswith(
         "  rank 0 waits in vote for 1 s; in train, epoch 0, batch 2, step 2, last event batch_end; at "
     )
-    assert " < hang_for_ever (losing.py:" in hangs
+    assert " < hang_for_ever (lost_rank.py:" in hangs
 
 
 @pytest.mark.whole

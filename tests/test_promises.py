@@ -153,7 +153,7 @@ def test_the_best_checkpoint_holds_the_best_weights(tmp_path: Path) -> None:
     assert torch.equal(task.model[0].weight, seen[min(seen)])  # type: ignore[index]  # it is a Sequential
 
 
-def test_plugins_are_toggled_while_the_run_goes_on() -> None:
+def test_plugins_are_toggled_while_the_run_continues() -> None:
     task, batches = classifier()
     watch = Losses()
     trainer = h.Trainer([watch], device="cpu")

@@ -56,7 +56,7 @@ def test_every_kind_of_hidden_state_is_drawn() -> None:
     assert found == kinds().keys()
 
 
-def test_what_is_out_of_sight_is_killed_some_batches_behind_a_save() -> None:
+def test_what_is_out_of_sight_is_killed_some_batches_after_a_save() -> None:
     beyond = {name for name, kind in kinds().items() if kind.beyond}
     programs = [program for seed in range(2000) if beyond & {*(program := drawn(seed)).hidden}]
     assert all(len(program.hidden) == 1 for program in programs)

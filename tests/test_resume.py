@@ -51,7 +51,7 @@ class Kill:
     how: Literal["raise", "stop"] = "raise"
 
     def __repr__(self) -> str:
-        place = f"{'before' if self.first else 'behind'} all of {self.lane.name}"
+        place = f"{'before' if self.first else 'after'} all of {self.lane.name}"
         return f"Kill({self.how} at {self.event.__name__} number {self.nth}, {place})"
 
 
@@ -368,7 +368,7 @@ class Watch(h.Plugin):
         self.hits: set[type[h.Event]] = set()
 
     @h.on(*WATCHED, lane=h.Lane.REPORT)
-    def hear(self, run: h.Run, event: h.Event) -> None:
+    def receive(self, run: h.Run, event: h.Event) -> None:
         place = run.progress
         if isinstance(event, h.BatchStart):
             self.note(run, "batch", run.batch)
@@ -394,8 +394,8 @@ def final_state(run: h.Run, status: str) -> dict[str, Any]:
     return {**leaves, "status": status, "learning rate": run.optimizer.param_groups[0]["lr"]}
 
 
-def told(folder: Path) -> list[Any]:
-    """Return what a log tells of metrics."""
+def reported(folder: Path) -> list[Any]:
+    """Return what a log holds of metrics."""
     records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
     return [(each["event"], each["epoch"], each["step"], each["metrics"]) for each in records if "metrics" in each]
 
@@ -430,7 +430,7 @@ class Killer(h.Plugin):
 
     def __init__(self, kill: Kill) -> None:
         self.kill, self.count = kill, 0
-        self.counted = h.BatchEnd if kill.event is h.RunFailed else kill.event  # it comes behind another death only
+        self.counted = h.BatchEnd if kill.event is h.RunFailed else kill.event  # it comes after another death only
         self.hits: set[type[h.Event]] = set()
 
     def count_down(self, run: h.Run, event: h.Event) -> None:
@@ -450,15 +450,15 @@ class Killer(h.Plugin):
 
 
 def killer(kill: Kill | None) -> list[Killer]:
-    """Return the plugin that kills, if any; it hears what it waits for, in its lane, and the end of the training."""
+    """Return the plugin that kills, if any; it receives what it waits for, in its lane, and the end of the training."""
     if kill is None:
         return []
 
-    def hear(self: Killer, run: h.Run, event: h.Event) -> None:
+    def receive(self: Killer, run: h.Run, event: h.Event) -> None:
         self.count_down(run, event)
 
     events: set[type[h.Event]] = {kill.event, h.TrainEnd} | ({h.BatchEnd} if kill.event is h.RunFailed else set())
-    return [type("Killer", (Killer,), {"hear": h.on(*events, lane=kill.lane)(hear)})(kill)]
+    return [type("Killer", (Killer,), {"receive": h.on(*events, lane=kill.lane)(receive)})(kill)]
 
 
 # One attempt, all attempts, and the comparison.
@@ -508,7 +508,7 @@ def check(scenario: Scenario) -> set[type[h.Event]]:
             hits |= attempt.hits
             for key, values in attempt.facts.items():
                 facts[key] |= values
-        assert told(Path(folder, "killed")) == told(Path(folder, "whole"))
+        assert reported(Path(folder, "killed")) == reported(Path(folder, "whole"))
         missing = [key for key in whole.facts if key not in facts]
         assert not missing, f"never happened in any attempt: {missing[0]}"
         of_the_kills = {"plugins.save_schedule.last"} if any(kill.how == "stop" for kill in scenario.kills) else set()
@@ -642,7 +642,7 @@ def test_so_it_does_with_another_number_of_workers_after_each_resume(part: int) 
 CUT_SHORT = Kill(h.ValidationStart, how="stop")
 FOUND = {
     "a validation that was put off ran on other draws": Scenario(validate={"batches": 3}, kills=(CUT_SHORT,) * 3),
-    "and behind the end of its epoch": Scenario(save={"epochs": 1}, validate={"batches": 4}, kills=(CUT_SHORT,) * 3),
+    "and after the end of its epoch": Scenario(save={"epochs": 1}, validate={"batches": 4}, kills=(CUT_SHORT,) * 3),
     "the epoch of the last step was not ended": Scenario(
         "unsized foreign", epochs=None, steps=8, scheduler="epoch", kills=(Kill(h.EpochEnd, 2),) * 3
     ),
@@ -652,7 +652,7 @@ FOUND = {
     "what is due at the end was not done": Scenario(
         validate={"batches": 3}, epochs=None, steps=5, save={"batches": 1}, ends=True, kills=(Kill(h.TrainEnd),) * 3
     ),
-    "filters of handlers began anew": Scenario(save={"batches": 1}, nudges=True, kills=(Kill(h.BatchEnd, 2),) * 3),
+    "filters of handlers started again": Scenario(save={"batches": 1}, nudges=True, kills=(Kill(h.BatchEnd, 2),) * 3),
     "an epoch that was ended early went on": Scenario(
         "stateful", True, 40, 4, save={"batches": 1}, meddles=True, kills=(Kill(h.EpochEnd),) * 3
     ),
@@ -754,4 +754,4 @@ def test_observers_change_nothing_at_all(tmp_path: Path) -> None:
 
     assert watched.facts == alone.facts
     assert differing(alone, watched) == []
-    assert told(tmp_path / "watched") == told(tmp_path / "alone")
+    assert reported(tmp_path / "watched") == reported(tmp_path / "alone")

@@ -114,9 +114,9 @@ class Watch(alone.Watch):
     """Takes the final state, for which all ranks are needed, of runs that did not fail."""
 
     @h.on(*alone.WATCHED, lane=h.Lane.REPORT)
-    def hear(self, run: h.Run, event: h.Event) -> None:
+    def receive(self, run: h.Run, event: h.Event) -> None:
         if not isinstance(event, h.RunClosed) or event.status != "failed":
-            super().hear(run, event)
+            super().receive(run, event)
 
 
 class Killer(alone.Killer):
@@ -130,11 +130,11 @@ class Killer(alone.Killer):
 
 
 def killer(kill: Kill) -> Killer:
-    def hear(self: Killer, run: h.Run, event: h.Event) -> None:
+    def receive(self: Killer, run: h.Run, event: h.Event) -> None:
         self.count_down(run, event)
 
     events: set[type[h.Event]] = {kill.event, h.TrainEnd} | ({h.BatchEnd} if kill.event is h.RunFailed else set())
-    made: Killer = type("Killer", (Killer,), {"hear": h.on(*events, lane=kill.lane)(hear)})(kill)
+    made: Killer = type("Killer", (Killer,), {"receive": h.on(*events, lane=kill.lane)(receive)})(kill)
     return made
 
 
@@ -223,7 +223,7 @@ def check(scenario: Scenario, folder: Path, *series: tuple[Kill, ...]) -> tuple[
         for kill, attempt in zip((*kills, None), attempts, strict=True):
             check_end(kill, attempt)
         check_equal(whole, attempts, kills)
-        assert alone.told(killed) == alone.told(folder / "whole")
+        assert alone.reported(killed) == alone.reported(folder / "whole")
         hits.append({event for attempt in attempts for event in attempt.hits})
     return hits, {path: value for path, value in whole.final.items() if path.startswith("modules.")}
 
@@ -233,7 +233,7 @@ def check_end(kill: Kill | None, attempt: Attempt) -> None:
     error = attempt.error
     if kill is None or kill.how == "stop":
         assert error is None, f"{kill}: {error}"
-        if attempt.hits - {h.TrainEnd, h.RunClosed}:  # in time to be heard
+        if attempt.hits - {h.TrainEnd, h.RunClosed}:  # in time to be received
             assert attempt.watch.final["status"] == "stopped", str(kill)
     elif kill.ranks == BOTH:
         assert isinstance(error, alone.Killed | h.RankFailed), f"{kill}: {error!r}"
@@ -449,7 +449,7 @@ class Steady(h.Task):
 
 
 def add_up(scenario: Scenario, folder: Path, kill: Kill | None, number: int) -> dict[str, Any]:
-    """Return the final state but for what tells of random generators and of positions."""
+    """Return the final state but for random generators and positions."""
     params = {"batch_size": scenario.batch_size, "shuffle": True, "as_ranks": 2, "collate_fn": alone.collate}
     data: Any = {"train": alone.Samples(scenario.samples), "loader_params": params}
     attempt = run_attempt(scenario, folder, kill, number=number, task=Steady(), **data)
@@ -499,8 +499,10 @@ def change_the_batch(folder: Path, size: int, epochs: int, change: BatchChange =
 
 def test_another_global_batch_is_refused_with_another_number_of_ranks(ranks: Pool, tmp_path: Path) -> None:
     ranks(2).run(change_the_batch, tmp_path, 4, 1)
-    told = "2 ranks x batch_size 2 x accumulation 1 made one optimizer step when the checkpoint was written, 1 rank x"
-    assert told in ranks(1).run(change_the_batch, tmp_path, 8, 2)[0][0]
+    reported = (
+        "2 ranks x batch_size 2 x accumulation 1 made one optimizer step when the checkpoint was written, 1 rank x"
+    )
+    assert reported in ranks(1).run(change_the_batch, tmp_path, 8, 2)[0][0]
     assert ranks(1).run(change_the_batch, tmp_path, 8, 2, "linear") == [("", 0.2)]
     assert "1 rank x batch_size 8" in ranks(2).run(change_the_batch, tmp_path, 4, 3)[1][0]
     assert ranks(2).run(change_the_batch, tmp_path, 4, 3, "linear") == [("", 0.1)] * 2

@@ -71,7 +71,7 @@ def test_torchrun_on_one_machine(ranks: Pool, tmp_path: Path, count: int) -> Non
 
 @pytest.mark.sample(1)
 @pytest.mark.parametrize("killed", [0, 1])
-def test_a_killed_rank_is_started_anew_and_ends_with_the_same_bits(ranks: Pool, tmp_path: Path, killed: int) -> None:
+def test_a_killed_rank_is_started_again_and_ends_with_the_same_bits(ranks: Pool, tmp_path: Path, killed: int) -> None:
     straight = ends_that_nobody_killed(ranks, tmp_path, 2)
     finish(agent(tmp_path, "--standalone", "--nproc-per-node=2", killed=killed))
     assert (tmp_path / "killed").exists()
@@ -79,7 +79,7 @@ def test_a_killed_rank_is_started_anew_and_ends_with_the_same_bits(ranks: Pool, 
 
 
 @pytest.mark.whole
-def test_a_killed_rank_of_two_nodes_is_started_anew_and_ends_with_the_same_bits(ranks: Pool, tmp_path: Path) -> None:
+def test_a_killed_rank_of_two_nodes_is_started_again_and_ends_with_the_same_bits(ranks: Pool, tmp_path: Path) -> None:
     straight = ends_that_nobody_killed(ranks, tmp_path, 2)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -35,7 +35,7 @@ class Act:
         batch: micro-batches consumed in the current one.
         step: optimizer steps done.
         fired: the rule, its trigger, its operations, and the values that it read.
-        is_behind_end: whether a rule would have stopped the run before.
+        is_after_end: whether a rule would have stopped the run before.
     """
 
     attempt: int
@@ -43,13 +43,13 @@ class Act:
     batch: int
     step: int
     fired: RuleFired
-    is_behind_end: bool
+    is_after_end: bool
 
     def __str__(self) -> str:
         fired = self.fired
         read = ", ".join(f"{name} = {shown(value)}" for name, value in fired.metrics.items()) or "no metric"
         place = f"attempt {self.attempt}, epoch {self.epoch} batch {self.batch} step {self.step}, {fired.trigger}"
-        end = " (after a stop)" if self.is_behind_end else ""
+        end = " (after a stop)" if self.is_after_end else ""
         return f"{place}{end}: {', '.join(fired.operations)}; {read}"
 
 
@@ -177,8 +177,8 @@ class _Notebook(Plugin):
         """Write a rule's act down."""
         place = run.progress
         here = (self._attempt, place.batches)
-        is_behind_end = self._end is not None and here > self._end
-        act = Act(self._attempt, place.epoch, place.batch, place.steps, event, is_behind_end)
+        is_after_end = self._end is not None and here > self._end
+        act = Act(self._attempt, place.epoch, place.batch, place.steps, event, is_after_end)
         self.acts[event.controller].append(act)
         if self._end is None and event.controller in self._stopping:
             self._end = here

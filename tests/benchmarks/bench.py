@@ -20,16 +20,15 @@ from typing import Any
 
 import torch
 from heliograph.tests.benchmarks import (
-    agreeing,
-    alone,
-    comparing,
+    agreement,
+    comparison,
     dispatch,
     gpu,
     imports,
     lean,
     recording,
-    resuming,
-    saving,
+    resume,
+    saves,
     usual,
 )
 from heliograph.tests.benchmarks.harness import STEPS, Seconds, differences, per_step
@@ -42,16 +41,15 @@ WORKERS = {
     "handlers": lean.race_handlers,
     "usual": usual.race_usual,
     "dispatch": dispatch.time_dispatch,
-    "resumable": resuming.per_step,
-    "loading": resuming.per_batch,
-    "far": resuming.far_resume,
-    "rows": comparing.per_batch,
-    "attributes": comparing.at_save,
-    "probe": comparing.starts,
-    "folders": comparing.folders,
-    "saving": saving.stalls,
-    "alone": alone.time_agreement,
-    "ranks": agreeing.time_ranks,
+    "resumable": resume.per_step,
+    "loading": resume.per_batch,
+    "far": resume.far_resume,
+    "rows": comparison.per_batch,
+    "attributes": comparison.at_save,
+    "probe": comparison.starts,
+    "folders": comparison.folders,
+    "saves": saves.stalls,
+    "ranks": agreement.time_ranks,
     "gpu": gpu.race_gpu,
     "recording": recording.race_recorder,
     "recorded": recording.race_usual_recorder,
@@ -151,7 +149,7 @@ def show_dispatch() -> None:
     for name in (dispatch.GUARD, dispatch.EMIT, dispatch.SEND, dispatch.PLAIN):
         figures = [median(each[f"{name} {number}"] for each in results) for number in dispatch.NUMBERS]
         print(f"  {name:<32}" + "".join(f"{figure:>10.0f}" for figure in figures))
-    row("an event that nobody hears", (each[f"{dispatch.GUARD} 0"] for each in results), 50, 0)
+    row("an event that nobody receives", (each[f"{dispatch.GUARD} 0"] for each in results), 50, 0)
     one, many = f"{dispatch.EMIT} 1", f"{dispatch.EMIT} 20"
     row("a further handler", ((each[many] - each[one]) / 19 for each in results), 100, 0)
     title("   The same in the training loop", "us per step beyond the loop in which nobody listens")
@@ -161,59 +159,59 @@ def show_dispatch() -> None:
     row("a further handler", (median(differences(each, lean.MANY, lean.ONE)) / 20 for each in results), 0.1, 3)
 
 
-def show_resuming() -> None:
+def show_resume() -> None:
     """Print what exact resume costs."""
     title(
         "4. Resuming: RNGCapture, Checkpoint, SaveSchedule; a list of batches",
         "us per step beyond 1 handler of BatchEnd",
     )
     results = gather("resumable")
-    for name, bar in {resuming.AGAIN: None, resuming.KEPT: 1.0, resuming.RESUMABLE: 1.0}.items():
-        row(name, (beyond(each, name, resuming.LISTENED) for each in results), bar)
-    row(resuming.COMPARABLE, (beyond(each, resuming.RESUMABLE, resuming.UNCOMPARED) for each in results), 0.2)
+    for name, bar in {resume.AGAIN: None, resume.KEPT: 1.0, resume.RESUMABLE: 1.0}.items():
+        row(name, (beyond(each, name, resume.LISTENED) for each in results), bar)
+    row(resume.COMPARABLE, (beyond(each, resume.RESUMABLE, resume.UNCOMPARED) for each in results), 0.2)
     title("   Keyed loading: batches of 8 tensors", "us per batch beyond torch's DataLoader(shuffle=True)")
     results = gather("loading")
     for workers in (0, 2):
-        plain, keyed = (f"{name}, {workers} workers" for name in (resuming.PLAIN, resuming.KEYED))
+        plain, keyed = (f"{name}, {workers} workers" for name in (resume.PLAIN, resume.KEYED))
         print(f"  {plain:<44}{median(median(each[plain]) for each in results):>9.2f}")
         row(keyed, (beyond(each, keyed, plain) for each in results), 25.0)
     title("   An epoch of 1,000,000,000 samples", "ms from fit to the end of the first batch")
     results = gather("far")
-    print(f"  {resuming.FRESH:<44}{median(median(each[resuming.FRESH]) for each in results):>9.2f}")
-    row(resuming.AMID + ", beyond it", (beyond(each, resuming.AMID, resuming.FRESH) for each in results), 50.0)
+    print(f"  {resume.FRESH:<44}{median(median(each[resume.FRESH]) for each in results):>9.2f}")
+    row(resume.DURING + ", beyond it", (beyond(each, resume.DURING, resume.FRESH) for each in results), 50.0)
 
 
-def show_comparing() -> None:
+def show_comparison() -> None:
     """Print what it costs to compare."""
     title("   Comparing: repeated steps", "us a batch")
     results = gather("rows", FEWER)
-    row(comparing.ROW_OF_BATCH, (median(each[comparing.ROW_OF_BATCH]) for each in results), 0.2)
-    row(comparing.READING, (median(each[comparing.READING]) for each in results))
+    row(comparison.ROW_OF_BATCH, (median(each[comparison.ROW_OF_BATCH]) for each in results), 0.2)
+    row(comparison.READING, (median(each[comparison.READING]) for each in results))
     title("   Comparing: what no state_dict holds, and what lies in the folder", "ms")
     results = gather("attributes", FEWER)
-    row(comparing.ATTRIBUTES, (median(each[comparing.ATTRIBUTES]) for each in results), 5.0)
+    row(comparison.ATTRIBUTES, (median(each[comparison.ATTRIBUTES]) for each in results), 5.0)
     results = gather("probe", FEWER)
-    for name in (comparing.BATCH, comparing.UNPROBED):
+    for name in (comparison.BATCH, comparison.UNPROBED):
         row(name, (median(each[name]) for each in results))
-    probes = [beyond(each, comparing.PROBED, comparing.UNPROBED) - median(each[comparing.BATCH]) for each in results]
+    probes = [beyond(each, comparison.PROBED, comparison.UNPROBED) - median(each[comparison.BATCH]) for each in results]
     row("the probe, beyond one batch", probes, 50.0)
     results = gather("folders", FEWER)
-    row(comparing.EMPTY, (median(each[comparing.EMPTY]) for each in results))
-    for name in (comparing.FULL, comparing.AUTO):
-        row(f"{name}, beyond it", (beyond(each, name, comparing.EMPTY) for each in results), 500.0)
+    row(comparison.EMPTY, (median(each[comparison.EMPTY]) for each in results))
+    for name in (comparison.FULL, comparison.AUTO):
+        row(f"{name}, beyond it", (beyond(each, name, comparison.EMPTY) for each in results), 500.0)
 
 
-def show_saving() -> None:
+def show_saves() -> None:
     """Print how long the loop stands still for a background save."""
     title(
         "5. A background save of 400 MB",
         "ms that the loop stands still; then as a multiple of the copy in the same run",
     )
-    results = gather("saving")
-    for name in (saving.COPY, saving.SAVE, saving.FIRST, saving.LATER):
+    results = gather("saves")
+    for name in (saves.COPY, saves.SAVE, saves.FIRST, saves.LATER):
         row(name, (median(each[name]) for each in results), digits=1)
-    for name in (saving.FIRST, saving.LATER):
-        row(f"{name}, of the copy", (median(each[name]) / median(each[saving.COPY]) for each in results), 1.3)
+    for name in (saves.FIRST, saves.LATER):
+        row(f"{name}, of the copy", (median(each[name]) / median(each[saves.COPY]) for each in results), 1.3)
 
 
 def beyond(spent: Seconds, name: str, base: str) -> float:
@@ -236,47 +234,33 @@ def show_imports() -> None:
     print(f"  `import heliograph.events` leaves torch out: {'NO' if imports.events_bring_torch() else 'yes'}")
 
 
-def show_alone() -> None:
-    """Print what agreement costs a single process."""
-    title(
-        "7. Agreement of one process with itself: the loop beside the same code without agreement",
-        "us per step; the model and its optimizer taken out, but for the training loop",
-    )
-    results = gather("alone", FEWER)
-    for place, bar in {alone.NOBODY: 0.1, alone.BATCH_END: 0.1, alone.GRADIENTS: 0.1, alone.TRAINING: None}.items():
-        places = [each[place] for each in results]
-        row(place, (beyond(each, alone.AS_IT_IS, alone.WITHOUT) / 1e3 for each in places), bar, 3)
-        row("    control", (beyond(each, alone.CONTROL, alone.AS_IT_IS) / 1e3 for each in places), digits=3)
-    row(alone.ONE_TEST, (each[alone.ONE_TEST] / 1e3 for each in results), digits=3)
-
-
 def show_ranks() -> None:
     """Print what agreement costs two ranks."""
     title(
-        "   Agreement of two gloo ranks: the tiny model, batch 8 on each, in turns",
+        "7. Agreement of two gloo ranks: the tiny model, batch 8 on each, in turns",
         "us per step; the means, and what is beyond DDP by hand, are medians over every ten steps",
     )
     results = gather("ranks", FEWER)
     print(f"  {'':<40}{'median':>8}{'p99':>8}{'mean':>8}{'beyond hand':>14}{'ratio':>7}")
-    hand = [median(agreeing.in_tens(each, agreeing.HAND)) for each in results]
-    for name in agreeing.VARIANTS:
+    hand = [median(agreement.in_tens(each, agreement.HAND)) for each in results]
+    for name in agreement.VARIANTS:
         steps = [[step for turn in each[name] for step in turn] for each in results]
         middle, worst = median(map(median, steps)), median(quantiles(each, n=100)[-1] for each in steps)
-        means = [median(agreeing.in_tens(each, name)) for each in results]
-        more = median(rounds_beyond(each, name, agreeing.HAND) for each in results)
+        means = [median(agreement.in_tens(each, name)) for each in results]
+        more = median(rounds_beyond(each, name, agreement.HAND) for each in results)
         ratio = median(mine / other for mine, other in zip(means, hand, strict=True))
         print(f"  {name:<40}{middle:>8.0f}{worst:>8.0f}{median(means):>8.0f}{more:>+14.0f}{ratio:>7.2f}", flush=True)
     for name, mine, base in (
-        ("heliograph, beyond the blocking vote", agreeing.OURS, agreeing.VOTE),
-        ("the hook that votes, beyond the other hook", agreeing.CARRIED, agreeing.HOOK),
+        ("heliograph, beyond the blocking vote", agreement.OURS, agreement.VOTE),
+        ("the hook that votes, beyond the other hook", agreement.CARRIED, agreement.HOOK),
     ):
         row(name, (rounds_beyond(each, mine, base) for each in results), digits=0)
-    row(agreeing.COPY, (median(each[agreeing.COPY][0]) for each in results), digits=0)
+    row(agreement.COPY, (median(each[agreement.COPY][0]) for each in results), digits=0)
 
 
-def rounds_beyond(spent: agreeing.Spent, name: str, base: str) -> float:
+def rounds_beyond(spent: agreement.Spent, name: str, base: str) -> float:
     """Return the median of the differences between ten steps of each, round by round."""
-    pairs = zip(agreeing.in_tens(spent, name), agreeing.in_tens(spent, base), strict=True)
+    pairs = zip(agreement.in_tens(spent, name), agreement.in_tens(spent, base), strict=True)
     return median(mine - other for mine, other in pairs)
 
 
@@ -324,11 +308,10 @@ SHOWS = (
     show_lean,
     show_usual,
     show_dispatch,
-    show_resuming,
-    show_comparing,
-    show_saving,
+    show_resume,
+    show_comparison,
+    show_saves,
     show_imports,
-    show_alone,
     show_ranks,
     show_gpu,
     show_recording,

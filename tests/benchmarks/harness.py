@@ -32,7 +32,7 @@ def no_wait() -> None:
 class Turns:
     """A loader that waits for its turn before every 100 batches, so the loop that reads it is the real one, suspended.
 
-    Every variant runs in a thread of its own, of which one at a time goes on. Within a turn the batches come from C
+    Every variant runs in a thread of its own, of which one at a time continues. Within a turn the batches come from C
     code, as they do from a list.
 
     Args:

@@ -1,11 +1,11 @@
 """Votes beside a loop by hand: in a round of their own, and carried by the gradients.
 
 `CarriedVote` tries how a vote could ride along: a communication hook appends a flag, "this rank has news", to the last
-bucket of DDP's gradients. Both ranks hear it in the same step, and a round of its own is spared. For the library it is
+bucket of DDP's gradients. Both ranks receive it in the same step, and a round is spared. For the library it is
 not sound:
 
-- The flag leaves with the backward pass, while handlers of GradientsReady, StepEnd and BatchEnd speak behind it. Their
-  news would be served one step late: a stop, save or validation at another step than in one process, and none behind
+- The flag leaves with the backward pass, while handlers of GradientsReady, StepEnd and BatchEnd speak after it. Their
+  news would be served one step late: a stop, save or validation at another step than in one process, and none after
   the last step, which no backward pass follows. A plain vote must stay for that.
 - It is absent where DDP sends no gradients: in a held or skipped batch, in validation, with FSDP, with several losses.
 - It is a sum, of the gradients' type. A flag survives that, also in 16 bits; the main rank's clock and the places that
@@ -39,7 +39,7 @@ class Beside(Protocol):
         """Take DDP's place for a hook, if need be."""
 
     def settle(self, step: int) -> None:
-        """Do the rest, behind each step."""
+        """Do the rest, after each step."""
 
 
 class Vote:
@@ -63,7 +63,7 @@ class CarriedVote:
     """A vote that rides along with the last bucket of gradients."""
 
     def __init__(self) -> None:
-        self._news, self._heard = 0.0, torch.zeros(1)
+        self._news, self._received = 0.0, torch.zeros(1)
 
     def attach(self, model: DistributedDataParallel) -> None:
         """Take DDP's place for a hook."""
@@ -71,7 +71,7 @@ class CarriedVote:
 
     def settle(self, step: int) -> None:
         """Read what the backward pass brought, and cast the flag for the next one."""
-        check(self._heard.item(), step)
+        check(self._received.item(), step)
         self._news = float(step + 1 == NEWS_AT and dist.get_rank() == 1)
 
     # Without annotations: torch checks them, and does not understand them as text.
@@ -84,7 +84,7 @@ class CarriedVote:
 
     def _parted(self, future: Future[list[Tensor]]) -> Tensor:
         gradients = whole(future)
-        self._heard = gradients[-1:]
+        self._received = gradients[-1:]
         return gradients[:-1]
 
 
@@ -105,6 +105,6 @@ def whole(future: Future[list[Tensor]]) -> Tensor:
 
 
 def check(news: float, step: int) -> None:
-    """Raise unless both ranks hear of news in the step in which one of them has some, and in no other."""
+    """Raise unless both ranks learn of news in the step in which one of them has some, and in no other."""
     if bool(news) != (step == NEWS_AT):
         raise AssertionError(f"news {news} in step {step}")

@@ -170,14 +170,14 @@ def test_what_is_refused_when_a_run_begins() -> None:
 
 def test_samples_are_to_be_read_as_the_ranks_would() -> None:
     data = TensorDataset(torch.randn(12, 2), torch.randn(12, 1))
-    told = r"GradientAccumulation\(as_ranks=2\) is for data that are read as by so many ranks: give fit a dataset"
+    reported = r"GradientAccumulation\(as_ranks=2\) is for data that are read as by so many ranks: give fit a dataset"
     for train, params in (
         (data, {"batch_size": 3}),
         (data, {"batch_size": 3, "as_ranks": 4}),
         (DataLoader(data, batch_size=3), None),
         (Phases(batches(2), DataLoader(data, batch_size=3)), None),
     ):
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=reported):
             trained(train, GradientAccumulation(2, as_ranks=2), loader_params=params)
     trained(data, GradientAccumulation(2, as_ranks=2), loader_params={"batch_size": 3, "as_ranks": 2})
     whole = DataLoader(data, batch_sampler=[[0, 1, 2], [3, 4, 5]])  # whole batches are dealt out in turn

@@ -190,7 +190,7 @@ def test_state_round_trip() -> None:
     assert (other.best, other.failed_readings) == (0.25, 2)
 
 
-def test_the_count_goes_on_after_a_resume(fit: Fit, tmp_path: Path) -> None:
+def test_the_count_continues_after_a_resume(fit: Fit, tmp_path: Path) -> None:
     values = [1.0, 1.1, 1.2, 1.3, 1.4]
 
     def plugins() -> tuple[Any, Any]:
@@ -271,7 +271,7 @@ def test_a_stop_that_was_put_off_until_the_metric_improved_is_not_repeated(fit: 
     assert (rest.status, rest.progress.epoch) == ("completed", 5)
 
 
-def test_a_second_fit_begins_anew(scripted: Make, batches: Make, sgd: Any) -> None:
+def test_a_second_fit_starts_again(scripted: Make, batches: Make, sgd: Any) -> None:
     stopper = EarlyStopping(patience=2)
     trainer = Trainer([ValidationSchedule(Every(epochs=1)), stopper], device="cpu")
 

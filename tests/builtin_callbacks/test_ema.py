@@ -62,9 +62,9 @@ def test_validation_sees_the_average_and_training_never_does(batches: Make, sgd:
     for event in (ValidationStart, ValidationEnd):
         trainer.bus.on(event, lambda run, event: seen.append([each.clone() for each in task.model.parameters()]))
     trainer.fit(task, data, validation=data[:1], optimizer=sgd, steps=2)
-    during, behind = seen
+    during, after = seen
     assert all(map(torch.equal, during, ema.weights["model"].values()))
-    assert all(map(torch.equal, behind, task.model.parameters()))
+    assert all(map(torch.equal, after, task.model.parameters()))
 
     Trainer(device="cpu").fit(plain, data, optimizer=sgd, steps=2)
     assert all(map(torch.equal, task.model.parameters(), plain.model.parameters()))
@@ -104,7 +104,7 @@ def test_applied_lends_the_average(batches: Make, sgd: Any) -> None:
     assert all(map(torch.equal, task.model.parameters(), trained))
 
 
-def test_a_resumed_run_goes_on_with_the_average(batches: Make, sgd: Any, tmp_path: Path) -> None:
+def test_a_resumed_run_continues_with_the_average(batches: Make, sgd: Any, tmp_path: Path) -> None:
     data = batches(4)
 
     def plugins(folder: str, resume: str | None = None) -> list[Any]:

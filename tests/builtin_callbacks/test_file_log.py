@@ -238,7 +238,7 @@ def test_also_where_the_cut_came_before_the_first_line(task: Make, batches: Make
     assert len(list(tmp_path.glob("*.log"))) == 1
 
 
-def test_a_file_that_is_gone_is_begun_anew(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+def test_a_file_that_is_gone_is_begun_again(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
     log = FileLog(tmp_path)
     log.load_state_dict({"file": "gone.log"})
     log.load_state_dict({"file": None})

@@ -252,7 +252,7 @@ def test_two_of_them_are_refused() -> None:
 
 
 @pytest.mark.parametrize("sized", [True, False])
-def test_resumed_behind_a_window_s_first_batch_that_was_skipped(
+def test_resumed_after_a_window_s_first_batch_that_was_skipped(
     task: Make, batches: Make, sgd: Any, weights: Any, sized: bool
 ) -> None:
     saved: dict[str, Any] = {}

@@ -49,7 +49,7 @@ def test_equals_torch(
 ) -> None:
     data, mine, theirs = batches(5), task(), task()
     plugins: list[Any] = [GradientClipping(norm, value=value, norm_type=norm_type), LogSchedule(Every(steps=1))]
-    trainer = Trainer([*plugins, GradientAccumulation(n)], device="cpu")  # listed behind, and still accumulated first
+    trainer = Trainer([*plugins, GradientAccumulation(n)], device="cpu")  # listed after, and still accumulated first
     logged: list[float] = []
     trainer.bus.on(Log, lambda run, event: logged.append(event.metrics["train/gradient_norm"]))
     trainer.fit(mine, data, optimizer=sgd, epochs=1)

@@ -61,13 +61,13 @@ def test_sums(task: Make, batches: Make, sgd: Any, monkeypatch: pytest.MonkeyPat
 def test_functions_are_named(task: Make, batches: Make, sgd: Any) -> None:
     trainer = Trainer([HandlerTimes()], device="cpu")
 
-    def hear(run: Run, event: BatchEnd) -> None:
-        """Hear."""
+    def receive(run: Run, event: BatchEnd) -> None:
+        """Receive."""
 
-    trainer.bus.on(BatchEnd, hear)
+    trainer.bus.on(BatchEnd, receive)
     result = trainer.fit(task(), batches(4), optimizer=sgd, epochs=1)
 
-    assert any(name.endswith("hear") and seconds > 0 for name, seconds in result.plugin_seconds.items())
+    assert any(name.endswith("receive") and seconds > 0 for name, seconds in result.plugin_seconds.items())
 
 
 def chains(trainer: Trainer) -> list[tuple[Any, ...]]:

@@ -146,7 +146,7 @@ def test_a_test_of_another_process_appends(task: Make, batches: Make, sgd: Any, 
 def resumable(
     task: Make, batches: Make, sgd: Any, path: Path, at: int, *, between: Callable[[], None] = lambda: None
 ) -> None:
-    """Cut a run of two epochs of four steps behind a step; then resume it from there."""
+    """Cut a run of two epochs of four steps after a step; then resume it from there."""
     saved: dict[str, Any] = {}
     for resumed in (False, True):
         plugins = [
@@ -226,7 +226,7 @@ def test_a_start_that_fails_leaves_the_former_log(task: Make, batches: Make, sgd
     assert [step for event, step in places(path) if event == "log"] == [1, 2, 3]
 
 
-def test_toggled_in_the_midst_it_goes_on_behind(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+def test_toggled_in_the_midst_it_continues_after(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
     path = tmp_path / "log"
     trainer = Trainer([JsonlLog(path), LogSchedule(Every(steps=1))], device="cpu")
 

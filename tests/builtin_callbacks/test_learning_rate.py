@@ -173,7 +173,7 @@ def test_an_epoch_without_a_step_is_not_stepped(
 
 
 def test_a_resume_at_the_last_batch_of_an_epoch_still_steps_the_epoch(task: Make, batches: Make) -> None:
-    """The cut at the boundary behind an epoch's last batch lies before its EpochEnd."""
+    """The cut at the boundary after an epoch's last batch lies before its EpochEnd."""
     saved: dict[str, Any] = {}
 
     def fit(*, resumed: bool) -> list[float]:

@@ -47,7 +47,7 @@ def test_raise(task: Make, batches: Make, sgd: Any, weights: Any, value: float, 
     assert all(map(torch.equal, weights(mine), weights(theirs)))
 
 
-def test_skip_drops_the_step_and_goes_on(task: Make, batches: Make, sgd: Any, weights: Any) -> None:
+def test_skip_drops_the_step_and_continues(task: Make, batches: Make, sgd: Any, weights: Any) -> None:
     data, mine, theirs = batches(), task(), task()
     trainer = Trainer([NaNGuard("skip")], device="cpu")
     spoil(trainer, 1, 3)
@@ -149,7 +149,7 @@ def test_skips_in_a_row_are_counted_across_a_resume(task: Make, batches: Make, s
         trainer.fit(task(), batches(3), optimizer=sgd, epochs=2)
 
 
-def test_a_second_fit_counts_anew(task: Make, batches: Make, sgd: Any) -> None:
+def test_a_second_fit_counts_again(task: Make, batches: Make, sgd: Any) -> None:
     trainer = Trainer([NaNGuard("skip", max_skips=2)], device="cpu")
     spoil(trainer, 3, 4)
     for _ in range(2):

@@ -38,11 +38,11 @@ class Drawing(Plugin):
     """Draws from every generator at every event, and seeds one."""
 
     def __init__(self) -> None:
-        self.heard: set[str] = set()
+        self.received: set[str] = set()
 
     @on(*CATALOGUE, lane=Lane.REPORT)
     def draw(self, run: Run, event: Any) -> None:
-        self.heard.add(event.name)
+        self.received.add(event.name)
         draws(4)
         np.random.default_rng().random()
         torch.manual_seed(3)
@@ -93,7 +93,14 @@ def fit(task: Make, batches: Make, sgd: Any, weights: Make) -> Callable[..., Any
 def test_an_observer_that_draws_at_every_event_changes_nothing(fit: Make) -> None:
     observer = Observer()
     assert fit(observer) == fit()
-    assert observer.heard >= {"train_start", "batch_start", "log", "validation_batch_end", "save_point", "run_closed"}
+    assert observer.received >= {
+        "train_start",
+        "batch_start",
+        "log",
+        "validation_batch_end",
+        "save_point",
+        "run_closed",
+    }
 
 
 def test_nor_where_the_run_is_resumed(fit: Make) -> None:
@@ -104,7 +111,7 @@ def test_nor_where_the_run_is_resumed(fit: Make) -> None:
 
     assert resumed == losses[4:]
     assert weights == same_weights
-    assert "checkpoint_loaded" in observer.heard
+    assert "checkpoint_loaded" in observer.received
 
 
 def test_nor_one_that_is_no_plugin_of_ours_nor_one_that_comes_late(fit: Make) -> None:

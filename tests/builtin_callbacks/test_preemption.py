@@ -99,7 +99,7 @@ class Losses(Plugin):
 
 @pytest.fixture
 def fit(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> Make:
-    """Return a function that begins or goes on with a run of two epochs, and says what of it was done."""
+    """Return a function that begins or continues with a run of two epochs, and says what of it was done."""
 
     def make(
         *plugins: Any, folder: str = "a", background: bool = False, **options: Any
@@ -120,7 +120,7 @@ PLACES += [ValidationEnd, SavePoint, CheckpointSaved, EpochEnd]
 
 @pytest.mark.sample(5)
 @pytest.mark.parametrize(("kind", "at"), [*((kind, 0) for kind in PLACES), *((kind, 5) for kind in PLACES[2:])])
-def test_a_run_that_is_preempted_anywhere_goes_on_as_if_it_had_not_been(
+def test_a_run_that_is_preempted_anywhere_continues_as_if_it_had_not_been(
     kind: type[Event], at: int, fit: Make, weights: Make
 ) -> None:
     plain, expected, theirs = fit(folder="whole")
@@ -224,13 +224,13 @@ def test_where_the_run_goes_back_at_the_same_time_it_is_saved_and_stopped_there(
 @pytest.mark.parametrize("method", ["test", "validate"])
 def test_a_test_and_a_validation_of_its_own_are_cut_short(method: str, task: Make, batches: Make) -> None:
     kind = TestBatchEnd if method == "test" else ValidationBatchEnd
-    heard: list[tuple[str, int]] = []
+    received: list[tuple[str, int]] = []
     trainer = Trainer([Send(kind), Preemption()], device="cpu")
-    trainer.bus.on(RunClosed, lambda run, event: heard.append((event.status, run.progress.evaluated)))
+    trainer.bus.on(RunClosed, lambda run, event: received.append((event.status, run.progress.evaluated)))
     recorder = Recorder(trainer.bus)
     with pytest.raises(SystemExit) as caught:
         getattr(trainer, method)(task(), batches(3))
-    assert (caught.value.code, heard) == (143, [("stopped", 1)])
+    assert (caught.value.code, received) == (143, [("stopped", 1)])
     assert recorder.trace[-2:] == ["validation_cut", "run_closed"]
 
 
@@ -252,10 +252,10 @@ def test_the_next_run_on_the_trainer_forgets_the_signal(task: Make, batches: Mak
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_former_handler_is_called_and_given_back(fails: bool, task: Make, batches: Make, sgd: Any) -> None:
-    heard: list[int] = []
+    received: list[int] = []
 
     def former(signum: int, frame: Any) -> None:
-        heard.append(signum)
+        received.append(signum)
 
     def fail(run: Run, event: BatchEnd) -> None:
         assert signal.getsignal(signal.SIGTERM) is not former
@@ -274,7 +274,7 @@ def test_a_former_handler_is_called_and_given_back(fails: bool, task: Make, batc
         assert signal.getsignal(signal.SIGTERM) is former
     finally:
         signal.signal(signal.SIGTERM, before)
-    assert heard == [signal.SIGTERM]
+    assert received == [signal.SIGTERM]
 
 
 def test_a_second_ctrl_c_leaves_no_handler_behind(task: Make, batches: Make, sgd: Any) -> None:
@@ -347,7 +347,7 @@ def test_when_the_deadline_is_over_the_run_fails_where_it_stands(task: Make, bat
     assert threading.active_count() == threads
 
 
-def test_whoever_swallows_it_is_told_again(
+def test_whoever_swallows_it_gets_it_again(
     task: Make, batches: Make, sgd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(signals, "AGAIN", 0.01)

@@ -102,7 +102,7 @@ def test_the_active_steps_are_traced_and_no_others(
     assert result.notes == (f"traces of torch.profiler are in {tmp_path}, for TensorBoard or ui.perfetto.dev",)
 
 
-def test_steps_go_on_from_epoch_to_epoch(fit: Make, tmp_path: Path) -> None:
+def test_steps_continue_from_epoch_to_epoch(fit: Make, tmp_path: Path) -> None:
     fit(Profile(tmp_path, wait=1, warmup=0, active=3), count=2, epochs=3)
 
     assert steps(tmp_path) == [[1, 2, 3]]
@@ -267,8 +267,8 @@ class Switch(Plugin):
             getattr(run.plugins, change)("profile")
 
 
-def test_switched_off_during_the_active_steps_it_writes_and_on_again_it_goes_on(fit: Make, tmp_path: Path) -> None:
-    """It counts the steps that it hears."""
+def test_switched_off_during_the_active_steps_it_writes_and_on_again_it_continues(fit: Make, tmp_path: Path) -> None:
+    """It counts the steps that it receives."""
     result = fit(Profile(tmp_path, wait=1, warmup=0, active=5), Switch({3: "disable", 5: "enable"}), count=12)
 
     assert steps(tmp_path) == [[1, 2, 3], [4, 5]]

@@ -76,7 +76,7 @@ def test_the_default_seed(task: Make, batches: Make, sgd: Any) -> None:
 
 
 def draws_of(rank: int, task: Any, batches: Any, saved: dict[str, Any] | None = None) -> tuple[list[Draw], RNGCapture]:
-    """Return what a rank draws in two batches; where a state is given, in the two behind it."""
+    """Return what a rank draws in two batches; where a state is given, in the two after it."""
     capture, engine = RNGCapture(42), DeviceEngine("cpu")
     engine.rank = rank
     trainer = Trainer([capture], engine=engine)
@@ -98,7 +98,7 @@ def test_every_rank_draws_by_a_seed_of_its_own(task: Make, batches: Make) -> Non
 
 
 def test_a_rank_takes_no_state_of_another(task: Make, batches: Make, sgd: Any) -> None:
-    """One that was not there when the state was saved begins anew, and not where it began once."""
+    """One that was not there when the state was saved starts again, and not where it began once."""
     cuts: list[dict[str, Any]] = []
     trainer = Trainer([RNGCapture(42)], device="cpu")
     trainer.bus.on(TrainEnd, lambda run, event: cuts.append(deepcopy(run.state_dict())))

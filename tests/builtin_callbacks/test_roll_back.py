@@ -125,7 +125,7 @@ def at_start(fit: Make, *plugins: Any, folder: str) -> tuple[EMA, RunResult, Any
     return average, *fit(average, *plugins, every=100, at_start=True, folder=folder)
 
 
-def test_the_result_tells_of_it(fit: Make, tmp_path: Path) -> None:
+def test_the_result_reports_it(fit: Make, tmp_path: Path) -> None:
     result, _ = fit(Spoil((0, 3)), RollBack())
     path = tmp_path / "a" / "run_epoch_0_iter_2.pth"
     what = "the loss of epoch 0, batch 3 is nan"
@@ -175,7 +175,7 @@ def test_the_count_and_the_places_survive_a_resume(fit: Make) -> None:
     assert plugin.skipped == {(0, 3)}
 
 
-def test_another_fit_begins_anew(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+def test_another_fit_starts_again(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
     plugin = RollBack()
     trainer = Trainer([SaveSchedule(Every(steps=1)), Checkpoint(tmp_path), Spoil((0, 2)), plugin], device="cpu")
     for _ in range(2):
@@ -286,16 +286,16 @@ def test_a_save_in_flight_is_waited_for_and_gone_back_to(
 
 
 class GoBack(Plugin):
-    """Goes back to the first checkpoint behind the fifth batch, once; the next batch is then no number."""
+    """Goes back to the first checkpoint after the fifth batch, once; the next batch is then no number."""
 
     def __init__(self, spoil: Spoil) -> None:
         self.spoil = spoil
-        self.heard: list[tuple[str, str]] = []
+        self.received: list[tuple[str, str]] = []
 
     @on(CheckpointSaved, CheckpointLoaded)
-    def hear(self, run: Run, event: CheckpointSaved | CheckpointLoaded) -> None:
+    def receive(self, run: Run, event: CheckpointSaved | CheckpointLoaded) -> None:
         assert event.path is not None
-        self.heard.append((event.name, event.path.stem))
+        self.received.append((event.name, event.path.stem))
 
     @on(BatchEnd)
     def go_back(self, run: Run, event: BatchEnd) -> None:
@@ -307,7 +307,7 @@ class GoBack(Plugin):
 
 
 @pytest.mark.parametrize("slow", [False, True])
-def test_what_was_given_up_is_told_before_the_return_and_is_no_candidate(
+def test_what_was_given_up_is_reported_before_the_return_and_is_no_candidate(
     slow: bool, fit: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writers, "BackgroundWorker", SlowWorker)
@@ -316,7 +316,7 @@ def test_what_was_given_up_is_told_before_the_return_and_is_no_candidate(
     fit(spoil, back, RollBack(), slow=slow, epochs=1)
     first, second = "run_epoch_0_iter_2", "run_epoch_0_iter_4"
     loaded = ("checkpoint_loaded", first)
-    assert back.heard[:4] == [("checkpoint_saved", first), ("checkpoint_saved", second), loaded, loaded]
+    assert back.received[:4] == [("checkpoint_saved", first), ("checkpoint_saved", second), loaded, loaded]
 
 
 def test_it_and_nan_guard_exclude_each_other() -> None:

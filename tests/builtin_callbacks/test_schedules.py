@@ -186,7 +186,7 @@ def test_at_end_of_a_failed_run_asks_nothing(task: Make, batches: Make, sgd: Any
 
 
 def test_seconds(served: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each batch takes four seconds behind its BatchEnd; what is due lies on multiples of ten, at EpochEnd too."""
+    """Each batch takes four seconds after its BatchEnd; what is due lies on multiples of ten, at EpochEnd too."""
     now = [0.0]
     monkeypatch.setattr(progress_module, "monotonic", lambda: time.monotonic() + now[0])
 
@@ -245,7 +245,7 @@ def test_a_resumed_run_neither_drifts_nor_doubles(
     resumed = served(LogSchedule(Every(**when), at_end=True), epochs=3, saved=cut(task, batches, sgd, place))
 
     before_its_epoch_end = "epochs" in when and place % 5 == 0
-    if before_its_epoch_end:  # the cut at an epoch's last batch lies before its EpochEnd, which is told again
+    if before_its_epoch_end:  # the cut at an epoch's last batch lies before its EpochEnd, which is reported again
         assert resumed in (
             [each for each in whole if each >= place],
             [each for each in whole if each > place],
@@ -255,7 +255,7 @@ def test_a_resumed_run_neither_drifts_nor_doubles(
         assert resumed == [each for each in whole if each > place]
 
 
-def test_an_epoch_cut_behind_its_end_is_not_told_again(served: Make, task: Make, batches: Make, sgd: Any) -> None:
+def test_an_epoch_cut_after_its_end_is_not_reported_again(served: Make, task: Make, batches: Make, sgd: Any) -> None:
     saved: dict[str, Any] = {}
     trainer = Trainer([SaveSchedule(At(epochs=2))], device="cpu")
     trainer.bus.on(SavePoint, lambda run, event: saved.update(deepcopy(run.state_dict())))
@@ -295,7 +295,7 @@ def test_what_was_done_at_the_start_is_not_done_again(served: Make, task: Make, 
     assert served(LogSchedule(Every(steps=4), at_start=True), saved=at_start) == [4, 8]
 
 
-def test_what_is_due_at_the_end_is_done_after_a_resume_behind_the_last_batch(
+def test_what_is_due_at_the_end_is_done_after_a_resume_after_the_last_batch(
     served: Make, task: Make, batches: Make, sgd: Any
 ) -> None:
     last = states(task, batches, sgd, EpochEnd, LogSchedule(Every(steps=4), at_end=True))[1]

@@ -111,7 +111,7 @@ def test_no_metric_is_left_of_it() -> None:
     assert (result.metrics, result.progress.validations) == ({}, 0)
 
 
-def test_the_sets_behind_it_are_left_out_and_the_training_goes_on() -> None:
+def test_the_sets_after_it_are_left_out_and_the_training_continues() -> None:
     sets = {"one": class_batches(2), "two": class_batches(2)}
     names, result = fit(Cut(ValidationBatchEnd, evaluated=1), validation=sets)
     assert names.count("validation_batch_end") == 1 + 4
@@ -131,7 +131,7 @@ def test_a_loader_is_not_read_further_than_it_was() -> None:
     assert read == [0, 0]
 
 
-def test_what_follows_the_cut_is_served_and_the_training_stream_goes_on() -> None:
+def test_what_follows_the_cut_is_served_and_the_training_stream_continues() -> None:
     class Noisy(Supervised):
         def validation_step(self, run: Run, batch: Any) -> Tensor:
             return torch.rand(())
@@ -185,10 +185,10 @@ def test_one_at_an_epoch_s_last_batch_keeps_the_epoch_open_for_the_run_that_resu
 
     resumed, result = fit(Keep(keep.states[-1]), save, schedule=ValidationSchedule(Every(steps=4)))
     assert (result.status, result.progress.epoch, result.progress.batch) == ("completed", 1, 0)
-    behind = [
+    after = [
         name for name in resumed[resumed.index("validation_start") :] if name not in ("epoch_start", "should_stop")
     ]
-    assert behind == [name for name in whole[whole.index("validation_start") :] if name != "should_stop"]
+    assert after == [name for name in whole[whole.index("validation_start") :] if name != "should_stop"]
 
 
 def test_one_that_comes_at_the_very_end_stops_the_run_and_is_made_up_for_by_the_next() -> None:

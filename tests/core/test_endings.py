@@ -39,7 +39,7 @@ class Fail(Plugin):
         self._event = event
         self.error = error or ZeroDivisionError("on purpose")
 
-    def _hear(self, event: Any) -> None:
+    def _receive(self, event: Any) -> None:
         if event.name == self._event:
             raise self.error
 
@@ -49,15 +49,15 @@ class Fail(Plugin):
 
     @on(TrainStart, BatchEnd, TestBatchEnd)
     def one(self, run: Run, event: TrainStart | BatchEnd | TestBatchEnd) -> None:
-        self._hear(event)
+        self._receive(event)
 
     @on(ValidationEnd, TrainEnd)
     def two(self, run: Run, event: ValidationEnd | TrainEnd) -> None:
-        self._hear(event)
+        self._receive(event)
 
     @on(RunFailed, RunClosed)
     def three(self, run: Run, event: RunFailed | RunClosed) -> None:
-        self._hear(event)
+        self._receive(event)
 
 
 def fit(trainer: Trainer, **options: Any) -> Any:
@@ -94,12 +94,12 @@ def test_the_original_exception_leaves_unchanged_and_the_run_is_closed_once(even
 
 @pytest.mark.parametrize("lane", list(Lane))
 def test_a_failure_in_a_lane_spares_the_earlier_lanes_and_silences_the_later(lane: Lane) -> None:
-    heard: list[Lane] = []
+    received: list[Lane] = []
     trainer = Trainer(device="cpu")
 
     def listen(each: Lane) -> None:
         def handler(run: Run, event: BatchEnd) -> None:
-            heard.append(each)
+            received.append(each)
             if each is lane:
                 raise ZeroDivisionError(each.name)
 
@@ -110,7 +110,7 @@ def test_a_failure_in_a_lane_spares_the_earlier_lanes_and_silences_the_later(lan
     trainer.plugins.register(Fail("nothing"))
     with pytest.raises(ZeroDivisionError, match=lane.name):
         fit(trainer)
-    assert heard == [each for each in Lane if each <= lane]
+    assert received == [each for each in Lane if each <= lane]
 
 
 def test_secondary_errors_are_notes_on_the_first_and_every_closing_handler_runs() -> None:
@@ -374,19 +374,19 @@ class Slow(Plugin):
 
     def __init__(self, *interrupts: str) -> None:
         self._interrupts = interrupts
-        self.heard: list[str] = []
+        self.received: list[str] = []
 
-    def _hear(self, place: str) -> None:
-        self.heard.append(place)
+    def _receive(self, place: str) -> None:
+        self.received.append(place)
         if place in self._interrupts:
             raise KeyboardInterrupt(place)
 
     @on(RunFailed, RunClosed)
-    def hear(self, run: Run, event: RunFailed | RunClosed) -> None:
-        self._hear(event.name)
+    def receive(self, run: Run, event: RunFailed | RunClosed) -> None:
+        self._receive(event.name)
 
     def close(self) -> None:
-        self._hear("close")
+        self._receive("close")
 
 
 @pytest.mark.parametrize("on_interrupt", ["raise", "return"])
@@ -398,8 +398,8 @@ def test_a_second_ctrl_c_while_an_interrupted_run_closes_leaves_at_once(place: s
     with pytest.raises(KeyboardInterrupt, match=place):
         fit(trainer, on_interrupt=on_interrupt)
     order = ["run_failed", "run_closed", "close"]
-    assert first.heard == order[: order.index(place) + 1]
-    assert second.heard == order[: order.index(place)]
+    assert first.received == order[: order.index(place) + 1]
+    assert second.received == order[: order.index(place)]
 
 
 def test_after_a_second_ctrl_c_the_trainer_is_free() -> None:
@@ -415,7 +415,7 @@ def test_a_first_ctrl_c_while_a_completed_run_closes_closes_the_rest_then_raises
     trainer = Trainer([Fail("nothing"), first.named("a"), second.named("b")], device="cpu")
     with pytest.raises(KeyboardInterrupt, match=place) as caught:
         fit(trainer)
-    assert first.heard == second.heard == ["run_closed", "close"]
+    assert first.received == second.received == ["run_closed", "close"]
     assert caught.value.__notes__ == [f"heliograph: in train, epoch 1, batch 0, step 2; in a on {place}"]
 
 
@@ -432,14 +432,14 @@ def test_a_second_one_in_the_closing_of_a_completed_run_leaves_at_once() -> None
     first, second = Slow("run_closed", "close"), Slow()
     with pytest.raises(KeyboardInterrupt, match="close"):
         fit(Trainer([Fail("nothing"), first.named("a"), second.named("b")], device="cpu"))
-    assert second.heard == ["run_closed"]
+    assert second.received == ["run_closed"]
 
 
 def test_a_ctrl_c_in_the_closing_of_a_failed_run_is_a_note() -> None:
     first, second = Slow("run_closed"), Slow()
     with pytest.raises(ZeroDivisionError) as caught:
         fit(Trainer([Fail("batch_end"), first.named("a"), second.named("b")], device="cpu"))
-    assert second.heard == ["run_failed", "run_closed", "close"]
+    assert second.received == ["run_failed", "run_closed", "close"]
     assert "heliograph: then a failed on run_closed: KeyboardInterrupt: run_closed" in caught.value.__notes__
 
 
@@ -485,7 +485,7 @@ def test_an_exit_status_leaves_as_system_exit_when_all_is_closed(status: int) ->
     with pytest.raises(SystemExit) as caught:
         fit(trainer)
     assert caught.value.code == status
-    assert slow.heard == ["run_closed", "close"]
+    assert slow.received == ["run_closed", "close"]
     with pytest.raises(SystemExit) as caught:
         trainer.test(linear_classifier(), class_batches(2))
     assert caught.value.code == status
@@ -533,7 +533,7 @@ def test_an_error_for_the_end_is_raised_when_all_is_closed(on_interrupt: str) ->
     with pytest.raises(LookupError) as caught:
         fit(trainer, on_interrupt=on_interrupt)
     assert caught.value is part.error
-    assert (caught.value.__cause__, slow.heard) == (None, ["run_closed", "close"])
+    assert (caught.value.__cause__, slow.received) == (None, ["run_closed", "close"])
     with pytest.raises(LookupError):
         trainer.test(linear_classifier(), class_batches(2))
 

@@ -47,13 +47,13 @@ class Ask(Plugin):
     asks = ("validation", "save", "log", "stop")
 
     def __init__(self, event: type[Event], action: Callable[[Run], None], *, at: int = 1) -> None:
-        self._event, self._action, self._at, self._heard = event, action, at, 0
+        self._event, self._action, self._at, self._received = event, action, at, 0
 
     @on(*EVENTS)
     def count(self, run: Run, event: Event) -> None:
         if isinstance(event, self._event):
-            self._heard += 1
-            if self._heard == self._at:
+            self._received += 1
+            if self._received == self._at:
                 self._action(run)
 
 
@@ -184,7 +184,7 @@ def test_what_train_end_asks_for_is_served_before_the_run_closes() -> None:
     assert names[-3:] == ["train_end", "save_point", "run_closed"]
 
 
-def test_what_epoch_end_asks_for_is_served_behind_it() -> None:
+def test_what_epoch_end_asks_for_is_served_after_it() -> None:
     names, _ = trace(Ask(EpochEnd, lambda run: run.control.request_validation("epoch")), validation=class_batches(1))
     assert names == ["train_start", "epoch_start", *BATCH, *BATCH, "epoch_end", *VALIDATION, "train_end", "run_closed"]
 
@@ -228,7 +228,7 @@ def test_stop_at_epoch_end() -> None:
     assert result.status == "stopped"
 
 
-def test_end_epoch_goes_on_with_the_next() -> None:
+def test_end_epoch_continues_with_the_next() -> None:
     names, result = trace(Ask(BatchEnd, lambda run: run.control.end_epoch("boring")), epochs=2)
     assert names == [
         "train_start",
@@ -532,8 +532,8 @@ def test_several_validation_sets_are_one_validation() -> None:
     recorder = Recorder(trainer.bus)
     result = trainer.fit(linear_classifier(), class_batches(1), validation=sets, optimizer=sgd(), epochs=1)
     pair = ["validation_batch_start", "validation_batch_end"]
-    heard = [name for name in recorder.trace if name.startswith("validation")]
-    assert heard == ["validation_start", *pair, *pair, *pair, "validation_end"]
+    received = [name for name in recorder.trace if name.startswith("validation")]
+    assert received == ["validation_start", *pair, *pair, *pair, "validation_end"]
     datasets = [getattr(event, "dataset", None) for event in recorder.events if event.name == "validation_batch_end"]
     assert datasets == ["clean", "clean", "noisy"]
     assert {name for name in result.metrics if name.startswith("validation")} == {

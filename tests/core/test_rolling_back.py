@@ -166,7 +166,7 @@ class Short:
         return iter(class_batches(3))
 
 
-def test_a_return_from_the_window_that_the_epoch_closes_tells_of_no_end() -> None:
+def test_a_return_from_the_window_that_the_epoch_closes_reports_no_end() -> None:
     def train(back: Back) -> tuple[list[str], RunResult, list[Tensor]]:
         plugins = [Asker(), RNGCapture(), GradientAccumulation(2), back]
         with pytest.warns(RuntimeWarning, match="ended after 3 batches"):
@@ -185,7 +185,7 @@ def test_a_return_from_the_window_that_the_epoch_closes_tells_of_no_end() -> Non
 def test_what_is_under_way_is_settled_before_the_return() -> None:
     class Works(Plugin):
         def __init__(self) -> None:
-            self.heard: list[str] = []
+            self.received: list[str] = []
 
         @on(TrainStart)
         def begin(self, run: Run, event: TrainStart) -> None:
@@ -194,14 +194,14 @@ def test_what_is_under_way_is_settled_before_the_return() -> None:
 
         @on(CheckpointLoaded)
         def loaded(self, run: Run, event: CheckpointLoaded) -> None:
-            self.heard.append("loaded")
+            self.received.append("loaded")
 
         def finish(self) -> None:
-            self.heard.append("settled")
+            self.received.append("settled")
 
     works = Works()
     fit(Back(BatchEnd), works)
-    assert works.heard == ["settled", "loaded"]
+    assert works.received == ["settled", "loaded"]
 
 
 def test_the_origin_is_renewed_and_filters_go_by_it() -> None:

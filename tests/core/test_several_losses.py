@@ -55,7 +55,7 @@ def data(batches: int = 7) -> list[Batch]:
 
 
 class Gan(Task):
-    """A small adversarial task; each part can be told to leave its loss out, or to spoil it."""
+    """A small adversarial task; each part can be asked to leave its loss out, or to spoil it."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -280,7 +280,7 @@ def test_a_round_counts_as_one_step() -> None:
     assert windows == [2, 2, 1, 1]
 
 
-def test_steps_end_the_run_behind_a_whole_round() -> None:
+def test_steps_end_the_run_after_a_whole_round() -> None:
     trace = Trace()
     _, result = train(trace, steps=2, epochs=None)
     assert trace.names == [*ROUND, *ROUND]
@@ -396,7 +396,7 @@ class SkipBatch(Plugin):
     @on(BatchStart)
     def skip(self, run: Run, event: BatchStart) -> None:
         if run.progress.batch in self.places:
-            run.control.skip_batch("told to")
+            run.control.skip_batch("asked to")
 
 
 def test_a_skipped_batch_still_ends_the_windows_that_it_should_have_ended() -> None:
@@ -567,7 +567,7 @@ def test_it_goes_back_once_for_all_losses_of_a_batch(tmp_path: Path) -> None:
 
 def test_what_an_epoch_had_begun_is_dropped_where_it_is_given_up() -> None:
     class GoBack(Plugin):
-        """Goes back to the beginning amid a window, once."""
+        """Goes back to the beginning during a window, once."""
 
         def __init__(self) -> None:
             self.saved: Any = None
@@ -672,7 +672,7 @@ def test_a_single_optimizer_has_no_name() -> None:
 
 
 class Yields(Gan):
-    """Yields whatever it is told to."""
+    """Yields whatever it is asked to."""
 
     def __init__(self, *items: Any) -> None:
         super().__init__()

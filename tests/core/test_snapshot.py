@@ -304,7 +304,7 @@ def test_a_scheduler_is_restored_where_there_is_one(scheduled: bool) -> None:
         assert resumed["optimizer"].param_groups[0]["lr"] == pytest.approx(0.1 * 0.5**3)
 
 
-def test_a_scheduler_that_is_new_begins_anew() -> None:
+def test_a_scheduler_that_is_new_starts_again() -> None:
     from heliograph import LearningRate
 
     _, cut = fit(supervised(), epochs=1)
@@ -394,7 +394,7 @@ def exponential(optimizer: torch.optim.Optimizer) -> Any:
         (step_lr, exponential, "the scheduler was StepLR and is ExponentialLR"),
     ],
 )
-def test_another_scheduler_is_a_doubt_and_begins_anew(before: Any, now: Any, reason: str) -> None:
+def test_another_scheduler_is_a_doubt_and_starts_again(before: Any, now: Any, reason: str) -> None:
     def options(make: Any) -> dict[str, Any]:
         return {} if make is None else {"scheduler": make, "plugins": [LearningRate("step")]}
 
@@ -412,7 +412,7 @@ def test_other_software_is_a_doubt() -> None:
     assert doubts(result) == [f"the checkpoint was written with numpy 1.0, this is {np.__version__}"]
 
 
-def test_the_learning_rate_of_the_checkpoint_goes_on_and_that_is_said() -> None:
+def test_the_learning_rate_of_the_checkpoint_continues_and_that_is_said() -> None:
     _, cut = fit(supervised(), epochs=1)
     result, _ = fit(supervised(), cut, optimizer=adam(0.5))
 
@@ -420,7 +420,7 @@ def test_the_learning_rate_of_the_checkpoint_goes_on_and_that_is_said() -> None:
 
 
 @pytest.mark.parametrize("resumed_at", [(1, 0), (0, 2)])
-def test_an_epoch_that_goes_on_says_so(resumed_at: tuple[int, int]) -> None:
+def test_an_epoch_that_continues_says_so(resumed_at: tuple[int, int]) -> None:
     starts: list[tuple[int, bool]] = []
     cuts: dict[tuple[int, int], dict[str, Any]] = {}
 

@@ -313,11 +313,11 @@ def test_the_printed_history_names_who_asked() -> None:
     [({"epochs": 1}, "1 epoch done"), ({"steps": 1}, "1 step done"), ({"steps": 2}, "2 steps done")],
     ids=lambda value: None if isinstance(value, dict) else value,
 )
-def test_one_of_a_kind_is_told_as_one(options: dict[str, Any], reason: str) -> None:
+def test_one_of_a_kind_is_reported_as_one(options: dict[str, Any], reason: str) -> None:
     assert fit(**options).reason == reason
 
 
-def test_one_batch_is_told_as_one() -> None:
+def test_one_batch_is_reported_as_one() -> None:
     assert Trainer(device="cpu").validate(linear_classifier(), class_batches(1)).reason == "1 batch evaluated"
 
 
@@ -453,20 +453,20 @@ def test_supervised_refuses_batches_that_are_dicts() -> None:
         trainer.validate(linear_classifier(), data)
 
 
-def test_the_sampler_is_told_the_epoch() -> None:
+def test_the_sampler_is_given_the_epoch() -> None:
     class Loader:
         def __init__(self) -> None:
-            self.told: list[int] = []
+            self.reported: list[int] = []
 
         def set_epoch(self, epoch: int) -> None:
-            self.told.append(epoch)
+            self.reported.append(epoch)
 
         def __iter__(self) -> Iterator[Batch]:
             return iter(class_batches(2))
 
     loader = Loader()
     fit(train=loader, epochs=3)
-    assert loader.told == [0, 1, 2]
+    assert loader.reported == [0, 1, 2]
 
 
 class Point(NamedTuple):

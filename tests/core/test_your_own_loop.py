@@ -171,7 +171,7 @@ def test_control_from_the_body_names_the_caller() -> None:
     assert (run.result.stopped_by, run.result.progress.batches) == ("the caller", 1)
 
 
-def test_two_runs_of_one_trainer_cannot_go_on_at_once() -> None:
+def test_two_runs_of_one_trainer_cannot_continue_at_once() -> None:
     class Nested(Plugin):
         def __init__(self) -> None:
             self.trainer: Trainer | None = None
@@ -189,7 +189,7 @@ def test_two_runs_of_one_trainer_cannot_go_on_at_once() -> None:
     assert plugin.trainer.test(task, class_batches(1)).status == "completed"
 
 
-def test_a_loop_that_would_never_train_is_told_so() -> None:
+def test_a_loop_that_would_never_train_is_reported() -> None:
     run, task, _ = start(class_batches(2))
     with pytest.raises(RuntimeError, match=r"loop over run\.batches\(\) within run\.epochs\(\)"), run:
         for _ in run.epochs():
@@ -211,17 +211,17 @@ def test_a_loop_that_would_never_train_is_told_so() -> None:
         pass
 
 
-def test_epoch_end_is_heard_with_the_epoch_that_ended() -> None:
-    heard: list[tuple[int, int]] = []
+def test_epoch_end_is_received_with_the_epoch_that_ended() -> None:
+    received: list[tuple[int, int]] = []
 
     class Watch(Plugin):
         @on(EpochEnd)
         def look(self, run: Run, event: EpochEnd) -> None:
-            heard.append((event.epoch, run.progress.epoch))
+            received.append((event.epoch, run.progress.epoch))
 
     run, task, _ = start(class_batches(1), Watch())
     with run:
         for _ in run.epochs():
             for batch in run.batches():
                 run.step(loss_of(task, batch))
-    assert heard == [(0, 1), (1, 2)]
+    assert received == [(0, 1), (1, 2)]

@@ -45,12 +45,12 @@ class Custom(Event):
 class Listener:
     """Notes its name in a shared list when it is called."""
 
-    def __init__(self, name: str, heard: list[str]) -> None:
+    def __init__(self, name: str, received: list[str]) -> None:
         self.name = name
-        self.heard = heard
+        self.received = received
 
-    def hear(self, run: Run, event: Event) -> None:
-        self.heard.append(self.name)
+    def receive(self, run: Run, event: Event) -> None:
+        self.received.append(self.name)
 
 
 class Sender:
@@ -59,77 +59,77 @@ class Sender:
     __slots__ = ("__weakref__",)
 
 
-def recorder(name: str, heard: list[str], then: Callable[[], object] = lambda: None) -> Receiver:
+def recorder(name: str, received: list[str], then: Callable[[], object] = lambda: None) -> Receiver:
     """Return a receiver that notes its name, then does something."""
 
-    def hear(run: Run, event: Event) -> None:
-        heard.append(name)
+    def receive(run: Run, event: Event) -> None:
+        received.append(name)
         then()
 
-    return hear
+    return receive
 
 
-def emitted(signal: OrderedSignal[Any], run: Run, heard: list[str], event: Event = BATCH_END) -> list[str]:
-    """Return who hears one emission."""
-    heard.clear()
+def emitted(signal: OrderedSignal[Any], run: Run, received: list[str], event: Event = BATCH_END) -> list[str]:
+    """Return who receives one emission."""
+    received.clear()
     signal.emit(run, event)
-    return list(heard)
+    return list(received)
 
 
 # Order.
 
 
 def test_handlers_run_by_lane_and_then_in_order_of_arrival(run: TrainRun) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     lanes = [Lane.REPORT, Lane.TRANSFORM, Lane.DECIDE, Lane.PERSIST, Lane.MEASURE]
     for arrival in range(3):
         for lane in lanes:
-            run.bus.on(BatchEnd, recorder(f"{lane.name} {arrival}", heard), lane=lane)
+            run.bus.on(BatchEnd, recorder(f"{lane.name} {arrival}", received), lane=lane)
     expected = [f"{lane.name} {arrival}" for lane in sorted(lanes) for arrival in range(3)]
     assert [lane.name for lane in Lane] == ["TRANSFORM", "MEASURE", "DECIDE", "PERSIST", "REPORT"]
-    assert [emitted(run.bus.signal(BatchEnd), run, heard) for _ in range(3)] == [expected] * 3
+    assert [emitted(run.bus.signal(BatchEnd), run, received) for _ in range(3)] == [expected] * 3
 
 
-def test_what_is_connected_without_a_lane_runs_behind_all_lanes(run: TrainRun) -> None:
-    heard: list[str] = []
+def test_what_is_connected_without_a_lane_runs_after_all_lanes(run: TrainRun) -> None:
+    received: list[str] = []
     signal = run.bus.signal(BatchEnd)
-    signal.connect(recorder("foreign", heard), weak=False)
-    run.bus.on(BatchEnd, recorder("report", heard), lane=Lane.REPORT)
-    run.bus.on(BatchEnd, recorder("decide", heard))
-    assert emitted(signal, run, heard) == ["decide", "report", "foreign"]
+    signal.connect(recorder("foreign", received), weak=False)
+    run.bus.on(BatchEnd, recorder("report", received), lane=Lane.REPORT)
+    run.bus.on(BatchEnd, recorder("decide", received))
+    assert emitted(signal, run, received) == ["decide", "report", "foreign"]
 
 
-def test_a_function_runs_behind_the_plugins_of_its_lane() -> None:
-    heard: list[str] = []
+def test_a_function_runs_after_the_plugins_of_its_lane() -> None:
+    received: list[str] = []
 
     class First(Plugin):
         @on(BatchEnd)
-        def hear(self, run: Run, event: BatchEnd) -> None:
-            heard.append("plugin")
+        def receive(self, run: Run, event: BatchEnd) -> None:
+            received.append("plugin")
 
     trainer = Trainer(device="cpu")
-    trainer.bus.on(BatchEnd, recorder("function", heard))
-    trainer.bus.on(BatchEnd, recorder("transform", heard), lane=Lane.TRANSFORM)
+    trainer.bus.on(BatchEnd, recorder("function", received))
+    trainer.bus.on(BatchEnd, recorder("transform", received), lane=Lane.TRANSFORM)
     trainer.plugins.register(First())
-    assert emitted(trainer.bus.signal(BatchEnd), Any, heard) == ["transform", "plugin", "function"]  # type: ignore[arg-type]
+    assert emitted(trainer.bus.signal(BatchEnd), Any, received) == ["transform", "plugin", "function"]  # type: ignore[arg-type]
 
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(list(Lane)), st.booleans()), max_size=12))
 def test_the_order_of_calls_is_stable_and_equals_a_simple_model(subscriptions: list[tuple[Lane, bool]]) -> None:
-    bus, heard = Bus(), list[str]()
+    bus, received = Bus(), list[str]()
     for arrival, (lane, paused) in enumerate(subscriptions):
-        handle = bus.on(BatchEnd, recorder(str(arrival), heard), lane=lane)
+        handle = bus.on(BatchEnd, recorder(str(arrival), received), lane=lane)
         if paused:
             handle.pause()
     speaking = [(lane, arrival) for arrival, (lane, paused) in enumerate(subscriptions) if not paused]
     expected = [str(arrival) for _, arrival in sorted(speaking)]
     signal, sender = bus.signal(BatchEnd), Sender()
-    assert emitted(signal, sender, heard) == expected  # type: ignore[arg-type]
-    assert emitted(signal, sender, heard) == expected  # type: ignore[arg-type]
-    heard.clear()
+    assert emitted(signal, sender, received) == expected  # type: ignore[arg-type]
+    assert emitted(signal, sender, received) == expected  # type: ignore[arg-type]
+    received.clear()
     signal.send(sender, event=BATCH_END)
-    assert heard == expected
+    assert received == expected
 
 
 class SignalMachine(RuleBasedStateMachine):
@@ -139,8 +139,8 @@ class SignalMachine(RuleBasedStateMachine):
         super().__init__()
         self.bus = Bus()
         self.signal = self.bus.signal(BatchEnd)
-        self.heard: list[str] = []
-        self.receivers = {str(number): recorder(str(number), self.heard) for number in range(6)}
+        self.received: list[str] = []
+        self.receivers = {str(number): recorder(str(number), self.received) for number in range(6)}
         self.handles: dict[str, Handle] = {}
         self.model: list[tuple[Lane, str]] = []
         self.silent: set[str] = set()
@@ -178,7 +178,7 @@ class SignalMachine(RuleBasedStateMachine):
     @invariant()
     def calls_equal_the_model(self) -> None:
         expected = [name for _, name in sorted(self.model, key=lambda seat: seat[0]) if name not in self.silent]
-        assert emitted(self.signal, Sender(), self.heard) == expected  # type: ignore[arg-type]
+        assert emitted(self.signal, Sender(), self.received) == expected  # type: ignore[arg-type]
         assert len(self.signal.chain) == len(expected)
         assert bool(self.signal.receivers) == bool(self.model)
 
@@ -207,35 +207,35 @@ def test_signals_are_listed_in_the_order_of_the_catalogue() -> None:
 
 
 def test_connect_and_disconnect(run: TrainRun) -> None:
-    heard: list[str] = []
-    signal, receiver = run.bus.signal(BatchEnd), recorder("a", heard)
+    received: list[str] = []
+    signal, receiver = run.bus.signal(BatchEnd), recorder("a", received)
     assert signal.connect(receiver) is receiver
-    assert emitted(signal, run, heard) == ["a"]
+    assert emitted(signal, run, received) == ["a"]
     signal.disconnect(receiver)
-    assert emitted(signal, run, heard) == []
+    assert emitted(signal, run, received) == []
     assert not signal.receivers
     signal.disconnect(receiver)  # as in blinker, twice does no harm
     assert signal.chain == ()
 
 
 def test_connect_via(run: TrainRun, another_run: Callable[[], TrainRun]) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     signal = run.bus.signal(BatchEnd)
 
     @signal.connect_via(run)
     def receive(sender: Run, **facts: Any) -> None:
-        heard.append(facts["event"].name)
+        received.append(facts["event"].name)
 
-    assert emitted(signal, run, heard) == ["batch_end"]
-    assert emitted(signal, another_run(), heard) == []
+    assert emitted(signal, run, received) == ["batch_end"]
+    assert emitted(signal, another_run(), received) == []
 
 
 def test_connected_to(run: TrainRun) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     signal = run.bus.signal(BatchEnd)
-    with signal.connected_to(recorder("a", heard)):
-        assert emitted(signal, run, heard) == ["a"]
-    assert emitted(signal, run, heard) == []
+    with signal.connected_to(recorder("a", received)):
+        assert emitted(signal, run, received) == ["a"]
+    assert emitted(signal, run, received) == []
 
 
 def test_connected_to_disconnects_after_an_error_too(run: TrainRun) -> None:
@@ -246,32 +246,32 @@ def test_connected_to_disconnects_after_an_error_too(run: TrainRun) -> None:
 
 
 def test_muted(run: TrainRun) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     signal = run.bus.signal(BatchEnd)
-    signal.connect(recorder("a", heard), weak=False)
+    signal.connect(recorder("a", received), weak=False)
     with signal.muted():
-        assert emitted(signal, run, heard) == []
+        assert emitted(signal, run, received) == []
         assert list(signal.emit_each(run, BATCH_END)) == []
         assert signal.send(run, event=BATCH_END) == []
-        assert heard == []
-    assert emitted(signal, run, heard) == ["a"]
+        assert received == []
+    assert emitted(signal, run, received) == ["a"]
 
 
 def test_receiver_connected_and_receiver_disconnected_tell(run: TrainRun) -> None:
-    told: list[tuple[str, Any, Any]] = []
+    reported: list[tuple[str, Any, Any]] = []
     signal, receiver = run.bus.signal(BatchEnd), recorder("a", [])
 
     def connected(source: Any, **facts: Any) -> None:
-        told.append(("connected", source, (facts["receiver"], facts["weak"])))
+        reported.append(("connected", source, (facts["receiver"], facts["weak"])))
 
     def disconnected(source: Any, **facts: Any) -> None:
-        told.append(("disconnected", source, facts["receiver"]))
+        reported.append(("disconnected", source, facts["receiver"]))
 
     signal.receiver_connected.connect(connected)
     signal.receiver_disconnected.connect(disconnected)
     handle = run.bus.on(BatchEnd, receiver)
     handle.remove()
-    assert told == [("connected", signal, (receiver, False)), ("disconnected", signal, receiver)]
+    assert reported == [("connected", signal, (receiver, False)), ("disconnected", signal, receiver)]
 
 
 def test_a_type_error_in_receiver_connected_takes_the_connection_back(trainer: Trainer) -> None:
@@ -287,39 +287,41 @@ def test_a_type_error_in_receiver_connected_takes_the_connection_back(trainer: T
     assert trainer.plan() == "no handlers"
 
 
-def test_a_receiver_bound_to_a_sender_hears_that_run_only(run: TrainRun, another_run: Callable[[], TrainRun]) -> None:
-    heard: list[str] = []
+def test_a_receiver_bound_to_a_sender_receives_that_run_only(
+    run: TrainRun, another_run: Callable[[], TrainRun]
+) -> None:
+    received: list[str] = []
     signal, other, third = run.bus.signal(BatchEnd), another_run(), another_run()
-    receiver = recorder("bound", heard)
+    receiver = recorder("bound", received)
     signal.connect(receiver, run, weak=False)
     signal.connect(receiver, other, weak=False)
-    signal.connect(recorder("any", heard), weak=False)
-    assert emitted(signal, run, heard) == ["bound", "any"]
-    assert emitted(signal, other, heard) == ["bound", "any"]
-    assert emitted(signal, third, heard) == ["any"]
+    signal.connect(recorder("any", received), weak=False)
+    assert emitted(signal, run, received) == ["bound", "any"]
+    assert emitted(signal, other, received) == ["bound", "any"]
+    assert emitted(signal, third, received) == ["any"]
     signal.disconnect(receiver, run)
-    assert emitted(signal, run, heard) == ["any"]
-    assert emitted(signal, other, heard) == ["bound", "any"]
+    assert emitted(signal, run, received) == ["any"]
+    assert emitted(signal, other, received) == ["bound", "any"]
     signal.disconnect(receiver, other)
-    assert emitted(signal, other, heard) == ["any"]
+    assert emitted(signal, other, received) == ["any"]
     assert len(signal.receivers) == 1
 
 
 def test_a_receiver_of_any_sender_that_is_also_bound_is_called_once(run: TrainRun) -> None:
-    heard: list[str] = []
-    signal, receiver = run.bus.signal(BatchEnd), recorder("a", heard)
+    received: list[str] = []
+    signal, receiver = run.bus.signal(BatchEnd), recorder("a", received)
     signal.connect(receiver, weak=False)
     signal.connect(receiver, run, weak=False)
-    assert emitted(signal, run, heard) == ["a"]
+    assert emitted(signal, run, received) == ["a"]
 
 
-def test_a_dead_senders_receiver_does_not_hear_a_later_one_at_the_same_address() -> None:
-    signal, heard = Bus().signal(BatchEnd), list[str]()
+def test_a_dead_senders_receiver_does_not_receive_a_later_one_at_the_same_address() -> None:
+    signal, received = Bus().signal(BatchEnd), list[str]()
     kept = []
     for _ in range(1000):  # the first or second time, an address is used again
         sender = Sender()
         address = id(sender)
-        receiver = recorder("bound", heard)
+        receiver = recorder("bound", received)
         signal.connect(receiver, sender, weak=False)
         del sender
         kept.append(Sender())
@@ -327,45 +329,45 @@ def test_a_dead_senders_receiver_does_not_hear_a_later_one_at_the_same_address()
             break
         signal.disconnect(receiver)
     assert id(kept[-1]) == address
-    assert emitted(signal, kept[-1], heard) == []  # type: ignore[arg-type]
+    assert emitted(signal, kept[-1], received) == []  # type: ignore[arg-type]
 
 
 def test_weak_receivers_die_with_their_owner(run: TrainRun) -> None:
-    heard: list[str] = []
-    signal, listener = run.bus.signal(BatchEnd), Listener("weak", heard)
-    signal.connect(listener.hear)
-    assert emitted(signal, run, heard) == ["weak"]
+    received: list[str] = []
+    signal, listener = run.bus.signal(BatchEnd), Listener("weak", received)
+    signal.connect(listener.receive)
+    assert emitted(signal, run, received) == ["weak"]
     del listener
     gc.collect()
-    assert emitted(signal, run, heard) == []
+    assert emitted(signal, run, received) == []
     assert (signal.chain, dict(signal.receivers)) == ((), {})
 
 
 def test_a_weak_receiver_that_dies_in_the_middle_of_a_dispatch_is_not_called(run: TrainRun) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     signal = run.bus.signal(BatchEnd)
-    living = [Listener("weak", heard)]
+    living = [Listener("weak", received)]
 
     def kill(run: Run, event: Event) -> None:
-        heard.append("killer")
+        received.append("killer")
         living.clear()
         gc.collect()
 
     signal.connect(kill, weak=False)
-    signal.connect(living[0].hear)
-    signal.connect(recorder("last", heard), weak=False)
-    assert emitted(signal, run, heard) == ["killer", "last"]
-    assert emitted(signal, run, heard) == ["killer", "last"]
+    signal.connect(living[0].receive)
+    signal.connect(recorder("last", received), weak=False)
+    assert emitted(signal, run, received) == ["killer", "last"]
+    assert emitted(signal, run, received) == ["killer", "last"]
     assert len(signal.receivers) == 2
 
 
 def test_strong_when_asked_and_with_on(run: TrainRun) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     signal = run.bus.signal(BatchEnd)
-    signal.connect(Listener("strong", heard).hear, weak=False)
-    run.bus.on(BatchEnd, Listener("on", heard).hear)
+    signal.connect(Listener("strong", received).receive, weak=False)
+    run.bus.on(BatchEnd, Listener("on", received).receive)
     gc.collect()
-    assert emitted(signal, run, heard) == ["on", "strong"]
+    assert emitted(signal, run, received) == ["on", "strong"]
 
 
 def test_has_receivers_for(run: TrainRun, another_run: Callable[[], TrainRun]) -> None:
@@ -382,32 +384,32 @@ def test_has_receivers_for(run: TrainRun, another_run: Callable[[], TrainRun]) -
 
 
 def test_blinkers_own_send_keeps_the_order_and_skips_the_paused(run: TrainRun) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     signal = run.bus.signal(BatchEnd)
     for lane in (Lane.REPORT, Lane.TRANSFORM, Lane.PERSIST, Lane.DECIDE):
-        handle = run.bus.on(BatchEnd, recorder(lane.name, heard), lane=lane)
+        handle = run.bus.on(BatchEnd, recorder(lane.name, received), lane=lane)
         if lane is Lane.PERSIST:
             handle.pause()
     returned = signal.send(run, event=BATCH_END)
-    assert heard == ["TRANSFORM", "DECIDE", "REPORT"]
+    assert received == ["TRANSFORM", "DECIDE", "REPORT"]
     assert [value for _, value in returned] == [None, None, None]
     assert [receiver for receiver, _ in returned] == list(signal.receivers_for(run))
 
 
 def test_blinkers_own_send_does_not_call_the_dead(run: TrainRun) -> None:
-    heard: list[str] = []
-    signal, listener = run.bus.signal(BatchEnd), Listener("weak", heard)
-    signal.connect(listener.hear)
+    received: list[str] = []
+    signal, listener = run.bus.signal(BatchEnd), Listener("weak", received)
+    signal.connect(listener.receive)
     del listener
     gc.collect()
     assert signal.send(run, event=BATCH_END) == []
 
 
 def test_blinkers_send_async_keeps_the_order_too(run: TrainRun) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     signal = run.bus.signal(BatchEnd)
     for lane in (Lane.REPORT, Lane.TRANSFORM):
-        run.bus.on(BatchEnd, recorder(lane.name, heard), lane=lane)
+        run.bus.on(BatchEnd, recorder(lane.name, received), lane=lane)
 
     def awaitable(receiver: Callable[..., Any]) -> Callable[..., Any]:
         async def call(*args: Any, **facts: Any) -> Any:
@@ -416,7 +418,7 @@ def test_blinkers_send_async_keeps_the_order_too(run: TrainRun) -> None:
         return call
 
     asyncio.run(signal.send_async(run, _sync_wrapper=awaitable, event=BATCH_END))
-    assert heard == ["TRANSFORM", "REPORT"]
+    assert received == ["TRANSFORM", "REPORT"]
 
 
 def test_a_foreign_receiver_works_under_emit_and_send(run: TrainRun) -> None:
@@ -433,74 +435,74 @@ def test_a_foreign_receiver_works_under_emit_and_send(run: TrainRun) -> None:
 
 
 def test_clearing_the_signal_leaves_nothing(run: TrainRun) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     signal = run.bus.signal(BatchEnd)
-    signal.connect(recorder("a", heard), weak=False)
+    signal.connect(recorder("a", received), weak=False)
     signal._clear_state()
-    assert emitted(signal, run, heard) == []
+    assert emitted(signal, run, received) == []
     assert not signal.receivers
-    signal.connect(recorder("b", heard), weak=False)
-    assert emitted(signal, run, heard) == ["b"]
+    signal.connect(recorder("b", received), weak=False)
+    assert emitted(signal, run, received) == ["b"]
 
 
 # A change in the middle of a dispatch takes effect from the next emission.
 
 
 def test_connecting_in_the_middle_of_a_dispatch(run: TrainRun) -> None:
-    heard: list[str] = []
-    late = [recorder("late", heard)]
+    received: list[str] = []
+    late = [recorder("late", received)]
 
     def connect() -> None:
         while late:
             run.bus.on(BatchEnd, late.pop(), lane=Lane.REPORT)
 
-    run.bus.on(BatchEnd, recorder("first", heard, connect))
+    run.bus.on(BatchEnd, recorder("first", received, connect))
     signal = run.bus.signal(BatchEnd)
-    assert emitted(signal, run, heard) == ["first"]
-    assert emitted(signal, run, heard) == ["first", "late"]
+    assert emitted(signal, run, received) == ["first"]
+    assert emitted(signal, run, received) == ["first", "late"]
 
 
 def test_disconnecting_in_the_middle_of_a_dispatch(run: TrainRun) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     handles: list[Handle] = []
-    run.bus.on(BatchEnd, recorder("first", heard, lambda: handles[0].remove()))
-    handles.append(run.bus.on(BatchEnd, recorder("second", heard)))
+    run.bus.on(BatchEnd, recorder("first", received, lambda: handles[0].remove()))
+    handles.append(run.bus.on(BatchEnd, recorder("second", received)))
     signal = run.bus.signal(BatchEnd)
-    assert emitted(signal, run, heard) == ["first", "second"]
-    assert emitted(signal, run, heard) == ["first"]
+    assert emitted(signal, run, received) == ["first", "second"]
+    assert emitted(signal, run, received) == ["first"]
 
 
 def test_pausing_and_resuming_in_the_middle_of_a_dispatch(run: TrainRun) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     actions: list[Callable[[], None]] = []
-    run.bus.on(BatchEnd, recorder("first", heard, lambda: actions.pop(0)()))
-    handle = run.bus.on(BatchEnd, recorder("second", heard))
+    run.bus.on(BatchEnd, recorder("first", received, lambda: actions.pop(0)()))
+    handle = run.bus.on(BatchEnd, recorder("second", received))
     actions += [handle.pause, handle.resume, lambda: None]
     signal = run.bus.signal(BatchEnd)
-    assert emitted(signal, run, heard) == ["first", "second"]
-    assert emitted(signal, run, heard) == ["first"]
-    assert emitted(signal, run, heard) == ["first", "second"]
+    assert emitted(signal, run, received) == ["first", "second"]
+    assert emitted(signal, run, received) == ["first"]
+    assert emitted(signal, run, received) == ["first", "second"]
 
 
 def test_a_nested_emission_runs_whole_within_the_outer_one(run: TrainRun) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     signal, depth = run.bus.signal(Custom), [0]
 
     def outer(run: Run, event: Custom) -> None:
-        heard.append(f"outer {event.text}")
+        received.append(f"outer {event.text}")
         if depth[0] < 2:
             depth[0] += 1
             run.emit(Custom(str(depth[0])))
 
     signal.connect(outer, weak=False)
-    signal.connect(recorder("inner", heard), weak=False)
+    signal.connect(recorder("inner", received), weak=False)
     signal.emit(run, Custom("0"))
-    assert heard == ["outer 0", "outer 1", "outer 2", "inner", "inner", "inner"]
+    assert received == ["outer 0", "outer 1", "outer 2", "inner", "inner", "inner"]
 
 
-def test_a_change_in_a_nested_emission_is_heard_from_the_next_one(run: TrainRun) -> None:
-    heard: list[str] = []
-    late = [recorder("late", heard)]
+def test_a_change_in_a_nested_emission_is_received_from_the_next_one(run: TrainRun) -> None:
+    received: list[str] = []
+    late = [recorder("late", received)]
     signal = run.bus.signal(BatchEnd)
 
     def connect(run: Run, event: Custom) -> None:
@@ -508,18 +510,18 @@ def test_a_change_in_a_nested_emission_is_heard_from_the_next_one(run: TrainRun)
             run.bus.on(BatchEnd, late.pop())
 
     run.bus.on(Custom, connect)
-    run.bus.on(BatchEnd, recorder("first", heard, lambda: run.emit(Custom())))
-    assert emitted(signal, run, heard) == ["first"]
-    assert emitted(signal, run, heard) == ["first", "late"]
+    run.bus.on(BatchEnd, recorder("first", received, lambda: run.emit(Custom())))
+    assert emitted(signal, run, received) == ["first"]
+    assert emitted(signal, run, received) == ["first", "late"]
 
 
 def test_threads_that_connect_at_once_lose_nothing() -> None:
-    bus, heard = Bus(), list[str]()
+    bus, received = Bus(), list[str]()
     signal = bus.signal(BatchEnd)
 
     def connect(start: int) -> None:
         for number in range(50):
-            bus.on(BatchEnd, recorder(str(start + number), heard))
+            bus.on(BatchEnd, recorder(str(start + number), received))
 
     threads = [threading.Thread(target=connect, args=(start,)) for start in (0, 100, 200)]
     for thread in threads:
@@ -527,23 +529,23 @@ def test_threads_that_connect_at_once_lose_nothing() -> None:
     for thread in threads:
         thread.join()
     assert len(signal.chain) == 150
-    assert len(set(emitted(signal, Sender(), heard))) == 150  # type: ignore[arg-type]
+    assert len(set(emitted(signal, Sender(), received))) == 150  # type: ignore[arg-type]
 
 
 # Place and chain.
 
 
 def test_reconnecting_keeps_the_place_and_disconnecting_loses_it(run: TrainRun) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     signal = run.bus.signal(BatchEnd)
-    first, second = recorder("first", heard), recorder("second", heard)
+    first, second = recorder("first", received), recorder("second", received)
     signal.connect(first, weak=False)
     signal.connect(second, weak=False)
     signal.connect(first, weak=False)
-    assert emitted(signal, run, heard) == ["first", "second"]
+    assert emitted(signal, run, received) == ["first", "second"]
     signal.disconnect(first)
     signal.connect(first, weak=False)
-    assert emitted(signal, run, heard) == ["second", "first"]
+    assert emitted(signal, run, received) == ["second", "first"]
 
 
 def test_the_chain_is_rebuilt_on_a_change_only(run: TrainRun) -> None:
@@ -578,56 +580,56 @@ def test_a_plain_receiver_is_in_the_chain_itself(run: TrainRun) -> None:
 
 
 def test_a_handle_removes_pauses_and_resumes(run: TrainRun) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     signal = run.bus.signal(BatchEnd)
-    handle = run.bus.on(BatchEnd, recorder("a", heard))
-    run.bus.on(BatchEnd, recorder("b", heard))
+    handle = run.bus.on(BatchEnd, recorder("a", received))
+    run.bus.on(BatchEnd, recorder("b", received))
     handle.pause()
     handle.pause()
-    assert emitted(signal, run, heard) == ["b"]
+    assert emitted(signal, run, received) == ["b"]
     handle.resume()
     handle.resume()
-    assert emitted(signal, run, heard) == ["a", "b"]
+    assert emitted(signal, run, received) == ["a", "b"]
     handle.remove()
     handle.remove()
-    assert emitted(signal, run, heard) == ["b"]
+    assert emitted(signal, run, received) == ["b"]
     handle.pause()
     handle.resume()
-    assert emitted(signal, run, heard) == ["b"]
+    assert emitted(signal, run, received) == ["b"]
 
 
 def test_a_handle_is_a_context(run: TrainRun) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     signal = run.bus.signal(BatchEnd)
-    with run.bus.on(BatchEnd, recorder("a", heard)) as handle:
+    with run.bus.on(BatchEnd, recorder("a", received)) as handle:
         assert isinstance(handle, Handle)
-        assert emitted(signal, run, heard) == ["a"]
+        assert emitted(signal, run, received) == ["a"]
     assert not signal.receivers
-    with pytest.raises(KeyError), run.bus.on(BatchEnd, recorder("b", heard)):
+    with pytest.raises(KeyError), run.bus.on(BatchEnd, recorder("b", received)):
         raise KeyError
-    assert emitted(signal, run, heard) == []
+    assert emitted(signal, run, received) == []
 
 
 def test_filters_on_any_event(run: TrainRun) -> None:
-    heard: list[str] = []
-    run.bus.on(Custom, recorder("every 2", heard), when=Every(emissions=2))
-    run.bus.on(Custom, recorder("once", heard), when=Once())
-    run.bus.on(Custom, recorder("step", heard), when=lambda run: run.progress.steps == 1)
+    received: list[str] = []
+    run.bus.on(Custom, recorder("every 2", received), when=Every(emissions=2))
+    run.bus.on(Custom, recorder("once", received), when=Once())
+    run.bus.on(Custom, recorder("step", received), when=lambda run: run.progress.steps == 1)
     signal = run.bus.signal(Custom)
     calls = []
     for step in range(4):
         run.progress.steps = step
-        calls.append(emitted(signal, run, heard, Custom()))
+        calls.append(emitted(signal, run, received, Custom()))
     assert calls == [["once"], ["every 2", "step"], [], ["every 2"]]
 
 
 def test_a_filter_is_copied_so_that_two_may_be_given_the_same(run: TrainRun) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     condition = Every(emissions=2)
     for name in "ab":
-        run.bus.on(Custom, recorder(name, heard), when=condition)
+        run.bus.on(Custom, recorder(name, received), when=condition)
     signal = run.bus.signal(Custom)
-    assert [emitted(signal, run, heard, Custom()) for _ in range(4)] == [[], ["a", "b"], [], ["a", "b"]]
+    assert [emitted(signal, run, received, Custom()) for _ in range(4)] == [[], ["a", "b"], [], ["a", "b"]]
 
 
 class Switch:
@@ -641,26 +643,26 @@ class Switch:
 
 
 def test_a_method_as_a_filter_asks_its_own_object(run: TrainRun) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     switch = Switch()
-    run.bus.on(BatchEnd, recorder("a", heard), when=switch.is_on)
+    run.bus.on(BatchEnd, recorder("a", received), when=switch.is_on)
     signal = run.bus.signal(BatchEnd)
-    assert emitted(signal, run, heard) == []
+    assert emitted(signal, run, received) == []
     switch.on = True
-    assert emitted(signal, run, heard) == ["a"]
+    assert emitted(signal, run, received) == ["a"]
 
 
 def test_subscribing_twice_is_refused(run: TrainRun) -> None:
-    heard: list[str] = []
-    receiver = recorder("a", heard)
+    received: list[str] = []
+    receiver = recorder("a", received)
     handle = run.bus.on(BatchEnd, receiver)
     with pytest.raises(ValueError, match=r"^recorder.* is subscribed to BatchEnd: remove its handle first\.$"):
         run.bus.on(BatchEnd, receiver, lane=Lane.REPORT)
     run.bus.on(StepEnd, receiver)
-    assert emitted(run.bus.signal(BatchEnd), run, heard) == ["a"]
+    assert emitted(run.bus.signal(BatchEnd), run, received) == ["a"]
     handle.remove()
     run.bus.on(BatchEnd, receiver)
-    assert emitted(run.bus.signal(BatchEnd), run, heard) == ["a"]
+    assert emitted(run.bus.signal(BatchEnd), run, received) == ["a"]
 
 
 def test_a_paused_filter_is_not_asked(run: TrainRun) -> None:
@@ -731,7 +733,7 @@ def misspelt(run: Run, evnet: Event) -> None: ...
 def one_too_many(run: Run, event: Event, more: int) -> None: ...
 
 
-@pytest.mark.parametrize("receiver", [without_event, misspelt, one_too_many, Listener.hear])
+@pytest.mark.parametrize("receiver", [without_event, misspelt, one_too_many, Listener.receive])
 def test_a_wrong_signature_is_refused_by_name(bus: Bus, receiver: Callable[..., None]) -> None:
     sentence = rf"^{receiver.__qualname__}\(.*\).* cannot handle BatchEnd: a handler takes \(run, event\)"
     with pytest.raises(TypeError, match=sentence):
@@ -799,7 +801,7 @@ class CallableListener:
         with_defaults,
         CallableListener(),
         functools.partial(with_defaults, note="x"),
-        Listener("bound", []).hear,
+        Listener("bound", []).receive,
     ],
     ids=lambda receiver: getattr(receiver, "__name__", type(receiver).__name__),
 )
@@ -881,23 +883,23 @@ def test_an_object_that_cannot_be_hashed_is_a_receiver_like_any_other(run: Train
 class Equal:
     """Callable objects that are equal, and yet two."""
 
-    heard: tuple[list[int], ...]
+    received: tuple[list[int], ...]
 
     def __hash__(self) -> int:
         return 0
 
     def __call__(self, run: Run, event: Event) -> None:
-        self.heard[0].append(1)
+        self.received[0].append(1)
 
 
 def test_receivers_that_are_equal_are_two(run: TrainRun) -> None:
-    heard: list[int] = []
-    one, two = Equal((heard,)), Equal((heard,))
+    received: list[int] = []
+    one, two = Equal((received,)), Equal((received,))
     assert one == two
     for each in (one, two):
         run.bus.on(BatchEnd, each)
     run.bus.signal(BatchEnd).emit(run, BATCH_END)
-    assert heard == [1, 1]
+    assert received == [1, 1]
 
 
 # Errors.
@@ -911,17 +913,17 @@ def failing(error: Exception) -> Receiver:
 
 
 def test_an_error_leaves_at_once_and_is_attributed(run: TrainRun) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     error = KeyError("x")
     fail = failing(error)
-    run.bus.on(BatchEnd, recorder("before", heard))
+    run.bus.on(BatchEnd, recorder("before", received))
     run.bus.on(BatchEnd, fail)
-    run.bus.on(BatchEnd, recorder("behind", heard))
+    run.bus.on(BatchEnd, recorder("after", received))
     assert run.bus.blamed is None
     with pytest.raises(KeyError) as caught:
         run.bus.signal(BatchEnd).emit(run, BATCH_END)
     assert caught.value is error
-    assert heard == ["before"]
+    assert received == ["before"]
     assert run.bus.blamed == (error, fail.__qualname__, "batch_end")
 
 
@@ -972,67 +974,67 @@ def test_an_error_is_attributed_also_when_the_chain_has_changed_since(run: Train
 
 
 def test_emit_each_calls_all_and_returns_the_errors(run: TrainRun) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     one, two = KeyError("one"), ValueError("two")
     first, second = failing(one), failing(two)
     run.bus.on(BatchEnd, first)
-    run.bus.on(BatchEnd, recorder("between", heard))
+    run.bus.on(BatchEnd, recorder("between", received))
     run.bus.on(BatchEnd, second)
-    run.bus.on(BatchEnd, recorder("last", heard))
+    run.bus.on(BatchEnd, recorder("last", received))
     errors = list(run.bus.signal(BatchEnd).emit_each(run, BATCH_END))
     assert errors == [(first.__qualname__, one), (second.__qualname__, two)]
-    assert heard == ["between", "last"]
+    assert received == ["between", "last"]
 
 
 def test_emit_each_calls_all_also_after_an_interrupt(run: TrainRun) -> None:
-    heard: list[str] = []
+    received: list[str] = []
 
     def interrupt(run: Run, event: Event) -> None:
         raise KeyboardInterrupt
 
     run.bus.on(BatchEnd, interrupt)
-    run.bus.on(BatchEnd, recorder("behind", heard))
+    run.bus.on(BatchEnd, recorder("after", received))
     ((owner, error),) = run.bus.signal(BatchEnd).emit_each(run, BATCH_END)
-    assert (owner, type(error), heard) == (interrupt.__qualname__, KeyboardInterrupt, ["behind"])
+    assert (owner, type(error), received) == (interrupt.__qualname__, KeyboardInterrupt, ["after"])
 
 
 # Wrapping.
 
 
 def test_wrap_all_wraps_what_is_there_and_what_comes(run: TrainRun) -> None:
-    heard: list[str] = []
+    received: list[str] = []
 
     def wrapper(receiver: Receiver, owner: str) -> Receiver:
         def wrapped(run: Run, *, event: Event) -> None:
-            heard.append(f"before {owner}")
+            received.append(f"before {owner}")
             receiver(run, event=event)
 
         return wrapped
 
     def named(run: Run, event: Event) -> None:
-        heard.append("named")
+        received.append("named")
 
     def later(run: Run, event: Event) -> None:
-        heard.append("later")
+        received.append("later")
 
     run.bus.on(BatchEnd, named)
     unwrap = run.bus.intercept(wrapper)
     run.bus.on(EpochEnd, later, when=lambda run: True)
-    assert emitted(run.bus.signal(BatchEnd), run, heard) == [f"before {named.__qualname__}", "named"]
-    assert emitted(run.bus.signal(EpochEnd), run, heard, EpochEnd(0)) == [f"before {later.__qualname__}", "later"]
+    assert emitted(run.bus.signal(BatchEnd), run, received) == [f"before {named.__qualname__}", "named"]
+    assert emitted(run.bus.signal(EpochEnd), run, received, EpochEnd(0)) == [f"before {later.__qualname__}", "later"]
     unwrap()
-    assert emitted(run.bus.signal(BatchEnd), run, heard) == ["named"]
-    assert emitted(run.bus.signal(EpochEnd), run, heard, EpochEnd(0)) == ["later"]
+    assert emitted(run.bus.signal(BatchEnd), run, received) == ["named"]
+    assert emitted(run.bus.signal(EpochEnd), run, received, EpochEnd(0)) == ["later"]
     assert run.bus.signal(BatchEnd).chain == (named,)
 
 
 def test_several_wrappers_go_around_one_another_and_are_taken_off_in_any_order(run: TrainRun) -> None:
-    heard: list[str] = []
+    received: list[str] = []
 
     def saying(word: str) -> Callable[[Receiver, str], Receiver]:
         def wrapper(receiver: Receiver, owner: str) -> Receiver:
             def wrapped(run: Run, *, event: Event) -> None:
-                heard.append(word)
+                received.append(word)
                 receiver(run, event=event)
 
             return wrapped
@@ -1040,14 +1042,14 @@ def test_several_wrappers_go_around_one_another_and_are_taken_off_in_any_order(r
         return wrapper
 
     def named(run: Run, event: Event) -> None:
-        heard.append("named")
+        received.append("named")
 
     run.bus.on(BatchEnd, named)
     take_off = [run.bus.intercept(saying(word)) for word in ("inner", "outer")]
-    assert emitted(run.bus.signal(BatchEnd), run, heard) == ["outer", "inner", "named"]
+    assert emitted(run.bus.signal(BatchEnd), run, received) == ["outer", "inner", "named"]
     take_off[0]()
     take_off[0]()
-    assert emitted(run.bus.signal(BatchEnd), run, heard) == ["outer", "named"]
+    assert emitted(run.bus.signal(BatchEnd), run, received) == ["outer", "named"]
     take_off[1]()
     assert run.bus.signal(BatchEnd).chain == (named,)
 
@@ -1068,41 +1070,41 @@ def test_errors_are_attributed_through_a_wrapper(run: TrainRun) -> None:
 class Seen:
     """A probe that notes when each receiver begins and ends, and whose it is."""
 
-    def __init__(self, heard: list[str]) -> None:
-        self.heard = heard
+    def __init__(self, received: list[str]) -> None:
+        self.received = received
 
     def __call__(self, receivers: Iterator[Receiver], owners: Mapping[int, str]) -> Iterator[Receiver]:
         for receiver in receivers:
             owner = owners[id(receiver)].rpartition(".")[2]
-            self.heard.append(f"{owner} begins")
+            self.received.append(f"{owner} begins")
             yield receiver
-            self.heard.append(f"{owner} ends")
+            self.received.append(f"{owner} ends")
 
 
 def test_a_probe_sees_each_receiver_begin_and_end(run: TrainRun) -> None:
-    heard: list[str] = []
+    received: list[str] = []
 
     def first(run: Run, event: Event) -> None:
-        heard.append("first")
+        received.append("first")
 
     def second(run: Run, event: Event) -> None:
-        heard.append("second")
+        received.append("second")
 
     run.bus.on(BatchEnd, first)
     run.bus.on(BatchEnd, second, when=lambda run: True)
     signal = run.bus.signal(BatchEnd)
-    signal.probe = Seen(heard)
+    signal.probe = Seen(received)
     expected = ["first begins", "first", "first ends", "second begins", "second", "second ends"]
-    assert emitted(signal, run, heard) == expected
-    heard.clear()
+    assert emitted(signal, run, received) == expected
+    received.clear()
     assert list(signal.emit_each(run, BATCH_END)) == []
-    assert heard == expected
+    assert received == expected
     signal.probe = None
-    assert emitted(signal, run, heard) == ["first", "second"]
+    assert emitted(signal, run, received) == ["first", "second"]
 
 
 def test_a_probe_sees_a_nested_dispatch_within_the_receiver(run: TrainRun) -> None:
-    heard: list[str] = []
+    received: list[str] = []
 
     def outer(run: Run, event: Event) -> None:
         run.emit(Custom())
@@ -1111,40 +1113,40 @@ def test_a_probe_sees_a_nested_dispatch_within_the_receiver(run: TrainRun) -> No
 
     run.bus.on(BatchEnd, outer)
     run.bus.on(Custom, inner)
-    run.bus.signal(BatchEnd).probe = run.bus.signal(Custom).probe = Seen(heard)
+    run.bus.signal(BatchEnd).probe = run.bus.signal(Custom).probe = Seen(received)
     run.emit(BATCH_END)
-    assert heard == ["outer begins", "inner begins", "inner ends", "outer ends"]
+    assert received == ["outer begins", "inner begins", "inner ends", "outer ends"]
 
 
-def test_a_probe_sees_no_further_receiver_behind_one_that_fails(run: TrainRun) -> None:
-    heard: list[str] = []
+def test_a_probe_sees_no_further_receiver_after_one_that_fails(run: TrainRun) -> None:
+    received: list[str] = []
     error = KeyError("x")
     fail = failing(error)
     run.bus.on(BatchEnd, fail)
-    run.bus.on(BatchEnd, recorder("behind", heard))
+    run.bus.on(BatchEnd, recorder("after", received))
     signal = run.bus.signal(BatchEnd)
-    signal.probe = Seen(heard)
+    signal.probe = Seen(received)
     with pytest.raises(KeyError) as caught:
         signal.emit(run, BATCH_END)
     assert caught.value is error
-    assert heard == ["fail begins"]
+    assert received == ["fail begins"]
     assert run.bus.blamed == (error, fail.__qualname__, "batch_end")
 
 
 def test_a_probe_sees_all_receivers_where_failures_are_collected(run: TrainRun) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     fail = failing(KeyError("x"))
     run.bus.on(BatchEnd, fail)
-    run.bus.on(BatchEnd, recorder("behind", heard))
+    run.bus.on(BatchEnd, recorder("after", received))
     signal = run.bus.signal(BatchEnd)
-    signal.probe = Seen(heard)
+    signal.probe = Seen(received)
     ((owner, _),) = signal.emit_each(run, BATCH_END)
     assert owner == fail.__qualname__
-    assert heard == ["fail begins", "fail ends", "hear begins", "behind", "hear ends"]
+    assert received == ["fail begins", "fail ends", "receive begins", "after", "receive ends"]
 
 
 @pytest.mark.parametrize("each", [False, True])
-def test_a_probe_sees_a_forgiven_receiver_end_and_those_behind_it(trainer: Trainer, run: TrainRun, each: bool) -> None:
+def test_a_probe_sees_a_forgiven_receiver_end_and_those_after_it(trainer: Trainer, run: TrainRun, each: bool) -> None:
     class Breaking(Plugin):
         policy = "observer"
 
@@ -1152,42 +1154,42 @@ def test_a_probe_sees_a_forgiven_receiver_end_and_those_behind_it(trainer: Train
         def fail(self, run: Run, event: BatchEnd) -> None:
             raise KeyError("x")
 
-    heard: list[str] = []
+    received: list[str] = []
     trainer.plugins.register(Breaking())
-    run.bus.on(BatchEnd, recorder("behind", heard))
+    run.bus.on(BatchEnd, recorder("after", received))
     signal = run.bus.signal(BatchEnd)
-    signal.probe = Seen(heard)
+    signal.probe = Seen(received)
     if each:
         assert list(signal.emit_each(run, BATCH_END)) == []
     else:
         signal.emit(run, BATCH_END)
-    assert heard == ["breaking begins", "breaking ends", "hear begins", "behind", "hear ends"]
+    assert received == ["breaking begins", "breaking ends", "receive begins", "after", "receive ends"]
 
 
 def test_without_a_probe_the_chain_is_walked_as_it_is(run: TrainRun) -> None:
-    heard: list[str] = []
-    receiver = recorder("a", heard)
+    received: list[str] = []
+    receiver = recorder("a", received)
     run.bus.on(BatchEnd, receiver)
     signal = run.bus.signal(BatchEnd)
-    signal.probe = Seen(heard)
+    signal.probe = Seen(received)
     assert signal.chain == (receiver,)
     signal.probe = None
-    assert emitted(signal, run, heard) == ["a"]
+    assert emitted(signal, run, received) == ["a"]
 
 
 def test_a_muted_signal_asks_no_probe(run: TrainRun) -> None:
-    heard: list[str] = []
-    run.bus.on(BatchEnd, recorder("a", heard))
+    received: list[str] = []
+    run.bus.on(BatchEnd, recorder("a", received))
     signal = run.bus.signal(BatchEnd)
-    signal.probe = Seen(heard)
+    signal.probe = Seen(received)
     with signal.muted():
         signal.emit(run, BATCH_END)
         assert list(signal.emit_each(run, BATCH_END)) == []
-    assert heard == []
+    assert received == []
 
 
-def test_events_of_one_bus_are_not_heard_on_another(run: TrainRun) -> None:
-    heard: list[str] = []
-    Bus().on(BatchStart, recorder("a", heard))
+def test_events_of_one_bus_are_not_received_on_another(run: TrainRun) -> None:
+    received: list[str] = []
+    Bus().on(BatchStart, recorder("a", received))
     run.bus.signal(BatchStart).emit(run, BatchStart())
-    assert heard == []
+    assert received == []

@@ -279,13 +279,13 @@ def test_each_verb_is_allowed_in_its_event_of_a_real_run_only() -> None:
     refused: list[str] = []
 
     def ask(verb: str) -> Callable[[Run, Event], None]:
-        def hear(run: Run, event: Event) -> None:
+        def receive(run: Run, event: Event) -> None:
             try:
                 getattr(run.control, verb)("test")
             except RuntimeError:
                 refused.append(f"{verb} in {event.name}")
 
-        return hear
+        return receive
 
     trainer = Trainer(device="cpu")
     events: list[type[Event]] = [BatchStart, GradientsReady, StepEnd, BatchEnd, ShouldStop, EpochEnd]
@@ -417,10 +417,10 @@ def test_outside_any_handler_no_event_is_noted(run: TrainRun, control: Control) 
 def test_an_explicit_asker_is_believed() -> None:
     trainer = Trainer(device="cpu")
 
-    def hear(run: Run, event: StepEnd) -> None:
+    def receive(run: Run, event: StepEnd) -> None:
         run.control.stop("why not", by="somebody else")
 
-    trainer.bus.on(StepEnd, hear)
+    trainer.bus.on(StepEnd, receive)
     assert asker_of(fit(trainer)) == "somebody else"
 
 
@@ -539,7 +539,7 @@ def test_the_count_of_a_history_is_copied_and_sent() -> None:
         assert (list(copied), copied.total) == (list(history), 5)
 
 
-def test_a_counted_request_that_fell_off_the_end_is_listed_anew() -> None:
+def test_a_counted_request_that_fell_off_the_end_is_listed_again() -> None:
     control = Control(Progress())
     PLACE.event = "BatchStart"
     control.hold_step("accumulating", by="a")
@@ -570,7 +570,7 @@ def test_a_control_of_a_new_run_is_fresh(run: TrainRun, another_run: Callable[[]
 
 
 def test_the_boundary_serves_in_order_and_a_request_from_any_event_is_not_lost() -> None:
-    heard: list[str] = []
+    received: list[str] = []
     trainer = Trainer(device="cpu")
 
     def ask(run: Run, event: StepEnd) -> None:
@@ -584,14 +584,14 @@ def test_the_boundary_serves_in_order_and_a_request_from_any_event_is_not_lost()
             run.control.request_log("from within a boundary")
 
     def note(run: Run, event: Log | ValidationEnd | SavePoint) -> None:
-        heard.append(f"{event.name} {run.progress.steps}")
+        received.append(f"{event.name} {run.progress.steps}")
 
     trainer.bus.on(StepEnd, ask)
     trainer.bus.on(ValidationEnd, ask_again)
     for kind in (Log, ValidationEnd, SavePoint):
         trainer.bus.on(kind, note)
     run = fit(trainer, batches=3, epochs=1)
-    assert heard == ["log 1", "validation_end 1", "save_point 1", "log 2"]
+    assert received == ["log 1", "validation_end 1", "save_point 1", "log 2"]
     assert (run.control.should_log, run.control.should_save, run.control.should_validate) == (False, False, False)
     assert [each.verb for each in run.control.history] == ["save", "validation", "log", "log"]
 
@@ -613,9 +613,9 @@ def test_only_a_running_validation_can_be_cut_short(control: Control, stage: str
     assert (control.pending, control.should_validate) == (False, False)
 
 
-def test_a_validation_that_was_cut_short_is_put_off_with_the_save_behind_it(control: Control) -> None:
+def test_a_validation_that_was_cut_short_is_put_off_with_the_save_after_it(control: Control) -> None:
     control.is_evaluating = True
-    control.request_save("behind it")
+    control.request_save("after it")
     control.cut_validation("no time")
     assert control.close_validation() is control.history[-1]
     assert (control.cut_request, control.should_validate, control.should_save) == (None, False, True)
@@ -698,14 +698,14 @@ def test_turning_back_forgets_all_but_a_stop(control: Control, stops: bool) -> N
     assert control.state_dict() == {"due": [], "postponed": [], "end_epoch": False}
 
 
-def test_a_watcher_of_the_history_hears_each_request_but_not_each_repetition() -> None:
-    control, heard = Control(Progress()), list[int]()
-    control.history.watcher = lambda: heard.append(control.history.total)
+def test_a_watcher_of_the_history_receives_each_request_but_not_each_repetition() -> None:
+    control, received = Control(Progress()), list[int]()
+    control.history.watcher = lambda: received.append(control.history.total)
     control.stop("once", by="me")
     PLACE.event = "BatchStart"
     for _ in range(3):
         control.hold_step("always", by="me")
-    assert heard == [1, 2]
+    assert received == [1, 2]
 
 
 def test_the_facts_of_every_verb_are_known() -> None:

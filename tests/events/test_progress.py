@@ -99,7 +99,7 @@ def test_an_empty_state_is_refused() -> None:
         Progress().load_state_dict({})
 
 
-def test_seconds_go_on_from_the_saved_ones(clock: Clock) -> None:
+def test_seconds_continue_from_the_saved_ones(clock: Clock) -> None:
     progress = started(clock)
     clock.now += 5
     assert progress.seconds == 5
@@ -113,7 +113,7 @@ def test_seconds_go_on_from_the_saved_ones(clock: Clock) -> None:
     assert resumed.seconds == 7
 
 
-def test_a_copy_is_a_snapshot_of_the_counters_whose_clock_goes_on(clock: Clock) -> None:
+def test_a_copy_is_a_snapshot_of_the_counters_whose_clock_continues(clock: Clock) -> None:
     progress = started(clock)
     progress.steps = 3
     snapshot = progress.copy()

@@ -78,11 +78,11 @@ def test_batches_are_counted_over_all_epochs() -> None:
 def test_a_resumed_run_neither_drifts_nor_fires_twice(start: int) -> None:
     uninterrupted = fired(Every(steps=3), "steps", range(1, 20))
     before = fired(Every(steps=3), "steps", range(1, start + 1))
-    behind = fired(Every(steps=3), "steps", range(start, 20), start=start)
-    assert before + behind == uninterrupted == [3, 6, 9, 12, 15, 18]
+    after = fired(Every(steps=3), "steps", range(start, 20), start=start)
+    assert before + after == uninterrupted == [3, 6, 9, 12, 15, 18]
 
 
-def test_one_object_in_two_runs_begins_anew() -> None:
+def test_one_object_in_two_runs_starts_again() -> None:
     condition = Every(steps=2)
     assert fired(condition, "steps", range(5)) == [2, 4]
     assert fired(condition, "steps", range(5)) == [2, 4]
@@ -168,7 +168,7 @@ def test_seconds_may_be_a_fraction(clock: Clock) -> None:
     assert [each for each in (0.25, 0.75, 0.875, 1.25) if run.at(condition, each)] == [0.75, 1.25]
 
 
-def test_seconds_of_a_resumed_run_go_on(clock: Clock) -> None:
+def test_seconds_of_a_resumed_run_continue(clock: Clock) -> None:
     run, condition = TimedRun(clock, earlier=50.0), Every(seconds=60)
     assert [each for each in (1.0, 9.0, 11.0, 20.0, 71.0) if run.at(condition, each)] == [11.0, 71.0]
 
@@ -210,7 +210,7 @@ def test_between_in_a_resumed_run() -> None:
 def test_between_emissions() -> None:
     run, condition = FakeRun(), Between(emissions=(2, 3))
     assert [run.ask(condition) for _ in range(5)] == [False, True, True, False, False]
-    assert [FakeRun().ask(condition) for _ in range(2)] == [False, False]  # a new run counts anew
+    assert [FakeRun().ask(condition) for _ in range(2)] == [False, False]  # a new run counts again
 
 
 def test_once_is_the_first_time_in_a_run() -> None:
@@ -275,7 +275,7 @@ def test_a_changed_filter_goes_by_its_new_rule() -> None:
     assert [step for step in range(50, 125) if resumed.ask(changed, steps=step)] == [60, 90, 120]
 
 
-def test_a_changed_filter_goes_on_counting_emissions() -> None:
+def test_a_changed_filter_continues_counting_emissions() -> None:
     run, former, changed = FakeRun(), Every(emissions=4), Every(emissions=3)
     assert not run.ask(former)
     resumed = FakeRun()
@@ -348,7 +348,7 @@ def test_a_filter_prints_what_it_waits_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("condition", "told"),
+    ("condition", "reported"),
     [
         (Every(epochs=1), "every epoch"),
         (Every(batches=1), "every batch"),
@@ -356,8 +356,8 @@ def test_a_filter_prints_what_it_waits_for() -> None:
     ],
     ids=str,
 )
-def test_every_one_is_told_in_the_singular(condition: Filter, told: str) -> None:
-    assert str(condition) == told
+def test_every_one_is_reported_in_the_singular(condition: Filter, reported: str) -> None:
+    assert str(condition) == reported
 
 
 def test_a_saved_state_knows_its_rule_by_a_text_that_does_not_change() -> None:
@@ -371,18 +371,18 @@ def test_a_saved_state_knows_its_rule_by_a_text_that_does_not_change() -> None:
 
 
 def test_filters_in_a_real_run() -> None:
-    heard: list[str] = []
+    received: list[str] = []
     trainer = Trainer(device="cpu")
     filters = {"every": Every(batches=2), "at": At(samples=6), "between": Between(epochs=(1, 1)), "once": Once()}
     for name, condition in filters.items():
 
-        def hear(run: Run, event: BatchEnd, name: str = name) -> None:
-            heard.append(f"{name} {run.progress.batches}")
+        def receive(run: Run, event: BatchEnd, name: str = name) -> None:
+            received.append(f"{name} {run.progress.batches}")
 
-        trainer.bus.on(BatchEnd, hear, when=condition)
+        trainer.bus.on(BatchEnd, receive, when=condition)
     model = nn.Linear(1, 1)
-    for _ in range(2):  # a second run of the trainer hears the same
-        heard.clear()
+    for _ in range(2):  # a second run of the trainer receives the same
+        received.clear()
         trainer.fit(
             Supervised(model, nn.functional.mse_loss),
             [(torch.ones(2, 1), torch.zeros(2, 1))] * 3,
@@ -390,7 +390,7 @@ def test_filters_in_a_real_run() -> None:
             epochs=2,
         )
         # Samples are counted when the batch has ended, epochs when their loop has.
-        assert heard == ["once 1", "every 2", "at 3", "every 4", "between 4", "between 5", "every 6", "between 6"]
+        assert received == ["once 1", "every 2", "at 3", "every 4", "between 4", "between 5", "every 6", "between 6"]
 
 
 def test_a_snapshot_of_the_progress_is_no_new_run() -> None:

@@ -34,17 +34,17 @@ class Custom(Event):
 
 
 class Noting(Plugin):
-    """Notes what it hears, and when it is closed, in a list that several may share."""
+    """Notes what it receives, and when it is closed, in a list that several may share."""
 
-    def __init__(self, heard: list[str] | None = None) -> None:
-        self.heard: list[str] = [] if heard is None else heard
+    def __init__(self, received: list[str] | None = None) -> None:
+        self.received: list[str] = [] if received is None else received
 
     @on(BatchEnd)
-    def hear(self, run: Run, event: BatchEnd) -> None:
-        self.heard.append(self.name)
+    def receive(self, run: Run, event: BatchEnd) -> None:
+        self.received.append(self.name)
 
     def close(self) -> None:
-        self.heard.append(f"close {self.name}")
+        self.received.append(f"close {self.name}")
 
 
 class Other(Noting):
@@ -69,7 +69,7 @@ class Stateful(Plugin):
         self.seen: list[int] = []
 
     @on(BatchEnd)
-    def hear(self, run: Run, event: BatchEnd) -> None:
+    def receive(self, run: Run, event: BatchEnd) -> None:
         self.seen.append(run.progress.batch)
 
     def state_dict(self) -> dict[str, Any]:
@@ -128,10 +128,10 @@ def test_any_object_with_a_marked_method_can_be_registered(trainer: Trainer, plu
 
 
 def test_the_trainer_registers_in_the_order_of_its_list() -> None:
-    heard: list[str] = []
-    trainer = Trainer([Noting(heard).named("b"), Other(heard).named("a")], device="cpu")
+    received: list[str] = []
+    trainer = Trainer([Noting(received).named("b"), Other(received).named("a")], device="cpu")
     emit(trainer)
-    assert (trainer.plugins.names(), heard) == (["b", "a"], ["b", "a"])
+    assert (trainer.plugins.names(), received) == (["b", "a"], ["b", "a"])
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_duplicate_name_is_refused_with_the_mend(trainer: Trainer, plugins: Pl
         plugins.register(second)
     assert list(plugins) == [first]
     emit(trainer)
-    assert (first.heard, second.heard) == (["noting"], [])
+    assert (first.received, second.received) == (["noting"], [])
     plugins.register(second.named("noting_2"))
     assert plugins.names() == ["noting", "noting_2"]
 
@@ -308,7 +308,7 @@ def test_a_failed_registration_leaves_nothing_behind(
     assert list(plugins) == [good]
     assert trainer.plan() == before
     emit(trainer)
-    assert good.heard == ["good"]
+    assert good.received == ["good"]
 
 
 def test_a_trainer_with_a_bad_plugin_is_not_made() -> None:
@@ -328,7 +328,7 @@ def test_looking_up_by_name_and_class(plugins: Plugins) -> None:
     assert [key in plugins for key in ("noting", Noting, noting, "other", Other, Noting())] == [True] * 3 + [False] * 3
 
 
-def test_several_of_a_class_are_told_apart_by_name(plugins: Plugins) -> None:
+def test_several_of_a_class_are_distinguished_by_name(plugins: Plugins) -> None:
     first, second = plugins.register(Noting()), plugins.register(Other())
     with pytest.raises(
         LookupError, match=r"^Several plugins are of class Noting: choose by name, one of noting, other"
@@ -358,26 +358,26 @@ def test_a_misspelt_name_is_answered_with_the_nearest(plugins: Plugins) -> None:
 
 @pytest.mark.parametrize("by", ["name", "class", "object"])
 def test_unregistering(trainer: Trainer, plugins: Plugins, by: str) -> None:
-    heard: list[str] = []
-    plugin, other = plugins.register(Noting(heard)), plugins.register(Plain())
+    received: list[str] = []
+    plugin, other = plugins.register(Noting(received)), plugins.register(Plain())
     key: Any = {"name": "noting", "class": Noting, "object": plugin}[by]
     assert plugins.unregister(key) is plugin
     emit(trainer)
-    assert (heard, list(plugins), other.calls) == (["close noting"], [other], 1)
+    assert (received, list(plugins), other.calls) == (["close noting"], [other], 1)
     with pytest.raises(LookupError):
         plugins.unregister(key)
     plugins.register(plugin)
     emit(trainer)
-    assert heard == ["close noting", "noting"]
+    assert received == ["close noting", "noting"]
 
 
 # Toggling.
 
 
 def test_disabling_and_enabling_keeps_the_place(trainer: Trainer, plugins: Plugins) -> None:
-    heard: list[str] = []
+    received: list[str] = []
     for name in "abc":
-        plugins.register(Noting(heard).named(name))
+        plugins.register(Noting(received).named(name))
     emit(trainer)
     plugins.disable("a", "c")
     assert [plugins.is_enabled(name) for name in "abc"] == [False, True, False]
@@ -385,7 +385,7 @@ def test_disabling_and_enabling_keeps_the_place(trainer: Trainer, plugins: Plugi
     plugins.enable("c", "a")
     plugins.enable("a")
     emit(trainer)
-    assert heard == ["a", "b", "c", "close a", "close c", "b", "a", "b", "c"]
+    assert received == ["a", "b", "c", "close a", "close c", "b", "a", "b", "c"]
 
 
 def test_toggling_all_or_none_where_a_name_is_wrong(plugins: Plugins) -> None:
@@ -396,13 +396,13 @@ def test_toggling_all_or_none_where_a_name_is_wrong(plugins: Plugins) -> None:
 
 
 def test_disabled_for_a_while(trainer: Trainer, plugins: Plugins) -> None:
-    heard: list[str] = []
-    plugins.register(Noting(heard))
+    received: list[str] = []
+    plugins.register(Noting(received))
     with plugins.disabled("noting"):
         assert not plugins.is_enabled("noting")
         emit(trainer)
     emit(trainer)
-    assert heard == ["close noting", "noting"]
+    assert received == ["close noting", "noting"]
 
 
 def test_disabled_nests(plugins: Plugins) -> None:
@@ -463,16 +463,16 @@ def test_disabling_from_within_a_handler_takes_effect_from_the_next_event(traine
     plugins.register(Acting(lambda: plugins.disable("noting")))
     plugins.register(noting)
     fit(trainer)
-    assert noting.heard[0] == "noting"
-    assert noting.heard.count("noting") == 1
-    assert noting.heard[1] == "close noting"  # not before the dispatch that still calls it is over
+    assert noting.received[0] == "noting"
+    assert noting.received.count("noting") == 1
+    assert noting.received[1] == "close noting"  # not before the dispatch that still calls it is over
 
 
 def test_registering_from_within_a_handler_takes_effect_from_the_next_event(trainer: Trainer, plugins: Plugins) -> None:
     noting = Noting()
     plugins.register(Acting(lambda: plugins.register(noting)))
     fit(trainer)
-    assert noting.heard == ["noting", "noting", "close noting"]
+    assert noting.received == ["noting", "noting", "close noting"]
 
 
 def test_unregistering_from_within_a_handler_takes_effect_from_the_next_event(
@@ -482,7 +482,7 @@ def test_unregistering_from_within_a_handler_takes_effect_from_the_next_event(
     plugins.register(Acting(lambda: plugins.unregister(noting)))
     plugins.register(noting)
     fit(trainer)
-    assert noting.heard == ["noting", "close noting"]
+    assert noting.received == ["noting", "close noting"]
     assert plugins.names() == ["acting"]
 
 
@@ -494,41 +494,41 @@ def test_a_plugin_can_unregister_itself(trainer: Trainer, plugins: Plugins) -> N
 
     one_shot = plugins.register(OneShot())
     fit(trainer)
-    assert one_shot.heard == ["close one_shot"]
+    assert one_shot.received == ["close one_shot"]
     assert one_shot not in plugins
 
 
 def test_disabled_around_a_nested_emission_within_a_handler(trainer: Trainer, plugins: Plugins) -> None:
-    heard: list[str] = []
+    received: list[str] = []
 
     class Hearing(Plugin):
         @on(Custom)
-        def hear(self, run: Run, event: Custom) -> None:
-            heard.append("custom")
+        def receive(self, run: Run, event: Custom) -> None:
+            received.append("custom")
 
-    def hear(run: Run, event: BatchEnd) -> None:
+    def receive(run: Run, event: BatchEnd) -> None:
         run.emit(Custom())
         with plugins.disabled("hearing"):
             run.emit(Custom())
         run.emit(Custom())
 
     plugins.register(Hearing())
-    trainer.bus.on(BatchEnd, hear)
+    trainer.bus.on(BatchEnd, receive)
     emit(trainer)
-    assert heard == ["custom", "custom"]
+    assert received == ["custom", "custom"]
 
 
 # Closing.
 
 
-def test_every_plugin_is_closed_at_the_end_behind_run_closed(trainer: Trainer, plugins: Plugins) -> None:
-    heard: list[str] = []
+def test_every_plugin_is_closed_at_the_end_after_run_closed(trainer: Trainer, plugins: Plugins) -> None:
+    received: list[str] = []
     for name in "ab":
-        plugins.register(Noting(heard).named(name))
+        plugins.register(Noting(received).named(name))
     plugins.register(Plain())
-    trainer.bus.on(RunClosed, lambda run, event: heard.append("run_closed"))
+    trainer.bus.on(RunClosed, lambda run, event: received.append("run_closed"))
     fit(trainer, batches=1)
-    assert heard == ["a", "b", "run_closed", "close a", "close b"]
+    assert received == ["a", "b", "run_closed", "close a", "close b"]
 
 
 def test_a_plugin_that_left_between_two_runs_is_not_closed_by_the_next(trainer: Trainer, plugins: Plugins) -> None:
@@ -536,14 +536,14 @@ def test_a_plugin_that_left_between_two_runs_is_not_closed_by_the_next(trainer: 
     fit(trainer, batches=1)
     plugins.unregister(noting)
     fit(trainer, batches=1)
-    assert noting.heard == ["noting", "close noting", "close noting"]
+    assert noting.received == ["noting", "close noting", "close noting"]
 
 
 class FailingToClose(Plugin):
     """Fails when it is closed."""
 
     @on(BatchEnd)
-    def hear(self, run: Run, event: BatchEnd) -> None: ...
+    def receive(self, run: Run, event: BatchEnd) -> None: ...
 
     def close(self) -> None:
         raise OSError("disk full")
@@ -556,7 +556,7 @@ def test_an_error_at_closing_fails_the_run_when_all_are_closed(trainer: Trainer,
     plugins.register(noting)
     with pytest.raises(OSError, match="disk full") as caught:
         fit(trainer, batches=1)
-    assert noting.heard == ["noting", "close noting"]
+    assert noting.received == ["noting", "close noting"]
     assert "; in sink on close" in caught.value.__notes__[0]
     assert "second_sink failed on close: OSError: disk full" in caught.value.__notes__[1]
 
@@ -571,7 +571,7 @@ def test_plugins_that_left_are_all_closed_even_if_one_of_them_fails(trainer: Tra
     trainer.bus.on(RunClosed, leave)
     with pytest.raises(OSError, match="disk full"):
         fit(trainer, batches=1)
-    assert noting.heard == ["noting", "close noting"]
+    assert noting.received == ["noting", "close noting"]
 
 
 def test_a_plugin_that_left_before_a_failing_handler_is_closed_at_the_end(trainer: Trainer, plugins: Plugins) -> None:
@@ -584,7 +584,7 @@ def test_a_plugin_that_left_before_a_failing_handler_is_closed_at_the_end(traine
     trainer.bus.on(StepEnd, fail)
     with pytest.raises(KeyError):
         fit(trainer, batches=1)
-    assert noting.heard == ["close noting"]
+    assert noting.received == ["close noting"]
 
 
 def test_a_trainer_runs_one_run_at_a_time(trainer: Trainer, plugins: Plugins) -> None:
@@ -647,7 +647,7 @@ def test_the_kill_switch_silences_what_is_registered(
         noting = plugins.register(Noting())
     plain = plugins.register(Plain())
     emit(trainer)
-    assert (noting.heard, plain.calls) == ([], 1)
+    assert (noting.received, plain.calls) == ([], 1)
     assert (plugins.is_enabled(noting), plugins.is_enabled(plain)) == (False, True)
     assert "noting (off)" in trainer.plan()
 
@@ -764,13 +764,13 @@ def test_an_observer_is_logged_counted_and_switched_off(
     assert plugin.closed >= 1
 
 
-def test_the_dispatch_goes_on_behind_a_forgiven_error(trainer: Trainer, plugins: Plugins) -> None:
-    heard: list[str] = []
-    plugins.register(Noting(heard).named("before"))
+def test_the_dispatch_continues_after_a_forgiven_error(trainer: Trainer, plugins: Plugins) -> None:
+    received: list[str] = []
+    plugins.register(Noting(received).named("before"))
     plugins.register(Failing("observer"))
-    plugins.register(Noting(heard).named("behind"))
+    plugins.register(Noting(received).named("after"))
     emit(trainer)
-    assert heard == ["before", "behind"]
+    assert received == ["before", "after"]
 
 
 def test_how_many_errors_are_forgiven_is_the_observers_choice(trainer: Trainer, plugins: Plugins) -> None:
@@ -890,48 +890,48 @@ def test_an_error_in_train_start_closes_the_plugins(trainer: Trainer, plugins: P
     trainer.bus.on(TrainStart, fail)
     with pytest.raises(ValueError, match="no"):
         fit(trainer)
-    assert noting.heard == ["close noting"]
+    assert noting.received == ["close noting"]
 
 
 def test_handlers_of_one_plugin_for_several_events(trainer: Trainer, plugins: Plugins) -> None:
-    heard: list[str] = []
+    received: list[str] = []
 
     class Several(Plugin):
         @on(BatchStart, StepEnd, BatchEnd)
-        def hear(self, run: Run, event: Event) -> None:
-            heard.append(event.name)
+        def receive(self, run: Run, event: Event) -> None:
+            received.append(event.name)
 
         @on(EpochEnd)
         def end(self, run: Run, event: EpochEnd) -> None:
-            heard.append(f"epoch {event.epoch}")
+            received.append(f"epoch {event.epoch}")
 
     plugins.register(Several())
     fit(trainer, batches=1, epochs=2)
     once = ["batch_start", "step_end", "batch_end"]
-    assert heard == [*once, "epoch 0", *once, "epoch 1"]
+    assert received == [*once, "epoch 0", *once, "epoch 1"]
     plugins.disable("several")
     fit(trainer)
-    assert len(heard) == 8
+    assert len(received) == 8
 
 
-# What is told of plugins amid a run.
+# What is reported of plugins during a run.
 
 
 Change = tuple[str, str, str]
 
 
 def changes(trainer: Trainer) -> list[Change]:
-    """Begin to note what is told of a trainer's plugins."""
-    told: list[Change] = []
-    trainer.bus.on(PluginChanged, lambda run, event: told.append((event.plugin, event.change, event.by)))
-    return told
+    """Begin to note what is reported of a trainer's plugins."""
+    reported: list[Change] = []
+    trainer.bus.on(PluginChanged, lambda run, event: reported.append((event.plugin, event.change, event.by)))
+    return reported
 
 
 def failures(trainer: Trainer) -> list[tuple[str, str, str]]:
-    """Begin to note whose failures are told."""
-    told: list[tuple[str, str, str]] = []
-    trainer.bus.on(PluginFailed, lambda run, event: told.append((event.plugin, event.event, str(event.error))))
-    return told
+    """Begin to note whose failures are reported."""
+    reported: list[tuple[str, str, str]] = []
+    trainer.bus.on(PluginFailed, lambda run, event: reported.append((event.plugin, event.event, str(event.error))))
+    return reported
 
 
 def for_a_while(plugins: Plugins) -> None:
@@ -954,20 +954,20 @@ def for_a_while(plugins: Plugins) -> None:
     ],
     ids=["register", "load", "unregister", "disable", "two", "enable", "on already", "off already", "for a while"],
 )
-def test_a_change_during_a_run_is_told_with_who_did_it(
+def test_a_change_during_a_run_is_reported_with_who_did_it(
     trainer: Trainer, plugins: Plugins, act: Callable[[Plugins], object], expected: list[tuple[str, str]]
 ) -> None:
     plugins.register(Noting())
     plugins.register(Noting().named("silent"))
     plugins.disable("silent")
     plugins.register(Acting(lambda: act(plugins)))
-    told = changes(trainer)
+    reported = changes(trainer)
     fit(trainer)
-    assert told == [(*each, "acting") for each in expected]
+    assert reported == [(*each, "acting") for each in expected]
 
 
 def test_a_change_outside_of_a_handler_is_the_callers(trainer: Trainer, plugins: Plugins) -> None:
-    told = changes(trainer)
+    reported = changes(trainer)
     with make_run(trainer) as run:
         plugins.register(Noting())
         with plugins.disabled("noting"):
@@ -975,21 +975,21 @@ def test_a_change_outside_of_a_handler_is_the_callers(trainer: Trainer, plugins:
         for _ in run.epochs():
             break
     by = "the caller"
-    assert told == [("noting", "registered", by), ("noting", "disabled", by), ("noting", "enabled", by)]
+    assert reported == [("noting", "registered", by), ("noting", "disabled", by), ("noting", "enabled", by)]
 
 
-def test_a_change_outside_of_a_run_is_not_told(trainer: Trainer, plugins: Plugins) -> None:
-    told = changes(trainer)
+def test_a_change_outside_of_a_run_is_not_reported(trainer: Trainer, plugins: Plugins) -> None:
+    reported = changes(trainer)
     plugins.register(Noting())
     plugins.disable("noting")
     fit(trainer)
     plugins.enable("noting")
     plugins.unregister("noting")
-    assert told == []
+    assert reported == []
 
 
-def test_a_change_is_told_behind_it(trainer: Trainer, plugins: Plugins) -> None:
-    """Who hears of it sees the plugins as they are now."""
+def test_a_change_is_reported_after_it(trainer: Trainer, plugins: Plugins) -> None:
+    """Who learns of it sees the plugins as they are now."""
     seen: list[tuple[str, bool, bool]] = []
 
     def look(run: Run, event: PluginChanged) -> None:
@@ -1009,14 +1009,14 @@ def test_a_change_is_told_behind_it(trainer: Trainer, plugins: Plugins) -> None:
     ]
 
 
-def test_a_plugin_hears_of_its_own_arrival_and_not_of_its_leave(trainer: Trainer, plugins: Plugins) -> None:
+def test_a_plugin_learns_of_its_own_arrival_and_not_of_its_leave(trainer: Trainer, plugins: Plugins) -> None:
     class Hearing(Plugin):
         def __init__(self) -> None:
-            self.heard: list[str] = []
+            self.received: list[str] = []
 
         @on(PluginChanged)
-        def hear(self, run: Run, event: PluginChanged) -> None:
-            self.heard.append(event.change)
+        def receive(self, run: Run, event: PluginChanged) -> None:
+            self.received.append(event.change)
 
     hearing = Hearing()
     with make_run(trainer):
@@ -1024,10 +1024,10 @@ def test_a_plugin_hears_of_its_own_arrival_and_not_of_its_leave(trainer: Trainer
         plugins.disable(hearing)
         plugins.enable(hearing)
         plugins.unregister(hearing)
-    assert hearing.heard == ["registered", "enabled"]
+    assert hearing.received == ["registered", "enabled"]
 
 
-def test_a_forgiven_failure_is_told_and_who_is_switched_off_by_it(trainer: Trainer, plugins: Plugins) -> None:
+def test_a_forgiven_failure_is_reported_and_who_is_switched_off_by_it(trainer: Trainer, plugins: Plugins) -> None:
     plugins.register(Failing("observer"))
     changed, failed = changes(trainer), failures(trainer)
     fit(trainer, batches=5)
@@ -1043,7 +1043,7 @@ def test_a_clean_slate_at_the_next_run_is_no_change_during_it(trainer: Trainer, 
     assert changed == []
 
 
-def test_a_failure_that_fails_the_run_is_not_told_as_forgiven(trainer: Trainer, plugins: Plugins) -> None:
+def test_a_failure_that_fails_the_run_is_not_reported_as_forgiven(trainer: Trainer, plugins: Plugins) -> None:
     plugins.register(Failing("critical"))
     failed = failures(trainer)
     with pytest.raises(KeyError):
@@ -1052,29 +1052,29 @@ def test_a_failure_that_fails_the_run_is_not_told_as_forgiven(trainer: Trainer, 
 
 
 class FailingToHear(Plugin):
-    """Fails at every event of its own, and when it is told of a failure, or of a change."""
+    """Fails at every event of its own, and when it receives a failure, or a change."""
 
     policy = "observer"
 
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.received: list[str] = []
 
     @on(BatchEnd, PluginFailed, PluginChanged)
     def fail(self, run: Run, event: BatchEnd | PluginFailed | PluginChanged) -> None:
-        self.heard.append(event.name)
+        self.received.append(event.name)
         raise KeyError(event.name)
 
 
-def test_one_that_fails_on_failures_is_not_told_of_its_own(trainer: Trainer, plugins: Plugins) -> None:
+def test_one_that_fails_on_failures_does_not_receive_its_own(trainer: Trainer, plugins: Plugins) -> None:
     deaf, failed = plugins.register(FailingToHear()), failures(trainer)
     run = fit(trainer)
-    assert deaf.heard == ["batch_end", "plugin_failed", "batch_end", "plugin_failed"]
+    assert deaf.received == ["batch_end", "plugin_failed", "batch_end", "plugin_failed"]
     assert [event for _, event, _ in failed] == ["batch_end", "batch_end"]
     assert len(run.result.plugin_errors["failing_to_hear"]) == 4
     assert run.result.status == "completed"
 
 
-def test_one_that_fails_on_changes_is_told_of_like_any_other(trainer: Trainer, plugins: Plugins) -> None:
+def test_one_that_fails_on_changes_is_reported_like_any_other(trainer: Trainer, plugins: Plugins) -> None:
     failed = failures(trainer)
     plugins.register(FailingToHear())
     with make_run(trainer):
@@ -1099,22 +1099,22 @@ def test_a_critical_plugin_that_fails_on_a_failure_fails_the_run(trainer: Traine
 
 
 class Counting(Plugin):
-    """Hears every third batch, the first step, and whatever a function says."""
+    """Receives every third batch, the first step, and whatever a function says."""
 
     def __init__(self) -> None:
-        self.heard: list[tuple[str, int]] = []
+        self.received: list[tuple[str, int]] = []
 
     @on(BatchEnd, when=Every(emissions=3))
     def third(self, run: Run, event: BatchEnd) -> None:
-        self.heard.append(("third", run.progress.batches))
+        self.received.append(("third", run.progress.batches))
 
     @on(StepEnd, EpochEnd, when=Once())
     def first(self, run: Run, event: StepEnd | EpochEnd) -> None:
-        self.heard.append((event.name, run.progress.batches))
+        self.received.append((event.name, run.progress.batches))
 
     @on(BatchEnd, when=lambda run: run.progress.batches == 4)
     def fourth(self, run: Run, event: BatchEnd) -> None:
-        self.heard.append(("fourth", run.progress.batches))
+        self.received.append(("fourth", run.progress.batches))
 
 
 def counted(plugin: Any, saved: dict[str, Any], *, at: int = 0) -> list[tuple[str, int]]:
@@ -1135,11 +1135,11 @@ def counted(plugin: Any, saved: dict[str, Any], *, at: int = 0) -> list[tuple[st
         optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
         epochs=2,
     )
-    heard: list[tuple[str, int]] = plugin.heard
-    return heard
+    received: list[tuple[str, int]] = plugin.received
+    return received
 
 
-def test_filters_of_handlers_go_on_after_a_resume() -> None:
+def test_filters_of_handlers_continue_after_a_resume() -> None:
     saved: dict[str, Any] = {}
     whole = counted(Counting(), saved, at=5)
 

@@ -19,8 +19,8 @@ class FakeRun:
         self.progress = self.origin = Progress()
 
 
-def heard_by(plugin: object) -> list[str]:
-    """Return the names of the events that a registered plugin hears."""
+def received_by(plugin: object) -> list[str]:
+    """Return the names of the events that a registered plugin receives."""
     bus = Bus()
     Plugins(bus).register(plugin)
     return [signal.event.__name__ for signal in bus.signals() if signal.chain]
@@ -50,7 +50,7 @@ def test_one_two_and_three_events() -> None:
         @on(StepEnd, Custom, BatchEnd)
         def three(self, run: Run, event: Event) -> None: ...
 
-    assert heard_by(Noting()) == ["BatchStart", "StepEnd", "BatchEnd", "EpochEnd", "Custom"]
+    assert received_by(Noting()) == ["BatchStart", "StepEnd", "BatchEnd", "EpochEnd", "Custom"]
 
 
 def test_no_event_is_refused() -> None:
@@ -97,63 +97,63 @@ def test_two_marks_on_one_method_are_refused_with_the_mend() -> None:
 
 class Base(Plugin):
     def __init__(self) -> None:
-        self.heard: list[str] = []
+        self.received: list[str] = []
 
     @on(BatchEnd)
     def first(self, run: Run, event: Event) -> None:
-        self.heard.append("base first")
+        self.received.append("base first")
 
     @on(BatchEnd)
     def second(self, run: Run, event: Event) -> None:
-        self.heard.append("base second")
+        self.received.append("base second")
 
 
-def heard(plugin: Base, *events: Event) -> list[str]:
+def received(plugin: Base, *events: Event) -> list[str]:
     bus = Bus()
     Plugins(bus).register(plugin)
     for event in events:
         bus.signal(type(event)).emit(Any, event)  # type: ignore[arg-type]
-    return plugin.heard
+    return plugin.received
 
 
 def test_handlers_are_inherited_in_the_order_in_which_they_are_written() -> None:
     class Child(Base):
         @on(BatchEnd)
         def third(self, run: Run, event: Event) -> None:
-            self.heard.append("child third")
+            self.received.append("child third")
 
-    assert heard(Child(), BatchEnd()) == ["base first", "base second", "child third"]
+    assert received(Child(), BatchEnd()) == ["base first", "base second", "child third"]
 
 
 def test_an_override_without_a_mark_keeps_the_inherited_one() -> None:
     class Child(Base):
         def first(self, run: Run, event: Event) -> None:
-            self.heard.append("child first")
+            self.received.append("child first")
 
-    assert heard(Child(), BatchEnd()) == ["child first", "base second"]
+    assert received(Child(), BatchEnd()) == ["child first", "base second"]
 
 
 def test_an_override_with_a_mark_replaces_the_inherited_one() -> None:
     class Child(Base):
         @on(EpochEnd)
         def first(self, run: Run, event: Event) -> None:  # type: ignore[override]
-            self.heard.append("child first")
+            self.received.append("child first")
 
-    assert heard(Child(), BatchEnd(), EpochEnd(0)) == ["base second", "child first"]
+    assert received(Child(), BatchEnd(), EpochEnd(0)) == ["base second", "child first"]
 
 
 def test_a_mixin_adds_its_handlers() -> None:
     class Mixin:
-        heard: list[str]
+        received: list[str]
 
         @on(EpochEnd)
         def mixed_in(self, run: Run, event: EpochEnd) -> None:
-            self.heard.append("mixin")
+            self.received.append("mixin")
 
     class Child(Mixin, Base):
         pass
 
-    assert heard(Child(), BatchEnd(), EpochEnd(0)) == ["base first", "base second", "mixin"]
+    assert received(Child(), BatchEnd(), EpochEnd(0)) == ["base first", "base second", "mixin"]
 
 
 def test_every_plugin_object_has_its_own_copy_of_a_filter() -> None:

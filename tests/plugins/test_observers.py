@@ -1,4 +1,4 @@
-"""Whatever an observer does, the run goes on, and the result says what was lost."""
+"""Whatever an observer does, the run continues, and the result says what was lost."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Doing(Plugin):
         self.act, self.policy = act, policy
 
     @on(BatchEnd)
-    def hear(self, run: Run, event: BatchEnd) -> None:
+    def receive(self, run: Run, event: BatchEnd) -> None:
         if run.progress.batches == 2:
             self.act(run)
 
@@ -57,7 +57,7 @@ class Keeping(Plugin):
         self.batches = 0
 
     @on(BatchEnd)
-    def hear(self, run: Run, event: BatchEnd) -> None:
+    def receive(self, run: Run, event: BatchEnd) -> None:
         self.batches += 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class Counting(Plugin):
         self.batches = 0
 
     @on(BatchEnd)
-    def hear(self, run: Run, event: BatchEnd) -> None:
+    def receive(self, run: Run, event: BatchEnd) -> None:
         self.batches += 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class CloseFails(Plugin):
         self.error = error
 
     @on(BatchEnd)
-    def hear(self, run: Run, event: BatchEnd) -> None: ...
+    def receive(self, run: Run, event: BatchEnd) -> None: ...
 
     def close(self) -> None:
         raise self.error
@@ -122,7 +122,7 @@ def raising(error: BaseException) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reported"),
     [
         (SilentError(), "SilentError: <its text raised OSError>"),
         (SystemExit(3), "SystemExit: 3"),
@@ -131,12 +131,12 @@ def raising(error: BaseException) -> Callable[..., Any]:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_whatever_a_handler_raises_is_forgiven(error: BaseException, told: str) -> None:
+def test_whatever_a_handler_raises_is_forgiven(error: BaseException, reported: str) -> None:
     counting = Counting()
     result = fit(Doing(raising(error)), counting)
     assert (result.status, counting.batches) == ("completed", 6)
-    assert result.plugin_errors == {"doing": (f"batch_end at step 2: {told}",)}
-    assert f"plugin doing failed: batch_end at step 2: {told}" in str(result)
+    assert result.plugin_errors == {"doing": (f"batch_end at step 2: {reported}",)}
+    assert f"plugin doing failed: batch_end at step 2: {reported}" in str(result)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), BaseExceptionGroup("all", [KeyboardInterrupt()])], ids=repr)
@@ -154,18 +154,18 @@ def test_whatever_closing_raises_is_forgiven(error: BaseException) -> None:
 
 def test_of_a_critical_plugin_an_error_without_a_text_leaves_as_it_is() -> None:
     error = SilentError()
-    told: list[BaseException] = []
+    reported: list[BaseException] = []
 
     class Hearing(Plugin):
         @on(RunFailed)
-        def hear(self, run: Run, event: RunFailed) -> None:
-            told.append(event.error)
+        def receive(self, run: Run, event: RunFailed) -> None:
+            reported.append(event.error)
             raise SilentError
 
     with pytest.raises(SilentError) as caught:
         fit(Doing(raising(error), "critical"), Hearing())
     assert caught.value is error
-    assert told == [error]
+    assert reported == [error]
     assert caught.value.__notes__ == [
         "heliograph: in train, epoch 0, batch 2, step 2; in doing on batch_end",
         "heliograph: then hearing failed on run_failed: SilentError: <its text raised OSError>",
@@ -213,7 +213,7 @@ def test_a_note_that_is_no_text_is_the_plugins_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("give", "told"),
+    ("give", "reported"),
     [
         (raising(KeyError("m")), "KeyError: 'm'"),
         (raising(SystemExit(1)), "SystemExit: 1"),
@@ -224,7 +224,7 @@ def test_a_note_that_is_no_text_is_the_plugins_error() -> None:
     ],
     ids=["raises", "exits", "no text", "numpy", "path", "lock"],
 )
-def test_a_state_that_cannot_be_saved_is_left_out_and_said_once(give: Callable[[], Any], told: str) -> None:
+def test_a_state_that_cannot_be_saved_is_left_out_and_said_once(give: Callable[[], Any], reported: str) -> None:
     cuts: list[dict[str, Any]] = []
     keeping = Keeping(give)
     result = fit(keeping, Counting(), cuts=cuts)
@@ -232,7 +232,7 @@ def test_a_state_that_cannot_be_saved_is_left_out_and_said_once(give: Callable[[
     assert "keeping" not in cuts[0]["plugins"]
     assert cuts[0]["plugins"]["counting"] == {"batches": 3}
     (line,) = result.plugin_errors["keeping"]
-    assert line.startswith(f"state_dict: {told}")
+    assert line.startswith(f"state_dict: {reported}")
     assert [note for note in result.notes if "keeping" in note] == [f"plugin 'keeping': its state is not saved; {line}"]
     resumed = fit(Keeping(lambda: {"batches": 0}), Counting(), saved=cuts[0])
     assert resumed.resume.fresh_plugins == ("keeping",)
@@ -275,12 +275,12 @@ def test_the_filters_of_an_observer_are_spared_too() -> None:
         policy = "observer"
 
         @on(BatchEnd, when=Choosy())
-        def hear(self, run: Run, event: BatchEnd) -> None: ...
+        def receive(self, run: Run, event: BatchEnd) -> None: ...
 
     cuts: list[dict[str, Any]] = []
     result = fit(Filtered(), cuts=cuts)
     assert "filtered" not in cuts[0]["filters"]
     (line,) = result.plugin_errors["filtered"]
-    assert line.startswith("state_dict of a filter: TypeError: the state of its filters['hear/batch_end']['a'] is a ")
+    assert line.startswith("state_dict of a filter: TypeError: the state of its filters['receive/batch_end']['a'] is ")
     resumed = fit(Filtered(), saved=cuts[0])
     assert resumed.plugin_errors["filtered"] == ("load_state_dict of a filter: KeyError: 'a'",)

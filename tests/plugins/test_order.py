@@ -18,33 +18,33 @@ from hypothesis import strategies as st
 
 
 def plugin(name: str, lane: Lane = Lane.DECIDE, **options: Any) -> Plugin:
-    """Return a plugin of that name which hears `BatchEnd` with these options."""
+    """Return a plugin of that name which receives `BatchEnd` with these options."""
     demands: Options = {"lane": lane, **options}  # type: ignore[typeddict-item]
 
     class Ordered(Plugin):
-        heard: list[str]
+        received: list[str]
 
         @on(BatchEnd, **demands)
-        def hear(self, run: Run, event: BatchEnd) -> None:
-            self.heard.append(self.name)
+        def receive(self, run: Run, event: BatchEnd) -> None:
+            self.received.append(self.name)
 
     return Ordered().named(name)
 
 
 def order(*plugins: Plugin) -> list[str]:
     """Return the names in the order in which the handlers are really called."""
-    trainer, heard = Trainer(plugins, device="cpu"), list[str]()
+    trainer, received = Trainer(plugins, device="cpu"), list[str]()
     for each in plugins:
-        each.heard = heard  # type: ignore[attr-defined]
+        each.received = received  # type: ignore[attr-defined]
     trainer.bus.signal(BatchEnd).emit(Any, BatchEnd())  # type: ignore[arg-type]
     assert trainer.plan() == "batch_end\n" + "\n".join(
-        f"  {lane_of(name, plugins):<9} {name}" for name in heard
+        f"  {lane_of(name, plugins):<9} {name}" for name in received
     )  # what is printed is what happens
-    return heard
+    return received
 
 
 def lane_of(name: str, plugins: tuple[Plugin, ...]) -> str:
-    (handler,) = [type(each).hear for each in plugins if each.name == name]  # type: ignore[attr-defined]
+    (handler,) = [type(each).receive for each in plugins if each.name == name]  # type: ignore[attr-defined]
     (mark,) = [value for value in vars(handler).values() if hasattr(value, "lane")]
     return str(mark.lane.name)
 
@@ -76,16 +76,16 @@ def test_a_name_within_another_name_is_not_meant() -> None:
 
 
 def test_demands_on_absent_plugins_wait_until_they_come() -> None:
-    trainer, heard = Trainer(device="cpu"), list[str]()
+    trainer, received = Trainer(device="cpu"), list[str]()
     for each in (plugin("a", after="z"), plugin("b"), plugin("z")):
-        each.heard = heard  # type: ignore[attr-defined]
+        each.received = received  # type: ignore[attr-defined]
         trainer.plugins.register(each)
     trainer.bus.signal(BatchEnd).emit(Any, BatchEnd())  # type: ignore[arg-type]
-    assert heard == ["b", "z", "a"]
+    assert received == ["b", "z", "a"]
     trainer.plugins.unregister("z")
-    heard.clear()
+    received.clear()
     trainer.bus.signal(BatchEnd).emit(Any, BatchEnd())  # type: ignore[arg-type]
-    assert heard == ["a", "b"]
+    assert received == ["a", "b"]
 
 
 def test_a_demand_that_the_lanes_fulfil_is_no_contradiction() -> None:
@@ -174,7 +174,7 @@ def test_the_order_is_the_stable_one_that_meets_every_demand(
         assert order(*plugins) == [f"p{index}" for index in expected]
 
 
-# Against the former algorithm, which put all handlers of an event in order anew whenever one came or went.
+# Against the former algorithm, which put all handlers of an event in order again whenever one came or went.
 
 
 def resolved(handlers: Sequence[Handler]) -> list[Handler] | None:
@@ -257,7 +257,7 @@ def test_a_cycle_of_lanes_names_the_handlers_that_it_leads_through() -> None:
 
 
 class Busy(Plugin):
-    """Hears much, and insists on its place."""
+    """Receives much, and insists on its place."""
 
     @on(BatchEnd)
     def first(self, run: Run, event: BatchEnd) -> None: ...
@@ -277,7 +277,7 @@ class Leaving(Busy):
 
 
 class End(Plugin):
-    """Steps behind all, reports before all."""
+    """Steps after all, reports before all."""
 
     @on(StepEnd)
     def late(self, run: Run, event: StepEnd) -> None: ...

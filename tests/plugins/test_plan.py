@@ -32,7 +32,7 @@ def test_a_plan_without_listeners() -> None:
     assert plan(Bus()) == Trainer(device="cpu").plan() == "no handlers"
 
 
-def test_a_plan_lists_every_event_in_order_with_who_hears_it() -> None:
+def test_a_plan_lists_every_event_in_order_with_who_receives_it() -> None:
     trainer = Trainer([Decide(), Measure()], device="cpu")
     trainer.bus.signal(BatchEnd).connect(foreign)
     trainer.bus.on(BatchEnd, a_function, lane=Lane.TRANSFORM).pause()

@@ -68,7 +68,7 @@ def fit(trainer: Trainer, batches: Batches) -> RunResult:
     return trainer.fit(task, batches, optimizer=sgd(), epochs=1)
 
 
-def test_every_plugin_is_reset_before_any_hears_that_the_training_begins(batches: Batches) -> None:
+def test_every_plugin_is_reset_before_any_receives_that_the_training_begins(batches: Batches) -> None:
     calls: list[str] = []
     trainer = Trainer([Memory(calls).named("one"), Memory(calls).named("two")], device="cpu")
     fit(trainer, batches)

@@ -23,7 +23,7 @@ class Momentum(Plugin):
         self.value = 0
 
     @on(BatchEnd)
-    def hear(self, run: Run, event: BatchEnd) -> None:
+    def receive(self, run: Run, event: BatchEnd) -> None:
         self.value += 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def test_a_newer_state_is_refused(tmp_path: Path) -> None:
     )
 
 
-def test_a_migration_that_fails_is_told_like_that(tmp_path: Path) -> None:
+def test_a_migration_that_fails_is_reported_like_that(tmp_path: Path) -> None:
     path = fit(Momentum(), tmp_path).last_checkpoint
     sentence = r": migrate_state raised KeyError: 1\. It has to take a state of version 1\. As Third\("
     with pytest.raises(ValueError, match=sentence):
@@ -154,7 +154,7 @@ class Summing(Plugin):
         self.sums: dict[str, int] = {}
 
     @on(BatchEnd)
-    def hear(self, run: Run, event: BatchEnd) -> None:
+    def receive(self, run: Run, event: BatchEnd) -> None:
         self.sums["batches"] = self.sums.get("batches", 0) + 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -172,10 +172,10 @@ class Stubborn(Summing):
 
 
 def goes_back(plugin: Plugin, change: Callable[[dict[str, Any]], object] = id) -> Any:
-    """Train four batches, and go back to the beginning behind the third, once."""
+    """Train four batches, and go back to the beginning after the third, once."""
     trainer, cuts = Trainer([plugin], device="cpu"), list[dict[str, Any]]()
 
-    def hear(run: Run, event: BatchEnd) -> None:
+    def receive(run: Run, event: BatchEnd) -> None:
         if run.progress.batches == 3 and len(cuts) == 1:
             cuts.append({})
             run.roll_back(cuts[0])
@@ -184,7 +184,7 @@ def goes_back(plugin: Plugin, change: Callable[[dict[str, Any]], object] = id) -
         cuts.append(deepcopy(run.state_dict()))
         change(cuts[0]["plugins"])
 
-    trainer.bus.on(BatchEnd, hear)
+    trainer.bus.on(BatchEnd, receive)
     task = Supervised(nn.Linear(1, 1), nn.functional.mse_loss)
     run = trainer.run(
         task,

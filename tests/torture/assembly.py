@@ -1,4 +1,4 @@
-"""A random program is put together: anew in every attempt, and the same each time."""
+"""A random program is put together: again in every attempt, and the same each time."""
 
 from __future__ import annotations
 

@@ -33,10 +33,10 @@ class Orders:
         folder: where it trains.
         epochs: how many in all.
         workers: processes that load.
-        background: whether it goes on while a save is written.
+        background: whether it continues while a save is written.
         operation: the operation on files at which it waits to be killed; empty for none.
         occurrence: at which one of those, counted from 1.
-        freezes: whether it stops there, or only tells and goes on.
+        freezes: whether it stops there, or only reports and continues.
     """
 
     folder: str
@@ -78,7 +78,7 @@ class Teller:
 
 
 class TellingStore(storage.Store):
-    """Tells of every save."""
+    """Reports every save."""
 
     def __init__(self, teller: Teller, folder: Path, run_name: str) -> None:
         super().__init__(folder, run_name, files=WatchedFiles(teller.operation))
@@ -105,7 +105,7 @@ def run_attempt(orders: Orders, pipe: int) -> None:
 
 
 class _Beginning(h.Plugin):
-    """Tells once where this attempt begins."""
+    """Reports once where this attempt begins."""
 
     name = "beginning"
     affects_training = False

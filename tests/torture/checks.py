@@ -13,7 +13,7 @@ from heliograph.demo.training import NAME
 from heliograph.testing.resume.facts import leaves
 
 CLOCKS = ("time", "attempt")
-BY_THE_CLOCK = ("checkpoint_saved", "run_closed")  # when a background save is told of depends on the disk
+BY_THE_CLOCK = ("checkpoint_saved", "run_closed")  # when a background save is reported depends on the disk
 SPEED = "train/samples_per_second"
 BESIDE = ("log.jsonl", f"{NAME}_*.log", f"{NAME}_*.recording*", "tensorboard/**/events.out.tfevents.*", "output.txt")
 

@@ -22,7 +22,7 @@ def become(action: Callable[[], object], output: Path) -> NoReturn:
         os.dup2(log, sys.stderr.fileno())
         action()
         status = 0
-    except BaseException:  # noqa: BLE001  # told in the output, and by the status
+    except BaseException:  # noqa: BLE001  # reported in the output, and by the status
         traceback.print_exc()
     finally:
         sys.stdout.flush()

@@ -14,7 +14,7 @@ from torch import nn
 
 
 class AtResume(Hidden, is_base=True):
-    """What is changed where there is a checkpoint to go on from."""
+    """What is changed where there is a checkpoint to continue from."""
 
     def hide(self, parts: Parts) -> None:
         if parts.resumes:
@@ -74,7 +74,7 @@ class Scales(h.Plugin):
 
     @h.on(h.BatchStart)
     def scale(self, run: h.Run, event: h.BatchStart) -> None:
-        run.control.scale_loss(self._factor, "as it was told")
+        run.control.scale_loss(self._factor, "as it was asked")
 
 
 class OwnOptions(Hidden):

@@ -111,7 +111,7 @@ class EpochInWorkers(Hidden):
 
 
 class SetEpoch(Samples):
-    """A dataset that is told the epoch."""
+    """A dataset that is given the epoch."""
 
     epoch = 0
 

@@ -49,7 +49,7 @@ class End:
 
 
 class Killer:
-    """Ends this process where it is told to.
+    """Ends this process where it is asked to.
 
     Args:
         kill: where, None for nowhere.
@@ -64,19 +64,19 @@ class Killer:
         self._batches = self._saved = -1
 
     def watch(self, trainer: h.Trainer) -> None:
-        """Hear what counts, and what kills."""
-        hear = trainer.bus.on
-        hear(h.BatchEnd, self._note, lane=h.Lane.REPORT)
-        hear(h.SavePoint, self._note_save, lane=h.Lane.REPORT)
-        hear(h.EpochStart, self._begin, lane=h.Lane.TRANSFORM)
+        """Receive what counts, and what kills."""
+        receive = trainer.bus.on
+        receive(h.BatchEnd, self._note, lane=h.Lane.REPORT)
+        receive(h.SavePoint, self._note_save, lane=h.Lane.REPORT)
+        receive(h.EpochStart, self._begin, lane=h.Lane.TRANSFORM)
         if self._kill is None or " " in self._kill.at:
             return
         first = h.Lane.TRANSFORM if self._kill.before else h.Lane.REPORT
-        hear(getattr(h, self._kill.at), self._at_event, lane=first)
+        receive(getattr(h, self._kill.at), self._at_event, lane=first)
 
     @contextmanager
     def operation(self, name: str) -> Iterator[None]:
-        """Kill before or behind an operation on files."""
+        """Kill before or after an operation on files."""
         is_it = self._kill is not None and self._kill.at == name and self._is_due(0)
         if is_it and self._kill is not None and self._kill.before:
             self._strike()

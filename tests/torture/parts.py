@@ -38,7 +38,7 @@ class Parts:
     """What a program is made of, before it is put together.
 
     Attributes:
-        resumes: whether there is a checkpoint to go on from, so that this is another process than the first.
+        resumes: whether there is a checkpoint to continue from, so that this is another process than the first.
     """
 
     program: Program

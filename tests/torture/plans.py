@@ -29,7 +29,7 @@ class Plan:
     Attributes:
         orders: what it does.
         seconds: when it is killed at the latest.
-        grace: how long it lives on after it told that the time has come.
+        grace: how long it lives on after it reported that the time has come.
         fresh: whether it is a fresh interpreter.
         lives: whether it is to come to its end by itself.
     """
@@ -58,10 +58,10 @@ class Planner:
         with Process(Orders(str(folder), EPOCHS, workers=0), folder / "output.txt") as process:
             process.wait(LONGEST)
             process.kill()
-            assert process.told("ended"), f"the undisturbed training failed:\n{(folder / 'output.txt').read_text()}"
+            assert process.reported("ended"), f"the undisturbed training failed:\n{(folder / 'output.txt').read_text()}"
             self.seconds = process.seconds
-            self._saves = len(process.told("saved"))
-            self._operations = Counter(message["name"] for message in process.told("operation"))
+            self._saves = len(process.reported("saved"))
+            self._operations = Counter(message["name"] for message in process.reported("operation"))
 
     def last(self, folder: Path, attempt: int) -> Plan:
         """Return the plan of an attempt that is let live."""

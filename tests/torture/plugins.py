@@ -66,13 +66,15 @@ class Meddles(h.Plugin):
 
 
 def hearing(plugin: type[h.Plugin], take: Callable[..., None], events: Any, lane: str = "DECIDE") -> type[Any]:
-    """Return a class of plugins whose method hears some events, by their classes' names."""
+    """Return a class of plugins whose method receives some events, by their classes' names."""
 
-    def heard(self: Any, run: h.Run, event: h.Event) -> None:
+    def received(self: Any, run: h.Run, event: h.Event) -> None:
         take(self, run, event)
 
     kinds = [getattr(h, name) for name in events]
-    return type(plugin.__name__, (plugin,), {"heard": h.on(*kinds, lane=h.Lane[lane])(heard), "name": plugin.name})
+    return type(
+        plugin.__name__, (plugin,), {"received": h.on(*kinds, lane=h.Lane[lane])(received), "name": plugin.name}
+    )
 
 
 def user_plugins(program: Program) -> list[h.Plugin]:

@@ -31,7 +31,7 @@ class Process:
         fresh: whether it is a fresh interpreter.
 
     Attributes:
-        messages: what it has told so far.
+        messages: what it has reported so far.
         pid: of the process and of its group.
         seconds: how long it lived.
     """
@@ -60,7 +60,7 @@ class Process:
         self.kill()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until it ends, tells `now`, or the time is over; return whether it still runs.
+        """Wait until it ends, reports `now`, or the time is over; return whether it still runs.
 
         Args:
             seconds: since it was started; None waits on.
@@ -86,18 +86,18 @@ class Process:
             os.close(self._end)
         return self._ended
 
-    def told(self, what: str) -> list[Message]:
+    def reported(self, what: str) -> list[Message]:
         """Return the messages of a kind."""
         return [message for message in self.messages if message["what"] == what]
 
     @property
     def place(self) -> str:
-        """Where it was when it told something for the last time."""
+        """Where it was when it reported something for the last time."""
         last = self.messages[-1] if self.messages else {"what": "nothing"}
-        amid = f", {last['name']}" if last["what"] in ("operation", "now") else ""
-        if not self.told("began"):
-            return f"beginning{amid}"
-        return f"saving{amid}" if amid or len(self.told("save")) > len(self.told("saved")) else "training"
+        during = f", {last['name']}" if last["what"] in ("operation", "now") else ""
+        if not self.reported("began"):
+            return f"beginning{during}"
+        return f"saving{during}" if during or len(self.reported("save")) > len(self.reported("saved")) else "training"
 
     def _read(self) -> None:
         while True:

@@ -24,14 +24,14 @@ SCHEDULERS = {
 IN_BATCH = ("BatchStart", "GradientsReady", "StepEnd", "BatchEnd")
 IN_VALIDATION = ("ValidationStart", "ValidationBatchStart", "ValidationBatchEnd", "ValidationEnd")
 AT_BOUNDARY = ("EpochStart", "Log", "SavePoint", "ShouldStop", "EpochEnd", "TrainEnd")
-HEARD = (*IN_BATCH, *IN_VALIDATION, *AT_BOUNDARY)
+RECEIVED = (*IN_BATCH, *IN_VALIDATION, *AT_BOUNDARY)
 OPERATIONS = (
     "create data.tmp", "write data.tmp", "sync data.tmp", "rename data.tmp",
     "create manifest.tmp", "write manifest.tmp", "rename manifest.tmp",
     "sync folder", "unlink data", "unlink manifest",
 )  # fmt: skip
 CHAIN = 3  # attempts that are killed, before the one that is let live
-LATER = 5  # batches: an event that has not come so many behind its time kills nothing; the batch's end does
+LATER = 5  # batches: an event that has not come so many after its time kills nothing; the batch's end does
 REPEATED = 3  # batches that are done again at least, where state is out of everybody's sight
 Way = Literal["SIGKILL", "_exit"]
 Poison = Literal["skip", "roll back"]
@@ -45,8 +45,8 @@ class Kill:
     Attributes:
         at: an event's class, or an operation on files, such as `rename data.tmp`.
         batch: the first one once so many batches of the run are done.
-        repeats: at least so many batches behind the newest save.
-        before: ahead of the event's handlers or the operation, instead of behind.
+        repeats: at least so many batches after the newest save.
+        before: ahead of the event's handlers or the operation, instead of after.
         way: how the process ends.
     """
 
@@ -57,7 +57,7 @@ class Kill:
     way: Way
 
     def __str__(self) -> str:
-        return f"{self.way} {'before' if self.before else 'behind'} {self.at}, from batch {self.batch} on"
+        return f"{self.way} {'before' if self.before else 'after'} {self.at}, from batch {self.batch} on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +204,8 @@ def _interval(random: Random) -> tuple[str, int]:
 
 def _plugins(random: Random, program: Program) -> Program:
     asked = ["save", "save", "log", *(["validation"] if program.validate else [])]
-    heard = [name for name in HEARD if program.validate or name not in IN_VALIDATION]
-    askable = [name for name in heard if name not in ("SavePoint",)]
+    received = [name for name in RECEIVED if program.validate or name not in IN_VALIDATION]
+    askable = [name for name in received if name not in ("SavePoint",)]
     asks = [
         Ask(random.choice(asked), random.choice(askable), every := random.randint(3, 8), random.randint(1, every))  # type: ignore[arg-type]
         for _ in range(random.choice((0, 0, 1, 2)))
@@ -224,7 +224,7 @@ def _plugins(random: Random, program: Program) -> Program:
         ends=rolls_back or random.random() < 0.3,
         keeps=(random.choice((1, 1, 2)), int(best)),
         asks=tuple(asks),
-        draws=tuple(random.sample(heard, random.randint(1, 3))) if random.random() < 0.7 else (),
+        draws=tuple(random.sample(received, random.randint(1, 3))) if random.random() < 0.7 else (),
         lane=random.choice(("TRANSFORM", "MEASURE", "DECIDE", "PERSIST", "REPORT")),
         meddles=random.random() < 0.25,
         rules=_rules(random, program) if random.random() < 0.2 else (),
@@ -239,13 +239,13 @@ def _rules(random: Random, program: Program) -> tuple[str, ...]:
 
 
 def _kills(random: Random, program: Program, *, beyond: bool) -> tuple[Kill, ...]:
-    """Return kills that come one behind the other, spread over the run."""
+    """Return kills that come one after the other, spread over the run."""
     batches = sorted(random.sample(range(1, max(program.batches - 1, CHAIN + 1)), CHAIN))
     return tuple(_kill(random, program, batch, beyond=beyond) for batch in batches)
 
 
 def _kill(random: Random, program: Program, batch: int, *, beyond: bool) -> Kill:
-    events = [name for name in HEARD if program.validate or name not in IN_VALIDATION]
+    events = [name for name in RECEIVED if program.validate or name not in IN_VALIDATION]
     places = ["BatchEnd"] if beyond else random.choice((events, events, ["CheckpointSaved"], list(OPERATIONS)))
     return Kill(
         at=random.choice(places),

@@ -1,7 +1,7 @@
 """Random programs with state that is hidden in them, killed for real: none may say `exact` and come out unequal.
 
 Run as a script: `python tests/torture/programs.py --count 2000 --seed 0 --jobs 2`. Each number is a
-program: `--only 17` runs that one again, and tells what it consists of. A table counts by kind of hidden
+program: `--only 17` runs that one again, and reports what it consists of. A table counts by kind of hidden
 state. Exit status 1, with each such program in words, where one said `exact` and was unequal, where one failed, and
 where one in which nothing is hidden said less than it could.
 """

@@ -56,12 +56,12 @@ def _filled(kind: type, base: Any, *value: object) -> Any:
 
 
 class Watch:
-    """Sees what this thread does to the machine, while it is told to."""
+    """Sees what this thread does to the machine, while it is asked to."""
 
     def __init__(self) -> None:
         self.thread = 0
         self.seen = list[str]()
-        sys.addaudithook(self._hear)  # for the process's life: idle unless watching
+        sys.addaudithook(self._receive)  # for the process's life: idle unless watching
 
     @contextmanager
     def watching(self) -> Iterator[list[str]]:
@@ -72,7 +72,7 @@ class Watch:
         finally:
             self.thread = 0
 
-    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+    def _receive(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self.thread and self.thread == get_ident():
             self.seen.append(event)
 

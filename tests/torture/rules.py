@@ -90,17 +90,17 @@ def outcome(text: str, given_values: dict[str, Any], around: Callable[[Callable[
     def evaluated() -> str:
         with watch().watching() as seen:
             try:
-                told = str(rule.evaluate(given_values))
+                reported = str(rule.evaluate(given_values))
             except (RuleError, MetricUnavailable) as error:
-                told = type(error).__name__
+                reported = type(error).__name__
         assert seen == [], f"{text!r} reached {seen}"
-        return told
+        return reported
 
-    told = around(evaluated)
+    reported = around(evaluated)
     assert TOUCHED == [], f"{text!r} touched {TOUCHED}"
-    if told in ("True", "False") and not rule.draws and not rule.names & {"absent", "trap", "evil"}:
-        assert python_says(text, given_values) in (told, None), f"{text!r} is {told}, and Python disagrees"
-    return told
+    if reported in ("True", "False") and not rule.draws and not rule.names & {"absent", "trap", "evil"}:
+        assert python_says(text, given_values) in (reported, None), f"{text!r} is {reported}, and Python disagrees"
+    return reported
 
 
 def read(text: str) -> Rule | RuleError:
@@ -136,10 +136,10 @@ def in_time(evaluated: Callable[[], str]) -> str:
     took = list[float]()
     while True:
         began = process_time()
-        told = evaluated()
+        reported = evaluated()
         took.append(process_time() - began)
         if took[-1] <= MOST_SECONDS:
-            return told
+            return reported
         assert len(took) < 3, f"took {min(took) * 1e3:.0f} ms, and {MOST_SECONDS * 1e3:g} are allowed"
 
 

@@ -67,7 +67,7 @@ class Story:
         return False
 
     def _check_beginning(self, process: Process) -> None:
-        for began in process.told("began"):
+        for began in process.reported("began"):
             assert not began["passed_over"], f"the resume passed something over: {began['passed_over']}"
             assert began["sequence"] in (self._newest, self._newest + 1), (
                 f"the resume took checkpoint {began['sequence']}, where {self._newest} was the newest whole one"
@@ -76,14 +76,14 @@ class Story:
     def _check_end(self, process: Process, status: int) -> None:
         output = (self._folder / "output.txt").read_text()
         assert status == 0, f"an attempt failed with exit status {status}; all output so far:\n{output}"
-        [ended] = process.told("ended")
+        [ended] = process.reported("ended")
         said = ended["status"], ended["guarantee"].partition(";")[0]  # followed by the repeated steps
         assert said == ("completed", "exact"), f"the last attempt says {ended}"
 
     def _take_stock(self, plan: Plan, process: Process) -> None:
         """See what the kill left behind, and print a line about it."""
         newest = newest_whole(self._folder)
-        durable = max([self._newest, *(saved["sequence"] for saved in process.told("saved"))])
+        durable = max([self._newest, *(saved["sequence"] for saved in process.reported("saved"))])
         assert newest >= durable, f"checkpoint {durable} was durable, and {newest} is the newest after a kill"
         self._stuck = 0 if newest > self._newest else self._stuck + 1
         self._newest = newest

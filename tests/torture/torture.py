@@ -1,7 +1,7 @@
 """Kill the demo's training with SIGKILL again and again, during saves too, and compare its end with an undisturbed one.
 
 Run as a script: `python tests/torture/torture.py --kills 100 --seed 0 --seconds 900`. A story is one training, killed
-and resumed until it ends; stories are told until there were enough kills. The seed decides the plan of each attempt;
+and resumed until it ends; stories are run until there were enough kills. The seed decides the plan of each attempt;
 where a kill falls depends on the machine, too. Exit status 1, with the first difference, where anything differs.
 Skipped where there is no `os.pidfd_open`.
 """

@@ -228,7 +228,7 @@ def look(folder: Path, names: Collection[str] = NAMES) -> Good:
         if each.entry is not None and each.has_data:
             with suppress(ValueError):
                 state = load(each.entry.path)
-                assert training_of(state) == each.entry.training, "a manifest tells of another training than its data"
+                assert training_of(state) == each.entry.training, "a manifest is of another training than its data"
                 key = each.entry.training_id or f"{each.entry.sha256}, without an identity"
                 found.setdefault(key, []).append(each.entry)
     return found
@@ -434,8 +434,10 @@ def main() -> int:
             counts += live(seed, root)
     finally:
         rmtree(root)
-    told = ", ".join(f"{number} {outcome}" for outcome, number in counts.most_common())
-    print(f"{options.count} sequences, {counts.total()} runs ({told}): every training that had a checkpoint has one")
+    reported = ", ".join(f"{number} {outcome}" for outcome, number in counts.most_common())
+    print(
+        f"{options.count} sequences, {counts.total()} runs ({reported}): every training that had a checkpoint has one"
+    )
     return 0
 
 

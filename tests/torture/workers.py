@@ -209,13 +209,13 @@ def _child() -> int:
 
 def table(outcomes: list[Outcome]) -> str:
     """Return a line for each kind of training."""
-    lines = [f"{'started by':<12}{'loader':<24}{'kills':>6}{'amid':>6}{'left over':>10}{'longest':>9}"]
+    lines = [f"{'started by':<12}{'loader':<24}{'kills':>6}{'during':>6}{'left over':>10}{'longest':>9}"]
     for context in sorted(set(CONTEXTS)):
         for loader in LOADERS:
             own = [each for each in outcomes if (each.plan.context, each.plan.loader) == (context, loader)]
-            amid, left = sum(each.processes > 0 for each in own), sum(bool(each.left) for each in own)
+            during, left = sum(each.processes > 0 for each in own), sum(bool(each.left) for each in own)
             longest = max((each.seconds for each in own), default=0.0)
-            lines += [f"{context:<12}{loader:<24}{len(own):>6}{amid:>6}{left:>10}{longest:>8.2f}s"] if own else []
+            lines += [f"{context:<12}{loader:<24}{len(own):>6}{during:>6}{left:>10}{longest:>8.2f}s"] if own else []
     return "\n".join(lines)
 
 
@@ -240,8 +240,8 @@ def main() -> int:
             break
     left = sum(bool(each.left) for each in outcomes)
     print(table(outcomes))
-    amid = f"{len(outcomes)} kills, {options.kills} of them with workers"
-    print(f"{amid}; after {options.limit:g} s, {left} had left some over")
+    summary = f"{len(outcomes)} kills, {options.kills} of them with workers"
+    print(f"{summary}; after {options.limit:g} s, {left} had left some over")
     return 1 if left else 0
 
 

@@ -22,13 +22,13 @@ class ReplayedRequest:
         attempt: in which attempt of the run, from 1.
         request: the request.
         did: whether the recorded run did what was requested, whoever requested it there; None where that is unknown.
-        behind_end: whether the run would have ended, or failed, before.
+        after_end: whether the run would have ended, or failed, before.
     """
 
     attempt: int
     request: Request
     did: bool | None
-    behind_end: bool
+    after_end: bool
 
     def __str__(self) -> str:
         known = f" ({DID[self.did]})" if DID[self.did] else ""
@@ -141,8 +141,8 @@ class Replayed:
 
     def _plugin_lines(self, plugin: str) -> list[str]:
         own = [each for each in self.asked if each.request.by == plugin]
-        before = [each for each in own if not each.behind_end]
-        after = [each for each in own if each.behind_end]
+        before = [each for each in own if not each.after_end]
+        after = [each for each in own if each.after_end]
         lines = [f"{plugin} {_summary(before)}"]
         lines += [f"  {each}" for each in before[:SHOWN]]
         lines += [f"  and {len(before) - SHOWN} more"] * (len(before) > SHOWN)

@@ -60,7 +60,7 @@ class Sharding:
                 shard(module)
                 for plain in former:  # at once, so that never the whole model is on the device
                     plain.grad, plain.data = None, plain.data.new_empty(0)
-        # Behind `fully_shard`, each slot holds a shard; the same former parameter may have had several slots.
+        # After `fully_shard`, each slot holds a shard; the same former parameter may have had several slots.
         self.shards: dict[Tensor, Tensor] = {plain: getattr(module, name) for module, name, plain in self._slots}
         self._added = {each: vars(each).keys() - names for each, names in self._plain.items()}
         for root in self.roots:

@@ -43,29 +43,29 @@ def on_waiting(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return arrange
 
 
-def test_a_job_runs_in_a_thread_and_is_told_of_in_this_one() -> None:
-    worker, told = BackgroundWorker(), []
-    worker.submit(threading.get_ident, lambda ident: told.append((ident, threading.get_ident())))
+def test_a_job_runs_in_a_thread_and_is_reported_in_this_one() -> None:
+    worker, reported = BackgroundWorker(), []
+    worker.submit(threading.get_ident, lambda ident: reported.append((ident, threading.get_ident())))
     worker.drain()
 
-    ((worked, heard),) = told
-    assert worked != heard == threading.get_ident()
+    ((worked, received),) = reported
+    assert worked != received == threading.get_ident()
     assert worker.is_idle
 
 
-def test_poll_tells_of_a_done_job_only() -> None:
-    worker, gate, told = BackgroundWorker(), threading.Event(), list[str]()
+def test_poll_reports_a_done_job_only() -> None:
+    worker, gate, reported = BackgroundWorker(), threading.Event(), list[str]()
     worker.poll()
-    worker.submit(lambda: f"opened: {gate.wait()}", told.append)
+    worker.submit(lambda: f"opened: {gate.wait()}", reported.append)
     worker.poll()
-    assert (told, worker.is_idle) == ([], False)
+    assert (reported, worker.is_idle) == ([], False)
 
     gate.set()
     while not worker.is_idle:
         worker.poll()
-    assert told == ["opened: True"]
+    assert reported == ["opened: True"]
     worker.poll()
-    assert told == ["opened: True"]
+    assert reported == ["opened: True"]
 
 
 def test_a_second_job_waits_for_the_first_and_says_how_long(on_waiting: Callable[..., None]) -> None:
@@ -75,12 +75,12 @@ def test_a_second_job_waits_for_the_first_and_says_how_long(on_waiting: Callable
         gate.wait()
         order.append("first done")
 
-    worker.submit(first, lambda result: order.append("first told"))
+    worker.submit(first, lambda result: order.append("first reported"))
     on_waiting(gate.set, seconds=2.5)
     worker.submit(lambda: order.append("second done"))
     worker.drain()
 
-    assert order == ["first done", "first told", "second done"]
+    assert order == ["first done", "first reported", "second done"]
     assert worker.waited == 2.5
 
 
@@ -132,7 +132,7 @@ def test_an_error_in_telling_leaves_no_job_behind() -> None:
 
 def test_ctrl_c_gets_through_and_leaves_the_job_alone(on_waiting: Callable[..., None]) -> None:
     worker, gate, waiting = BackgroundWorker(), threading.Event(), threading.Event()
-    told: list[str] = []
+    reported: list[str] = []
 
     def work() -> str:
         waiting.wait()
@@ -140,13 +140,13 @@ def test_ctrl_c_gets_through_and_leaves_the_job_alone(on_waiting: Callable[..., 
         gate.wait()
         return "done"
 
-    worker.submit(work, told.append)
+    worker.submit(work, reported.append)
     on_waiting(waiting.set)
     with pytest.raises(KeyboardInterrupt):
         worker.drain()
-    assert (told, worker.is_idle) == ([], False)
+    assert (reported, worker.is_idle) == ([], False)
 
     gate.set()
     on_waiting(lambda: None)
     worker.drain()
-    assert told == ["done"]
+    assert reported == ["done"]

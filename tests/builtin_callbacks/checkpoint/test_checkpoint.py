@@ -276,7 +276,7 @@ def test_keep_best_holds_the_best_weights(
         assert torch.equal(state["modules"]["model"]["weight"], held[name])
 
 
-def test_checkpoint_saved_tells_the_best(scripted: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+def test_checkpoint_saved_reports_the_best(scripted: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
     plugins = [
         ValidationSchedule(Every(epochs=1)),
         SaveSchedule(Every(epochs=1)),
@@ -322,7 +322,7 @@ def test_two_saves_at_one_place_are_one_file(fit: Make, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_retention_goes_on_after_a_resume(fit_scripted: Make, tmp_path: Path, background: bool) -> None:
+def test_retention_continues_after_a_resume(fit_scripted: Make, tmp_path: Path, background: bool) -> None:
     def checkpoint(**options: Any) -> Checkpoint:
         options |= {"keep_best": 1, "monitor": "validation/loss", "background": background}
         return Checkpoint(tmp_path, resume="auto", **options)
@@ -367,7 +367,7 @@ class TwoMetrics(Task):
         return {"loss": loss, "accuracy": accuracy}
 
 
-def test_a_changed_monitor_judges_anew(batches: Make, sgd: Any, tmp_path: Path) -> None:
+def test_a_changed_monitor_judges_again(batches: Make, sgd: Any, tmp_path: Path) -> None:
     def fit(monitor: str, mode: Any, pairs: list[tuple[float, float]], epochs: int) -> RunResult:
         checkpoint = Checkpoint(tmp_path, keep_best=1, monitor=monitor, mode=mode, resume="auto")
         plugins = [ValidationSchedule(Every(epochs=1)), SaveSchedule(Every(epochs=1)), checkpoint]
@@ -525,7 +525,7 @@ class Remembering(Plugin):
 
     @on(EpochEnd)
     def nothing(self, run: Run, event: EpochEnd) -> None:
-        """A plugin hears something."""
+        """A plugin receives something."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"deep": [1, {"value": self.value}]}
@@ -621,7 +621,7 @@ def test_auto_says_that_none_of_this_run_s_can_be_used(
     assert ("heliograph", logging.WARNING, said) in caplog.record_tuples
 
 
-def test_auto_goes_on_from_the_newest_valid_and_says_what_it_passed_over(fit: Make, tmp_path: Path) -> None:
+def test_auto_continues_from_the_newest_valid_and_says_what_it_passed_over(fit: Make, tmp_path: Path) -> None:
     fit(Checkpoint(tmp_path, keep_last=None), epochs=3)
     truncate(tmp_path / "run_epoch_3_iter_9.pth")
     (tmp_path / "empty.pth").touch()
@@ -733,7 +733,7 @@ def test_another_task_is_an_error(fit: Make, tmp_path: Path) -> None:
         fit(Checkpoint(tmp_path, resume="auto"), task=other)
 
 
-def test_loaded_is_told_once_with_its_path(fit: Make, tmp_path: Path) -> None:
+def test_loaded_is_reported_once_with_its_path(fit: Make, tmp_path: Path) -> None:
     seen: list[tuple[Path | None, int]] = []
 
     class Watch(Plugin):
@@ -907,7 +907,7 @@ def test_a_run_resumed_again_and_again_is_bit_equal(tmp_path: Path, background: 
 
 
 def test_a_save_at_the_start_of_a_resumed_run_keeps_the_state_true(tmp_path: Path) -> None:
-    """The second crash comes before any later save: the third run goes on from what the second wrote at its start."""
+    """The second crash comes before any later save: the third run continues from what the second wrote at its start."""
     assert_resumes(lambda name: Whole(tmp_path / name, n=1, every=Every(steps=3), at_start=True), [4, 5])
 
 

@@ -123,7 +123,7 @@ def finish_reserving(trainer: Trainer, checkpoint: Checkpoint) -> None:
 
 
 def at(bus: Bus, event: type[Event], act: Callable[[Run], object], *, batches: int | None = None) -> None:
-    """Do something at an event, before any plugin hears of it."""
+    """Do something at an event, before any plugin learns of it."""
 
     def handle(run: Run, event: Event) -> None:
         if batches in (None, run.progress.batches):
@@ -220,11 +220,11 @@ def test_tied_weights_are_saved_once_and_stay_tied(make: Make, tmp_path: Path) -
     for background_ in (False, True):
         _, fit = make(Checkpoint(tmp_path / str(background_), background=background_), every=Every(epochs=1))
         fit(task=Supervised(Tied(), nn.functional.mse_loss))
-    plain, behind = (storage.load(tmp_path / str(each) / "run_epoch_1_iter_8.pth") for each in (False, True))
+    plain, after = (storage.load(tmp_path / str(each) / "run_epoch_1_iter_8.pth") for each in (False, True))
 
-    weights = behind["modules"]["model"]
+    weights = after["modules"]["model"]
     assert weights["into.weight"].untyped_storage().data_ptr() == weights["out.weight"].untyped_storage().data_ptr()
-    assert places_of(plain["modules"]).keys() == places_of(behind["modules"]).keys()
+    assert places_of(plain["modules"]).keys() == places_of(after["modules"]).keys()
 
 
 def test_what_is_written_is_what_the_loop_would_have_written(make: Make, task: Make, tmp_path: Path) -> None:
@@ -233,8 +233,8 @@ def test_what_is_written_is_what_the_loop_would_have_written(make: Make, task: M
         _, fit = make(Checkpoint(tmp_path / str(background_), keep_last=None, background=background_))
         fit(task=task(dropout=0.5))
 
-    plain, behind = ([each.read_bytes() for each in sorted((tmp_path / str(b)).glob("*.pth"))] for b in (False, True))
-    assert [len(each) for each in plain] == [len(each) for each in behind]
+    plain, after = ([each.read_bytes() for each in sorted((tmp_path / str(b)).glob("*.pth"))] for b in (False, True))
+    assert [len(each) for each in plain] == [len(each) for each in after]
     for name in names(tmp_path / "True"):
         one, other = (storage.load(tmp_path / str(each) / name) for each in (False, True))
         assert torch.equal(one["modules"]["model"]["1.weight"], other["modules"]["model"]["1.weight"])
@@ -263,16 +263,16 @@ def test_buffers_are_reserved_at_the_start_and_used_by_every_save(make: Make, di
     assert all(each == first for each in others)
 
 
-# When it is told.
+# When it is reported.
 
 
-def test_nothing_is_told_before_it_is_durable(make: Make, disk: Disk, tmp_path: Path) -> None:
-    checkpoint, told = Checkpoint(tmp_path, background=True), list[tuple[int, str, bool]]()
+def test_nothing_is_reported_before_it_is_durable(make: Make, disk: Disk, tmp_path: Path) -> None:
+    checkpoint, reported = Checkpoint(tmp_path, background=True), list[tuple[int, str, bool]]()
     trainer, fit = make(checkpoint, every=Every(steps=3))
     last: list[Path | None] = []
 
     def tell(run: Run, event: CheckpointSaved) -> None:
-        told.append((run.progress.batches, event.path.name, event.path.exists()))
+        reported.append((run.progress.batches, event.path.name, event.path.exists()))
 
     def open_gate(run: Run) -> None:
         disk.gate.set()
@@ -286,13 +286,13 @@ def test_nothing_is_told_before_it_is_durable(make: Make, disk: Disk, tmp_path: 
     result = fit()
 
     first, second = tmp_path / "run_epoch_0_iter_3.pth", tmp_path / "run_epoch_0_iter_6.pth"
-    assert told == [(5, first.name, True), (7, second.name, True)]
+    assert reported == [(5, first.name, True), (7, second.name, True)]
     assert last == [None, None, None, None, first, first, second, second]
     assert result.last_checkpoint == second
     assert names(tmp_path) == [second.name]
 
 
-def test_the_former_one_stays_until_the_new_one_is_told_of(make: Make, disk: Disk, tmp_path: Path) -> None:
+def test_the_former_one_stays_until_the_new_one_is_reported(make: Make, disk: Disk, tmp_path: Path) -> None:
     checkpoint, seen = Checkpoint(tmp_path, background=True), list[list[str]]()
     trainer, fit = make(checkpoint, every=Every(steps=4))
 
@@ -330,7 +330,7 @@ class Shut(Plugin):
 
     @on(TrainEnd)
     def nothing(self, run: Run, event: TrainEnd) -> None:
-        """A plugin hears something."""
+        """A plugin receives something."""
 
     def state_dict(self) -> dict[str, Any]:
         self.disk.gate.clear()
@@ -340,7 +340,7 @@ class Shut(Plugin):
         """There is none."""
 
 
-def test_at_most_one_is_in_flight_and_the_waiting_is_told(
+def test_at_most_one_is_in_flight_and_the_waiting_is_reported(
     make: Make, disk: Disk, on_waiting: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     checkpoint = Checkpoint(tmp_path, background=True, keep_last=None)
@@ -458,7 +458,7 @@ def test_what_is_in_flight_is_finished_when_the_run_fails(
     make: Make, disk: Disk, tmp_path: Path, error: type[BaseException]
 ) -> None:
     trainer, fit = make(Checkpoint(tmp_path, background=True), every=Every(steps=3))
-    told: list[str] = []
+    reported: list[str] = []
 
     def fail(run: Run) -> None:
         raise error
@@ -466,11 +466,11 @@ def test_what_is_in_flight_is_finished_when_the_run_fails(
     disk.gate.clear()
     at(trainer.bus, BatchEnd, fail, batches=4)
     at(trainer.bus, RunFailed, lambda run: disk.gate.set())
-    trainer.bus.on(CheckpointSaved, lambda run, event: told.append(event.path.name))
+    trainer.bus.on(CheckpointSaved, lambda run, event: reported.append(event.path.name))
     with pytest.raises(error):
         fit()
 
-    assert told == ["run_epoch_0_iter_3.pth"]
+    assert reported == ["run_epoch_0_iter_3.pth"]
     assert names(tmp_path) == ["run_epoch_0_iter_3.pth"]
     assert storage.load(tmp_path / "run_epoch_0_iter_3.pth")["progress"]["steps"] == 3
 

@@ -283,7 +283,7 @@ def test_auto_refuses_the_name_that_only_the_files_of_another_have(fit: Make, tm
 
 
 def before_id(before: dict[str, bytes], path: Path | None) -> str:
-    """Return the training that a manifest told of."""
+    """Return the training that a manifest reported."""
     assert path is not None
     return str(json.loads(before[f"{path.stem}.json"])["training_id"])
 

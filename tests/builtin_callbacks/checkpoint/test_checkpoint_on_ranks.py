@@ -1,4 +1,4 @@
-"""Checkpoint on several ranks: written once and believed by all, each goes on from its own, another number of them."""
+"""Checkpoint on several ranks: written once, believed by all, each continues from its own, another number of them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ SAMPLES = 40
 
 
 class Recorder(Plugin):
-    """Notes what a rank trains on, what it draws, and what it hears of checkpoints."""
+    """Notes what a rank trains on, what it draws, and what it learns of checkpoints."""
 
     affects_training = False
 
@@ -227,8 +227,8 @@ def train_with_unsaved(folder: Path, failing: tuple[int, ...]) -> tuple[str, lis
 def test_an_observers_state_that_some_rank_cannot_save_is_left_out_there(
     failing: tuple[int, ...], ranks: Pool, tmp_path: Path
 ) -> None:
-    told = ranks(2).run(train_with_unsaved, tmp_path, failing)
-    for rank, (status, notes, later, value) in enumerate(told):
+    reported = ranks(2).run(train_with_unsaved, tmp_path, failing)
+    for rank, (status, notes, later, value) in enumerate(reported):
         left_out = f"plugin 'unsaved': its state is not saved; state_dict: SystemExit: {rank}"
         fresh = "plugins that start fresh, the checkpoint has no state of them: unsaved"
         assert status == "completed"
@@ -267,7 +267,7 @@ def go_back_at_once(folder: Path) -> dict[str, Any]:
     return {"steps": result.progress.steps, "last": result.last_checkpoint, "saved": recorder.saved}
 
 
-def test_a_return_before_the_first_step_is_heard_of_together(ranks: Pool, tmp_path: Path) -> None:
+def test_a_return_before_the_first_step_is_learned_of_together(ranks: Pool, tmp_path: Path) -> None:
     main, other = ranks(2).run(go_back_at_once, tmp_path)
     assert main == other
     assert (main["steps"], main["last"]) == (10, tmp_path / "run_epoch_1_iter_10.pth")
@@ -311,8 +311,8 @@ def test_two_one_two_ranks_keep_the_order_of_samples(ranks: Pool, tmp_path: Path
     assert (third[0]["steps"], third[0]["seen"]) == (12, whole[0]["seen"])
     for name, weight in third[0]["weights"].items():
         assert torch.equal(weight, third[1]["weights"][name])
-    told = "2 processes wrote the checkpoint, 1 resumed it: gradients are summed in another order"
-    assert told in second[0]["reasons"]
+    reported = "2 processes wrote the checkpoint, 1 resumed it: gradients are summed in another order"
+    assert reported in second[0]["reasons"]
     assert "the random generators of rank 1 are gone with them" in second[0]["reasons"]
     assert "rank 1 had no state of their own: random generators start fresh there" in third[1]["reasons"]
     main = first[0]["draws"] + second[0]["draws"] + third[0]["draws"]
@@ -389,7 +389,7 @@ def test_so_it_is_on_as_many_ranks(ranks: Pool, tmp_path: Path) -> None:
 
 
 def counted_otherwise(folder: Path, alone: bool) -> Any:
-    """Save where a metric is measured; go on with half as many batches, and save where as many were counted then."""
+    """Save where a metric is measured; continue with half as many batches, and save where as many were counted then."""
     options: dict[str, Any] = {"keep_last": None, "keep_best": 1, "monitor": "validation/loss"}
     schedule = ValidationSchedule(Every(epochs=1 if alone else 9))
     checkpoint = Checkpoint(folder, resume=None if alone else "auto", **options)
@@ -447,7 +447,7 @@ def test_a_save_that_fails_on_the_main_rank_fails_on_all(ranks: Pool, tmp_path: 
 
 
 def lose_a_peer(folder: Path) -> tuple[str, list[str], list[str]]:
-    """Rank 1 fails while the main rank is still writing, which goes on only when the main rank knows of it."""
+    """Rank 1 fails while the main rank is still writing, which continues only when the main rank knows of it."""
     gate, task, saved, notes = threading.Event(), make_task(), list[str](), list[str]()
     real = storage.Store.save
 
@@ -498,7 +498,7 @@ def hear_of_removals(folder: Path, background: bool) -> list[tuple[int, str, str
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_removals_are_told_on_every_rank_at_the_same_step(ranks: Pool, tmp_path: Path, background: bool) -> None:
+def test_removals_are_reported_on_every_rank_at_the_same_step(ranks: Pool, tmp_path: Path, background: bool) -> None:
     main, other = ranks(2).run(hear_of_removals, tmp_path, background)
     assert main == other
     assert [each[1:] for each in main] == [(f"run_epoch_0_iter_{step}.pth", "keep_last=1") for step in (2, 4)]
@@ -507,7 +507,7 @@ def test_removals_are_told_on_every_rank_at_the_same_step(ranks: Pool, tmp_path:
 
 
 def lose_a_peer_during_a_removal(folder: Path) -> tuple[str, list[str], tuple[str, ...]]:
-    """Rank 1 fails while the main rank removes the first checkpoint, which goes on only when it knows of that."""
+    """Rank 1 fails while the main rank removes the first checkpoint, which continues only when it knows of that."""
     gate, task, saved = threading.Event(), make_task(), list[str]()
     pruned, notes = list[str](), list[str]()
     real = storage.Store.remove
@@ -561,7 +561,7 @@ def read_only_on_main(folder: Path, hidden: bool) -> dict[str, Any]:
     return {"error": error, "weights": results[0][1] if results else None}
 
 
-def test_all_ranks_go_on_alike(ranks: Pool, tmp_path: Path) -> None:
+def test_all_ranks_continue_alike(ranks: Pool, tmp_path: Path) -> None:
     """A missing file, a folder that is taken, a rank that cannot read: one answer for all."""
     missing = ranks(2).run(try_to_resume, tmp_path, tmp_path / "nothing.pth")
     assert missing[0] == missing[1]

@@ -42,7 +42,7 @@ def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "reported"),
     [
         ("plain", [[13, 3, None]]),
         ("chain", [[13, 3, None], [19, 4, None]]),
@@ -54,17 +54,17 @@ def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         ("second_loss_differs", [[12, 1, "differs first at step 12: the loss of another optimizer than the first"]]),
     ],
 )
-def test_every_step_that_a_kill_undid_is_compared(killed: Path, name: str, told: list[Any]) -> None:
+def test_every_step_that_a_kill_undid_is_compared(killed: Path, name: str, reported: list[Any]) -> None:
     result = json.loads((killed / name / "result").read_text())
-    assert [json.loads(line) for line in (killed / name / "told").read_text().splitlines()] == told
-    _, steps, difference = told[-1]
+    assert [json.loads(line) for line in (killed / name / "reported").read_text().splitlines()] == reported
+    _, steps, difference = reported[-1]
     assert (result["steps"], result["difference"]) == (steps, difference)
     assert result["guarantee"] == ("exact" if difference is None else "not exact")
     assert f"verified: {steps} repeated step{'s' * (steps > 1)} equal, bit for bit" in result["text"]
     assert f"verified: {steps} repeated step{'s' * (steps > 1)} equal, bit for bit" in result["story"]
 
 
-def test_a_difference_is_told_with_its_likely_cause(killed: Path) -> None:
+def test_a_difference_is_reported_with_its_likely_cause(killed: Path) -> None:
     result = json.loads((killed / "counts" / "result").read_text())
     said = "what was done again differs first at step 13: loss 3.021 instead of 2.014"
     assert result["reasons"] == [said]
@@ -131,7 +131,7 @@ def test_what_was_found_equal_is_compared_with_again(tmp_path: Path) -> None:
     assert str(result.resume) == "exact; verified: 3 repeated steps equal, bit for bit"
 
 
-def test_behind_a_difference_the_new_way_counts(tmp_path: Path) -> None:
+def test_after_a_difference_the_new_way_counts(tmp_path: Path) -> None:
     fit(tmp_path, 9)
     for steps in (9, 12):  # killed before a checkpoint says so, it is found again
         assert report(fit(tmp_path, steps, at=2)) == (1, "differs first at step 7: loss 3.014 instead of 2.01")
@@ -160,7 +160,7 @@ def test_a_difference_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture
     ]
 
 
-def test_who_hears_of_an_epoch_twice_is_suspected(tmp_path: Path) -> None:
+def test_who_learns_of_an_epoch_twice_is_suspected(tmp_path: Path) -> None:
     class Restless(h.Plugin):
         @h.on(h.EpochStart)
         def change(self, run: h.Run, event: h.EpochStart) -> None:
@@ -253,7 +253,7 @@ class Turns(h.Plugin):
         if self.path is None and event.path is not None:
             self.path, self.state = event.path, torch.load(event.path, weights_only=True)
         elif event.path is not None:
-            calls()["at"] = calls()["calls"] + 1  # the path behind the return is another one
+            calls()["at"] = calls()["calls"] + 1  # the path after the return is another one
 
     @h.on(h.BatchEnd)
     def turn(self, run: h.Run, event: h.BatchEnd) -> None:
@@ -269,8 +269,8 @@ def test_a_path_that_was_given_up_is_not_compared(tmp_path: Path) -> None:
     assert "other" not in str(result)
 
 
-def test_behind_a_return_a_new_path_is_compared(tmp_path: Path) -> None:
-    fit(tmp_path, 14, Turns(7))  # saved at 5, back to 5, saved at 10 behind the return
+def test_after_a_return_a_new_path_is_compared(tmp_path: Path) -> None:
+    fit(tmp_path, 14, Turns(7))  # saved at 5, back to 5, saved at 10 after the return
     assert report(fit(tmp_path, 14)) == (4, None)
 
 
@@ -390,10 +390,10 @@ def test_losses_that_come_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert report(fit(tmp_path, 9, at=3)) == (2, "differs first at step 8: loss 1.901 instead of 1.267")
 
 
-# Where it is told.
+# Where it is reported.
 
 
-def test_the_progress_bar_tells(tmp_path: Path) -> None:
+def test_the_progress_bar_reports(tmp_path: Path) -> None:
     fit(tmp_path, 9)
     file = io.StringIO()
     fit(tmp_path, 9, h.ProgressBar(plain=True, file=file))
@@ -409,13 +409,13 @@ def test_the_progress_bar_tells(tmp_path: Path) -> None:
     assert "run  NOT exact: what was done again differs first at step 7: loss 3.014 instead of 2.01" in lines
 
 
-def test_the_progress_bar_tells_of_a_return(tmp_path: Path) -> None:
+def test_the_progress_bar_reports_a_return(tmp_path: Path) -> None:
     file = io.StringIO()
     fit(tmp_path, 8, Turns(7), h.ProgressBar(plain=True, file=file))
     assert [line for line in file.getvalue().splitlines() if "step 5" in line] == ["run  went back to step 5"]
 
 
-def test_a_recording_tells_and_replays(tmp_path: Path) -> None:
+def test_a_recording_reports_and_replays(tmp_path: Path) -> None:
     fit(tmp_path, 9, h.Recorder(tmp_path))
     result = fit(tmp_path, 12, h.Recorder(tmp_path), at=2)
     assert result.recording is not None
@@ -431,17 +431,17 @@ def test_a_recording_tells_and_replays(tmp_path: Path) -> None:
         {"steps": 1, "difference": "differs first at step 7: loss 3.014 instead of 2.01"}
     ]
 
-    class Hears(h.Plugin):
+    class Receives(h.Plugin):
         def __init__(self) -> None:
-            self.heard: list[Any] = []
+            self.received: list[Any] = []
 
         @h.on(h.ResumeVerified)
-        def hear(self, run: h.Run, event: h.ResumeVerified) -> None:
-            self.heard.append((run.progress.steps, event))
+        def receive(self, run: h.Run, event: h.ResumeVerified) -> None:
+            self.received.append((run.progress.steps, event))
 
-    hears = Hears()
-    h.replay(result.recording, [hears])
-    assert hears.heard == [
+    receives = Receives()
+    h.replay(result.recording, [receives])
+    assert receives.received == [
         (7, h.ResumeVerified(1, "differs first at step 7: loss 3.014 instead of 2.01")),
     ]
 
@@ -450,21 +450,21 @@ def test_a_recording_tells_and_replays(tmp_path: Path) -> None:
 
 
 def fit_on_ranks(folder: Path, differs_on: int | None = None, **options: Any) -> list[Any]:
-    """Train twice, as two processes; return what each resume says, and what was told."""
+    """Train twice, as two processes; return what each resume says, and what was reported."""
     found = []
     for steps, at in ((8, 0), (12, 2)):
         torch.manual_seed(0)
         engine = h.DDPEngine(device="cpu")
-        told: list[Any] = []
+        reported: list[Any] = []
         trainer = h.Trainer(
             [h.RNGCapture(), h.SaveSchedule(h.Every(steps=5)), h.Checkpoint(folder, resume="auto", **options)],
             engine=engine,
         )
-        trainer.bus.on(h.ResumeVerified, lambda run, event, told=told: told.append((run.progress.steps, event)))
+        trainer.bus.on(h.ResumeVerified, lambda run, event, to=reported: to.append((run.progress.steps, event)))
         task = Counting(nn.Linear(4, 2), at if engine.rank == differs_on else 0)
         batches = random_batches(20, 3)
         result = trainer.fit(task, batches, optimizer=sgd(0.01), steps=steps)
-        found.append((report(result), result.resume, told, result.notes, result.status, result.progress.steps))
+        found.append((report(result), result.resume, reported, result.notes, result.status, result.progress.steps))
     return found
 
 
@@ -477,15 +477,15 @@ def test_each_rank_compares_its_own(ranks: Pool, tmp_path: Path) -> None:
         assert (tmp_path / (".run.steps.1" if rank else ".run.steps")).exists()
 
 
-def test_a_difference_on_one_rank_is_told_on_all(ranks: Pool, tmp_path: Path) -> None:
+def test_a_difference_on_one_rank_is_reported_on_all(ranks: Pool, tmp_path: Path) -> None:
     for _, second in ranks(2).run(fit_on_ranks, tmp_path, 1):
-        (steps, difference), resume, told, *_ = second
+        (steps, difference), resume, reported, *_ = second
         assert steps == 1
         assert difference is not None
         assert difference.startswith("differs first at step 7: loss ")
         assert difference.endswith(" (rank 1)")
         assert resume.guarantee == "not exact"
-        assert told == [(10, h.ResumeVerified(1, difference))]
+        assert reported == [(10, h.ResumeVerified(1, difference))]
 
 
 def test_a_stop_for_a_difference_on_one_rank_is_agreed_upon(ranks: Pool, tmp_path: Path) -> None:

@@ -166,7 +166,7 @@ def test_another_run_may_write_to_the_same_folder(fit: Make, tmp_path: Path) -> 
     assert checkpoint_names(tmp_path) == ["other_epoch_1_iter_1.pth", "run_epoch_1_iter_1.pth"]
 
 
-def test_switched_off_it_lets_go_of_the_folder_and_on_again_it_goes_on(fit: Make, tmp_path: Path) -> None:
+def test_switched_off_it_lets_go_of_the_folder_and_on_again_it_continues(fit: Make, tmp_path: Path) -> None:
     checkpoint, locked = Checkpoint(tmp_path, keep_last=2), list[bool]()
 
     class Switch(Plugin):
@@ -186,43 +186,43 @@ def test_switched_off_it_lets_go_of_the_folder_and_on_again_it_goes_on(fit: Make
     assert not (tmp_path / ".run.lock").exists()
 
 
-# What was removed is told.
+# What was removed is reported.
 
 
 class Removals(Plugin):
-    """Notes what it hears of checkpoints, and when the run closes."""
+    """Notes what it learns of checkpoints, and when the run closes."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, ...]] = []
+        self.reported: list[tuple[str, ...]] = []
         self.threads: set[str] = set()
 
     @on(CheckpointSaved, CheckpointPruned, lane=Lane.REPORT)
     def note(self, run: Run, event: CheckpointSaved | CheckpointPruned) -> None:
         reason = (event.reason,) if isinstance(event, CheckpointPruned) else ()
-        self.told.append((event.name.removeprefix("checkpoint_"), event.path.stem.split("_")[2], *reason))
+        self.reported.append((event.name.removeprefix("checkpoint_"), event.path.stem.split("_")[2], *reason))
         self.threads.add(threading.current_thread().name)
         assert event.path.exists() == isinstance(event, CheckpointSaved)
 
     @on(RunClosed, lane=Lane.REPORT)
     def close_up(self, run: Run, event: RunClosed) -> None:
-        self.told.append((event.name,))
+        self.reported.append((event.name,))
 
     def of(self, kind: type[Event]) -> list[tuple[str, ...]]:
-        return [each for each in self.told if each[0] == kind.name.removeprefix("checkpoint_")]
+        return [each for each in self.reported if each[0] == kind.name.removeprefix("checkpoint_")]
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_each_removal_is_told_once_with_its_reason_before_the_run_is_closed(
+def test_each_removal_is_reported_once_with_its_reason_before_the_run_is_closed(
     fit: Make, tmp_path: Path, background: bool
 ) -> None:
     removals, plain = Removals(), "keep_last=1"
     fit(Checkpoint(tmp_path, background=background), [1.0] * 3, removals)
 
     assert removals.of(CheckpointPruned) == [("pruned", "1", plain), ("pruned", "2", plain)]
-    assert removals.told[-1] == ("run_closed",)
+    assert removals.reported[-1] == ("run_closed",)
     assert removals.threads == {threading.main_thread().name}
     if not background:
-        assert [each[:2] for each in removals.told[:-1]] == [
+        assert [each[:2] for each in removals.reported[:-1]] == [
             ("saved", "1"),
             ("saved", "2"),
             ("pruned", "1"),
@@ -238,7 +238,7 @@ def test_the_reason_names_the_best_that_are_kept_too(fit: Make, tmp_path: Path) 
     assert removals.of(CheckpointPruned) == [("pruned", "1", words), ("pruned", "3", words)]
 
 
-def test_what_is_kept_or_pinned_is_not_told_of(fit: Make, tmp_path: Path) -> None:
+def test_what_is_kept_or_pinned_is_not_reported(fit: Make, tmp_path: Path) -> None:
     removals, checkpoint = Removals(), Checkpoint(tmp_path)
     fit(Checkpoint(tmp_path / "all", keep_last=None), [1.0] * 3, removals)
     fit(checkpoint, [1.0] * 2, Pin(checkpoint, 1), removals)
@@ -247,27 +247,27 @@ def test_what_is_kept_or_pinned_is_not_told_of(fit: Make, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_what_a_resumed_run_tidies_is_told(fit: Make, tmp_path: Path, background: bool) -> None:
+def test_what_a_resumed_run_tidies_is_reported(fit: Make, tmp_path: Path, background: bool) -> None:
     """A kill may have come between the last save and its tidying: a smaller `keep_last` leaves as much to do."""
     removals = Removals()
     fit(Checkpoint(tmp_path, keep_last=None), [1.0] * 3)
     fit(Checkpoint(tmp_path, resume="auto", background=background), [], removals, epochs=3)
 
-    assert removals.told == [("pruned", "1", "keep_last=1"), ("pruned", "2", "keep_last=1"), ("run_closed",)]
+    assert removals.reported == [("pruned", "1", "keep_last=1"), ("pruned", "2", "keep_last=1"), ("run_closed",)]
     assert checkpoint_names(tmp_path) == ["run_epoch_3_iter_3.pth"]
 
 
-def test_a_run_that_fails_tells_what_was_removed_behind_it(fit: Make, tmp_path: Path) -> None:
+def test_a_run_that_fails_reports_what_was_removed_after_it(fit: Make, tmp_path: Path) -> None:
     class Fail(Plugin):
         @on(BatchEnd, when=Every(batches=3))
         def fail(self, run: Run, event: BatchEnd) -> None:
-            raise RuntimeError("amid the third")
+            raise RuntimeError("during the third")
 
     removals = Removals()
-    with pytest.raises(RuntimeError, match="amid the third"):
+    with pytest.raises(RuntimeError, match="during the third"):
         fit(Checkpoint(tmp_path, background=True), [1.0] * 3, Fail(), removals)
 
-    assert removals.told[-2:] == [("pruned", "1", "keep_last=1"), ("run_closed",)]
+    assert removals.reported[-2:] == [("pruned", "1", "keep_last=1"), ("run_closed",)]
 
 
 # Pinning.
@@ -504,7 +504,7 @@ def test_arguments_are_checked(tmp_path: Path, options: dict[str, Any], words: s
         Checkpoint(tmp_path, **options)
 
 
-def test_others_hear_the_closing_before_the_best_comes_back(fit: Make, scripted: Make, tmp_path: Path) -> None:
+def test_others_receive_the_closing_before_the_best_comes_back(fit: Make, scripted: Make, tmp_path: Path) -> None:
     task, seen = scripted([1.0, 2.0]), list[Tensor]()
 
     class Closing(Plugin):

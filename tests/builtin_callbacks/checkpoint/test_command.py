@@ -77,7 +77,7 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_inspect_tells_what_a_checkpoint_holds(command: Said, write: Make) -> None:
+def test_inspect_reports_what_a_checkpoint_holds(command: Said, write: Make) -> None:
     path = write(12, 0.25, judged=True)
     path.with_suffix(".pinned").touch()
     path.with_name("run.best").write_text("run_12.pth\n")
@@ -85,21 +85,21 @@ def test_inspect_tells_what_a_checkpoint_holds(command: Said, write: Make) -> No
     lines = command.out.splitlines()
     assert lines[0] == str(path)
     facts = [re.split(r"\s{2,}", line.strip(), maxsplit=1) for line in lines[1:]]
-    told = dict(fact for fact in facts if len(fact) == 2)
-    assert told["layout"] == f"schema {SCHEMA}"
-    assert told["run"] == "run"
-    assert told["position"] == "epoch 1, batch 2, step 12"
-    assert told["so far"] == "48 samples, 1 validations, 1.5 s"
-    assert told["marks"] == "best, pinned"
-    assert told["versions"] == "heliograph 0"
-    assert told["judged by"] == "validation/loss (min) 0.25"
-    assert told["modules"] == "model: 50 values in 1 tensors"
-    assert told["optimizers"] == "optimizer: SGD, 2 groups"
-    assert told["plugins"] == "bar: no state"
+    reported = dict(fact for fact in facts if len(fact) == 2)
+    assert reported["layout"] == f"schema {SCHEMA}"
+    assert reported["run"] == "run"
+    assert reported["position"] == "epoch 1, batch 2, step 12"
+    assert reported["so far"] == "48 samples, 1 validations, 1.5 s"
+    assert reported["marks"] == "best, pinned"
+    assert reported["versions"] == "heliograph 0"
+    assert reported["judged by"] == "validation/loss (min) 0.25"
+    assert reported["modules"] == "model: 50 values in 1 tensors"
+    assert reported["optimizers"] == "optimizer: SGD, 2 groups"
+    assert reported["plugins"] == "bar: no state"
     assert lines[-1].strip() == "early_stopping: best, count"
 
 
-def test_inspect_tells_of_checkpoints_without_a_manifest_too(command: Said, tmp_path: Path) -> None:
+def test_inspect_reports_checkpoints_without_a_manifest_too(command: Said, tmp_path: Path) -> None:
     shutil.copy(GOLDEN / OLD, tmp_path)
     assert command("inspect", tmp_path / OLD) == 0
     assert f"layout      schema {SCHEMA}, without a manifest: run `checkpoint migrate` on it" in command.out
@@ -120,7 +120,7 @@ def test_inspect_lists_a_folder_by_run_the_newest_first(command: Said, write: Ma
     assert unreadable.startswith(f"The checkpoint {tmp_path / OLD} has no manifest")
 
 
-def test_inspect_tells_what_a_damaged_checkpoint_holds_and_that_it_is_damaged(command: Said, write: Make) -> None:
+def test_inspect_reports_what_a_damaged_checkpoint_holds_and_that_it_is_damaged(command: Said, write: Make) -> None:
     path = write(12, 0.25)
     shutil.copy(write(13, 0.25), path)
     assert command("inspect", path) == 1
@@ -140,7 +140,7 @@ def test_inspect_marks_in_a_folder_what_has_another_size(command: Said, write: M
 
 
 @pytest.mark.parametrize("name", ["inspect", "verify", "migrate"])
-def test_what_is_not_there_is_told(command: Said, tmp_path: Path, name: str) -> None:
+def test_what_is_not_there_is_reported(command: Said, tmp_path: Path, name: str) -> None:
     assert command(name, tmp_path / "a.pth", tmp_path) == 1
     assert command.out == ""
     one, other = command.error.splitlines()
@@ -188,7 +188,7 @@ def test_migrate_prints_what_it_changed(command: Said, old: Path, tmp_path: Path
     assert command.out == f"{tmp_path / OLD}: up to date (schema {SCHEMA})\n"
 
 
-def test_migrate_goes_on_behind_a_bad_one(command: Said, old: Path, tmp_path: Path) -> None:
+def test_migrate_continues_after_a_bad_one(command: Said, old: Path, tmp_path: Path) -> None:
     (tmp_path / "a.pth").write_text("nothing")
     assert command("migrate", "--no-backup", tmp_path) == 1
     assert command.error.startswith(f"heliograph checkpoint: {tmp_path / 'a.pth'} is damaged")

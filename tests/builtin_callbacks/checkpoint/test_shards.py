@@ -42,7 +42,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 Weights = dict[str, Tensor]
-Saved = list[tuple[int, str]]  # the step at which each was told of, and its name
+Saved = list[tuple[int, str]]  # the step at which each was reported, and its name
 FILES = [".metadata", "__0_0.distcp", "__1_0.distcp"]
 
 
@@ -91,7 +91,7 @@ def resume_sharded(folder: Path, background: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_run_goes_on_from_shards(ranks: Pool, tmp_path: Path, background: bool) -> None:
+def test_a_run_continues_from_shards(ranks: Pool, tmp_path: Path, background: bool) -> None:
     for each in ranks(2).run(resume_sharded, tmp_path, background):
         assert each["equal"]
         assert each["equal on another engine"]
@@ -251,7 +251,7 @@ def test_shards_that_fail_on_one_rank_fail_the_save_on_all(ranks: Pool, tmp_path
 
 
 def lose_a_peer(folder: Path) -> dict[str, Any]:
-    """Rank 1 fails while the main rank is still writing its shards, which goes on when that one knows of it."""
+    """Rank 1 fails while the main rank is still writing its shards, which continues when that one knows of it."""
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
     engine, saved, notes, pause = FSDPEngine(device="cpu"), Saved(), list[str](), threading.Event()
@@ -305,7 +305,7 @@ def test_shards_that_a_peer_left_unfinished_are_no_checkpoint(ranks: Pool, tmp_p
 
 
 def interrupt(folder: Path, sharded: bool) -> tuple[str, Path | None, tuple[str, ...], Saved]:
-    """Rank 1 is interrupted while a save is being written, which goes on when all have raised that."""
+    """Rank 1 is interrupted while a save is being written, which continues when all have raised that."""
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
     gate = threading.Event()
@@ -335,7 +335,7 @@ def interrupt(folder: Path, sharded: bool) -> tuple[str, Path | None, tuple[str,
 
 
 @pytest.mark.parametrize("sharded", [False, True])
-def test_a_save_is_finished_together_behind_an_interrupt(ranks: Pool, tmp_path: Path, sharded: bool) -> None:
+def test_a_save_is_finished_together_after_an_interrupt(ranks: Pool, tmp_path: Path, sharded: bool) -> None:
     path = tmp_path / "run_epoch_0_iter_2.pth"
     assert ranks(2).run(interrupt, tmp_path, sharded) == [("interrupted", path, (), [(3, path.name)])] * 2
     assert bool(storage.verify(path).shards) == sharded

@@ -1,7 +1,7 @@
 """A study that kills itself: `python kills.py FOLDER STORY...`, whose outcomes lie in `<name>.json`, beside `plain`.
 
 A story is `<name>:<storage>:<where> <number>,...`. A process for each point is killed there, at the so-many-th `batch`,
-or `before` or `behind` the so-many-th write of the storage; the last one is not.
+or `before` or `after` the so-many-th write of the storage; the last one is not.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Killer(h.Plugin):
                 finally:
                     depth -= 1
                 if not depth:
-                    self.act("behind")
+                    self.act("after")
                 return done
 
             return call
@@ -81,7 +81,7 @@ def storage_of(kind: str, folder: Path) -> str | BaseStorage:
 
 
 def optimize(folder: Path, kind: str, killer: Killer | None) -> None:
-    """Optimize, or go on with it."""
+    """Optimize, or continue with it."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(16, 4, generator=generator)
     data = [(each, each.sum(1, keepdim=True)) for each in inputs.reshape(4, 4, 4)]
@@ -116,11 +116,11 @@ def optimize(folder: Path, kind: str, killer: Killer | None) -> None:
     sampler = TPESampler(seed=5, n_startup_trials=3)
     study = open_study("story", storage=storage, sampler=sampler, pruner=pruner)
     study.optimize(objective, n_trials=TRIALS)
-    told = [
+    reported = [
         [each.number, each.state.name, each.values, each.params, each.intermediate_values, each.user_attrs]
         for each in study.trials
     ]
-    folder.with_suffix(".json").write_text(json.dumps(told))
+    folder.with_suffix(".json").write_text(json.dumps(reported))
 
 
 def main(folder: Path, stories: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""A study that is killed goes on as if it had not been."""
+"""A study that is killed continues as if it had not been."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 
 
 def points(seed: int, count: int) -> list[str]:
-    """Return where the processes of a story are killed, one behind the other: anywhere within ten writes."""
+    """Return where the processes of a story are killed, one after the other: anywhere within ten writes."""
     draw = Random(seed)
-    return [f"{draw.choice(['before', 'behind'])} {draw.randint(2, 10)}" for _ in range(count)]
+    return [f"{draw.choice(['before', 'after'])} {draw.randint(2, 10)}" for _ in range(count)]
 
 
 KILLS = {
@@ -28,14 +28,14 @@ KILLS = {
 @pytest.fixture(scope="module")
 def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stories")
-    told = [f"{kind}:{kind}:{','.join(kills)}" for kind, kills in KILLS.items()]
+    reported = [f"{kind}:{kind}:{','.join(kills)}" for kind, kills in KILLS.items()]
     line = [
         sys.executable,
         "-W",
         "error",
         str(Path(__file__).with_name("kills.py")),
         str(folder),
-        *told,
+        *reported,
     ]
     done = subprocess.run(line, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-5000:]
@@ -61,7 +61,7 @@ def test_all_trials_are_those_of_the_uninterrupted_study(stories: Path, name: st
 
 
 @pytest.mark.parametrize("name", KILLS)
-def test_a_trial_that_was_running_goes_on_from_its_own_checkpoint(stories: Path, name: str) -> None:
+def test_a_trial_that_was_running_continues_from_its_own_checkpoint(stories: Path, name: str) -> None:
     lines = (stories / name / "witness").read_text().splitlines()
     resumed = {int(number): int(step) for number, step in map(str.split, lines)}
 

@@ -58,7 +58,7 @@ class PruneAt(BasePruner):
 
 
 class Recall(Plugin):
-    """Keeps what others would not tell behind an exception."""
+    """Keeps what others would not tell after an exception."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -177,7 +177,7 @@ def test_a_stop_that_is_put_off_for_good_is_no_pruning(fit: Fit) -> None:
     assert trial_of(asked).user_attrs == {}
 
 
-def test_behind_the_end_of_the_training_nothing_is_pruned(scripted: Make, batches: Make, sgd: Any) -> None:
+def test_after_the_end_of_the_training_nothing_is_pruned(scripted: Make, batches: Make, sgd: Any) -> None:
     pruner = PruneAt(1)
     asked = study(pruner)
     trainer = Trainer([ValidationSchedule(Every(epochs=9), at_end=True), Optuna(asked.ask())], device="cpu")
@@ -264,7 +264,7 @@ def test_the_run_has_a_name_of_its_own_for_all_plugins(fit: Fit, tmp_path: Path)
     assert '"run": "digits_trial-1"' in (tmp_path / "log.jsonl").read_text()
 
 
-def test_a_second_fit_begins_anew(scripted: Make, batches: Make, sgd: Any) -> None:
+def test_a_second_fit_starts_again(scripted: Make, batches: Make, sgd: Any) -> None:
     recall, plugin = Recall(), Optuna(study(PruneAt(2)).ask())
     trainer = Trainer([ValidationSchedule(Every(epochs=1)), plugin, recall], device="cpu")
 
@@ -285,7 +285,7 @@ def checkpoints(folder: Path) -> list[Plugin]:
 
 
 class Crash(Plugin):
-    """Fails behind so many batches."""
+    """Fails after so many batches."""
 
     def __init__(self, batches: int) -> None:
         self.batches = batches
@@ -322,7 +322,7 @@ def test_a_trial_that_was_pruned_is_when_it_is_resumed(fit: Fit, tmp_path: Path)
 
 
 def test_a_trial_as_it_was_handed_out_learns_what_was_reported_since(fit: Fit) -> None:
-    """As where a launcher starts the ranks anew with the arguments that it has."""
+    """As where a launcher starts the ranks again with the arguments that it has."""
     pruner = PruneAt()
     asked = study(pruner)
     trial = asked.ask()

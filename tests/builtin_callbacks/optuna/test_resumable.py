@@ -40,7 +40,7 @@ def states(study: ResumableStudy) -> list[str]:
 
 
 class Failing:
-    """Raises in one trial, behind its first suggestion."""
+    """Raises in one trial, after its first suggestion."""
 
     def __init__(self, error: BaseException, number: int = 2) -> None:
         self.error, self.number = error, number
@@ -75,7 +75,7 @@ def test_it_is_a_study_of_optuna_s_that_all_of_optuna_can_read(url: str) -> None
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(143)])
-def test_an_interrupt_leaves_the_trial_running_and_the_next_call_goes_on_with_it(
+def test_an_interrupt_leaves_the_trial_running_and_the_next_call_continues_with_it(
     url: str, error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     failing = Failing(error)
@@ -133,7 +133,7 @@ def test_a_sampler_that_has_tried_everything_ends_it_in_a_trial_that_goes_on_too
     assert sorted(each.params["n"] for each in study.trials) == [1, 2]
 
 
-def test_a_trial_that_was_queued_comes_behind_the_one_that_goes_on(url: str) -> None:
+def test_a_trial_that_was_queued_comes_after_the_one_that_continues(url: str) -> None:
     failing = Failing(KeyboardInterrupt(), 0)
     study = open_study("study", storage=url)
     with pytest.raises(KeyboardInterrupt):
@@ -274,7 +274,7 @@ def test_suggestions_in_another_process_do_not_repeat_themselves(url: str) -> No
     assert [each.params for each in study.trials] == [each.params for each in plain.trials]
 
 
-def test_a_copy_goes_on_as_the_study_did(url: str) -> None:
+def test_a_copy_continues_as_the_study_did(url: str) -> None:
     study = open_study("study", storage=url, sampler=TPESampler(seed=1, n_startup_trials=2))
     study.optimize(Failing(KeyError(), -1), n_trials=8)
     study.copy_before(5, "again")

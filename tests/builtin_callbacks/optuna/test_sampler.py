@@ -1,4 +1,4 @@
-"""A sampler goes on from where its random states were, wherever its process was killed."""
+"""A sampler continues from where its random states were, wherever its process was killed."""
 
 from __future__ import annotations
 
@@ -68,14 +68,14 @@ class KilledError(BaseException):
 
 
 class Store(InMemoryStorage):
-    """Outlives processes, and kills them behind their so-many-th write: nothing more is written then."""
+    """Outlives processes, and kills them after their so-many-th write: nothing more is written then."""
 
     def __init__(self) -> None:
         super().__init__()
         self.left: float = math.inf
 
     @contextmanager
-    def kill_behind(self, number: float) -> Iterator[None]:
+    def kill_after(self, number: float) -> Iterator[None]:
         """Kill the process within; it ends here."""
         self.left = number
         try:
@@ -91,7 +91,7 @@ def _counting(name: str) -> Callable[..., Any]:
     def write(self: Store, *args: Any, **kwargs: Any) -> Any:
         if self.left > 0:
             done = getattr(super(Store, self), name)(*args, **kwargs)
-            self.left -= not str(args[1:2]).startswith("('completed_rung")  # amid a decision of the pruner's
+            self.left -= not str(args[1:2]).startswith("('completed_rung")  # during a decision of the pruner's
         if self.left <= 0:
             raise KilledError
         return done
@@ -143,10 +143,10 @@ def uninterrupted(name: str, pruner: MakePruner) -> list[Any]:
 
 
 def killed(name: str, pruner: MakePruner, kills: Iterable[int]) -> tuple[list[Any], int]:
-    """Return the trials of a study that is killed behind so many writes, process by process, and how often it was."""
+    """Return the trials of a study that is killed after so many writes, process by process, and how often it was."""
     store, count = Store(), 0
     for kill in chain(kills, [math.inf]):
-        with store.kill_behind(kill):
+        with store.kill_after(kill):
             process(store, SAMPLERS[name](), pruner())
             break
         count += 1
@@ -160,7 +160,7 @@ def test_killed_once_at_any_write_it_suggests_what_the_plain_sampler_would_have(
     while True:
         number += 1
         trials, kills = killed(name, NopPruner, [number])
-        assert trials == plain, f"killed behind write {number}"
+        assert trials == plain, f"killed after write {number}"
         if not kills:
             break
     assert number > 4 * TRIALS
@@ -177,9 +177,9 @@ def test_killed_again_and_again_it_suggests_what_the_plain_sampler_would_have(na
     assert any(state == TrialState.PRUNED for _, state, *_ in trials) == (pruning != "nop")
 
 
-def test_without_a_seed_too_the_draws_go_on() -> None:
+def test_without_a_seed_too_the_draws_continue() -> None:
     store = Store()
-    with store.kill_behind(12):
+    with store.kill_after(12):
         process(store, RandomSampler(), NopPruner())
     assert store.left == 0
     store.left = math.inf
@@ -216,7 +216,7 @@ def test_what_is_drawn_at_once_is_kept_with_the_states() -> None:
 
 def test_another_sampler_begins_with_states_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
     store = Store()
-    with store.kill_behind(20):
+    with store.kill_after(20):
         process(store, TPESampler(seed=1), NopPruner())
     store.left = math.inf
     with caplog.at_level(logging.WARNING, "heliograph"):

@@ -18,7 +18,7 @@ def trial() -> optuna.Trial:
     return trial
 
 
-def test_the_number_stands_behind_the_name(trial: optuna.Trial) -> None:
+def test_the_number_stands_after_the_name(trial: optuna.Trial) -> None:
     assert run_name("digits", trial) == "digits_trial-0"
 
 

@@ -18,7 +18,7 @@ EVAL = {"name": "evalmetric", "class": "EvalMetrics"}
 
 
 class Scripted(h.Task):
-    """Every batch has the next of `losses` (the last one goes on), every validation the next of `validation`."""
+    """Every batch has the next of `losses` (the last one continues), every validation the next of `validation`."""
 
     def __init__(self, losses: Sequence[float] = (1.0,), validation: Sequence[float] = (1.0,)) -> None:
         torch.manual_seed(0)

@@ -157,24 +157,26 @@ def test_taking_action_is_logged_as_a_warning(whose: str, caplog: pytest.LogCapt
 @pytest.mark.parametrize("whose", ["ours", "theirs"])
 def test_every_step_is_logged(whose: str, caplog: pytest.LogCaptureFixture) -> None:
     run(whose, "log_controller")
-    told = [line for line in lines(caplog.records) if "This is a test" in line]
-    assert len(told) == 10
-    assert all(line.startswith("This is a test log format [on_step_end] => {'epoch': ") for line in told)
-    assert ["'global_step': 3," in line for line in told] == [number == 3 for number in range(1, 11)]
+    reported = [line for line in lines(caplog.records) if "This is a test" in line]
+    assert len(reported) == 10
+    assert all(line.startswith("This is a test log format [on_step_end] => {'epoch': ") for line in reported)
+    assert ["'global_step': 3," in line for line in reported] == [number == 3 for number in range(1, 11)]
 
 
 @pytest.mark.parametrize("whose", ["ours", "theirs"])
-def test_logs_saves_and_the_final_save_are_told(whose: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_logs_saves_and_the_final_save_are_reported(
+    whose: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO, logger="heliograph")
     source = source_of(whose, "logging_controller_with_rank")
     saving = [h.SaveSchedule(h.At(batches=2), at_end=True), h.Checkpoint(tmp_path, keep_last=None)]
     train(source, *saving, losses=[3.0, 2.0], batches=2, epochs=2, logs=2)
-    told = [line for line in lines(caplog.records) if line.startswith(("Epoch: ", "Saving "))]
+    reported = [line for line in lines(caplog.records) if line.startswith(("Epoch: ", "Saving "))]
     first, last = (tmp_path / f"run_epoch_{n}_iter_{step}.pth" for n, step in ((0, 2), (2, 4)))
-    assert [line.split(", loss = ")[0] for line in told if "Epoch" in line] == [
+    assert [line.split(", loss = ")[0] for line in reported if "Epoch" in line] == [
         "Epoch: 1, Step: 2, Rank: 0", "Epoch: 2, Step: 4, Rank: 0",
     ]  # fmt: skip
-    assert [line for line in told if "Saving" in line] == [
+    assert [line for line in reported if "Saving" in line] == [
         f"Saving model in huggingface format at step: 2\nModel saved in {first}\n",
         f"Saving final checkpoint in {last}\n",
     ]

@@ -61,9 +61,9 @@ def test_log_controller(caplog: pytest.LogCaptureFixture) -> None:
     teller = {"name": "teller", "class": "LogControl", "arguments": arguments}
     source = rules(controller("True", triggers=["on_step_end"], operations=["teller.should_log"]), operations=[teller])
     train(source, epochs=1)
-    told = [line for line in lines(caplog.records) if "test log format" in line]
-    assert len(told) == 4
-    assert told[0].startswith("This is a test log format [on_step_end] => {'epoch': ")
+    reported = [line for line in lines(caplog.records) if "test log format" in line]
+    assert len(reported) == 4
+    assert reported[0].startswith("This is a test log format [on_step_end] => {'epoch': ")
 
 
 def test_non_decreasing_training_loss() -> None:

@@ -170,7 +170,7 @@ def metric(**entry: Any) -> dict[str, Any]:
         (rules(controller("1 + 1")), RuleTypeError, "Rule failed due to incorrect type usage"),
     ],
 )
-def test_what_is_wrong_is_told_before_anything_runs(source: Any, kind: type[RuleError], message: str) -> None:
+def test_what_is_wrong_is_reported_before_anything_runs(source: Any, kind: type[RuleError], message: str) -> None:
     error = refused(source)
     assert message in str(error)
     assert type(error) is kind
@@ -285,13 +285,13 @@ def test_a_metric_that_would_never_be_computed_is_refused() -> None:
 
 
 @pytest.mark.parametrize("kind", [Stranger, Alone], ids=["stranger", "alone"])
-def test_a_metric_hears_events_of_the_catalogue_only(kind: type[RuleMetric]) -> None:
+def test_a_metric_receives_events_of_the_catalogue_only(kind: type[RuleMetric]) -> None:
     error = refused(rules(controller("True"), metrics=[{"name": "own", "class": kind}]))
     assert f"The events of {kind.__name__} are a tuple of classes of heliograph.CATALOGUE, got " in str(error)
 
 
 @pytest.mark.parametrize("trigger", ["run_failed", "run_closed", "on_prediction_step", "plugin_failed", "Replay"])
-def test_what_all_ranks_do_together_has_a_trigger_that_all_hear(trigger: str) -> None:
+def test_what_all_ranks_do_together_has_a_trigger_that_all_receive(trigger: str) -> None:
     together = rules(
         controller("True", triggers=[trigger], operations=["act.should_act"]),
         operations=[{"name": "act", "class": Together}],
@@ -350,18 +350,18 @@ def test_it_says_what_its_rules_ask_for(action: str, trigger: str, asks: tuple[s
     assert RuleController(rules(controller("True", triggers=[trigger], operations=[action]))).asks == asks
 
 
-def test_it_hears_only_what_its_rules_need() -> None:
+def test_it_receives_only_what_its_rules_need() -> None:
     always = {h.TrainStart, h.ValidationStart, h.TestStart, h.CheckpointLoaded}
 
-    def heard(source: Any) -> set[type[h.Event]]:
+    def received(source: Any) -> set[type[h.Event]]:
         return set(h.CATALOGUE) - set(RuleController(source).ignores)
 
-    assert heard(rules(controller("True", triggers=["on_step_end"]), metrics=[])) == always | {h.StepEnd}
-    assert heard(rules(controller("True"), metrics=[LOSS])) == always | {h.Log}
+    assert received(rules(controller("True", triggers=["on_step_end"]), metrics=[])) == always | {h.StepEnd}
+    assert received(rules(controller("True"), metrics=[LOSS])) == always | {h.Log}
     on_save = rules(controller("True", triggers=["on_save"]), metrics=[])
-    assert heard(on_save) == always | {h.CheckpointSaved, h.SavePoint, h.TrainEnd}
+    assert received(on_save) == always | {h.CheckpointSaved, h.SavePoint, h.TrainEnd}
     stateful = rules(controller("True", triggers=["epoch_end"]), metrics=[STATE])
-    assert heard(stateful) == always | {
+    assert received(stateful) == always | {
         h.EpochEnd,
         h.Log,
         h.ValidationEnd,

@@ -1,4 +1,4 @@
-"""What a rule file may say, and what is told where it says something else."""
+"""What a rule file may say, and what is reported where it says something else."""
 
 from __future__ import annotations
 
@@ -122,11 +122,11 @@ def test_what_is_given_is_not_changed() -> None:
     ],
     ids=["controller", "metric", "patience"],
 )
-def test_the_line_of_what_is_no_mapping_is_told(tmp_path: Path, text: str, line: int) -> None:
+def test_the_line_of_what_is_no_mapping_is_reported(tmp_path: Path, text: str, line: int) -> None:
     problems = Problems(keeps=True)
     read_rules(written(tmp_path, text), problems)
-    told = [error.line for error in problems.found if "is a mapping with the keys" in str(error)]
-    assert line in told
+    reported = [error.line for error in problems.found if "is a mapping with the keys" in str(error)]
+    assert line in reported
 
 
 def test_empty_sections_are_as_if_they_were_not_there() -> None:
@@ -200,7 +200,7 @@ def changed(**changes: Any) -> dict[str, Any]:
         (MAPPING | {"controllers": MAPPING["controllers"] * 2}, RuleError, "There are two controllers named 'a'."),
     ],
 )
-def test_what_is_wrong_is_told(source: dict[str, Any], kind: type[RuleError], message: str) -> None:
+def test_what_is_wrong_is_reported(source: dict[str, Any], kind: type[RuleError], message: str) -> None:
     with pytest.raises(kind) as caught:
         read_rules(source)
     assert message in str(caught.value)
@@ -241,7 +241,7 @@ def test_all_errors_are_found_where_they_are_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", [5, None], ids=repr)
-def test_what_is_no_source_is_told(source: Any) -> None:
+def test_what_is_no_source_is_reported(source: Any) -> None:
     with pytest.raises(TypeError, match="takes the path of a rule file, a mapping like one, a RuleSet or a list"):
         read_rules(source)
 

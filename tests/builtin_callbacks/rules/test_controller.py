@@ -1,4 +1,4 @@
-"""Rules in a run: asked in order, with fresh values, patient, and told of."""
+"""Rules in a run: asked in order, with fresh values, patient, and reported."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ class Tensors(RuleMetric):
 
 
 class Notes(RuleOperation):
-    """Keeps what it is told."""
+    """Keeps what is reported to it."""
 
-    told: ClassVar[list[RuleFiring]] = []
+    reported: ClassVar[list[RuleFiring]] = []
     read: ClassVar[list[dict[str, Any]]] = []
     phases: ClassVar[list[str]] = []
 
@@ -72,7 +72,7 @@ class Notes(RuleOperation):
         self.read.append(dict(firing.metrics))
 
     def should_note(self, run: h.Run, firing: RuleFiring) -> None:
-        self.told.append(firing)
+        self.reported.append(firing)
         self.phases.append(run.phase)
 
     def should_fail(self, run: h.Run, firing: RuleFiring) -> None:
@@ -87,7 +87,7 @@ NOTES = [{"name": "notes", "class": Notes}]
 
 @pytest.fixture(autouse=True)
 def _fresh(caplog: pytest.LogCaptureFixture) -> None:
-    Steps.computed, Notes.told, Notes.read, Notes.phases = 0, [], [], []
+    Steps.computed, Notes.reported, Notes.read, Notes.phases = 0, [], [], []
     caplog.set_level(logging.DEBUG, logger="heliograph")
 
 
@@ -148,11 +148,11 @@ def test_each_trigger_of_a_rule_has_a_patience_of_its_own() -> None:
         operations=NOTES,
     )
     train(source, epochs=2)
-    assert [firing.trigger for firing in Notes.told] == ["on_step_end", "on_log"] * 2
+    assert [firing.trigger for firing in Notes.reported] == ["on_step_end", "on_log"] * 2
 
 
 def test_a_skip_for_an_unavailable_metric_leaves_the_patience_alone(caplog: pytest.LogCaptureFixture) -> None:
-    """Validations after the fourth and eighth step: the rule is skipped at the first three, told once."""
+    """Validations after the fourth and eighth step: the rule is skipped at the first three, reported once."""
     source = rules(
         controller('evalmetric["eval_loss"] > 0', triggers=["on_step_end"], patience={"patience_threshold": 1}),
         metrics=[EVAL],
@@ -160,8 +160,8 @@ def test_a_skip_for_an_unavailable_metric_leaves_the_patience_alone(caplog: pyte
     fired = Fired()
     train(source, fired, validation=[1.0], epochs=2)
     assert fired.steps() == [6]
-    told = [line for line in lines(caplog.records) if "is skipped" in line]
-    assert told == ["rule 'it' is skipped where a metric has no value: not available yet: evalmetric"]
+    reported = [line for line in lines(caplog.records) if "is skipped" in line]
+    assert reported == ["rule 'it' is skipped where a metric has no value: not available yet: evalmetric"]
 
 
 def test_what_can_be_read_at_any_time_is_fresh_and_computed_once_an_event() -> None:
@@ -173,7 +173,7 @@ def test_what_can_be_read_at_any_time_is_fresh_and_computed_once_an_event() -> N
     )
     result = train(source)
     assert result.progress.steps == 3
-    assert [firing.metrics["now"] for firing in Notes.told] == [3]
+    assert [firing.metrics["now"] for firing in Notes.reported] == [3]
     assert Steps.computed == 3
 
 
@@ -224,7 +224,7 @@ def test_on_error_raise_fails_the_run(own: bool) -> None:
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
-def test_on_error_warn_is_told_once_and_counts_as_false(caplog: pytest.LogCaptureFixture) -> None:
+def test_on_error_warn_is_reported_once_and_counts_as_false(caplog: pytest.LogCaptureFixture) -> None:
     source = rules(
         controller("1 / (trainer_state['step'] - trainer_state['step']) > 0", name="never"),
         controller("training_loss['nothing'] > 0", name="neither"),
@@ -232,13 +232,13 @@ def test_on_error_warn_is_told_once_and_counts_as_false(caplog: pytest.LogCaptur
     )
     result = train(source, logs=1)
     assert result.progress.steps == 3
-    told = [line for line in lines(caplog.records) if "counts as false" in line]
-    assert [line.split(":")[0] for line in told] == [
+    reported = [line for line in lines(caplog.records) if "counts as false" in line]
+    assert [line.split(":")[0] for line in reported] == [
         "controller 'never', column 1 of its rule",
         "controller 'neither', column 1 of its rule",
         "controller 'it', column 1 of its rule",
     ]
-    assert sum(note in told for note in result.notes) == 3
+    assert sum(note in reported for note in result.notes) == 3
 
 
 def test_a_failure_resets_the_patience_as_a_false_outcome_does() -> None:
@@ -267,22 +267,22 @@ def test_an_operation_that_fails_as_a_rule_does_is_treated_alike(on_error: str) 
         with pytest.raises(RuleError, match=r"controller 'it': The printer is out of paper\."):
             train(source)
     else:
-        told = "controller 'it': The printer is out of paper; the rule counts as false where it fails"
-        assert told in train(source).notes
+        reported = "controller 'it': The printer is out of paper; the rule counts as false where it fails"
+        assert reported in train(source).notes
 
 
-def test_an_act_that_fails_midway_tells_what_was_done_before() -> None:
-    told: list[tuple[str, ...]] = []
+def test_an_act_that_fails_midway_reports_what_was_done_before() -> None:
+    reported: list[tuple[str, ...]] = []
 
     class Listener(h.Plugin):
         @h.on(RuleFired)
-        def hear(self, run: h.Run, event: RuleFired) -> None:
-            told.append(event.operations)
+        def receive(self, run: h.Run, event: RuleFired) -> None:
+            reported.append(event.operations)
 
     operations = ["notes.should_note", "notes.should_fail", "control.should_stop"]
     source = rules(controller(True, operations=operations), operations=NOTES)
     assert train(source, Listener(), batches=2, epochs=1).status == "completed"
-    assert told == [("notes.should_note",)] * 2
+    assert reported == [("notes.should_note",)] * 2
 
 
 def test_any_other_error_of_an_operation_fails_the_run() -> None:
@@ -304,7 +304,7 @@ def test_taking_action_is_logged_at_its_level(level: str | None, number: int, ca
     assert len(record.getMessage()) < 1000
 
 
-def test_an_act_is_told_by_an_event() -> None:
+def test_an_act_is_reported_by_an_event() -> None:
     seen: list[Any] = []
     fired = Fired()
     source = rules(controller("trainer_state['step'] == 2", operations=["control.should_log", "control.should_save"]))
@@ -312,7 +312,7 @@ def test_an_act_is_told_by_an_event() -> None:
 
     class Listener(h.Plugin):
         @h.on(RuleFired)
-        def hear(self, run: h.Run, event: RuleFired) -> None:
+        def receive(self, run: h.Run, event: RuleFired) -> None:
             seen.append(
                 (event.controller, event.trigger, event.rule, event.operations, event.metrics["trainer_state"]["step"])
             )
@@ -382,7 +382,7 @@ def test_at_an_epochs_end_a_rule_is_asked_at_once_where_it_reads_nothing_that_is
         operations=NOTES,
     )
     train(source, validation=[1.0], epochs=1)
-    assert [(firing.controller, firing.event) for firing in Notes.told] == [
+    assert [(firing.controller, firing.event) for firing in Notes.reported] == [
         (name, h.EpochEnd(0)) for name in ("a", "b", "c")
     ]
     assert Notes.phases == ["train", "train", "validation"]
@@ -413,7 +413,7 @@ def test_at_the_trainings_end_a_rule_sees_the_validation_that_is_due() -> None:
     task = Scripted(validation=[0.9, 0.4])
     trainer = h.Trainer([schedule, RuleController(source)], device="cpu")
     trainer.fit(task, data(2), validation=data(1), optimizer=torch.optim.SGD(task.model.parameters(), lr=0.1), epochs=1)
-    assert [(firing.trigger, firing.metrics["evalmetric"]["eval_loss"]) for firing in Notes.told] == [
+    assert [(firing.trigger, firing.metrics["evalmetric"]["eval_loss"]) for firing in Notes.reported] == [
         ("on_train_end", 0.4)
     ]
 
@@ -466,7 +466,7 @@ def test_a_second_fit_knows_nothing_of_the_first() -> None:
     assert [train(plugin, losses=[0.5]).progress.steps for _ in range(2)] == [3, 3]
 
 
-def test_a_test_behind_a_training_is_a_run_of_its_own() -> None:
+def test_a_test_after_a_training_is_a_run_of_its_own() -> None:
     plugin = RuleController(rules(controller("training_loss['loss'] < 1.0", triggers=["on_predict", "on_log"])))
     trainer = h.Trainer([h.LogSchedule(h.Every(steps=1)), plugin], device="cpu")
     task = Scripted([0.5])

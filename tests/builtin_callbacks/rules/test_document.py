@@ -39,7 +39,7 @@ def test_a_small_file_that_would_be_a_giant_stays_small(tmp_path: Path) -> None:
     assert document.content["a1"][0] is document.content["a1"][9] is document.content["a0"]
 
 
-def test_of_mappings_that_are_merged_the_first_counts_and_its_lines_are_told(tmp_path: Path) -> None:
+def test_of_mappings_that_are_merged_the_first_counts_and_its_lines_are_reported(tmp_path: Path) -> None:
     text = "one: &one\n  a: 1\ntwo: &two {a: 2, b: 2}\nboth:\n  c: 3\n  <<: [*one, *two]\n"
     document = read_document(written(tmp_path, text))
     both = document.content["both"]
@@ -105,7 +105,7 @@ def test_a_file_that_is_too_large_is_not_parsed(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_read_is_told_with_its_line(tmp_path: Path, text: str, line: int, message: str) -> None:
+def test_what_cannot_be_read_is_reported_with_its_line(tmp_path: Path, text: str, line: int, message: str) -> None:
     path = written(tmp_path, text)
     with pytest.raises(RuleError, match="line") as caught:
         read_document(path)
@@ -113,14 +113,14 @@ def test_what_cannot_be_read_is_told_with_its_line(tmp_path: Path, text: str, li
     assert message in str(caught.value)
 
 
-def test_bytes_that_are_no_text_are_told(tmp_path: Path) -> None:
+def test_bytes_that_are_no_text_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "rules.yaml"
     path.write_bytes(b"a: \xff\xfe\x00")
     with pytest.raises(RuleError, match=r"This is no text: .* \(invalid start byte, at position 3\)"):
         read_document(path)
 
 
-def test_what_is_nested_too_deeply_is_told(tmp_path: Path) -> None:
+def test_what_is_nested_too_deeply_is_reported(tmp_path: Path) -> None:
     with pytest.raises(RuleError, match="nested too deeply"):
         read_document(written(tmp_path, "a: " + "[" * 1000))
 
@@ -133,18 +133,20 @@ def test_a_file_is_a_mapping(tmp_path: Path, text: str, kind: str) -> None:
         read_document(written(tmp_path, text))
 
 
-def test_without_the_extra_the_command_to_install_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_the_command_to_install_it_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(ImportError, match=r"A rule file needs yaml.*: pip install 'heliograph\[rules\]'"):
         read_document(written(tmp_path, "controllers: []"))
 
 
 @pytest.mark.parametrize("path", [".", ""])
-def test_a_folder_is_told_to_be_one(path: str) -> None:
+def test_a_folder_is_said_to_be_one(path: str) -> None:
     with pytest.raises(IsADirectoryError, match=r"'\.' is a folder: give the path of a rule file\."):
         read_document(Path(path))
 
 
-def test_a_missing_file_is_told_by_its_name(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_by_its_name(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"There is no rule file '.*nowhere\.yaml'"):
         read_document(tmp_path / "nowhere.yaml")

@@ -39,9 +39,9 @@ def read(metric: HistoryBasedMetric, run: Any, event: Event) -> Any:
 
 def test_a_real_training(task: Make, batches: Make, sgd: Any) -> None:
     trainer = Trainer([LogSchedule(Every(steps=1)), ValidationSchedule(Every(epochs=1))], device="cpu")
-    metric, values, losses, told = HistoryBasedMetric("window", window_size=2), [], [], []
+    metric, values, losses, reported = HistoryBasedMetric("window", window_size=2), [], [], []
     trainer.bus.on(Log, lambda run, event: losses.append(event.metrics["train/loss"]))
-    trainer.bus.on(ValidationEnd, lambda run, event: told.append(dict(event.metrics)), lane=Lane.REPORT)
+    trainer.bus.on(ValidationEnd, lambda run, event: reported.append(dict(event.metrics)), lane=Lane.REPORT)
     for kind in (StepEnd, Log, ValidationEnd):
         trainer.bus.on(kind, lambda run, event: values.append(read(metric, run, event)), lane=Lane.PERSIST)
     trainer.fit(task(), batches(2), validation=batches(1, seed=1), optimizer=sgd, epochs=2)
@@ -53,8 +53,8 @@ def test_a_real_training(task: Make, batches: Make, sgd: Any) -> None:
         "metrics": {},
     }
     assert values[4]["metrics"] == {
-        "eval_loss": [told[0]["validation/loss"]],
-        "validation/loss": [told[0]["validation/loss"]],
+        "eval_loss": [reported[0]["validation/loss"]],
+        "validation/loss": [reported[0]["validation/loss"]],
         "steps": [2],
         "global_step": [2],
         "epoch": [1.0],
@@ -65,8 +65,8 @@ def test_a_real_training(task: Make, batches: Make, sgd: Any) -> None:
         "global_step": [3, 4],
         "epoch": [1.5, 2.0],
     }
-    assert values[-1]["metrics"]["eval_loss"] == [metrics["validation/loss"] for metrics in told]
-    assert all(list(metrics) == ["validation/loss"] for metrics in told)  # the caller's are left alone
+    assert values[-1]["metrics"]["eval_loss"] == [metrics["validation/loss"] for metrics in reported]
+    assert all(list(metrics) == ["validation/loss"] for metrics in reported)  # the caller's are left alone
 
 
 @given(size=st.integers(-2, 6), losses=st.lists(st.sampled_from([0.5, 1.0, 2.0]), max_size=10))
@@ -91,7 +91,7 @@ def test_a_size_beyond_all_memory_is_as_good_as_none() -> None:
     assert log(metric, 1, loss=0.5)["training_loss"]["loss"] == [0.5]
 
 
-def test_equal_losses_are_kept_and_the_same_log_is_heard_once() -> None:
+def test_equal_losses_are_kept_and_the_same_log_is_received_once() -> None:
     metric = HistoryBasedMetric("window", window_size=-1)
     log(metric, 1, loss=0.5)
     log(metric, 2, loss=0.5)
@@ -127,7 +127,7 @@ def test_a_value_stays_as_it_was_read() -> None:
 
 
 @pytest.mark.parametrize("smaller", [False, True])
-def test_a_resumed_window_goes_on(*, smaller: bool) -> None:
+def test_a_resumed_window_continues(*, smaller: bool) -> None:
     metric = HistoryBasedMetric("window", window_size=3)
     for step in (1, 2, 3, 4):
         log(metric, step, loss=float(step))
@@ -136,7 +136,7 @@ def test_a_resumed_window_goes_on(*, smaller: bool) -> None:
     saved = deepcopy(metric.state_dict())
     resumed = HistoryBasedMetric("window", window_size=2 if smaller else 3)
     resumed.load_state_dict(saved)
-    assert log(resumed, 4, loss=4.0)["training_loss"]["loss"] == [2.0, 3.0, 4.0][smaller:]  # heard before the resume
+    assert log(resumed, 4, loss=4.0)["training_loss"]["loss"] == [2.0, 3.0, 4.0][smaller:]  # received before the resume
     assert log(resumed, 5, loss=5.0)["training_loss"]["loss"] == [3.0, 4.0, 5.0][smaller:]
     assert read(resumed, place(5), EpochEnd(0))["metrics"]["eval_loss"] == [12.0, 13.0, 14.0][smaller:]
     assert saved["training_loss"]["loss"] == [2.0, 3.0, 4.0]

@@ -204,7 +204,7 @@ def test_a_metric_that_was_not_given_is_unavailable() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "column", "told"),
+    ("text", "kind", "column", "reported"),
     [
         ("x >", RuleSyntaxError, 4, "invalid syntax"),
         ("x > 1)", RuleSyntaxError, 6, "unmatched"),
@@ -260,9 +260,9 @@ def test_a_metric_that_was_not_given_is_unavailable() -> None:
     ],
 )
 def test_what_is_wrong_is_found_when_the_rule_is_read(
-    text: str, kind: type[RuleError], column: int | None, told: str
+    text: str, kind: type[RuleError], column: int | None, reported: str
 ) -> None:
-    with pytest.raises(kind, match=told) as raised:
+    with pytest.raises(kind, match=reported) as raised:
         compile_rule(text, VALUES)
     assert (type(raised.value), raised.value.column) == (kind, column)
 
@@ -274,7 +274,7 @@ def test_a_rule_is_a_text(text: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "cause", "told"),
+    ("text", "kind", "cause", "reported"),
     [
         ("1 / (x - 5) > 1", RuleEvaluationError, ZeroDivisionError, "ZeroDivisionError: division by zero"),
         ("loss['los'] > 1", RuleEvaluationError, KeyError, "there is no key 'los'. Did you mean 'loss'"),
@@ -307,10 +307,10 @@ def test_a_rule_is_a_text(text: Any) -> None:
     ],
 )
 def test_what_fails_while_it_is_evaluated(
-    text: str, kind: type[RuleError], cause: type[Exception] | None, told: str
+    text: str, kind: type[RuleError], cause: type[Exception] | None, reported: str
 ) -> None:
     rule = compile_rule(text, VALUES)
-    with pytest.raises(kind, match=told) as raised:
+    with pytest.raises(kind, match=reported) as raised:
         rule.evaluate(VALUES)
     assert type(raised.value) is kind
     assert type(raised.value.__cause__) is (cause or type(None))

@@ -40,12 +40,12 @@ STATE = {"epoch": 1.6, "global_step": 8, "is_final": False}
 
 
 def place(**more: Any) -> Any:
-    told = {
+    reported = {
         "hyper_parameters": {"lr": 0.1, "sizes": [4, (2, Path("x"))]},
         "best_checkpoint": None,
         "progress": Progress(steps=8),
     }
-    return SimpleNamespace(**told, batches_per_epoch=None, **more)
+    return SimpleNamespace(**reported, batches_per_epoch=None, **more)
 
 
 def line(text: str, event: Event, caplog: pytest.LogCaptureFixture, **metrics: Any) -> str:
@@ -79,7 +79,7 @@ def test_a_metric_may_be_called_like_a_field(caplog: pytest.LogCaptureFixture) -
     assert line("{args} {metrics} {control_name} {epoch}", EpochEnd(0), caplog, **clashing) == "1 2 3 4"
 
 
-def test_a_missing_key_is_told_of_and_kills_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_key_is_reported_and_kills_nothing(caplog: pytest.LogCaptureFixture) -> None:
     text = "{trainer_state[foo]} {loss[loss]:.2f}"
     message = line(text, StepEnd(), caplog, trainer_state=STATE, loss=None)
     assert message == "<missing: trainer_state[foo]> <missing: loss[loss]>"
@@ -124,7 +124,7 @@ def test_the_level(level: str, number: int, caplog: pytest.LogCaptureFixture) ->
     ]
 
 
-def test_nothing_is_made_for_a_level_that_nobody_hears(caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_made_for_a_level_that_nobody_receives(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "heliograph"):
         LogControl("log", "{loss}").should_log(None, None)  # type: ignore[arg-type]
     assert not caplog.records

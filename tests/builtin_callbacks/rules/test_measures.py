@@ -91,7 +91,7 @@ def test_the_rates_of_several_optimizers(rates: dict[str, float], value: Any) ->
     assert measures.LearningRate("rate").compute(run, StepEnd()) == value
 
 
-def test_a_recording_without_a_model_is_told_of() -> None:
+def test_a_recording_without_a_model_is_reported() -> None:
     class Replayed:
         @property
         def optimizers(self) -> Any:

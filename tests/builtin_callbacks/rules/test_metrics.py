@@ -51,7 +51,7 @@ Make = Callable[..., Any]
 
 def place(**more: Any) -> Any:
     """Return what metrics read of a run, where it stands in its first batch of four."""
-    told: dict[str, Any] = {
+    reported: dict[str, Any] = {
         "progress": Progress(),
         "batches_per_epoch": 4,
         "max_steps": None,
@@ -60,11 +60,11 @@ def place(**more: Any) -> Any:
         "engine": SimpleNamespace(rank=2, is_main=False, is_local_main=True),
         "metrics": {},
     }
-    return SimpleNamespace(**told | more)
+    return SimpleNamespace(**reported | more)
 
 
-def hear(trainer: Trainer, metric: RuleMetric) -> list[tuple[str, Any]]:
-    """Let a metric hear its events, and be read at every step and epoch's end; return what came of it."""
+def receive(trainer: Trainer, metric: RuleMetric) -> list[tuple[str, Any]]:
+    """Let a metric receive its events, and be read at every step and epoch's end; return what came of it."""
     values: list[tuple[str, Any]] = []
 
     def read(run: Run, event: Event) -> None:
@@ -108,7 +108,7 @@ def test_loss_is_the_newest_entry_of_the_log(task: Make, batches: Make, sgd: Any
     trainer = Trainer([LogSchedule(Every(steps=2)), GradientNorm(), LearningRate("step")], device="cpu")
     seen, logs = losses(trainer), []
     trainer.bus.on(Log, lambda run, event: logs.append(dict(event.metrics)), lane=Lane.PERSIST)
-    values = hear(trainer, Loss("training_loss"))
+    values = receive(trainer, Loss("training_loss"))
     trainer.fit(mine, batches(5), optimizer=optimizer, scheduler=StepLR(optimizer, 3, 0.5), epochs=1)
 
     assert [name for name, _ in values] == ["step_end", "step_end", "log", "step_end", "step_end", "log", "step_end", "epoch_end"]  # fmt: skip  # noqa: E501
@@ -139,7 +139,7 @@ def test_a_log_without_batches_leaves_the_loss_as_it_was() -> None:
 
 def test_the_training_state_is_never_stale(task: Make, batches: Make, sgd: Any) -> None:
     trainer = Trainer([LogSchedule(Every(steps=2)), ValidationSchedule(Every(epochs=1))], device="cpu")
-    values = hear(trainer, TrainingState("trainer_state"))
+    values = receive(trainer, TrainingState("trainer_state"))
     trainer.fit(task(), batches(4), validation=batches(1, seed=1), optimizer=sgd, epochs=2)
 
     steps = [value for name, value in values if name == "step_end"]
@@ -188,13 +188,13 @@ def test_the_epoch_has_a_part_where_its_length_is_known(length: int | None, epoc
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_save_behind_the_end_is_final(
+def test_a_save_after_the_end_is_final(
     task: Make, batches: Make, sgd: Any, tmp_path: Path, *, background: bool
 ) -> None:
     plugins = [SaveSchedule(At(steps=[1, 2]), at_end=True), Checkpoint(tmp_path, background=background)]
     trainer, metric = Trainer(plugins, device="cpu"), TrainingState("state")
     finals: list[dict[str, Any]] = []
-    hear(trainer, metric)
+    receive(trainer, metric)
     trainer.bus.on(CheckpointSaved, lambda run, event: finals.append(metric.compute(run, event)), lane=Lane.REPORT)
     trainer.fit(task(), batches(3), optimizer=sgd, epochs=1)
     assert [(state["global_step"], state["is_final"]) for state in finals][-1] == (3, True)
@@ -203,15 +203,15 @@ def test_a_save_behind_the_end_is_final(
 
 def test_eval_metrics_by_both_names_and_by_set(task: Make, batches: Make, sgd: Any) -> None:
     trainer = Trainer([ValidationSchedule(Every(epochs=1))], device="cpu")
-    told: list[dict[str, float]] = []
-    trainer.bus.on(ValidationEnd, lambda run, event: told.append(event.metrics), lane=Lane.TRANSFORM)
-    values = hear(trainer, EvalMetrics("evalmetric"))
+    reported: list[dict[str, float]] = []
+    trainer.bus.on(ValidationEnd, lambda run, event: reported.append(event.metrics), lane=Lane.TRANSFORM)
+    values = receive(trainer, EvalMetrics("evalmetric"))
     sets = {"easy": batches(1, seed=1), "hard": batches(1, seed=2)}
     trainer.fit(task(), batches(2), validation=sets, optimizer=sgd, epochs=2)
 
     assert [name for name, _ in values] == ["step_end", "step_end", "epoch_end", "validation_end"] * 2
     assert [value for _, value in values[:3]] == [None] * 3
-    for metrics, value, epoch in ((told[0], values[3][1], 1.0), (told[1], values[7][1], 2.0)):
+    for metrics, value, epoch in ((reported[0], values[3][1], 1.0), (reported[1], values[7][1], 2.0)):
         assert sorted(metrics) == ["validation/easy/loss", "validation/hard/loss"]  # left alone
         assert value == metrics | {
             "eval_easy_loss": metrics["validation/easy/loss"],
@@ -225,7 +225,7 @@ def test_eval_metrics_by_both_names_and_by_set(task: Make, batches: Make, sgd: A
 @pytest.mark.parametrize("source", ["on_predict", "test_end"])
 def test_the_metrics_of_a_test(task: Make, batches: Make, source: str) -> None:
     trainer = Trainer(device="cpu")
-    values = hear(trainer, EvalMetrics("metrics", source_event=source))
+    values = receive(trainer, EvalMetrics("metrics", source_event=source))
     result = trainer.test(task(), batches(1))
     loss = result.metrics["test/loss"]
     assert values == [("test_end", {"test_loss": loss, "test/loss": loss, "epoch": 0.0, "step": 0})]
@@ -263,11 +263,11 @@ def test_a_final_save_is_still_one_when_it_is_loaded() -> None:
         metric.compute(place(), event)
     resumed.load_state_dict(metric.state_dict())
     assert resumed.compute(place(), CheckpointSaved(Path("a"), False))["is_final"]
-    assert not resumed.compute(place(), SavePoint())["is_final"]  # of the training that goes on
+    assert not resumed.compute(place(), SavePoint())["is_final"]  # of the training that continues
 
 
 @pytest.mark.parametrize("kind", [Loss, TrainingState, EvalMetrics])
-def test_a_resumed_metric_goes_on(kind: type[RuleMetric]) -> None:
+def test_a_resumed_metric_continues(kind: type[RuleMetric]) -> None:
     run, before, after = place(), kind("metric"), kind("metric")
     for step in (1, 2):
         run.progress.batch, run.progress.steps = step, step
@@ -284,7 +284,7 @@ def test_a_resumed_metric_goes_on(kind: type[RuleMetric]) -> None:
     assert after.state_dict() == before.state_dict()
     untouched: RuleMetric = kind("metric")
     untouched.load_state_dict(saved)
-    assert untouched.state_dict() == saved  # the one that went on did not write into it
+    assert untouched.state_dict() == saved  # the one that continued did not write into it
 
 
 def test_a_metric_without_compute_says_so() -> None:

@@ -131,7 +131,7 @@ class Custom(RuleOperation):
         raise AssertionError
 
 
-def test_actions_are_methods_with_a_name_behind_should() -> None:
+def test_actions_are_methods_with_a_name_after_should() -> None:
     class More(Custom):
         def should_do_more(self, run: Run, firing: RuleFiring) -> None:
             pass
@@ -204,11 +204,11 @@ def test_a_function_that_is_none_is_refused_at_load() -> None:
         CallFunction("call", function="remembr").bind({"remember": print})
 
 
-def test_a_save_is_final_where_it_was_asked_for_behind_the_end() -> None:
+def test_a_save_is_final_where_it_was_asked_for_after_the_end() -> None:
     ending = Ending()
     save, over = (kind() for kind in Ending.EVENTS)
-    heard = []
+    received = []
     for event in (StepEnd(), save, over, StepEnd(), save):
         ending.handle(event)
-        heard.append(ending.is_final)
-    assert heard == [False, False, False, False, True]
+        received.append(ending.is_final)
+    assert received == [False, False, False, False, True]

@@ -45,7 +45,7 @@ def test_without_reset_only_the_true_ones_count(threshold: int, outcomes: list[b
 
 
 @given(st.integers(0, 5), st.lists(st.booleans()))
-def test_with_reset_it_acts_behind_so_many_true_ones_in_a_row(threshold: int, outcomes: list[bool]) -> None:
+def test_with_reset_it_acts_after_so_many_true_ones_in_a_row(threshold: int, outcomes: list[bool]) -> None:
     expected, row = [], 0
     for number, outcome in enumerate(outcomes, 1):
         row = row + 1 if outcome else 0

@@ -103,7 +103,7 @@ def test_what_is_no_metric_is_refused(kind: Any) -> None:
         registry.metric_class("Loss", [kind])
 
 
-def test_an_unknown_name_is_told_with_the_nearest() -> None:
+def test_an_unknown_name_is_reported_with_the_nearest() -> None:
     with pytest.raises(RuleKeyError) as caught:
         registry.metric_class("MissingMetricClass")
     assert str(caught.value).startswith("Undefined metric handler MissingMetricClass. Known: EvalMetrics, ")
@@ -135,7 +135,7 @@ def test_an_installed_operation_can_be_named(install: Any) -> None:
         ("far_one:Missing", ImportError, "package far-one 1.0 .* cannot be imported"),
     ],
 )
-def test_an_installed_class_that_is_broken_is_told_of(
+def test_an_installed_class_that_is_broken_is_reported(
     install: Any, target: str, error: type[Exception], problem: str
 ) -> None:
     install("far_one", "heliograph.rule_metrics", f"Far = {target}")

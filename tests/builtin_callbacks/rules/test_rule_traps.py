@@ -67,7 +67,7 @@ def test_f_cfg_4_hfcontrols_is_there_beside_operations_of_the_file_and_instead_o
 
 
 @pytest.mark.parametrize("key", ["name", "triggers", "rule", "operations"])
-def test_f_cfg_5_a_key_that_a_controller_lacks_is_told_with_the_controller_and_the_line(
+def test_f_cfg_5_a_key_that_a_controller_lacks_is_reported_with_the_controller_and_the_line(
     key: str, tmp_path: Path
 ) -> None:
     values = {
@@ -99,7 +99,7 @@ def test_f_cfg_7_a_level_is_a_rules_own_and_a_wrong_one_is_refused(caplog: pytes
 
 
 def test_f_cfg_8_one_that_is_registered_during_a_run_works_at_once() -> None:
-    """There, one that came late never heard the event at which it was built."""
+    """There, one that came late never received the event at which it was built."""
 
     class Late(h.Plugin):
         @h.on(h.StepEnd, when=h.At(steps=2))
@@ -124,7 +124,7 @@ def test_f_lc_1_a_second_class_of_a_name_is_refused() -> None:
         RuleController(rules(controller("True")), metrics=[Loss])
 
 
-def test_f_lc_2_bad_syntax_is_told_with_its_place() -> None:
+def test_f_lc_2_bad_syntax_is_reported_with_its_place() -> None:
     with pytest.raises(RuleSyntaxError, match="Rule for control it is invalid") as caught:
         RuleController(rules(controller("training_loss['loss' < 1")))
     assert caught.value.column == 14
@@ -148,7 +148,7 @@ def test_f_lc_4_every_trigger_that_is_accepted_comes() -> None:
         RuleController(rules(controller("True", triggers=["on_push_begin"])))
 
 
-def test_f_lc_5_a_save_tells_its_path_and_whether_it_is_the_last(
+def test_f_lc_5_a_save_reports_its_path_and_whether_it_is_the_last(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="heliograph")
@@ -162,7 +162,7 @@ def test_f_lc_5_a_save_tells_its_path_and_whether_it_is_the_last(
     ]  # fmt: skip
 
 
-def test_f_lc_6_an_event_that_no_rule_needs_is_not_heard() -> None:
+def test_f_lc_6_an_event_that_no_rule_needs_is_not_received() -> None:
     plugin = RuleController(rules(controller("training_loss['loss'] < 1"), metrics=[LOSS]))
     plan = h.Trainer([plugin], device="cpu").plan()
     for event in ("batch_start", "batch_end", "step_end", "gradients_ready", "should_stop", "epoch_end"):
@@ -231,7 +231,7 @@ def test_6_15_a_rule_mistake_does_not_kill_a_long_run() -> None:
     assert sum("counts as false where it fails" in note for note in result.notes) == 3
 
 
-def test_8_6_who_asked_and_why_can_be_told() -> None:
+def test_8_6_who_asked_and_why_can_be_reported() -> None:
     result = train(rules(controller("training_loss['loss'] < 1", name="plenty"), metrics=[LOSS, STATE]), losses=[0.5])
     asked = [each for each in result.history if each.verb == "stop"]
     assert [(each.by, each.reason, each.step) for each in asked] == [
@@ -245,7 +245,7 @@ def test_8_14_a_loss_that_is_no_number_is_seen() -> None:
     assert train(source, losses=[3.0, float("nan")]).progress.steps == 2
 
 
-def test_8_19_behind_a_validation_a_rule_sees_its_metrics_whatever_asked_for_it() -> None:
+def test_8_19_after_a_validation_a_rule_sees_its_metrics_whatever_asked_for_it() -> None:
     source = rules(
         controller("trainer_state.step == 2", name="asks", operations=["control.should_validate"]),
         controller("evalmetric.eval_loss < 0.5 and evalmetric.step == 2", triggers=["on_evaluate"]),

@@ -47,7 +47,7 @@ def test_a_good_file_is_described(tmp_path: Path, capsys: Captured) -> None:
     ]
 
 
-def test_every_error_is_told_with_its_line(tmp_path: Path, capsys: Captured) -> None:
+def test_every_error_is_reported_with_its_line(tmp_path: Path, capsys: Captured) -> None:
     text = """\
 controller_metrics:
   - name: training_loss
@@ -68,8 +68,8 @@ controllers:
     assert command("check", path) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
-    told = captured.err.splitlines()
-    assert [line.split(": ")[0].removeprefix(f"{path}, ") for line in told] == [
+    reported = captured.err.splitlines()
+    assert [line.split(": ")[0].removeprefix(f"{path}, ") for line in reported] == [
         "line 2",
         "line 6, controller 'a'",
         "line 7, controller 'a', column 25 of its rule",
@@ -77,15 +77,15 @@ controllers:
         "line 10, controller 'a'",
         "line 13, controller 'b', column 24 of its rule",
     ]
-    assert "Undefined metric handler Losss. Did you mean 'Loss'?" in told[0]
+    assert "Undefined metric handler Losss. Did you mean 'Loss'?" in reported[0]
 
 
-def test_an_operation_that_cannot_be_made_is_told_once(tmp_path: Path, capsys: Captured) -> None:
+def test_an_operation_that_cannot_be_made_is_reported_once(tmp_path: Path, capsys: Captured) -> None:
     tell = {"name": "tell", "class": "LogControl", "arguments": {"log_format": "", "log_level": "loud"}}
     path = written(tmp_path, rules(controller("True", operations=["tell.should_log"]), operations=[tell]))
     assert command("check", path) == 1
-    (told,) = capsys.readouterr().err.splitlines()
-    assert "There is no log_level 'loud'." in told
+    (reported,) = capsys.readouterr().err.splitlines()
+    assert "There is no log_level 'loud'." in reported
 
 
 def test_errors_of_form_hide_no_others(tmp_path: Path, capsys: Captured) -> None:
@@ -115,7 +115,7 @@ controllers:
     operations: [control.should_save]
 """
     assert command("check", written(tmp_path, text)) == 1
-    told = [line.partition(", line ")[2] for line in capsys.readouterr().err.splitlines()]
+    reported = [line.partition(", line ")[2] for line in capsys.readouterr().err.splitlines()]
     expected = [
         ("1", "no key 'contrlers'"),
         ("3", "no key 'clas'"),
@@ -135,22 +135,22 @@ controllers:
         ("20", "There are two controllers named 'b'"),
         ("22, controller 'b', column 21 of its rule", "invalid syntax"),
     ]
-    for line, (place, problem) in zip(told, expected, strict=True):
+    for line, (place, problem) in zip(reported, expected, strict=True):
         assert line.startswith(f"{place}: ")
         assert problem in line
 
 
-def test_errors_of_form_are_all_told(tmp_path: Path, capsys: Captured) -> None:
+def test_errors_of_form_are_all_reported(tmp_path: Path, capsys: Captured) -> None:
     source = rules({"name": "a", "triggers": ["on_log"], "rule": "True"}, {"name": "b", "trigger": ["on_log"]})
     assert command("check", written(tmp_path, source)) == 1
-    told = capsys.readouterr().err
-    assert "a controller lacks the key 'operations'." in told
-    assert "a controller has no key 'trigger'. Did you mean 'triggers'?" in told
+    reported = capsys.readouterr().err
+    assert "a controller lacks the key 'operations'." in reported
+    assert "a controller has no key 'trigger'. Did you mean 'triggers'?" in reported
     assert command("check", written(tmp_path, "controllers: [")) == 1
     assert "This is no YAML that can be read safely" in capsys.readouterr().err
 
 
-def test_what_cannot_be_read_is_told_apart(tmp_path: Path, capsys: Captured) -> None:
+def test_what_cannot_be_read_is_distinguished(tmp_path: Path, capsys: Captured) -> None:
     assert command("check", tmp_path / "nowhere.yaml") == 2
     assert "heliograph rules: There is no rule file" in capsys.readouterr().err
     path = written(tmp_path, rules(controller("True")))
@@ -200,15 +200,15 @@ def test_a_module_of_ones_own_is_imported(tmp_path: Path, capsys: Captured, monk
         ("rules_broken_4", "raise SystemExit(3)", "SystemExit: 3"),
     ],
 )
-def test_a_module_that_cannot_be_imported_is_told_with_its_error(
+def test_a_module_that_cannot_be_imported_is_reported_with_its_error(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch, module: str, content: str, problem: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / f"{module}.py").write_text(content, encoding="utf-8")
     assert command("check", written(tmp_path, rules(controller("True"))), "--import", module) == 2
-    told = f"heliograph rules: The module {module!r} fails while it is imported: {problem}\n"
-    assert capsys.readouterr().err == told
+    reported = f"heliograph rules: The module {module!r} fails while it is imported: {problem}\n"
+    assert capsys.readouterr().err == reported
 
 
 def test_a_module_is_named_without_py(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +229,7 @@ def recorded(folder: Path, *plugins: Any, **options: Any) -> Path:
     return result.recording
 
 
-def test_a_dry_run_tells_when_rules_would_have_acted(tmp_path: Path, capsys: Captured) -> None:
+def test_a_dry_run_reports_when_rules_would_have_acted(tmp_path: Path, capsys: Captured) -> None:
     recording = recorded(tmp_path, losses=[3.0, 2.0, 0.5, 0.4, 0.3, 0.2], validation=[0.9, 0.4, 0.3], epochs=3)
     source = rules(
         controller("training_loss.loss < 1", name="low", patience={"patience_threshold": 1}),
@@ -238,9 +238,9 @@ def test_a_dry_run_tells_when_rules_would_have_acted(tmp_path: Path, capsys: Cap
     )
     path = written(tmp_path, source)
     assert command("dry-run", path, recording) == 0
-    told = capsys.readouterr().out.splitlines()
-    assert told[0] == f"dry run of {path} on {recording}"
-    assert told[1:5] == [
+    reported = capsys.readouterr().out.splitlines()
+    assert reported[0] == f"dry run of {path} on {recording}"
+    assert reported[1:5] == [
         "low: would have acted 2 times",
         "  attempt 1, epoch 1 batch 2 step 4, on_log: hfcontrols.should_training_stop; "
         "training_loss = {'epoch': 2.0, 'loss': 0.4000000059604645, 'step': 4}",
@@ -248,7 +248,7 @@ def test_a_dry_run_tells_when_rules_would_have_acted(tmp_path: Path, capsys: Cap
         "training_loss = {'epoch': 3.0, 'loss': 0.20000000298023224, 'step': 6}",
         "evaluated: would have acted 2 times",
     ]
-    assert [line.split(": ")[0] for line in told[5:8]] == [
+    assert [line.split(": ")[0] for line in reported[5:8]] == [
         "  attempt 1, epoch 2 batch 0 step 4, on_epoch_end",
         "  attempt 1, epoch 3 batch 0 step 6, on_epoch_end (after a stop)",
         "never",
@@ -256,7 +256,7 @@ def test_a_dry_run_tells_when_rules_would_have_acted(tmp_path: Path, capsys: Cap
 
 
 def test_a_dry_run_acts_where_the_run_itself_would_have(tmp_path: Path) -> None:
-    """Up to the first stop, it tells what a run with these rules does."""
+    """Up to the first stop, it reports what a run with these rules does."""
     third = "trainer_state.step % 3 == 0"
     source = rules(
         controller("training_loss.loss < 1", name="low", operations=["control.should_log"], patience={}),
@@ -268,14 +268,14 @@ def test_a_dry_run_acts_where_the_run_itself_would_have(tmp_path: Path) -> None:
     found = dry_run(RuleController(source), read(recorded(tmp_path, **options)))
     fired = Fired()
     train(RuleController(source), fired, batches=2, **options)
-    acts = [act for acts in found.rules.values() for act in acts if not act.is_behind_end]
+    acts = [act for acts in found.rules.values() for act in acts if not act.is_after_end]
     assert len(acts) == 4
     assert sorted((act.fired.controller, act.fired.trigger, act.epoch, act.step) for act in acts) == sorted(
         (name, trigger, epoch, steps) for name, trigger, epoch, _, steps in fired.acts
     )
 
 
-def test_a_dry_run_tells_what_the_recording_does_not_hold_and_does_nothing(tmp_path: Path) -> None:
+def test_a_dry_run_reports_what_the_recording_does_not_hold_and_does_nothing(tmp_path: Path) -> None:
     called: list[Any] = []
     recording = recorded(tmp_path, epochs=1)
     rate = {"name": "rate", "class": "LearningRate"}
@@ -310,15 +310,15 @@ def test_a_dry_run_names_the_metric_that_fails(
     monkeypatch.setattr(registry, "_METRICS", registry._METRICS | {"Gap": Gap})
     source = rules(controller("gap > 1"), metrics=[{"name": "gap", "class": "Gap"}])
     assert command("dry-run", written(tmp_path, source), recorded(tmp_path, validation=[1.0])) == 1
-    told = capsys.readouterr().out.splitlines()[1:]
-    assert told == [
+    reported = capsys.readouterr().out.splitlines()[1:]
+    assert reported == [
         "it: would not have acted as far as it was asked",
         "the rules were not asked from there on: RuleError: in metric 'gap' (Gap) of the rules: KeyError: 'nope' "
         "(validation_end, attempt 1, epoch 1 batch 0 step 2)",
     ]
 
 
-def test_a_dry_run_tells_of_a_rule_that_fails_once(
+def test_a_dry_run_reports_a_rule_that_fails_once(
     tmp_path: Path, capsys: Captured, caplog: pytest.LogCaptureFixture
 ) -> None:
     recording = recorded(tmp_path)

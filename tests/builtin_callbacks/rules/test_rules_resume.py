@@ -36,7 +36,7 @@ class Crash(BaseException):
 
 
 class Crasher(h.Plugin):
-    """Kills a run behind a batch, when everything else has heard of it."""
+    """Kills a run after a batch, when everything else has learned of it."""
 
     def __init__(self, batches: int) -> None:
         self.batches = batches
@@ -102,14 +102,14 @@ def training(*plugins: Any) -> tuple[h.Trainer, dict[str, Any]]:
     }
 
 
-def test_killed_anywhere_it_goes_on_as_if_nothing_had_happened() -> None:
+def test_killed_anywhere_it_continues_as_if_nothing_had_happened() -> None:
     assert_resume_exact(training, resumes=4)
 
 
 def attempts(
     folder: Path, source: Callable[[], dict[str, Any]], kill: int | None, *, epochs: int = 4
 ) -> tuple[list[Any], h.RunResult | None, RuleController]:
-    """Train four batches an epoch, saved behind every second; return the acts, the result, and the rules."""
+    """Train four batches an epoch, saved after every second; return the acts, the result, and the rules."""
     plugin, fired, task = (
         RuleController(source()),
         Fired(),
@@ -144,7 +144,7 @@ def on_saves() -> dict[str, Any]:
 @pytest.mark.parametrize("kill", [2, 3, 5, 8, 9, 13])
 @pytest.mark.parametrize("source", [many, on_saves], ids=["many", "on_save"])
 def test_its_rules_act_where_they_would_have(source: Callable[[], dict[str, Any]], kill: int, tmp_path: Path) -> None:
-    """A rule on a save is counted behind the state that is saved: it is asked again when that is loaded."""
+    """A rule on a save is counted after the state that is saved: it is asked again when that is loaded."""
     whole, result, plugin = attempts(tmp_path / "whole", source, None)
     attempts(tmp_path / "parts", source, kill)
     acts, resumed, other = attempts(tmp_path / "parts", source, None)
@@ -173,7 +173,7 @@ def test_a_run_that_a_rule_had_stopped_does_nothing_more_when_it_is_resumed(trig
     assert (second.reason, second.stopped_by) == (first.reason, first.stopped_by)
 
 
-def test_a_rule_that_was_changed_lets_a_stopped_run_go_on(tmp_path: Path) -> None:
+def test_a_rule_that_was_changed_lets_a_stopped_run_continue(tmp_path: Path) -> None:
     def until(step: int) -> Callable[[], dict[str, Any]]:
         return lambda: rules(controller(f"trainer_state['step'] >= {step}"))
 
@@ -217,7 +217,7 @@ def test_what_has_changed_in_the_file_is_noted_and_no_crash(tmp_path: Path) -> N
     ]
 
 
-def test_a_rule_that_waits_for_a_validation_that_is_cut_is_asked_behind_the_one_that_makes_up_for_it(
+def test_a_rule_that_waits_for_a_validation_that_is_cut_is_asked_after_the_one_that_makes_up_for_it(
     tmp_path: Path,
 ) -> None:
     class Cutter(h.Plugin):
@@ -265,7 +265,7 @@ def test_a_value_without_a_plain_form_is_not_saved_and_no_crash(tmp_path: Path) 
     assert (acts, result.status) == ([], "completed")
 
 
-def test_a_run_that_goes_on_from_its_final_save_knows_that_it_was_the_final_one(
+def test_a_run_that_continues_from_its_final_save_knows_that_it_was_the_final_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fit() -> list[str]:

@@ -1,4 +1,4 @@
-"""ScaleLearningRate: the schedule goes on, scaled. ScaleLoss: one batch weighs more or less."""
+"""ScaleLearningRate: the schedule continues, scaled. ScaleLoss: one batch weighs more or less."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SCHEDULES: dict[str, Callable[[Any], Any]] = {
 def fit(
     task: Make, batches: Make, schedule: Any, *, scale_at: tuple[int, ...] = (), saved: Any = None, save_at: int = 0
 ) -> tuple[list[list[float]], list[Any]]:
-    """Train 12 steps of two parameter groups; return the rates of each step and what was saved behind `save_at`."""
+    """Train 12 steps of two parameter groups; return the rates of each step and what was saved after `save_at`."""
     mine, rates, kept = task(), [], []
     groups = [{"params": [each], "lr": lr} for each, lr in zip(mine.model.parameters(), (0.1, 0.02), strict=True)]
     optimizer = torch.optim.SGD(groups)

@@ -40,13 +40,13 @@ def test_what_is_long_is_shortened() -> None:
     ],
     ids=["window_size", "source_event", "log_format", "function", "factor"],
 )
-def test_arguments_of_the_wrong_type_are_told_shortened(kind: Any, argument: str) -> None:
+def test_arguments_of_the_wrong_type_are_reported_shortened(kind: Any, argument: str) -> None:
     with pytest.raises(RuleError) as caught:
         kind("it", **{argument: giant()})
     assert len(str(caught.value)) < 2500
 
 
-def test_a_level_and_a_minimum_of_the_wrong_type_are_told_shortened() -> None:
+def test_a_level_and_a_minimum_of_the_wrong_type_are_reported_shortened() -> None:
     with pytest.raises(RuleError, match="There is no log_level"):
         LogControl("it", "x", giant())  # type: ignore[arg-type]
     with pytest.raises(RuleError, match="minimum is a learning rate"):

@@ -132,7 +132,7 @@ class Trial:
     places: dict[tuple[int, int], Any]
 
     def is_tail_of(self, whole: Trial) -> bool:
-        """Whether a resumed training went on as another one did that was left alone, to the last bit."""
+        """Whether a resumed training continued as another one did that was left alone, to the last bit."""
         count = len(self.batches)
         assert 0 < count < len(whole.batches)
         same_batches, same_losses = self.batches == whole.batches[-count:], self.losses == whole.losses[-count:]

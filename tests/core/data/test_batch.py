@@ -51,15 +51,15 @@ def test_with_last(items: list[int]) -> None:
     assert list(with_last(items)) == [(item, item == items[-1]) for item in items]
 
 
-def test_set_epoch_tells_loader_and_samplers() -> None:
-    class Told:
+def test_set_epoch_reaches_loader_and_samplers() -> None:
+    class Reported:
         epoch = -1
 
         def set_epoch(self, epoch: int) -> None:
             self.epoch = epoch
 
     class Loader:
-        sampler, batch_sampler = Told(), Told()
+        sampler, batch_sampler = Reported(), Reported()
 
     set_epoch(Loader(), 4)
     assert (Loader.sampler.epoch, Loader.batch_sampler.epoch) == (4, 4)

@@ -76,7 +76,7 @@ def test_of_a_large_batch_a_sample_counts_and_the_size() -> None:
     assert len(list(last_batch._pieces(large, last_batch.SAMPLE / large.nbytes))[1]) == last_batch.SAMPLE
 
 
-def test_signed_zeros_and_numbers_that_are_none_are_told_by_their_bits() -> None:
+def test_signed_zeros_and_numbers_that_are_none_are_distinguished_by_their_bits() -> None:
     assert digest(torch.tensor([0.0])) != digest(torch.tensor([-0.0]))
     assert digest(torch.tensor([torch.nan])) == digest(torch.tensor([torch.nan]))
 

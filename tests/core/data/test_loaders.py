@@ -46,7 +46,7 @@ def test_by_default_a_batch_is_one_sample(drawing: Make, fit: Make) -> None:
     assert len(fit(drawing(3), loader_params={}).batches) == 6
 
 
-def test_a_dataset_is_shuffled_anew_in_every_epoch(drawing: Make, fit: Make) -> None:
+def test_a_dataset_is_shuffled_again_in_every_epoch(drawing: Make, fit: Make) -> None:
     trials = [fit(drawing(), loader_params={"batch_size": 4, "shuffle": True}, seed=seed) for seed in (5, 5, 6)]
     orders = [epoch(trial, number, 6) for trial in trials for number in (0, 1)]
 
@@ -205,7 +205,7 @@ def test_parameters_for_an_evaluation_are_checked(drawing: Make, noisy: Make) ->
         Trainer(device="cpu").test(noisy(), {"a": drawing(0)}, loader_params={"batch_size": 4})
 
 
-def test_torch_s_own_checks_are_heard(drawing: Make) -> None:
+def test_torch_s_own_checks_are_made(drawing: Make) -> None:
     assert refused(drawing(), {"prefetch_factor": 2}).startswith("ValueError: prefetch_factor option could only be")
 
 
@@ -264,7 +264,7 @@ def test_the_next_phase_begins_with_an_epoch(
     assert trial.result.progress.epoch == 3
 
 
-def test_without_a_request_the_first_phase_goes_on(drawing: Make, fit: Make) -> None:
+def test_without_a_request_the_first_phase_continues(drawing: Make, fit: Make) -> None:
     assert sizes(fit(Phases(easy(drawing), hard(drawing)), epochs=3)) == [4] * 9
 
 
@@ -275,7 +275,7 @@ def test_in_the_last_phase_the_request_has_no_effect(drawing: Make, fit: Make) -
     assert fit([*easy(drawing)], plugins=[Advance(StepEnd, 2)]).result.progress.steps == 6
 
 
-def test_phases_are_told_apart_by_the_run(drawing: Make, fit: Make) -> None:
+def test_phases_are_distinguished_by_the_run(drawing: Make, fit: Make) -> None:
     seen: list[tuple[int, int | None, bool]] = []
 
     class Look(Plugin):
@@ -345,7 +345,7 @@ def test_a_generator_lasts_for_one_epoch(fit: Make) -> None:
         fit(torch.zeros(1, 7).double() for _ in numbers())
 
 
-def test_another_librarys_dataset_is_told_by_its_methods() -> None:
+def test_another_librarys_dataset_is_recognized_by_its_methods() -> None:
     class Table:
         """As the datasets of other libraries are: no subclass of torch's."""
 

@@ -27,7 +27,7 @@ Make = Callable[..., Any]
 
 
 class Telling(DataModule):
-    """Keeps a diary; fails where it is told to."""
+    """Keeps a diary; fails where it is asked to."""
 
     loader_params = LoaderParams(batch_size=4, shuffle=True)
 
@@ -66,7 +66,7 @@ RUN = ["set_up", "train", "validation", "tear_down"]
 
 
 class Ending(Plugin):
-    """Ends a run in some way, amid an epoch."""
+    """Ends a run in some way, during an epoch."""
 
     def __init__(self, how: Any) -> None:
         self.how = how

@@ -40,7 +40,7 @@ from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, WeightedRandomSampler, default_collate
 
-Told = dict[str, Any]
+Reported = dict[str, Any]
 
 
 def rank() -> int:
@@ -103,22 +103,24 @@ def a_task(kind: type[Supervised] = Supervised) -> Supervised:
     )
 
 
-def trained(data: Any, *plugins: Any, saved: bytes | None = None, cut_at: int | None = None, **options: Any) -> Told:
+def trained(
+    data: Any, *plugins: Any, saved: bytes | None = None, cut_at: int | None = None, **options: Any
+) -> Reported:
     """Train for two epochs, and tell what of it can be compared."""
-    told: Told = {"batches": [], "samples": [], "places": [], "steps": [], "cut": None}
+    reported: Reported = {"batches": [], "samples": [], "places": [], "steps": [], "cut": None}
     trainer, task = a_trainer(*plugins), options.pop("task", None) or a_task()
 
     def tell(run: Run, event: BatchEnd) -> None:
         progress = run.progress
-        told["batches"].append([round(row[0] * 10) for row in run.batch[0].tolist()])
-        told["samples"].append(progress.samples)
-        told["steps"].append(progress.steps)
-        told["places"].append((progress.epoch, progress.batch, run.batches_per_epoch, run.is_last_batch))
+        reported["batches"].append([round(row[0] * 10) for row in run.batch[0].tolist()])
+        reported["samples"].append(progress.samples)
+        reported["steps"].append(progress.steps)
+        reported["places"].append((progress.epoch, progress.batch, run.batches_per_epoch, run.is_last_batch))
 
     def keep(run: Run, event: SavePoint) -> None:
         file = BytesIO()
         torch.save(run.state_dict(), file)
-        told["cut"] = file.getvalue()
+        reported["cut"] = file.getvalue()
 
     trainer.bus.on(BatchEnd, tell)
     if cut_at is not None:
@@ -129,20 +131,20 @@ def trained(data: Any, *plugins: Any, saved: bytes | None = None, cut_at: int | 
         trainer.bus.on(TrainStart, lambda run, event: run.resume(state))
     with_defaults: Any = {"optimizer": sgd(momentum=0.9), "epochs": 2} | options
     result = trainer.fit(task, data, **with_defaults)
-    told |= {"weights": [each.tolist() for each in task.model.state_dict().values()], "metrics": result.metrics}
-    return {**told, "notes": result.notes, "resume": result.resume, "progress": result.progress.state_dict()}
+    reported |= {"weights": [each.tolist() for each in task.model.state_dict().values()], "metrics": result.metrics}
+    return {**reported, "notes": result.notes, "resume": result.resume, "progress": result.progress.state_dict()}
 
 
-def rounds(of_ranks: list[Told]) -> list[list[int]]:
+def rounds(of_ranks: list[Reported]) -> list[list[int]]:
     """Return the samples of each round of batches, in the order of the sampler."""
-    rows = zip(*(told["batches"] for told in of_ranks), strict=True)
+    rows = zip(*(reported["batches"] for reported in of_ranks), strict=True)
     return [[sample for samples in zip(*row, strict=True) for sample in samples] for row in rows]
 
 
 # Shares of one order.
 
 
-def shuffled(batch_size: int, **options: Any) -> Told:
+def shuffled(batch_size: int, **options: Any) -> Reported:
     return trained(DataLoader(Drawing(), batch_size, shuffle=True), RNGCapture(5), **options)
 
 
@@ -156,7 +158,7 @@ def test_a_loader_is_dealt_out(ranks: Pool) -> None:
     assert not of_ranks[0]["notes"]
 
 
-def by_params(**params: Any) -> Told:
+def by_params(**params: Any) -> Reported:
     return trained(Drawing(), RNGCapture(5), loader_params=params)
 
 
@@ -172,7 +174,7 @@ def test_a_dataset_is_dealt_out_with_the_global_batch_that_was_asked_for(ranks: 
         ranks(2).run(by_params, as_ranks=3)
 
 
-def unseeded() -> tuple[Told, int | None]:
+def unseeded() -> tuple[Reported, int | None]:
     torch.manual_seed(7 + rank())
     seeds: list[int | None] = []
     plugin = LogSchedule(Every(steps=1))
@@ -194,8 +196,8 @@ def unlike() -> None:
 
 
 def test_data_that_differ_are_refused_everywhere(ranks: Pool) -> None:
-    told = r"train loaders of rank 0 and rank 1 differ: samples is 20 and 21\. A run deals the data out itself"
-    with pytest.raises(ValueError, match=told):
+    reported = r"train loaders of rank 0 and rank 1 differ: samples is 20 and 21\. A run deals the data out itself"
+    with pytest.raises(ValueError, match=reported):
         ranks(2).run(unlike)
 
 
@@ -208,8 +210,8 @@ def test_so_are_batch_sizes(ranks: Pool) -> None:
         ranks(2).run(unlike_batches)
 
 
-def streams_of_other_batches() -> Told:
-    def fit(**options: Any) -> Told:
+def streams_of_other_batches() -> Reported:
+    def fit(**options: Any) -> Reported:
         return trained(DataLoader(Flowing(12), 2 + rank()), GradientAccumulation(2), **options)
 
     return {**fit(saved=fit(cut_at=1)["cut"], epochs=1), "whole": fit(epochs=1)}
@@ -254,11 +256,11 @@ def breaking(where: str) -> tuple[type, str]:
 @pytest.mark.parametrize("where", ["length", "sample"])
 def test_a_loader_that_fails_on_one_rank_fails_all(ranks: Pool, where: str) -> None:
     """Before the ranks agree on their data, or while the others vote on the next batch."""
-    (other, told), own = ranks(2).run(breaking, where)
+    (other, reported), own = ranks(2).run(breaking, where)
     assert own == (BrokenError, "no such file")
     assert other is RankFailed
-    assert told.startswith("rank 1 failed with ")
-    assert "BrokenError: no such file (" in told
+    assert reported.startswith("rank 1 failed with ")
+    assert "BrokenError: no such file (" in reported
 
 
 def batches_of(sizes: list[int]) -> list[tuple[Tensor, Tensor]]:
@@ -270,11 +272,11 @@ def dropping(samples: list[Any]) -> Any:
     return default_collate([each for each in samples if round(float(each[0][0]) * 10) % 5])
 
 
-def collated() -> Told:
+def collated() -> Reported:
     return trained(DataLoader(Drawing(), 4, collate_fn=dropping))
 
 
-def listed(kind: type[Supervised]) -> Told:
+def listed(kind: type[Supervised]) -> Reported:
     at = []
 
     class Note(Plugin):
@@ -300,7 +302,7 @@ def test_samples_are_those_of_all_ranks(ranks: Pool) -> None:
 # No more data.
 
 
-def streamed(kind: Callable[..., Any], *sizes: int) -> Told:
+def streamed(kind: Callable[..., Any], *sizes: int) -> Reported:
     return trained(DataLoader(kind(*sizes), 2), GradientAccumulation(2))
 
 
@@ -313,9 +315,10 @@ def test_the_shortest_rank_ends_the_epoch_for_all(ranks: Pool) -> None:
         assert first["steps"] == second["steps"] == [0, 1, 1, 2, 3, 3, 4, 4, 5, 6]
         assert first["samples"] == second["samples"]
         assert first["weights"] == second["weights"]
-        assert [len(told["notes"]) for told in (first, second)] == [2, 2]
+        assert [len(reported["notes"]) for reported in (first, second)] == [2, 2]
         assert all(
-            told["notes"][0].startswith("a DataLoader is read as it is on each of 2 ranks") for told in (first, second)
+            reported["notes"][0].startswith("a DataLoader is read as it is on each of 2 ranks")
+            for reported in (first, second)
         )
     assert first["notes"][1] == (
         "the train loaders of the ranks have 5, 7 batches: an epoch ends when the first of them does"
@@ -328,15 +331,15 @@ def test_a_rank_without_a_batch_is_an_error_on_all(ranks: Pool) -> None:
     assert sum("yielded no batch" in note for note in info.value.__notes__) == 2
 
 
-def lied() -> Told:
+def lied() -> Reported:
     return trained(DataLoader(Sized(6, 4, says=10), 2))
 
 
 def test_so_is_one_that_ends_before_its_length(ranks: Pool) -> None:
-    told = "ended after 3 batches, but its length says 5. On several ranks that is an error"
-    with pytest.raises(ValueError, match=told) as info:
+    reported = "ended after 3 batches, but its length says 5. On several ranks that is an error"
+    with pytest.raises(ValueError, match=reported) as info:
         ranks(2).run(lied)
-    assert sum(told in note for note in info.value.__notes__) == 2
+    assert sum(reported in note for note in info.value.__notes__) == 2
 
 
 # Evaluations.
@@ -352,7 +355,7 @@ def evaluated(size: int, workers: int = 0) -> tuple[Any, ...]:
     return result.metrics, result.progress.evaluated, result.progress.samples, result.notes
 
 
-def validated() -> Told:
+def validated() -> Reported:
     """Train without any data in common, so that the weights are the same, and validate on sets that draw."""
     sets = {"map": DataLoader(Drawing(17), 3), "list": batches_of([4, 1, 3]), "stream": DataLoader(Flowing(5), 2)}
     same = [batch for batch in batches_of([4, 4]) for _ in range(int(os.environ.get("WORLD_SIZE", "1")))]
@@ -363,10 +366,10 @@ def test_an_evaluation_equals_that_of_one_process(ranks: Pool) -> None:
     """To the last bit: the batches are the same, what they draw, and the order in which the values are added."""
     alone = validated()
     for count in (2, 4):
-        for told in ranks(count).run(validated):
-            assert told["metrics"] == alone["metrics"]
-            assert told["weights"] == alone["weights"]
-            assert told["notes"] == (
+        for reported in ranks(count).run(validated):
+            assert reported["metrics"] == alone["metrics"]
+            assert reported["weights"] == alone["weights"]
+            assert reported["notes"] == (
                 f"a DataLoader of an evaluation is read as it is on each of {count} ranks: share its data out by "
                 f"run.engine.rank, or every rank does all of the work",
             )
@@ -466,7 +469,7 @@ def test_where_that_fails_no_rank_waits(ranks: Pool) -> None:
 # Other numbers of ranks.
 
 
-def accumulated(n: int, **options: Any) -> Told:
+def accumulated(n: int, **options: Any) -> Reported:
     params = {"batch_size": 2, "shuffle": True, "as_ranks": 2}
     return trained(Drawing(), RNGCapture(5), GradientAccumulation(n, as_ranks=2), loader_params=params, **options)
 
@@ -480,13 +483,13 @@ def test_from_two_ranks_to_one_and_back_is_exact(n: int, ranks: Pool) -> None:
     before = whole[0]["steps"].count(4) and whole[0]["steps"].index(4) + 1
 
     assert rest[0]["weights"] == rest[1]["weights"] == alone["weights"] == whole[0]["weights"]
-    assert [told["batches"] for told in rest] == [told["batches"][before:] for told in whole]
+    assert [reported["batches"] for reported in rest] == [reported["batches"][before:] for reported in whole]
     assert rest[0]["progress"]["samples"] == alone["progress"]["samples"] == whole[0]["progress"]["samples"]
     assert rest[0]["places"] == whole[0]["places"][before:]
     assert rest[0]["resume"].guarantee == "order-exact"
 
 
-def test_a_larger_number_of_ranks_is_told_what_drew_otherwise(ranks: Pool) -> None:
+def test_a_larger_number_of_ranks_reports_what_drew_otherwise(ranks: Pool) -> None:
     cut = shuffled(8, cut_at=2)["cut"]
     rest = ranks(2).run(shuffled, 4, saved=cut)[0]
     assert "keyed by batch and rank: 1 rank with batches of 8 drew otherwise" in str(rest["resume"])

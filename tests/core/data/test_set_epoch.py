@@ -26,7 +26,7 @@ def row(*numbers: float) -> Tensor:
     return torch.tensor([*numbers, *[0] * (7 - len(numbers))], dtype=torch.float64)
 
 
-class Told(Dataset[Tensor]):
+class Reported(Dataset[Tensor]):
     epoch, level = -1, 0
 
     def set_epoch(self, epoch: int) -> None:
@@ -50,8 +50,8 @@ class Flowing(IterableDataset[Tensor]):
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("kind", [Told, Flowing])
-def test_every_copy_is_told(kind: Any, how: str, read: Read) -> None:
+@pytest.mark.parametrize("kind", [Reported, Flowing])
+def test_every_copy_is_reported(kind: Any, how: str, read: Read) -> None:
     batches = read(DataLoader(kind(), 4, **HOW[how]), epochs=[0, 1, 3])
 
     each = len(batches) // 3
@@ -61,7 +61,7 @@ def test_every_copy_is_told(kind: Any, how: str, read: Read) -> None:
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("kind", [Told, Flowing])
+@pytest.mark.parametrize("kind", [Reported, Flowing])
 def test_a_resumed_run_is_equal(kind: Any, how: str, fit: Make) -> None:
     """In the second epoch: a worker that began with the first one had its epoch."""
 
@@ -84,7 +84,7 @@ class Harder(Plugin):
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("make", [Told, Flowing, lambda: Subset(Told(), range(8))])
+@pytest.mark.parametrize("make", [Reported, Flowing, lambda: Subset(Reported(), range(8))])
 def test_what_a_plugin_sets_reaches_every_copy(make: Any, how: str, fit: Make) -> None:
     def made() -> DataLoader[Any]:
         return DataLoader(make(), 2, **HOW[how])
@@ -97,7 +97,7 @@ def test_what_a_plugin_sets_reaches_every_copy(make: Any, how: str, fit: Make) -
     assert tail.is_tail_of(here)
 
 
-class Processes(Told):
+class Processes(Reported):
     def __getitem__(self, index: int) -> Tensor:
         info = torch.utils.data.get_worker_info()
         assert info is not None
@@ -111,17 +111,17 @@ def test_workers_that_nobody_changed_live_on(read: Read) -> None:
     assert [batch[0][2] for batch in batches] == [0, 1, 2]
 
 
-def test_a_validation_tells_no_epoch(fit: Make) -> None:
+def test_a_validation_reports_no_epoch(fit: Make) -> None:
     """It may share the dataset with the training."""
-    data = Told()
+    data = Reported()
     schedule = ValidationSchedule(Every(steps=1))
     trial = fit(DataLoader(data, 4), validation=DataLoader(data, 4), plugins=[schedule], epochs=3)
 
     assert [batch[0][1] for batch in trial.batches] == [0, 0, 1, 1, 2, 2]
 
 
-class Reordered(Told):
-    """Draws when it is told the epoch, by a generator of its own and by a global one."""
+class Reordered(Reported):
+    """Draws when it is given the epoch, by a generator of its own and by a global one."""
 
     def __init__(self) -> None:
         self.order, self.rng = [*range(8)], random.Random(1)

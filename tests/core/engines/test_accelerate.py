@@ -1,4 +1,4 @@
-"""Training through accelerate: equal to our own engines, and back to the user's modules behind it."""
+"""Training through accelerate: equal to our own engines, and back to the user's modules after it."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_the_task_has_its_own_modules_back(ranks: Pool) -> None:
 
 
 def evaluated() -> list[float]:
-    """Evaluate a model with buffers: rank 0 two batches, rank 1 one; then go on."""
+    """Evaluate a model with buffers: rank 0 two batches, rank 1 one; then continue."""
     torch.manual_seed(0)
     norm = nn.BatchNorm1d(6)
     with Training(AccelerateEngine(), Fitting(nn.Sequential(nn.Linear(5, 6), norm, nn.Linear(6, 3)))) as training:
@@ -175,7 +175,7 @@ def test_an_accelerator_of_ones_own_keeps_its_group(ranks: Pool) -> None:
 
 
 @pytest.mark.usefixtures("alone")
-def test_steps_that_the_scaler_skips_are_told_and_dropped_windows_do_not_confuse_it() -> None:
+def test_steps_that_the_scaler_skips_are_reported_and_dropped_windows_do_not_confuse_it() -> None:
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)

@@ -154,7 +154,7 @@ def test_there_is_one_gpu_for_each_process_of_a_machine(gpus: Any, given: list[i
 # By object and by name.
 
 
-def test_an_engine_object_is_told_itself() -> None:
+def test_an_engine_object_is_used_as_it_is() -> None:
     engine = DeviceEngine("cpu", precision="bf16")
     assert Trainer(engine=engine).engine is engine
     with pytest.raises(ValueError, match=r"Give precision=, device= or engine=, not both: .* DeviceEngine\(\.\.\.\)"):

@@ -99,13 +99,13 @@ def test_an_engine_is_in_one_run_at_a_time() -> None:
     """A run within another would give the gradient scaler of fp16 a new beginning, say."""
 
     class Nested(Plugin):
-        told = ""
+        reported = ""
 
         @on(BatchEnd)
         def validate(self, run: Run, event: BatchEnd) -> None:
             with pytest.raises(RuntimeError) as caught:
                 Trainer(engine=engine).validate(task, data)
-            self.told, self.scaling = str(caught.value), scaling_of(engine)
+            self.reported, self.scaling = str(caught.value), scaling_of(engine)
 
     engine, nested = DeviceEngine("cpu", precision="fp16"), Nested()
     task, data = Supervised(nn.Linear(2, 1), nn.functional.mse_loss), [(torch.ones(2, 2), torch.ones(2, 1))] * 2
@@ -114,8 +114,8 @@ def test_an_engine_is_in_one_run_at_a_time() -> None:
         for _ in run.epochs():
             for batch in run.batches():
                 run.step(run.forward(run, batch))
-    assert nested.told.startswith("This DeviceEngine is in a run, whose modules and optimizers it holds until that")
-    assert nested.told.endswith("use another Trainer with an engine of its own.")
+    assert nested.reported.startswith("This DeviceEngine is in a run, whose modules and optimizers it holds until that")
+    assert nested.reported.endswith("use another Trainer with an engine of its own.")
     assert nested.scaling is scaling
     with pytest.raises(ValueError, match="not to be had"):  # what fails before its beginning lets go of it
         Trainer(engine=Refusing("cpu")).validate(task, data)

@@ -189,7 +189,7 @@ class Several:
         raise KeyError("on purpose")
 
 
-def test_it_may_step_several_optimizers_and_is_told_of_a_failure() -> None:
+def test_it_may_step_several_optimizers_and_learns_of_a_failure() -> None:
     engine, task = OwnEngine(), Several()
     before = [each.weight.detach().clone() for each in (task.one, task.other)]
     trainer, data = Trainer(engine=engine), [torch.ones(3, 2)]

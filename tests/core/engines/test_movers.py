@@ -130,7 +130,7 @@ def test_subclasses_of_containers_keep_what_they_know() -> None:
 
 
 @pytest.mark.parametrize("kind", [Fixed, MappingProxyType])
-def test_other_mappings_are_made_anew(kind: Any) -> None:
+def test_other_mappings_are_made_again(kind: Any) -> None:
     moved = move(kind({"inputs": tensor(), "name": "x"}), META)
     assert type(moved) is kind
     assert (on_meta(moved["inputs"]), moved["name"]) == (True, "x")
@@ -183,8 +183,8 @@ def test_a_type_of_ones_own_is_taught_with_its_subclasses() -> None:
     assert [type(each) for each in moved] == [Tree, Leaf]
     assert on_meta(moved[0].nodes[0])
     assert on_meta(moved[1].nodes)
-    register_mover(Leaf, lambda leaf, move: "told anew")
-    assert move(Leaf(tensor(), "l"), META) == "told anew"
+    register_mover(Leaf, lambda leaf, move: "moved again")
+    assert move(Leaf(tensor(), "l"), META) == "moved again"
 
 
 @pytest.mark.parametrize("kind", [Tensor, list, tuple, dict, object])

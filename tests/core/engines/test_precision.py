@@ -242,7 +242,7 @@ def test_the_scale_is_continued() -> None:
     assert second.state_dict() == first.state_dict()
 
 
-def test_a_resumed_run_goes_on_with_the_scale(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_with_the_scale(tmp_path: Path) -> None:
     def fit(folder: Path, steps: int) -> tuple[list[Tensor], dict[str, Any], Any]:
         task, plugins = make_task(), [Checkpoint(folder, resume="auto"), SaveSchedule(Every(steps=1)), RNGCapture()]
         trainer = Trainer(plugins, device="cpu", precision="fp16")
@@ -280,7 +280,7 @@ def test_several_optimizers_share_a_scale_that_moves_where_no_gradients_are_left
     optimizers = {name: sgd(momentum=0.9)(getattr(task, name).parameters()) for name in ("left", "right")}
     before = [each.detach().clone() for each in task.left.parameters()]
     trainer.fit(task, data(2), optimizer=optimizers, epochs=1)
-    # The third loss overflows; it tells on the fourth, unless gradients of that one are left from the first batch.
+    # The third loss overflows; it shows at the fourth, unless gradients of that one are left from the first batch.
     assert task.scales == [2.0**16] * 3 + [2.0**15 if window == 1 else 2.0**16]
     assert trainer.engine.state_dict()["scaler"]["scale"] == 2.0**15
     assert (window == 2) == all(map(torch.equal, task.left.parameters(), before))
@@ -361,7 +361,7 @@ def test_tensor_float_is_allowed_within_a_run_only() -> None:
 def test_what_a_user_set_by_torch_s_newer_names_is_given_back() -> None:
     backends: Any = torch.backends
     with given_back():
-        backends.cuda.matmul.fp32_precision = "tf32"  # behind this, the older names cannot be read
+        backends.cuda.matmul.fp32_precision = "tf32"  # after this, the older names cannot be read
         backends.cudnn.conv.fp32_precision = "ieee"
         with Precision("tf32").running():
             assert (backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision) == ("tf32", "tf32")

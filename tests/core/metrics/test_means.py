@@ -35,7 +35,7 @@ def test_one_name_for_both_kinds() -> None:
     assert means.read("train") == {"train/loss": 3.0}
 
 
-def test_reading_begins_anew() -> None:
+def test_reading_starts_again() -> None:
     means = Means()
     means.add("loss", torch.tensor(1.0))
     assert means.read("train") == {"train/loss": 1.0}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Arrival:
-    """A copy that comes when it is told to."""
+    """A copy that comes when it is asked to."""
 
     def __init__(self) -> None:
         self.is_there = False

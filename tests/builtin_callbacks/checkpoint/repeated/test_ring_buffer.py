@@ -72,7 +72,7 @@ def test_later_rows_are_dropped(tmp_path: Path) -> None:
 
 @given(st.integers(0, ROW.size - 1))
 def test_a_row_that_a_kill_cut_off_is_not_whole(tmp_path_factory: pytest.TempPathFactory, cut: int) -> None:
-    """The bytes come in their order; behind the cut there is still what was there before."""
+    """The bytes come in their order; after the cut there is still what was there before."""
     path = written(tmp_path_factory.mktemp("cut") / "a", row(1), row(2), row(3))
     before, after = row(3), row(3 + ROWS, 0.25)
     at = OFFSETS[3]

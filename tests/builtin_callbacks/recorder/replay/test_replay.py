@@ -81,7 +81,7 @@ def test_a_stop_ends_the_run_where_it_would_have(rising: Recording) -> None:
     (end,) = replayed.ends
     assert (end.attempt, end.by, end.epoch, end.batch, end.step, end.did) == (1, "early_stopping", 1, 4, 12, False)
     assert end.reason == "validation/rising has not improved on 4 in 2 readings"
-    assert [(each.request.step, each.did, each.behind_end) for each in replayed.asked] == [
+    assert [(each.request.step, each.did, each.after_end) for each in replayed.asked] == [
         (12, False, False),
         (16, True, True),
     ]
@@ -492,5 +492,5 @@ def test_an_event_during_a_batch_does_not_count_it_twice(tmp_path: Path, caplog:
 
 def test_control_characters_of_reasons_are_escaped() -> None:
     request = h.Request("stop", "mine", "one\x1b[2J\ntwo", 0, 1, 1)
-    replayed = Replayed(Path("a"), ("mine",), (ReplayedRequest(1, request, None, behind_end=False),), (), (), {}, {})
+    replayed = Replayed(Path("a"), ("mine",), (ReplayedRequest(1, request, None, after_end=False),), (), (), {}, {})
     assert str(replayed).splitlines()[-1] == r"  attempt 1, epoch 0 batch 1 step 1: stop - one\x1b[2J two"

@@ -281,7 +281,7 @@ def edited(tmp_path: Path, **changes: Any) -> list[Any]:
 WAYS = r"Give fit an optimizer with the checkpoint's groups, and add others .* or load only the weights, with load"
 
 
-def test_a_checkpoint_without_the_names_says_how_many_and_how_to_go_on(tmp_path: Path) -> None:
+def test_a_checkpoint_without_the_names_says_how_many_and_how_to_continue(tmp_path: Path) -> None:
     what = (
         r"^The 'optimizer' of the checkpoint has 2 parameter groups of 2 and 2 parameters, the program's has 1 "
         r"parameter group of 2 parameters, and it was written by a version that did not save which parameters they "

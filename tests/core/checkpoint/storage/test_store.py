@@ -35,7 +35,7 @@ def test_save_and_load(tmp_path: Path, opened: Make, state: Make, names: Make) -
     assert isnan(storage.read_manifest(tmp_path / "a.pth").metrics["loss"])
 
 
-def test_tensors_that_share_memory_go_on_sharing_it(opened: Make, state: Make) -> None:
+def test_tensors_that_share_memory_continue_sharing_it(opened: Make, state: Make) -> None:
     whole = torch.arange(100_000.0)
     entry = opened().save("a.pth", state(modules={"m": {"whole": whole, "part": whole[:10], "again": whole}}))
     loaded = storage.load(entry.path)["modules"]["m"]

@@ -203,12 +203,12 @@ def remembered_unseen(held: Any) -> float:
     return float(held.setdefault("drawn", torch.rand(()).item()))
 
 
-def seeded_anew(held: Any) -> float:
+def seeded_again(held: Any) -> float:
     random.seed()
     return random.random()
 
 
-def torch_seeded_anew(held: Any) -> float:
+def torch_seeded_again(held: Any) -> float:
     torch.seed()
     return torch.rand(()).item()
 
@@ -249,8 +249,8 @@ HIDDEN: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
     "a list that grows": (list, grown),
     "a deque that turns": (lambda: deque(range(50)), turned),
     "a tensor that counts": (lambda: torch.zeros(()), in_place),
-    "random.seed()": (lambda: None, seeded_anew),
-    "torch.seed()": (lambda: None, torch_seeded_anew),
+    "random.seed()": (lambda: None, seeded_again),
+    "torch.seed()": (lambda: None, torch_seeded_again),
     "os.urandom": (lambda: None, lambda held: int.from_bytes(os.urandom(4), "little") / 2**32),
     "secrets": (lambda: None, lambda held: secrets.randbelow(10**9) / 10**9),
     "uuid": (lambda: None, lambda held: uuid.uuid4().int / 2**128),
@@ -261,7 +261,7 @@ HIDDEN: dict[str, tuple[Callable[[], Any], Callable[[Any], float]]] = {
 
 
 def resumed(make: Callable[[], Any], fit: Make, **how: Any) -> tuple[bool, ResumeReport, ResumeReport]:
-    """Cut a run and go on from there; return whether all is equal, and what both runs say."""
+    """Cut a run and continue from there; return whether all is equal, and what both runs say."""
     whole = fit(make(), cut_at=[STEP], **how)
     tail = fit(make(), saved=whole.cuts[STEP], **how)
     assert len(whole.batches) == BATCHES

@@ -193,7 +193,7 @@ def test_in_sets_and_among_many(hiding: Any) -> None:
     assert (search.found, search.in_sets, search.odd) == ([rng], [], [])
 
 
-def test_what_no_key_reaches_is_told_apart() -> None:
+def test_what_no_key_reaches_is_distinguished() -> None:
     system, counter = random.SystemRandom(), itertools.count()
     search = Search(
         [system, {"counter": counter}, {random.Random(1), (random.Random(2),), frozenset([random.Random(3)])}]

@@ -64,7 +64,7 @@ class Growing(Sampler[list[int]]):
 
 
 class Telling(Sampler[int]):
-    """Orders by the epoch that it is told."""
+    """Orders by the epoch that it is given."""
 
     epoch = -1
 
@@ -202,14 +202,14 @@ def test_a_sampler_with_the_protocol_is_not_read_up_to_the_position(drawing: Mak
     assert sampler.yielded == 4
 
 
-def test_a_sampler_is_told_the_epoch(drawing: Make, read: Read) -> None:
+def test_a_sampler_is_given_the_epoch(drawing: Make, read: Read) -> None:
     assert indices(read(DataLoader(drawing(), 4, sampler=Telling()), epochs=[5])) == [[5, 6, 7]]
     distributed: DistributedSampler[Any] = DistributedSampler(drawing(), 2, 0)
     read(DataLoader(drawing(), 4, sampler=distributed), epochs=[3])
     assert distributed.epoch == 3
 
 
-def test_a_loader_is_told_the_epoch(drawing: Make, read: Read) -> None:
+def test_a_loader_is_given_the_epoch(drawing: Make, read: Read) -> None:
     class Loader(DataLoader[Any]):
         epoch = -1
 

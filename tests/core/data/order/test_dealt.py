@@ -352,7 +352,7 @@ def test_a_position_is_the_same_to_the_sample() -> None:
     assert moved(4, layout(1, 4, ranks=4), layout(2, 4, ranks=4))["batch"] == 2
 
 
-def test_what_was_counted_in_batches_is_counted_anew() -> None:
+def test_what_was_counted_in_batches_is_counted_again() -> None:
     counters = moved(2, layout(2, 4, 5), layout(1, 4, 9), epoch=3, earlier_batches=15, skipped_batches=2, steps=17)
     assert {name: counters[name] for name in ("epoch", "batch", "earlier_batches", "skipped_batches", "steps")} == {
         "epoch": 3,
@@ -366,13 +366,13 @@ def test_what_was_counted_in_batches_is_counted_anew() -> None:
     assert moved(0, layout(2, None, common=False), layout(1, 4), earlier_batches=7)["earlier_batches"] == 7
 
 
-def test_during_a_batch_no_run_goes_on() -> None:
-    told = (
+def test_during_a_batch_no_run_continues() -> None:
+    reported = (
         "The checkpoint is 24 samples into the epoch, within a batch of now: 4 processes x batch_size 4. It was "
         "written by 2 processes x batch_size 4. Choose numbers whose product is the same or divides 24, or resume "
         "from a checkpoint at an epoch's end."
     )
-    with pytest.raises(ValueError, match=told.replace(".", r"\.")):
+    with pytest.raises(ValueError, match=reported.replace(".", r"\.")):
         moved(3, layout(2, 4), layout(4, 4))
     for before, now in (
         (layout(1, 4, ranks=2), layout(2, 4)),

@@ -98,7 +98,7 @@ def test_plain_integers() -> None:
     assert {type(number) for number in head(10, 1) + head(BILLION, 1)} == {int}
 
 
-# A change of these numbers is a change of the order of every run: name the algorithm anew.
+# A change of these numbers is a change of the order of every run: name the algorithm again.
 @pytest.mark.parametrize(
     ("size", "start", "numbers"),
     [

@@ -49,7 +49,7 @@ def test_an_iterable_dataset_draws_by_its_position(how: str, flowing: Make, coll
     assert read(made(), epochs=[1], batch=2) == whole[first + 2 :]
 
 
-def test_persistent_workers_are_told_the_epoch(flowing: Make, read: Read) -> None:
+def test_persistent_workers_are_given_the_epoch(flowing: Make, read: Read) -> None:
     fresh = read(DataLoader(flowing(), 4, num_workers=2), epochs=[0, 1, 2])
     persistent = read(DataLoader(flowing(), 4, num_workers=2, persistent_workers=True), epochs=[0, 1, 2])
 
@@ -62,8 +62,8 @@ def test_an_iterable_dataset_of_whole_batches(flowing: Make, read: Read) -> None
     assert read(DataLoader(flowing(), None), epochs=[1], batch=5) == whole[27:]
 
 
-class Told(IterableDataset[int]):
-    """Is told the epoch."""
+class Reported(IterableDataset[int]):
+    """Is given the epoch."""
 
     epoch = -1
 
@@ -74,9 +74,9 @@ class Told(IterableDataset[int]):
         return iter([self.epoch, self.epoch])
 
 
-def test_an_iterable_dataset_is_told_the_epoch(read: Read) -> None:
-    assert read(DataLoader(Told(), 2), epochs=[3]) == [[3, 3]]
-    assert read(DataLoader(Told(), 2, num_workers=1), epochs=[3]) == [[3, 3]]
+def test_an_iterable_dataset_is_given_the_epoch(read: Read) -> None:
+    assert read(DataLoader(Reported(), 2), epochs=[3]) == [[3, 3]]
+    assert read(DataLoader(Reported(), 2, num_workers=1), epochs=[3]) == [[3, 3]]
 
 
 class Held(IterableDataset[float]):
@@ -141,15 +141,15 @@ def test_a_second_resume_still_uses_the_first_number(flowing: Make, fit: Make) -
 
 
 def replays(loader: Any, saved: Any, noisy: Make) -> list[tuple[int, int]]:
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     trainer = Trainer(device="cpu")
     trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))
-    trainer.bus.on(Replay, lambda run, event: told.append((event.done, event.batches)))
+    trainer.bus.on(Replay, lambda run, event: reported.append((event.done, event.batches)))
     trainer.fit(noisy(), loader, epochs=2, optimizer=torch.optim.SGD)
-    return told
+    return reported
 
 
-def test_reading_again_is_told(drawing: Make, flowing: Make, fit: Make, noisy: Make) -> None:
+def test_reading_again_is_reported(drawing: Make, flowing: Make, fit: Make, noisy: Make) -> None:
     def cut(loader: Any, step: int) -> Any:
         return fit(loader, cut_at=[step], seed=None).cuts[step]
 
@@ -230,7 +230,7 @@ def test_a_loader_by_index_alone(read: Read) -> None:
     assert read(Old(), epochs=[0], batch=1) == [8, 9]
 
 
-def test_an_iterable_is_told_the_epoch(read: Read) -> None:
+def test_an_iterable_is_given_the_epoch(read: Read) -> None:
     class Shuffled(list[int]):
         epoch = -1
 
@@ -292,4 +292,4 @@ def test_a_validation_draws_by_position_whoever_loads_it(workers: int) -> None:
     first = validated(0)
 
     assert validated(workers) == first
-    assert first[0] != first[3]  # the second validation draws anew
+    assert first[0] != first[3]  # the second validation draws again

@@ -36,7 +36,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWa
 
 
 class Shards:
-    """A stream of batches that never begins anew: an epoch is five of them, wherever it stands."""
+    """A stream of batches that never starts again: an epoch is five of them, wherever it stands."""
 
     def __init__(self, per_epoch: int = 5) -> None:
         self.position = 0
@@ -91,7 +91,7 @@ class Dealing:
 
 @pytest.mark.parametrize("kind", [Shards, SizedShards])
 @pytest.mark.parametrize("step", [1, 4, 5, 8])
-def test_a_stream_goes_on_where_it_stood(kind: Any, step: int, fit: Make) -> None:
+def test_a_stream_continues_where_it_stood(kind: Any, step: int, fit: Make) -> None:
     whole = fit(kind(), cut_at=[step])
     loader = kind()
     resumed = fit(loader, saved=whole.cuts[step])
@@ -133,16 +133,16 @@ def test_its_state_is_asked_for_at_a_save_only(fit: Make) -> None:
 
 def test_nothing_is_read_again(noisy: Make, fit: Make) -> None:
     saved = fit(Shards(), cut_at=[3], seed=None).cuts[3]
-    told: list[Any] = []
+    reported: list[Any] = []
     trainer = Trainer(device="cpu")
     trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))
-    trainer.bus.on(Replay, lambda run, event: told.append(event))
+    trainer.bus.on(Replay, lambda run, event: reported.append(event))
     trainer.fit(noisy(), Shards(), epochs=2, optimizer=torch.optim.SGD)
 
-    assert told == []
+    assert reported == []
 
 
-def test_an_epoch_that_was_left_early_is_begun_anew(noisy: Make) -> None:
+def test_an_epoch_that_was_left_early_is_begun_again(noisy: Make) -> None:
     """As `iter(loader)` does, so the state is not kept across its border."""
     saved: dict[int, Any] = {}
     trainer = Trainer([SaveSchedule(At(steps=3))], device="cpu")
@@ -204,7 +204,7 @@ class LeaveEarly(Plugin):
 
 @pytest.mark.parametrize("sized", [True, False])
 def test_an_epoch_of_it_that_was_left_early(sized: bool, drawing: Make, flowing: Make, fit: Make) -> None:
-    """A state from amid an epoch is not that of the next one, which begins anew."""
+    """A state from during an epoch is not that of the next one, which starts again."""
 
     def made() -> Any:
         return stateful(drawing(), shuffle=True) if sized else stateful(flowing())

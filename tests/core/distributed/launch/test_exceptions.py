@@ -106,8 +106,8 @@ def test_no_constructor_is_called() -> None:
     before = KeywordError.made
     sent(error)
     assert KeywordError.made == before
-    unheard = UnheardError.__new__(UnheardError, "text")
-    assert repr(sent(unheard)) == "UnheardError('text')"
+    unreceived = UnheardError.__new__(UnheardError, "text")
+    assert repr(sent(unreceived)) == "UnheardError('text')"
 
 
 def test_what_cannot_be_pickled_arrives_as_text() -> None:

@@ -100,8 +100,8 @@ def test_it_works_in_a_thread() -> None:
 
 
 def test_what_is_registered_for_the_exit_is_called(tmp_path: Path) -> None:
-    launch(jobs.register, tmp_path / "told", nprocs=1)
-    assert (tmp_path / "told").read_text() == "left properly"
+    launch(jobs.register, tmp_path / "reported", nprocs=1)
+    assert (tmp_path / "reported").read_text() == "left properly"
 
 
 def test_a_rank_that_has_reported_must_not_linger(caplog: pytest.LogCaptureFixture) -> None:
@@ -119,15 +119,15 @@ def test_processes_that_a_rank_leaves_are_gone() -> None:
 
 
 def test_messages_arrive_while_the_ranks_run(fifo: Path) -> None:
-    heard = []
+    received = []
 
-    def hear(rank: int, message: Any) -> None:
-        heard.append((rank, message))
+    def receive(rank: int, message: Any) -> None:
+        received.append((rank, message))
         fifo.write_text("answer")
 
-    values = launch(jobs.converse, fifo, nprocs=1, on_message=hear)
+    values = launch(jobs.converse, fifo, nprocs=1, on_message=receive)
     assert values == ["answer"]
-    assert heard == [(0, {"rank": "0"})]
+    assert received == [(0, {"rank": "0"})]
     assert values.messages == []
 
 
@@ -150,16 +150,16 @@ def test_a_message_that_cannot_be_pickled_is_refused_where_it_is_put() -> None:
 
 
 def test_a_listener_that_fails_ends_the_ranks_with_a_sigterm() -> None:
-    heard = []
+    received = []
 
-    def hear(rank: int, message: Any) -> None:
-        heard.append(message)
-        if heard == ["ready", "ready"]:
+    def receive(rank: int, message: Any) -> None:
+        received.append(message)
+        if received == ["ready", "ready"]:
             raise LookupError("not that")
 
     with pytest.raises(LookupError, match="not that") as caught:
-        launch(jobs.close_upon_termination, nprocs=2, on_message=hear)
-    assert heard == ["ready", "ready"]
+        launch(jobs.close_upon_termination, nprocs=2, on_message=receive)
+    assert received == ["ready", "ready"]
     assert caught.value.__notes__[0] in [f"heliograph: while a message of rank {rank} was taken" for rank in range(2)]
     assert len(caught.value.__notes__) == 3
 
@@ -246,13 +246,13 @@ def test_a_rank_that_dies_is_named(how: int, said: str) -> None:
 def test_processes_that_a_dead_rank_leaves_are_gone() -> None:
     pids = []
 
-    def hear(rank: int, message: Any) -> None:
+    def receive(rank: int, message: Any) -> None:
         pids.append(message)
         if len(pids) == 2:
             os.kill(os.getpid(), signal.SIGUSR1)
 
     with pytest.raises(SystemExit) as caught:
-        launch(jobs.die_with_a_helper, nprocs=2, on_message=hear)
+        launch(jobs.die_with_a_helper, nprocs=2, on_message=receive)
     assert caught.value.code == 128 + signal.SIGUSR1
     assert all(map(has_ended, pids))
 
@@ -301,19 +301,19 @@ class Signaller:
 
     def __init__(self, signum: int, count: int = 2) -> None:
         self.signum, self.count = signum, count
-        self.heard: list[str] = []
+        self.received: list[str] = []
 
     def __call__(self, rank: int, message: str) -> None:
-        self.heard.append(message)
-        if message == "ready" and self.heard.count("ready") % self.count == 0:
+        self.received.append(message)
+        if message == "ready" and self.received.count("ready") % self.count == 0:
             os.kill(os.getpid(), self.signum)
 
 
 def test_ctrl_c_lets_the_ranks_close() -> None:
-    hear = Signaller(signal.SIGINT)
+    receive = Signaller(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt) as caught:
-        launch(jobs.close_upon_interrupt, nprocs=2, on_message=hear)
-    assert hear.heard == ["ready", "ready", "closing", "closing"]
+        launch(jobs.close_upon_interrupt, nprocs=2, on_message=receive)
+    assert receive.received == ["ready", "ready", "closing", "closing"]
     assert len(caught.value.__notes__) == 2
 
 
@@ -324,11 +324,11 @@ def test_a_second_ctrl_c_kills_them() -> None:
 
 
 def test_a_sigterm_lets_the_ranks_close() -> None:
-    hear = Signaller(signal.SIGTERM)
+    receive = Signaller(signal.SIGTERM)
     with pytest.raises(SystemExit) as caught:
-        launch(jobs.close_upon_termination, nprocs=2, on_message=hear)
+        launch(jobs.close_upon_termination, nprocs=2, on_message=receive)
     assert caught.value.code == 143
-    assert hear.heard == ["ready", "ready", "saved", "saved"]
+    assert receive.received == ["ready", "ready", "saved", "saved"]
 
 
 def test_a_sigterm_ends_ranks_that_do_not_heed_it() -> None:
@@ -342,13 +342,13 @@ def test_a_sigterm_ends_ranks_that_do_not_heed_it() -> None:
 def test_signals_that_are_ignored_stay_so(fifo: Path) -> None:
     found = []
 
-    def hear(rank: int, message: Any) -> None:
+    def receive(rank: int, message: Any) -> None:
         found.append(signal.getsignal(signal.SIGINT))
         fifo.write_text("")
 
     former = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        launch(jobs.converse, fifo, nprocs=1, on_message=hear)
+        launch(jobs.converse, fifo, nprocs=1, on_message=receive)
     finally:
         signal.signal(signal.SIGINT, former)
     assert found == [signal.SIG_IGN]
@@ -380,7 +380,7 @@ def test_a_scripts_own_functions_and_types_work(tmp_path: Path) -> None:
     assert script.end() == (0, "[True, True]\ncaught 0\n", "")
 
 
-def test_a_script_without_its_guard_is_told_so(tmp_path: Path) -> None:
+def test_a_script_without_its_guard_is_reported(tmp_path: Path) -> None:
     status, output, errors = Script(tmp_path, "print('begins')\nheliograph.launch(jobs.place, nprocs=1)\n").end()
     assert (status, output) == (1, "begins\nbegins\n")
     assert "RuntimeError: launch was called in a process that launch started. Call it once" in errors

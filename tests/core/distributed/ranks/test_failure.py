@@ -1,4 +1,4 @@
-"""What is told of an error, and what an error must not hold."""
+"""What is reported of an error, and what an error must not hold."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ def test_the_error_that_others_raise_can_be_pickled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"), [("left", "rank 1 left the group"), ("died", "rank 1 died"), ("hung", "rank 1 hung")]
+    ("kind", "reported"), [("left", "rank 1 left the group"), ("died", "rank 1 died"), ("hung", "rank 1 hung")]
 )
-def test_what_others_saw_of_a_rank_is_told_as_such(kind: str, told: str) -> None:
-    assert str(Failure(1, kind, "it is in no collective").as_error()) == f"{told}: it is in no collective"
+def test_what_others_saw_of_a_rank_is_reported_as_such(kind: str, reported: str) -> None:
+    assert str(Failure(1, kind, "it is in no collective").as_error()) == f"{reported}: it is in no collective"
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def names_what_it_waits_in() -> list[str]:
     return seen
 
 
-def test_tells_which_collective_it_is_in(ranks: Pool) -> None:
+def test_says_which_collective_it_is_in(ranks: Pool) -> None:
     assert ranks(2).run(names_what_it_waits_in) == [["vote", "reduce", "reduce"]] * 2
 
 
@@ -218,7 +218,7 @@ def is_left_by_one() -> str:
     return str(caught.value)
 
 
-def test_who_waits_for_a_rank_that_left_hears_of_it(ranks: Pool) -> None:
+def test_who_waits_for_a_rank_that_left_learns_of_it(ranks: Pool) -> None:
     left, waited = ranks(2).run(is_left_by_one)
     assert not left
     assert "Connection" in waited or "closed" in waited

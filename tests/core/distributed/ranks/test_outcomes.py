@@ -23,7 +23,7 @@ def work_of(rank: int, fails_on: int, error: Exception | None) -> str:
     return f"by rank {rank}"
 
 
-def told(error: Exception) -> tuple[str, str, list[str]]:
+def reported(error: Exception) -> tuple[str, str, list[str]]:
     return type(error).__name__, str(error), getattr(error, "__notes__", [])
 
 
@@ -39,7 +39,7 @@ def do_it(fails_on: int, kind: str) -> tuple[Any, Any]:
             try:
                 results.append(act())
             except Exception as error:  # noqa: BLE001  # whatever it is
-                results.append(told(error))
+                results.append(reported(error))
     return results[0], results[1]
 
 

@@ -43,7 +43,7 @@ def assert_shared(*waiting: Future[Store]) -> None:
 
 
 def dead_attempt(join: Join, *ranks: int, world_size: int) -> None:
-    """Leave behind what ranks write that die while they wait for the rest."""
+    """Write what is left of ranks that die while they wait for the rest."""
     for rank in ranks:
         with pytest.raises(TimeoutError):
             join(rank, world_size, timeout=0.0).result()
@@ -104,14 +104,14 @@ def test_says_that_rank_0_is_missing(join: Join) -> None:
         join(1, timeout=0.0).result()
 
 
-def test_ranks_that_expect_different_numbers_of_ranks_are_told(join: Join) -> None:
+def test_ranks_that_expect_different_numbers_of_ranks_are_reported(join: Join) -> None:
     with pytest.raises(TimeoutError, match="rank 1 of 2 did not come"):
         join(0, 2, timeout=0.0).result()
     with pytest.raises(TimeoutError, match="Rank 1 expects 3 ranks, but rank 0 gathers 2: set the same WORLD_SIZE"):
         join(1, 3, timeout=0.0).result()
 
 
-def test_a_taken_port_is_told_of() -> None:
+def test_a_taken_port_is_reported() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -120,14 +120,14 @@ def test_a_taken_port_is_told_of() -> None:
             rendezvous(Membership(0, 0, 2, 2, "127.0.0.1", port), 0.1)
 
 
-def test_a_store_that_is_not_there_is_told_of() -> None:
+def test_a_store_that_is_not_there_is_reported() -> None:
     with pytest.raises(TimeoutError, match=r"Rank 1 of 2 found no store at 127.0.0.1:1 within 0.1 s: rank 0 should"):
         rendezvous(Membership(1, 1, 2, 2, "127.0.0.1", 1), 0.1)
     with pytest.raises(TimeoutError, match=r"within 0.1 s: torchrun's agent should"):
         rendezvous(Membership(1, 1, 2, 2, "127.0.0.1", 1, agent_store=True), 0.1)
 
 
-def test_connects_anew_where_the_former_store_is_gone(join: Join) -> None:
+def test_connects_again_where_the_former_store_is_gone(join: Join) -> None:
     former = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     port = former.port
     members = [Membership(rank, rank, 2, 2, "127.0.0.1", port, agent_store=True) for rank in (0, 1)]

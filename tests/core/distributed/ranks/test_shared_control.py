@@ -39,18 +39,18 @@ def fit(trainer: h.Trainer, **options: Any) -> h.RunResult:
 
 
 class Asker(h.Plugin):
-    """On one rank, the second time that it hears an event, asks for something."""
+    """On one rank, the second time that it receives an event, asks for something."""
 
     asks = ("validation", "save", "log", "stop")
 
     def __init__(self, event: str, verb: str, rank: int) -> None:
-        self.event, self.verb, self.rank, self.heard = EVENTS[event], verb, rank, 0
+        self.event, self.verb, self.rank, self.received = EVENTS[event], verb, rank, 0
 
     @h.on(*EVENTS.values())
     def ask(self, run: h.Run, event: h.Event) -> None:
         if isinstance(event, self.event) and run.engine.rank == self.rank:
-            self.heard += 1
-            if self.heard == 2:
+            self.received += 1
+            if self.received == 2:
                 getattr(run.control, self.verb)("because")
 
 
@@ -187,13 +187,13 @@ def test_all_ranks_go_by_the_main_ranks_clock(ranks: Any) -> None:
 
 def signal_on_one_rank(stage: str, signum: int, rank: int, folder: Path) -> Any:
     class Sender(h.Plugin):
-        heard = 0
+        received = 0
 
         @h.on(*EVENTS.values())
         def send(self, run: h.Run, event: h.Event) -> None:
             if isinstance(event, EVENTS[stage]) and run.engine.rank == rank:
-                self.heard += 1
-                if self.heard == 2:
+                self.received += 1
+                if self.received == 2:
                     os.kill(os.getpid(), signum)
 
     class Last(h.Plugin):
@@ -272,18 +272,18 @@ def where_plugins_run(scope: str, collective: bool) -> Any:
         ranks: Any = scope
 
         def __init__(self) -> None:
-            self.heard = 0
+            self.received = 0
 
         @h.on(h.EpochEnd)
         def count(self, run: h.Run, event: h.EpochEnd) -> None:
-            self.heard += 1
+            self.received += 1
             if collective:
                 run.engine.barrier()
 
     plugin = Scoped()
     trainer = trainer_of(plugin)
     fit(trainer, validation=None)
-    return plugin.heard
+    return plugin.received
 
 
 @pytest.mark.parametrize(("scope", "expected"), [("all", [2, 2]), ("main", [2, 0]), ("local_main", [2, 0])])
@@ -357,7 +357,7 @@ def observe_and_exchange() -> Any:
     return fit(trainer_of(Exchanging()), validation=None)
 
 
-def test_ranks_that_are_in_different_collectives_are_told_which(ranks: Any) -> None:
+def test_ranks_that_are_in_different_collectives_are_reported_with_them(ranks: Any) -> None:
     with pytest.raises(RuntimeError, match="rank 0 in reduce; rank 1 in vote"):
         ranks(2).run(observe_and_exchange)
 

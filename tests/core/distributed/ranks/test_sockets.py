@@ -35,11 +35,11 @@ def test_a_child_keeps_only_what_was_opened_outside() -> None:
     with close_in_children():
         within = socket.socket()
         pipe = os.pipe()
-    behind = socket.socket()
-    numbers = [before.fileno(), within.fileno(), behind.fileno(), *pipe]
+    after = socket.socket()
+    numbers = [before.fileno(), within.fileno(), after.fileno(), *pipe]
     assert open_in_a_child(*numbers) == [True, False, True, True, True]
     assert within.fileno() == numbers[1]
-    for each in (before, within, behind):
+    for each in (before, within, after):
         each.close()
     for number in pipe:
         os.close(number)

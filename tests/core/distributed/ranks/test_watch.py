@@ -28,11 +28,11 @@ LATE = "[gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 3000ms for r
 
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> SimpleQueue[str]:
-    """Return what is written when the process is to be ended; it goes on here."""
-    told: SimpleQueue[str] = SimpleQueue()
-    monkeypatch.setattr(os, "write", lambda number, text: told.put(text.decode()))
+    """Return what is written when the process is to be ended; it continues here."""
+    reported: SimpleQueue[str] = SimpleQueue()
+    monkeypatch.setattr(os, "write", lambda number, text: reported.put(text.decode()))
     monkeypatch.setattr(os, "_exit", lambda code: None)
-    return told
+    return reported
 
 
 @pytest.fixture
@@ -57,18 +57,18 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(status, "ANSWERS", 0.3)
 
 
-def hear(*watches: Watch) -> None:
+def receive(*watches: Watch) -> None:
     """Return when each watch has looked at the store since."""
     for watch in watches:
         for _ in range(2):
             watch._watchdog.do(lambda: None)
 
 
-def test_a_failure_is_heard_by_the_others(made: Made) -> None:
+def test_a_failure_is_received_by_the_others(made: Made) -> None:
     one, other = made()
     assert other.failure() is None
     one.announce(ValueError("on purpose"), "in train, epoch 0")
-    hear(other)
+    receive(other)
     assert other.failure() == Failure(0, "ValueError", "on purpose", "in train, epoch 0")
     with pytest.raises(RankFailed, match=r"^rank 0 failed with ValueError: on purpose \(in train, epoch 0\)$"):
         other.check()
@@ -78,7 +78,7 @@ def test_the_first_failure_counts(made: Made) -> None:
     one, other = made()
     one.announce(ValueError("first"), "")
     other.announce(KeyError("second"), "")
-    hear(one, other)
+    receive(one, other)
     assert one.failure() == other.failure() == Failure(0, "ValueError", "first")
 
 
@@ -134,7 +134,7 @@ def test_a_rank_that_gives_no_answer_has_died(made: Made) -> None:
     assert zero == "  rank 0 was waiting too, and leaves now"
     assert first.startswith("  rank 1 is in no collective; at ")
     assert second == "  rank 2 gives no sign of life for 0.3 s"
-    hear(other)
+    receive(other)
     assert other.failure() == Failure(2, "died", "no sign of life for 0.3 s")
 
 
@@ -172,36 +172,36 @@ def test_a_rank_that_is_in_no_collective_is_named_with_its_functions(made: Made,
     assert " < work_for_long (test_watch.py:" in error.text
 
 
-def test_a_rank_that_is_said_to_hang_says_so_itself_when_it_goes_on(made: Made) -> None:
+def test_a_rank_that_is_said_to_hang_says_so_itself_when_it_continues(made: Made) -> None:
     (one, other) = made()
     other._watchdog.do(lambda: other._watchdog.report_failure(Failure(0, "hung", "it is in no collective")))
     error = one.explain(RuntimeError(BROKEN))
     assert str(error) == "rank 0 hung: it is in no collective"
 
 
-def test_ranks_that_wait_for_each_other_are_told_apart(made: Made) -> None:
+def test_ranks_that_wait_for_each_other_are_distinguished(made: Made) -> None:
     one, _ = made(waiting=lambda: ("barrier", monotonic()))
     broken = RuntimeError(LATE)
     assert one.explain(broken) is broken
     assert "  rank 1 waits in barrier for 0 s; at " in broken.__notes__[0]
 
 
-def test_notices_are_heard_by_all_and_the_first_counts(made: Made) -> None:
+def test_notices_are_received_by_all_and_the_first_counts(made: Made) -> None:
     one, other = made()
     assert one.posted("weather") is None
     one.post("weather", "fair")
     assert one.posted("weather") == "fair"
-    hear(one, other)
+    receive(one, other)
     other.post("weather", "foul")
     other.post("tide", "high")
-    hear(other, one)
+    receive(other, one)
     assert [watch.posted(topic) for watch in (one, other) for topic in ("weather", "tide")] == ["fair", "high"] * 2
 
 
 def test_a_long_wait_is_reported_once_for_all_ranks(made: Made, caplog: pytest.LogCaptureFixture) -> None:
     wait = ("vote", monotonic() - 100)
     one, other = made(waiting=lambda: wait)
-    hear(one, other, one, other)
+    receive(one, other, one, other)
     (record,) = [record for record in caplog.records if record.name == "heliograph"]
     assert record.levelno == logging.WARNING
     head, *lines = record.getMessage().splitlines()
@@ -212,13 +212,13 @@ def test_a_long_wait_is_reported_once_for_all_ranks(made: Made, caplog: pytest.L
 def test_reports_come_at_growing_intervals(made: Made, caplog: pytest.LogCaptureFixture) -> None:
     waits = [("vote", monotonic() - 100)]
     (one,) = made(1, waiting=lambda: waits[0])
-    hear(one, one)
+    receive(one, one)
     assert (len(caplog.records), round(one._watchdog._next_report)) == (1, 200)
     one._watchdog._next_report = 0.0
-    hear(one, one)
+    receive(one, one)
     assert (len(caplog.records), round(one._watchdog._next_report)) == (2, 200)
     waits[0] = ("barrier", monotonic())
-    hear(one)
+    receive(one)
     assert (len(caplog.records), one._watchdog._next_report) == (2, 60.0)
 
 
@@ -227,7 +227,7 @@ def test_a_store_that_is_gone_is_the_death_of_its_host(made: Made) -> None:
     client = TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False)
     watch = Watch(client, 1, 2, waiting=lambda: None, host=0, interval=0.01)
     del store
-    hear(watch)
+    receive(watch)
     error = watch.explain(RuntimeError(BROKEN))
     watch.close()
     assert str(error) == "rank 0 died: the store that it hosted is gone"
@@ -238,7 +238,7 @@ def test_where_nobody_trains_a_store_may_go() -> None:
     client = TCPStore("127.0.0.1", store.port, is_master=False, wait_for_workers=False)
     watch = Watch(client, 1, 2, waiting=lambda: None, host=None, interval=0.01)
     del store
-    hear(watch)
+    receive(watch)
     assert watch.failure() is None
     watch.announce(ValueError("on purpose"), "here")
     broken = RuntimeError(BROKEN)
@@ -248,7 +248,7 @@ def test_where_nobody_trains_a_store_may_go() -> None:
 
 
 @pytest.mark.parametrize("where", ["in a run", "in a collective"])
-def test_a_rank_that_goes_on_is_ended_at_last(made: Made, ended: SimpleQueue[str], where: str) -> None:
+def test_a_rank_that_continues_is_ended_at_last(made: Made, ended: SimpleQueue[str], where: str) -> None:
     one, other = made(
         waiting=lambda: ("vote", monotonic()) if where == "in a collective" else None, limits=Limits(grace=0.0)
     )
@@ -269,8 +269,8 @@ def test_a_rank_that_writes_a_checkpoint_is_not_ended_before_that_is_done(made: 
     with other.writing():
         with other.writing():  # its shards in a thread, say, and something else in the loop
             one.announce(ValueError("on purpose"), "here")
-            hear(other)
-        hear(other)
+            receive(other)
+        receive(other)
         assert other.failure() is not None
         assert ended.empty()
     assert ended.get().startswith("heliograph: rank 1 is ended")
@@ -280,18 +280,18 @@ def test_what_follows_a_write_has_the_whole_grace_too(made: Made, ended: SimpleQ
     one, other = made(limits=Limits(grace=1000.0))
     other._watchdog.place = lambda: "in train"
     one.announce(ValueError("on purpose"), "here")
-    hear(other)
+    receive(other)
     other._watchdog._grace_since = -10000.0  # so long ago
     with other.writing():
-        hear(other)
-    hear(other)
+        receive(other)
+    receive(other)
     assert ended.empty()
 
 
 def test_a_rank_that_is_in_no_run_is_left_alone(made: Made, ended: SimpleQueue[str]) -> None:
     one, other = made(limits=Limits(grace=0.0))
     one.announce(ValueError("on purpose"), "here")
-    hear(other, other)
+    receive(other, other)
     assert other._watchdog._thread.is_alive()
     assert ended.empty()
 
@@ -301,7 +301,7 @@ def test_a_rank_that_leaves_by_itself_is_not_ended(made: Made, ended: SimpleQueu
     other._watchdog.place = lambda: "in train"
     other._watchdog.leaves = True
     one.announce(ValueError("on purpose"), "here")
-    hear(other, other)
+    receive(other, other)
     assert other.failure() is not None
     assert ended.empty()
 
@@ -320,7 +320,7 @@ def test_a_run_is_followed_without_a_change_to_its_loop() -> None:
     assert place() == "in train, epoch 1, batch 2, step 5, last event none"
     bus.signal(BatchEnd).emit(run, BatchEnd())
     assert place() == "in train, epoch 1, batch 2, step 5, last event batch_end"
-    unheard = [signal.event for signal in bus.signals() if not signal.chain]
-    assert set(unheard) <= {BatchStart, GradientsReady, StepEnd, Log, ShouldStop, Replay}
+    unreceived = [signal.event for signal in bus.signals() if not signal.chain]
+    assert set(unreceived) <= {BatchStart, GradientsReady, StepEnd, Log, ShouldStop, Replay}
     end()
     assert not any(signal.chain for signal in bus.signals())

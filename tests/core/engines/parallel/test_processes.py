@@ -177,29 +177,29 @@ def limits_of_the_watch() -> tuple[float, float]:
         return engine.watch.limits.report_after, engine.watch.limits.grace
 
 
-def test_the_watch_is_told_how_patient_to_be(ranks: Pool) -> None:
+def test_the_watch_is_given_its_patience(ranks: Pool) -> None:
     assert ranks(2).run(limits_of_the_watch) == [(5.0, 7.0)] * 2
 
 
 def nests(own: bool) -> tuple[int, str]:
-    """Validate amid a training; return the steps of the training, and how the validation went."""
+    """Validate during a training; return the steps of the training, and how the validation went."""
     engine, model = DDPEngine(), nn.Linear(2, 1)
-    told: list[str] = []
+    reported: list[str] = []
     task = Supervised(model, nn.functional.mse_loss)
 
     class Nested(Plugin):
         @on(StepEnd)
         def validate(self, run: Run, event: StepEnd) -> None:
             try:
-                told.append(Trainer(engine=DDPEngine() if own else engine).validate(task, DATA).status)
+                reported.append(Trainer(engine=DDPEngine() if own else engine).validate(task, DATA).status)
             except RuntimeError as error:
-                told.append(str(error))
+                reported.append(str(error))
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     result = Trainer([Nested()], engine=engine).fit(task, DATA, optimizer=optimizer, epochs=1)
     assert not dist.is_initialized()
     assert fit(engine, model).status == "completed"
-    (once,) = set(told)
+    (once,) = set(reported)
     return result.progress.steps, once
 
 

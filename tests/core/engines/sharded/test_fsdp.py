@@ -1,4 +1,4 @@
-"""Sharded training on two gloo ranks: equal to plain averaging, and back to plain modules behind it."""
+"""Sharded training on two gloo ranks: equal to plain averaging, and back to plain modules after it."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def test_a_window_that_ends_unforeseen_is_exchanged(ranks: Pool) -> None:
 
 
 def saved_and_resumed() -> tuple[Any, list[Tensor]]:
-    """Save whole states half way; go on from them with fresh objects; return them with the end."""
+    """Save whole states half way; continue from them with fresh objects; return them with the end."""
     with Training(FSDPEngine(), Fitting()) as whole:
         whole.go(range(2))
         states = whole.pack()
@@ -238,7 +238,7 @@ def test_whole_states_are_those_of_plain_modules(ranks: Pool) -> None:
 
 
 def sharded(folder: str, *, is_async: bool) -> Any:
-    """Save shards half way; go on from them with fresh objects; return the rest, with the whole states."""
+    """Save shards half way; continue from them with fresh objects; return the rest, with the whole states."""
     from torch.distributed.checkpoint.state_dict_loader import load
     from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
@@ -542,7 +542,7 @@ def test_a_fit_is_that_of_ddp(ranks: Pool) -> None:
 
 
 class Failing(Plugin):
-    """Fails on rank 1, while rank 0 goes on to gather weights."""
+    """Fails on rank 1, while rank 0 continues to gather weights."""
 
     @on(BatchStart)
     def fail(self, run: Run, event: BatchStart) -> None:

@@ -29,7 +29,7 @@ KEPT, RESUMABLE = "that, RNGCapture and Checkpoint", "and a SaveSchedule"
 UNCOMPARED, COMPARABLE = "all that, but no losses of the last batches", "the losses of the last batches"
 PLAIN, KEYED = "DataLoader(shuffle=True)", "the same, keyed"
 MANY = 10**9
-FRESH, AMID = "a fresh start", "a resume amid the epoch"
+FRESH, DURING = "a fresh start", "a resume during the epoch"
 
 
 class Stopwatch(h.Plugin):
@@ -186,9 +186,9 @@ def far_resume(seed: int) -> dict[str, list[float]]:
     """Return the milliseconds from `fit` to the end of the first batch, in an epoch of a thousand million samples."""
     torch.set_num_threads(1)
     shuffle = random.Random(seed).shuffle
-    saved = amid()
-    variants: dict[str, Callable[[], float]] = {FRESH: lambda: first_batch(None), AMID: lambda: first_batch(saved)}
-    spent: dict[str, list[float]] = {FRESH: [], AMID: []}
+    saved = during()
+    variants: dict[str, Callable[[], float]] = {FRESH: lambda: first_batch(None), DURING: lambda: first_batch(saved)}
+    spent: dict[str, list[float]] = {FRESH: [], DURING: []}
     names = list(variants)
     for index in range(ROUNDS + 1):
         shuffle(names)
@@ -215,7 +215,7 @@ def fit_many(plugins: list[h.Plugin]) -> h.RunResult:
     return trainer.fit(task, Data(MANY), loader_params=params, optimizer=sgd, epochs=2)
 
 
-def amid() -> dict[str, Any]:
+def during() -> dict[str, Any]:
     """Return a state from the middle of the second epoch."""
     cuts: list[bytes] = []
 

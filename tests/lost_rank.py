@@ -1,4 +1,4 @@
-"""What a rank runs that is to be lost: by the signal that nobody hears, or in a wait without an end."""
+"""What a rank runs that is to be lost: by the signal that nobody receives, or in a wait without an end."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def hang_for_ever() -> None:
 
 
 class Lose(Plugin):
-    """Loses one rank behind the second step."""
+    """Loses one rank after the second step."""
 
     def __init__(self, rank: int, how: str) -> None:
         self.rank, self.act = rank, {"die": die, "hang": hang_for_ever, "stop": stop}[how]
