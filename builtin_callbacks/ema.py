@@ -98,7 +98,7 @@ class EMA(Plugin):
 
     @on(ValidationEnd, ValidationCut, TestEnd, lane=Lane.TRANSFORM)
     def put_back(self, run: Run, event: ValidationEnd | ValidationCut | TestEnd) -> None:
-        """Go on with the trained weights."""
+        """Continue with the trained weights."""
         self._swap_out()
 
     @on(RunFailed, lane=Lane.TRANSFORM)
@@ -137,12 +137,12 @@ class EMA(Plugin):
         return {"weights": self.weights, "updates": self._updates} if self.weights else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with a saved average."""
+        """Continue with a saved average."""
         self.weights = {name: dict(weights) for name, weights in state.get("weights", {}).items()}
         self._updates = dict(state.get("updates", {}))
 
     def close(self) -> None:
-        """Go on with the trained weights, whatever ended the run."""
+        """Continue with the trained weights, whatever ended the run."""
         self._swap_out()
 
     def _pairs(self, name: str, module: nn.Module, chosen: set[int]) -> Iterator[tuple[Tensor, Tensor]]:

@@ -58,7 +58,7 @@ class GradientNorm(Plugin):
         return dict(self._counts) if self.every > 1 else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on counting."""
+        """Continue counting."""
         self._counts = dict(state)
 
 

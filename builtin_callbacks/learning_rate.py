@@ -92,7 +92,7 @@ class LearningRate(Plugin):
         return {"steps_before": self._steps_before, "stepped": sorted(self._stepped)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from there."""
+        """Continue from there."""
         self._steps_before, self._stepped = state["steps_before"], set(state["stepped"])
 
     @on(Log, lane=Lane.MEASURE)

@@ -78,5 +78,5 @@ class NaNGuard(Plugin):
         return {"skips": dict(self._skips), "stop_reason": self._stop_reason}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on counting."""
+        """Continue counting."""
         self._skips, self._stop_reason = dict(state["skips"]), state["stop_reason"]

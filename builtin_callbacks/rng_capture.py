@@ -117,7 +117,7 @@ class RNGCapture(Plugin):
 
     @on(ValidationEnd, ValidationCut, TestEnd, lane=Lane.REPORT)
     def put_back(self, run: Run, event: ValidationEnd | ValidationCut | TestEnd) -> None:
-        """Go on with the training stream."""
+        """Continue with the training stream."""
         if self._before_validation is not None:
             self._restore(self._before_validation)
             self._before_validation = None

@@ -53,7 +53,7 @@ class Schedule(Plugin):
 
     @on(CheckpointLoaded)
     def go_on(self, run: Run, event: CheckpointLoaded) -> None:
-        """Go on from what was saved."""
+        """Continue from what was saved."""
         self._origin = run.origin
         self._last = self.moment(run.origin) if self._saved is None else self._saved["last"]
         self.when.load_state_dict(run.origin, {} if self._saved is None else self._saved["filter"])

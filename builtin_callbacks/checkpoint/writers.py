@@ -178,7 +178,7 @@ class BackgroundWriter:
         return self._engine is not None and not (self._engine.is_main or self._awaited is None or self._of_each)
 
     def _meet(self, run: Run) -> None:
-        """Go on with the other ranks, if there are some."""
+        """Continue with the other ranks, if there are any."""
         is_shared = run.engine.world_size > 1 and not run.has_left_group
         self._engine = cast("LoopEngine", run.engine) if is_shared else None
 

@@ -42,7 +42,7 @@ class RememberingSampler(BaseSampler):
         return str(self.sampler)
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        """Go on from the newest record, and begin the trial, unless that was done."""
+        """Continue from the newest record, and begin the trial, unless that was done."""
         trials = study._storage.get_all_trials(study._study_id, deepcopy=False)
         if (newest := next(_valid_of(trials), None)) is not None:
             self._load(newest)

@@ -116,7 +116,7 @@ class TrainingData:
         return not between_epochs
 
     def advance(self) -> None:
-        """Go on to the next phase where that was asked for."""
+        """Continue with the next phase where that was asked for."""
         if self.advances:
             self.phase, self.advances = self.phase + 1, False
 

@@ -104,7 +104,7 @@ class Rule:
         return {"draws": self.draws}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on with the next random number."""
+        """Continue with the next random number."""
         self.draws = state["draws"]
 
     def _truth(self, value: Any) -> bool:

@@ -23,7 +23,7 @@ NAME_OF: Final = type.__dict__["__name__"].__get__  # a metaclass may do anythin
 
 
 class Unavailable:
-    """Stands for a metric that has no value yet; only whether it is None can be asked."""
+    """The value of a metric that has no value yet; only whether it is None can be asked."""
 
     __slots__ = ("name",)
 

@@ -215,7 +215,7 @@ def knows_ranks(sampler: Any) -> bool:
 
 
 def _facts(sampler: Any) -> dict[str, Any]:
-    """Return what is known of a foreign sampler or batch sampler, without the part of a rank in it."""
+    """Return what is known of a user's sampler or batch sampler, without the part of a rank in it."""
     if type(sampler) is BatchSampler:
         return {**_facts(sampler.sampler), "drop_last": sampler.drop_last}
     facts: dict[str, Any] = {"order": type(sampler).__name__, "seed": seed_of(sampler)}
@@ -231,7 +231,7 @@ def _unknown(sampler: Any) -> Any:
 
 
 class DealtOrder(OpaqueSampler):
-    """A foreign sampler or batch sampler: every rank runs all of it, under the same keys, and takes its part.
+    """A user's sampler or batch sampler: every rank runs all of it, under the same keys, and takes its part.
 
     So the order of the samples is the same for any number of ranks.
     """
@@ -258,7 +258,7 @@ class DealtOrder(OpaqueSampler):
 
 
 class DealtSamples(DealtOrder):
-    """The samples of a foreign sampler, in turn to the ranks, and batched there.
+    """The samples of a user's sampler, in turn to the ranks, and batched there.
 
     Args:
         batches: how a rank batches, and the sampler.
@@ -288,7 +288,7 @@ class DealtSamples(DealtOrder):
 
 
 class DealtBatches(DealtOrder):
-    """The batches of a foreign batch sampler, or of a sampler whose indices are batches, in turn to the ranks.
+    """The batches of a user's batch sampler, or of a sampler whose indices are batches, in turn to the ranks.
 
     Args:
         inner: yields batches of indices, or single ones.
