@@ -220,9 +220,9 @@ def beyond(spent: Seconds, name: str, base: str) -> float:
 
 
 def show_imports() -> None:
-    """Print what the import costs."""
+    """Print what the import and the start of a minimal fit cost."""
     title(
-        "6. Import",
+        "6. Import and start",
         f"ms of processor time beyond `import torch`; medians and quartiles of {imports.ROUNDS} interpreters",
     )
     beyond, inside = imports.time_imports()
@@ -232,6 +232,10 @@ def show_imports() -> None:
         row(code, middle, 50, 1)
         print(f"      by the clock inside of the interpreter: {inside[code]:.1f}")
     print(f"  `import heliograph.events` leaves torch out: {'NO' if imports.events_bring_torch() else 'yes'}")
+    by_hand, minimal_fit = imports.time_first_steps()
+    row("import and first step by hand, by the clock", by_hand, digits=1)
+    row("import and first step of a minimal fit", minimal_fit, digits=1)
+    row("the minimal fit, beyond by hand", map(float.__sub__, minimal_fit, by_hand), digits=1)
 
 
 def show_ranks() -> None:

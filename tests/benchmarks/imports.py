@@ -1,7 +1,8 @@
-"""What `import heliograph` costs, in fresh interpreters."""
+"""What `import heliograph` and the start of a minimal fit cost, in fresh interpreters."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from resource import RUSAGE_CHILDREN, getrusage
@@ -12,6 +13,28 @@ TORCH, PACKAGE, TRAINER = "import torch", "import torch, heliograph", "import to
 # Printed from inside: the same cost without the noise of starting an interpreter and importing torch.
 INSIDE = "import torch, time; begin = time.perf_counter(); {}; print(time.perf_counter() - begin)"
 STATEMENTS = {PACKAGE: "import heliograph", TRAINER: "from heliograph import Trainer"}
+# From after `import torch` to the end of the first step. By hand, most of it is what torch imports at the first step.
+MODEL = "model = torch.nn.Linear(4, 2); batch = (torch.randn(8, 4), torch.randint(2, (8,)))"
+BY_HAND = f"""
+import torch, time
+begin = time.perf_counter()
+{MODEL}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+torch.nn.functional.cross_entropy(model(batch[0]), batch[1]).backward()
+optimizer.step()
+optimizer.zero_grad()
+print(time.perf_counter() - begin)
+"""
+MINIMAL_FIT = f"""
+import torch, time
+begin = time.perf_counter()
+from heliograph import Supervised, Trainer
+{MODEL}
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loss = torch.nn.functional.cross_entropy
+Trainer(device="cpu").fit(Supervised(model, loss), [batch], optimizer=optimizer, epochs=1)
+print(time.perf_counter() - begin)
+"""
 
 
 def python(code: str) -> tuple[float, str]:
@@ -20,7 +43,9 @@ def python(code: str) -> tuple[float, str]:
     Not the time on the clock: that scatters by more than the bar, with whatever else the machine does.
     """
     begin = children_seconds()
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    # Users have byte code; an environment that never writes it would compile every file in every round.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
     return children_seconds() - begin, done.stdout
 
 
@@ -44,6 +69,13 @@ def time_imports() -> tuple[dict[str, list[float]], dict[str, float]]:
         for code, statement in STATEMENTS.items():
             inside[code].append(float(python(INSIDE.format(statement))[1]) * 1e3)
     return beyond, {code: median(each) for code, each in inside.items()}
+
+
+def time_first_steps() -> tuple[list[float], list[float]]:
+    """Return the milliseconds to the end of the first step, by hand and by a minimal fit, round by round in turns."""
+    pairs = [(float(python(BY_HAND)[1]) * 1e3, float(python(MINIMAL_FIT)[1]) * 1e3) for _ in range(ROUNDS + 1)]
+    by_hand, minimal_fit = zip(*pairs[1:], strict=True)  # the first round writes the byte code
+    return list(by_hand), list(minimal_fit)
 
 
 def events_bring_torch() -> bool:
