@@ -39,7 +39,7 @@ class Preemption(Plugin):
 
     A validation that is cut short is postponed: the resumed run begins with it. The result says `stopped`, by whom
     and by which signal; when the run is closed, `fit`, `validate` and `test` raise SystemExit, so that the exit status
-    tells the truth (but see `fit(on_interrupt=...)`). Where the training was over when the signal came, the result says
+    is right (but see `fit(on_interrupt=...)`). Where the training was over when the signal came, the result says
     `completed`, and the exit status still shows the signal. A second signal while the run stops changes
     nothing. A veto of the stop holds this one too, but not the save.
 

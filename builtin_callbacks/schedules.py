@@ -109,7 +109,7 @@ class LogSchedule(Schedule):
 
     @on(Log, lane=Lane.MEASURE)
     def note(self, run: Run, event: Log) -> None:
-        """Remember that it was done, whoever asked."""
+        """Remember that it was done, for whichever plugin."""
         self._last = self.moment(run.progress)
 
     def ask(self, run: Run, reason: str) -> None:
@@ -125,7 +125,7 @@ class ValidationSchedule(Schedule):
 
     @on(ValidationEnd, lane=Lane.MEASURE)
     def note(self, run: Run, event: ValidationEnd) -> None:
-        """Remember that it was done, whoever asked."""
+        """Remember that it was done, for whichever plugin."""
         self._last = self.moment(run.progress)
 
     def ask(self, run: Run, reason: str) -> None:
@@ -141,7 +141,7 @@ class SaveSchedule(Schedule):
 
     @on(SavePoint, lane=Lane.MEASURE)
     def note(self, run: Run, event: SavePoint) -> None:
-        """Remember that it was done, whoever asked."""
+        """Remember that it was done, for whichever plugin."""
         self._last = self.moment(run.progress)
 
     def ask(self, run: Run, reason: str) -> None:

@@ -156,7 +156,7 @@ class RunContext(ABC):
 
     @property
     def batches_per_epoch(self) -> int | None:
-        """Its length, None where nobody knows."""
+        """Its length, None where that is unknown."""
         return None if self.data.source is None else self.data.source.length
 
     @property

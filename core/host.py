@@ -26,7 +26,7 @@ _hosts: dict[int, Host] = {}  # by process: one that is forked from a rank (a lo
 
 
 def current_host() -> Host | None:
-    """Return who runs this process; None where nobody of ours does."""
+    """Return who runs this process; None where it is not heliograph."""
     return _hosts.get(os.getpid())
 
 

@@ -102,7 +102,7 @@ class Outcome:
         finished: whether it is over.
         at_save_point: whether the state is being saved in a boundary, of which only `ShouldStop` is left.
         has_left_group: whether this rank has left the others.
-        evaluation_batches: those of the last validation or test, all sets together; None where nobody knows.
+        evaluation_batches: those of the last validation or test, all sets together; None where that is unknown.
         replacement: the error to raise instead of the one that failed the run.
         exit_error: what `fit` raises instead of returning.
         result: how it went, once the run is closed.

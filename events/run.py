@@ -29,7 +29,7 @@ class Data(Protocol):
 
     @property
     def batch_size(self) -> int | None:
-        """Samples in a batch of one process; 1 where batches are dealt out to the ranks, None where nobody knows."""
+        """Samples in a batch of one process; 1 where batches are dealt out to the ranks, None where that is unknown."""
 
     def guarantee(self) -> tuple[str, tuple[str, ...]]:
         """Return what a resume of this run is worth, and the reasons why it is not exact."""
@@ -90,7 +90,7 @@ class Run(Protocol):
         plugins: the trainer's `heliograph.Plugins`: to look one up, to enable or disable it.
         max_epochs: the run's length in epochs, None where it has no such limit.
         max_steps: the run's length in optimizer steps, None where it has no such limit.
-        evaluation_batches: batches of the running validation or test, all sets together; None where nobody knows.
+        evaluation_batches: batches of the running validation or test, all sets together; None where that is unknown.
         batch: the current batch; a `TRANSFORM` handler of `BatchStart` may replace it.
         loss: the last training loss, unscaled; it lives until the next forward or the end of the epoch.
         outputs: what the task's step has put here for handlers; None after the batch.
@@ -175,7 +175,7 @@ class Run(Protocol):
 
     @property
     def batches_per_epoch(self) -> int | None:
-        """Its length, None where nobody knows."""
+        """Its length, None where that is unknown."""
 
     @property
     def engine(self) -> Engine:

@@ -39,7 +39,7 @@ class Discovered:
         """
         try:
             loaded: Callable[..., Any] = self.entry_point.load()
-        except (Exception, SystemExit) as error:  # a broken third-party plugin harms nobody but who asks for it
+        except (Exception, SystemExit) as error:  # a broken third-party plugin harms only those who ask for it
             what = f"{self._called} {self.version} ({self.target})"
             raise ImportError(f"{what} cannot be imported: {describe_error(error)}") from error
         if not callable(loaded):

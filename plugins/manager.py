@@ -56,7 +56,7 @@ class Plugins:
         return States(self._entries, self._forgive_state)
 
     def register(self, plugin: T, *, name: str | None = None) -> T:
-        """Subscribe the `@on` methods of an object. A failed registration leaves nothing behind.
+        """Subscribe the `@on` methods of an object. A failed registration changes nothing.
 
         Args:
             plugin: any object with `@on` methods.
@@ -221,7 +221,7 @@ class Plugins:
             goes_back: whether this is a return within a run: plugins that had an empty state there are given it.
 
         Returns:
-            The names of plugins that have state but found none, and the names of states that nobody claimed.
+            The names of plugins that have state but found none, and the names of states that no plugin claimed.
 
         Raises:
             ValueError: a plugin cannot continue from its state; says which, what it raised, and what to do.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import subprocess
 import sys
 import tokenize
@@ -17,6 +18,8 @@ PAGE = ROOT / "docs/architecture.md"
 SECTION = "## Every file\n\nWritten by `python tests/house.py --write-page`, from the docstrings."
 ROOMS = ("events", "plugins", "core", "builtin_callbacks", "testing", "demo")
 IDLE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+DIALECT = re.compile(r"\b(tells?|telling|told|hears?|hearing|heard|amid)\b(?!\()", re.IGNORECASE)
+SAVED_KEY = re.compile(r'"\w+"')
 MINIMAL = """
 import sys, torch, heliograph as h
 batches = [(torch.randn(4, 3), torch.randn(4, 1))] * 4
@@ -150,6 +153,16 @@ def gerunds() -> set[str]:
     return {path.name for path in modules().values() if path.stem.endswith("ing")}
 
 
+def dialect() -> list[str]:
+    """Return the lines of the package with words of its first dialect; strings of one word are keys of saved files."""
+    found = list[str]()
+    for path in modules().values():
+        for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+            if DIALECT.search(SAVED_KEY.sub("", line)):
+                found.append(f"{path.relative_to(ROOT)}:{number}")
+    return found
+
+
 def list_of_files() -> str:
     """Return the last section of the page on architecture: every file, with the first line of its docstring."""
     lines, folder = [SECTION], ""
@@ -165,7 +178,7 @@ def list_of_files() -> str:
 
 
 def write_page() -> None:
-    """Bring the list of files on the page up to date."""
+    """Write the list of files into the page."""
     page = PAGE.read_text(encoding="utf-8").partition(SECTION)[0]
     PAGE.write_text(page + list_of_files(), encoding="utf-8")
 
@@ -186,6 +199,7 @@ def print_table() -> None:
         f"casts to private classes in plugins: {len(private_casts())}",
         f"lines of core/loop.py: {code_lines(ROOT / 'core/loop.py')}",
         f"files that name cut_validation: {len(modules_that_name('cut_validation'))}",
+        f"lines with tell, hear or amid: {len(dialect())}",
         f"files named by a word in -ing: {', '.join(sorted(gerunds()))}",
         sep="\n",
     )

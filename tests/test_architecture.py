@@ -17,6 +17,7 @@ from heliograph.tests.house import (
     attributes_of_a_run,
     circles,
     code_lines,
+    dialect,
     files,
     folder_sizes,
     functions,
@@ -118,7 +119,7 @@ def test_the_page_on_architecture_names_every_folder() -> None:
 
 
 def test_the_page_on_architecture_lists_every_file() -> None:
-    """Bring it up to date with `python tests/house.py --write-page`."""
+    """Write it with `python tests/house.py --write-page`."""
     page = PAGE.read_text(encoding="utf-8")
     assert page.partition(SECTION)[1] + page.partition(SECTION)[2] == list_of_files()
 
@@ -135,6 +136,11 @@ def test_a_verb_of_the_control_is_named_where_it_is_declared_described_and_used(
 
 def test_files_are_named_by_nouns() -> None:
     assert gerunds() == {"early_stopping.py", "gradient_clipping.py", "training.py"}
+
+
+def test_the_sources_use_the_words_of_pytorch_users() -> None:
+    """Say `report`, `announce`, `receive`, `during`."""
+    assert dialect() == []
 
 
 def test_plugins_use_no_private_door() -> None:

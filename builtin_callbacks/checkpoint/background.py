@@ -41,7 +41,7 @@ def nothing(result: object) -> None:
 
 
 class BackgroundWorker:
-    """Does one job at a time beside the loop. Whoever gave the jobs asks after them; then errors are raised.
+    """Does one job at a time in a thread. `poll` and `drain` raise its errors in the thread that submitted it.
 
     Attributes:
         waited: seconds that `submit`, `drain` and `wait` have waited in all.
@@ -66,7 +66,7 @@ class BackgroundWorker:
 
         Args:
             work: called in a thread of its own.
-            then: called with the result, by whoever asks after the job; it may submit another.
+            then: called with the result, by `poll` or `drain`; it may submit another.
 
         Raises:
             BaseException: the former job failed; this one is not begun.
@@ -79,7 +79,7 @@ class BackgroundWorker:
         self._job = None
 
     def poll(self) -> None:
-        """Tell of the job if it is done.
+        """Report how the job ended, if it is done.
 
         Raises:
             BaseException: it failed. An error is raised once.

@@ -1,4 +1,4 @@
-"""The best state of a run, brought back at its end."""
+"""The best state of a run, restored at its end."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def table(folder: Path) -> str:
 
 @contextmanager
 def content_of(path: Path) -> Iterator[None]:
-    """Tell of a file's content; whatever is not as in a checkpoint is a ValueError."""
+    """Read a file's content in this context: whatever is not as in a checkpoint becomes a ValueError."""
     try:
         yield
     except (TypeError, AttributeError, LookupError, ArithmeticError) as error:

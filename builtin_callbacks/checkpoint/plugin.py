@@ -72,7 +72,7 @@ class Checkpoint(Plugin):
         batch_change: what to do where a resumed run has another global batch (ranks x batch size x accumulation):
             `refuse` it, but if it is one process that resumes one, the result notes it; `keep` the learning rates
             as they were saved; scale them in proportion (`linear`) or with the square root (`sqrt`) of the ratio. The
-            resume is not exact then. Where nobody knows the batch size, nothing is refused or scaled.
+            resume is not exact then. Where the batch size is unknown, nothing is refused or scaled.
         on_difference: what to do where a step that is done again after a kill is not what the killed run had done:
             `note` it (a warning, and `result.resume` says `not exact`), also ask for a `stop`, or `raise`
             `ResumeDiffers`. The losses of the last 4,096 batches are kept for that in a file `.<run>.steps`.
@@ -338,7 +338,7 @@ class Checkpoint(Plugin):
         state = self._writer.hold(run, rest)
         needed = sum(run.engine.gather_objects(sharding.room_for(tensors, is_main=run.engine.is_main)))
         folder = on_main(run.engine, lambda: self._opened(run).begin_shards(needed))
-        write = sharding.begin(engine, tensors, folder, run.engine.rank, beside=self.background)
+        write = sharding.begin(engine, tensors, folder, run.engine.rank, in_background=self.background)
 
         def commit(of_ranks: list[sharding.Shards]) -> None:
             shards = sharding.merge_shards(of_ranks)
@@ -365,7 +365,7 @@ class Checkpoint(Plugin):
         return entry.path, self._best()
 
     def _saved(self, run: Run, where: tuple[Path, Path | None]) -> None:
-        """Tell of a durable checkpoint, then point to it and remove what is no longer kept."""
+        """Announce a durable checkpoint, then remove what is no longer kept."""
         path, best = where
         self._last, run.last_checkpoint, run.best_checkpoint = path, path, best
         run.emit(CheckpointSaved(path, is_best=best == path))

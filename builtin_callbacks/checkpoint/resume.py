@@ -139,7 +139,7 @@ def _refuse_another_s_name(store: storage.Store) -> None:
 
 
 def _refusal(error: OSError, resume: str | Path | None, folder: Path) -> OSError:
-    """Return what to say where the system refuses to read: nobody knows then what there is, so nothing is begun."""
+    """Return what to say where the system refuses to read: what is there is unknown then, so nothing is started."""
     kind, asked = errorcode.get(error.errno or 0, type(error).__name__), resume and str(resume)
     return OSError(
         error.errno,

@@ -19,7 +19,7 @@ INDEX = ".metadata"  # written by rank 0 when all others have written
 
 
 def begin(
-    engine: ShardingEngine, tensors: Mapping[str, Tensor], folder: Path, rank: int, *, beside: bool
+    engine: ShardingEngine, tensors: Mapping[str, Tensor], folder: Path, rank: int, *, in_background: bool
 ) -> Callable[[], Shards]:
     """Return what writes this rank's shards, all ranks together, and returns what was written. A collective.
 
@@ -28,7 +28,7 @@ def begin(
         tensors: of this rank, by name.
         folder: where they go; every rank must see it.
         rank: this one.
-        beside: copy the tensors now, and write them beside the training.
+        in_background: copy the tensors now, and write them in the background.
     """
     from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
     from torch.distributed.checkpoint.state_dict_saver import async_save, save
@@ -37,7 +37,7 @@ def begin(
     planner = DefaultSavePlanner(dedup_save_to_lowest_rank=True)
     how: dict[str, Any] = {"checkpoint_id": folder, "planner": planner, "process_group": engine.saving_group()}
     write: Callable[[], object] = partial(save, dict(tensors), **how)
-    if beside:
+    if in_background:
         saving = async_save(dict(tensors), **how)
         assert isinstance(saving, Future)
         write = saving.result

@@ -1,4 +1,4 @@
-"""How checkpoints are written: while the loop waits, or beside it; on several ranks by the main one."""
+"""How checkpoints are written: while the loop waits, or in the background; on several ranks by the main one."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class LoopWriter:
 
 
 class BackgroundWriter:
-    """Copies the state into kept buffers, and writes it beside the loop; one write at a time.
+    """Copies the state into kept buffers, and writes it in the background; one write at a time.
 
     It listens to `BatchEnd` only while something is under way. On several ranks the main rank writes; meanwhile all
     ask wherever they agree, in one small vote, whether it is done, so that all are informed at the same step. Whether
@@ -215,7 +215,7 @@ class BackgroundWriter:
         return lost
 
     def _report(self, outcome: Outcome[Any] | None) -> None:
-        """Tell of what was done, on all ranks."""
+        """Report what was done, on all ranks."""
         then, self._awaited = self._awaited, None
         assert then is not None
         if self._engine is None:

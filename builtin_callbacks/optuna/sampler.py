@@ -15,7 +15,7 @@ from .random_states import States, load_states, states_of
 
 KEY, RELATIVE = "heliograph:sampler:{}", "heliograph:sampler:relative"
 SLOTS = (KEY.format(0), KEY.format(1), RELATIVE)
-# Those that keep nothing but random states beside what is in the storage.
+# Those that keep nothing but random states besides what is in the storage.
 EXACT = ("BruteForceSampler", "GridSampler", "NSGAIIISampler", "NSGAIISampler", "RandomSampler", "TPESampler")
 
 logger = logging.getLogger("heliograph")

@@ -30,7 +30,7 @@ def open_study(
 
     The states of the sampler's random generators are written, as JSON, into the system attributes of the trial that
     something is suggested for, so that a study that was killed suggests what it would have suggested. For samplers that
-    keep nothing else beside what is in the storage (TPE, random, grid, brute force, NSGA-II and NSGA-III) that is
+    keep nothing besides what is in the storage (TPE, random, grid, brute force, NSGA-II and NSGA-III) that is
     exact; of any other it is not known, and a warning is logged.
 
     Args:

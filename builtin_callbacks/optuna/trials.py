@@ -34,7 +34,7 @@ def run_name(base: str, trial: AnyTrial) -> str:
 
 
 def mode_of(trial: AnyTrial) -> Literal["min", "max"]:
-    """Return which way is better; one that is over reports to nobody."""
+    """Return which way is better; one that has ended takes no reports."""
     running = live(trial)
     return "max" if running is not None and running.study.direction.name == "MAXIMIZE" else "min"
 

@@ -28,7 +28,7 @@ class Trace:
     """
 
     def __init__(self, run: Run, settings: dict[str, Any], *, is_kept: bool) -> None:
-        if _is_profiling():  # a second one would end the first without a word
+        if _is_profiling():  # a second one would end the first silently
             raise RuntimeError(
                 "Profile cannot trace this run: another profiler of torch runs already, and there is one at a time. "
                 "Stop it before, or leave Profile out."

@@ -86,7 +86,7 @@ class RuleController(Plugin):
 
     @on(*OTHERS, lane=Lane.PERSIST)
     def handle(self, run: Run, event: Event) -> None:
-        """Compute what the event brings, and ask the rules that it triggers."""
+        """Compute the new values of the event, and ask the rules that it triggers."""
         if isinstance(event, TrainStart) or (isinstance(event, BEGINNINGS) and run.optimizer is None):
             self._session, self._news = Session(self.plan), []
         if isinstance(event, CheckpointLoaded):

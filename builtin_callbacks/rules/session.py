@@ -40,7 +40,7 @@ class Session:
         self._stop: dict[str, str] | None = None
 
     def take(self, run: Run, event: Event) -> None:
-        """Compute what an event brings, and ask the rules that it triggers."""
+        """Compute the new values of an event, and ask the rules that it triggers."""
         self._ending.handle(event)
         values = self._table.at(run, event)
         cases = self._cases.get(type(event), [])

@@ -35,7 +35,7 @@ class Table:
         return values
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the metrics' states and, of those that nobody can ask at any time, the values."""
+        """Return the metrics' states and, of those that cannot be computed at any time, the values."""
         return {
             name: {
                 "kind": type(metric).__name__,

@@ -55,7 +55,7 @@ def check_loader(loader: Any, split: str) -> None:
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Tell the epoch to a loader or sampler that shuffles by it."""
+    """Pass the epoch to a loader or sampler that shuffles by it."""
     for each in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
         if callable(setter := getattr(each, "set_epoch", None)):
             setter(epoch)

@@ -36,7 +36,7 @@ class EvaluationData:
         self._sources: dict[int, Source | None] = {}
 
     def length(self, loader: Any) -> int | None:
-        """Return how many batches of a loader this process reads, None where nobody knows."""
+        """Return how many batches of a loader this process reads, None where that is unknown."""
         source = self._source(loader) if self._share.world_size > 1 else None
         return length_of(loader) if source is None else source.length
 
@@ -90,4 +90,4 @@ class EvaluationData:
 
 
 def _ignore(done: int, batches: int) -> None:
-    """Hear nothing: a validation begins at its first batch."""
+    """Do nothing: a validation begins at its first batch."""

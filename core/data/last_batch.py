@@ -69,15 +69,15 @@ class LastBatch:
             yield batch
             del batch
 
-    def stand_at(self, number: int, digest: bytes | None) -> None:
-        """Stand at a batch of which only the digest is known."""
+    def set_position(self, number: int, digest: bytes | None) -> None:
+        """Set the position to a batch of which only the digest is known."""
         self._given.clear()
         self._again = number, digest
 
     def read_again(self, number: int, batch: Any) -> bytes | None:
         """Return the digest of a batch that was read again, and note that position."""
         digest = Given.of(number, batch).digest
-        self.stand_at(number, digest)
+        self.set_position(number, digest)
         return digest
 
     def digest(self, number: int) -> bytes | None:

@@ -139,7 +139,7 @@ class TrainingData:
         return self._last.follow(batches, progress) if self._is_replayed else batches
 
     def agree_on_seed(self) -> None:
-        """Settle the seed where nobody did; on several ranks it is the main rank's, and this a collective."""
+        """Choose a seed where none is given; on several ranks it is the main rank's, and this is a collective."""
         if self.seed is None:
             self.seed = torch.initial_seed()
         if self._engine is not None and not self._seed_is_agreed:
@@ -157,7 +157,7 @@ class TrainingData:
         return self._evaluations.open(loader, number, validations, seed)
 
     def evaluation_length(self, loader: Any) -> int | None:
-        """Return how many batches of a validation set this process reads, None where nobody knows."""
+        """Return how many batches of a validation set this process reads, None where that is unknown."""
         return self._evaluations.length(loader)
 
     def sum_of_all_ranks(self, size: int) -> int:
@@ -239,7 +239,7 @@ class TrainingData:
             counters = resumed_progress(progress, (before, layout), now, self.doubt)
             if layout == self.source.layout:  # else the position is another process's, or another batch
                 self._expected = state.get("last_batch")
-                self._last.stand_at(progress["batch"], self._expected)
+                self._last.set_position(progress["batch"], self._expected)
         if before is not None and before["source"] == self.source.kind["source"]:
             self.source.load_state_dict(state["state"])
         return counters

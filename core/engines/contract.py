@@ -1,4 +1,4 @@
-"""The whole contract of engines: what the loop asks of one, beside what plugins see."""
+"""The whole contract of engines: what the loop calls, besides what plugins see."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class DeviceEngine:
         """Do nothing: nothing is wrapped."""
 
     def abandon(self) -> None:
-        """Do nothing: nobody waits."""
+        """Do nothing: no other process waits."""
 
     def move(self, batch: Any) -> Any:
         """Return a batch on the device."""
@@ -126,7 +126,7 @@ class DeviceEngine:
         self.precision.backward_for(loss, scale, parameters)
 
     def exchange_gradients(self, parameters: Sequence[Tensor]) -> None:
-        """Do nothing: there is nobody to exchange with."""
+        """Do nothing: there is no other process to exchange with."""
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         """Make the gradients true ones, where the precision scales them."""
@@ -171,7 +171,7 @@ class DeviceEngine:
         return list(values)
 
     def refusing(self, plugin: str, event: str) -> AbstractContextManager[None]:
-        """Return a context that does nothing: one process waits for nobody."""
+        """Return a context that does nothing: a single process does not wait."""
         return nullcontext()
 
     def pack(

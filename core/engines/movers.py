@@ -39,7 +39,7 @@ def move(batch: Any, device: torch.device) -> Any:
 
 
 def register_mover(kind: type[T], function: Callable[[T, Move], Any]) -> None:
-    """Tell how batches of a type, and of its subclasses, move to a device.
+    """Register how batches of a type, and of its subclasses, move to a device.
 
     Args:
         kind: the type; neither a tensor nor a plain list, tuple or dict.

@@ -46,7 +46,7 @@ class LoseAWorker(h.Plugin):
             and run.progress.epoch == self.epoch
             and run.progress.batch > 6
         ):
-            Event().wait(1.0)  # each worker tells twice a second how far it is
+            Event().wait(1.0)  # each worker reports its progress twice a second
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -79,7 +79,7 @@ def train(epochs: int, *plugins: h.Plugin) -> float:
 
 
 def main() -> None:
-    """Train as the command line says, and tell what came of it."""
+    """Train as the command line says, and print the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--address", help="of a cluster: auto, or host:port; without it, one is started here")
     parser.add_argument("--workers", type=int, default=2)

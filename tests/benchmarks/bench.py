@@ -202,10 +202,10 @@ def show_comparison() -> None:
 
 
 def show_saves() -> None:
-    """Print how long the loop stands still for a background save."""
+    """Print how long the loop waits for a background save."""
     title(
         "5. A background save of 400 MB",
-        "ms that the loop stands still; then as a multiple of the copy in the same run",
+        "ms that the loop waits; then as a multiple of the copy in the same run",
     )
     results = gather("saves")
     for name in (saves.COPY, saves.SAVE, saves.FIRST, saves.LATER):

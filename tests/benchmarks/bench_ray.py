@@ -78,10 +78,10 @@ class Silent:
         """Give no notice."""
 
     def update_progress(self, run: str, progress: Progress) -> None:
-        """Tell nothing."""
+        """Report nothing."""
 
     def record_start(self, run: str, progress: Progress, path: Path | None) -> None:
-        """Tell nothing."""
+        """Report nothing."""
 
 
 def quiet_step() -> Row:

@@ -161,7 +161,7 @@ def per_batch(seed: int) -> dict[str, list[float]]:
 
 
 class Resumer(h.Plugin):
-    """Goes on from a state, if there is one, and ends the run with its first batch."""
+    """Resumes a state, if there is one, and ends the run with its first batch."""
 
     asks = ("stop",)
 

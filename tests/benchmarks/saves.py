@@ -1,4 +1,4 @@
-"""How long the loop stands still for a save of 400 MB, beside a plain copy of the tensors and beside `torch.save`."""
+"""How long the loop waits for a save of 400 MB, beside a plain copy of the tensors and beside `torch.save`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Large(h.Task):
 
 
 class Saves(h.Plugin):
-    """Asks for a save when the former is written, times how long the loop stands, and does the same by hand between."""
+    """Asks for a save when the former is written, times how long the loop waits, and does the same by hand between."""
 
     asks = ("save", "stop")
 
@@ -68,7 +68,7 @@ class Saves(h.Plugin):
 
     @h.on(h.CheckpointSaved)
     def note(self, run: h.Run, event: h.CheckpointSaved) -> None:
-        """Go on."""
+        """Note that the save has been written."""
         self._written = True
 
     def _by_hand(self) -> None:

@@ -246,7 +246,7 @@ class Proof:
             run.control.stop(f"what is done again {text}")
 
     def _emit_when_done(self, run: Run, event: BatchEnd) -> None:
-        """Tell at the batch's end, after all handlers of the batch itself."""
+        """Emit at the batch's end, after all handlers of the batch itself."""
         if not self._expected:
             if self._batches:
                 self._emit_verified(run)

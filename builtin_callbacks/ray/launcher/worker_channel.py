@@ -21,7 +21,7 @@ logger = logging.getLogger("heliograph")
 class WorkerChannel:
     """Sends a rank's messages to the mailbox in order, and receives the caller's commands, in a thread.
 
-    If the mailbox is gone, nobody waits for this worker any longer, and the process exits.
+    If the mailbox is gone, the driver no longer waits for this worker, and the process exits.
 
     Args:
         mailbox: the handle of the actor.

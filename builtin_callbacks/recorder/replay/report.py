@@ -21,7 +21,7 @@ class ReplayedRequest:
     Attributes:
         attempt: in which attempt of the run, from 1.
         request: the request.
-        did: whether the recorded run did what was requested, whoever requested it there; None where that is unknown.
+        did: whether the recorded run did what was requested, by any plugin; None where that is unknown.
         after_end: whether the run would have ended, or failed, before.
     """
 

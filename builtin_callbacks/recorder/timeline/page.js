@@ -6,7 +6,7 @@ function drawHead() {
   $("status").textContent = data.verdict;
   $("status").classList.add(data.status);
   $("why").append(...data.why.map(line));
-  for (const part of ["told", "metrics"]) {
+  for (const part of ["facts", "metrics"]) {
     $(part).append(...data[part].map(([name, value]) => html("div", {}, html("dt", {}, name), html("dd", {}, value))));
   }
   const kinds = RANK.filter((kind) => marks.some((mark) => mark.kind === kind));

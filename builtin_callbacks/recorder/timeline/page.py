@@ -103,7 +103,7 @@ def _header(main: AttemptSummary, attempts: list[AttemptSummary]) -> dict[str, A
         "status": main.attempt.status or "killed",
         "verdict": ended(main),
         "why": reasons(main),
-        "told": [
+        "facts": [
             ("position", words.position(last) if main.is_fit else progress(main)),
             ("samples", f"{last.samples:,}"),
             ("training", words.seconds(last.seconds)),

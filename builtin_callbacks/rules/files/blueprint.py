@@ -15,7 +15,7 @@ from .triggers import Trigger
 
 @dataclass(frozen=True)
 class Given:
-    """What a `RuleController` is given beside its rules.
+    """What a `RuleController` is given besides its rules.
 
     Attributes:
         metrics: classes that the rules may name.

@@ -187,7 +187,7 @@ class _Building:
 
 
 def _renews(kind: type[Event], metric: RuleMetric, rule: Rule) -> bool:
-    """Return whether an event brings new values of what a rule reads of a metric."""
+    """Return whether an event has new values of what a rule reads of a metric."""
     parts = metric.parts.get(kind)
     return kind in metric.events and (parts is None or any(part in rule.text for part in parts))
 

@@ -61,7 +61,7 @@ class Section:
         return self.document.line(self.value, key) or self.document.line(self.value) or self._line
 
     def fail(self, problem: str, key: Any = None, kind: type[RuleError] = RuleError) -> None:
-        """Tell of an error about a key, or about the section."""
+        """Note an error about a key, or about the section."""
         self.problems.add(self._error(problem, key, kind))
 
     def text(self, key: str) -> str:

@@ -18,7 +18,7 @@ logger = logging.getLogger("heliograph")
 class LogControl(RuleOperation):
     """Log a line, made of metrics and of fields of the firing.
 
-    Beside the metrics there are `event_name`, `control_name`, `args` (the hyper-parameters) and the event's own fields,
+    Besides the metrics there are `event_name`, `control_name`, `args` (the hyper-parameters) and the event's fields,
     such as `path` where a checkpoint was saved. A key that is missing when it is logged is shown as missing.
 
     Args:

@@ -97,7 +97,7 @@ class Store:
                 what = error.filename or "a file in it"
                 raise OSError(
                     error.errno,
-                    f"The folder of checkpoints {self.folder} cannot be brought in order: {what} cannot be read or "
+                    f"The folder of checkpoints {self.folder} cannot be put in order: {what} cannot be read or "
                     f"changed: {error.strerror or error}. Nothing was begun: start again when that works, or choose "
                     f"another folder.",
                 ) from error

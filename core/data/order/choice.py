@@ -49,7 +49,7 @@ def _seekable_order(sampler: SeekableSampler, size: int | None, *, drop_last: bo
 
     if share.ranks == 1 or knows_ranks(sampler):
         whole = order(sampler, share.rank, share.world_size)
-        if not isinstance(sampler, DistributedSampler) and share.world_size > 1:  # how it deals out nobody knows
+        if not isinstance(sampler, DistributedSampler) and share.world_size > 1:  # how it deals out is unknown
             whole.even = whole.common = False
         return whole
     parts = [DistributedSampler(sampler, rank, share.ranks, drop_last=drop_last) for rank in share.own]
@@ -58,7 +58,7 @@ def _seekable_order(sampler: SeekableSampler, size: int | None, *, drop_last: bo
 
 
 def seekable(sampler: Sampler[Any] | Iterable[Any]) -> SeekableSampler | None:
-    """Return a seekable sampler that does what another means, or None where nobody can know that.
+    """Return a seekable sampler that does what another means, or None where that is unknown.
 
     torch's shuffle without replacement is one of ours with another permutation; a generator that it was given still
     says which.

@@ -31,7 +31,7 @@ class Order(Protocol):
         unknown: the sampler of which nobody knows whether it repeats itself, None where that is known.
         kind: plain facts that a checkpoint keeps: with others, a position within an epoch would mean other samples.
         batch_size: how many indices of the sampler a batch takes; 1 where it yields whole batches.
-        length: how many batches an epoch has here, None where nobody knows.
+        length: how many batches an epoch has here, None where that is unknown.
         even: whether the batches of all ranks are as large as this one's.
         common: whether what ranks read are parts of one order, each of them every so many of its samples.
     """

@@ -52,7 +52,7 @@ class SeekableSampler(Protocol):
 
 
 def is_seekable(sampler: object) -> TypeGuard[SeekableSampler]:
-    """Tell whether a sampler keeps the protocol; torch's SubsetRandomSampler has `indices` too, but as a list."""
+    """Return whether a sampler keeps the protocol; torch's SubsetRandomSampler has `indices` too, but as a list."""
     return callable(getattr(sampler, "indices", None)) and hasattr(sampler, "__len__")
 
 

@@ -43,8 +43,8 @@ class Layout:
         world_size: how many processes read.
         ranks: how many ranks the order is dealt out to; see `Share`.
         batch_size: what a batch takes of that order: its samples, or 1 where whole batches are dealt out; None where
-            nobody knows.
-        batches: of an epoch, on each process; None where nobody knows.
+            that is unknown.
+        batches: of an epoch, on each process; None where that is unknown.
         common: whether all ranks share one order; else each reads its own, and nobody knows what the others have read.
     """
 

@@ -18,11 +18,11 @@ class Source(Protocol):
 
     Attributes:
         loader: what the user gave.
-        length: its batches, None where nobody knows. On several ranks the smallest, once they have agreed.
+        length: its batches, None where that is unknown. On several ranks the smallest, once they have agreed.
         kind: plain facts that must be the same for a position within an epoch to mean the same, on every rank.
         even: whether the batches of all ranks are as large as this one's.
         as_it_is: whether every rank reads all of it, whatever the others read.
-        batch_size: what a batch takes of the order; see `Layout`. None where nobody knows, or it differs on the ranks.
+        batch_size: what a batch takes of the order; see `Layout`. None: unknown, or not the same on all ranks.
     """
 
     loader: Any
@@ -46,7 +46,7 @@ class Source(Protocol):
         """Return the seconds that the first batch took to be compared, and a sentence for each hidden state so far."""
 
     def state_dict(self, *, between_epochs: bool) -> dict[str, Any]:
-        """Return what the position needs beside the number of consumed batches."""
+        """Return what the position needs besides the number of consumed batches."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the state; the next `open` continues from it."""

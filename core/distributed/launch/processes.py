@@ -67,7 +67,7 @@ class RankProcess:
         return self._process.exitcode
 
     def acknowledge(self) -> None:
-        """Tell it that its report has arrived."""
+        """Answer that its report has arrived."""
         with suppress(OSError):  # it may have died since
             send(self._pipe, Frame("acknowledged"))
 

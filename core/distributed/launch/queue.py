@@ -20,7 +20,7 @@ class RankQueue:
         self._send = send
 
     def put(self, value: Any) -> None:
-        """Send an object, as it is now; wait for nobody. Those of one rank arrive in their order.
+        """Send an object, as it is now; do not wait. Those of one rank arrive in their order.
 
         Args:
             value: what can be pickled; a tensor is copied, and one on a GPU is better moved to the CPU first.

@@ -138,7 +138,7 @@ class Exchange:
     def meet(self, name: str, size: int = 0, values: Sequence[float] = ()) -> list[float]:
         """Begin a collective: one small all-reduce, which finds out whether the others begin the same one.
 
-        gloo ends a process whose peers exchange something else than it does, without a word of who and what.
+        gloo ends a process whose peers exchange something else than it does, without saying who and what.
 
         Args:
             name: of the collective.

@@ -34,7 +34,7 @@ class Group(Exchange):
     Tensors on the device travel by `backend`. Votes, objects and tensors on the CPU have a gloo group of their own:
     they never wait for the device, and never get between gradients.
 
-    Where the default process group of `torch.distributed` was initialised by somebody else, the groups are made beside
+    Where the default process group of `torch.distributed` was initialised by somebody else, the groups are made next to
     it, and it is left as it was.
 
     Args:
@@ -67,7 +67,7 @@ class Group(Exchange):
                 self._join(timeout)
 
     def _join(self, timeout: float) -> None:
-        """Make the groups beside the default one."""
+        """Make the groups next to the default one."""
         limit = timedelta(seconds=timeout)
         self.tensors = dist.new_group(backend=self.backend, timeout=limit)
         self.control = dist.new_group(backend="gloo", timeout=limit)

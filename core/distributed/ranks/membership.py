@@ -34,7 +34,7 @@ class Membership:
         rank: among all, from 0.
         local_rank: among those on this machine, from 0.
         world_size: how many there are.
-        local_world_size: how many there are on this machine; None where nobody says.
+        local_world_size: how many there are on this machine; None where that is unknown.
         address: where the store is by which they find each other; empty where none is needed.
         port: its port.
         agent_store: whether torchrun's agent hosts the store; otherwise rank 0 does.

@@ -63,7 +63,7 @@ class Watch:
         self._watchdog.start()
 
     def announce(self, error: BaseException, place: str) -> None:
-        """Tell all ranks that this one fails; only the first announcement of all counts.
+        """Announce to all ranks that this one fails; only the first announcement of all counts.
 
         Args:
             error: why.
@@ -118,7 +118,7 @@ class Watch:
         return error
 
     def post(self, topic: str, text: str) -> None:
-        """Tell all ranks something, without a wait; the first text of a topic counts."""
+        """Post a text for all ranks, without a wait; the first text of a topic counts."""
         self._watchdog.notices.setdefault(topic, text)
         self._watchdog.put(lambda: self._watchdog.post(topic, text))
 
@@ -152,7 +152,7 @@ class Watch:
         self._watchdog.close()
 
     def _judge(self, roll: Roll, reason: str) -> None:
-        """Tell all ranks which one broke a collective without a word, if the answers show it."""
+        """Report to all ranks which one broke a collective silently, if the answers show it."""
         self._watchdog.look_up()
         if self._watchdog.failure is not None:
             return

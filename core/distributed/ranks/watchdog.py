@@ -129,11 +129,11 @@ class Watchdog:
     # Jobs of the thread.
 
     def post(self, topic: str, text: str) -> None:
-        """Tell all ranks something."""
+        """Post a text for all ranks."""
         self._news.post(topic=topic, text=text)
 
     def report_failure(self, failure: Failure) -> None:
-        """Tell all ranks of a failure, unless there is one already."""
+        """Report a failure to all ranks, unless there is one already."""
         first = Failure.read(self._first(FIRST, failure.write()))
         self._learn(first)
         if first != failure:

@@ -275,7 +275,7 @@ def synchronize_batch_norm(modules: Iterable[nn.Module], group: ProcessGroup) ->
     """Let the batch norms within modules share their statistics; return what `separate_batch_norm` needs.
 
     torch's own conversion puts new modules in the place of the old ones, and cannot do that for a module that is a
-    batch norm itself. Here each stays the object that it was, with its parameters, buffers, hooks and whoever holds it,
+    batch norm itself. Here each stays the object that it was, with its parameters, buffers and hooks,
     and changes its class, as torch's lazy modules do.
 
     Args:

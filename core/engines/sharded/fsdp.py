@@ -47,7 +47,7 @@ class FSDPEngine(ProcessEngine):
     torch's `fully_shard` (FSDP2): the weights of a module are gathered for its forward and backward only. All ranks
     begin with those of rank 0. During a run the task's parameters are shards (`DTensor`), and the optimizers train
     these. After a run that went well the task has its former parameter objects again, whole, on the devices that they
-    came from, and so have the optimizers. A run that failed leaves the shards, which nobody can gather any more: build
+    came from, and so have the optimizers. A run that failed leaves the shards, which can no longer be gathered: build
     a new task, and resume. (A process that trains alone gets its parameters back in any case.)
 
     Weights are gathered around `forward`, and around the steps of a task that is a module itself. So a task calls its

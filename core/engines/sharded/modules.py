@@ -26,7 +26,7 @@ HOOK_FLAGS = ("_forward_pre_hooks_with_kwargs", "_forward_hooks_with_kwargs", "_
 class Sharding:
     """The modules of a run under `fully_shard`, in place, and what it takes to undo that.
 
-    The former parameters are kept, without their data, and get it back at the end: whoever held one holds it again.
+    The former parameters are kept, without their data, and get it back at the end: references to them are valid again.
 
     Args:
         modules: by attribute name; may lie within one another.

@@ -4,7 +4,7 @@ Whole, they are what plain modules and optimizers have: `(weights by module name
 engine reads them. As shards they are two things: the tensors, flat by name, which `dcp.save` writes and `dcp.load`
 fills; and the rest, plain types, which is the same on all ranks and says what `dcp.load` is to fill.
 
-To save, on all ranks, with `async_save` in the place of `save` where it is to happen beside the training:
+To save, on all ranks, with `async_save` in the place of `save` where it is to happen in the background:
             tensors, rest = engine.shard_state(run.modules, run.optimizers)
             dcp.save(tensors, checkpoint_id=folder, process_group=engine.saving_group())  # `rest` goes into the cut
 To resume, on all ranks:
