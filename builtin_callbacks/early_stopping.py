@@ -63,7 +63,7 @@ class EarlyStopping(Plugin):
         self.monitor.check_measured(run)
 
     @on(CheckpointLoaded)
-    def stand_by_the_decision(self, run: Run, event: CheckpointLoaded) -> None:
+    def repeat_stop_after_resume(self, run: Run, event: CheckpointLoaded) -> None:
         """Stop a resumed run that had been stopped, unless patience was raised since."""
         if self._stopped_by_nan and self.nan == "stop":
             run.control.stop(f"{self.monitor.name} was NaN")

@@ -68,7 +68,7 @@ class NaNGuard(Plugin):
             run.control.stop(self._stop_reason)
 
     @on(CheckpointLoaded)
-    def stand_by_the_decision(self, run: Run, event: CheckpointLoaded) -> None:
+    def repeat_stop_after_resume(self, run: Run, event: CheckpointLoaded) -> None:
         """Stop a resumed run that had been stopped, unless the action was changed since."""
         if self._stop_reason and self.action == "stop":
             run.control.stop(self._stop_reason)

@@ -641,7 +641,7 @@ def test_so_it_does_with_another_number_of_workers_after_each_resume(part: int) 
 
 CUT_SHORT = Kill(h.ValidationStart, how="stop")
 FOUND = {
-    "a validation that was put off ran on other draws": Scenario(validate={"batches": 3}, kills=(CUT_SHORT,) * 3),
+    "a validation that was postponed ran on other draws": Scenario(validate={"batches": 3}, kills=(CUT_SHORT,) * 3),
     "and after the end of its epoch": Scenario(save={"epochs": 1}, validate={"batches": 4}, kills=(CUT_SHORT,) * 3),
     "the epoch of the last step was not ended": Scenario(
         "unsized foreign", epochs=None, steps=8, scheduler="epoch", kills=(Kill(h.EpochEnd, 2),) * 3

@@ -181,8 +181,8 @@ def share_state(engine: Engine, path: Path, state: State | None) -> State:
         ValueError: a rank cannot read it; on all of them.
     """
     if engine.world_size > 1:
-        seals = engine.gather_objects(_seal(path))
-        if len(set(seals)) > 1:
+        checksums = engine.gather_objects(_checksum(path))
+        if len(set(checksums)) > 1:
             state = engine.broadcast(state)
             if "shards" in state:
                 raise ValueError(
@@ -197,7 +197,7 @@ def share_state(engine: Engine, path: Path, state: State | None) -> State:
     return state
 
 
-def _seal(path: Path) -> str | None:
+def _checksum(path: Path) -> str | None:
     """Return the digest in the manifest of a checkpoint, None where this rank does not see it."""
     try:
         return storage.read_manifest(path).sha256 if path.is_file() else None

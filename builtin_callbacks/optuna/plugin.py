@@ -110,7 +110,7 @@ class Optuna(Plugin):
         on_main(run.engine, self._open_judge)
 
     @on(CheckpointLoaded)
-    def stand_by_the_decision(self, run: Run, event: CheckpointLoaded) -> None:
+    def repeat_stop_after_resume(self, run: Run, event: CheckpointLoaded) -> None:
         """Stop a resumed run that had been pruned."""
         if self.pruned_at is not None:
             run.control.stop(self._reason)

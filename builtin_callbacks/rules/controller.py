@@ -18,13 +18,13 @@ from ...events import (
     ValidationStart,
 )
 from ...plugins import Plugin, on
+from .active_rules import ActiveRules
 from .base import RuleMetric, RuleOperation
 from .files.blueprint import Given
 from .files.builder import build
 from .files.config import Source, read_rules
 from .files.specs import ON_ERROR, OnError
 from .operations.functions import Function
-from .session import Session
 from .text import shown
 
 T = TypeVar("T", RuleMetric, RuleOperation)
@@ -37,7 +37,7 @@ class RuleController(Plugin):
 
     A rule file is the YAML of the fms-hf-tuning trainer controller, unchanged: metrics, operations, and controllers
     with triggers, a rule and a patience; `docs/rules.md` lists all that it can contain. Rules are evaluated after the
-    schedules: one at the end of an epoch that reads what a log or a validation brings, while that is due, is asked when
+    schedules: one at the end of an epoch that reads a value of a log or validation, while that is due, is asked when
     it is done.
 
     Args:
@@ -81,42 +81,42 @@ class RuleController(Plugin):
         self.asks, self.needs = self.plan.asks, self.plan.needs
         handled = {*BEGINNINGS, CheckpointLoaded, *self.plan.events}
         self.ignores = tuple(kind for kind in CATALOGUE if kind not in handled)
-        self._session = Session(self.plan)
+        self._active = ActiveRules(self.plan)
         self._news: list[str] = []
 
     @on(*OTHERS, lane=Lane.PERSIST)
     def handle(self, run: Run, event: Event) -> None:
         """Compute the new values of the event, and ask the rules that it triggers."""
         if isinstance(event, TrainStart) or (isinstance(event, BEGINNINGS) and run.optimizer is None):
-            self._session, self._news = Session(self.plan), []
+            self._active, self._news = ActiveRules(self.plan), []
         if isinstance(event, CheckpointLoaded):
             self._emit_news(run)
-            self._session.stand_by_the_stop(run)
-        self._session.take(run, event)
+            self._active.repeat_stop_after_resume(run)
+        self._active.take(run, event)
         if isinstance(event, CheckpointLoaded) and event.path is not None:  # emitted after the state that it holds
-            self._session.take(run, CheckpointSaved(event.path, is_best=event.path == run.best_checkpoint))
+            self._active.take(run, CheckpointSaved(event.path, is_best=event.path == run.best_checkpoint))
 
     @on(SavePoint, lane=Lane.DECIDE)
     def hear_before_saving(self, run: Run, event: Event) -> None:
         """Do so before the state is stored."""
-        self._session.take(run, event)
+        self._active.take(run, event)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the metrics, the operations, what the rules have counted, and the stop that one of them asked for."""
-        return self._session.state_dict()
+        return self._active.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue, with whatever of the rules is as it was."""
-        self._session = Session(self.plan)
-        self._news = self._session.load_state_dict(state)
+        self._active = ActiveRules(self.plan)
+        self._news = self._active.load_state_dict(state)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_session": self._session.state_dict()}
+        return {**vars(self), "_active": self._active.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._session = Session(self.plan)
-        self._session.load_state_dict(state["_session"])
+        self._active = ActiveRules(self.plan)
+        self._active.load_state_dict(state["_active"])
 
     def _emit_news(self, run: Run) -> None:
         """Note where the rules are not those of the checkpoint."""

@@ -14,12 +14,12 @@ from ...events.errors import describe_error
 from ...plugins import Plugin, on
 from ..recorder.format.records import Recording
 from ..recorder.replay.replay import replay
+from .active_rules import ActiveRules
 from .base import Action, RuleFiring, RuleMetric, RuleOperation
 from .controller import RuleController
 from .errors import RuleError
 from .files.blueprint import Blueprint
 from .fired import RuleFired
-from .session import Session
 from .text import shown
 
 SHOWN = 20  # acts of one rule, in full
@@ -112,7 +112,7 @@ class _Watched(RuleController):
             asks_ranks=False,
         )
         self.name, self.ignores = f"dry_run_of_{rules.name}", rules.ignores  # the run's own rules did as they did
-        self._session, self._news = Session(self.plan), []
+        self._active, self._news = ActiveRules(self.plan), []
 
 
 class _LenientMetric(RuleMetric):

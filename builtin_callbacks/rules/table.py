@@ -28,7 +28,7 @@ class Table:
                 self._brought.setdefault(kind, []).append(name)
 
     def at(self, run: Run, event: Event) -> Values:
-        """Return the values at an event, those that it brings computed."""
+        """Return the values at an event, its new ones computed."""
         values = Values(self, run, event)
         for name in self._brought.get(type(event), ()):
             values.compute(name)

@@ -253,12 +253,12 @@ def test_a_stopped_run_continues_without_the_plugin_that_stopped_it(fit: Fit, tm
     assert (other.status, other.progress.epoch) == ("completed", 4)
 
 
-def test_a_stop_that_was_put_off_until_the_metric_improved_is_not_repeated(fit: Fit, tmp_path: Path) -> None:
+def test_a_stop_that_was_postponed_until_the_metric_improved_is_not_repeated(fit: Fit, tmp_path: Path) -> None:
     class AtLeast(Plugin):
         """Puts a stop off until four epochs are done."""
 
         @on(ShouldStop)
-        def put_off(self, run: Run, event: ShouldStop) -> None:
+        def postpone(self, run: Run, event: ShouldStop) -> None:
             if run.progress.epoch < 4:
                 run.control.veto_stop("fewer than 4 epochs")
 

@@ -613,7 +613,7 @@ def test_only_a_running_validation_can_be_cut_short(control: Control, stage: str
     assert (control.pending, control.should_validate) == (False, False)
 
 
-def test_a_validation_that_was_cut_short_is_put_off_with_the_save_after_it(control: Control) -> None:
+def test_a_validation_that_was_cut_short_is_postponed_with_the_save_after_it(control: Control) -> None:
     control.is_evaluating = True
     control.request_save("after it")
     control.cut_validation("no time")
@@ -629,7 +629,7 @@ def test_a_validation_that_was_cut_short_is_put_off_with_the_save_after_it(contr
     assert control.pending is False
 
 
-def test_a_whole_validation_makes_up_for_one_that_was_put_off(control: Control) -> None:
+def test_a_whole_validation_makes_up_for_one_that_was_postponed(control: Control) -> None:
     control.is_evaluating = True
     control.cut_validation("no time")
     control.close_validation()

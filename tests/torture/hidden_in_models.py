@@ -14,7 +14,7 @@ from heliograph.tests.torture.parts import Net, Parts
 from torch import Tensor, nn
 
 
-class Around(nn.Module):
+class Wrapper(nn.Module):
     """A module around the model."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -22,7 +22,7 @@ class Around(nn.Module):
         self.model = model
 
 
-class Counting(Around):
+class Counting(Wrapper):
     """Counts its calls while it is trained."""
 
     calls = 0
@@ -42,7 +42,7 @@ class InAttribute(Hidden):
         parts.model = Counting(parts.model)
 
 
-class Averaging(Around):
+class Averaging(Wrapper):
     """Keeps a mean of its inputs in a tensor, in a buffer that is not saved or in none at all."""
 
     mean: Tensor

@@ -43,7 +43,7 @@ class Ready:
         level: the logging level at which it is logged that it acts.
         on_error: what a failure of it leads to.
         shared: whether all ranks must agree upon it.
-        waits_for: what, where it is due at an epoch's end, brings new values of what the rule reads.
+        waits_for: what, where it is due at an epoch's end, has new values of what the rule reads.
         asks: what its actions ask the loop for.
     """
 

@@ -108,7 +108,7 @@ def steps_path(folder: Path, run_name: str, rank: int) -> Path:
 FORMAT = "heliograph checkpoint"
 MARK = b'"format": "heliograph checkpoint"'
 MOST = 16 * 2**20  # bytes of a manifest: that of a checkpoint with 100,000 shards
-SEAL, DIGITS = b'\n  "sha256": "', 64  # two spaces: the manifest's own digest, not one of a file
+CHECKSUM, DIGITS = b'\n  "sha256": "', 64  # two spaces: the manifest's own digest, not one of a file
 YEARS_1_TO_9999 = (-6e10, 2.5e11)  # about, in seconds since 1970
 JudgedBy = tuple[str, str, float | None]
 Claim = tuple[str, int]
@@ -203,7 +203,7 @@ def encode(entry: Entry) -> bytes:
     """Return the manifest of an entry: canonical JSON that contains its own digest."""
     judged_by = entry.judged_by and [*entry.judged_by[:2], _to_json(entry.judged_by[2])]
     shards = {name: {"bytes": size, "sha256": sha256} for name, (size, sha256) in entry.shards.items()}
-    return _sealed(
+    return _with_checksum(
         {
             "format": FORMAT,
             "schema": entry.schema,
@@ -243,7 +243,7 @@ def decode(content: bytes, place: Path, data: Path | None = None) -> Entry:
         raise ValueError(f"The manifest {place} is damaged, or of something else: {error}.") from None
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         raise ValueError(f"{place} is damaged, or no manifest of a heliograph checkpoint.")
-    if not _is_sealed(content):
+    if not _checksum_matches(content):
         raise ValueError(f"The manifest {place} is damaged: its bytes do not match its own digest.")
     try:
         if (schema := _typed(facts["schema"], "schema", int)) > SCHEMA:
@@ -331,14 +331,14 @@ def _bare(name: str) -> str:
     return name
 
 
-def _sealed(facts: Mapping[str, Any]) -> bytes:
+def _with_checksum(facts: Mapping[str, Any]) -> bytes:
     digest = hashlib.sha256(_canonical(facts)).hexdigest()
     return _canonical({**facts, "sha256": digest})
 
 
-def _is_sealed(content: bytes) -> bool:
+def _checksum_matches(content: bytes) -> bool:
     """Return whether a manifest has the digest of its other lines."""
-    before, _, rest = content.partition(SEAL)
+    before, _, rest = content.partition(CHECKSUM)
     digest, end, after = rest[:DIGITS], rest[DIGITS : DIGITS + 2], rest[DIGITS + 2 :]
     return end == b'",' and hashlib.sha256(before + after).hexdigest().encode() == digest
 

@@ -165,7 +165,7 @@ def test_other_stops_are_no_pruning(fit: Fit) -> None:
     assert trial_of(asked).user_attrs == {}
 
 
-def test_a_stop_that_is_put_off_for_good_is_no_pruning(fit: Fit) -> None:
+def test_a_stop_that_is_postponed_for_good_is_no_pruning(fit: Fit) -> None:
     class Veto(Plugin):
         @on(ShouldStop)
         def veto(self, run: Run, event: ShouldStop) -> None:

@@ -13,11 +13,11 @@ from .files.triggers import BEFORE_BOUNDARY, Trigger
 from .judge import Judge
 from .table import Table, Values
 
-BRINGING: tuple[type[Event], ...] = (Log, ValidationEnd)  # as a boundary serves them
+MEASURING: tuple[type[Event], ...] = (Log, ValidationEnd)  # as a boundary serves them
 Case = tuple[str, str]  # a controller and one of its triggers, by name
 
 
-class Session:
+class ActiveRules:
     """The metrics, operations and controllers of one run.
 
     Args:
@@ -36,7 +36,7 @@ class Session:
         self._cases = {kind: [each for each in self._all_cases() if kind in each[1].events] for kind in plan.events}
         self._ending, self._asks_ranks = Ending(), plan.asks_ranks
         self._waiting: dict[Case, list[str]] = {}  # the names of the events that each waits for
-        self._put_off: dict[Case, Event] = {}  # the events that triggered them; in a resumed run unknown
+        self._postponed: dict[Case, Event] = {}  # the events that triggered them; in a resumed run unknown
         self._stop: dict[str, str] | None = None
 
     def take(self, run: Run, event: Event) -> None:
@@ -51,11 +51,11 @@ class Session:
         for judge, trigger in cases:
             case = judge.ready.name, trigger.name
             if case in arrived:
-                self._ask(run, self._put_off.pop(case, event), judge, trigger, values)
+                self._ask(run, self._postponed.pop(case, event), judge, trigger, values)
             elif trigger.comes(run, event) and not self._must_wait(run, event, judge, trigger):
                 self._ask(run, event, judge, trigger, values)
 
-    def stand_by_the_stop(self, run: Run) -> None:
+    def repeat_stop_after_resume(self, run: Run) -> None:
         """Stop a resumed run that a rule had stopped, unless that rule has changed since."""
         if self._stop is not None:
             run.control.stop(self._stop["reason"])
@@ -111,9 +111,9 @@ class Session:
         if not isinstance(event, BEFORE_BOUNDARY) or not judge.ready.waits_for:
             return False
         due = {Log: run.control.should_log, ValidationEnd: run.control.should_validate}
-        awaited = [kind for kind in BRINGING if kind in judge.ready.waits_for and self._is_due(run, asks=due[kind])]
+        awaited = [kind for kind in MEASURING if kind in judge.ready.waits_for and self._is_due(run, asks=due[kind])]
         if awaited:
-            self._waiting[case], self._put_off[case] = [kind.name for kind in awaited], event
+            self._waiting[case], self._postponed[case] = [kind.name for kind in awaited], event
         return bool(awaited)
 
     def _is_due(self, run: Run, *, asks: bool) -> bool:
