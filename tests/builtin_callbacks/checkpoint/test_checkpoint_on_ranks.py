@@ -550,7 +550,7 @@ def read_only_on_main(folder: Path, hidden: bool) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         if DDPEngine(device="cpu").rank == 1:
             if hidden:
-                patch.setattr(resuming, "_seal", lambda path: None)
+                patch.setattr(resuming, "_checksum", lambda path: None)
 
             def refuse(path: Path, **options: Any) -> Any:
                 raise ValueError("this rank cannot read")
