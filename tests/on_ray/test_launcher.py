@@ -54,8 +54,8 @@ def test_an_error_of_the_user_ends_the_run_with_its_own_type(tmp_path: Path) -> 
     assert entered(tmp_path) == ["x", "x"]
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(90)
-@pytest.mark.sample(1)
 @pytest.mark.parametrize("listed", [True, False])
 def test_exception_pass_through_applies(tmp_path: Path, *, listed: bool) -> None:
     kinds = {"train": (NotTodayError,)} if listed else {}

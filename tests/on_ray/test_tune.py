@@ -35,6 +35,7 @@ def start(fn: Any, folder: Path, space: dict[str, Any], **options: Any) -> Searc
     return tune(fn, space, metric="validation/loss", storage_path=folder / "ray", name="search", **options)
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(180)
 def test_asha_stops_trials_and_another_process_reads_the_best(tmp_path: Path) -> None:
     rates = [0.1, 0.03, 6e-5, 5e-5, 4e-5, 3e-5, 2e-5, 1e-5]  # each worse than those before

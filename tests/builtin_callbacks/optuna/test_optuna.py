@@ -481,6 +481,7 @@ def launched(trial: optuna.Trial) -> None:
     fit_on_ranks(trial)
 
 
+@pytest.mark.whole
 def test_a_pruning_leaves_launch_as_it_is(tmp_path: Path) -> None:
     asked = open_study("study", storage=f"sqlite:///{tmp_path}/study.db", pruner=PruneAt(1))
 

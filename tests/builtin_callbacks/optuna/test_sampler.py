@@ -153,7 +153,7 @@ def killed(name: str, pruner: MakePruner, kills: Iterable[int]) -> tuple[list[An
     return facts(store), count
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_killed_once_at_any_write_it_suggests_what_the_plain_sampler_would_have(name: str) -> None:
     plain, number = uninterrupted(name, NopPruner), 0
