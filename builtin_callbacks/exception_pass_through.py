@@ -13,7 +13,7 @@ from ..plugins import Plugin, on
 class ExceptionPassThrough(Plugin):
     """Let listed exceptions leave unchanged; any other leaves as `TrainingError`, raised from the original.
 
-    Without this plugin every exception leaves unchanged. Subclasses of a listed type match. What is no `Exception`,
+    Without this plugin every exception leaves unchanged. Subclasses of a listed type match. What is not an `Exception`,
     such as KeyboardInterrupt, always leaves unchanged.
 
     Args:
@@ -21,7 +21,7 @@ class ExceptionPassThrough(Plugin):
         test: types that pass while testing.
 
     Raises:
-        TypeError: something listed is no exception type.
+        TypeError: something listed is not an exception type.
     """
 
     affects_training = False

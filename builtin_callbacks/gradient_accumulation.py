@@ -74,7 +74,7 @@ class GradientAccumulation(Plugin):
         if self.as_ranks is None:
             return
         if self.as_ranks % world_size:
-            raise ValueError(f"as_ranks={self.as_ranks} is no multiple of the {world_size} processes.")
+            raise ValueError(f"as_ranks={self.as_ranks} is not a multiple of the {world_size} processes.")
         if not run.data.reads_as(self.as_ranks):
             raise ValueError(
                 f"GradientAccumulation(as_ranks={self.as_ranks}) is for data that are read as by so many ranks: give "

@@ -1,4 +1,4 @@
-"""Notice a loss that is no number."""
+"""Notice a loss that is not a number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Go back to the last good checkpoint when the loss is no number."""
+"""Go back to the last good checkpoint when the loss is not a number."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RollBack(Plugin):
 
     Raises:
         ValueError: `max_times` is not positive.
-        FloatingPointError: a loss is no number, and the run went back too often or there is no good checkpoint.
+        FloatingPointError: a loss is not a number, and the run went back too often or there is no good checkpoint.
     """
 
     exclusive = ("non-finite losses",)
@@ -67,11 +67,11 @@ class RollBack(Plugin):
         """Leave out what made the run go back."""
         self._losses.open_batch(run)
         if (run.progress.epoch, run.progress.batch) in self.skipped:
-            run.control.skip_batch("its loss was no number when it was last here")
+            run.control.skip_batch("its loss was not a number when it was last here")
 
     @on(GradientsReady, lane=Lane.TRANSFORM)
     def judge(self, run: Run, event: GradientsReady) -> None:
-        """Go back where a loss of the window is no number."""
+        """Go back where a loss of the window is not a number."""
         if bad := self._losses.take_bad(run):
             place = run.progress
             what = f"the {run.label('loss')} of epoch {place.epoch}, batch {min(bad)} is {bad[min(bad)]}"
@@ -130,4 +130,6 @@ def _check_finite(run: Run, state: Mapping[str, Any], path: Path) -> None:
         saved = modules.get(module_name, {})
         for name, _ in module.named_parameters():
             if name in saved and not bool(torch.isfinite(saved[name]).all()):
-                raise ValueError(f"The checkpoint {path} is no good: {module_name}.{name} in it is no finite number.")
+                raise ValueError(
+                    f"The checkpoint {path} is no good: {module_name}.{name} in it is not a finite number."
+                )

@@ -35,7 +35,7 @@ class Schedule(Plugin):
             before the end of the last epoch does not count: the state is another one after it.
 
     Raises:
-        TypeError: `when` is no filter.
+        TypeError: `when` is not a filter.
     """
 
     def __init__(self, when: Filter, *, at_start: bool = False, at_end: bool = False) -> None:

@@ -128,7 +128,7 @@ def check_note(text: str) -> str:
     """Return a line for the notes of a run.
 
     Raises:
-        TypeError: it is no text.
+        TypeError: it is not text.
     """
     if not isinstance(text, str):
         raise TypeError(f"run.note takes a line of text, got a {type(text).__name__}: format it first.")

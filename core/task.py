@@ -51,7 +51,7 @@ class Supervised(Task):
             `{"accuracy": heliograph.accuracy}`. Weighted by samples over batches, read only when they are logged.
 
     Raises:
-        TypeError: the model is no `nn.Module`, or a metric is not callable; in a run, a batch is a dict.
+        TypeError: the model is not a `nn.Module`, or a metric is not callable; in a run, a batch is a dict.
         ValueError: a metric is called `loss`.
     """
 

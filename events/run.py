@@ -117,7 +117,7 @@ class Run(Protocol):
         notes: the lines that the result shows, so far.
         has_left_group: whether this rank has left the others because of an error that they do not share: no collective
             is possible any more.
-        is_replay: whether this is no training, but the replay of a recording: `heliograph.replay`.
+        is_replay: whether this is the replay of a recording (`heliograph.replay`), not a training.
     """
 
     name: str

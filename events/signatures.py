@@ -11,7 +11,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from .catalogue import Event
 from .checks import describe
 
-HANDLER_FORM = "a handler takes (run, event), after self in a plugin, returns nothing, and is no coroutine or generator"
+HANDLER_FORM = (
+    "a handler takes (run, event), after self in a plugin, returns nothing and is not a coroutine or generator"
+)
 UNUSUAL = CO_COROUTINE | CO_GENERATOR | CO_ASYNC_GENERATOR | CO_VARARGS | CO_VARKEYWORDS
 
 

@@ -43,7 +43,7 @@ class Discovered:
             what = f"{self._called} {self.version} ({self.target})"
             raise ImportError(f"{what} cannot be imported: {describe_error(error)}") from error
         if not callable(loaded):
-            raise ImportError(f"{self._called} is no class or factory: {loaded!r}.")
+            raise ImportError(f"{self._called} is not a class or factory: {loaded!r}.")
         return loaded
 
     @property

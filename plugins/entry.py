@@ -79,7 +79,7 @@ def make_entry(plugin: Any, name: str | None = None) -> Entry:
     """Return the entry of an object that is to be registered, by its own name unless another is given.
 
     Raises:
-        TypeError: it is no plugin, or has a handler that does not fit its event, or one half of what a state takes.
+        TypeError: it is not a plugin, or has a handler that does not fit its event, or one half of what a state takes.
         ValueError: it declares something that there is not.
     """
     own = getattr(plugin, "name", None)
@@ -121,7 +121,7 @@ def _handlers_of(plugin: object, name: str) -> Iterator[tuple[type[Event], Handl
         raise TypeError(f"{plugin.__name__} is a class: register an object of it, {plugin.__name__}(...).")
     if not (marks := list(marked_methods(type(plugin)))):
         form = "an object with methods marked @on, as in\n    @on(EpochEnd)\n    def report(self, run, event): ..."
-        raise TypeError(f"{plugin!r} is no plugin: register {form}")
+        raise TypeError(f"{plugin!r} is not a plugin: register {form}")
     for method_name, mark in marks:
         method: Callable[..., Any] = getattr(plugin, method_name)
         for event in mark.events:

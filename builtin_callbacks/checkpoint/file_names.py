@@ -45,7 +45,7 @@ def _text(run: Run, metadata: Metadata | None) -> str:
         for name in fields(metadata):
             if name not in run.metrics:
                 raise ValueError(
-                    f"The checkpoint's name asks for {name!r}, which is no metric.{known_names(name, run.metrics)}"
+                    f"The checkpoint's name asks for {name!r}, which is not a metric.{known_names(name, run.metrics)}"
                 )
         return _Template().vformat(metadata, (), run.metrics)
     source = metadata or getattr(run.task, "checkpoint_metadata", None)
@@ -56,7 +56,7 @@ def _text(run: Run, metadata: Metadata | None) -> str:
 
 
 class _Template(Formatter):
-    """Fills in metric names, which contain slashes and so are no attribute paths."""
+    """Fills in metric names, which contain slashes and so are not attribute paths."""
 
     def get_field(self, field_name: str, args: Any, kwargs: Any) -> tuple[Any, str]:
         return kwargs[field_name], field_name

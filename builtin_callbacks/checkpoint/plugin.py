@@ -276,7 +276,7 @@ class Checkpoint(Plugin):
             Where it lies.
 
         Raises:
-            ValueError: nothing was written yet, or the file is no checkpoint.
+            ValueError: nothing was written yet, or the file is not a checkpoint.
             FileNotFoundError: there is no such file.
         """
         if path is None and self._last is None:

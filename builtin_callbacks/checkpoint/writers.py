@@ -209,7 +209,7 @@ class BackgroundWriter:
             return ""
         what = "is finished by the main rank, and not reported on this one"
         if self._of_each:
-            what = "is abandoned: its shards are no checkpoint without the other ranks"
+            what = "is abandoned: its shards are not a checkpoint without the other ranks"
         lost = f"the save under way {what}, as the run did not end on all ranks together"
         logger.warning(lost)
         return lost

@@ -37,7 +37,7 @@ def register_metric(kind: M) -> M:
     """Let rule files name a metric by its class name; return the class, so that this can be a decorator.
 
     Raises:
-        TypeError: it is no subclass of `RuleMetric`.
+        TypeError: it is not a subclass of `RuleMetric`.
         ValueError: another one has this name.
     """
     _add(_METRICS, kind, RuleMetric)
@@ -48,7 +48,7 @@ def register_operation(kind: P) -> P:
     """Let rule files name an operation by its class name; return the class, so that this can be a decorator.
 
     Raises:
-        TypeError: it is no subclass of `RuleOperation`.
+        TypeError: it is not a subclass of `RuleOperation`.
         ValueError: another one has this name.
     """
     _add(_OPERATIONS, kind, RuleOperation)
@@ -65,7 +65,7 @@ def metric_class(name: str, given: Iterable[type[RuleMetric]] = ()) -> type[Rule
     Raises:
         RuleKeyError: there is none, or several packages have one.
         ImportError: the package that has it cannot be imported.
-        TypeError: what is given or installed is no subclass of `RuleMetric`.
+        TypeError: what is given or installed is not a subclass of `RuleMetric`.
         ValueError: another class of a given name is known.
     """
     return _look_up(name, _with(_METRICS, given, RuleMetric), METRIC_GROUP, RuleMetric)

@@ -100,4 +100,4 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):  # a number of NumPy's, or of torch
         return _plain(value.item())
-    raise TypeError(f"{type(value).__name__} is no plain type")
+    raise TypeError(f"{type(value).__name__} is not a plain type")

@@ -158,7 +158,7 @@ def read_any(path: Path, as_data: Collection[str] = ()) -> Upgraded:
         AttributeError,
         LookupError,
     ) as error:  # parts are missing, or not ours
-        raise ValueError(f"{path} is no checkpoint that can be migrated: {error}") from error
+        raise ValueError(f"{path} is not a checkpoint that can be migrated: {error}") from error
 
 
 def load_any(path: Path, *, with_shards: bool = True) -> State:

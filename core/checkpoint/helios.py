@@ -35,7 +35,7 @@ def convert(saved: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], list[
         path: the file; only its name has the name of the run.
 
     Raises:
-        ValueError: the counters are missing, or are no numbers.
+        ValueError: the counters are missing, or are not numbers.
     """
     run_name, version = _run_name(path), str(saved.get("version", "before 1.0"))
     progress, notes = _progress(saved["training_state"])

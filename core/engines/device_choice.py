@@ -21,7 +21,7 @@ def choose_device(member: Membership, options: EngineOptions) -> str | torch.dev
 
     Raises:
         RuntimeError: a GPU is wanted, and there is none.
-        TypeError: `gpus` is no list of numbers.
+        TypeError: `gpus` is not a list of numbers.
         ValueError: the options contradict each other, or what the machine has.
     """
     device, gpus, use_cpu = options.get("device"), options.get("gpus"), options.get("use_cpu")

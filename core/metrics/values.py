@@ -13,7 +13,7 @@ class Metrics(dict[str, float]):
         values: the first ones.
 
     Raises:
-        TypeError: at once, where something is put in that is no number, or by a name that is no string.
+        TypeError: at once, where something is put in that is not a number, or by a name that is not a string.
     """
 
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:

@@ -1,8 +1,8 @@
 """Measure heliograph beside a hand-written loop, and print every figure beside its bar.
 
 Run as a script: `python tests/benchmarks/bench.py`, about seven minutes. A bar that is not held is printed, not raised:
-on a shared machine a figure is no test. Each figure is the median over five fresh processes of the median in each; for
-agreement, over three, or over three pairs of them.
+on a shared machine a figure is not a test. Each figure is the median over five fresh processes of the median in each;
+for agreement, over three, or over three pairs of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measure what Ray costs, each figure beside the alternative in the same run.
 
 Run as a script: `python tests/benchmarks/bench_ray.py`, about three minutes. Figures are medians; on a shared machine
-they are no test.
+they are not tests.
 """
 
 from __future__ import annotations

@@ -157,7 +157,7 @@ def test_what_is_refused(how: dict[str, Any], message: str) -> None:
 def test_what_is_refused_when_a_run_begins() -> None:
     accumulation = GradientAccumulation(6, as_ranks=3)
     run: Any = type("R", (), {"engine": type("E", (), {"world_size": 2})()})()
-    with pytest.raises(ValueError, match="as_ranks=3 is no multiple of the 2 processes"):
+    with pytest.raises(ValueError, match="as_ranks=3 is not a multiple of the 2 processes"):
         accumulation.begin(run, None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="as_ranks= is for one optimizer"):
         run = type("R", (), {"engine": DeviceEngine("cpu"), "data": AsTheyAre(), "optimizers": {"a": 1, "b": 2}})()

@@ -49,7 +49,7 @@ def fit(scripted: Make, batches: Make, sgd: Any) -> Fit:
     [
         ([1.0, 0.95, 0.90, 0.85], {"min_delta": 0.1}, 4),  # cumulative progress counts
         ([1.0, 0.95, 0.95, 0.95, 0.1], {"min_delta": 0.1}, 4),
-        ([1.0, 1.0, 1.0, 1.0, 0.1], {}, 4),  # an equal value is no improvement
+        ([1.0, 1.0, 1.0, 1.0, 0.1], {}, 4),  # an equal value is not an improvement
         ([1.0, 1.1, 1.2, 0.9, 1.1, 1.2, 1.3, 0.1], {}, 7),
         ([1.0, 2.0, 0.1], {"patience": 1}, 2),
         ([0.1, 0.2, 0.3, 0.4], {"mode": "max"}, 4),

@@ -57,7 +57,7 @@ class Careless(Observer):
 
 
 class Foreign:
-    """An observer that is no subclass of Plugin."""
+    """An observer that is not a subclass of Plugin."""
 
     policy = "observer"
 

@@ -134,7 +134,7 @@ def test_the_result_reports_it(fit: Make, tmp_path: Path) -> None:
     assert requests == [
         ("skip_step", "roll_back", what),
         ("roll_back", "roll_back", f"to {path}"),
-        ("skip_batch", "roll_back", "its loss was no number when it was last here"),
+        ("skip_batch", "roll_back", "its loss was not a number when it was last here"),
     ]
 
 
@@ -219,7 +219,7 @@ def test_a_checkpoint_that_is_no_good_is_passed_over_for_an_older_one(damage: bo
 
 
 def test_where_none_is_good_the_error_names_them(fit: Make) -> None:
-    with pytest.raises(FloatingPointError, match=r"none that can be used\. .*1\.weight in it is no finite number\."):
+    with pytest.raises(FloatingPointError, match=r"none that can be used\. .*1\.weight in it is not a finite number\."):
         fit(Spoil((0, 3)), SpoilWeights(2), RollBack())
 
 
@@ -343,7 +343,7 @@ def test_a_good_run_is_not_touched(fit: Make, weights: Make) -> None:
 
 
 def go_back_on_ranks(folder: Path, place: tuple[int, int] | None) -> tuple[int, int, list[torch.Tensor]]:
-    """Train on several ranks, the last of which meets what is no number; return steps, returns and weights."""
+    """Train on several ranks, the last of which meets what is not a number; return steps, returns and weights."""
     engine = DDPEngine(device="cpu")
     torch.manual_seed(0)
     task = Supervised(torch.nn.Linear(4, 2), torch.nn.functional.mse_loss)

@@ -519,7 +519,7 @@ class Part(Plugin):
     """Leaves an error for the end."""
 
     def __init__(self) -> None:
-        self.error = LookupError("the run is over, and that is no failure of it")
+        self.error = LookupError("the run is over, and that is not a failure of it")
 
     @on(TrainStart, TestBatchEnd)
     def leave(self, run: Run, event: TrainStart | TestBatchEnd) -> None:

@@ -718,7 +718,7 @@ class CallableGenerator:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_what_would_never_run_is_refused(bus: Bus, receiver: Any, name: str) -> None:
-    with pytest.raises(TypeError, match=rf"^{name} cannot handle BatchEnd: .* is no coroutine or generator\.$"):
+    with pytest.raises(TypeError, match=rf"^{name} cannot handle BatchEnd: .* is not a coroutine or generator\.$"):
         bus.on(BatchEnd, receiver)
     assert bus.signal(BatchEnd).chain == ()
     assert not bus.signal(BatchEnd).receivers

@@ -121,5 +121,5 @@ def test_a_copy_is_a_snapshot_of_the_counters_whose_clock_continues(clock: Clock
     clock.now += 6
     assert snapshot.steps == 3
     assert snapshot.seconds == progress.seconds == 6
-    assert snapshot == Progress(steps=3)  # where the clock began is no part of the value
+    assert snapshot == Progress(steps=3)  # where the clock began is not a part of the value
     assert "since" not in repr(snapshot)

@@ -175,7 +175,7 @@ def test_a_package_is_known_by_its_normal_name(install: Install) -> None:
 
 def test_what_cannot_be_called_is_no_plugin(install: Install) -> None:
     install("constant-plugins", "1.0", {"constant_plugin_of_a_test": "Constant = 3"}, constant="constant_plugin_of_a_test:Constant")  # fmt: skip  # noqa: E501
-    sentence = r"^Plugin 'constant' of package constant-plugins is no class or factory: 3\.$"
+    sentence = r"^Plugin 'constant' of package constant-plugins is not a class or factory: 3\.$"
     with pytest.raises(ImportError, match=sentence):
         find("constant").load()
 

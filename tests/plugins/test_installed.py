@@ -43,7 +43,7 @@ def found() -> list[Discovered]:
         ("raise RuntimeError('it rains')", ("broken", "it rains")),
         ("input()", ("broken", "EOF when reading a line")),
         ("import os; os._exit(3)", ("broken", "its import ended the process, with exit status 3")),
-        ("Weather = 7", ("broken", "Plugin 'weather' of package weather is no class or factory: 7.")),
+        ("Weather = 7", ("broken", "Plugin 'weather' of package weather is not a class or factory: 7.")),
     ],
     ids=["well", "talkative", "raises", "asks", "ends the process", "no plugin"],
 )

@@ -138,7 +138,7 @@ def test_the_trainer_registers_in_the_order_of_its_list() -> None:
     "thing", [3, "early_stopping", object(), Plugin(), None], ids=lambda thing: type(thing).__name__
 )
 def test_what_is_no_plugin_is_refused_with_the_form(plugins: Plugins, thing: object) -> None:
-    with pytest.raises(TypeError, match=r"is no plugin: register an object with methods marked @on, as in\n +@on\("):
+    with pytest.raises(TypeError, match=r"is not a plugin: register an object with methods marked @on, as in\n +@on\("):
         plugins.register(thing)
     assert len(plugins) == 0
 
@@ -291,7 +291,7 @@ class FilterThatCannotBeCopied(Noting):
             r"^WrongSignature\.end\(run: .*\).* cannot handle EpochEnd: a handler takes ",
         ),
         (WrongAnnotation, TypeError, r"^WrongAnnotation\.end is subscribed to EpochEnd, but annotates .* as BatchEnd"),
-        (Coroutine, TypeError, r"^Coroutine\.end cannot handle EpochEnd: .* is no coroutine or generator\.$"),
+        (Coroutine, TypeError, r"^Coroutine\.end cannot handle EpochEnd: .* is not a coroutine or generator\.$"),
         (HalfOfTheState, TypeError, "^HalfOfTheState has one of state_dict and load_state_dict: a plugin needs both"),
         (OtherHalfOfTheState, TypeError, "^OtherHalfOfTheState has one of state_dict and load_state_dict"),
         (Cyclic, ValueError, "^The handlers of EpochEnd cannot be ordered"),

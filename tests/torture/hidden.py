@@ -32,7 +32,7 @@ def kinds() -> dict[str, Hidden]:
 
 
 class Hidden:
-    """One kind of hidden state; subclasses that are no base register themselves, their docstring is their name.
+    """One kind of hidden state; subclasses that are not bases register themselves, their docstring is their name.
 
     Attributes:
         name: in the table.

@@ -39,7 +39,7 @@ class Samples(Dataset[Sample]):
 
     Args:
         size: how many.
-        poisoned: whose inputs are no numbers.
+        poisoned: whose inputs are not numbers.
     """
 
     def __init__(self, size: int, poisoned: int | None = None) -> None:

@@ -164,7 +164,7 @@ class Ring:
 
 
 def _check_regular(path: Path) -> None:
-    """Raise OSError where something that is no regular file has a name: it is left alone."""
+    """Raise OSError where something that is not a regular file has a name: it is left alone."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
         raise OSError(errno.EEXIST, "no regular file", str(path))
 

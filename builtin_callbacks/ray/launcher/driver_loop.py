@@ -67,7 +67,7 @@ class DriverLoop:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the workers were asked to end, so that their end is no failure."""
+        """Whether the workers were asked to end, so that their end is not a failure."""
         return self._commands.stop is not None or (self._commands.exit is not None and not self._resizes)
 
     @property

@@ -75,7 +75,7 @@ def classify_failure(
     Args:
         group: its last worker group; None if no worker had started.
         error: what `fit` raised; None if it raised nothing.
-        is_stopping: whether the caller asked the workers to end, so that their exit is no preemption.
+        is_stopping: whether the caller asked the workers to end, so that their exit is not a preemption.
     """
     failed = {} if group is None else group.failed
     failures = {rank: Failure(rebuild(each.error), each.error.text, rank) for rank, each in failed.items()}

@@ -39,7 +39,7 @@ class RayLauncher:
 
     An exception of the function ends the run at once. If a worker dies or hangs, or its machine is lost, all workers
     are restarted, at most `max_failures` times, after a delay that doubles with each failure until the run gets further
-    than before. If the cluster announces that a machine will be taken away, the run moves in time, which is no failure.
+    than before. If the cluster announces that a machine will be taken away, the run moves in time, without a failure.
 
     Args:
         num_workers: the number of workers; `(least, most)` for as many as the cluster has room for (a cluster that is

@@ -28,7 +28,7 @@ class AttemptReplay:
     """The replay of one attempt.
 
     It does not drive `core.loop`: the recording decides what happens, whatever the replayed plugins request, and after
-    a kill or in a damaged file entries are missing, which would be no path through the loop.
+    a kill or in a damaged file entries are missing, which would not be a path through the loop.
 
     Args:
         number: which attempt it is, from 1.

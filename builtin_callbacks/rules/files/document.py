@@ -50,8 +50,8 @@ def read_document(path: Path) -> Document:
     Raises:
         FileNotFoundError: there is no such file.
         IsADirectoryError: it is a folder.
-        RuleError: it is no text, no YAML, has a key twice, asks for Python objects, or is too large; says the line.
-        RuleTypeError: it is no mapping.
+        RuleError: it is not text or not YAML, has a key twice, asks for Python objects, or is too large; says the line.
+        RuleTypeError: it is not a mapping.
     """
     document = Document({}, str(path))
     try:
@@ -81,12 +81,12 @@ def _parse(data: bytes, document: Document) -> Any:
         finally:
             loader.dispose()
     except yaml.reader.ReaderError as error:
-        text = f"This is no text: a rule file is YAML in UTF-8 ({error.reason}, at position {error.position})."
+        text = f"This is not text: a rule file is YAML in UTF-8 ({error.reason}, at position {error.position})."
         raise RuleError(text, file=document.file) from error
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
         line = None if mark is None else mark.line + 1
-        text = f"This is no YAML that can be read safely: {problem or error}."
+        text = f"This is not YAML that can be read safely: {problem or error}."
         raise RuleError(text, file=document.file, line=line) from error
     except RecursionError:
         raise RuleError("Lists and mappings are nested too deeply.", file=document.file) from None
@@ -105,7 +105,7 @@ class _Reader:
         """Return the value of a node.
 
         Raises:
-            RuleError: a key is there twice, or is no plain value; a part contains itself.
+            RuleError: a key is there twice, or is not a plain value; a part contains itself.
         """
         if id(node) in self._open:
             raise self._error("This part contains itself", node)
@@ -132,7 +132,8 @@ class _Reader:
             AttributeError,
             OverflowError,
         ) as error:  # what PyYAML lets through, as of the date 2026-13-01
-            raise self._error(f"{node.value!r:.80} is no {node.tag.rpartition(':')[2]}", node) from error
+            kind = node.tag.rpartition(":")[2]
+            raise self._error(f"{node.value!r:.80} is not a valid {kind}", node) from error
 
     def _mapping(self, node: Any) -> dict[Hashable, Any]:
         self._check_keys([key for key, _ in node.value])

@@ -105,8 +105,8 @@ def check_actions(operation: RuleOperation) -> None:
             is_action = False
         if not is_action:
             raise RuleTypeError(
-                f"{type(operation).__name__}.{name}{inspect.signature(action)} is no action: one takes (run, firing), "
-                "after self, and is no coroutine or generator."
+                f"{type(operation).__name__}.{name}{inspect.signature(action)} is not an action: one takes "
+                "(run, firing), after self, and is not a coroutine or generator."
             )
 
 
@@ -114,7 +114,7 @@ def class_of(part: RulePart, base: type[T]) -> type[T] | None:
     """Return the class of a part that is given one, None where it is a name.
 
     Raises:
-        RuleTypeError: it is no subclass of the base.
+        RuleTypeError: it is not a subclass of the base.
     """
     if isinstance(part.kind, str):
         return None

@@ -23,10 +23,10 @@ class Section:
         keys: those that it may have.
         needed: those that it must have.
         controller: whose it is.
-        line: where it is, for what is no mapping.
+        line: where it is, for what is not a mapping.
 
     Raises:
-        RuleTypeError: it is no mapping.
+        RuleTypeError: it is not a mapping.
         RuleKeyError: it has a key that it may not have, or lacks one.
     """
 

@@ -53,7 +53,7 @@ class Reader:
 
         Raises:
             RuleLimitError: it holds a number that is too large for this.
-            RuleTypeError: it is no number, text, boolean, None or tuple of such.
+            RuleTypeError: it is not a number, text, boolean, None or tuple of such.
         """
         self.budget.charge(NODE)
         value = self._hash(self.plain(value))

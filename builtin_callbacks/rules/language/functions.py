@@ -96,7 +96,7 @@ def rounded(number: Any, digits: Any = None) -> Any:
 
     Raises:
         RuleLimitError: so many digits are not allowed.
-        RuleTypeError: they are no whole number.
+        RuleTypeError: it is not a whole number.
     """
     if digits is not None and type(digits) not in WHOLE:
         raise RuleTypeError(f"{INCORRECT}: round takes a whole number of digits, got {shortened(digits)}.")

@@ -59,10 +59,10 @@ def check_format(spec: str) -> None:
 
     Raises:
         RuleLimitError: it would be too long.
-        RuleSyntaxError: this is no format of numbers and texts.
+        RuleSyntaxError: this is not a format of numbers and texts.
     """
     found = FORMAT.fullmatch(spec)
     if found is None:
-        raise RuleSyntaxError(f"{spec!r:.40} is no format of a number or of a text; one is '.3f'.")
+        raise RuleSyntaxError(f"{spec!r:.40} is not a format of a number or of a text; one is '.3f'.")
     if any(len(size) > len(str(MAX_DIGITS)) or int(size) > MAX_DIGITS for size in found.groups() if size):
         raise RuleLimitError(f"The format {spec!r:.40} writes too much: {MAX_DIGITS} characters are allowed.")

@@ -126,7 +126,7 @@ class Operators:
 
         Raises:
             RuleLimitError: it is too large.
-            RuleTypeError: it is no value of the language, as a complex number.
+            RuleTypeError: it is not a value of the language, as a complex number.
         """
         if type(value) is complex:
             raise RuleTypeError(f"{INCORRECT}: a root of a negative number has no meaning.")

@@ -23,7 +23,7 @@ class Source:
     Raises:
         RuleLimitError: it is too long.
         RuleSyntaxError: it holds a double underscore.
-        RuleTypeError: it is no text.
+        RuleTypeError: it is not text.
     """
 
     def __init__(self, text: str) -> None:
@@ -43,7 +43,7 @@ class Source:
 
         Raises:
             RuleLimitError: it is too deep for Python.
-            RuleSyntaxError: the text is no expression of Python.
+            RuleSyntaxError: the text is not an expression of Python.
         """
         stripped = self.text.strip()
         if not stripped:

@@ -54,7 +54,7 @@ class HistoryBasedMetric(RuleMetric):
         window_size: how many values are kept; negative for all of them, which a long run pays for, 0 for none.
 
     Raises:
-        RuleTypeError: the size is no whole number.
+        RuleTypeError: the size is not a whole number.
     """
 
     events = (Log, ValidationEnd)

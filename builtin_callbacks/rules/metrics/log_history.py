@@ -41,7 +41,7 @@ def has_loss(entry: Mapping[str, float]) -> bool:
 
 
 class LogHistory:
-    """The latest 1,000 entries, the newest last; what is logged again in the same place is no new one."""
+    """The latest 1,000 entries, the newest last; what is logged again in the same place is not a new one."""
 
     def __init__(self) -> None:
         self._entries: deque[Entry] = deque(maxlen=LONGEST)

@@ -21,7 +21,7 @@ def register_function(function: F, name: str | None = None) -> F:
         name: its name in files; its own by default.
 
     Raises:
-        TypeError: it is no function.
+        TypeError: it is not a function.
         ValueError: another one has this name.
     """
     called = getattr(function, "__name__", None) if name is None else name

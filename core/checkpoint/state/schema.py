@@ -46,7 +46,7 @@ def check_schema(saved: Mapping[str, Any]) -> None:
         raise ValueError(f"The checkpoint has schema {schema}, this version reads {SCHEMA}: {mend}.")
     lacking = [key for key in REQUIRED if key not in saved] if isinstance(saved, Mapping) else list(REQUIRED)
     if lacking:
-        raise ValueError(f"This is no checkpoint of heliograph: it lacks {', '.join(lacking)}.")
+        raise ValueError(f"This is not a checkpoint of heliograph: it lacks {', '.join(lacking)}.")
 
 
 State = dict[str, Any]
@@ -66,7 +66,7 @@ def migrate_state(state: Mapping[str, Any]) -> tuple[State, list[str]]:
         state: a state of any schema; it is not changed.
 
     Raises:
-        ValueError: it is no state of heliograph, or of a schema that this version does not read.
+        ValueError: it is not a state of heliograph, or of a schema that this version does not read.
     """
     schema = state.get("schema")
     if not isinstance(schema, int) or not _oldest() <= schema <= SCHEMA:
@@ -105,7 +105,7 @@ LONGEST = 80  # characters of a value in an error message
 
 
 def check_plain(value: Any, path: str) -> None:
-    """Raise TypeError if a state holds what `torch.load(weights_only=True)` refuses; ValueError if it is no tree."""
+    """Raise TypeError if a state holds what `torch.load(weights_only=True)` refuses; ValueError if it is not a tree."""
     _TreeCheck(only_plain=True).check(value, path)
 
 

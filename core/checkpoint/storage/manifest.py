@@ -233,7 +233,7 @@ def decode(content: bytes, place: Path, data: Path | None = None) -> Entry:
 
     Raises:
         TooNewError: a newer version wrote it.
-        ValueError: it is no manifest, or damaged.
+        ValueError: it is not a manifest, or damaged.
     """
     if MARK not in content:
         raise ValueError(f"{place} is damaged, or no manifest of a heliograph checkpoint.")
@@ -274,7 +274,7 @@ def _entry(facts: Mapping[str, Any], place: Path, data: Path | None) -> Entry:
     [(name, file)] = facts["files"].items()
     saved_at = _typed(facts["saved_at"], "saved_at", int, float)
     if not YEARS_1_TO_9999[0] < saved_at < YEARS_1_TO_9999[1]:
-        raise ValueError(f"saved_at={saved_at!r} is no time")
+        raise ValueError(f"saved_at={saved_at!r} is not a time")
     return Entry(
         path=data if data is not None and data.name == name else place.with_name(check_name(name)),
         run_name=_typed(facts["run_name"], "run_name", str),

@@ -56,7 +56,7 @@ def load(path: Path, *, verify: bool = True, with_shards: bool = True, files: Fi
     Raises:
         FileNotFoundError: there is no such file.
         OSError: it cannot be read, not even when retried.
-        ValueError: it is damaged, has no manifest, is no checkpoint, holds more than plain types, or has a newer
+        ValueError: it is damaged, has no manifest, is not a checkpoint, holds more than plain types, or has a newer
             schema; the message says what to do.
     """
     if verify:
@@ -318,7 +318,7 @@ def _check_is_file(path: Path) -> None:
     if path.is_dir():
         raise ValueError(f"{path} is a folder: Checkpoint({str(path)!r}, resume='auto') finds the newest in it.")
     if path.suffix != SUFFIX:
-        raise ValueError(f"{path} is no checkpoint: the data of one lies in a file that ends in {SUFFIX}.")
+        raise ValueError(f"{path} is not a checkpoint: the data of one lies in a file that ends in {SUFFIX}.")
     _check_is_there(path)
 
 
@@ -326,7 +326,7 @@ def _check_is_there(path: Path) -> None:
     if path.is_symlink() and not path.exists():  # into storage that is not mounted, perhaps: it may come back
         raise OSError(errno.EIO, f"it is a link to {path.readlink()}, which is not there", str(path))
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no checkpoint: a folder, a pipe or a device has that name.")
+        raise ValueError(f"{path} is not a checkpoint: a folder, a pipe or a device has that name.")
     if not path.is_file():
         siblings = [each.name for each in path.parent.glob(f"*{SUFFIX}")] if path.parent.is_dir() else []
         raise FileNotFoundError(f"There is no checkpoint {path}.{known_names(path.name, siblings)}")

@@ -55,7 +55,7 @@ def read_small(path: Path | str, most: int, *, follow: bool = True) -> bytes:
     handle, size = _open(path, follow)
     try:
         if size > most:
-            raise ValueError(f"{path} is no file of ours: it has {size:,} bytes, at most {most:,} are expected")
+            raise ValueError(f"{path} is not a file of ours: it has {size:,} bytes, at most {most:,} are expected")
         content = os.read(handle, size + 1)
         while len(content) < size and (more := os.read(handle, size - len(content))):
             content += more
@@ -80,7 +80,7 @@ def _open(path: Path | str, follow: bool) -> tuple[int, int]:
 
 
 def _no_file(path: Path | str) -> ValueError:
-    return ValueError(f"{path} is no regular file: a folder, a link, a pipe or a device has that name")
+    return ValueError(f"{path} is not a regular file: a folder, a link, a pipe or a device has that name")
 
 
 def cause(error: Exception) -> str:
@@ -99,7 +99,7 @@ def check_archive(path: Path) -> None:
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is no archive of torch, a record is compressed, or they claim more bytes than the file has.
+        ValueError: it is not an archive of torch, a record is compressed, or they claim more bytes than the file has.
     """
     with open_regular(path) as file:
         try:
@@ -110,14 +110,14 @@ def check_archive(path: Path) -> None:
         size = file.seek(0, 2)
     packed = [each.filename for each in parts if each.compress_type != ZIP_STORED]
     if packed:
-        raise ValueError(f"{path} is no file of torch.save: its part {packed[0]!r} is compressed.")
+        raise ValueError(f"{path} is not a file of torch.save: its part {packed[0]!r} is compressed.")
     claimed = sum(each.file_size for each in parts)
     if claimed > size:
         raise ValueError(f"{path} is damaged or forged: its parts claim {claimed:,} bytes, the file has {size:,}.")
 
 
 def check_content(value: Any, path: Path) -> None:
-    """Raise ValueError if the content of a file is no tree, or a tensor claims more bytes than the file has."""
+    """Raise ValueError if the content of a file is not a tree, or a tensor claims more bytes than the file has."""
     try:
         check_tree(value, "its content")
     except ValueError as error:
@@ -191,7 +191,7 @@ def read_with_stand_ins(path: Path, records: Collection[str] = (), texts: str = 
     check_whole(path)
     try:
         known = {name: _stand_in(name, records, texts) for name in get_unsafe_globals_in_checkpoint(path)}
-    except Exception as error:  # what is no pickle of torch's fails in many ways
+    except Exception as error:  # what is not a pickle of torch's fails in many ways
         raise ValueError(f"{path} cannot be read: {cause(error)}") from error
     refuse_unknown(path, [name for name, found in known.items() if found is None])
     try:

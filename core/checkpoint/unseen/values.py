@@ -228,7 +228,7 @@ class Fingerprint:
 
     def _content(self, value: Any, depth: int) -> bool:
         """Add the content of a value; return whether any of it can be read."""
-        if isinstance(value, Tensor) and value.grad_fn is not None:  # its graph belongs to this step, and is no state
+        if isinstance(value, Tensor) and value.grad_fn is not None:  # its graph belongs to this step, and is not state
             return False
         if isinstance(value, Tensor | np.ndarray):
             self._array(value, depth)

@@ -126,7 +126,7 @@ class RandomSampler(_Seekable):
         seed: instead of the run's seed.
 
     Raises:
-        TypeError: there is no size, or the seed is no integer.
+        TypeError: there is no size, or the seed is not an integer.
         ValueError: there are no samples.
     """
 
@@ -158,7 +158,7 @@ class DistributedSampler(_Seekable):
         drop_last: leave the last round out, where there are not enough samples for all ranks.
 
     Raises:
-        TypeError: the sampler has no `indices(seed, epoch, start)` or no length, or a number is no integer.
+        TypeError: the sampler has no `indices(seed, epoch, start)` or no length, or a number is not an integer.
         ValueError: a number is out of range, or nothing is left of the samples.
     """
 

@@ -122,7 +122,7 @@ def check_gpus(gpus: Sequence[int]) -> list[int]:
     """Return the numbers of GPUs that are there.
 
     Raises:
-        TypeError: it is no list of whole numbers.
+        TypeError: it is not a list of whole numbers.
         ValueError: none is named, one is not there, or is named twice.
     """
     if isinstance(gpus, str | bytes) or not isinstance(gpus, Sequence) or not all(type(each) is int for each in gpus):

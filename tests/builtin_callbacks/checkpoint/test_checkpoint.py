@@ -195,7 +195,7 @@ def test_a_long_run_name_keeps_its_checkpoints_apart(fit: Make, tmp_path: Path) 
 
 
 def test_a_template_of_a_missing_metric_lists_and_suggests(fit_scripted: Make, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"asks for 'validation/los', which is no metric. Did you mean") as info:
+    with pytest.raises(ValueError, match=r"asks for 'validation/los', which is not a metric. Did you mean") as info:
         fit_scripted(Checkpoint(tmp_path, metadata="{validation/los}"), [0.5], {})
 
     assert "Known: validation/loss" in str(info.value)

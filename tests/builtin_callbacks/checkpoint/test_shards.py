@@ -294,8 +294,8 @@ def test_shards_that_a_peer_left_unfinished_are_no_checkpoint(ranks: Pool, tmp_p
         assert each["saved"] == []
         assert each["beside"] == []  # no thread still uses the group that is left
         assert each["notes"] == [
-            "the save under way is abandoned: its shards are no checkpoint without the other ranks, as the run did not "
-            "end on all ranks together"
+            "the save under way is abandoned: its shards are not a checkpoint without the other ranks, as the run did "
+            "not end on all ranks together"
         ]
     store = storage.Store(tmp_path, "run")
     notes = store.open()

@@ -168,7 +168,7 @@ def test_a_damaged_new_file_is_an_error_and_stays(old: Path) -> None:
 )
 def test_what_is_no_checkpoint_is_an_error(tmp_path: Path, names: Names, content: Any, fault: str) -> None:
     torch.save(content, tmp_path / "a.pth")
-    with pytest.raises(ValueError, match=f"a.pth is no checkpoint that can be migrated: .*{fault}"):
+    with pytest.raises(ValueError, match=f"a.pth is not a checkpoint that can be migrated: .*{fault}"):
         migrate(tmp_path / "a.pth")
     assert names() == ["a.pth"]
 

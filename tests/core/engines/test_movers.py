@@ -25,7 +25,7 @@ class Pair(NamedTuple):
 
 class Edge(NamedTuple):
     origin: Tensor
-    to: Tensor  # is no method
+    to: Tensor  # is not a method
 
 
 class Words(list[Any]):

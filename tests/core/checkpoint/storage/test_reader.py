@@ -84,7 +84,7 @@ def test_a_missing_file_lists_its_siblings(tmp_path: Path, opened: Make, state: 
 def test_a_path_to_something_else(tmp_path: Path, opened: Make, state: Make, name: str) -> None:
     store = opened()
     store.point("last", store.save("a.pth", state()).path)
-    with pytest.raises(ValueError, match=r"is no checkpoint: .* ends in \.pth"):
+    with pytest.raises(ValueError, match=r"is not a checkpoint: .* ends in \.pth"):
         storage.load(tmp_path / name)
 
 
@@ -265,7 +265,7 @@ def test_what_is_removed_during_the_search_is_looked_for_again(tmp_path: Path, o
 
 
 def test_what_cannot_be_read_of_another_run_is_none_of_its_business(tmp_path: Path, opened: Make, state: Make) -> None:
-    """A manifest without data is no checkpoint that could be lost; one with data may be of any run."""
+    """A manifest without data is not a checkpoint that could be lost; one with data may be of any run."""
     opened().save("a.pth", state(1))
     (tmp_path / "config.json").write_text("{}")
 

@@ -44,7 +44,7 @@ def make_device(path: Path) -> None:
 def test_only_regular_files_are_read(tmp_path: Path, make: object, follow: bool) -> None:
     assert callable(make)
     make(tmp_path / "a")
-    with pytest.raises(ValueError, match="a is no regular file: a folder, a link, a pipe or a device"):
+    with pytest.raises(ValueError, match="a is not a regular file: a folder, a link, a pipe or a device"):
         read_small(tmp_path / "a", 100, follow=follow)
 
 

@@ -1,4 +1,4 @@
-"""Loaders that are no map-style DataLoader: iterable datasets, sequences, and anything else that can be iterated."""
+"""Loaders other than a map-style DataLoader: iterable datasets, sequences, and anything else that can be iterated."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def test_which_processes_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     process.join()
     assert process.pid is not None
     assert [dataloader._exists(pid) for pid in (os.getpid(), os.getppid(), 1, process.pid)] == [True, True, True, False]
-    monkeypatch.setattr(os, "name", "nt")  # where signal 0 is no mere question
+    monkeypatch.setattr(os, "name", "nt")  # where signal 0 is not a mere question
     assert dataloader._exists(process.pid)
 
 

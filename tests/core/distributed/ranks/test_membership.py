@@ -69,11 +69,11 @@ def test_refuses_a_local_rank_alone() -> None:
         ({"RANK": "4"}, "RANK=4 and WORLD_SIZE=4 in the environment contradict each other"),
         ({"LOCAL_RANK": "2"}, "LOCAL_RANK=2, LOCAL_WORLD_SIZE=2 and WORLD_SIZE=4 in the environment contradict"),
         ({"LOCAL_WORLD_SIZE": "5"}, "LOCAL_WORLD_SIZE=5 and WORLD_SIZE=4 in the environment contradict"),
-        ({"RANK": "-1"}, "RANK='-1' in the environment is no whole number from 0 on"),
-        ({"RANK": "one"}, "RANK='one' in the environment is no whole number"),
-        ({"WORLD_SIZE": "0"}, "WORLD_SIZE='0' in the environment is no whole number from 1 on"),
-        ({"MASTER_PORT": "65536"}, "MASTER_PORT=65536 in the environment is no port"),
-        ({"MASTER_PORT": "http"}, "MASTER_PORT='http' in the environment is no whole number"),
+        ({"RANK": "-1"}, "RANK='-1' in the environment is not a whole number from 0 on"),
+        ({"RANK": "one"}, "RANK='one' in the environment is not a whole number"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE='0' in the environment is not a whole number from 1 on"),
+        ({"MASTER_PORT": "65536"}, "MASTER_PORT=65536 in the environment is not a port"),
+        ({"MASTER_PORT": "http"}, "MASTER_PORT='http' in the environment is not a whole number"),
     ],
 )
 def test_refuses_what_cannot_be(changed: dict[str, str], message: str) -> None:
