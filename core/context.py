@@ -436,7 +436,7 @@ class RunContext(ABC):
 def _windows(settings: Settings) -> Windows:
     if not settings.several:
         return Windows(settings.optimizers, settings.schedulers)
-    from .stepping.named import NamedWindows
+    from .stepping.named_windows import NamedWindows
 
     return NamedWindows(settings.optimizers, settings.schedulers)
 

@@ -1,4 +1,4 @@
-"""A run that fails, or whose own loop is left early: it leaves its group of ranks, and is closed."""
+"""The early end of a run that fails, or of a loop of your own that is left: it leaves its group and is closed."""
 
 from __future__ import annotations
 

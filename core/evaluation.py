@@ -1,4 +1,4 @@
-"""One validation or test within a run."""
+"""One validation or test within a run: its batches, its metrics, and its end where it is cut short."""
 
 from __future__ import annotations
 

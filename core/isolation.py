@@ -1,4 +1,4 @@
-"""Handlers of observers that run apart from the training, so that they cannot change its random draws."""
+"""Isolation of observers: their handlers run apart, so that they cannot change the training's random draws."""
 
 from __future__ import annotations
 

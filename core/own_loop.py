@@ -1,4 +1,4 @@
-"""Errors that a loop of your own may make, and the end of a batch for which it took no step."""
+"""Checks on the batches of an epoch, most of them for a loop of your own, and the end of a batch that it left."""
 
 from __future__ import annotations
 

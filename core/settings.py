@@ -119,7 +119,7 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
 def _optimizers(given: Any, task: Any) -> dict[str, torch.optim.Optimizer]:
     if not isinstance(given, Mapping):
         return {SINGLE: make_optimizer(given, task)}
-    from .stepping.named import make_optimizers
+    from .stepping.named_windows import make_optimizers
 
     return make_optimizers(given, task)
 

@@ -1,4 +1,4 @@
-"""The consistent cut: everything that a resumed run needs, as plain types and tensors."""
+"""The state of a run at one step boundary: everything that a resumed run needs, as plain types and tensors."""
 
 from __future__ import annotations
 

@@ -112,6 +112,13 @@ def test_folders_are_small() -> None:
     assert len(files("core")) <= 119
 
 
+def test_tests_mirror_the_rooms() -> None:
+    """Every folder of the package has tests in a folder of the same path; those of Ray's datasets need a cluster."""
+    with_tests = {path.parent.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
+    assert set(folder_sizes()) - with_tests == {"builtin_callbacks/ray/data"}
+    assert with_tests - set(folder_sizes()) == {"on_ray"}
+
+
 def test_the_page_on_architecture_names_every_folder() -> None:
     above = PAGE.read_text(encoding="utf-8").partition(SECTION)[0]
     named = set(folder_sizes()) - {f"builtin_callbacks/rules/{part}" for part in RULES} - {"."}

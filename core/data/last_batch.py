@@ -1,4 +1,4 @@
-"""The last batch before a cut, by a digest: a loader that is read again must come to the very same."""
+"""A digest of the last batch before a save: a loader that is read again must yield the very same batch there."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def make_optimizer(optimizer: Optimizer | None, task: Any) -> torch.optim.Optimi
     """Return the one optimizer of a training, made from the task's parameters where a function was given.
 
     Raises:
-        TypeError: it is no optimizer.
+        TypeError: it is not an optimizer.
         ValueError: it holds no parameter of the task.
     """
     whole = [parameter for module in modules_of(task).values() for parameter in module.parameters()]

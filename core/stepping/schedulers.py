@@ -22,7 +22,7 @@ def make_schedulers(
         several: whether they were given by name.
 
     Raises:
-        TypeError: one is no scheduler, or has no state that could be saved; there is one where several were to be
+        TypeError: one is not a scheduler, or has no state that could be saved; there is one where several were to be
             given, or several where one was.
         ValueError: one belongs to another optimizer, or to none.
     """

@@ -146,7 +146,7 @@ def test_finds_a_close_that_works_only_once() -> None:
 
 
 def test_finds_an_object_that_is_no_plugin() -> None:
-    with pytest.raises(AssertionError, match="is no plugin"):
+    with pytest.raises(AssertionError, match="is not a plugin"):
         check_plugin(object)
 
 

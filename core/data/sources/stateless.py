@@ -1,4 +1,4 @@
-"""What most sources have in common."""
+"""The base of most sources: they have no state, and are read again up to a position."""
 
 from __future__ import annotations
 

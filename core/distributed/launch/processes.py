@@ -1,4 +1,4 @@
-"""The ranks, as the process sees them that launched them."""
+"""The launched processes, as the process sees them that started them."""
 
 from __future__ import annotations
 
@@ -288,7 +288,7 @@ def _flush() -> None:
 def _leave() -> None:
     """End as the interpreter does, but for destroying what C++ code holds: gloo may abort the process at that."""
     try:
-        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are no daemons
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads that are not daemons
         atexit._run_exitfuncs()
         _flush()
     finally:

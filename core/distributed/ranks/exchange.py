@@ -1,4 +1,4 @@
-"""What the processes of a group give each other."""
+"""The collectives of a group of processes: reduce, gather, broadcast, barrier, vote."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ class Outcome(Generic[T]):
 
 
 def outcome_of(work: Callable[[], T]) -> Outcome[T]:
-    """Do some work; an interrupt is no outcome, and leaves at once."""
+    """Do some work; an interrupt is not an outcome, and leaves at once."""
     try:
         return Outcome(work())
     except Exception as error:  # noqa: BLE001  # raised on every rank

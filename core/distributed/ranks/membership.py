@@ -58,7 +58,7 @@ def membership(environment: Mapping[str, str] | None = None) -> Membership:
         environment: `os.environ` by default.
 
     Raises:
-        ValueError: the variables are set by halves, are no numbers, or contradict each other.
+        ValueError: the variables are set by halves, are not numbers, or contradict each other.
     """
     variables = os.environ if environment is None else environment
     if environment is None and dist.is_initialized():
@@ -71,7 +71,7 @@ def membership(environment: Mapping[str, str] | None = None) -> Membership:
         return member
     port = _number(variables, "MASTER_PORT", least=1)
     if port > _LARGEST_PORT:
-        raise ValueError(f"MASTER_PORT={port} in the environment is no port: those end at {_LARGEST_PORT}.")
+        raise ValueError(f"MASTER_PORT={port} in the environment is not a port: those end at {_LARGEST_PORT}.")
     address = _text(variables, "MASTER_ADDR")
     agent_store = variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     return replace(member, address=address, port=port, agent_store=agent_store)
@@ -112,7 +112,7 @@ def _guess_local_rank(rank: int, world_size: int, variables: Mapping[str, str]) 
 def _number(variables: Mapping[str, str], name: str, least: int = 0) -> int:
     text = _text(variables, name)
     if not text.isascii() or not text.isdigit() or int(text) < least:
-        raise ValueError(f"{name}={text!r} in the environment is no whole number from {least} on.")
+        raise ValueError(f"{name}={text!r} in the environment is not a whole number from {least} on.")
     return int(text)
 
 

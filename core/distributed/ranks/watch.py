@@ -1,4 +1,4 @@
-"""What a rank reports to the others outside of collectives: that it failed, and where it is."""
+"""What a run uses of the watchdog: report a failure of this rank, and learn of one of another's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.distributed.distributed_c10d import Store
 from ....events import Run
 from ...system.errors import SEEN
 from .failure import Failure, is_broken_collective
-from .status import Roll, follow
+from .rank_status import Roll, follow
 from .watchdog import Limits, Waiting, Watchdog
 
 

@@ -17,7 +17,7 @@ from torch.distributed import DistError
 from torch.distributed.distributed_c10d import Store
 
 from .failure import Failure
-from .status import RankStatus, Roll
+from .rank_status import RankStatus, Roll
 
 Waiting = Callable[[], tuple[str, float] | None]
 Job = Callable[[], None]

@@ -33,7 +33,7 @@ class CustomOperation(RuleOperation):
         run.control.stop(firing.reason)
 
     def should_(self, run: h.Run, firing: RuleFiring) -> None:
-        raise AssertionError("a method with this name is no action")
+        raise AssertionError("a method with this name is not an action")
 
 
 def stops_at(source: Any, *plugins: Any, **options: Any) -> int | None:

@@ -147,7 +147,7 @@ def test_errors_of_form_are_all_reported(tmp_path: Path, capsys: Captured) -> No
     assert "a controller lacks the key 'operations'." in reported
     assert "a controller has no key 'trigger'. Did you mean 'triggers'?" in reported
     assert command("check", written(tmp_path, "controllers: [")) == 1
-    assert "This is no YAML that can be read safely" in capsys.readouterr().err
+    assert "This is not YAML that can be read safely" in capsys.readouterr().err
 
 
 def test_what_cannot_be_read_is_distinguished(tmp_path: Path, capsys: Captured) -> None:

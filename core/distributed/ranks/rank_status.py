@@ -1,4 +1,4 @@
-"""Where a rank is: in which collective, at which place of its run, in which functions."""
+"""Where a rank is, for reports of hangs: in which collective, at which place of its run, in which functions."""
 
 from __future__ import annotations
 

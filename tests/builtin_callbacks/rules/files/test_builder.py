@@ -257,7 +257,7 @@ def test_an_action_that_cannot_be_called_is_refused(kind: type[RuleOperation], f
     error = refused(rules(controller("True"), operations=[{"name": "own", "class": kind}]))
     assert isinstance(error, RuleTypeError)
     assert form in str(error)
-    assert "is no action: one takes (run, firing), after self" in str(error)
+    assert "is not an action: one takes (run, firing), after self" in str(error)
 
 
 def test_a_name_that_python_reads_as_another_is_refused() -> None:

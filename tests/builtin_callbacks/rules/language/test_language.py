@@ -256,7 +256,7 @@ def test_a_metric_that_was_not_given_is_unavailable() -> None:
         ("{**loss} == 1", RuleSyntaxError, 1, "unpacking"),
         ("(v for v in log) == 1", RuleSyntaxError, 1, "a generator that is not the only argument"),
         ("log[0:1, 2] == 1", RuleSyntaxError, 5, "a slice outside"),
-        ("f'{x:q}' == ''", RuleSyntaxError, 1, "'q' is no format"),
+        ("f'{x:q}' == ''", RuleSyntaxError, 1, "'q' is not a format"),
     ],
 )
 def test_what_is_wrong_is_found_when_the_rule_is_read(

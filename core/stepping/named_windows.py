@@ -1,4 +1,4 @@
-"""Several losses of one batch, each with an optimizer and a window of its own, by name, as in adversarial training."""
+"""Several optimizers, each with a name, a loss and a window of its own, as in adversarial training."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def make_optimizers(optimizers: Mapping[Any, Optimizer], task: Any) -> dict[str,
     """Return the optimizers by name, made from the parameters of the modules of those names where functions were given.
 
     Raises:
-        TypeError: one is no optimizer, or its name no string.
+        TypeError: one is not an optimizer, or its name is not a string.
         ValueError: there is none; one holds no parameter of the task, or one that another holds too; a name cannot be
             used.
     """

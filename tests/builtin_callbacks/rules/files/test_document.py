@@ -83,10 +83,10 @@ def test_a_file_that_is_too_large_is_not_parsed(tmp_path: Path) -> None:
         ("a: 1\n---\nb: 2\n", 2, "but found another document"),
         ("a: *nobody\n", 1, "found undefined alias"),
         ("a: 1\nb: 1" + ":0" * 500_000, 2, "A number has at most 400 characters: quote what is none."),
-        ("a: 1\nb: 1" + ":0" * 190 + ":0.5", 2, "is no float."),
-        ("a: 1\nb: 2026-13-01\n", 2, "'2026-13-01' is no timestamp."),
-        ("a: 1\nb: !!int x\n", 2, "'x' is no int."),
-        ("a: 1\n!!bool x: 2\n", 2, "'x' is no bool."),
+        ("a: 1\nb: 1" + ":0" * 190 + ":0.5", 2, "is not a valid float."),
+        ("a: 1\nb: 2026-13-01\n", 2, "'2026-13-01' is not a valid timestamp."),
+        ("a: 1\nb: !!int x\n", 2, "'x' is not a valid int."),
+        ("a: 1\n!!bool x: 2\n", 2, "'x' is not a valid bool."),
         (f"a: 1\nb: {'9' * 5000}\n", 2, "A number has at most 400 characters: quote what is none."),
         ("a: &a\n  <<: *a\n", 1, "This part contains itself."),
         ("a: 1\nb:\n  <<: 3\n", 3, "What is merged by << is a mapping"),
@@ -116,7 +116,7 @@ def test_what_cannot_be_read_is_reported_with_its_line(tmp_path: Path, text: str
 def test_bytes_that_are_no_text_are_reported(tmp_path: Path) -> None:
     path = tmp_path / "rules.yaml"
     path.write_bytes(b"a: \xff\xfe\x00")
-    with pytest.raises(RuleError, match=r"This is no text: .* \(invalid start byte, at position 3\)"):
+    with pytest.raises(RuleError, match=r"This is not text: .* \(invalid start byte, at position 3\)"):
         read_document(path)
 
 

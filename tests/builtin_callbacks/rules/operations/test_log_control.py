@@ -35,7 +35,7 @@ from heliograph.core.checkpoint.state.schema import check_plain
 from heliograph.events import Progress
 
 Make = Callable[..., Any]
-EXAMPLES = Path(__file__).parents[4] / "shared" / "data" / "rules"
+EXAMPLES = Path(__file__).parents[5] / "shared" / "data" / "rules"
 STATE = {"epoch": 1.6, "global_step": 8, "is_final": False}
 
 
