@@ -227,7 +227,7 @@ def test_optimizers_of_other_names_are_refused() -> None:
 
 
 def test_a_broken_state_is_refused() -> None:
-    with pytest.raises(ValueError, match="no checkpoint of heliograph"):
+    with pytest.raises(ValueError, match="not a checkpoint of heliograph"):
         fit(supervised(), {"schema": schema.SCHEMA})
 
 

@@ -123,7 +123,7 @@ def test_what_is_no_regular_file_is_left_alone(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for name in ("link", "broken", "folder", "fifo"):
         for work in (lambda path: Ring.found(path, TRAINING), lambda path: Ring.new(path, OWNER)):
-            with pytest.raises(OSError, match="no regular file"):
+            with pytest.raises(OSError, match="not a regular file"):
                 work(tmp_path / name)
     assert other.read_text() == "mine"
 

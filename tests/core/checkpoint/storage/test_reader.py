@@ -135,7 +135,7 @@ def test_a_malicious_pickle_with_a_forged_manifest_is_refused(tmp_path: Path, op
 @pytest.mark.parametrize("content", [{"state_dict": {}}, [1, 2], torch.ones(1), 7])
 def test_another_kind_of_file_is_refused(tmp_path: Path, content: Any) -> None:
     forge(tmp_path / "other.pth", content)
-    with pytest.raises(ValueError, match=r"other\.pth.*no checkpoint of heliograph: it lacks"):
+    with pytest.raises(ValueError, match=r"other\.pth.*not a checkpoint of heliograph: it lacks"):
         storage.load(tmp_path / "other.pth")
     read = storage.read(tmp_path / "other.pth")
     assert type(read) is type(content)

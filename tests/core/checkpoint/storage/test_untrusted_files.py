@@ -55,7 +55,7 @@ def test_a_link_to_a_file_is_followed_where_that_is_asked_for(tmp_path: Path) ->
     assert read_small(tmp_path / "b", 7) == b"content"
     with open_regular(tmp_path / "b") as file:
         assert file.read() == b"content"
-    with pytest.raises(ValueError, match="no regular file"):
+    with pytest.raises(ValueError, match="not a regular file"):
         read_small(tmp_path / "b", 7, follow=False)
 
 
