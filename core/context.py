@@ -95,6 +95,7 @@ class RunContext(ABC):
     in_hand: bool = part_of("work.in_hand")
     epoch_begun: bool = part_of("work.has_begun")
     task: Any = part_of("settings.task")
+    size_of: Callable[[Any], int] = part_of("settings.size_of")
     modules: Mapping[str, Any] = part_of("settings.modules")
     hyper_parameters: Mapping[str, Any] = part_of("settings.hyper_parameters")
     optimizers: Mapping[str, Any] = part_of("settings.optimizers")
@@ -107,6 +108,7 @@ class RunContext(ABC):
     window: int = part_of("stepping.size")
     forward: Callable[..., Any] = part_of("stepping.forward")  # the training step, as the engine runs it
     checkpoint_source: CheckpointSource | None = part_of("resumption.source")
+    pending_state: tuple[Mapping[str, Any], Path | None] | None = part_of("resumption.pending_state")
     training_id: str = part_of("resumption.training_id")
     in_boundary: bool = part_of("resumption.in_boundary")
     resumed_from: Path | None = part_of("resumption.resumed_from")
@@ -119,7 +121,6 @@ class RunContext(ABC):
     difference: str | None = part_of("outcome.difference")
     plugin_seconds: dict[str, float] = part_of("outcome.plugin_seconds")
     notes: list[str] = part_of("outcome.notes")
-    exit_status: int | None = part_of("outcome.exit_status")
     has_left_group: bool = part_of("outcome.has_left_group")
 
     def __init__(
@@ -254,18 +255,9 @@ class RunContext(ABC):
     # State.
 
     @property
-    def pending_state(self) -> tuple[Mapping[str, Any] | None, Path | None]:
-        """A state that is to be applied, and its file."""
-        return self.resumption.saved, self.resumption.path
-
-    @pending_state.setter
-    def pending_state(self, state: tuple[Mapping[str, Any] | None, Path | None]) -> None:
-        self.resumption.saved, self.resumption.path = state
-
-    @property
     def is_resuming(self) -> bool:
         """Whether a state waits to be applied."""
-        return self.resumption.saved is not None
+        return self.pending_state is not None
 
     @abstractmethod
     def state_dict(self, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -292,7 +284,7 @@ class RunContext(ABC):
 
     def exit_with(self, status: int) -> None:
         """Set the status that the process exits with, where the run ends without an exception."""
-        self.exit_status = check_whole_number("An exit status", status, at_least=0, at_most=255)
+        self.outcome.exit_status = check_whole_number("An exit status", status, at_least=0, at_most=255)
 
     def raise_when_closed(self, error: BaseException) -> None:
         """Let `fit` raise this instead of returning, when a run that did not fail is closed."""
@@ -367,7 +359,7 @@ class RunContext(ABC):
             from .distributed.ranks.shared_control import read_together
 
             rest = (0 if self.work.is_last_seen else None) if length is None else length - batch
-            batches = read_together(batches, self.data, self.engine, rest, self.settings.size_of, mark)
+            batches = read_together(batches, self.data, self.engine, rest, self.size_of, mark)
         elif length is None:
             from .data.last_batch import mark_last
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..events.errors import error_text
 from . import loop
 from .context import RunContext
-from .own_loop import finish_left_batch
+from .epoch_end import finish_left_batch
 
 
 def end_early(run: RunContext, error: BaseException | None) -> BaseException | None:

@@ -76,7 +76,7 @@ class Evaluation:
         """Run the task's step on a batch and add what it returns to the means."""
         run = self._run
         values = self._forward(run, batch)
-        weight = run.settings.size_of(batch)
+        weight = run.size_of(batch)
         if values is not None:
             named = values if isinstance(values, Mapping) else {"loss": values}
             for name, value in named.items():

@@ -59,8 +59,8 @@ class Resumption:
 
     Attributes:
         training_id: of which training the run is a part; a new one is drawn from the system, not from a generator.
-        saved: a state that is to be applied; None before and after.
-        path: its file.
+        pending_state: a state that is to be applied, and its file; None before and after.
+        path: the file of the state that is being applied, or was last.
         is_resume: whether it is applied in a resume, not in a roll back.
         source: where else checkpoints of the run are.
         in_boundary: whether it was saved at the end of a boundary: `ShouldStop` is still to come.
@@ -76,7 +76,7 @@ class Resumption:
     """
 
     training_id: str = field(default_factory=lambda: uuid4().hex)
-    saved: Mapping[str, Any] | None = None
+    pending_state: tuple[Mapping[str, Any], Path | None] | None = None
     path: Path | None = None
     is_resume: bool = False
     source: CheckpointSource | None = None

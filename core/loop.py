@@ -20,8 +20,8 @@ from torch import Tensor
 
 from ..events import catalogue as ev
 from .context import RunContext
+from .epoch_end import check_exhausted, epoch_has_ended, finish_left_batch
 from .metrics.values import Metrics
-from .own_loop import check_exhausted, epoch_has_ended, finish_left_batch
 from .stepping.windows import OptimizerWindow
 
 BATCH_START, GRADIENTS_READY, STEP_END = ev.BatchStart(), ev.GradientsReady(), ev.StepEnd()
@@ -138,7 +138,7 @@ def close_batch(run: RunContext) -> None:
 
 def step(run: RunContext, loss: Tensor, name: str | None = None) -> None:
     """Take a loss backward and, where that ends its window, step its optimizer."""
-    control, stepping, size = run.control, run.stepping, run.settings.size_of(run.work.batch)
+    control, stepping, size = run.control, run.stepping, run.size_of(run.work.batch)
     window = stepping.take(name, loss) if name is not None or stepping.checked is None else stepping.checked
     window.loss = run.work.loss = loss
     if stepping.is_first_loss:
@@ -156,25 +156,20 @@ def step(run: RunContext, loss: Tensor, name: str | None = None) -> None:
 
 def close_window(run: RunContext, window: OptimizerWindow) -> None:
     """Emit GradientsReady, step with the gradients unless they are dropped, and emit StepEnd."""
-    control, stepping, hot, has_receivers = run.control, run.stepping, run.hot, run.bus.receiver_count
-    if stepping.is_named:
-        run.work.loss = stepping.select(window, control)
+    control, stepping, hot, has_receivers = run.control, run.stepping, run.hot, run.bus.receiver_count > 0
+    run.work.loss = stepping.select(window, control)
     if has_receivers and hot.gradients_ready.chain:
         run.engine.unscale(window.optimizer)
         hot.gradients_ready.emit(run, GRADIENTS_READY)
-    if control.is_shared:
-        control.agree_on_step()
+    control.agree_on_step()
     stepped = not control.drops_step and window.step() is not False
     if stepped:
         run.progress.steps += not stepping.has_stepped  # of several optimizers, one step of a round counts
         if has_receivers and hot.step_end.chain:
             hot.step_end.emit(run, STEP_END)
-    elif not stepping.is_named:
-        run.progress.skipped_steps += 1
     window.size = 0
     window.zero_grad()
-    if stepping.is_named:
-        stepping.deselect(control, stepped=stepped)
+    stepping.deselect(run.progress, control, stepped)
 
 
 def flush(run: RunContext) -> None:

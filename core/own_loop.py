@@ -1,70 +1,46 @@
-"""Checks on the batches of an epoch, most of them for a loop of your own, and the end of a batch that it left."""
+"""What only a loop of your own needs: mistakes in it as errors, and a step with gradients that it has computed."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
+from ..events.checks import known_names
+from . import loop
 from .context import RunContext
 
 
-def check_exhausted(run: RunContext) -> None:
-    """Note that the loader ended; raise or warn where that was before it had begun, or before it said it would."""
-    batch, expected, is_shared = run.progress.batch, run.batches_per_epoch, run.control.is_shared
-    if batch == 0:
-        where = " on one of the ranks" if is_shared else ""
-        raise ValueError(
-            f"The train loader yielded no batch in epoch {run.progress.epoch}{where}. A generator can be read only "
-            f"once: give a list, a DataLoader, or an object whose __iter__ starts again."
-        )
-    if expected is not None and batch != expected:
-        text = f"The train loader ended after {batch} batches, but its length says {expected}."
-        if is_shared:
-            raise ValueError(f"{text} On several ranks that is an error, since the others count on them.")
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
-    run.work.is_exhausted = True
-
-
-def epoch_has_ended(run: RunContext) -> bool:
-    """Return whether the epoch has ended; if not, the run ends within it.
-
-    Raises:
-        RuntimeError: the user's own loop did not read the batches of the epoch, and so would never end.
-    """
-    if run.work.is_exhausted or run.is_last_batch or run.control.should_end_epoch:
-        return True
-    if run.control.stopped or run.is_complete:
-        return False
-    raise RuntimeError("The epoch was not trained: loop over run.batches() within run.epochs().")
-
-
-def check_stepped(run: RunContext, batches: Iterator[Any]) -> Iterator[Any]:
+def check_stepped(run: RunContext, batches: Iterator[Any], *, must_step: bool) -> Iterator[Any]:
     """Yield batches to the user's own loop.
 
     Raises:
-        RuntimeError: the loop did not call `run.step(loss)` for a batch.
+        RuntimeError: the loop did not call `run.step(loss)` for a batch, and must.
     """
     for batch in batches:
         run.work.is_unstepped = True
         yield batch
-        if run.work.is_unstepped:
+        if run.work.is_unstepped and must_step:
             raise RuntimeError(
                 "run.step(loss) was not called for this batch. To skip one, call control.skip_batch(reason) in a "
                 "handler of BatchStart."
             )
+        run.work.is_unstepped = False
 
 
-def finish_left_batch(run: RunContext) -> None:
-    """Finish the batch at which the user's own loop was left; that ends the epoch."""
-    control, work = run.control, run.work
-    if not work.in_hand:
-        return
-    reason = "the loop over the batches was left"
-    control.end_epoch(reason, by="the caller")
-    if work.is_unstepped:
-        work.is_unstepped = False
-        control.leave_out_batch(reason)
-    control.leaving = True
-    for _ in work.batches:
-        raise AssertionError("leaving was asked for")
+def step_with_gradients(run: RunContext, optimizer: str) -> None:
+    """Step an optimizer with the gradients that the user's own loop has computed.
+
+    Raises:
+        RuntimeError: a plugin holds the step or scales the loss, which takes `run.step(loss)`.
+        ValueError: there is no such optimizer.
+    """
+    control, window = run.control, run.stepping.by_name.get(optimizer)
+    if window is None:
+        raise ValueError(f"There is no optimizer {optimizer!r} to step.{known_names(optimizer, run.optimizers)}")
+    if (control.holds_step and not run.is_last_batch) or control.loss_scale != 1.0:
+        raise RuntimeError(
+            "A plugin holds the step of this batch or scales its loss, so the gradients that your loop has computed "
+            "cannot be stepped with: call run.step(loss) instead of loss.backward() and run.step_with_gradients."
+        )
+    run.work.is_unstepped = False
+    loop.close_window(run, window)

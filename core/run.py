@@ -15,7 +15,6 @@ from ..plugins import Plugins
 from . import loop
 from .context import RunContext, part_of
 from .host import current_host
-from .own_loop import check_stepped
 from .result import RunResult
 from .run_end import close_run
 from .settings import Settings
@@ -91,9 +90,16 @@ class TrainRun(RunContext):
             )
         return loop.epochs(self)
 
-    def batches(self) -> Iterator[Any]:
-        """Yield the batches of the epoch; their events and the step boundaries are emitted around them."""
-        self.work.batches = check_stepped(self, loop.batches(self))
+    def batches(self, *, must_step: bool = True) -> Iterator[Any]:
+        """Yield the batches of the epoch; their events and the step boundaries are emitted around them.
+
+        Args:
+            must_step: whether a batch for which nothing is stepped is an error; else its gradients stay for a later
+                one.
+        """
+        from .own_loop import check_stepped
+
+        self.work.batches = check_stepped(self, loop.batches(self), must_step=must_step)
         return self.work.batches
 
     def step(self, loss: Tensor, optimizer: str | None = None) -> None:
@@ -113,6 +119,36 @@ class TrainRun(RunContext):
             raise RuntimeError("run.step(loss) is for a batch of run.batches(): loop over them.")
         self.work.is_unstepped = False
         loop.step(self, loss, optimizer)
+
+    def step_with_gradients(self, optimizer: str) -> None:
+        """Step an optimizer with the gradients that your own loop has computed, without `run.step(loss)`.
+
+        Args:
+            optimizer: its name, one of `run.optimizers`.
+
+        Raises:
+            RuntimeError: a plugin holds the step or scales the loss, which takes `run.step(loss)`.
+            ValueError: there is no such optimizer.
+        """
+        from .own_loop import step_with_gradients
+
+        step_with_gradients(self, optimizer)
+
+    def result_or_raise(self, *, exits: bool = True) -> RunResult:
+        """Return the result of a run that is closed, as `fit` does.
+
+        Args:
+            exits: whether to raise SystemExit where a plugin asked for an exit status.
+
+        Raises:
+            SystemExit: a plugin such as `Preemption` asked for an exit status.
+            BaseException: what a plugin left to be raised at the end.
+        """
+        if exits and self.outcome.exit_status is not None:
+            raise SystemExit(self.outcome.exit_status)
+        if self.outcome.exit_error is not None and self.result.status != "interrupted":
+            raise self.outcome.exit_error
+        return self.result
 
     def _prepare(self) -> None:
         engine = self.engine

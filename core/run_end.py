@@ -87,7 +87,7 @@ def _status(run: RunContext, error: BaseException | None) -> Status:
 
 def _exit_status(run: RunContext) -> int:
     statuses = {"interrupted": 130, "failed": 1}  # what a shell calls an interrupt, and Python an exception
-    return statuses.get(run.outcome.status, run.exit_status or 0)
+    return statuses.get(run.outcome.status, run.outcome.exit_status or 0)
 
 
 def _place(run: RunContext, error: BaseException | None) -> str:

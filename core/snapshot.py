@@ -155,8 +155,8 @@ def restoring(run: RunContext) -> Iterator[Path | None]:
 def _restore(run: RunContext) -> dict[str, Any]:
     """Apply the state that a run is to continue from; return this rank's part of it."""
     resumption = run.resumption
-    saved, resumption.saved = resumption.saved, None
-    assert saved is not None
+    assert resumption.pending_state is not None
+    (saved, resumption.path), resumption.pending_state = resumption.pending_state, None
     try:
         own = apply(run, saved)
     except Exception as error:

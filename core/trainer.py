@@ -110,7 +110,7 @@ class Trainer:
         except KeyboardInterrupt:
             if on_interrupt == "raise" or not hasattr(run, "result"):  # without one, it was a second Ctrl-C
                 raise
-        return _check_out(run, exits=on_interrupt == "raise")
+        return run.result_or_raise(exits=on_interrupt == "raise")
 
     def run(self, task: Any, train: Any, **options: Unpack[settings.FitOptions]) -> TrainRun:
         """Return a run for a loop of your own, with the arguments of `fit`.
@@ -170,13 +170,4 @@ class Trainer:
 
         with evaluation_run(self.bus, self.plugins, self.engine, task, data, phase, params, name) as run:
             loop.evaluate(run, phase)
-        return _check_out(run)
-
-
-def _check_out(run: TrainRun, *, exits: bool = True) -> RunResult:
-    """Return the result; raise SystemExit where a plugin asked for an exit status, or the error that one left."""
-    if exits and run.exit_status is not None:
-        raise SystemExit(run.exit_status)
-    if run.outcome.exit_error is not None and run.result.status != "interrupted":
-        raise run.outcome.exit_error
-    return run.result
+        return run.result_or_raise()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Literal, Protocol
 
 Reduction = Literal["sum", "mean", "max"]
@@ -11,8 +12,8 @@ Reduction = Literal["sum", "mean", "max"]
 class Engine(Protocol):
     """Where a run computes, and with whom.
 
-    `reduce`, `gather`, `gather_objects`, `broadcast` and `barrier` are collectives: every rank must call them, in the
-    same order. Within a handler of a plugin that runs on the main rank only they are refused.
+    `reduce`, `gather`, `gather_objects`, `broadcast`, `barrier` and `vote` are collectives: every rank must call them,
+    in the same order. Within a handler of a plugin that runs on the main rank only they are refused.
 
     Attributes:
         device: the torch device that modules and batches live on.
@@ -44,6 +45,15 @@ class Engine(Protocol):
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
+
+    def vote(self, values: Sequence[float]) -> list[float]:
+        """Return the largest of each value over all ranks: one small all-reduce that does not wait for the device."""
+
+    def refusing(self, plugin: str, event: str) -> AbstractContextManager[None]:
+        """Return a context in which collectives are refused: what runs in it, in this plugin, is on one rank only."""
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Return a context, for any thread, in which this process is not ended because another rank has failed."""
 
     def clip_gradients(self, parameters: Iterable[Any], norm: float | None, norm_type: float = 2.0) -> Any:
         """Clip gradients by their total norm, over all shards; return the norm before, as a tensor, without a wait.

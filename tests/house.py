@@ -20,6 +20,9 @@ ROOMS = ("events", "plugins", "core", "builtin_callbacks", "testing", "demo")
 IDLE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DIALECT = re.compile(r"\b(tells?|telling|told|hears?|hearing|heard|amid)\b(?!\()", re.IGNORECASE)
 SAVED_KEY = re.compile(r'"\w+"')
+PARTS = "settings|work|stepping|outcome|hooks|resumption|hot"
+DOOR = re.compile(rf'\brun\.({PARTS})\b|\bcast\("?(RunContext|LoopEngine)\b')
+PRIVATE = {"heliograph.core.context.RunContext", "heliograph.core.loop"}
 MINIMAL = """
 import sys, torch, heliograph as h
 batches = [(torch.randn(4, 3), torch.randn(4, 1))] * 4
@@ -138,9 +141,15 @@ def attributes_of_a_run() -> set[str]:
     return {node.attr for node in ast.walk(init) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
 
 
-def private_casts() -> list[str]:
-    """Return the files of plugins that cast to a private class of runs."""
-    return [path.name for path in files("builtin_callbacks") if 'cast("RunContext"' in path.read_text(encoding="utf-8")]
+def private_doors() -> list[str]:
+    """Return the places where plugins use more of a run than a third party could: its parts, or a cast or an import."""
+    found = list[str]()
+    for path in files("builtin_callbacks"):
+        lines = path.read_text(encoding="utf-8").split("\n")
+        found += [f"{path.relative_to(ROOT)}:{number}" for number, line in enumerate(lines, 1) if DOOR.search(line)]
+        private = PRIVATE & set(imported_names(path))
+        found += [f"{path.relative_to(ROOT)} imports {name}" for name in sorted(private)]
+    return found
 
 
 def modules_that_name(word: str) -> set[str]:
@@ -196,7 +205,7 @@ def print_table() -> None:
         f"files in core: {len(files('core'))}",
         f"the largest folder: {folder}, with {most} files",
         f"attributes of a run: {len(attributes_of_a_run())}",
-        f"casts to private classes in plugins: {len(private_casts())}",
+        f"private doors of plugins to a run: {len(private_doors())}",
         f"lines of core/loop.py: {code_lines(ROOT / 'core/loop.py')}",
         f"files that name cut_validation: {len(modules_that_name('cut_validation'))}",
         f"lines with tell, hear or amid: {len(dialect())}",

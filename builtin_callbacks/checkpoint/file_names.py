@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from string import Formatter
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from ...core.checkpoint.storage import checkpoint_name
 from ...events import Run, SavePoint
 from ...events.checks import known_names
-
-if TYPE_CHECKING:
-    from ...core.engines.contract import LoopEngine
 
 Metadata = str | Callable[[Run], str]
 
@@ -29,8 +26,7 @@ def file_name(run: Run, name: str, metadata: Metadata | None) -> str:
         ValueError: the template asks for a metric that does not exist.
         TypeError: the function returned no string.
     """
-    engine = cast("LoopEngine", run.engine)
-    with engine.refusing("the metadata of a checkpoint", SavePoint.name):  # only one rank is here
+    with run.engine.refusing("the metadata of a checkpoint", SavePoint.name):  # only one rank is here
         text = _text(run, metadata)
     return checkpoint_name(name, run.progress.epoch, run.progress.steps, text)
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 from ...core.distributed.ranks.failure import Outcome, on_main, outcome_of, value_of_main, values_of_ranks
-from ...events import BatchEnd, Handle, Lane, Run
+from ...events import BatchEnd, Engine, Handle, Lane, Run
 from .background import BackgroundWorker
 from .buffers import Buffers, sizes_of
-
-if TYPE_CHECKING:
-    from ...core.engines.contract import LoopEngine
 
 T = TypeVar("T")
 WORTH_TELLING = 0.1  # seconds that the loop was held up
@@ -96,7 +93,7 @@ class BackgroundWriter:
     def __init__(self) -> None:
         self._worker, self._buffers = BackgroundWorker(), Buffers()
         self._handle: Handle | None = None
-        self._engine: LoopEngine | None = None
+        self._engine: Engine | None = None
         self._awaited: Callable[[Any], object] | None = None  # what all ranks do when the work is done
         self._of_each = False  # whether the work is every rank's, not the main rank's
         self._is_save = True
@@ -180,7 +177,7 @@ class BackgroundWriter:
     def _meet(self, run: Run) -> None:
         """Continue with the other ranks, if there are any."""
         is_shared = run.engine.world_size > 1 and not run.has_left_group
-        self._engine = cast("LoopEngine", run.engine) if is_shared else None
+        self._engine = run.engine if is_shared else None
 
     def _prepared(self, run: Run, work: Callable[[], T], *, of_each: bool) -> Callable[[], T]:
         """Return the work as it is to be done, on every rank: all learn of its end together."""
@@ -275,13 +272,11 @@ class BackgroundWriter:
 
 
 def _watched(run: Run, work: Callable[[], T]) -> Callable[[], T]:
-    """Return work during which the watch does not end the process, whatever becomes of the other ranks."""
-    watch = cast("LoopEngine", run.engine).watch
-    if watch is None:
-        return work
+    """Return work during which this process is not ended, whatever becomes of the other ranks."""
+    engine = run.engine
 
     def watched() -> T:
-        with watch.writing():
+        with engine.writing():
             return work()
 
     return watched

@@ -9,7 +9,6 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, cast
 
 from ...core.checkpoint.storage import Store
 from ...core.distributed.ranks.failure import on_main
@@ -34,9 +33,6 @@ from ...plugins import Plugin, on
 from .session import Notice, Session, current_session
 from .storage.fetch_checkpoint import Resume, fetch_newest
 from .storage.report_folder import StagedReport, add_progress, contains_all, stage_report
-
-if TYPE_CHECKING:
-    from ...core.engines.contract import LoopEngine
 
 logger = logging.getLogger("heliograph")
 EXIT_STATUS = 143  # as of a process that ended on SIGTERM: 128 + 15
@@ -192,7 +188,7 @@ class RayReport(Plugin):
     def _is_log_due(self, run: Run) -> bool:
         """Return whether a log is to be reported, by the main rank's clock. A collective."""
         is_late = run.engine.is_main and monotonic() - self._reported_at >= self.interval
-        return bool(cast("LoopEngine", run.engine).vote([float(is_late)])[0])
+        return bool(run.engine.vote([float(is_late)])[0])
 
     def _report(self, run: Run) -> None:
         assert self._unreported is not None
@@ -203,8 +199,7 @@ class RayReport(Plugin):
     def _send(self, run: Run, metrics: dict[str, float], staged: StagedReport | None = None) -> None:
         assert self._session is not None
         folder = staged.folder if staged is not None and run.engine.is_main else None
-        watch = None if folder is None else cast("LoopEngine", run.engine).watch
-        with nullcontext() if watch is None else watch.writing():
+        with nullcontext() if folder is None else run.engine.writing():
             notice = self._session.report(metrics, folder)
         self._reported_at = monotonic()
         if notice is not None and self._notice is None and not run.control.should_stop:

@@ -97,12 +97,6 @@ class LoopEngine(Engine, Protocol):
 
     # Ranks.
 
-    def vote(self, values: Sequence[float]) -> list[float]:
-        """Return the largest of each value over all ranks: one small all-reduce that does not wait for the device."""
-
-    def refusing(self, plugin: str, event: str) -> AbstractContextManager[None]:
-        """Return a context in which collectives are refused: the handler of a plugin that runs on one rank only."""
-
     @property
     def watch(self) -> Watch | None:
         """Reports a failure to the other ranks, and receives theirs; None for one process and outside of a group."""

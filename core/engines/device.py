@@ -174,6 +174,10 @@ class DeviceEngine:
         """Return a context that does nothing: a single process does not wait."""
         return nullcontext()
 
+    def writing(self) -> AbstractContextManager[None]:
+        """Return a context that does nothing: no other process can fail."""
+        return nullcontext()
+
     def pack(
         self, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
     ) -> tuple[dict[str, Any], dict[str, Any]]:

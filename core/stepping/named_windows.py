@@ -93,7 +93,7 @@ class NamedWindows(Windows):
         window.exchange()
         return window.loss
 
-    def deselect(self, control: Control, *, stepped: bool) -> None:
+    def deselect(self, progress: Progress, control: Control, stepped: bool) -> None:
         """See the base class; whether gradients are dropped is decided for each optimizer."""
         self.has_stepped |= stepped
         self.in_hand, control.drops_step = None, False

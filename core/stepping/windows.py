@@ -105,12 +105,12 @@ class Windows:
         self.first.bind(engine)
 
     def select(self, window: OptimizerWindow, control: Control) -> Tensor | None:
-        """Begin the step of one of several windows; return the loss that it is for."""
-        raise NotImplementedError
+        """Begin the step of a window; return the loss that it is for."""
+        return window.loss
 
-    def deselect(self, control: Control, *, stepped: bool) -> None:
-        """End the step of one of several windows."""
-        raise NotImplementedError
+    def deselect(self, progress: Progress, control: Control, stepped: bool) -> None:
+        """End the step of a window; count it where it was skipped."""
+        progress.skipped_steps += not stepped
 
     def take(self, name: str | None, loss: Any) -> OptimizerWindow:
         """Return the window that a loss is for.

@@ -225,3 +225,78 @@ def test_epoch_end_is_received_with_the_epoch_that_ended() -> None:
             for batch in run.batches():
                 run.step(loss_of(task, batch))
     assert received == [(0, 1), (1, 2)]
+
+
+def fit(train: list[Batch], *plugins: Plugin, epochs: int = 2) -> Supervised:
+    task = linear_classifier()
+    optimizer = torch.optim.SGD(task.model.parameters(), 0.1)
+    Trainer(plugins, device="cpu").fit(task, train, optimizer=optimizer, epochs=epochs)
+    return task
+
+
+def test_a_loop_may_step_with_gradients_of_its_own() -> None:
+    run, task, recorder = start(class_batches(3))
+    with run:
+        for _ in run.epochs():
+            for batch in run.batches():
+                torch.autograd.backward(loss_of(task, batch))
+                run.step_with_gradients("optimizer")
+    assert recorder.trace.count("step_end") == run.result.progress.steps == 6
+    assert torch.equal(*(next(each.model.parameters()) for each in (task, fit(class_batches(3)))))
+
+
+def test_a_batch_may_be_left_without_a_step() -> None:
+    run, task, _ = start(class_batches(4))
+    with run:
+        for _ in run.epochs():
+            for index, batch in enumerate(run.batches(must_step=False)):
+                torch.autograd.backward(loss_of(task, batch) / 2)
+                if index % 2:
+                    run.step_with_gradients("optimizer")
+    assert (run.result.progress.batches, run.result.progress.steps) == (8, 4)
+    accumulated = fit(class_batches(4), GradientAccumulation(2))
+    torch.testing.assert_close(*(next(each.model.parameters()) for each in (task, accumulated)))
+
+
+class Halve(Plugin):
+    @on(BatchStart)
+    def halve(self, run: Run, event: BatchStart) -> None:
+        run.control.scale_loss(0.5, "half")
+
+
+@pytest.mark.parametrize("plugin", [GradientAccumulation(2), Halve()])
+def test_gradients_of_its_own_cannot_be_held_or_scaled(plugin: Plugin) -> None:
+    run, task, _ = start(class_batches(4), plugin)
+    message = r"holds the step of this batch or scales its loss.*call run\.step\(loss\)"
+    with pytest.raises(RuntimeError, match=message), run:
+        for _ in run.epochs():
+            for batch in run.batches():
+                torch.autograd.backward(loss_of(task, batch))
+                run.step_with_gradients("optimizer")
+
+
+def test_an_optimizer_that_does_not_exist_is_not_stepped() -> None:
+    run, _, _ = start(class_batches(2))
+    message = r"There is no optimizer 'optimiser' to step\. Did you mean 'optimizer'\?"
+    with pytest.raises(ValueError, match=message), run:
+        for _ in run.epochs():
+            for _ in run.batches():
+                run.step_with_gradients("optimiser")
+
+
+class ExitWithSeven(Plugin):
+    @on(EpochEnd)
+    def exit(self, run: Run, event: EpochEnd) -> None:
+        run.exit_with(7)
+
+
+def test_the_result_or_what_a_plugin_left_to_be_raised() -> None:
+    run, task, _ = start(class_batches(2), ExitWithSeven())
+    with run:
+        for _ in run.epochs():
+            for batch in run.batches():
+                run.step(loss_of(task, batch))
+    assert run.result_or_raise(exits=False) is run.result
+    with pytest.raises(SystemExit) as info:
+        run.result_or_raise()
+    assert info.value.code == 7

@@ -166,7 +166,7 @@ class Ring:
 def _check_regular(path: Path) -> None:
     """Raise OSError where something that is not a regular file has a name: it is left alone."""
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise OSError(errno.EEXIST, "no regular file", str(path))
+        raise OSError(errno.EEXIST, "not a regular file", str(path))
 
 
 def _take_room(file: int) -> None:

@@ -133,8 +133,4 @@ def _train_by_function(
     with trainer.run(task, parts.train, **options) as run:
         for _ in run.epochs():
             train_pass(run, recipe, parts)
-    if run.exit_status is not None:
-        raise SystemExit(run.exit_status)
-    if run.outcome.exit_error is not None:
-        raise run.outcome.exit_error
-    return run.result
+    return run.result_or_raise()

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ....core import loop
 from .returned_values import check_numbers
 
 if TYPE_CHECKING:
@@ -42,15 +41,14 @@ class TrainingBatches:
                 "two passes, call train(passes=2)."
             )
         self._is_started, run = True, self.run
-        for batch in run.batches():
-            self._has_loss, size = False, run.settings.size_of(batch)
+        for batch in run.batches(must_step=False):
+            self._has_loss, size = False, run.size_of(batch)
             try:
                 yield batch
             finally:  # a function may break out of the loop
                 self.samples += size
                 if not self._has_loss:
-                    run.progress.samples += run.data.sum_of_all_ranks(size) if run.control.is_shared else size
-            run.work.is_unstepped = False
+                    run.progress.samples += run.data.sum_of_all_ranks(size)
 
     def __len__(self) -> int:
         if self.run.batches_per_epoch is None:
@@ -105,8 +103,7 @@ class SteppedOptimizer:
                 f"A train_function cannot call loss.backward() and optimizer.step() itself when {why}: "
                 f"call iterator.step(loss) instead of both."
             )
-        run.work.is_unstepped = False
-        loop.close_window(run, run.stepping.by_name[self._name])
+        run.step_with_gradients(self._name)
 
 
 def train_pass(run: TrainRun, recipe: Recipe, parts: Parts) -> None:

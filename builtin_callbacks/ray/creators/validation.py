@@ -32,7 +32,7 @@ class ValidationShare:
         """Yield the batches, on the device."""
         self.samples = 0
         for batch in run.engine.feed(run.data.evaluate(self.loader, 0, run.progress.validations)):
-            self.samples += run.settings.size_of(batch)
+            self.samples += run.size_of(batch)
             yield batch
 
 

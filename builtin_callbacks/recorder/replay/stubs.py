@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ....core.system.errors import NotRecorded
@@ -102,6 +103,18 @@ class RecordedEngine:
 
     def barrier(self) -> None:
         """Return at once: a replay is one process."""
+
+    def vote(self, values: Sequence[float]) -> list[float]:
+        """Return the values if there was one rank."""
+        return list(self._own(values))
+
+    def refusing(self, plugin: str, event: str) -> AbstractContextManager[None]:
+        """Return a context that does nothing: a replay is one process."""
+        return nullcontext()
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Return a context that does nothing: nothing ends a replay."""
+        return nullcontext()
 
     def clip_gradients(self, parameters: Iterable[Any], norm: float | None, norm_type: float = 2.0) -> Any:
         """Raise `NotRecorded`."""

@@ -25,14 +25,14 @@ class SharedRun(Run, Protocol):
     """A run whose ranks agree.
 
     Attributes:
-        exit_status: what the process is to exit with.
-        pending_state: a state that is to be applied, and its file.
+        outcome: what becomes its result; ranks agree on its `exit_status`.
+        pending_state: a state that is to be applied, and its file, if there is one.
         last_step: the optimizer step that ends the run, infinite where none does.
         engine: what connects the ranks.
     """
 
-    exit_status: int | None
-    pending_state: tuple[Mapping[str, Any] | None, Path | None]
+    outcome: Any
+    pending_state: tuple[Mapping[str, Any], Path | None] | None
 
     @property
     def last_step(self) -> float:
@@ -203,10 +203,10 @@ class SharedControl(Control):
         Raises:
             KeyboardInterrupt: one of the ranks was interrupted since the last vote.
         """
-        mine = self._run.exit_status
+        mine = self._run.outcome.exit_status
         is_news = self._interrupted and self.agreed is None
         agreed, interrupted = self._engine.vote([-1.0 if mine is None else float(mine), float(is_news)])
-        self._run.exit_status = None if agreed < 0 else int(agreed)
+        self._run.outcome.exit_status = None if agreed < 0 else int(agreed)
         if interrupted:
             self._ballots({})
 

@@ -195,6 +195,10 @@ class ProcessEngine(DeviceEngine, ABC):
         """Return a context that refuses collectives, where only some ranks are."""
         return nullcontext() if self.group is None else self.group.refusing(plugin, event)
 
+    def writing(self) -> AbstractContextManager[None]:
+        """Return a context in which the watchdog does not end this process."""
+        return nullcontext() if self.watch is None else self.watch.writing()
+
     @property
     def _is_alone(self) -> bool:
         return self.world_size == 1

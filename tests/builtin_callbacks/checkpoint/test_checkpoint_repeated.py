@@ -319,7 +319,7 @@ def test_what_is_no_file_of_ours_switches_the_proof_off(tmp_path: Path, kind: st
     path.symlink_to(other) if kind == "link" else os.mkfifo(path)
     for _ in range(2):
         result = fit(tmp_path, 8)
-        said = f"repeated steps are not compared, nor kept for it: [Errno 17] no regular file: '{path}'"
+        said = f"repeated steps are not compared, nor kept for it: [Errno 17] not a regular file: '{path}'"
         assert said in result.notes
         assert report(result) == (0, None)
     assert other.read_text() == "mine"

@@ -127,6 +127,9 @@ class OwnEngine:
     def refusing(self, plugin: str, event: str) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def writing(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def pack(self, modules: Modules, optimizers: Optimizers) -> tuple[dict[str, Any], dict[str, Any]]:
         weights = {name: each.state_dict() for name, each in modules.items()}
         return weights, {name: each.state_dict() for name, each in optimizers.items()}

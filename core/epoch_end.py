@@ -1,0 +1,52 @@
+"""The end of an epoch: its loader has ended, or the loop over its batches was left."""
+
+from __future__ import annotations
+
+import warnings
+
+from .context import RunContext
+
+
+def check_exhausted(run: RunContext) -> None:
+    """Note that the loader ended; raise or warn where that was before it had begun, or before it said it would."""
+    batch, expected, is_shared = run.progress.batch, run.batches_per_epoch, run.control.is_shared
+    if batch == 0:
+        where = " on one of the ranks" if is_shared else ""
+        raise ValueError(
+            f"The train loader yielded no batch in epoch {run.progress.epoch}{where}. A generator can be read only "
+            f"once: give a list, a DataLoader, or an object whose __iter__ starts again."
+        )
+    if expected is not None and batch != expected:
+        text = f"The train loader ended after {batch} batches, but its length says {expected}."
+        if is_shared:
+            raise ValueError(f"{text} On several ranks that is an error, since the others count on them.")
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+    run.work.is_exhausted = True
+
+
+def epoch_has_ended(run: RunContext) -> bool:
+    """Return whether the epoch has ended; if not, the run ends within it.
+
+    Raises:
+        RuntimeError: the user's own loop did not read the batches of the epoch, and so would never end.
+    """
+    if run.work.is_exhausted or run.is_last_batch or run.control.should_end_epoch:
+        return True
+    if run.control.stopped or run.is_complete:
+        return False
+    raise RuntimeError("The epoch was not trained: loop over run.batches() within run.epochs().")
+
+
+def finish_left_batch(run: RunContext) -> None:
+    """Finish the batch at which the user's own loop was left; that ends the epoch."""
+    control, work = run.control, run.work
+    if not work.in_hand:
+        return
+    reason = "the loop over the batches was left"
+    control.end_epoch(reason, by="the caller")
+    if work.is_unstepped:
+        work.is_unstepped = False
+        control.leave_out_batch(reason)
+    control.leaving = True
+    for _ in work.batches:
+        raise AssertionError("leaving was asked for")
