@@ -407,7 +407,7 @@ class RunContext(ABC):
         """Return a context for the handlers of `TrainStart`, within which a plugin can isolate observers."""
         if not self.bus.receiver_count:
             return nullcontext()
-        from .isolation import isolation
+        from ..plugins.isolation import isolation
 
         return isolation(self.bus, self.plugins, self.hooks)
 

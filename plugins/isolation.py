@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, Protocol
 
 from ..events import Bus, Event, Run
 from ..events.bus import Receiver
-from ..plugins import Plugins
-from .lifetimes import Hooks
+from .manager import Plugins
+
+
+class Hooks(Protocol):
+    """What a run has for it.
+
+    Attributes:
+        closing: left when the run is closed.
+    """
+
+    closing: ExitStack
+
+    @property
+    def apart(self) -> Callable[[], AbstractContextManager[Any]]:
+        """What makes the context that an observer's handler runs in; a plugin may set it at `TrainStart`."""
 
 
 @contextmanager
