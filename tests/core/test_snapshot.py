@@ -117,7 +117,7 @@ def test_an_incomplete_cut(lacking: str) -> None:
     whole: dict[str, Any] = dict.fromkeys(schema.REQUIRED, 0) | {"schema": schema.SCHEMA}
     schema.check_schema(whole)
     del whole[lacking]
-    with pytest.raises(ValueError, match=rf"no checkpoint of heliograph: it lacks {lacking}\."):
+    with pytest.raises(ValueError, match=rf"not a checkpoint of heliograph: it lacks {lacking}\."):
         schema.check_schema(whole)
 
 
