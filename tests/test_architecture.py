@@ -187,6 +187,15 @@ def test_plugins_use_no_private_door() -> None:
     assert private_doors() == []
 
 
+def test_all_of_a_run_is_documented() -> None:
+    """Attributes in the docstring of the protocol, methods and properties in their own, on the page of the API."""
+    described = set(re.findall(r"^ +(\w+): ", heliograph.Run.__doc__ or "", re.MULTILINE))
+    assert set(heliograph.Run.__annotations__) <= described
+    assert [name for name in dir(heliograph.Run) if name[0] != "_" and not getattr(heliograph.Run, name).__doc__] == []
+    page = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    assert re.search(r"^\.\. autoclass:: heliograph\.Run\n   :members:$", page, re.MULTILINE)
+
+
 def test_a_run_has_few_attributes() -> None:
     assert len(attributes_of_a_run()) <= 18
 
