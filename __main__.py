@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
 
-from heliograph.builtin_callbacks.recorder.explain import command as explain_command
+from heliograph.builtin_callbacks.recorder import command as explain_command
 from heliograph.builtin_callbacks.recorder.replay import command as replay_command
 from heliograph.builtin_callbacks.rules import command as rules
 from heliograph.core.system.extras import printable

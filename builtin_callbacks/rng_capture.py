@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.data import rng
+from ..core.data.draws import rng
 from ..core.data.draws.generators import Generator, digest, isolated
 from ..core.data.draws.held_generators import find_generators
 from ..events import (

@@ -115,7 +115,7 @@ def open_batch(run: RunContext) -> None:
 
 
 def finish_batch(run: RunContext) -> None:
-    """Finish a batch with requests; a skipped one still ends the window that it should have ended."""
+    """Finish a batch with requests; a skipped one still ends its window. Emit GradientsReady and StepEnd then."""
     run.work.contexts.close()
     run.progress.skipped_batches += run.control.skips_batch
     run.stepping.end_batch()
@@ -137,7 +137,7 @@ def close_batch(run: RunContext) -> None:
 
 
 def step(run: RunContext, loss: Tensor, name: str | None = None) -> None:
-    """Take a loss backward and, where that ends its window, step its optimizer."""
+    """Take a loss backward and, where that ends its window, step. Emit GradientsReady and StepEnd then."""
     control, stepping, size = run.control, run.stepping, run.size_of(run.work.batch)
     window = stepping.take(name, loss) if name is not None or stepping.checked is None else stepping.checked
     window.loss = run.work.loss = loss
@@ -173,7 +173,7 @@ def close_window(run: RunContext, window: OptimizerWindow) -> None:
 
 
 def flush(run: RunContext) -> None:
-    """Step with all gradients that are left, and end the round."""
+    """Step with all gradients that are left, and end the round. Emit GradientsReady and StepEnd for each optimizer."""
     for window in run.stepping.unfinished():
         close_window(run, window)
     run.stepping.end_round(run.progress)

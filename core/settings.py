@@ -13,7 +13,7 @@ import torch
 from ..events.catalogue import Phase
 from ..events.checks import check_whole_number, known_names
 from ..plugins import Plugins
-from .data.batch import batch_size, check_loader
+from .data.order.sizes import batch_size, check_loader
 from .engines.options import modules_of
 from .stepping.optimizers import SINGLE, Optimizers, make_optimizer
 from .task import check_parts, check_task

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from .data.batch import batch_size
+from .data.order.sizes import batch_size
 
 if TYPE_CHECKING:
     from ..events import Run

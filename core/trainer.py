@@ -11,7 +11,7 @@ from ..events.catalogue import Phase
 from ..plugins import Plugins
 from . import loop, settings
 from .data.module import DataModule
-from .engines.choice import make_engine
+from .engines.choice.engine_choice import make_engine
 from .engines.options import EngineOptions
 from .host import current_host
 from .result import RunResult

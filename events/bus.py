@@ -71,7 +71,8 @@ class OrderedSignal(Signal, Generic[E]):
         chain: the receivers in their order; every change makes a new tuple.
         subscriptions: what is known of each receiver, by blinker's key.
         probe: is given the receivers and their owners' names by `id`, and yields them, so that it sees when each
-            begins and ends. None costs nothing.
+            begins and ends. None costs nothing. It is not an interceptor since it may be set for a single batch, and
+            must not rebuild the chain for that.
     """
 
     def __init__(self, bus: Bus, event: type[E]) -> None:

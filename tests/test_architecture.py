@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -31,16 +32,23 @@ from heliograph.tests.house import (
     private_doors,
 )
 
-# From the bottom to the top: a file imports nothing from a line below its own. The longest name that fits counts.
+# Every folder, from the bottom to the top: a file imports nothing from a line below its own. The longest name that fits
+# counts. The folders below those of rules and of Ray are one room each, whose files use each other.
 LAYERS = [
     "events",
     "plugins",
-    "core.system.errors",
     "core.system",
     "core.metrics",
+    "core.data.draws",
+    "core.data.order",
+    "core.data.sources",
     "core.data",
-    "core.distributed",
+    "core.distributed.launch",
+    "core.distributed.ranks",
     "core.engines",
+    "core.engines.parallel",
+    "core.engines.sharded",
+    "core.engines.choice",
     "core.checkpoint.unseen",
     "core.checkpoint.state",
     "core.checkpoint.storage",
@@ -48,10 +56,23 @@ LAYERS = [
     "core.stepping",
     "core",
     "builtin_callbacks",
+    "builtin_callbacks.checkpoint.repeated",
+    "builtin_callbacks.checkpoint",
+    "builtin_callbacks.optuna",
+    "builtin_callbacks.profile",
+    "builtin_callbacks.recorder.format",
+    "builtin_callbacks.recorder.explain",
+    "builtin_callbacks.recorder.timeline",
+    "builtin_callbacks.recorder.replay",
+    "builtin_callbacks.recorder",
+    "builtin_callbacks.rules",
+    "builtin_callbacks.ray",
+    "testing.resume",
     "testing",
     "demo",
     "__main__",
 ]
+ONE_ROOM = ("builtin_callbacks.rules.", "builtin_callbacks.ray.")
 RULES = ("language", "files", "metrics", "operations")
 PUBLIC = """
     AccelerateEngine At BatchEnd BatchStart Between Bus CATALOGUE Checkpoint CheckpointLoaded CheckpointPruned
@@ -90,6 +111,16 @@ def test_imports_point_one_way(name: str) -> None:
     assert not above
 
 
+def test_every_folder_has_its_layer() -> None:
+    folders = {folder.replace("/", ".") for folder in folder_sizes()} - {"."}
+    assert {each for each in folders if not each.startswith(ONE_ROOM)} == set(LAYERS) - {"__main__"}
+
+
+def test_the_page_on_architecture_has_the_folders_of_core_in_this_order() -> None:
+    rows = re.findall(r"^\| `(core/.*)/` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert [row.replace("/", ".") for row in rows] == [each for each in LAYERS if each.startswith("core.")]
+
+
 def test_no_circle_of_imports() -> None:
     """The bus carries runs, a run holds its control and the bus, and the control asks the bus whose handler runs."""
     found = circles({name: imported_modules(name) for name in modules()})
@@ -97,10 +128,10 @@ def test_no_circle_of_imports() -> None:
 
 
 def test_what_a_minimal_training_loads() -> None:
-    """The aim is 3,000 lines in 45 modules; this holds what has been reached."""
+    """At most 3,000 lines in 45 modules were asked for; this holds what has been reached."""
     loaded = loaded_by_a_minimal_training()
-    assert sum(loaded.values()) <= 3000
-    assert len(loaded) <= 43
+    assert sum(loaded.values()) <= 2990
+    assert len(loaded) <= 44
 
 
 def test_folders_are_small() -> None:
@@ -110,7 +141,7 @@ def test_folders_are_small() -> None:
         for folder, count in folder_sizes().items()
         if count > (30 if folder == "builtin_callbacks" else 16)
     }
-    assert len(files("core")) <= 119
+    assert len(files("core")) <= 120
 
 
 def test_tests_mirror_the_rooms() -> None:
@@ -154,6 +185,15 @@ def test_the_sources_use_the_words_of_pytorch_users() -> None:
 def test_plugins_use_no_private_door() -> None:
     """What a plugin needs of the run is on the public `Run`: a third party could have written each."""
     assert private_doors() == []
+
+
+def test_all_of_a_run_is_documented() -> None:
+    """Attributes in the docstring of the protocol, methods and properties in their own, on the page of the API."""
+    described = set(re.findall(r"^ +(\w+): ", heliograph.Run.__doc__ or "", re.MULTILINE))
+    assert set(heliograph.Run.__annotations__) <= described
+    assert [name for name in dir(heliograph.Run) if name[0] != "_" and not getattr(heliograph.Run, name).__doc__] == []
+    page = (ROOT / "docs/api.md").read_text(encoding="utf-8")
+    assert re.search(r"^\.\. autoclass:: heliograph\.Run\n   :members:$", page, re.MULTILINE)
 
 
 def test_a_run_has_few_attributes() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from ...events import Engine
-from .batch import length_of
 from .draws.generators import digest
 from .order.choice import order_of
 from .order.dealt import EveryNth, knows_ranks
 from .order.shares import Share
+from .order.sizes import length_of
 from .sources.contract import Source, Sourced
 from .sources.dataloader import IterableSource, MapSource
 from .sources.stateful import is_stateful

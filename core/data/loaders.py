@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from ...events.checks import check_whole_number, known_names
 from ...plugins.discovery import find
-from .batch import check_loader
 from .order.samplers import RandomSampler, SequentialSampler
+from .order.sizes import check_loader
 from .sources.dataloader import shield_workers
 
 ONLY_TRAINING = ("shuffle", "sampler", "drop_last", "draws_per", "as_ranks")

@@ -102,8 +102,8 @@ class WindowLosses:
         kept = self._kept.pop(run.optimizer_name)
         if not kept:
             raise RuntimeError(
-                "A plugin judges this step by its loss, which a train_function that steps the optimizer itself keeps "
-                "from the loop: call iterator.step(loss) in it instead."
+                "A plugin judges this step by its loss, which the loop was not given: call run.step(loss) instead of "
+                "run.step_with_gradients; in a train_function, call iterator.step(loss)."
             )
         losses = torch.stack([loss for _, loss in kept])
         if bool(torch.isfinite(losses).all()):

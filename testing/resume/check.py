@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from heliograph.core.data import rng
+from heliograph.core.data.draws import rng
 from heliograph.events.checks import known_names
 from heliograph.events.guarantee import weaker
 from heliograph.testing.resume.attempts import Attempt, SavedState, run_attempt

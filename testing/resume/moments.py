@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from heliograph.events import CATALOGUE
-from heliograph.events.checks import known_names
+from heliograph.events.checks import is_whole_number, known_names
 from heliograph.testing.resume.errors import UsageError
 
 if TYPE_CHECKING:
@@ -134,12 +134,8 @@ def choose_moments(moments: Sequence[Moment], count: int) -> list[Moment]:
 
 def _is_kill_point(value: object) -> bool:
     if isinstance(value, tuple):
-        return len(value) == 2 and isinstance(value[0], str) and _is_number(value[1])
-    return _is_number(value)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+        return len(value) == 2 and isinstance(value[0], str) and is_whole_number(value[1])
+    return is_whole_number(value)
 
 
 STAGES: tuple[Stage, ...] = (

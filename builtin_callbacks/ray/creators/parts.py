@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from ....core.data import rng
+from ....core.data.draws import rng
 from ....core.data.loaders import is_dataset
 from ....core.engines.weights import check_fits, load_module
 from ....core.stepping.optimizers import SINGLE

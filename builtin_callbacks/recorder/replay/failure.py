@@ -63,11 +63,11 @@ class RecordedFailure:
             return (receiver for receiver in receivers if owners[id(receiver)] not in left_out)
 
         signal = self._bus.signal(kind)
-        signal.probe = called
+        former, signal.probe = signal.probe, called
         try:
             yield
         finally:
-            signal.probe = None
+            signal.probe = former
 
     def replay_last_batch(self, failure: EventEntry, run: ReplayRun, requests: RecordedRequests) -> None:
         """Replay what was done of the batch in which the run failed, if it failed in one."""

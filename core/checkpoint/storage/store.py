@@ -282,10 +282,6 @@ class Store:
         if not self.is_pinned(path):  # a link of that name pins it, too, and is not followed
             path.with_suffix(PINNED).touch()
 
-    def unpin(self, path: Path) -> None:
-        """Let a checkpoint be removed again."""
-        path.with_suffix(PINNED).unlink(missing_ok=True)
-
     def is_pinned(self, path: Path) -> bool:
         """Return whether a checkpoint is pinned."""
         return self._files.exists(path.with_suffix(PINNED))

@@ -11,10 +11,9 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from ..batch import set_epoch
-from ..rng import generator_state
 from .equality import CONTAINERS, SHAPES, Family, same
 from .generators import Generator, generator_states, is_global, key_generators, seed_all
+from .rng import generator_state
 from .users_code import attributes_of, class_parts, function_parts, is_users, module_of
 
 BEGIN = -1  # in place of a position: what is drawn before the first batch
@@ -353,3 +352,10 @@ def _slot(descriptor: Any, holder: object) -> object:
         return descriptor.__get__(holder)
     except AttributeError:  # not set yet
         return None
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Pass the epoch to a loader or sampler that shuffles by it."""
+    for each in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
+        if callable(setter := getattr(each, "set_epoch", None)):
+            setter(epoch)

@@ -15,11 +15,11 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler as TorchDistributedSampler
 
-from ..batch import length_of
 from ..draws.held_generators import BEGIN, HeldGenerators
 from ..draws.keyed import KeyedBatch, KeyedIndex, KeyedPosition, keyed_batch
 from .samplers import DistributedSampler, SeekableSampler, algorithm_of, is_seekable, seed_of
 from .shares import Share
+from .sizes import length_of
 
 
 @runtime_checkable

@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, default_collate, default_convert
 
-from ..batch import set_epoch
 from ..draws.equality import outline
 from ..draws.generators import isolated
-from ..draws.held_generators import BEGIN, HeldGenerators
+from ..draws.held_generators import BEGIN, HeldGenerators, set_epoch
 from ..draws.keyed import LEFT_OUT, DatasetWrapper, KeyedDataset, KeyedIterable, Probe, identity, is_plain
 from ..order.choice import order_differs
 from ..order.dealt import Order

@@ -9,9 +9,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
-from ..batch import set_epoch
 from ..draws.generators import isolated
-from ..draws.held_generators import BEGIN, HeldGenerators
+from ..draws.held_generators import BEGIN, HeldGenerators, set_epoch
 from ..draws.keyed import LEFT_OUT, KeyedDataset, KeyedIndex, KeyedPosition, Probe, is_plain, keyed_batch
 from ..order.shares import ALONE, Share
 from .dataloader import apart, start_iterator

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from ..batch import batch_size, length_of
 from ..order.shares import ALONE, Layout, Share
+from ..order.sizes import batch_size, length_of
 
 if TYPE_CHECKING:
     from ....events.guarantee import Guarantee

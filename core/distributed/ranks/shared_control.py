@@ -15,8 +15,8 @@ from zlib import crc32
 from ....events import Control, Event, Request, Run, ShouldStop
 from ....events.bus import Receiver
 from ....events.control import Verb
-from ...data.batch import batch_size
 from ...data.last_batch import with_last
+from ...data.order.sizes import batch_size
 from ...data.training_data import TrainingData
 from ...system.signals import SignalHook
 

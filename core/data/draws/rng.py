@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .draws.generators import Generator
+from .generators import Generator
 
 
 def seed_all(seed: int) -> None:

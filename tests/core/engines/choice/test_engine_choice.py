@@ -12,7 +12,7 @@ import pytest
 import torch
 from heliograph import DataParallelEngine, DDPEngine, DeviceEngine, FSDPEngine, Trainer, choose_engine
 from heliograph.core.distributed.ranks.membership import Membership
-from heliograph.core.engines.device_choice import choose_device, engines, find_engine
+from heliograph.core.engines.choice.device_choice import choose_device, engines, find_engine
 
 ALONE = Membership()
 

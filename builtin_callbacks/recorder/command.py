@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..format.gc_pause import gc_paused
+from .format.gc_pause import gc_paused
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -41,8 +41,8 @@ def run_explain(options: argparse.Namespace) -> int:
     Args:
         options: parsed by the parser of `add_command`.
     """
-    from ..format.reader import read
-    from .story import story
+    from .explain.story import story
+    from .format.reader import read
 
     try:
         text = story(read(options.recording))
@@ -58,9 +58,9 @@ def run_timeline(options: argparse.Namespace) -> int:
     Args:
         options: parsed by the parser of `add_command`.
     """
-    from ..format.reader import read
-    from ..timeline.page import write_timeline
-    from ..timeline.trace import write_trace
+    from .format.reader import read
+    from .timeline.page import write_timeline
+    from .timeline.trace import write_trace
 
     try:
         recording = read(options.recording)
@@ -77,8 +77,8 @@ def run_timeline(options: argparse.Namespace) -> int:
 
 def _check_files(recording: Path, page: Path, trace: Path) -> None:
     """Raise ValueError if a file would overwrite a recording, or both are the same file."""
-    from ..format.reader import SUFFIX
-    from ..format.tail import tail_path
+    from .format.reader import SUFFIX
+    from .format.tail import tail_path
 
     recorded = {recording.resolve(), tail_path(recording).resolve()}
     for file in (page, trace):

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import torch.distributed as dist
 
-from ...events.checks import known_names
-from .device import DeviceEngine
-from .options import EngineOptions
+from ....events.checks import known_names
+from ..device import DeviceEngine
+from ..options import EngineOptions
 
 if TYPE_CHECKING:
-    from .contract import LoopEngine
+    from ..contract import LoopEngine
 
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
@@ -59,14 +59,14 @@ def choose_engine(**options: Unpack[EngineOptions]) -> LoopEngine:
     is_alone = not dist.is_initialized() and not any(name in os.environ for name in RANK_VARIABLES)
     if is_alone and not options.keys() & {"gpus", "use_cpu"}:
         return DeviceEngine(**options)  # type: ignore[misc]  # these two left out, it takes them all
-    from ..distributed.ranks.membership import membership
+    from ...distributed.ranks.membership import membership
     from .device_choice import DEVICE_OPTIONS, choose_device
 
     member = membership()
     device = choose_device(member, options)
     rest: dict[str, Any] = {name: value for name, value in options.items() if name not in DEVICE_OPTIONS}
     if member.world_size > 1:
-        from .parallel.ddp import DDPEngine
+        from ..parallel.ddp import DDPEngine
 
         return DDPEngine(device=device, **rest)
     return DeviceEngine(device, **rest)

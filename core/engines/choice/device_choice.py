@@ -8,10 +8,10 @@ from typing import Any, Unpack, cast
 
 import torch
 
-from ...plugins.discovery import Discovered, discover, find
-from ..distributed.ranks.membership import Membership, membership
-from .contract import LoopEngine
-from .options import EngineOptions
+from ....plugins.discovery import Discovered, discover, find
+from ...distributed.ranks.membership import Membership, membership
+from ..contract import LoopEngine
+from ..options import EngineOptions
 
 DEVICE_OPTIONS = ("device", "gpus", "use_cpu")
 
@@ -50,7 +50,7 @@ def _gpu_for(member: Membership, gpus: Sequence[int]) -> torch.device:
             f"gpus={gpus!r} wants CUDA, but torch sees no CUDA device. Leave gpus out to take what there is (an Apple "
             f"GPU is device='mps'); nvidia-smi and torch.version.cuda show why none is found."
         )
-    from .parallel.data_parallel import check_gpus
+    from ..parallel.data_parallel import check_gpus
 
     chosen = check_gpus(gpus)
     if member.world_size == 1 and len(chosen) > 1:

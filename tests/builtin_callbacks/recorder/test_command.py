@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from heliograph.builtin_callbacks.recorder.explain.command import add_command
+from heliograph.builtin_callbacks.recorder.command import add_command
 from heliograph.builtin_callbacks.recorder.explain.story import story
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.timeline.page import page

@@ -52,10 +52,3 @@ def check_loader(loader: Any, split: str) -> None:
         )
     if length_of(loader) == 0:
         raise ValueError(f"The {split} loader is empty: it has no batch. Check its dataset, batch_size and drop_last.")
-
-
-def set_epoch(loader: Any, epoch: int) -> None:
-    """Pass the epoch to a loader or sampler that shuffles by it."""
-    for each in (loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)):
-        if callable(setter := getattr(each, "set_epoch", None)):
-            setter(epoch)

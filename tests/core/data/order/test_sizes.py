@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from heliograph.core.data.batch import batch_size, length_of, set_epoch
+from heliograph.core.data.draws.held_generators import set_epoch
 from heliograph.core.data.last_batch import with_last
+from heliograph.core.data.order.sizes import batch_size, length_of
 from heliograph.core.engines.device import DeviceEngine
 from heliograph.core.engines.movers import move
 from torch import Tensor

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.core.checkpoint.state.schema import check_plain
-from heliograph.core.data import rng
+from heliograph.core.data.draws import rng
 
 
 @pytest.fixture(autouse=True)

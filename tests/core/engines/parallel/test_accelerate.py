@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph.core.engines.accelerate import AccelerateEngine
 from heliograph.core.engines.device import DeviceEngine
 from heliograph.core.engines.options import PrecisionName
+from heliograph.core.engines.parallel.accelerate import AccelerateEngine
 from heliograph.core.engines.parallel.ddp import DDPEngine
 from heliograph.core.engines.prepared import check_accelerator
 from heliograph.tests.core.engines.training import Fitting, Training, adamw, batch, equal, fitted, net, weights

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..distributed.ranks.exchange import average_gradients
-from ..system.extras import require
-from .options import PrecisionName
-from .parallel.processes import Backend, ProcessEngine, refuse_several, refuse_several_losses
-from .prepared import Prepared, check_accelerator
+from ...distributed.ranks.exchange import average_gradients
+from ...system.extras import require
+from ..options import PrecisionName
+from ..prepared import Prepared, check_accelerator
+from .processes import Backend, ProcessEngine, refuse_several, refuse_several_losses
 
 Modules = Mapping[str, nn.Module]
 Optimizers = Mapping[str, torch.optim.Optimizer]

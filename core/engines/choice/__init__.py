@@ -1,0 +1,1 @@
+"""Which engine a run gets, and which device a process."""
