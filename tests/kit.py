@@ -1,4 +1,4 @@
-"""What many tests train and look at: random batches, a small task, optimizers, the files of a folder."""
+"""What many tests train and look at: random batches, a small task, optimizers, trainings, the files of a folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from heliograph import Supervised
+from heliograph import (
+    Checkpoint,
+    Every,
+    Plugin,
+    RNGCapture,
+    RunResult,
+    SaveSchedule,
+    Supervised,
+    Trainer,
+    TrainRun,
+)
 from torch import Tensor, nn
 
 Batch = tuple[Tensor, Tensor]
@@ -42,6 +52,42 @@ def sgd(rate: float = 0.1, **options: Any) -> partial[torch.optim.SGD]:
 def adam(rate: float = 0.01, **options: Any) -> partial[torch.optim.Adam]:
     """Return a maker of optimizers that can be pickled."""
     return partial(torch.optim.Adam, lr=rate, **options)
+
+
+def fit(*plugins: Any, task: Any = None, train: Any = None, **options: Any) -> RunResult:
+    """Train a `linear_classifier` on two `class_batches` for an epoch, or what else is said.
+
+    Args:
+        plugins: those of a new trainer; or a trainer, alone.
+        task: what to train.
+        train: the batches.
+        options: further arguments of `Trainer.fit`; without steps= there is one epoch.
+    """
+    given = any(isinstance(each, Trainer) for each in plugins)
+    (trainer,) = plugins if given else [Trainer(plugins, device="cpu")]
+    options = {"optimizer": sgd(), **({} if "steps" in options else {"epochs": 1}), **options}
+    return trainer.fit(
+        linear_classifier() if task is None else task, class_batches(2) if train is None else train, **options
+    )
+
+
+def make_run(trainer: Trainer, batches: int = 3, epochs: int = 1, **options: Any) -> TrainRun:
+    """Return a run of a `linear_classifier`, not entered."""
+    return trainer.run(linear_classifier(), class_batches(batches), optimizer=sgd(), epochs=epochs, **options)
+
+
+def go_through(run: TrainRun) -> TrainRun:
+    """Train in a loop such as a user writes, and return the run, which can be looked at afterwards."""
+    with run:
+        for _ in run.epochs():
+            for batch in run.batches():
+                run.step(run.forward(run, batch))
+    return run
+
+
+def saving(folder: Path, every: Every, **options: Any) -> list[Plugin]:
+    """Return the plugins of a training that can be resumed exactly; `options` are those of the `Checkpoint`."""
+    return [RNGCapture(), SaveSchedule(every), Checkpoint(folder, **options)]
 
 
 def checkpoint_names(folder: Path) -> list[str]:

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import heliograph as h
 import pytest
 import torch
-from heliograph.tests.kit import Batch, class_batches
+from heliograph.tests import kit
+from heliograph.tests.kit import class_batches
 from torch import nn
 
-
-def fit(*plugins: Any, data: list[Batch] | None = None, **options: Any) -> h.RunResult:
-    torch.manual_seed(0)
-    task = h.Supervised(nn.Linear(4, 2), nn.functional.cross_entropy)
-    options.setdefault("epochs", 2)
-    optimizer = torch.optim.SGD(task.model.parameters(), 0.1)
-    return h.Trainer(plugins, device="cpu").fit(task, data or class_batches(4), optimizer=optimizer, **options)
+fit = partial(kit.fit, train=class_batches(4), epochs=2)
 
 
 def test_3_an_error_is_never_turned_into_a_return_value() -> None:

@@ -33,7 +33,8 @@ from heliograph import (
     on,
 )
 from heliograph.testing import Recorder
-from heliograph.tests.kit import Batch, class_batches, linear_classifier, sgd
+from heliograph.tests import kit
+from heliograph.tests.kit import Batch, class_batches, linear_classifier
 from torch import Tensor, nn
 
 
@@ -81,9 +82,8 @@ class Keep(Plugin):
 def fit(*plugins: Any, schedule: Plugin | None = None, **options: Any) -> tuple[list[str], RunResult]:
     trainer = Trainer([schedule or ValidationSchedule(Every(steps=2)), *plugins], device="cpu")
     recorder = Recorder(trainer.bus)
-    defaults: dict[str, Any] = {"validation": class_batches(3), "epochs": 1}
-    result = trainer.fit(linear_classifier(), class_batches(4), optimizer=sgd(), **defaults | options)
-    return recorder.trace, result
+    options = {"validation": class_batches(3), **options}
+    return recorder.trace, kit.fit(trainer, train=class_batches(4), **options)
 
 
 def of_validations(names: list[str]) -> list[str]:

@@ -36,7 +36,7 @@ from heliograph import (
     on,
 )
 from heliograph.testing import Recorder
-from heliograph.tests.kit import Batch, adam, class_batches
+from heliograph.tests.kit import Batch, adam, class_batches, go_through
 from torch import Tensor, nn
 
 WITHIN: list[Any] = [EpochStart, BatchStart, GradientsReady, StepEnd, BatchEnd, Log, ValidationStart]
@@ -97,11 +97,7 @@ def fit_on(
         "epochs": epochs,
     }
     if own_loop:
-        with trainer.run(task, loader, **options) as run:
-            for _ in run.epochs():
-                for batch in run.batches():
-                    run.step(task.training_step(run, batch))
-        result = run.result
+        result = go_through(trainer.run(task, loader, **options)).result
     else:
         result = trainer.fit(task, loader, **options)
     return recorder.trace, result, [each.detach().clone() for each in task.model.state_dict().values()]
