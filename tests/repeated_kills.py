@@ -10,12 +10,13 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import heliograph as h
 import torch
+from heliograph.tests.kills import in_a_child
 from heliograph.tests.kit import adam, random_batches
 from torch import Tensor, nn
 
@@ -136,13 +137,7 @@ def main(folder: Path, names: list[str]) -> None:
     for name in names:
         (folder / name).mkdir(exist_ok=True)
         for kill_at in STORIES[name]:
-            if (child := os.fork()) == 0:
-                attempt(name, folder / name, kill_at)
-                os._exit(0)
-            status = os.waitpid(child, 0)[1]
-            killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-            if killed != bool(kill_at) or (not killed and status):
-                sys.exit(f"{name} ended with status {status}")
+            in_a_child(partial(attempt, name, folder / name, kill_at), killed=bool(kill_at), about=name)
 
 
 if __name__ == "__main__":

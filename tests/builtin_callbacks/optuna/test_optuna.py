@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -72,14 +72,6 @@ class Recall(Plugin):
     def end(self, run: Run, event: RunClosed) -> None:
         asked = run.control.stop_request
         self.ends.append((event.status, asked and asked.by, asked and asked.reason, run.progress.epoch))
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    yield
-    optuna.logging.set_verbosity(verbosity)
 
 
 def study(pruner: BasePruner | None = None, **options: Any) -> optuna.Study:
