@@ -17,7 +17,7 @@ from typing import Any
 import heliograph as h
 import torch
 from heliograph.tests.kills import in_a_child
-from heliograph.tests.kit import adam, random_batches
+from heliograph.tests.kit import adam, fit, random_batches, saving
 from torch import Tensor, nn
 
 SAVES = 5  # steps
@@ -98,9 +98,7 @@ def train(name: str, folder: Path, kill_at: int) -> h.RunResult:
     torch.manual_seed(0)
     batches = random_batches(10, 3)
     plugins: list[Any] = [
-        h.RNGCapture(),
-        h.SaveSchedule(h.Every(steps=SAVES)),
-        h.Checkpoint(folder, resume="auto"),
+        *saving(folder, h.Every(steps=SAVES), resume="auto"),
         h.Recorder(folder),
         Witness(folder, kill_at),
     ]
@@ -113,7 +111,7 @@ def train(name: str, folder: Path, kill_at: int) -> h.RunResult:
     if name in ("two_losses", "second_loss_differs"):
         task = TwoLosses(counts=name == "second_loss_differs")
         optimizer = {each: adam() for each in ("one", "other")}
-    return h.Trainer(plugins, device="cpu").fit(task, batches, optimizer=optimizer, steps=END)
+    return fit(*plugins, task=task, train=batches, optimizer=optimizer, steps=END)
 
 
 def attempt(name: str, folder: Path, kill_at: int) -> None:

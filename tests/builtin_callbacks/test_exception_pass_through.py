@@ -75,7 +75,7 @@ def test_any_other_leaves_as_training_error() -> None:
 
 
 def test_an_error_of_the_task_names_no_plugin() -> None:
-    mine = linear_classifier()
+    mine: Any = linear_classifier()
     mine.loss_fn = lambda outputs, targets: 1 / 0
     with pytest.raises(TrainingError, match=r"^train failed at epoch 0, step 0: ZeroDivisionError: division by zero$"):
         fit(ExceptionPassThrough(), task=mine)
