@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from heliograph import (
+    BatchEnd,
     Checkpoint,
     Every,
     Plugin,
     RNGCapture,
+    Run,
     RunResult,
     SaveSchedule,
     Supervised,
     Trainer,
     TrainRun,
+    on,
 )
 from torch import Tensor, nn
 
@@ -88,6 +95,49 @@ def go_through(run: TrainRun) -> TrainRun:
 def saving(folder: Path, every: Every, **options: Any) -> list[Plugin]:
     """Return the plugins of a training that can be resumed exactly; `options` are those of the `Checkpoint`."""
     return [RNGCapture(), SaveSchedule(every), Checkpoint(folder, **options)]
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Leave the global generators as they were."""
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        yield
+    random.setstate(python)
+    np.random.set_state(numpy)
+
+
+class Losses(Plugin):
+    """Keeps every loss."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    @on(BatchEnd)
+    def keep(self, run: Run, event: BatchEnd) -> None:
+        self.values.append(run.loss.item())
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def counters(result: RunResult) -> dict[str, Any]:
+    """Return what a run has counted, but for the time."""
+    return {name: value for name, value in result.progress.state_dict().items() if "seconds" not in name}
+
+
+def damage(path: Path) -> None:
+    """Change one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
 
 
 def checkpoint_names(folder: Path) -> list[str]:

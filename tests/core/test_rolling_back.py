@@ -36,7 +36,7 @@ from heliograph import (
     on,
 )
 from heliograph.testing import Recorder
-from heliograph.tests.kit import Batch, adam, class_batches, go_through
+from heliograph.tests.kit import Batch, adam, class_batches, counters, go_through
 from torch import Tensor, nn
 
 WITHIN: list[Any] = [EpochStart, BatchStart, GradientsReady, StepEnd, BatchEnd, Log, ValidationStart]
@@ -101,10 +101,6 @@ def fit_on(
     else:
         result = trainer.fit(task, loader, **options)
     return recorder.trace, result, [each.detach().clone() for each in task.model.state_dict().values()]
-
-
-def counters(result: RunResult) -> dict[str, Any]:
-    return {name: value for name, value in result.progress.state_dict().items() if "seconds" not in name}
 
 
 @pytest.mark.sample(6)

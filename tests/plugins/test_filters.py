@@ -9,7 +9,7 @@ import pytest
 from heliograph import At, Between, Every, Filter, Once, Trainer
 from heliograph.events import BatchEnd, Progress, Run
 from heliograph.events import progress as progress_module
-from heliograph.tests.kit import class_batches, fit
+from heliograph.tests.kit import Clock, class_batches, fit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -123,16 +123,6 @@ def test_at_fires_once_for_the_values_that_are_crossed(values: list[int], stop: 
 
 
 # Seconds.
-
-
-class Clock:
-    """A clock that is set by hand, in place of the module's."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class TimedRun(FakeRun):
