@@ -36,6 +36,7 @@ from heliograph import (
     on,
 )
 from heliograph.testing import Recorder
+from heliograph.tests import kit
 from heliograph.tests.kit import Batch, adam, class_batches, counters, go_through
 from torch import Tensor, nn
 
@@ -264,10 +265,10 @@ def test_before_and_after_the_training_it_is_refused(kind: type[Event]) -> None:
     def ask(run: Run, event: Any) -> None:
         run.roll_back(run.state_dict())
 
-    trainer, task = Trainer(device="cpu"), make_task()
+    trainer = Trainer(device="cpu")
     trainer.bus.on(kind, ask)
     with pytest.raises(RuntimeError, match=r"At TrainStart, call run\.resume"):
-        trainer.fit(task, class_batches(1), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)
+        kit.fit(trainer, train=class_batches(1))
 
 
 def test_in_a_test_it_is_refused() -> None:
@@ -282,7 +283,7 @@ def test_in_a_test_it_is_refused() -> None:
 
 def test_a_state_of_another_kind_fails_the_run() -> None:
     check: Callable[[Run, BatchEnd], None] = lambda run, event: run.roll_back({"schema": 99})  # noqa: E731
-    trainer, task = Trainer(device="cpu"), make_task()
+    trainer = Trainer(device="cpu")
     trainer.bus.on(BatchEnd, check)
     with pytest.raises(ValueError, match="schema 99"):
-        trainer.fit(task, class_batches(1), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)
+        kit.fit(trainer, train=class_batches(1))
