@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -32,7 +32,7 @@ from heliograph import (
     on,
 )
 from heliograph.testing import Recorder
-from heliograph.tests.kit import Batch, class_batches, fit, linear_classifier, sgd
+from heliograph.tests.kit import Batch, class_batches, fit, linear_classifier
 from torch import Tensor, nn
 
 EVENTS: list[Any] = [TrainStart, EpochStart, BatchStart, GradientsReady, StepEnd, BatchEnd, Log, ValidationEnd]
@@ -57,24 +57,10 @@ class Ask(Plugin):
                 self._action(run)
 
 
-def trace(
-    *plugins: Any,
-    train: Iterable[Batch] | None = None,
-    validation: Any = None,
-    epochs: int | None = 1,
-    quiet: set[str] = QUIET,
-    **options: Any,
-) -> tuple[list[str], RunResult]:
+def trace(*plugins: Any, quiet: set[str] = QUIET, **options: Any) -> tuple[list[str], RunResult]:
     trainer = Trainer(plugins, device="cpu")
     recorder = Recorder(trainer.bus)
-    result = trainer.fit(
-        linear_classifier(),
-        class_batches(2) if train is None else train,
-        validation=validation,
-        optimizer=sgd(),
-        epochs=epochs,
-        **options,
-    )
+    result = fit(trainer, **options)
     return [name for name in recorder.trace if name not in quiet], result
 
 
