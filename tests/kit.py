@@ -1,13 +1,30 @@
-"""What many tests train and look at: random batches, a small task, optimizers, the files of a folder."""
+"""What many tests train and look at: random batches, a small task, optimizers, trainings, the files of a folder."""
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from heliograph import Supervised
+from heliograph import (
+    BatchEnd,
+    Checkpoint,
+    Every,
+    Plugin,
+    RNGCapture,
+    Run,
+    RunResult,
+    SaveSchedule,
+    Supervised,
+    Trainer,
+    TrainRun,
+    on,
+)
 from torch import Tensor, nn
 
 Batch = tuple[Tensor, Tensor]
@@ -42,6 +59,85 @@ def sgd(rate: float = 0.1, **options: Any) -> partial[torch.optim.SGD]:
 def adam(rate: float = 0.01, **options: Any) -> partial[torch.optim.Adam]:
     """Return a maker of optimizers that can be pickled."""
     return partial(torch.optim.Adam, lr=rate, **options)
+
+
+def fit(*plugins: Any, task: Any = None, train: Any = None, **options: Any) -> RunResult:
+    """Train a `linear_classifier` on two `class_batches` for an epoch, or what else is said.
+
+    Args:
+        plugins: those of a new trainer; or a trainer, alone.
+        task: what to train.
+        train: the batches.
+        options: further arguments of `Trainer.fit`; without steps= there is one epoch.
+    """
+    given = any(isinstance(each, Trainer) for each in plugins)
+    (trainer,) = plugins if given else [Trainer(plugins, device="cpu")]
+    options = {"optimizer": sgd(), **({} if "steps" in options else {"epochs": 1}), **options}
+    return trainer.fit(
+        linear_classifier() if task is None else task, class_batches(2) if train is None else train, **options
+    )
+
+
+def make_run(trainer: Trainer, batches: int = 3, epochs: int = 1, **options: Any) -> TrainRun:
+    """Return a run of a `linear_classifier`, not entered."""
+    return trainer.run(linear_classifier(), class_batches(batches), optimizer=sgd(), epochs=epochs, **options)
+
+
+def go_through(run: TrainRun) -> TrainRun:
+    """Train in a loop such as a user writes, and return the run, which can be looked at afterwards."""
+    with run:
+        for _ in run.epochs():
+            for batch in run.batches():
+                run.step(run.forward(run, batch))
+    return run
+
+
+def saving(folder: Path, every: Every, **options: Any) -> list[Plugin]:
+    """Return the plugins of a training that can be resumed exactly; `options` are those of the `Checkpoint`."""
+    return [RNGCapture(), SaveSchedule(every), Checkpoint(folder, **options)]
+
+
+@contextmanager
+def kept_generators() -> Iterator[None]:
+    """Leave the global generators as they were."""
+    python, numpy = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        yield
+    random.setstate(python)
+    np.random.set_state(numpy)
+
+
+class Losses(Plugin):
+    """Keeps every loss."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    @on(BatchEnd)
+    def keep(self, run: Run, event: BatchEnd) -> None:
+        self.values.append(run.loss.item())
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def counters(result: RunResult) -> dict[str, Any]:
+    """Return what a run has counted, but for the time."""
+    return {name: value for name, value in result.progress.state_dict().items() if "seconds" not in name}
+
+
+def damage(path: Path) -> None:
+    """Change one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
 
 
 def checkpoint_names(folder: Path) -> list[str]:

@@ -8,23 +8,24 @@ written (`begin`). `none` is not killed. Children of one name share a folder, so
 from __future__ import annotations
 
 import os
-import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import heliograph as h
 import torch
 from heliograph.builtin_callbacks.recorder.format import tail, writer
 from heliograph.builtin_callbacks.recorder.plugin import Recorder
+from heliograph.tests.kills import Killer, in_a_child
 from heliograph.tests.recordings import fit
 
 
-class Witness(h.Plugin):
+class Witness(Killer):
     """Notes every batch, after all other plugins, and kills."""
 
     def __init__(self, path: Path, where: str, number: int) -> None:
+        super().__init__(where, number)
         self.file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self.where, self.left = where, number
 
     @h.on(h.BatchEnd, lane=h.Lane.REPORT)
     def note(self, run: h.Run, event: h.BatchEnd) -> None:
@@ -40,13 +41,6 @@ class Witness(h.Plugin):
     @h.on(h.SavePoint, lane=h.Lane.PERSIST)
     def act_in_save(self, run: h.Run, event: h.SavePoint) -> None:
         self.act("save")
-
-    def act(self, where: str) -> None:
-        """Kill at the so-many-th call."""
-        if self.where == where:
-            self.left -= 1
-            if not self.left:
-                os.kill(os.getpid(), signal.SIGKILL)
 
 
 def patch_writes(witness: Witness) -> None:
@@ -102,13 +96,7 @@ def main(folder: Path, points: list[str]) -> None:
     for point in points:
         name, where, number = point.split(":")
         (folder / name).mkdir(exist_ok=True)
-        if (child := os.fork()) == 0:
-            train(folder / name, where, int(number))
-            os._exit(0)
-        status = os.waitpid(child, 0)[1]
-        killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-        if killed != (where != "none") or (not killed and status):
-            sys.exit(f"{point} ended with status {status}")
+        in_a_child(partial(train, folder / name, where, int(number)), killed=where != "none", about=point)
 
 
 if __name__ == "__main__":

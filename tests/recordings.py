@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import heliograph as h
-import torch
 from heliograph.builtin_callbacks.recorder.format.lines import encode, encode_attempt, encode_head
 from heliograph.builtin_callbacks.recorder.format.records import Attempt, Batches, Entry
-from heliograph.tests.kit import class_batches, sgd
+from heliograph.tests import kit
+from heliograph.tests.kit import class_batches, linear_classifier
 from torch import nn
 
 PLAIN = Attempt(
@@ -57,8 +57,6 @@ def write(path: Path, *attempts: Attempt) -> Path:
 
 def fit(plugins: Sequence[Any], *, batches: int = 8, epochs: int = 2, **options: Any) -> tuple[h.RunResult, nn.Module]:
     """Train a small model; return the result and the model."""
-    torch.manual_seed(0)
-    model = nn.Linear(4, 2)
-    task = h.Supervised(model, nn.functional.cross_entropy)
-    options = {"validation": class_batches(3), "optimizer": sgd(), **options}
-    return h.Trainer(plugins, device="cpu").fit(task, class_batches(batches), epochs=epochs, **options), model
+    task = linear_classifier()
+    options = {"validation": class_batches(3), "epochs": epochs, **options}
+    return kit.fit(*plugins, task=task, train=class_batches(batches), **options), task.model

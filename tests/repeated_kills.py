@@ -10,13 +10,14 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import heliograph as h
 import torch
-from heliograph.tests.kit import adam, random_batches
+from heliograph.tests.kills import in_a_child
+from heliograph.tests.kit import adam, fit, random_batches, saving
 from torch import Tensor, nn
 
 SAVES = 5  # steps
@@ -97,9 +98,7 @@ def train(name: str, folder: Path, kill_at: int) -> h.RunResult:
     torch.manual_seed(0)
     batches = random_batches(10, 3)
     plugins: list[Any] = [
-        h.RNGCapture(),
-        h.SaveSchedule(h.Every(steps=SAVES)),
-        h.Checkpoint(folder, resume="auto"),
+        *saving(folder, h.Every(steps=SAVES), resume="auto"),
         h.Recorder(folder),
         Witness(folder, kill_at),
     ]
@@ -112,7 +111,7 @@ def train(name: str, folder: Path, kill_at: int) -> h.RunResult:
     if name in ("two_losses", "second_loss_differs"):
         task = TwoLosses(counts=name == "second_loss_differs")
         optimizer = {each: adam() for each in ("one", "other")}
-    return h.Trainer(plugins, device="cpu").fit(task, batches, optimizer=optimizer, steps=END)
+    return fit(*plugins, task=task, train=batches, optimizer=optimizer, steps=END)
 
 
 def attempt(name: str, folder: Path, kill_at: int) -> None:
@@ -136,13 +135,7 @@ def main(folder: Path, names: list[str]) -> None:
     for name in names:
         (folder / name).mkdir(exist_ok=True)
         for kill_at in STORIES[name]:
-            if (child := os.fork()) == 0:
-                attempt(name, folder / name, kill_at)
-                os._exit(0)
-            status = os.waitpid(child, 0)[1]
-            killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-            if killed != bool(kill_at) or (not killed and status):
-                sys.exit(f"{name} ended with status {status}")
+            in_a_child(partial(attempt, name, folder / name, kill_at), killed=bool(kill_at), about=name)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.events import CATALOGUE
+from heliograph.tests import kit
 from heliograph.tests.kit import adam
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -191,11 +192,8 @@ def check(whole: Attempt, resumed: Attempt, where: str, *, but: str = "") -> Non
 @pytest.fixture(autouse=True)
 def _undisturbed() -> Iterator[None]:
     """Leave the generators as they were."""
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
+    with kit.kept_generators():
         yield
-    random.setstate(python)
-    np.random.set_state(numpy)
 
 
 def often(kind: type[h.Event]) -> int:

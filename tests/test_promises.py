@@ -13,7 +13,7 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
-from heliograph.tests.kit import adam, sgd
+from heliograph.tests.kit import Losses, adam, sgd
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -78,17 +78,6 @@ def classifier() -> tuple[h.Supervised, list[tuple[Tensor, Tensor]]]:
     model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 2))
     batches = list(zip(torch.split(inputs, 8), torch.split(targets, 8), strict=True))
     return h.Supervised(model, nn.functional.cross_entropy, metrics={"accuracy": h.accuracy}), batches
-
-
-class Losses(h.Plugin):
-    """Keeps every loss."""
-
-    def __init__(self) -> None:
-        self.values: list[float] = []
-
-    @h.on(h.BatchEnd)
-    def keep(self, run: h.Run, event: h.BatchEnd) -> None:
-        self.values.append(run.loss.item())
 
 
 def losses(*plugins: h.Plugin, validated: bool = False) -> list[float]:

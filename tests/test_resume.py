@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.core.checkpoint.storage import Files
+from heliograph.tests import kit
 from heliograph.tests.kit import adam
 from hypothesis import HealthCheck, Phase, given, note, seed, settings
 from hypothesis import strategies as st
@@ -605,12 +606,9 @@ HARD = settings(
 @pytest.fixture(autouse=True)
 def _undisturbed(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Leave the generators as they were, and keep hundreds of runs from filling the report of a failure."""
-    python, numpy = random.getstate(), np.random.get_state()
     caplog.set_level(logging.CRITICAL, "heliograph")
-    with torch.random.fork_rng(devices=[]):
+    with kit.kept_generators():
         yield
-    random.setstate(python)
-    np.random.set_state(numpy)
 
 
 @pytest.mark.sample(1)

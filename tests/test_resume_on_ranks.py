@@ -18,7 +18,7 @@ import torch
 from heliograph.core.checkpoint.state.compatibility import BatchChange
 from heliograph.core.engines.options import PrecisionName
 from heliograph.tests import test_resume as alone
-from heliograph.tests.kit import adam, sgd
+from heliograph.tests.kit import adam, saving, sgd
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
@@ -485,11 +485,10 @@ def change_the_batch(folder: Path, size: int, epochs: int, change: BatchChange =
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     task = h.Supervised(model, lambda outputs, targets: (outputs - targets).square().mean())
-    checkpoint = h.Checkpoint(folder, resume="auto", batch_change=change)
     data = TensorDataset(torch.rand(24, 3), torch.rand(24, 1))
     refused = ""
     try:
-        h.Trainer([h.RNGCapture(), h.SaveSchedule(h.Every(epochs=1)), checkpoint], device="cpu").fit(
+        h.Trainer(saving(folder, h.Every(epochs=1), resume="auto", batch_change=change), device="cpu").fit(
             task, data, loader_params={"global_batch_size": size}, optimizer=optimizer, epochs=epochs
         )
     except ValueError as error:

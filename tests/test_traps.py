@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import heliograph as h
 import pytest
-import torch
-from heliograph.tests.kit import Batch, class_batches
-from torch import nn
+from heliograph.tests import kit
+from heliograph.tests.kit import class_batches, linear_classifier
 
-
-def fit(*plugins: Any, data: list[Batch] | None = None, **options: Any) -> h.RunResult:
-    torch.manual_seed(0)
-    task = h.Supervised(nn.Linear(4, 2), nn.functional.cross_entropy)
-    options.setdefault("epochs", 2)
-    optimizer = torch.optim.SGD(task.model.parameters(), 0.1)
-    return h.Trainer(plugins, device="cpu").fit(task, data or class_batches(4), optimizer=optimizer, **options)
+fit = partial(kit.fit, train=class_batches(4), epochs=2)
 
 
 def test_3_an_error_is_never_turned_into_a_return_value() -> None:
@@ -104,12 +97,9 @@ def test_16_early_stopping_without_validation_data_is_refused() -> None:
 
 
 def test_17_a_second_fit_and_a_test_on_one_trainer_find_what_the_first_left(tmp_path: Path) -> None:
-    task = h.Supervised(nn.Linear(4, 2), nn.functional.cross_entropy)
+    task = linear_classifier()
     trainer = h.Trainer([h.SaveSchedule(h.Every(epochs=1)), h.Checkpoint(tmp_path, resume="auto")], device="cpu")
-    results = [
-        trainer.fit(task, class_batches(4), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=epochs)
-        for epochs in (1, 2)
-    ]
+    results = [fit(trainer, task=task, epochs=epochs) for epochs in (1, 2)]
     assert [result.progress.epoch for result in results] == [1, 2]
     assert [path.name for path in tmp_path.glob("*.pth")] == ["run_epoch_2_iter_8.pth"]
     assert trainer.test(task, class_batches(4)).status == "completed"

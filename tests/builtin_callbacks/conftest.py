@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from heliograph import BatchEnd, Run, Supervised, Task, Trainer
@@ -17,12 +15,9 @@ from torch import Tensor, nn
 
 @pytest.fixture(autouse=True)
 def _global_generators() -> Iterator[None]:
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
+    with kit.kept_generators():
         torch.manual_seed(0)
         yield
-    random.setstate(python)
-    np.random.set_state(numpy)
 
 
 @pytest.fixture

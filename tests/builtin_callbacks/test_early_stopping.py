@@ -12,7 +12,6 @@ import pytest
 from heliograph import (
     At,
     BatchEnd,
-    Checkpoint,
     EarlyStopping,
     Every,
     LogSchedule,
@@ -27,6 +26,7 @@ from heliograph import (
     ValidationSchedule,
     on,
 )
+from heliograph.tests import kit
 
 Make = Callable[..., Any]
 Fit = Callable[..., RunResult]
@@ -42,6 +42,10 @@ def fit(scripted: Make, batches: Make, sgd: Any) -> Fit:
         return trainer.fit(scripted(values, name), batches(1), validation=batches(1), optimizer=sgd, **options)
 
     return run
+
+
+def saving(folder: Path) -> list[Plugin]:
+    return kit.saving(folder, Every(epochs=1), resume="auto")
 
 
 @pytest.mark.parametrize(
@@ -193,62 +197,47 @@ def test_state_round_trip() -> None:
 def test_the_count_continues_after_a_resume(fit: Fit, tmp_path: Path) -> None:
     values = [1.0, 1.1, 1.2, 1.3, 1.4]
 
-    def plugins() -> tuple[Any, Any]:
-        return SaveSchedule(Every(epochs=1)), Checkpoint(tmp_path, resume="auto")
-
-    first = fit(EarlyStopping(patience=3), values, *plugins(), epochs=2)
-    second = fit(EarlyStopping(patience=3), values[2:], *plugins(), epochs=5)
+    first = fit(EarlyStopping(patience=3), values, *saving(tmp_path), epochs=2)
+    second = fit(EarlyStopping(patience=3), values[2:], *saving(tmp_path), epochs=5)
 
     assert first.status == "completed"
     assert (second.status, second.progress.epoch) == ("stopped", 4)
 
 
 def test_a_stopped_run_resumed_stops_at_once_unless_patience_was_raised(fit: Fit, tmp_path: Path) -> None:
-    def plugins() -> tuple[Any, Any]:
-        return SaveSchedule(Every(epochs=1)), Checkpoint(tmp_path, resume="auto")
-
-    first = fit(EarlyStopping(patience=2), [1.0, 1.1, 1.2, 0.1], *plugins())
+    first = fit(EarlyStopping(patience=2), [1.0, 1.1, 1.2, 0.1], *saving(tmp_path))
     files = sorted(tmp_path.iterdir())
-    again = fit(EarlyStopping(patience=2), [], *plugins(), epochs=4)
+    again = fit(EarlyStopping(patience=2), [], *saving(tmp_path), epochs=4)
     assert (first.progress.steps, first.status) == (3, "stopped")
     assert (again.progress.steps, again.status, again.stopped_by) == (3, "stopped", "early_stopping")
     assert again.reason == first.reason
     assert sorted(tmp_path.iterdir()) == files
 
-    raised = fit(EarlyStopping(patience=3), [0.9], *plugins(), epochs=4)
+    raised = fit(EarlyStopping(patience=3), [0.9], *saving(tmp_path), epochs=4)
     assert (raised.progress.steps, raised.status) == (4, "completed")
 
 
 def test_a_run_stopped_by_a_nan_resumed_stops_at_once(fit: Fit, tmp_path: Path) -> None:
-    def plugins() -> tuple[Any, Any]:
-        return SaveSchedule(Every(epochs=1)), Checkpoint(tmp_path, resume="auto")
-
-    first = fit(EarlyStopping(nan="stop"), [1.0, math.nan, 0.5, 0.4], *plugins())
-    again = fit(EarlyStopping(nan="stop"), [0.5, 0.4], *plugins(), epochs=4)
+    first = fit(EarlyStopping(nan="stop"), [1.0, math.nan, 0.5, 0.4], *saving(tmp_path))
+    again = fit(EarlyStopping(nan="stop"), [0.5, 0.4], *saving(tmp_path), epochs=4)
     assert (first.progress.epoch, first.status) == (2, "stopped")
     assert (again.progress.epoch, again.status, again.stopped_by) == (2, "stopped", "early_stopping")
     assert "NaN" in again.reason
 
-    forgiven = fit(EarlyStopping(nan="worse"), [0.5, 0.4], *plugins(), epochs=4)
+    forgiven = fit(EarlyStopping(nan="worse"), [0.5, 0.4], *saving(tmp_path), epochs=4)
     assert (forgiven.progress.epoch, forgiven.status) == (4, "completed")
 
 
 def test_a_lowered_patience_stops_a_resumed_run_that_nobody_had_stopped(fit: Fit, tmp_path: Path) -> None:
-    def plugins() -> tuple[Any, Any]:
-        return SaveSchedule(Every(epochs=1)), Checkpoint(tmp_path, resume="auto")
-
-    first = fit(EarlyStopping(patience=3), [1.0, 1.1, 1.2], *plugins())
-    lowered = fit(EarlyStopping(patience=2), [0.1], *plugins(), epochs=4)
+    first = fit(EarlyStopping(patience=3), [1.0, 1.1, 1.2], *saving(tmp_path))
+    lowered = fit(EarlyStopping(patience=2), [0.1], *saving(tmp_path), epochs=4)
     assert (first.status, first.progress.epoch) == ("completed", 3)
     assert (lowered.status, lowered.progress.epoch, lowered.stopped_by) == ("stopped", 3, "early_stopping")
 
 
 def test_a_stopped_run_continues_without_the_plugin_that_stopped_it(fit: Fit, tmp_path: Path) -> None:
-    def plugins() -> tuple[Any, Any]:
-        return SaveSchedule(Every(epochs=1)), Checkpoint(tmp_path, resume="auto")
-
-    first = fit(EarlyStopping(patience=2), [1.0, 1.1, 1.2, 0.1], *plugins())
-    other = fit(EarlyStopping(patience=2).named("another"), [0.1], *plugins(), epochs=4)
+    first = fit(EarlyStopping(patience=2), [1.0, 1.1, 1.2, 0.1], *saving(tmp_path))
+    other = fit(EarlyStopping(patience=2).named("another"), [0.1], *saving(tmp_path), epochs=4)
     assert (first.status, first.progress.epoch) == ("stopped", 3)
     assert (other.status, other.progress.epoch) == ("completed", 4)
 
@@ -262,11 +251,8 @@ def test_a_stop_that_was_postponed_until_the_metric_improved_is_not_repeated(fit
             if run.progress.epoch < 4:
                 run.control.veto_stop("fewer than 4 epochs")
 
-    def plugins() -> tuple[Any, ...]:
-        return SaveSchedule(Every(epochs=1)), Checkpoint(tmp_path, resume="auto"), AtLeast()
-
-    first = fit(EarlyStopping(patience=2), [1.0, 1.1, 1.2, 0.5], *plugins())
-    rest = fit(EarlyStopping(patience=2), [0.4], *plugins(), epochs=5)
+    first = fit(EarlyStopping(patience=2), [1.0, 1.1, 1.2, 0.5], *saving(tmp_path), AtLeast())
+    rest = fit(EarlyStopping(patience=2), [0.4], *saving(tmp_path), AtLeast(), epochs=5)
     assert (first.status, first.progress.epoch) == ("stopped", 4)
     assert (rest.status, rest.progress.epoch) == ("completed", 5)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,8 +21,7 @@ from heliograph import (
     ValidationSchedule,
     on,
 )
-
-Make = Callable[..., Any]
+from heliograph.tests.kit import class_batches, fit, linear_classifier
 
 
 class MineError(LookupError):
@@ -56,108 +54,104 @@ class FailingInValidation(Failing):
             raise self.error
 
 
-def fit(trainer: Trainer, task: Make, batches: Make, sgd: Any, **options: Any) -> Any:
-    return trainer.fit(task(), batches(2), optimizer=sgd, epochs=1, **options)
-
-
 @pytest.mark.parametrize("error", [LookupError("x"), MineError("x"), KeyError("x")])
-def test_listed_types_and_subclasses_pass_unchanged(task: Make, batches: Make, sgd: Any, error: Exception) -> None:
+def test_listed_types_and_subclasses_pass_unchanged(error: Exception) -> None:
     trainer = Trainer([ExceptionPassThrough(train=[LookupError]), Failing(error)], device="cpu")
     with pytest.raises(LookupError) as info:
-        fit(trainer, task, batches, sgd)
+        fit(trainer)
 
     assert info.value is error
 
 
-def test_any_other_leaves_as_training_error(task: Make, batches: Make, sgd: Any) -> None:
+def test_any_other_leaves_as_training_error() -> None:
     error = ArithmeticError("too large")
     trainer = Trainer([ExceptionPassThrough(train=[LookupError], test=[ArithmeticError]), Failing(error)], device="cpu")
     with pytest.raises(TrainingError, match=r"train failed at epoch 0, step 1.*ArithmeticError: too large") as info:
-        fit(trainer, task, batches, sgd)
+        fit(trainer)
 
     assert isinstance(info.value, RuntimeError)
     assert info.value.__cause__ is error
     assert "plugin 'failing' on batch_end" in str(info.value)
 
 
-def test_an_error_of_the_task_names_no_plugin(task: Make, batches: Make, sgd: Any) -> None:
-    mine = task()
+def test_an_error_of_the_task_names_no_plugin() -> None:
+    mine: Any = linear_classifier()
     mine.loss_fn = lambda outputs, targets: 1 / 0
     with pytest.raises(TrainingError, match=r"^train failed at epoch 0, step 0: ZeroDivisionError: division by zero$"):
-        Trainer([ExceptionPassThrough()], device="cpu").fit(mine, batches(), optimizer=sgd, epochs=1)
+        fit(ExceptionPassThrough(), task=mine)
 
 
-def test_the_lists_are_of_their_phase(task: Make, batches: Make, sgd: Any) -> None:
+def test_the_lists_are_of_their_phase() -> None:
     error = ArithmeticError()
     plugins = [ExceptionPassThrough(train=[LookupError], test=[ArithmeticError]), Failing(error)]
     trainer = Trainer(plugins, device="cpu")
 
     with pytest.raises(ArithmeticError) as info:
-        trainer.test(task(), batches(1))
+        trainer.test(linear_classifier(), class_batches(1))
     assert info.value is error
     with pytest.raises(TrainingError, match="validation failed"):
-        trainer.validate(task(), batches(1))
+        trainer.validate(linear_classifier(), class_batches(1))
     with pytest.raises(TrainingError, match="train failed"):
-        fit(trainer, task, batches, sgd)
+        fit(trainer)
 
     other = Trainer([ExceptionPassThrough(train=[ArithmeticError]), Failing(error)], device="cpu")
     with pytest.raises(TrainingError, match="test failed"):
-        other.test(task(), batches(1))
+        other.test(linear_classifier(), class_batches(1))
 
 
-def test_a_validation_within_training_goes_by_the_train_list(task: Make, batches: Make, sgd: Any) -> None:
+def test_a_validation_within_training_goes_by_the_train_list() -> None:
     for listed, expected in (([LookupError], LookupError), ([], TrainingError)):
         plugins: list[Any] = [ExceptionPassThrough(train=listed), FailingInValidation(LookupError())]
         trainer = Trainer([*plugins, ValidationSchedule(Every(epochs=1))], device="cpu")
         with pytest.raises(expected):
-            fit(trainer, task, batches, sgd, validation=batches(1))
+            fit(trainer, validation=class_batches(1))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3)])
-def test_what_is_no_exception_is_never_touched(task: Make, batches: Make, sgd: Any, error: BaseException) -> None:
+def test_what_is_no_exception_is_never_touched(error: BaseException) -> None:
     trainer = Trainer([ExceptionPassThrough(), Failing(error)], device="cpu")
     with pytest.raises(type(error)) as info:
-        fit(trainer, task, batches, sgd)
+        fit(trainer)
 
     assert info.value is error
 
 
-def test_an_interrupt_can_still_be_returned(task: Make, batches: Make, sgd: Any) -> None:
+def test_an_interrupt_can_still_be_returned() -> None:
     trainer = Trainer([ExceptionPassThrough(), Failing(KeyboardInterrupt())], device="cpu")
 
-    assert fit(trainer, task, batches, sgd, on_interrupt="return").status == "interrupted"
+    assert fit(trainer, on_interrupt="return").status == "interrupted"
 
 
-def test_without_the_plugin_everything_leaves_unchanged(task: Make, batches: Make, sgd: Any) -> None:
+def test_without_the_plugin_everything_leaves_unchanged() -> None:
     error = ArithmeticError()
     with pytest.raises(ArithmeticError) as info:
-        fit(Trainer([Failing(error)], device="cpu"), task, batches, sgd)
+        fit(Failing(error))
 
     assert info.value is error
 
 
-def test_handlers_see_the_original_and_every_ending(task: Make, batches: Make, sgd: Any) -> None:
+def test_handlers_see_the_original_and_every_ending() -> None:
     error = ArithmeticError()
     trainer = Trainer([ExceptionPassThrough(), Failing(error)], device="cpu")
     seen: list[Any] = []
     trainer.bus.on(RunFailed, lambda run, event: seen.append(event.error))
     trainer.bus.on(RunClosed, lambda run, event: seen.append(event.status))
     with pytest.raises(TrainingError):
-        fit(trainer, task, batches, sgd)
+        fit(trainer)
 
     assert seen == [error, "failed"]
     assert any("in failing on batch_end" in note for note in error.__notes__)
 
 
-def test_one_trainer_after_a_failure(task: Make, batches: Make, sgd: Any) -> None:
+def test_one_trainer_after_a_failure() -> None:
     failing = Failing(ArithmeticError())
     trainer = Trainer([ExceptionPassThrough(), failing], device="cpu")
     with pytest.raises(TrainingError):
-        fit(trainer, task, batches, sgd)
+        fit(trainer)
     trainer.plugins.disable(failing)
 
-    assert fit(trainer, task, batches, sgd).status == "completed"
-    assert trainer.test(task(), batches(1)).status == "completed"
+    assert fit(trainer).status == "completed"
+    assert trainer.test(linear_classifier(), class_batches(1)).status == "completed"
     assert Event.name == "event"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -21,15 +21,14 @@ from heliograph import (
     FileLog,
     Lane,
     LogSchedule,
-    RunResult,
     SavePoint,
     SaveSchedule,
     Trainer,
     TrainStart,
     ValidationSchedule,
 )
+from heliograph.tests.kit import class_batches, fit, linear_classifier
 
-Make = Callable[..., Any]
 LOGGERS = ("heliograph", "py.warnings")
 
 
@@ -50,12 +49,7 @@ def lines(folder: Path) -> list[str]:
     return only(folder).read_text(encoding="utf-8").splitlines()
 
 
-def fit(plugins: list[Any], task: Make, batches: Make, sgd: Any, **options: Any) -> RunResult:
-    options = {"epochs": 2, **options}
-    return Trainer(plugins, device="cpu").fit(task(), batches(2), optimizer=sgd, **options)
-
-
-def test_the_name_and_what_is_written(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+def test_the_name_and_what_is_written(tmp_path: Path) -> None:
     log = FileLog(tmp_path / "deep" / "er")
     plugins = [
         log,
@@ -64,7 +58,7 @@ def test_the_name_and_what_is_written(task: Make, batches: Make, sgd: Any, tmp_p
         SaveSchedule(Every(epochs=1)),
         Checkpoint(tmp_path / "c", keep_best=1, monitor="validation/loss"),
     ]
-    result = fit(plugins, task, batches, sgd, validation=batches(1), name="digits")
+    result = fit(*plugins, epochs=2, validation=class_batches(1), name="digits")
     path = only(tmp_path / "deep" / "er")
     text = path.read_text(encoding="utf-8")
 
@@ -79,14 +73,14 @@ def test_the_name_and_what_is_written(task: Make, batches: Make, sgd: Any, tmp_p
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ", line) for line in text.splitlines())
 
 
-def test_a_removed_checkpoint_is_written_with_the_reason(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
-    fit([FileLog(tmp_path), SaveSchedule(Every(epochs=1)), Checkpoint(tmp_path / "c")], task, batches, sgd)
+def test_a_removed_checkpoint_is_written_with_the_reason(tmp_path: Path) -> None:
+    fit(FileLog(tmp_path), SaveSchedule(Every(epochs=1)), Checkpoint(tmp_path / "c"), epochs=2)
 
     path = tmp_path / "c" / "run_epoch_1_iter_2.pth"
     assert [line for line in lines(tmp_path) if line.endswith(f"removed {path}: keep_last=1")]
 
 
-def test_a_failure_is_written_with_its_traceback(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+def test_a_failure_is_written_with_its_traceback(tmp_path: Path) -> None:
     trainer = Trainer([FileLog(tmp_path)], device="cpu")
 
     def fail(run: Any, event: BatchEnd) -> None:
@@ -94,7 +88,7 @@ def test_a_failure_is_written_with_its_traceback(task: Make, batches: Make, sgd:
 
     trainer.bus.on(BatchEnd, fail)
     with pytest.raises(ArithmeticError):
-        trainer.fit(task(), batches(2), optimizer=sgd, epochs=1)
+        fit(trainer)
     text = only(tmp_path).read_text(encoding="utf-8")
 
     assert "ERROR   [train epoch 0 step 1] failed\nTraceback (most recent call last):" in text
@@ -102,23 +96,23 @@ def test_a_failure_is_written_with_its_traceback(task: Make, batches: Make, sgd:
     assert text.splitlines()[-1].endswith("closed: failed")
 
 
-def test_handlers_leave_after_an_interrupt(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+def test_handlers_leave_after_an_interrupt(tmp_path: Path) -> None:
     trainer = Trainer([FileLog(tmp_path, capture_warnings=True)], device="cpu")
 
     def interrupt(run: Any, event: BatchEnd) -> None:
         raise KeyboardInterrupt
 
     trainer.bus.on(BatchEnd, interrupt)
-    result = trainer.fit(task(), batches(2), optimizer=sgd, epochs=1, on_interrupt="return")
+    result = fit(trainer, on_interrupt="return")
 
     assert result.status == "interrupted"
     assert lines(tmp_path)[-1].endswith("closed: interrupted")
 
 
-def test_requests_are_listed(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+def test_requests_are_listed(tmp_path: Path) -> None:
     trainer = Trainer([FileLog(tmp_path), LogSchedule(Every(steps=1))], device="cpu")
     trainer.bus.on(BatchEnd, lambda run, event: run.control.stop("enough"))
-    trainer.fit(task(), batches(2), optimizer=sgd, epochs=1)
+    fit(trainer)
     text = "\n".join(lines(tmp_path))
 
     assert re.search(r"asked: .*: stop - enough", text)
@@ -126,10 +120,10 @@ def test_requests_are_listed(task: Make, batches: Make, sgd: Any, tmp_path: Path
     assert lines(tmp_path)[-1].endswith("closed: stopped")
 
 
-def test_a_second_fit_does_not_multiply_lines(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+def test_a_second_fit_does_not_multiply_lines(tmp_path: Path) -> None:
     trainer = Trainer([FileLog(tmp_path)], device="cpu")
     for name in ("first", "second", "third"):
-        trainer.fit(task(), batches(2), optimizer=sgd, epochs=1, name=name)
+        fit(trainer, name=name)
 
     paths = sorted(tmp_path.glob("*.log"))
     assert [path.name.split("_")[0] for path in paths] == ["first", "second", "third"]
@@ -139,23 +133,23 @@ def test_a_second_fit_does_not_multiply_lines(task: Make, batches: Make, sgd: An
         assert text.count("closed: completed") == 1
 
 
-def test_fit_then_test_go_to_one_file(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+def test_fit_then_test_go_to_one_file(tmp_path: Path) -> None:
     trainer = Trainer([FileLog(tmp_path)], device="cpu")
-    trainer.fit(task(), batches(2), optimizer=sgd, epochs=1)
-    trainer.test(task(), batches(1))
+    fit(trainer)
+    trainer.test(linear_classifier(), class_batches(1))
     text = "\n".join(lines(tmp_path))
 
     assert "[test epoch 0 step 0] test/loss" in text
     assert text.count("closed: completed") == 2
 
 
-def test_a_test_alone_has_a_file(task: Make, batches: Make, tmp_path: Path) -> None:
-    Trainer([FileLog(tmp_path)], device="cpu").test(task(), batches(1), name="tested")
+def test_a_test_alone_has_a_file(tmp_path: Path) -> None:
+    Trainer([FileLog(tmp_path)], device="cpu").test(linear_classifier(), class_batches(1), name="tested")
 
     assert only(tmp_path).name.startswith("tested_")
 
 
-def test_the_level(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+def test_the_level(tmp_path: Path) -> None:
     trainer = Trainer([FileLog(tmp_path, level=logging.WARNING)], device="cpu")
 
     def warn(run: Any, event: BatchEnd) -> None:
@@ -163,36 +157,34 @@ def test_the_level(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
         logging.getLogger("heliograph").info("not here")
 
     handle = trainer.bus.on(BatchEnd, warn)
-    trainer.fit(task(), batches(2), optimizer=sgd, epochs=2)
+    fit(trainer, epochs=2)
     assert [line.split(" ", 2)[2] for line in lines(tmp_path)] == ["WARNING look here"] * 4
     handle.remove()
 
 
 @pytest.mark.parametrize("level", [logging.NOTSET, logging.DEBUG, logging.ERROR])
-def test_the_logger_s_level_is_restored(task: Make, batches: Make, sgd: Any, tmp_path: Path, level: int) -> None:
+def test_the_logger_s_level_is_restored(tmp_path: Path, level: int) -> None:
     logger = logging.getLogger("heliograph")
     former = logger.level
     logger.setLevel(level)
     try:
-        fit([FileLog(tmp_path)], task, batches, sgd)
+        fit(FileLog(tmp_path), epochs=2)
         assert logger.level == level
         assert any("epoch 1 is done" in line for line in lines(tmp_path))
     finally:
         logger.setLevel(former)
 
 
-def test_what_others_log_goes_to_the_file(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+def test_what_others_log_goes_to_the_file(tmp_path: Path) -> None:
     trainer = Trainer([FileLog(tmp_path)], device="cpu")
     trainer.bus.on(BatchEnd, lambda run, event: logging.getLogger("heliograph.somewhere").warning("from elsewhere"))
-    trainer.fit(task(), batches(1), optimizer=sgd, epochs=2)
+    fit(trainer, train=class_batches(1), epochs=2)
 
     assert sum("from elsewhere" in line for line in lines(tmp_path)) == 2
 
 
 @pytest.mark.parametrize("captured", [True, False])
-def test_warnings_are_captured_if_asked_for(
-    task: Make, batches: Make, sgd: Any, tmp_path: Path, captured: bool
-) -> None:
+def test_warnings_are_captured_if_asked_for(tmp_path: Path, captured: bool) -> None:
     trainer = Trainer([FileLog(tmp_path, capture_warnings=captured)], device="cpu")
 
     def warn(run: Any, event: BatchEnd) -> None:
@@ -204,14 +196,14 @@ def test_warnings_are_captured_if_asked_for(
         warnings.simplefilter("always")
         warnings.showwarning = lambda *args, **kwargs: None
         shown = warnings.showwarning
-        trainer.fit(task(), batches(2), optimizer=sgd, epochs=2)
+        fit(trainer, epochs=2)
         assert warnings.showwarning is shown
     warnings.showwarning = show
 
     assert any("UserWarning: mind this" in line for line in lines(tmp_path)) == captured
 
 
-def resume_from(task: Make, batches: Make, sgd: Any, folder: Path, plugins: list[Any]) -> None:
+def resume_from(folder: Path, plugins: list[Any]) -> None:
     """Cut a run at its second step, and resume it from there."""
     saved: dict[str, Any] = {}
     for resumed in (False, True):
@@ -220,11 +212,11 @@ def resume_from(task: Make, batches: Make, sgd: Any, folder: Path, plugins: list
             trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))
         else:
             trainer.bus.on(SavePoint, lambda run, event: saved.update(deepcopy(run.state_dict())))
-        trainer.fit(task(), batches(4), optimizer=sgd, epochs=1, name="run" if not resumed else "again")
+        fit(trainer, train=class_batches(4), name="run" if not resumed else "again")
 
 
-def test_a_resumed_run_appends_to_its_file(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
-    resume_from(task, batches, sgd, tmp_path, [LogSchedule(Every(steps=1))])
+def test_a_resumed_run_appends_to_its_file(tmp_path: Path) -> None:
+    resume_from(tmp_path, [LogSchedule(Every(steps=1))])
     text = "\n".join(lines(tmp_path))
 
     assert only(tmp_path).name.startswith("run_")
@@ -232,17 +224,17 @@ def test_a_resumed_run_appends_to_its_file(task: Make, batches: Make, sgd: Any, 
     assert text.count("resumed at epoch 0, step 2 from None") == 1
 
 
-def test_also_where_the_cut_came_before_the_first_line(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
-    resume_from(task, batches, sgd, tmp_path, [])
+def test_also_where_the_cut_came_before_the_first_line(tmp_path: Path) -> None:
+    resume_from(tmp_path, [])
 
     assert len(list(tmp_path.glob("*.log"))) == 1
 
 
-def test_a_file_that_is_gone_is_begun_again(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+def test_a_file_that_is_gone_is_begun_again(tmp_path: Path) -> None:
     log = FileLog(tmp_path)
     log.load_state_dict({"file": "gone.log"})
     log.load_state_dict({"file": None})
-    fit([log], task, batches, sgd)
+    fit(log, epochs=2)
 
     assert only(tmp_path).name.startswith("run_")
 
@@ -257,7 +249,7 @@ def test_state_round_trip(tmp_path: Path) -> None:
     assert FileLog(tmp_path).state_dict() == {"file": None}
 
 
-def test_a_state_that_comes_while_it_writes(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+def test_a_state_that_comes_while_it_writes(tmp_path: Path) -> None:
     (tmp_path / "former.log").write_text("before\n")
     log = FileLog(tmp_path)
     trainer = Trainer([log, LogSchedule(Every(steps=1), at_start=True)], device="cpu")
@@ -267,21 +259,21 @@ def test_a_state_that_comes_while_it_writes(task: Make, batches: Make, sgd: Any,
             log.load_state_dict({"file": "former.log"})
 
     trainer.bus.on(BatchEnd, load)
-    trainer.fit(task(), batches(2), optimizer=sgd, epochs=1)
+    fit(trainer)
 
     assert (tmp_path / "former.log").read_text().startswith("before\n")
     assert "closed: completed" in (tmp_path / "former.log").read_text()
 
 
-def test_a_folder_that_cannot_be_written_kills_no_run(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_kills_no_run(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    result = fit([FileLog(tmp_path / "file" / "logs")], task, batches, sgd)
+    result = fit(FileLog(tmp_path / "file" / "logs"), epochs=2)
 
     assert result.status == "completed"
     assert result.plugin_errors["file_log"]
 
 
-def test_disabled_in_the_midst_its_handlers_leave_at_once(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+def test_disabled_in_the_midst_its_handlers_leave_at_once(tmp_path: Path) -> None:
     trainer = Trainer([FileLog(tmp_path), LogSchedule(Every(steps=1))], device="cpu")
     before = list(logging.getLogger("heliograph").handlers)
 
@@ -297,13 +289,13 @@ def test_disabled_in_the_midst_its_handlers_leave_at_once(task: Make, batches: M
 
     trainer.bus.on(BatchEnd, toggle)
     trainer.bus.on(BatchStart, look)
-    trainer.fit(task(), batches(4), optimizer=sgd, epochs=1)
+    fit(trainer, train=class_batches(4))
     text = "\n".join(lines(tmp_path))
 
     assert [step for step in range(1, 5) if f"[train epoch 0 step {step}] train/loss" in text] == [1, 3, 4]
 
 
-def test_a_disk_that_fills_up_is_counted_and_forgotten(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_is_counted_and_forgotten(tmp_path: Path) -> None:
     class Full:
         """A stream whose disk is full."""
 
@@ -327,7 +319,7 @@ def test_a_disk_that_fills_up_is_counted_and_forgotten(task: Make, batches: Make
             log._handler.stream = real[0]
 
     trainer.bus.on(EpochStart, fill, lane=Lane.REPORT)
-    result = trainer.fit(task(), batches(1), optimizer=sgd, epochs=3)
+    result = fit(trainer, train=class_batches(1), epochs=3)
     assert result.status == "completed"
     assert result.plugin_errors == {"file_log": ("epoch_end at step 2: OSError: [Errno 28] No space left on device",)}
     assert any("epoch 2 is done" in line for line in lines(tmp_path))

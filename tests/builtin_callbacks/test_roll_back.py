@@ -37,6 +37,7 @@ from heliograph import (
 from heliograph.builtin_callbacks.checkpoint import writers
 from heliograph.builtin_callbacks.checkpoint.background import BackgroundWorker, nothing
 from heliograph.core.checkpoint import storage
+from heliograph.tests.kit import counters
 
 Make = Callable[..., Any]
 
@@ -89,10 +90,6 @@ def fit(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> Make:
         return trainer.fit(mine, batches(6), optimizer=sgd, **{"epochs": 2, **options}), mine
 
     return make
-
-
-def counters(result: RunResult) -> dict[str, Any]:
-    return {name: value for name, value in result.progress.state_dict().items() if "seconds" not in name}
 
 
 @pytest.mark.sample(3)

@@ -33,7 +33,8 @@ from heliograph import (
     on,
 )
 from heliograph.testing import Recorder
-from heliograph.tests.kit import Batch, class_batches, linear_classifier, sgd
+from heliograph.tests import kit
+from heliograph.tests.kit import Batch, class_batches, linear_classifier
 from torch import Tensor, nn
 
 
@@ -61,6 +62,14 @@ class Cut(Plugin):
         self.modes.append((run.modules["model"].training, run.phase))
 
 
+class Stop(Cut):
+    """Stops the training, too."""
+
+    @on(ValidationCut, lane=Lane.REPORT)
+    def stop(self, run: Run, event: ValidationCut) -> None:
+        run.control.stop("no time")
+
+
 class Keep(Plugin):
     """Keeps the state at every save point, and may begin with one."""
 
@@ -81,9 +90,8 @@ class Keep(Plugin):
 def fit(*plugins: Any, schedule: Plugin | None = None, **options: Any) -> tuple[list[str], RunResult]:
     trainer = Trainer([schedule or ValidationSchedule(Every(steps=2)), *plugins], device="cpu")
     recorder = Recorder(trainer.bus)
-    defaults: dict[str, Any] = {"validation": class_batches(3), "epochs": 1}
-    result = trainer.fit(linear_classifier(), class_batches(4), optimizer=sgd(), **defaults | options)
-    return recorder.trace, result
+    options = {"validation": class_batches(3), **options}
+    return recorder.trace, kit.fit(trainer, train=class_batches(4), **options)
 
 
 def of_validations(names: list[str]) -> list[str]:
@@ -151,12 +159,6 @@ def test_the_run_that_resumes_makes_up_for_it_first_and_then_equals_one_without_
     whole = Keep()
     names, plain = fit(schedules[1], whole, schedule=schedules[0])
     cut = Keep()
-
-    class Stop(Cut):
-        @on(ValidationCut, lane=Lane.REPORT)
-        def stop(self, run: Run, event: ValidationCut) -> None:
-            run.control.stop("no time")
-
     _, first = fit(schedules[1], cut, Stop(ValidationBatchEnd), schedule=schedules[0])
     assert (first.status, first.progress.steps, first.progress.validations) == ("stopped", 2, 0)
     (state,) = cut.states
@@ -172,11 +174,6 @@ def test_the_run_that_resumes_makes_up_for_it_first_and_then_equals_one_without_
 
 
 def test_one_at_an_epoch_s_last_batch_keeps_the_epoch_open_for_the_run_that_resumes() -> None:
-    class Stop(Cut):
-        @on(ValidationCut, lane=Lane.REPORT)
-        def stop(self, run: Run, event: ValidationCut) -> None:
-            run.control.stop("no time")
-
     keep, save = Keep(), SaveSchedule(Every(steps=4))
     whole, _ = fit(keep, save, schedule=ValidationSchedule(Every(steps=4)))
     first, result = fit(keep, save, Stop(ValidationBatchEnd), schedule=ValidationSchedule(Every(steps=4)))

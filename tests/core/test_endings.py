@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,7 +27,8 @@ from heliograph import (
     on,
 )
 from heliograph.testing import Recorder
-from heliograph.tests.kit import Batch, class_batches, linear_classifier
+from heliograph.tests import kit
+from heliograph.tests.kit import Batch, class_batches, go_through, linear_classifier, make_run
 from torch import Tensor, nn
 
 
@@ -60,16 +62,7 @@ class Fail(Plugin):
         self._receive(event)
 
 
-def fit(trainer: Trainer, **options: Any) -> Any:
-    task = linear_classifier()
-    return trainer.fit(
-        task,
-        options.pop("train", class_batches(2)),
-        validation=class_batches(1),
-        optimizer=torch.optim.SGD(task.model.parameters(), 0.1),
-        epochs=1,
-        **options,
-    )
+fit = partial(kit.fit, validation=class_batches(1))
 
 
 @pytest.mark.parametrize("event", ["train_start", "batch_end", "validation_end", "train_end"])
@@ -221,9 +214,8 @@ def test_a_failing_step_is_nobodys_handler() -> None:
 
     trainer = Trainer(device="cpu")
     recorder = Recorder(trainer.bus)
-    task = Broken(nn.Linear(4, 2), nn.functional.cross_entropy)
     with pytest.raises(ZeroDivisionError, match="in the step"):
-        trainer.fit(task, class_batches(2), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)
+        kit.fit(trainer, task=Broken(nn.Linear(4, 2), nn.functional.cross_entropy))
     failed = recorder.events[-2]
     assert isinstance(failed, RunFailed)
     assert (failed.plugin, failed.event) == (None, None)
@@ -248,8 +240,7 @@ def test_an_observer_is_forgiven_switched_off_and_listed() -> None:
             raise ValueError("rain")
 
     trainer = Trainer([Weather()], device="cpu")
-    task = linear_classifier()
-    result = trainer.fit(task, class_batches(5), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)
+    result = kit.fit(trainer, train=class_batches(5))
     assert result.status == "completed"
     assert result.plugin_errors == {
         "weather": (
@@ -258,7 +249,7 @@ def test_an_observer_is_forgiven_switched_off_and_listed() -> None:
         )
     }
     assert not trainer.plugins.is_enabled("weather")
-    again = trainer.fit(task, class_batches(5), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)
+    again = kit.fit(trainer, train=class_batches(5))
     assert again.plugin_errors == result.plugin_errors
     assert again.notes == result.notes == ("plugin 'weather' was switched off after 2 errors",)
 
@@ -273,10 +264,7 @@ def test_an_observer_that_cannot_close_is_forgiven_too() -> None:
         def close(self) -> None:
             raise OSError("the disk is full")
 
-    task = linear_classifier()
-    result = Trainer([Leaky()], device="cpu").fit(
-        task, class_batches(1), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1
-    )
+    result = kit.fit(Leaky(), train=class_batches(1))
     assert result.status == "completed"
     assert result.plugin_errors == {"leaky": ("close: OSError: the disk is full",)}
 
@@ -293,10 +281,7 @@ def test_an_observer_that_cannot_close_when_it_is_switched_off_during_a_run_is_f
         def close(self) -> None:
             raise OSError("the disk is full")
 
-    task = linear_classifier()
-    result = Trainer([Leaky()], device="cpu").fit(
-        task, class_batches(3), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1
-    )
+    result = kit.fit(Leaky(), train=class_batches(3))
     assert (result.status, result.progress.steps) == ("completed", 3)
     assert result.plugin_errors["leaky"][:2] == (
         "batch_end at step 1: ValueError: rain",
@@ -317,9 +302,8 @@ def test_a_function_that_is_called_like_an_observer_is_not_forgiven() -> None:
     weather.__qualname__ = "weather"
     trainer = Trainer([Weather()], device="cpu")
     trainer.bus.on(BatchEnd, weather)
-    task = linear_classifier()
     with pytest.raises(ValueError, match="mine"):
-        trainer.fit(task, class_batches(1), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)
+        kit.fit(trainer, train=class_batches(1))
 
 
 def test_a_run_that_cannot_begin_leaves_the_trainer_free() -> None:
@@ -466,15 +450,9 @@ def test_the_exit_status_of_each_ending() -> None:
     assert result_of(Exit(75), on_interrupt="return") == 75
     interrupt = Fail("batch_end", KeyboardInterrupt()).named("interrupt")
     assert result_of(Exit(75), interrupt, on_interrupt="return") == 130
-    task = linear_classifier()
-    optimizer = torch.optim.SGD(task.model.parameters(), 0.1)
-    run = Trainer([Exit(75), Fail("batch_end")], device="cpu").run(
-        task, class_batches(2), optimizer=optimizer, epochs=1
-    )
-    with pytest.raises(ZeroDivisionError), run:
-        for _ in run.epochs():
-            for batch in run.batches():
-                run.step(task.training_step(run, batch))
+    run = make_run(Trainer([Exit(75), Fail("batch_end")], device="cpu"))
+    with pytest.raises(ZeroDivisionError):
+        go_through(run)
     assert run.result.exit_status == 1
 
 
@@ -497,12 +475,7 @@ def test_a_failure_goes_before_an_exit_status() -> None:
 
 
 def test_a_loop_of_ones_own_finds_the_exit_status_in_the_result() -> None:
-    task = linear_classifier()
-    optimizer = torch.optim.SGD(task.model.parameters(), 0.1)
-    with Trainer([Exit(3)], device="cpu").run(task, class_batches(2), optimizer=optimizer, epochs=1) as run:
-        for _ in run.epochs():
-            for batch in run.batches():
-                run.step(task.training_step(run, batch))
+    run = go_through(make_run(Trainer([Exit(3)], device="cpu")))
     assert (run.result.status, run.result.exit_status) == ("completed", 3)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -32,7 +32,7 @@ from heliograph import (
     on,
 )
 from heliograph.testing import Recorder
-from heliograph.tests.kit import Batch, class_batches, linear_classifier, sgd
+from heliograph.tests.kit import Batch, class_batches, fit, linear_classifier
 from torch import Tensor, nn
 
 EVENTS: list[Any] = [TrainStart, EpochStart, BatchStart, GradientsReady, StepEnd, BatchEnd, Log, ValidationEnd]
@@ -57,24 +57,10 @@ class Ask(Plugin):
                 self._action(run)
 
 
-def trace(
-    *plugins: Any,
-    train: Iterable[Batch] | None = None,
-    validation: Any = None,
-    epochs: int | None = 1,
-    quiet: set[str] = QUIET,
-    **options: Any,
-) -> tuple[list[str], RunResult]:
+def trace(*plugins: Any, quiet: set[str] = QUIET, **options: Any) -> tuple[list[str], RunResult]:
     trainer = Trainer(plugins, device="cpu")
     recorder = Recorder(trainer.bus)
-    result = trainer.fit(
-        linear_classifier(),
-        class_batches(2) if train is None else train,
-        validation=validation,
-        optimizer=sgd(),
-        epochs=epochs,
-        **options,
-    )
+    result = fit(trainer, **options)
     return [name for name in recorder.trace if name not in quiet], result
 
 
@@ -273,7 +259,7 @@ def test_skip_step_drops_the_gradients() -> None:
     before = task.model.state_dict()["weight"].clone()
     trainer = Trainer([Ask(GradientsReady, lambda run: run.control.skip_step("too large"))], device="cpu")
     recorder = Recorder(trainer.bus)
-    result = trainer.fit(task, class_batches(1), optimizer=sgd(), epochs=1)
+    result = fit(trainer, task=task, train=class_batches(1))
     names = [name for name in recorder.trace if name not in QUIET]
     assert names[2:5] == ["batch_start", "gradients_ready", "batch_end"]
     assert (result.progress.steps, result.progress.skipped_steps) == (0, 1)
@@ -362,7 +348,7 @@ def test_a_window_that_everybody_has_left_is_still_closed() -> None:
             trainer.plugins.unregister(self)
 
     trainer.plugins.register(Leave())
-    result = trainer.fit(linear_classifier(), class_batches(5), optimizer=sgd(), epochs=1)
+    result = fit(trainer, train=class_batches(5))
     assert (result.progress.steps, result.progress.batches, trainer.bus.receiver_count) == (4, 5, 0)
 
 
@@ -530,7 +516,7 @@ def test_several_validation_sets_are_one_validation() -> None:
     sets = {"clean": class_batches(2), "noisy": class_batches(1)}
     trainer = Trainer([Ask(EpochEnd, lambda run: run.control.request_validation("due"))], device="cpu")
     recorder = Recorder(trainer.bus)
-    result = trainer.fit(linear_classifier(), class_batches(1), validation=sets, optimizer=sgd(), epochs=1)
+    result = fit(trainer, train=class_batches(1), validation=sets)
     pair = ["validation_batch_start", "validation_batch_end"]
     received = [name for name in recorder.trace if name.startswith("validation")]
     assert received == ["validation_start", *pair, *pair, *pair, "validation_end"]
@@ -562,8 +548,7 @@ def test_validation_runs_in_eval_mode_without_gradients_until_its_end_and_gives_
             seen.append((event.name, model.training, torch.is_grad_enabled(), run.phase))
 
     task = Supervised(model, nn.functional.cross_entropy)
-    trainer = Trainer([Watch()], device="cpu")
-    trainer.fit(task, class_batches(2), validation=class_batches(1), optimizer=sgd(), epochs=1)
+    fit(Watch(), task=task, validation=class_batches(1))
     assert seen == [("validation_end", False, False, "validation"), ("train_end", True, True, "train")]
     assert [module.training for module in model] == [True, True, False, True]
 
@@ -572,7 +557,7 @@ def test_fit_enables_gradients_by_itself() -> None:
     task = linear_classifier()
     before = task.model.state_dict()["weight"].clone()
     with torch.no_grad():
-        Trainer(device="cpu").fit(task, class_batches(1), optimizer=sgd(), epochs=1)
+        fit(task=task, train=class_batches(1))
         assert not torch.is_grad_enabled()
     assert not torch.equal(task.model.state_dict()["weight"], before)
 
@@ -599,9 +584,8 @@ def test_stop_iteration_of_user_code_is_an_error_and_no_end(tmp_path: Any) -> No
         def leak(self, run: Run, event: BatchEnd) -> None:
             raise StopIteration("a handler's")
 
-    task = Leak(nn.Linear(4, 2), nn.functional.cross_entropy)
     with pytest.raises(StopIteration, match="mine"):
-        Trainer(device="cpu").fit(task, class_batches(2), optimizer=sgd(), epochs=1)
+        fit(task=Leak(nn.Linear(4, 2), nn.functional.cross_entropy))
     with pytest.raises(StopIteration, match="a handler's"):
         trace(LeakInHandler())
 

@@ -6,17 +6,13 @@ from typing import Any
 
 import torch
 from heliograph import (
-    BatchEnd,
     GradientAccumulation,
     GradientClipping,
     LearningRate,
-    Plugin,
-    Run,
     Supervised,
     Trainer,
-    on,
 )
-from heliograph.tests.kit import Batch, random_batches
+from heliograph.tests.kit import Batch, Losses, random_batches
 from torch import Tensor, nn
 
 
@@ -27,17 +23,6 @@ def data(batches: int = 7) -> list[Batch]:
 def make_model() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
-
-
-class Losses(Plugin):
-    """Keeps every loss."""
-
-    def __init__(self) -> None:
-        self.values: list[float] = []
-
-    @on(BatchEnd)
-    def keep(self, run: Run, event: BatchEnd) -> None:
-        self.values.append(run.loss.item())
 
 
 def ours(*plugins: Any, epochs: int = 3, scheduled: bool = False) -> tuple[list[float], list[Tensor]]:

@@ -36,7 +36,8 @@ from heliograph import (
     on,
 )
 from heliograph.testing import Recorder
-from heliograph.tests.kit import Batch, adam, class_batches
+from heliograph.tests import kit
+from heliograph.tests.kit import Batch, adam, class_batches, counters, go_through
 from torch import Tensor, nn
 
 WITHIN: list[Any] = [EpochStart, BatchStart, GradientsReady, StepEnd, BatchEnd, Log, ValidationStart]
@@ -97,18 +98,10 @@ def fit_on(
         "epochs": epochs,
     }
     if own_loop:
-        with trainer.run(task, loader, **options) as run:
-            for _ in run.epochs():
-                for batch in run.batches():
-                    run.step(task.training_step(run, batch))
-        result = run.result
+        result = go_through(trainer.run(task, loader, **options)).result
     else:
         result = trainer.fit(task, loader, **options)
     return recorder.trace, result, [each.detach().clone() for each in task.model.state_dict().values()]
-
-
-def counters(result: RunResult) -> dict[str, Any]:
-    return {name: value for name, value in result.progress.state_dict().items() if "seconds" not in name}
 
 
 @pytest.mark.sample(6)
@@ -272,10 +265,10 @@ def test_before_and_after_the_training_it_is_refused(kind: type[Event]) -> None:
     def ask(run: Run, event: Any) -> None:
         run.roll_back(run.state_dict())
 
-    trainer, task = Trainer(device="cpu"), make_task()
+    trainer = Trainer(device="cpu")
     trainer.bus.on(kind, ask)
     with pytest.raises(RuntimeError, match=r"At TrainStart, call run\.resume"):
-        trainer.fit(task, class_batches(1), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)
+        kit.fit(trainer, train=class_batches(1))
 
 
 def test_in_a_test_it_is_refused() -> None:
@@ -290,7 +283,7 @@ def test_in_a_test_it_is_refused() -> None:
 
 def test_a_state_of_another_kind_fails_the_run() -> None:
     check: Callable[[Run, BatchEnd], None] = lambda run, event: run.roll_back({"schema": 99})  # noqa: E731
-    trainer, task = Trainer(device="cpu"), make_task()
+    trainer = Trainer(device="cpu")
     trainer.bus.on(BatchEnd, check)
     with pytest.raises(ValueError, match="schema 99"):
-        trainer.fit(task, class_batches(1), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)
+        kit.fit(trainer, train=class_batches(1))

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph import Checkpoint, Every, RNGCapture, RunResult, SaveSchedule, Supervised, Trainer, load_weights
+from heliograph import Every, RunResult, Supervised, load_weights
 from heliograph.core.engines.weights import check_fits
-from heliograph.tests.kit import adam
+from heliograph.tests import kit
+from heliograph.tests.kit import adam, saving
 from torch import Tensor, nn
 
 
@@ -78,13 +79,9 @@ def network(kind: str, width: int = 2) -> nn.Module:
 def fit(folder: Path, model: nn.Module, epochs: int) -> RunResult:
     generator = torch.Generator().manual_seed(0)
     data = [(torch.randn(3, 2, generator=generator), torch.tensor([0, 1, 0])) for _ in range(4)]
-    plugins = [RNGCapture(), SaveSchedule(Every(steps=2)), Checkpoint(folder, resume="auto")]
-    return Trainer(plugins, device="cpu").fit(
-        Supervised(model, nn.functional.cross_entropy),
-        data,
-        optimizer=adam(0.1),
-        epochs=epochs,
-    )
+    task = Supervised(model, nn.functional.cross_entropy)
+    plugins = saving(folder, Every(steps=2), resume="auto")
+    return kit.fit(*plugins, task=task, train=data, optimizer=adam(0.1), epochs=epochs)
 
 
 KINDS = ["whole", "override", "hook", "absent"]

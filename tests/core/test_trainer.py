@@ -27,18 +27,8 @@ from heliograph import (
     accuracy,
     on,
 )
-from heliograph.tests.kit import Batch, class_batches, linear_classifier, sgd
+from heliograph.tests.kit import Batch, class_batches, fit, linear_classifier, sgd
 from torch import Tensor, nn
-
-
-def fit(trainer: Trainer | None = None, task: Any = None, train: Any = None, **options: Any) -> Any:
-    options.setdefault("optimizer", sgd())
-    if "steps" not in options:
-        options.setdefault("epochs", 1)
-    return (trainer or Trainer(device="cpu")).fit(
-        linear_classifier() if task is None else task, class_batches(2) if train is None else train, **options
-    )
-
 
 # What is refused.
 
@@ -380,7 +370,7 @@ def test_two_fits_of_one_trainer_are_equal_and_nothing_is_stale() -> None:
 def test_fit_then_test_on_one_trainer() -> None:
     task = linear_classifier()
     trainer = Trainer([ValidationSchedule(Every(epochs=1))], device="cpu")
-    fitted = fit(trainer, task, validation=class_batches(2))
+    fitted = fit(trainer, task=task, validation=class_batches(2))
     tested = trainer.test(task, class_batches(2))
     assert tested.metrics["test/loss"] == fitted.metrics["validation/loss"]
     assert tested.progress.steps == 0

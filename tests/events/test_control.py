@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import get_args
 
 import pytest
-import torch
-from heliograph import Plugin, Supervised, Trainer, TrainRun, on
+from heliograph import Plugin, Trainer, TrainRun, on
 from heliograph.events import (
     BatchEnd,
     BatchStart,
@@ -30,7 +29,7 @@ from heliograph.events import (
 from heliograph.events import control as control_module
 from heliograph.events.control import Verb
 from heliograph.events.verbs import EVALUATION_VERB, VERBS
-from torch import nn
+from heliograph.tests.kit import class_batches, go_through, make_run
 
 
 class Custom(Event):
@@ -63,16 +62,8 @@ def control() -> Control:
 
 def fit(trainer: Trainer, batches: int = 4, epochs: int = 2) -> TrainRun:
     """Train in a loop of our own, so that the run can be looked at afterwards."""
-    data = [(torch.ones(2, 1), torch.zeros(2, 1))] * batches
-    model = nn.Linear(1, 1)
-    task = Supervised(model, nn.functional.mse_loss)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     trainer.plugins.register(Asker())
-    with trainer.run(task, data, validation=data[:1], optimizer=optimizer, epochs=epochs) as run:
-        for _ in run.epochs():
-            for inputs, targets in run.batches():
-                run.step(nn.functional.mse_loss(model(inputs), targets))
-    return run
+    return go_through(make_run(trainer, batches, epochs, validation=class_batches(1)))
 
 
 class Asker(Plugin):

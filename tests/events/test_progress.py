@@ -5,6 +5,7 @@ from dataclasses import fields
 import pytest
 from heliograph.events import Progress
 from heliograph.events import progress as module
+from heliograph.tests.kit import Clock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,16 +24,6 @@ counts = st.integers(min_value=0, max_value=2**62)
 states = st.fixed_dictionaries(
     dict.fromkeys(COUNTERS, counts) | {"earlier_seconds": st.floats(min_value=0, max_value=1e9)}
 )
-
-
-class Clock:
-    """A clock that is set by hand, in place of the module's."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -6,13 +6,12 @@ from itertools import pairwise
 from typing import Any, cast
 
 import pytest
-import torch
-from heliograph import At, Between, Every, Filter, Once, Supervised, Trainer
+from heliograph import At, Between, Every, Filter, Once, Trainer
 from heliograph.events import BatchEnd, Progress, Run
 from heliograph.events import progress as progress_module
+from heliograph.tests.kit import Clock, class_batches, fit
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
 
 # What each counter is called in the progress; the seconds have tests of their own.
 FIELDS = {
@@ -124,16 +123,6 @@ def test_at_fires_once_for_the_values_that_are_crossed(values: list[int], stop: 
 
 
 # Seconds.
-
-
-class Clock:
-    """A clock that is set by hand, in place of the module's."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class TimedRun(FakeRun):
@@ -380,15 +369,9 @@ def test_filters_in_a_real_run() -> None:
             received.append(f"{name} {run.progress.batches}")
 
         trainer.bus.on(BatchEnd, receive, when=condition)
-    model = nn.Linear(1, 1)
     for _ in range(2):  # a second run of the trainer receives the same
         received.clear()
-        trainer.fit(
-            Supervised(model, nn.functional.mse_loss),
-            [(torch.ones(2, 1), torch.zeros(2, 1))] * 3,
-            optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
-            epochs=2,
-        )
+        fit(trainer, train=class_batches(3, size=2), epochs=2)
         # Samples are counted when the batch has ended, epochs when their loop has.
         assert received == ["once 1", "every 2", "at 3", "every 4", "between 4", "between 5", "every 6", "between 6"]
 

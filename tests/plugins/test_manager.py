@@ -7,8 +7,7 @@ from math import inf
 from typing import Any, Literal
 
 import pytest
-import torch
-from heliograph import DeviceEngine, EarlyStopping, Every, Once, Plugin, Supervised, Trainer, TrainRun, on
+from heliograph import DeviceEngine, EarlyStopping, Every, Once, Plugin, Trainer, TrainRun, on
 from heliograph.events import (
     BatchEnd,
     BatchStart,
@@ -25,8 +24,8 @@ from heliograph.events import (
     TrainStart,
 )
 from heliograph.plugins import Plugins
-from heliograph.tests.kit import sgd
-from torch import nn
+from heliograph.tests import kit
+from heliograph.tests.kit import class_batches, go_through, make_run
 
 
 class Custom(Event):
@@ -89,19 +88,8 @@ def plugins(trainer: Trainer) -> Plugins:
     return trainer.plugins
 
 
-def make_run(trainer: Trainer, batches: int = 3, epochs: int = 1) -> TrainRun:
-    data = [(torch.ones(2, 1), torch.zeros(2, 1))] * batches
-    task = Supervised(nn.Linear(1, 1), nn.functional.mse_loss)
-    return trainer.run(task, data, optimizer=sgd(0.01), epochs=epochs)
-
-
 def fit(trainer: Trainer, batches: int = 3, epochs: int = 1) -> TrainRun:
-    run = make_run(trainer, batches, epochs)
-    with run:
-        for _ in run.epochs():
-            for batch in run.batches():
-                run.step(run.task.training_step(run, batch))
-    return run
+    return go_through(make_run(trainer, batches, epochs))
 
 
 def emit(trainer: Trainer, event: Event | None = None) -> None:
@@ -1120,7 +1108,6 @@ class Counting(Plugin):
 def counted(plugin: Any, saved: dict[str, Any], *, at: int = 0) -> list[tuple[str, int]]:
     """Train four batches twice with a plugin, from a state if there is one, or store the state after some batches."""
     trainer = Trainer([plugin], device="cpu")
-    model = nn.Linear(1, 1)
     if saved:
         trainer.bus.on(TrainStart, lambda run, event: run.resume(dict(saved)))
 
@@ -1129,12 +1116,7 @@ def counted(plugin: Any, saved: dict[str, Any], *, at: int = 0) -> list[tuple[st
             saved.update(deepcopy(run.state_dict()))
 
     trainer.bus.on(BatchEnd, save, lane=Lane.REPORT)
-    trainer.fit(
-        Supervised(model, nn.functional.mse_loss),
-        [(torch.ones(2, 1), torch.zeros(2, 1))] * 4,
-        optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
-        epochs=2,
-    )
+    kit.fit(trainer, train=class_batches(4), epochs=2)
     received: list[tuple[str, int]] = plugin.received
     return received
 

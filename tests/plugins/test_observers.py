@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph import Every, LogSchedule, Plugin, Supervised, Trainer, on
+from heliograph import Every, LogSchedule, Plugin, Trainer, on
 from heliograph.events import BatchEnd, EpochEnd, Lane, Log, Run, RunFailed, TrainStart
-from heliograph.tests.kit import sgd
-from torch import nn
+from heliograph.tests import kit
+from heliograph.tests.kit import class_batches
 
 
 class SilentError(Exception):
@@ -107,9 +107,7 @@ def fit(*plugins: Any, saved: dict[str, Any] | None = None, cuts: list[dict[str,
         trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))
     if cuts is not None:
         trainer.bus.on(EpochEnd, lambda run, event: cuts.append(deepcopy(run.state_dict())))
-    task = Supervised(nn.Linear(1, 1), nn.functional.mse_loss)
-    data = [(torch.ones(2, 1), torch.zeros(2, 1))] * 3
-    return trainer.fit(task, data, optimizer=sgd(0.01), epochs=2)
+    return kit.fit(trainer, train=class_batches(3), epochs=2)
 
 
 def raising(error: BaseException) -> Callable[..., Any]:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph import Checkpoint, Every, Plugin, SaveSchedule, Supervised, Trainer, on
+from heliograph import Checkpoint, Every, Plugin, SaveSchedule, Trainer, on
 from heliograph.events import BatchEnd, Run
-from torch import nn
+from heliograph.tests import kit
+from heliograph.tests.kit import class_batches, make_run
 
 
 class Momentum(Plugin):
@@ -67,11 +68,8 @@ class Third(Second):
 
 
 def fit(plugin: Any, folder: Path, *, resume: Any = None, epochs: int = 1) -> Any:
-    task = Supervised(nn.Linear(1, 1), nn.functional.mse_loss)
-    plugins = [plugin, SaveSchedule(Every(epochs=1)), Checkpoint(folder, resume=resume)]
-    data = [(torch.ones(2, 1), torch.zeros(2, 1))] * 3
-    optimizer = torch.optim.SGD(task.model.parameters(), lr=0.01)
-    return Trainer(plugins, device="cpu").fit(task, data, optimizer=optimizer, epochs=epochs)
+    saving = SaveSchedule(Every(epochs=1)), Checkpoint(folder, resume=resume)
+    return kit.fit(plugin, *saving, train=class_batches(3), epochs=epochs)
 
 
 def test_a_changed_state_fails_the_resume_with_plugin_file_error_and_mend(tmp_path: Path) -> None:
@@ -185,13 +183,7 @@ def goes_back(plugin: Plugin, change: Callable[[dict[str, Any]], object] = id) -
         change(cuts[0]["plugins"])
 
     trainer.bus.on(BatchEnd, receive)
-    task = Supervised(nn.Linear(1, 1), nn.functional.mse_loss)
-    run = trainer.run(
-        task,
-        [(torch.ones(2, 1), torch.zeros(2, 1))] * 4,
-        optimizer=torch.optim.SGD(task.model.parameters(), lr=0.01),
-        epochs=1,
-    )
+    run = make_run(trainer, 4)
     with run:
         for _ in run.epochs():
             if not cuts:

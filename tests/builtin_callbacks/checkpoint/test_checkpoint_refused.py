@@ -14,16 +14,10 @@ import torch
 from heliograph import BatchEnd, Checkpoint, Plugin, Run, on
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.storage.files import PAUSES, SYSTEM
-from heliograph.tests.kit import checkpoint_names, contents
+from heliograph.tests.kit import checkpoint_names, contents, damage
 
 Make = Callable[..., Any]
 FIRST, SECOND, THIRD = (f"run_epoch_{epoch}_iter_{3 * epoch}.pth" for epoch in (1, 2, 3))
-
-
-def spoil(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.fixture
@@ -177,7 +171,7 @@ def test_a_damaged_one_stays_until_a_newer_one_is_written(fit: Make, tmp_path: P
 
     seen: list[list[str]] = []
     fit(Checkpoint(tmp_path, keep_last=None), epochs=2)
-    spoil(tmp_path / SECOND)
+    damage(tmp_path / SECOND)
     damaged = (tmp_path / SECOND).read_bytes()
     result = fit(Checkpoint(tmp_path, resume="auto", metadata=lambda run: "again"), Look(), epochs=3)
 
@@ -190,7 +184,7 @@ def test_a_damaged_one_stays_until_a_newer_one_is_written(fit: Make, tmp_path: P
 
 def test_a_damaged_one_does_not_count_as_kept(fit: Make, tmp_path: Path) -> None:
     fit(Checkpoint(tmp_path, keep_last=None), epochs=3)
-    spoil(tmp_path / THIRD)
+    damage(tmp_path / THIRD)
     fit(Checkpoint(tmp_path, resume="auto", keep_last=2, metadata=lambda run: "again"), epochs=3)
 
     assert checkpoint_names(tmp_path) == [SECOND, "run_epoch_3_iter_9_again.pth"]
@@ -200,7 +194,7 @@ def test_where_all_are_damaged_another_training_begins_and_they_stay(
     fit: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fit(Checkpoint(tmp_path), epochs=1)
-    spoil(tmp_path / FIRST)
+    damage(tmp_path / FIRST)
     before = contents(tmp_path)
     with caplog.at_level(logging.WARNING, "heliograph"):
         result = fit(Checkpoint(tmp_path, resume="auto"), epochs=2)
@@ -235,7 +229,7 @@ def test_a_save_that_cannot_be_read_back_fails_and_removes_nothing(
     """A disk that loses a bit on the way."""
     fit(Checkpoint(tmp_path, keep_last=None), epochs=2 if hinges == "on what is damaged" else 1)
     if hinges == "on what is damaged":
-        spoil(tmp_path / SECOND)
+        damage(tmp_path / SECOND)
     before = contents(tmp_path)
     real = SYSTEM.write
 

@@ -19,8 +19,8 @@ import pytest
 import torch
 from heliograph.builtin_callbacks.checkpoint.repeated import proof as module
 from heliograph.builtin_callbacks.checkpoint.repeated.ring_buffer import OFFSETS, ROW, SIZE, Ring
-from heliograph.tests import repeated_kills, sampling
-from heliograph.tests.kit import adam, random_batches, sgd
+from heliograph.tests import kit, repeated_kills, sampling
+from heliograph.tests.kit import adam, random_batches, saving, sgd
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
 
@@ -98,11 +98,9 @@ def fit(
 ) -> h.RunResult:
     torch.manual_seed(seed)
     checkpoint_options = {name: options.pop(name) for name in ("on_difference", "keep_last") if name in options}
-    batches = random_batches(10, 3)
-    checkpoint = h.Checkpoint(folder, resume=resume, **checkpoint_options)
-    trainer = h.Trainer([h.RNGCapture(), h.SaveSchedule(h.Every(steps=5)), checkpoint, *plugins], device="cpu")
-    options = {"optimizer": adam(), **options}
-    return trainer.fit(Counting(nn.Linear(4, 2), at), options.pop("train", batches), steps=steps, **options)
+    savers = saving(folder, h.Every(steps=5), resume=resume, **checkpoint_options)
+    options = {"train": random_batches(10, 3), "optimizer": adam(), **options}
+    return kit.fit(*savers, *plugins, task=Counting(nn.Linear(4, 2), at), steps=steps, **options)
 
 
 def report(result: h.RunResult) -> tuple[int, str | None]:
@@ -206,10 +204,9 @@ def test_a_loss_that_is_no_number_equals_itself(tmp_path: Path) -> None:
 
     def run(steps: int) -> h.RunResult:
         torch.manual_seed(0)
-        plugins = [h.RNGCapture(), h.SaveSchedule(h.Every(steps=5)), h.Checkpoint(tmp_path, resume="auto")]
         batches = [(torch.ones(2, 4), torch.ones(2, 2))] * 10
         task = h.Supervised(nn.Linear(4, 2), infinite)
-        return h.Trainer(plugins, device="cpu").fit(task, batches, optimizer=sgd(), steps=steps)
+        return kit.fit(*saving(tmp_path, h.Every(steps=5), resume="auto"), task=task, train=batches, steps=steps)
 
     run(8)
     assert report(run(8)) == (3, None)
@@ -456,10 +453,7 @@ def fit_on_ranks(folder: Path, differs_on: int | None = None, **options: Any) ->
         torch.manual_seed(0)
         engine = h.DDPEngine(device="cpu")
         reported: list[Any] = []
-        trainer = h.Trainer(
-            [h.RNGCapture(), h.SaveSchedule(h.Every(steps=5)), h.Checkpoint(folder, resume="auto", **options)],
-            engine=engine,
-        )
+        trainer = h.Trainer(saving(folder, h.Every(steps=5), resume="auto", **options), engine=engine)
         trainer.bus.on(h.ResumeVerified, lambda run, event, to=reported: to.append((run.progress.steps, event)))
         task = Counting(nn.Linear(4, 2), at if engine.rank == differs_on else 0)
         batches = random_batches(20, 3)
@@ -540,9 +534,8 @@ def test_another_number_of_ranks_is_not_compared_and_that_is_said(ranks: Pool, t
     ranks(2).run(fit_on_ranks, tmp_path)
     torch.manual_seed(0)
     batches = random_batches(20, 3)
-    plugins = [h.RNGCapture(), h.SaveSchedule(h.Every(steps=5)), h.GradientAccumulation(2)]
-    trainer = h.Trainer([*plugins, h.Checkpoint(tmp_path, resume="auto")], device="cpu")
+    plugins = [*saving(tmp_path, h.Every(steps=5), resume="auto"), h.GradientAccumulation(2)]
     task = Counting(nn.Linear(4, 2), 0)
-    result = trainer.fit(task, batches, optimizer=sgd(0.01), steps=12)
+    result = kit.fit(*plugins, task=task, train=batches, optimizer=sgd(0.01), steps=12)
     assert report(result) == (0, None)
     assert "the steps that are done again were not compared: 2 processes had done them" in result.notes

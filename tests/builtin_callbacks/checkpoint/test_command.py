@@ -20,6 +20,7 @@ from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.state.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Store
 from heliograph.core.checkpoint.storage.manifest import encode
+from heliograph.tests.kit import damage
 
 GOLDEN = Path(__file__).parents[2] / "golden" / f"schema_{SCHEMA}"
 OLD = "golden_epoch_1_iter_6.pth"
@@ -69,12 +70,6 @@ def write(state: Make, tmp_path: Path) -> Callable[..., Path]:
             store.close()
 
     return make
-
-
-def damage(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def test_inspect_reports_what_a_checkpoint_holds(command: Said, write: Make) -> None:

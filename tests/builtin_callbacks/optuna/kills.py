@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import gc
 import json
-import os
-import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import optuna
 import torch
 from heliograph.builtin_callbacks.optuna.plugin import Optuna
 from heliograph.builtin_callbacks.optuna.study import open_study
+from heliograph.tests import kills
 from heliograph.tests.kit import sgd
 from optuna.samplers import TPESampler
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
@@ -33,21 +33,12 @@ WRITES = (
 )  # fmt: skip
 
 
-class Killer(h.Plugin):
-    """Counts, and kills where the time has come."""
-
-    def __init__(self, where: str, number: int) -> None:
-        self.where, self.left = where, number
+class Killer(kills.Killer):
+    """Counts batches, and the writes of a storage."""
 
     @h.on(h.BatchEnd, lane=h.Lane.REPORT)
     def amid_training(self, run: h.Run, event: h.BatchEnd) -> None:
         self.act("batch")
-
-    def act(self, where: str) -> None:
-        if self.where == where:
-            self.left -= 1
-            if not self.left:
-                os.kill(os.getpid(), signal.SIGKILL)
 
     def watch(self, storage: type[BaseStorage]) -> None:
         """Count the writes of a storage."""
@@ -136,13 +127,8 @@ def main(folder: Path, stories: list[str]) -> None:
         (folder / name).mkdir()
         for point in [*filter(None, points.split(",")), "never 0"]:
             where, number = point.split()
-            if (child := os.fork()) == 0:
-                optimize(folder / name, kind, Killer(where, int(number)))
-                os._exit(0)
-            status = os.waitpid(child, 0)[1]
-            killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
-            if killed != (where != "never") or (not killed and status):
-                sys.exit(f"{name} at {point} ended with status {status}")
+            act = partial(optimize, folder / name, kind, Killer(where, int(number)))
+            kills.in_a_child(act, killed=where != "never", about=f"{name} at {point}")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,6 +37,7 @@ from heliograph import (
 )
 from heliograph.builtin_callbacks.optuna.plugin import Optuna
 from heliograph.builtin_callbacks.optuna.study import open_study
+from heliograph.tests.kit import go_through
 from heliograph.tests.ranks_pool import Pool
 from optuna.pruners import BasePruner, NopPruner
 from torch import nn
@@ -72,14 +73,6 @@ class Recall(Plugin):
     def end(self, run: Run, event: RunClosed) -> None:
         asked = run.control.stop_request
         self.ends.append((event.status, asked and asked.by, asked and asked.reason, run.progress.epoch))
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    yield
-    optuna.logging.set_verbosity(verbosity)
 
 
 def study(pruner: BasePruner | None = None, **options: Any) -> optuna.Study:
@@ -221,14 +214,9 @@ def test_a_loop_of_one_s_own_asks(task: Make, batches: Make, sgd: Any) -> None:
     plugin = Optuna(study(PruneAt(1)).ask())
     trainer = Trainer([ValidationSchedule(Every(epochs=1)), plugin], device="cpu")
 
-    def fit() -> None:
-        with trainer.run(task(), batches(1), validation=batches(1), optimizer=sgd, epochs=2) as run:
-            for _ in run.epochs():
-                for batch in run.batches():
-                    run.step(run.forward(run, batch))
-
+    run = trainer.run(task(), batches(1), validation=batches(1), optimizer=sgd, epochs=2)
     plugin.check_pruned()
-    fit()
+    go_through(run)
     with pytest.raises(optuna.TrialPruned):
         plugin.check_pruned()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +15,6 @@ from optuna.samplers import BruteForceSampler, GPSampler, RandomSampler, TPESamp
 from optuna.storages import InMemoryStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
-
-
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    yield
-    optuna.logging.set_verbosity(verbosity)
 
 
 @pytest.fixture

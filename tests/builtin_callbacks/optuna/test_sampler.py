@@ -126,14 +126,6 @@ def facts(store: InMemoryStorage) -> list[Any]:
     return [(each.number, each.state, each.values, each.params) for each in trials]
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> Iterator[None]:
-    verbosity = optuna.logging.get_verbosity()
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    yield
-    optuna.logging.set_verbosity(verbosity)
-
-
 def uninterrupted(name: str, pruner: MakePruner) -> list[Any]:
     """Return what Optuna does without us."""
     store = InMemoryStorage()

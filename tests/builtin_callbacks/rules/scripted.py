@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import heliograph as h
 import torch
+import yaml
 from heliograph.builtin_callbacks.rules.controller import RuleController
 from heliograph.builtin_callbacks.rules.fired import RuleFired
 from torch import Tensor, nn
@@ -124,3 +126,10 @@ def asked(result: h.RunResult, by: str = "rule_controller") -> list[tuple[str, i
 def lines(records: Iterable[Any]) -> list[str]:
     """Return what was logged, without the place."""
     return [record.getMessage() for record in records]
+
+
+def written(folder: Path, source: Any) -> Path:
+    """Write rules, or the text of them, and return where they are."""
+    path = folder / "rules.yaml"
+    path.write_text(source if isinstance(source, str) else yaml.safe_dump(source, sort_keys=False), encoding="utf-8")
+    return path

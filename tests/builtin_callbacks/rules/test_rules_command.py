@@ -9,7 +9,6 @@ from typing import Any
 
 import heliograph as h
 import pytest
-import yaml
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.plugin import Recorder
 from heliograph.builtin_callbacks.recorder.replay.replay import replay
@@ -17,7 +16,7 @@ from heliograph.builtin_callbacks.rules.base import RuleMetric
 from heliograph.builtin_callbacks.rules.command import add_command
 from heliograph.builtin_callbacks.rules.controller import RuleController
 from heliograph.builtin_callbacks.rules.dry_run import dry_run
-from heliograph.tests.builtin_callbacks.rules.scripted import EVAL, LOSS, STOP, Fired, controller, rules, train
+from heliograph.tests.builtin_callbacks.rules.scripted import EVAL, LOSS, STOP, Fired, controller, rules, train, written
 
 Captured = pytest.CaptureFixture[str]
 
@@ -27,12 +26,6 @@ def command(*arguments: Any) -> int:
     add_command(parser.add_subparsers(required=True))
     options = parser.parse_args(["rules", *map(str, arguments)])
     return int(options.run(options))
-
-
-def written(folder: Path, source: Any) -> Path:
-    path = folder / "rules.yaml"
-    path.write_text(source if isinstance(source, str) else yaml.safe_dump(source, sort_keys=False), encoding="utf-8")
-    return path
 
 
 def test_a_good_file_is_described(tmp_path: Path, capsys: Captured) -> None:

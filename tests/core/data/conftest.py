@@ -29,6 +29,7 @@ from heliograph import (
 from heliograph.core.data.sources.choice import source_of
 from heliograph.core.data.sources.contract import Source
 from heliograph.core.data.sources.stateless import Reading
+from heliograph.tests import kit
 from heliograph.tests.kit import sgd
 from numpy.random import mtrand
 from torch import Tensor, nn
@@ -39,12 +40,9 @@ WIDTH = 7  # the index, and six draws
 
 @pytest.fixture(autouse=True)
 def _global_generators() -> Iterator[None]:
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
+    with kit.kept_generators():
         torch.manual_seed(0)
         yield
-    random.setstate(python)
-    np.random.set_state(numpy)
 
 
 def draws() -> list[float]:

@@ -13,7 +13,7 @@ from heliograph.core.data import last_batch
 from heliograph.core.data.last_batch import WHOLE, LastBatch, digest_of
 from heliograph.core.data.training_data import OTHERS
 from heliograph.events import Progress
-from heliograph.tests.kit import sgd
+from heliograph.tests.kit import fit, saving, sgd
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -155,9 +155,8 @@ class Popping(h.Supervised):
 def train(folder: Path, steps: int, make: Any, resume: str | None = "auto", *plugins: Any) -> h.RunResult:
     torch.manual_seed(0)
     task = Popping(nn.Linear(3, 1), nn.functional.mse_loss)
-    checkpoint = h.Checkpoint(folder, resume=resume)
-    trainer = h.Trainer([h.RNGCapture(), h.SaveSchedule(h.Every(steps=4)), checkpoint, *plugins], device="cpu")
-    return trainer.fit(task, make(task.model), optimizer=sgd(0.01), steps=steps)
+    plugins = (*saving(folder, h.Every(steps=4), resume=resume), *plugins)
+    return fit(*plugins, task=task, train=make(task.model), optimizer=sgd(0.01), steps=steps)
 
 
 def guarantee(result: h.RunResult) -> tuple[str, bool]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from heliograph import Checkpoint, Every, RNGCapture, SaveSchedule, Supervised, Trainer, load_weights
+from heliograph import Every, Supervised, load_weights
 from heliograph.core.engines.weights import is_spread, loadable
+from heliograph.tests import kit
+from heliograph.tests.kit import random_batches, saving
 from torch import Tensor, nn
 
 
@@ -32,13 +36,13 @@ class Net(nn.Module):
         return output
 
 
-def fit(folder: Path, epochs: int, resume: str | None = None, *, background: bool = False) -> Net:
+def fit(folder: Path, epochs: int, make: Callable[[], Any] = Net, **options: Any) -> Any:
     torch.manual_seed(0)
-    net, data = Net(), [(torch.randn(4, 3), torch.randn(4, 3)) for _ in range(3)]
-    plugins = [RNGCapture(), SaveSchedule(Every(epochs=1)), Checkpoint(folder, resume=resume, background=background)]
-    Trainer(plugins, device="cpu").fit(
-        Supervised(net, nn.functional.mse_loss),
-        data,
+    net = make()
+    kit.fit(
+        *saving(folder, Every(epochs=1), **options),
+        task=Supervised(net, nn.functional.mse_loss),
+        train=random_batches(3, inputs=3, outputs=3),
         optimizer=lambda parameters: torch.optim.SGD([each for each in parameters if each.requires_grad], lr=0.1),
         epochs=epochs,
     )
@@ -49,7 +53,7 @@ def fit(folder: Path, epochs: int, resume: str | None = None, *, background: boo
 def test_a_resumed_run_equals_one_that_was_not(tmp_path: Path, background: bool) -> None:
     whole = fit(tmp_path / "whole", 2)
     fit(tmp_path / "halves", 1, background=background)
-    resumed = fit(tmp_path / "halves", 2, "auto")
+    resumed = fit(tmp_path / "halves", 2, resume="auto")
 
     for name, value in whole.state_dict().items():
         assert torch.equal(resumed.state_dict()[name], value), name
@@ -110,14 +114,9 @@ class Tied(nn.Module):
             self.seen = state.clone()
 
 
-def resumed(folder: Path, *, replaces: bool) -> Tied:
+def resumed(folder: Path, *, replaces: bool) -> Any:
     for epochs in (1, 2):
-        torch.manual_seed(0)
-        net, data = Tied(replaces=replaces), [(torch.randn(4, 3), torch.randn(4, 3)) for _ in range(3)]
-        plugins = [RNGCapture(), SaveSchedule(Every(epochs=1)), Checkpoint(folder, resume="auto")]
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        task = Supervised(net, nn.functional.mse_loss)
-        Trainer(plugins, device="cpu").fit(task, data, optimizer=optimizer, epochs=epochs)
+        net = fit(folder, epochs, partial(Tied, replaces=replaces), resume="auto")
     return net
 
 

@@ -45,6 +45,13 @@ class Fitting:
         return loss
 
 
+class Generating(Fitting):
+    """A task of several losses."""
+
+    def training_step(self, run: Any, batch: Tensor) -> Any:
+        yield "optimizer", super().training_step(run, batch)
+
+
 def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.01)
 

@@ -41,7 +41,7 @@ from heliograph import (
 )
 from heliograph.core.task import Losses
 from heliograph.testing import Recorder
-from heliograph.tests.kit import adam, sgd
+from heliograph.tests.kit import adam, saving, sgd
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
@@ -859,11 +859,11 @@ def test_what_is_no_number_on_one_rank_is_dropped_on_all(ranks: Any) -> None:
 
 
 def resume_on_ranks(folder: Path, stop: int) -> list[list[Tensor]]:
-    def saving(name: str, *plugins: Plugin, resume: Any = None) -> list[Tensor]:
-        kept = [RNGCapture(), SaveSchedule(Every(steps=1)), Checkpoint(folder / name, resume=resume), *plugins]
+    def resumable(name: str, *plugins: Plugin, resume: Any = None) -> list[Tensor]:
+        kept = [*saving(folder / name, Every(steps=1), resume=resume), *plugins]
         return train_on_ranks(2, more=lambda: kept)[0]
 
-    return [saving("whole"), saving("parts", StopAt(stop)), saving("parts", resume="auto")]
+    return [resumable("whole"), resumable("parts", StopAt(stop)), resumable("parts", resume="auto")]
 
 
 def test_resumed_on_two_ranks_equals_uninterrupted(ranks: Any, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 from heliograph.testing import assert_resume_exact, check_resume
 from heliograph.testing.resume import UsageError
-from heliograph.tests.kit import adam
+from heliograph.tests.kit import adam, saving
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, TensorDataset, get_worker_info
 
@@ -107,11 +107,10 @@ def test_background_saves_and_roll_backs_are_exact() -> None:
                 run.batch = [torch.full_like(run.batch[0], torch.nan), run.batch[1]]
 
     def in_the_background(folder: Path) -> Made:
-        return training(h.RNGCapture(), h.SaveSchedule(h.Every(steps=2)), h.Checkpoint(folder, background=True))
+        return training(*saving(folder, h.Every(steps=2), background=True))
 
     def with_roll_back(folder: Path) -> Made:
-        saving = [h.SaveSchedule(h.Every(steps=1)), h.Checkpoint(folder, keep_last=3)]
-        return training(h.RNGCapture(), *saving, h.RollBack(), Poison())
+        return training(*saving(folder, h.Every(steps=1), keep_last=3), h.RollBack(), Poison())
 
     assert_resume_exact(in_the_background)
     assert_resume_exact(with_roll_back, kill_at=[8, ("epoch_start", 2)])
@@ -604,7 +603,7 @@ class TaskOf(h.Task):
 
 def test_a_run_that_resumes_by_itself(tmp_path: Path) -> None:
     def make_trainer() -> Made:
-        return training(h.RNGCapture(), h.SaveSchedule(h.Every(epochs=1)), h.Checkpoint(tmp_path, resume="auto"))
+        return training(*saving(tmp_path, h.Every(epochs=1), resume="auto"))
 
     assert refused(make_trainer).startswith(
         "The run resumed from a checkpoint that existed before the check, so it is not uninterrupted. "

@@ -12,6 +12,7 @@ from heliograph.builtin_callbacks.rules.files.config import read_rules
 from heliograph.builtin_callbacks.rules.files.problems import Problems
 from heliograph.builtin_callbacks.rules.files.specs import RulePart, RuleSet, RuleSpec
 from heliograph.builtin_callbacks.rules.patience import RulePatience
+from heliograph.tests.builtin_callbacks.rules.scripted import written
 
 WHOLE = """\
 controller_metrics:
@@ -64,12 +65,6 @@ MAPPING: dict[str, Any] = {
         {"name": "a", "triggers": ["on_log"], "rule": "True", "operations": ["hfcontrols.should_save"], "patience": {}}
     ],
 }
-
-
-def written(folder: Path, text: str) -> Path:
-    path = folder / "rules.yaml"
-    path.write_text(text, encoding="utf-8")
-    return path
 
 
 def parts(rules: RuleSet) -> tuple[list[Any], list[Any], list[Any]]:

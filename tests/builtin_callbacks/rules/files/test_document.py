@@ -8,12 +8,7 @@ from pathlib import Path
 import pytest
 from heliograph.builtin_callbacks.rules.errors import RuleError
 from heliograph.builtin_callbacks.rules.files.document import read_document
-
-
-def written(folder: Path, text: str) -> Path:
-    path = folder / "rules.yaml"
-    path.write_text(text, encoding="utf-8")
-    return path
+from heliograph.tests.builtin_callbacks.rules.scripted import written
 
 
 def test_the_content_is_plain_and_every_part_has_its_line(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from heliograph import (
     on,
 )
 from heliograph.core.checkpoint.state.ranks import digest
-from heliograph.tests.kit import class_batches, sgd
+from heliograph.tests.kit import class_batches, go_through, sgd
 from heliograph.tests.ranks_pool import Pool
 from torch import nn
 
@@ -113,11 +113,7 @@ class Ended:
             scheduler=by,
             epochs=epochs,
         )
-        with run:
-            for _ in run.epochs():
-                for batch in run.batches():
-                    run.step(run.forward(run, batch))
-        self.result: RunResult = run.result
+        self.result: RunResult = go_through(run).result
         self.state: Any = deepcopy((self.model.state_dict(), made.state_dict()))
         self.rates = [group["lr"] for group in made.param_groups]
 

@@ -17,14 +17,10 @@ import pytest
 import torch
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.storage import Files, Store
+from heliograph.tests.core.checkpoint.storage.faulty import FULL, Death
 
 Make = Callable[..., Any]
 Contents = dict[str, bytes]
-FULL = OSError(errno.ENOSPC, "No space left on device")
-
-
-class Death(BaseException):
-    """The process is gone: nothing that it would still do happens."""
 
 
 class Faulty(Files):

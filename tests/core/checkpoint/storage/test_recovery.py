@@ -16,10 +16,9 @@ from heliograph.core.checkpoint.storage import Store, manifest
 from heliograph.core.checkpoint.storage import store as stores
 from heliograph.core.checkpoint.storage.files import digest_of
 from heliograph.core.checkpoint.storage.manifest import TooNewError
+from heliograph.tests.core.checkpoint.storage.faulty import Death, Faulty
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from .test_shards import Death, Faulty
 
 Make = Callable[..., Any]
 Contents = dict[str, bytes]

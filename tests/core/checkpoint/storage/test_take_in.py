@@ -10,45 +10,11 @@ from typing import Any
 
 import pytest
 from heliograph.core.checkpoint import storage
-from heliograph.core.checkpoint.storage import Entry, Files, Store
+from heliograph.core.checkpoint.storage import Entry, Store
 from heliograph.core.checkpoint.storage.files import digest_of
+from heliograph.tests.core.checkpoint.storage.faulty import Death, Faulty
 
 Make = Callable[..., Any]
-
-
-class Death(BaseException):
-    """The process is gone: nothing that it would still do happens."""
-
-
-class Faulty(Files):
-    """Fails at one operation, or from it on."""
-
-    def __init__(self, first: int, error: BaseException, times: float) -> None:
-        self.first, self.error, self.times, self.count = first, error, times, 0
-
-    def _step(self) -> None:
-        self.count += 1
-        if self.first < self.count <= self.first + self.times:
-            raise self.error
-
-    def create(self, path: Path) -> Any:
-        self._step()
-        return super().create(path)
-
-    def rename(self, old: Path, new: Path) -> None:
-        self._step()
-        super().rename(old, new)
-
-    def unlink(self, path: Path) -> None:
-        self._step()
-        super().unlink(path)
-
-    def remove_folder(self, path: Path) -> None:
-        self._step()
-        super().remove_folder(path)
-
-    def sync_folder(self, folder: Path) -> None:
-        self._step()
 
 
 def save(store: Store, name: str, state: dict[str, Any], shards: int | None = None) -> Entry:

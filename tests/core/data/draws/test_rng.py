@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,6 @@ import pytest
 import torch
 from heliograph.core.checkpoint.state.schema import check_plain
 from heliograph.core.data.draws import rng
-
-
-@pytest.fixture(autouse=True)
-def _global_generators() -> Iterator[None]:
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        yield
-    random.setstate(python)
-    np.random.set_state(numpy)
 
 
 def draw() -> tuple[Any, ...]:

@@ -16,7 +16,17 @@ from heliograph.core.engines.options import PrecisionName
 from heliograph.core.engines.parallel.accelerate import AccelerateEngine
 from heliograph.core.engines.parallel.ddp import DDPEngine
 from heliograph.core.engines.prepared import check_accelerator
-from heliograph.tests.core.engines.training import Fitting, Training, adamw, batch, equal, fitted, net, weights
+from heliograph.tests.core.engines.training import (
+    Fitting,
+    Generating,
+    Training,
+    adamw,
+    batch,
+    equal,
+    fitted,
+    net,
+    weights,
+)
 from heliograph.tests.kit import sgd
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
@@ -218,13 +228,6 @@ class Whole(nn.Module):
     def training_step(self, run: Any, batch: Tensor) -> Tensor:
         loss: Tensor = self.model(batch).mean()
         return loss
-
-
-class Generating(Fitting):
-    """A task of several losses."""
-
-    def training_step(self, run: Any, batch: Tensor) -> Any:
-        yield "optimizer", super().training_step(run, batch)
 
 
 @pytest.mark.usefixtures("alone")

@@ -14,7 +14,18 @@ from heliograph.core.engines.device import DeviceEngine
 from heliograph.core.engines.parallel.ddp import DDPEngine
 from heliograph.core.engines.sharded.fsdp import FSDPEngine
 from heliograph.core.engines.sharded.states import ShardingEngine, empty, join_states
-from heliograph.tests.core.engines.training import Fitting, Make, Training, adamw, batch, equal, fitted, net, weights
+from heliograph.tests.core.engines.training import (
+    Fitting,
+    Generating,
+    Make,
+    Training,
+    adamw,
+    batch,
+    equal,
+    fitted,
+    net,
+    weights,
+)
 from heliograph.tests.kit import sgd
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
@@ -572,13 +583,6 @@ def test_a_process_alone_trains_as_on_a_device() -> None:
         found.append(weights(training))
     assert equal(*found)
     assert not torch.distributed.is_initialized()
-
-
-class Generating(Fitting):
-    """A task of several losses."""
-
-    def training_step(self, run: Any, batch: Tensor) -> Any:
-        yield "optimizer", super().training_step(run, batch)
 
 
 class Uncalled(nn.Module):
