@@ -113,7 +113,7 @@ class SharedControl(Control):
         return done % self._every == 0 or run.is_last_batch or progress.steps >= run.last_step
 
     def agree(self) -> None:
-        """Make the open_requests requests the same on all ranks.
+        """Make the open requests the same on all ranks.
 
         Raises:
             KeyboardInterrupt: one of the ranks was interrupted; on all of them, in the same place.
