@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ...core.engines.contract import LoopEngine
 
 T = TypeVar("T")
-WORTH_TELLING = 0.1  # seconds that the loop was held up
+WORTH_REPORTING = 0.1  # seconds that the loop was held up
 logger = logging.getLogger("heliograph")
 
 
@@ -231,7 +231,7 @@ class BackgroundWriter:
         before, waits_for_save = self._worker.waited, not self._reserving
         self.drain()
         seconds = self._worker.waited - before
-        if seconds > WORTH_TELLING and waits_for_save:
+        if seconds > WORTH_REPORTING and waits_for_save:
             self._held_up += 1
             if self._held_up == 1:
                 logger.warning("a save waited %.2f s for the former one, which was still being written", seconds)

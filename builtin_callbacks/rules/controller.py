@@ -97,7 +97,7 @@ class RuleController(Plugin):
             self._active.take(run, CheckpointSaved(event.path, is_best=event.path == run.best_checkpoint))
 
     @on(SavePoint, lane=Lane.DECIDE)
-    def hear_before_saving(self, run: Run, event: Event) -> None:
+    def handle_before_saving(self, run: Run, event: Event) -> None:
         """Do so before the state is stored."""
         self._active.take(run, event)
 

@@ -156,19 +156,19 @@ def test_of_a_critical_plugin_an_error_without_a_text_leaves_as_it_is() -> None:
     error = SilentError()
     reported: list[BaseException] = []
 
-    class Hearing(Plugin):
+    class Listening(Plugin):
         @on(RunFailed)
         def receive(self, run: Run, event: RunFailed) -> None:
             reported.append(event.error)
             raise SilentError
 
     with pytest.raises(SilentError) as caught:
-        fit(Doing(raising(error), "critical"), Hearing())
+        fit(Doing(raising(error), "critical"), Listening())
     assert caught.value is error
     assert reported == [error]
     assert caught.value.__notes__ == [
         "heliograph: in train, epoch 0, batch 2, step 2; in doing on batch_end",
-        "heliograph: then hearing failed on run_failed: SilentError: <its text raised OSError>",
+        "heliograph: then listening failed on run_failed: SilentError: <its text raised OSError>",
     ]
 
 

@@ -40,7 +40,7 @@ class Killer(h.Plugin):
         self.where, self.left = where, number
 
     @h.on(h.BatchEnd, lane=h.Lane.REPORT)
-    def amid_training(self, run: h.Run, event: h.BatchEnd) -> None:
+    def act_during_training(self, run: h.Run, event: h.BatchEnd) -> None:
         self.act("batch")
 
     def act(self, where: str) -> None:
