@@ -220,7 +220,7 @@ class BackgroundWriter:
         assert then is not None
         if self._engine is None:
             assert outcome is not None
-            then(outcome.taken())
+            then(outcome.value_or_raise())
         elif self._of_each:
             assert outcome is not None
             then(values_of_ranks(self._engine, outcome))

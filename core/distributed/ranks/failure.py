@@ -139,7 +139,7 @@ class Outcome(Generic[T]):
     value: T | None = None
     error: Exception | None = None
 
-    def taken(self) -> T:
+    def value_or_raise(self) -> T:
         """Return the value, or raise the error."""
         if self.error is not None:
             raise self.error
@@ -169,14 +169,14 @@ def value_of_main(engine: Engine, outcome: Outcome[T] | None) -> T:
         outcome: on the main rank, how it went there.
     """
     shared: Outcome[T] = engine.broadcast(None if outcome is None else _portable(outcome, 0))
-    return (outcome or shared).taken()
+    return (outcome or shared).value_or_raise()
 
 
 def values_of_ranks(engine: Engine, outcome: Outcome[T]) -> list[T]:
     """Return the values that some work had on each rank, or raise the error of the first that failed. A collective."""
     outcomes: list[Outcome[T]] = engine.gather_objects(_portable(outcome, engine.rank))
     outcomes[engine.rank] = outcome
-    return [each.taken() for each in outcomes]
+    return [each.value_or_raise() for each in outcomes]
 
 
 def _portable(outcome: Outcome[T], rank: int) -> Outcome[T]:
