@@ -43,7 +43,7 @@ class Found:
     notes: list[str] = field(default_factory=list)
     damaged: list[Path] = field(default_factory=list)
 
-    def begun(self, run_name: str, fresh_id: str) -> tuple[str, str, list[str]]:
+    def choose_training(self, run_name: str, fresh_id: str) -> tuple[str, str, list[str]]:
         """Return which training a run of this name continues, under which name, and what there is to say.
 
         From a checkpoint of a run of another name a training of its own begins, and so nothing of that other is lost.

@@ -20,7 +20,7 @@ from .controller import RuleController
 from .errors import RuleError
 from .files.blueprint import Blueprint
 from .fired import RuleFired
-from .text import shown
+from .text import show
 
 SHOWN = 20  # acts of one rule, in full
 
@@ -47,7 +47,7 @@ class Act:
 
     def __str__(self) -> str:
         fired = self.fired
-        read = ", ".join(f"{name} = {shown(value)}" for name, value in fired.metrics.items()) or "no metric"
+        read = ", ".join(f"{name} = {show(value)}" for name, value in fired.metrics.items()) or "no metric"
         place = f"attempt {self.attempt}, epoch {self.epoch} batch {self.batch} step {self.step}, {fired.trigger}"
         end = " (after a stop)" if self.is_after_end else ""
         return f"{place}{end}: {', '.join(fired.operations)}; {read}"
