@@ -269,7 +269,7 @@ class RunContext(ABC):
 
     @abstractmethod
     def state_dict(self, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return one consistent cut of everything that a resumed run needs."""
+        """Return one consistent snapshot of everything that a resumed run needs."""
 
     def resume(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
         """Continue from a saved state, applied when every `TrainStart` handler has run."""

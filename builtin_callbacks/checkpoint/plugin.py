@@ -36,7 +36,7 @@ from .best import Extent, load_best
 from .repeated.proof import ACTIONS, OnDifference, Proof
 from .resume import Found, find, share_state
 from .retention import Retention
-from .run_names import ON_EXISTING, OnExisting, place
+from .run_names import ON_EXISTING, OnExisting, claim_name
 from .writers import BackgroundWriter, LoopWriter, Writer
 
 
@@ -179,7 +179,7 @@ class Checkpoint(Plugin):
                 found = self._found = find(store, self.resume, run.checkpoint_source)
                 training_id, name, notes = found.choose_training(run.name, run.training_id)
                 if found.path is not None or not run.is_resuming:  # else another plugin says what it resumes
-                    notes += self._place(store, training_id, name)
+                    notes += self._claim_name(store, training_id, name)
             return training_id, self._name, found.path, notes
 
         self._found, self._replaces, self._name, self._is_open = Found(), [], "", True
@@ -202,8 +202,8 @@ class Checkpoint(Plugin):
 
         def look() -> tuple[Path | None, bool, str, list[str]]:
             store, training_id = self._open_store(run), run.training_id
-            is_placed = self._name and store.training_id == training_id
-            notes = [] if is_placed else self._place(store, training_id, run.name)
+            is_claimed = self._name and store.training_id == training_id
+            notes = [] if is_claimed else self._claim_name(store, training_id, run.name)
             own = store.own()
             self._kept.begin(own, self._found.damaged)
             is_newest = bool(own) and event.path is not None and event.path.resolve() == own[0].path.resolve()
@@ -232,7 +232,7 @@ class Checkpoint(Plugin):
         def prepare() -> str:
             store = self._open_store(run)
             if not self._name:  # the plugin was switched off when the run began
-                for note in self._place(store, run.training_id, run.name):
+                for note in self._claim_name(store, run.training_id, run.name):
                     run.note(note)
             return file_names.file_name(run, self._name, self.metadata)
 
@@ -323,9 +323,9 @@ class Checkpoint(Plugin):
                 store.write_as(run.training_id, self._name)
         return self._store
 
-    def _place(self, store: storage.Store, training_id: str, wanted: str) -> list[str]:
+    def _claim_name(self, store: storage.Store, training_id: str, wanted: str) -> list[str]:
         """Find the name that the training writes under; return what there is to say."""
-        notes, self._replaces = place(store, training_id, wanted, self.on_existing)
+        notes, self._replaces = claim_name(store, training_id, wanted, self.on_existing)
         self._name = store.name
         return notes
 

@@ -1,4 +1,4 @@
-"""The consistent cut: what is in it, what it refuses, what it restores."""
+"""The consistent snapshot: what is in it, what it refuses, what it restores."""
 
 from __future__ import annotations
 

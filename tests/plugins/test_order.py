@@ -223,7 +223,7 @@ def test_handlers_that_come_and_go_are_in_the_order_of_the_former_algorithm(
     places: dict[Handler, tuple[Any, ...]] = {}
 
     def note(moved: list[Handler]) -> None:
-        places.update({handler: (handler.mark.lane, handler.place) for handler in moved})
+        places.update({handler: (handler.mark.lane, handler.sort_key) for handler in moved})
 
     for step in steps:
         if isinstance(step, int):
