@@ -51,7 +51,7 @@ class HandlerOrder:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._orders: dict[type[Event], Order] = {}
+        self._orders: dict[type[Event], EventOrder] = {}
 
     def add(self, handlers: Iterable[tuple[type[Event], Handler]]) -> None:
         """Find the positions of a plugin's handlers.
@@ -61,7 +61,7 @@ class HandlerOrder:
         """
         with ExitStack() as undo:
             for event, handler in handlers:
-                order = self._orders.setdefault(event, Order(event.__name__))
+                order = self._orders.setdefault(event, EventOrder(event.__name__))
                 self._move(event, order.add(handler))
                 undo.callback(self.remove, event, handler)
             undo.pop_all()
@@ -74,7 +74,7 @@ class HandlerOrder:
         self._bus.signal(event).move((handler.method, handler.position) for handler in handlers)
 
 
-class Order:
+class EventOrder:
     """The handlers of one event in the order in which they run; stable where nothing demands otherwise.
 
     In each lane, of all handlers that may run next, the one that was listed first does. So a handler that no other has

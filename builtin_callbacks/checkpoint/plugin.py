@@ -34,7 +34,7 @@ from . import file_names
 from . import shards as sharding
 from .best import Extent, load_best
 from .repeated.proof import ACTIONS, OnDifference, Proof
-from .resume import Found, find, share_state
+from .resume import ResumePoint, find, share_state
 from .retention import Retention
 from .run_names import ON_EXISTING, OnExisting, claim_name
 from .writers import BackgroundWriter, LoopWriter, Writer
@@ -149,7 +149,7 @@ class Checkpoint(Plugin):
         self._kept = Retention(keep_last, keep_best, self.monitor)  # used on the main rank only, as is the store
         self._writer: Writer = BackgroundWriter() if background else LoopWriter()
         self._store: storage.Store | None = None
-        self._found, self._replaces = Found(), list[storage.Entry]()
+        self._found, self._replaces = ResumePoint(), list[storage.Entry]()
         self._name = ""  # what the names of its files begin with, when that is known
         self._is_open = False
         self._last: Path | None = None
@@ -182,7 +182,7 @@ class Checkpoint(Plugin):
                     notes += self._claim_name(store, training_id, name)
             return training_id, self._name, found.path, notes
 
-        self._found, self._replaces, self._name, self._is_open = Found(), [], "", True
+        self._found, self._replaces, self._name, self._is_open = ResumePoint(), [], "", True
         training_id, self._proof.name, path, notes = on_main(run.engine, look)
         run.training_id = training_id
         self._kept.begin(())

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from ...core.distributed.ranks.failure import Outcome, on_main, outcome_of, value_of_main, values_of_ranks
+from ...core.distributed.ranks.failure import WorkOutcome, on_main, outcome_of, value_of_main, values_of_ranks
 from ...events import BatchEnd, Handle, Lane, Run
 from .background import BackgroundWorker
 from .buffers import Buffers, sizes_of
@@ -214,7 +214,7 @@ class BackgroundWriter:
         logger.warning(lost)
         return lost
 
-    def _report(self, outcome: Outcome[Any] | None) -> None:
+    def _report(self, outcome: WorkOutcome[Any] | None) -> None:
         """Report what was done, on all ranks."""
         then, self._awaited = self._awaited, None
         assert then is not None

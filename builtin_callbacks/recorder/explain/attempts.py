@@ -7,7 +7,7 @@ from typing import Any
 
 from ....core.system.extras import printable
 from ....events.guarantee import verified
-from ..format.records import Attempt
+from ..format.records import AttemptRecord
 from . import words
 from .attempt_summary import AttemptSummary, Restore
 from .sections import Section
@@ -105,7 +105,7 @@ def _describe_restore(restore: Restore) -> str:
     return f"{text}; {steps} ({batches}, {samples}, {words.seconds(lost.seconds)}) {was} lost"
 
 
-def _changes(before: Attempt, after: Attempt) -> Iterator[str]:
+def _changes(before: AttemptRecord, after: AttemptRecord) -> Iterator[str]:
     """Yield what differs from the previous attempt."""
     pairs: list[tuple[str, Any, Any]] = [("processes", before.world_size, after.world_size)]
     for old, new in ((before.versions, after.versions), (before.hyper_parameters, after.hyper_parameters)):

@@ -128,7 +128,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome(Generic[T]):
+class WorkOutcome(Generic[T]):
     """The outcome of some work on one rank.
 
     Attributes:
@@ -146,12 +146,12 @@ class Outcome(Generic[T]):
         return cast("T", self.value)
 
 
-def outcome_of(work: Callable[[], T]) -> Outcome[T]:
+def outcome_of(work: Callable[[], T]) -> WorkOutcome[T]:
     """Do some work; an interrupt is not an outcome, and leaves at once."""
     try:
-        return Outcome(work())
+        return WorkOutcome(work())
     except Exception as error:  # noqa: BLE001  # raised on every rank
-        return Outcome(error=error)
+        return WorkOutcome(error=error)
 
 
 def on_main(engine: Engine, work: Callable[[], T]) -> T:
@@ -161,25 +161,25 @@ def on_main(engine: Engine, work: Callable[[], T]) -> T:
     return value_of_main(engine, outcome_of(work) if engine.is_main else None)
 
 
-def value_of_main(engine: Engine, outcome: Outcome[T] | None) -> T:
+def value_of_main(engine: Engine, outcome: WorkOutcome[T] | None) -> T:
     """Return the value that some work had on the main rank, or raise its error, on all ranks. A collective.
 
     Args:
         engine: connects the ranks.
         outcome: on the main rank, how it went there.
     """
-    shared: Outcome[T] = engine.broadcast(None if outcome is None else _portable(outcome, 0))
+    shared: WorkOutcome[T] = engine.broadcast(None if outcome is None else _portable(outcome, 0))
     return (outcome or shared).value_or_raise()
 
 
-def values_of_ranks(engine: Engine, outcome: Outcome[T]) -> list[T]:
+def values_of_ranks(engine: Engine, outcome: WorkOutcome[T]) -> list[T]:
     """Return the values that some work had on each rank, or raise the error of the first that failed. A collective."""
-    outcomes: list[Outcome[T]] = engine.gather_objects(_portable(outcome, engine.rank))
+    outcomes: list[WorkOutcome[T]] = engine.gather_objects(_portable(outcome, engine.rank))
     outcomes[engine.rank] = outcome
     return [each.value_or_raise() for each in outcomes]
 
 
-def _portable(outcome: Outcome[T], rank: int) -> Outcome[T]:
+def _portable(outcome: WorkOutcome[T], rank: int) -> WorkOutcome[T]:
     """Return an outcome as other processes can read it: an error that does not survive that keeps its text only."""
     if outcome.error is None:
         return outcome
@@ -188,4 +188,4 @@ def _portable(outcome: Outcome[T], rank: int) -> Outcome[T]:
     except Exception:  # noqa: BLE001  # whatever the class of an error does when it is pickled
         error = RuntimeError(describe_error(outcome.error))
     error.add_note(f"heliograph: it happened on rank {rank}")
-    return Outcome(error=error)
+    return WorkOutcome(error=error)
