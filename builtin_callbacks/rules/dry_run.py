@@ -14,6 +14,7 @@ from ...events.errors import describe_error
 from ...plugins import Plugin, on
 from ..recorder.format.records import Recording
 from ..recorder.replay.replay import replay
+from ..recorder.replay.report import count_times
 from .active_rules import ActiveRules
 from .base import Action, RuleFiring, RuleMetric, RuleOperation
 from .controller import RuleController
@@ -73,7 +74,7 @@ class DryRun:
         lines = []
         never = "would not have acted as far as it was asked" if self.cut_short else "would never have acted"
         for name, acts in self.rules.items():
-            lines.append(f"{name}: {f'would have acted {_times(len(acts))}' if acts else never}")
+            lines.append(f"{name}: {f'would have acted {count_times(len(acts))}' if acts else never}")
             lines += [f"  {act}" for act in acts[:SHOWN]]
             lines += [f"  and {len(acts) - SHOWN} more"] * (len(acts) > SHOWN)
         lines += [f"metric {name} was not available: {text}" for name, text in self.unheld.items()]
@@ -187,7 +188,3 @@ class _Notebook(Plugin):
     def turn_over(self, run: Run, event: RunClosed) -> None:
         """Begin the next attempt."""
         self._attempt += 1
-
-
-def _times(number: int) -> str:
-    return "once" if number == 1 else f"{number} times"

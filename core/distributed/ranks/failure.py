@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from dis import opname
-from typing import Generic, Self, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar, cast
 
 from torch.distributed import DistError, ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
@@ -21,8 +21,23 @@ from ...system.errors import RankFailed
 BROKEN = re.compile(r"\bgloo\b|\bNCCL\b|\bProcessGroup\w*\b|\bpair closure\b")
 
 
+class JsonFacts:
+    """A dataclass that ranks write for each other as JSON."""
+
+    __slots__ = ()
+
+    @classmethod
+    def read(cls, text: str | bytes) -> Self:
+        """Return what a rank wrote."""
+        return cls(**json.loads(text))
+
+    def write(self: Any) -> str:
+        """Return it as JSON."""
+        return json.dumps(asdict(self))
+
+
 @dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(JsonFacts):
     """What is reported of the rank that failed first.
 
     Attributes:
@@ -43,15 +58,6 @@ class Failure:
     def of(cls, error: BaseException, rank: int, place: str) -> Self:
         """Return what is to be reported of an exception."""
         return cls(rank, qualified_name(type(error)), error_text(error), place, isinstance(error, KeyboardInterrupt))
-
-    @classmethod
-    def read(cls, text: str | bytes) -> Self:
-        """Return what a rank wrote."""
-        return cls(**json.loads(text))
-
-    def write(self) -> str:
-        """Return it as JSON."""
-        return json.dumps(asdict(self))
 
     def as_error(self) -> BaseException:
         """Return what the other ranks raise: a KeyboardInterrupt where it was one, else RankFailed."""
