@@ -20,7 +20,7 @@ ROOMS = ("events", "plugins", "core", "builtin_callbacks", "testing", "demo")
 IDLE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DIALECT = re.compile(r"\b(tells?|telling|teller|told|hears?|hearing|heard|amid|legs?)\b", re.IGNORECASE)
 NOT_OURS = re.compile(r'"\w+"|\.tell\(\)')  # keys of saved files, and where a file is read
-PARTS = re.compile(r"_|(?<=[a-z0-9])(?=[A-Z])")
+NAME_PARTS = re.compile(r"_|(?<=[a-z0-9])(?=[A-Z])")
 MINIMAL = """
 import sys, torch, heliograph as h
 batches = [(torch.randn(4, 3), torch.randn(4, 1))] * 4
@@ -159,7 +159,7 @@ def dialect() -> list[str]:
     found, tests = list[str](), sorted((ROOT / "tests").glob("**/*.py"))
     for path in (path for path in [*modules().values(), *tests] if path != Path(__file__)):
         for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
-            if DIALECT.search(PARTS.sub(" ", NOT_OURS.sub("", line))):
+            if DIALECT.search(NAME_PARTS.sub(" ", NOT_OURS.sub("", line))):
                 found.append(f"{path.relative_to(ROOT)}:{number}")
     return found
 
