@@ -145,7 +145,7 @@ class JsonlLog(Plugin):
             limit = (epoch, step) if known else (epoch, step + 1)
             kept = lines[: count if known else 0]
             rest = lines[len(kept) :]
-            own = {"event": "checkpoint_saved", "path": self._resumed_from}  # written after the cut that it is of
+            own = {"event": "checkpoint_saved", "path": self._resumed_from}  # written after the snapshot that it is of
             for line, record in rest:
                 if record and ((record["epoch"], record["step"]) < limit or own.items() <= record.items()):
                     kept.append((line, record))

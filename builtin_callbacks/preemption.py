@@ -89,15 +89,12 @@ class Preemption(Plugin):
         """Install the handlers, and forget the former run."""
         self._begin(run)
 
-    @on(BatchEnd, EpochEnd)
-    def look(self, run: Run, event: BatchEnd | EpochEnd) -> None:
-        """Ask for a save and a stop where a signal came; not at EpochStart, which has no boundary of its own."""
-        if self._received is not None and not self._asked:
-            self._ask(run, self._received)
+    @on(BatchEnd, EpochEnd, ValidationCut)
+    def look(self, run: Run, event: BatchEnd | EpochEnd | ValidationCut) -> None:
+        """Ask for a save and a stop where a signal came; not at EpochStart, which has no boundary of its own.
 
-    @on(ValidationCut)
-    def look_after_evaluation(self, run: Run, event: ValidationCut) -> None:
-        """Ask for them now, so that the save is not taken for one that was to carry the validation's metrics."""
+        After a cut validation at once, so that the save is not taken for one that was to carry its metrics.
+        """
         if self._received is not None and not self._asked:
             self._ask(run, self._received)
 

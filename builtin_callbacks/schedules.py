@@ -65,15 +65,9 @@ class Schedule(Plugin):
         if self.at_start and run.progress.epoch == run.progress.batches == 0 and self._last < 0:
             self.ask(run, "at the start")
 
-    @on(BatchEnd)
-    def after_batch(self, run: Run, event: BatchEnd) -> None:
-        """Ask within an epoch."""
-        if self.when(run):
-            self.ask(run, str(self.when))
-
-    @on(EpochEnd)
-    def after_epoch(self, run: Run, event: EpochEnd) -> None:
-        """Ask at an epoch's end."""
+    @on(BatchEnd, EpochEnd)
+    def ask_when_due(self, run: Run, event: BatchEnd | EpochEnd) -> None:
+        """Ask within an epoch, and at its end."""
         if self.when(run):
             self.ask(run, str(self.when))
 

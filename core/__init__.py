@@ -1,1 +1,1 @@
-"""What runs: the loop, the trainer, tasks, engines, the consistent cut, storage."""
+"""What runs: the loop, the trainer, tasks, engines, the consistent snapshot, storage."""

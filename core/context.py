@@ -37,7 +37,7 @@ from ..events.checks import check_whole_number
 from ..events.errors import describe_error
 from ..plugins import Plugins
 from .data.training_data import TrainingData
-from .lifetimes import Action, Hooks, Outcome, Resumption, Work
+from .lifetimes import Action, EpochWork, Hooks, Outcome, Resumption
 from .metrics.values import Metrics
 from .result import check_note
 from .settings import Settings
@@ -129,7 +129,7 @@ class RunContext(ABC):
         self.settings, self.bus, self.plugins, self.engine = settings, bus, plugins, engine
         self.name, self.phase = settings.name, phase
         self.hot = HotSignals(bus)
-        self.work, self.resumption, self.outcome, self.hooks = Work(), Resumption(), Outcome(), Hooks()
+        self.work, self.resumption, self.outcome, self.hooks = EpochWork(), Resumption(), Outcome(), Hooks()
         self.progress = Progress()
         self.origin = self.progress.copy()
         self.metrics: dict[str, float] = Metrics()
@@ -261,7 +261,7 @@ class RunContext(ABC):
 
     @abstractmethod
     def state_dict(self, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return one consistent cut of everything that a resumed run needs."""
+        """Return one consistent snapshot of everything that a resumed run needs."""
 
     def resume(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
         """Continue from a saved state, applied when every `TrainStart` handler has run."""
@@ -389,7 +389,7 @@ class RunContext(ABC):
     def advance(self) -> None:
         """Count the epoch, which has ended, and begin the work of another."""
         self.control.close_epoch()
-        self.work = Work()
+        self.work = EpochWork()
         self.progress.end_epoch()
         self.data.advance()
 
@@ -397,7 +397,7 @@ class RunContext(ABC):
         """Discard the epoch: its requests, its window, its numbers."""
         self.settle()  # so that nothing of it is emitted later
         self.control.discard_epoch()
-        self.work = Work()
+        self.work = EpochWork()
         self.metrics.clear()
         self.stepping.clear()
         for optimizer in self.optimizers.values():

@@ -25,7 +25,7 @@ Action = Callable[[], None]
 
 
 @dataclass(slots=True)
-class Work:
+class EpochWork:
     """The work of one epoch.
 
     Attributes:

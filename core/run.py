@@ -77,7 +77,7 @@ class TrainRun(RunContext):
             _ENGINES.remove(id(self.engine))
 
     def state_dict(self, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return one consistent cut of everything that a resumed run needs; see `heliograph.Run`."""
+        """Return one consistent snapshot of everything that a resumed run needs; see `heliograph.Run`."""
         from .snapshot import capture
 
         return capture(self, shards)

@@ -23,20 +23,20 @@ def close_run(run: RunContext, error: BaseException | None) -> None:
 
         error = end_early(run, error)
     run.outcome.finished = True
-    place = _place(run, error)
+    where = _where(run, error)
     if error is not None:
-        error = departure.fail(error, place)
+        error = departure.fail(error, where)
     run.outcome.status = _status(run, error)
     secondary = _close_all(run, error, departure)
     if error is None and secondary:
         owner, event, error = secondary.pop(0)
-        place += f"; in {owner} on {event}"
+        where += f"; in {owner} on {event}"
         run.outcome.status = _status(run, error)
     run.bus.blamed = None  # keeps no traceback, and so no batch, alive
     run.outcome.result = _result(run, error)
     if error is None:
         return
-    error.add_note(f"heliograph: {place}")
+    error.add_note(f"heliograph: {where}")
     for owner, event, other in secondary:
         error.add_note(f"heliograph: then {owner} failed on {event}: {describe_error(other)}")
     if run.outcome.replacement is not None and run.outcome.replacement is not error:
@@ -90,10 +90,10 @@ def _exit_status(run: RunContext) -> int:
     return statuses.get(run.outcome.status, run.outcome.exit_status or 0)
 
 
-def _place(run: RunContext, error: BaseException | None) -> str:
-    place = place_of(run)
+def _where(run: RunContext, error: BaseException | None) -> str:
+    where = place_of(run)
     owner, event = (None, None) if error is None else run.blame(error)
-    return place if owner is None else f"{place}; in {owner} on {event}"
+    return where if owner is None else f"{where}; in {owner} on {event}"
 
 
 def _resume(run: RunContext) -> ResumeReport:
@@ -101,12 +101,12 @@ def _resume(run: RunContext) -> ResumeReport:
     report = ResumeReport(
         guarantee, reasons, fresh_plugins=run.resumption.fresh_plugins, unclaimed_states=run.resumption.unclaimed_states
     )
-    place = run.resumed_at
-    if place is None:
+    at = run.resumed_at
+    if at is None:
         return report
     report = replace(report, path=run.resumed_from, restored=tuple(run.resumption.restored))
     report = replace(report, verified_steps=run.verified_steps, difference=run.difference)
-    return replace(report, epoch=place.epoch, batch=place.batch, step=place.steps)
+    return replace(report, epoch=at.epoch, batch=at.batch, step=at.steps)
 
 
 def _result(run: RunContext, error: BaseException | None) -> RunResult:
@@ -148,19 +148,19 @@ class Departure:
         self.failures: Failures = []
         self._run = run
 
-    def fail(self, error: BaseException, place: str) -> BaseException:
+    def fail(self, error: BaseException, where: str) -> BaseException:
         """Leave the group at once, for an error that not all ranks share; the others are informed before.
 
         Args:
             error: why.
-            place: where in the run it came up.
+            where: where in the run it came up.
 
         Returns:
             What caused the error: itself, or that another rank failed.
         """
         from .early_end import leave_group
 
-        cause, failure = leave_group(self._run, error, place)
+        cause, failure = leave_group(self._run, error, where)
         if failure is not None:
             self.failures.append(("the run", "leaving the group", failure))
         return cause

@@ -28,14 +28,14 @@ from .engines.weights import check_fits
 
 
 def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the cut. Tensors are the live ones: store them before the next step. On several ranks a collective.
+    """Return the snapshot. Tensors are the live ones: store them before the next step. On several ranks a collective.
 
     The main rank's is the whole, with what differs on the others. Another rank's is its own, good for itself to go back
     to; where weights are sharded it holds none.
 
     Args:
         run: the run.
-        shards: describes the shards that are saved apart from the cut, which holds no weights then.
+        shards: describes the shards that are saved apart from the snapshot, which holds no weights then.
 
     Raises:
         TypeError: some state is neither a plain type nor a tensor, and so could not be read back safely.
@@ -45,7 +45,7 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
     unseen = (
         {} if run.resumption.unseen is None else run.resumption.unseen.state_dict(run)
     )  # before the data, which keep its doubts
-    cut = {
+    snapshot = {
         "schema": SCHEMA,
         "saved_at": time(),
         "versions": versions(),
@@ -74,16 +74,16 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
         **({"plugin_versions": numbers} if (numbers := run.plugins.state_versions()) else {}),
         **({} if shards is None else {"shards": dict(shards)}),
     }
-    check_plain(cut, "state")
-    parts = gather_rank_parts(run.engine, cut)
-    return {**cut, "ranks": parts if run.engine.is_main else []}
+    check_plain(snapshot, "state")
+    parts = gather_rank_parts(run.engine, snapshot)
+    return {**snapshot, "ranks": parts if run.engine.is_main else []}
 
 
 def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Continue a run from a cut; return this rank's part of it.
+    """Continue a run from a snapshot; return this rank's part of it.
 
     Raises:
-        ValueError: the cut is of a newer schema, incomplete, of other modules or, within an epoch, of other data.
+        ValueError: the snapshot is of a newer schema, incomplete, of other modules or, within an epoch, of other data.
     """
     resumption = run.resumption
     check_schema(saved)
@@ -181,6 +181,6 @@ def _compare_restored(run: RunContext, state: Mapping[str, Any]) -> None:
 
 
 def _where(run: RunContext) -> str:
-    what, place = "resumed at" if run.resumption.is_resume else "went back to", run.progress
+    what, progress = "resumed at" if run.resumption.is_resume else "went back to", run.progress
     path = run.resumption.path or "a state"
-    return f"{what} epoch {place.epoch}, batch {place.batch}, step {place.steps} from {path}"
+    return f"{what} epoch {progress.epoch}, batch {progress.batch}, step {progress.steps} from {path}"

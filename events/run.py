@@ -229,7 +229,7 @@ class Run(Protocol):
         """Add a value to the running mean of `<phase>/<name>`; a tensor stays on its device until it is logged."""
 
     def state_dict(self, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return one consistent cut of everything that a resumed run needs, as plain types and tensors.
+        """Return one consistent snapshot of everything that a resumed run needs, as plain types and tensors.
 
         On several ranks a collective: every rank must call it. The main rank gets the whole, the others their own.
 

@@ -18,7 +18,7 @@ from .plugin import Plugin, snake_case
 
 
 @dataclass(slots=True)
-class Entry:
+class PluginEntry:
     """A registered plugin and what the manager knows of it."""
 
     name: str
@@ -75,7 +75,7 @@ class Entry:
         }
 
 
-def make_entry(plugin: Any, name: str | None = None) -> Entry:
+def make_entry(plugin: Any, name: str | None = None) -> PluginEntry:
     """Return the entry of an object that is to be registered, by its own name unless another is given.
 
     Raises:
@@ -85,20 +85,20 @@ def make_entry(plugin: Any, name: str | None = None) -> Entry:
     own = getattr(plugin, "name", None)
     name = name or (own if isinstance(own, str) else snake_case(type(plugin).__name__))
     handlers = list(_handlers_of(plugin, name))
-    entry = Entry(name, plugin, handlers, [deepcopy(handler.mark.when) for _, handler in handlers])
+    entry = PluginEntry(name, plugin, handlers, [deepcopy(handler.mark.when) for _, handler in handlers])
     _check_declarations(entry)
     _check_state(entry)
     return entry
 
 
-def _check_declarations(entry: Entry) -> None:
+def _check_declarations(entry: PluginEntry) -> None:
     if (policy := getattr(entry.plugin, "policy", "critical")) not in ("critical", "observer"):
         raise ValueError(f"Plugin {entry.name!r} has policy {policy!r}: it is 'critical' or 'observer'.")
     if entry.ranks not in ("all", "main", "local_main"):
         raise ValueError(f"Plugin {entry.name!r} has ranks {entry.ranks!r}: they are 'all', 'main' or 'local_main'.")
 
 
-def _check_state(entry: Entry) -> None:
+def _check_state(entry: PluginEntry) -> None:
     plugin, kind = entry.plugin, type(entry.plugin).__name__
     if _overrides(plugin, "state_dict") != _overrides(plugin, "load_state_dict"):
         raise TypeError(f"{kind} has one of state_dict and load_state_dict: a plugin needs both or neither.")

@@ -16,7 +16,7 @@ from ..events.checks import known_names
 if TYPE_CHECKING:
     from ..events import Engine, Run
     from .discovery import Discovered
-    from .entry import Entry
+    from .entry import PluginEntry
     from .observer_errors import ObserverErrors
     from .order import HandlerOrder
     from .states import Check, States
@@ -30,8 +30,8 @@ class Plugins:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._entries: dict[str, Entry] = {}
-        self._by_object: dict[int, Entry] = {}
+        self._entries: dict[str, PluginEntry] = {}
+        self._by_object: dict[int, PluginEntry] = {}
         self._claims: dict[str, str] = {}  # exclusive words, and the names of those that claim them
         self._run: Run | None = None  # the one that has begun and not ended
         self._engine: Engine | None = None
@@ -291,12 +291,12 @@ class Plugins:
         """Allow another run to begin."""
         self._run = None
 
-    def _runs_on_this_rank(self, entry: Entry) -> bool:
+    def _runs_on_this_rank(self, entry: PluginEntry) -> bool:
         engine = self._engine
         is_main, is_local_main = (True, True) if engine is None else (engine.is_main, engine.is_local_main)
         return {"all": True, "main": is_main, "local_main": is_local_main}[entry.ranks]
 
-    def _check_free(self, entry: Entry, claims: Iterable[str]) -> None:
+    def _check_free(self, entry: PluginEntry, claims: Iterable[str]) -> None:
         """Raise ValueError where an object, a name or a capability is registered already."""
         kind = type(entry.plugin).__name__
         if id(entry.plugin) in self._by_object:
@@ -310,7 +310,7 @@ class Plugins:
                 names = f"{other!r} and {entry.name!r} both claim {both}"
                 raise ValueError(f"Plugins {names}, which only one may: unregister one of them.")
 
-    def _toggle(self, entry: Entry, *, enabled: bool, by: str | None = None) -> None:
+    def _toggle(self, entry: PluginEntry, *, enabled: bool, by: str | None = None) -> None:
         before, entry.enabled = entry.enabled, enabled
         for event, handler in entry.handlers:
             self._bus.signal(event).pause(handler.method, paused=not entry.is_active)
@@ -326,7 +326,7 @@ class Plugins:
         if self._run is not None:
             self._run.emit(PluginChanged(name, change, by or current_owner() or "the caller"))
 
-    def _retire(self, entry: Entry) -> None:
+    def _retire(self, entry: PluginEntry) -> None:
         """Close a plugin, as soon as no emission that may still call it is running."""
         self._bus.deferred.append((entry.name, partial(self._errors.close, entry)))
         self._bus.run_deferred()
@@ -336,25 +336,25 @@ class Plugins:
         entry = self._entry_of(owner)
         return entry is not None and self._errors.forgive_handler(entry, run, event, error)
 
-    def _forgive_state(self, entry: Entry, what: str, consequence: str, error: BaseException) -> bool:
+    def _forgive_state(self, entry: PluginEntry, what: str, consequence: str, error: BaseException) -> bool:
         return self._errors.forgive_state(entry, self._run, what, consequence, error)
 
-    def _disable_by_errors(self, entry: Entry) -> None:
+    def _disable_by_errors(self, entry: PluginEntry) -> None:
         entry.disabled_by_errors = True
         self._toggle(entry, enabled=False, by=f"{len(entry.errors)} errors")
         self._retire(entry)
 
-    def _entry_of(self, owner: str) -> Entry | None:
+    def _entry_of(self, owner: str) -> PluginEntry | None:
         """Return the plugin that an owner of handlers is; None for a function."""
         return self._entries.get(owner) if isinstance(owner, PluginName) else None
 
-    def _matches(self, key: Key) -> list[Entry]:
+    def _matches(self, key: Key) -> list[PluginEntry]:
         if isinstance(key, type):
             return [entry for entry in self._entries.values() if isinstance(entry.plugin, key)]
         entry = self._entries.get(key) if isinstance(key, str) else self._by_object.get(id(key))
         return [] if entry is None else [entry]
 
-    def _find(self, key: Key) -> Entry:
+    def _find(self, key: Key) -> PluginEntry:
         matches = self._matches(key)
         if len(matches) == 1:
             return matches[0]

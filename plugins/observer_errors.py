@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ..events import Event, PluginFailed, Run
 from ..events.errors import describe_error
-from .entry import Entry
+from .entry import PluginEntry
 
 logger = logging.getLogger("heliograph")
 
@@ -19,10 +19,10 @@ class ObserverErrors:
         disable: disables a plugin that had too many.
     """
 
-    def __init__(self, disable: Callable[[Entry], None]) -> None:
+    def __init__(self, disable: Callable[[PluginEntry], None]) -> None:
         self._disable = disable
 
-    def forgive_handler(self, entry: Entry, run: Run, event: Event, error: BaseException) -> bool:
+    def forgive_handler(self, entry: PluginEntry, run: Run, event: Event, error: BaseException) -> bool:
         """Log and list the error of an observer's handler, and disable the plugin after `max_errors`.
 
         Returns:
@@ -39,7 +39,9 @@ class ObserverErrors:
             self._disable(entry)
         return True
 
-    def forgive_state(self, entry: Entry, run: Run | None, what: str, consequence: str, error: BaseException) -> bool:
+    def forgive_state(
+        self, entry: PluginEntry, run: Run | None, what: str, consequence: str, error: BaseException
+    ) -> bool:
         """Log, list and note the error of an observer's state, once.
 
         Args:
@@ -61,7 +63,7 @@ class ObserverErrors:
                 run.note(f"plugin {entry.name!r}: {consequence}; {line}")
         return True
 
-    def close(self, entry: Entry) -> None:
+    def close(self, entry: PluginEntry) -> None:
         """Close a plugin; an observer's error is logged and listed like all of its errors."""
         try:
             if entry.has_lifecycle:
@@ -72,6 +74,6 @@ class ObserverErrors:
             _add(entry, "close", f"close: {describe_error(error)}", error)
 
 
-def _add(entry: Entry, what: str, line: str, error: BaseException) -> None:
+def _add(entry: PluginEntry, what: str, line: str, error: BaseException) -> None:
     entry.errors.append(line)
     logger.error("plugin %r failed in %s", entry.name, what, exc_info=error)

@@ -15,7 +15,7 @@ from ..events import Bus, Event
 from ..events.bus import Position
 from .marks import Marker
 
-PLACE = attrgetter("place")
+SORT_KEY = attrgetter("sort_key")
 
 
 @dataclass(slots=True, eq=False)
@@ -27,19 +27,19 @@ class Handler:
         method: the method.
         mark: what was said of it.
         listed: its number in the list of the handlers of its event.
-        place: where it runs among those of its lane.
+        sort_key: where it runs among those of its lane.
     """
 
     plugin: str
     method: Callable[..., Any]
     mark: Marker[Any]
     listed: int = 0
-    place: Fraction | int = 0
+    sort_key: Fraction | int = 0
 
     @property
     def position(self) -> Position:
         """Its position among all handlers of the event."""
-        return self.mark.lane, self.place
+        return self.mark.lane, self.sort_key
 
 
 class HandlerOrder:
@@ -51,7 +51,7 @@ class HandlerOrder:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._orders: dict[type[Event], Order] = {}
+        self._orders: dict[type[Event], EventOrder] = {}
 
     def add(self, handlers: Iterable[tuple[type[Event], Handler]]) -> None:
         """Find the positions of a plugin's handlers.
@@ -61,7 +61,7 @@ class HandlerOrder:
         """
         with ExitStack() as undo:
             for event, handler in handlers:
-                order = self._orders.setdefault(event, Order(event.__name__))
+                order = self._orders.setdefault(event, EventOrder(event.__name__))
                 self._move(event, order.add(handler))
                 undo.callback(self.remove, event, handler)
             undo.pop_all()
@@ -74,7 +74,7 @@ class HandlerOrder:
         self._bus.signal(event).move((handler.method, handler.position) for handler in handlers)
 
 
-class Order:
+class EventOrder:
     """The handlers of one event in the order in which they run; stable where nothing demands otherwise.
 
     In each lane, of all handlers that may run next, the one that was listed first does. So a handler that no other has
@@ -93,7 +93,7 @@ class Order:
         self._after: dict[str, list[Handler]] = {}
 
     def add(self, handler: Handler) -> list[Handler]:
-        """Place a handler, the last of the list; return it and all that have a new place.
+        """Place a handler, the last of the list; return it and all that have a new sort key.
 
         Raises:
             ValueError: the demands, those of the lanes among them, form a cycle; nothing was added.
@@ -114,7 +114,7 @@ class Order:
         return [handler, *self._put_back(followers)]
 
     def remove(self, handler: Handler) -> list[Handler]:
-        """Forget a handler; return those that have a new place."""
+        """Forget a handler; return those that have a new sort key."""
         followers = self._followers(handler)
         self._take_out([handler, *followers])
         self._strike(handler)
@@ -167,12 +167,12 @@ class Order:
                 if other.mark.lane == here.mark.lane and other not in found:
                     found[other] = here
                     ends.append(other)
-        return sorted(found, key=PLACE)
+        return sorted(found, key=SORT_KEY)
 
     def _take_out(self, handlers: Iterable[Handler]) -> None:
         for handler in handlers:
             lane = self._lanes[handler.mark.lane]
-            del lane[bisect_left(lane, handler.place, key=PLACE)]
+            del lane[bisect_left(lane, handler.sort_key, key=SORT_KEY)]
 
     def _put_back(self, handlers: list[Handler]) -> list[Handler]:
         """Place handlers, given in an order that is allowed: each before the first one that was listed after it.
@@ -182,8 +182,8 @@ class Order:
         moved = []
         for handler in handlers:
             lane = self._lanes[handler.mark.lane]
-            before = [each.place for each in self._previous(handler) if each.mark.lane == handler.mark.lane]
-            position = bisect_right(lane, max(before), key=PLACE) if before else 0
+            before = [each.sort_key for each in self._previous(handler) if each.mark.lane == handler.mark.lane]
+            position = bisect_right(lane, max(before), key=SORT_KEY) if before else 0
             while position < len(lane) and lane[position].listed < handler.listed:
                 position += 1
             if _put(handler, lane, position):
@@ -198,16 +198,16 @@ class Order:
 
 
 def _put(handler: Handler, lane: list[Handler], position: int) -> bool:
-    """Put a handler into its lane; return whether that takes another place than it has."""
-    left: Any = lane[position - 1].place if position else -inf
-    right: Any = lane[position].place if position < len(lane) else inf
+    """Put a handler into its lane; return whether that takes another sort key than it has."""
+    left: Any = lane[position - 1].sort_key if position else -inf
+    right: Any = lane[position].sort_key if position < len(lane) else inf
     lane.insert(position, handler)
-    if left < handler.place < right:
+    if left < handler.sort_key < right:
         return False
     if right == inf:
-        handler.place = floor(left) + 1
+        handler.sort_key = floor(left) + 1
     else:
-        handler.place = ceil(right) - 1 if left == -inf else Fraction(left + right) / 2
+        handler.sort_key = ceil(right) - 1 if left == -inf else Fraction(left + right) / 2
     return True
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from ..events import Progress
 from ..events.errors import describe_error
-from .entry import Entry
+from .entry import PluginEntry
 
 Check = Callable[[Any, str], None]  # of a state and its name: raises TypeError where it cannot be saved
-Forgive = Callable[[Entry, str, str, BaseException], bool]
+Forgive = Callable[[PluginEntry, str, str, BaseException], bool]
 
 
 class States:
@@ -24,7 +24,7 @@ class States:
         forgive: given a plugin, what failed, what comes of it and the error, returns whether the run continues.
     """
 
-    def __init__(self, entries: Mapping[str, Entry], forgive: Forgive) -> None:
+    def __init__(self, entries: Mapping[str, PluginEntry], forgive: Forgive) -> None:
         self._entries, self._forgive = entries, forgive
 
     def save(self, check: Check | None = None) -> dict[str, Any]:
@@ -78,11 +78,11 @@ class States:
                 for key, when in entry.stateful_filters().items():
                     when.load_state_dict(origin, states.get(entry.name, {}).get(key, {}))
 
-    def _stateful(self) -> list[Entry]:
+    def _stateful(self) -> list[PluginEntry]:
         return [entry for entry in self._entries.values() if hasattr(entry.plugin, "state_dict")]
 
     @contextmanager
-    def _spared(self, entry: Entry, what: str, consequence: str) -> Iterator[None]:
+    def _spared(self, entry: PluginEntry, what: str, consequence: str) -> Iterator[None]:
         """Continue in spite of what an observer's state raises; name the plugin in what another's raises."""
         try:
             yield
@@ -91,14 +91,14 @@ class States:
                 error.add_note(f"heliograph: in {what} of plugin {entry.name!r}")
                 raise
 
-    def _has_something(self, entry: Entry) -> bool:
+    def _has_something(self, entry: PluginEntry) -> bool:
         with self._spared(entry, "state_dict", "whether it has a state is not known"):
             return bool(entry.plugin.state_dict())
         return True
 
-    def _give(self, entry: Entry, state: Any, version: int, path: Path | None) -> None:
+    def _give(self, entry: PluginEntry, state: Any, version: int, path: Path | None) -> None:
         """Restore a plugin from a state, migrated if needed."""
-        where = f"continue from its state in {path or 'the cut'}"
+        where = f"continue from its state in {path or 'the snapshot'}"
         with self._spared(entry, "load_state_dict", "it continues without its state"):
             if version > (now := entry.state_version):
                 raise ValueError(
@@ -113,9 +113,9 @@ class States:
             with _explained(entry, where, "load_state_dict", f"{OTHER_FORM} {_other_name(entry)}"):
                 entry.plugin.load_state_dict(state)
 
-    def _empty(self, entry: Entry, path: Path | None) -> None:
+    def _empty(self, entry: PluginEntry, path: Path | None) -> None:
         """Return a plugin to where it had nothing to remember."""
-        where = f"go back to {path or 'a cut'}, where it had an empty state"
+        where = f"go back to {path or 'a snapshot'}, where it had an empty state"
         with (
             self._spared(entry, "load_state_dict({})", "it keeps what it has"),
             _explained(entry, where, "load_state_dict({})", "It has to take what its state_dict returned."),
@@ -130,7 +130,7 @@ OTHER_FORM = (
 
 
 @contextmanager
-def _explained(entry: Entry, where: str, method: str, mend: str) -> Iterator[None]:
+def _explained(entry: PluginEntry, where: str, method: str, mend: str) -> Iterator[None]:
     """Name the plugin and the file in what one of its methods raises."""
     try:
         yield
@@ -139,5 +139,5 @@ def _explained(entry: Entry, where: str, method: str, mend: str) -> Iterator[Non
         raise ValueError(f"{what}. {mend}") from error
 
 
-def _other_name(entry: Entry) -> str:
+def _other_name(entry: PluginEntry) -> str:
     return f"As {type(entry.plugin).__name__}(...).named('{entry.name}_2') it starts fresh."

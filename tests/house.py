@@ -18,8 +18,9 @@ PAGE = ROOT / "docs/architecture.md"
 SECTION = "## Every file\n\nWritten by `python tests/house.py --write-page`, from the docstrings."
 ROOMS = ("events", "plugins", "core", "builtin_callbacks", "testing", "demo")
 IDLE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-DIALECT = re.compile(r"\b(tells?|telling|told|hears?|hearing|heard|amid)\b(?!\()", re.IGNORECASE)
-SAVED_KEY = re.compile(r'"\w+"')
+DIALECT = re.compile(r"\b(tells?|telling|teller|told|hears?|hearing|heard|amid|legs?)\b", re.IGNORECASE)
+NOT_OURS = re.compile(r'"\w+"|\.tell\(\)')  # keys of saved files, and where a file is read
+NAME_PARTS = re.compile(r"_|(?<=[a-z0-9])(?=[A-Z])")
 PARTS = "settings|work|stepping|outcome|hooks|resumption|hot"
 DOOR = re.compile(rf'\brun\.({PARTS})\b|\bcast\("?(RunContext|LoopEngine)\b')
 PRIVATE = {"heliograph.core.context.RunContext", "heliograph.core.loop"}
@@ -163,11 +164,11 @@ def gerunds() -> set[str]:
 
 
 def dialect() -> list[str]:
-    """Return the lines of the package with words of its first dialect; strings of one word are keys of saved files."""
-    found = list[str]()
-    for path in modules().values():
+    """Return the lines of the package and its tests with words of its first dialect, also as a part of a name."""
+    found, tests = list[str](), sorted((ROOT / "tests").glob("**/*.py"))
+    for path in (path for path in [*modules().values(), *tests] if path != Path(__file__)):
         for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
-            if DIALECT.search(SAVED_KEY.sub("", line)):
+            if DIALECT.search(NAME_PARTS.sub(" ", NOT_OURS.sub("", line))):
                 found.append(f"{path.relative_to(ROOT)}:{number}")
     return found
 
@@ -208,7 +209,7 @@ def print_table() -> None:
         f"private doors of plugins to a run: {len(private_doors())}",
         f"lines of core/loop.py: {code_lines(ROOT / 'core/loop.py')}",
         f"files that name cut_validation: {len(modules_that_name('cut_validation'))}",
-        f"lines with tell, hear or amid: {len(dialect())}",
+        f"lines with tell, hear, amid or leg: {len(dialect())}",
         f"files named by a word in -ing: {', '.join(sorted(gerunds()))}",
         sep="\n",
     )

@@ -9,12 +9,12 @@ from typing import Any
 
 import heliograph as h
 from heliograph.builtin_callbacks.recorder.format.lines import encode, encode_attempt, encode_head
-from heliograph.builtin_callbacks.recorder.format.records import Attempt, Batches, Entry
+from heliograph.builtin_callbacks.recorder.format.records import AttemptRecord, Batches, Entry
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches, linear_classifier
 from torch import nn
 
-PLAIN = Attempt(
+PLAIN = AttemptRecord(
     name="a1",
     phase="train",
     began="2026-01-01T00:00:00+00:00",
@@ -32,12 +32,12 @@ PLAIN = Attempt(
 )
 
 
-def attempt(*entries: Entry, **about: Any) -> Attempt:
+def attempt(*entries: Entry, **about: Any) -> AttemptRecord:
     """Return an attempt with these entries; `about` names other fields."""
     return replace(PLAIN, entries=entries, **about)
 
 
-def lines(attempts: Iterable[Attempt]) -> list[str]:
+def lines(attempts: Iterable[AttemptRecord]) -> list[str]:
     """Return the lines of a recording."""
     written = [encode_head()]
     for each in attempts:
@@ -49,7 +49,7 @@ def lines(attempts: Iterable[Attempt]) -> list[str]:
     return written
 
 
-def write(path: Path, *attempts: Attempt) -> Path:
+def write(path: Path, *attempts: AttemptRecord) -> Path:
     """Write a recording, and return its path."""
     path.write_text("".join(f"{line}\n" for line in lines(attempts)))
     return path

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 LATE = (h.SavePoint, h.CheckpointSaved, h.ShouldStop)  # after a boundary's requests were served
 ABOUT_FILES = (h.CheckpointLoaded, h.CheckpointSaved, h.CheckpointPruned)
-OF_A_LEG = (h.TrainStart, h.TrainEnd, h.RunClosed, h.RunFailed)  # each process has these once more
+OF_AN_ATTEMPT = (h.TrainStart, h.TrainEnd, h.RunClosed, h.RunFailed)  # each process has these once more
 EVENTS = [
     h.TrainStart, h.EpochStart, h.BatchStart, h.GradientsReady, h.StepEnd, h.BatchEnd, h.Log, h.ValidationStart,
     h.ValidationBatchStart, h.ValidationBatchEnd, h.ValidationEnd, h.SavePoint, h.CheckpointSaved, h.ShouldStop,
@@ -63,7 +63,7 @@ class Witness(h.Plugin):
             self.before_validation = deepcopy(seen)
         if isinstance(event, h.ValidationCut):  # it did not happen
             self.seen = self.before_validation
-        if isinstance(event, (*ABOUT_FILES, *OF_A_LEG, h.ValidationCut)) or getattr(event, "resumed", False):
+        if isinstance(event, (*ABOUT_FILES, *OF_AN_ATTEMPT, h.ValidationCut)) or getattr(event, "resumed", False):
             return
         seen["counts"][event.name] = seen["counts"].get(event.name, 0) + 1
         if not isinstance(event, h.SavePoint):  # its draws are taken back

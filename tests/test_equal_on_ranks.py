@@ -1,6 +1,6 @@
 """What ranks compute when they accumulate, beside another run and beside one process; what they exchange for it.
 
-Without accumulation, and on fewer ranks: `core/engines/test_ddp.py`. Metrics: `core/data/test_on_ranks.py`.
+Without accumulation, and on fewer ranks: `core/engines/parallel/test_ddp.py`. Metrics: `core/data/test_on_ranks.py`.
 """
 
 from __future__ import annotations

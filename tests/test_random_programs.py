@@ -102,10 +102,10 @@ def test_less_than_exact_without_a_cause_is_a_false_alarm() -> None:
 
 
 def test_repeated_batches_are_counted_at_the_resume_that_has_fewest() -> None:
-    first, second, third = ([Step(attempt, batch, 0.5) for batch in batches] for attempt, batches in LEGS)
+    first, second, third = ([Step(attempt, batch, 0.5) for batch in batches] for attempt, batches in ATTEMPTS)
     assert repeated_in(first) is None
     assert repeated_in([*first, *second]) == 4
     assert repeated_in([*first, *second, *third]) == 1
 
 
-LEGS = ((0, range(1, 9)), (1, range(5, 12)), (3, range(11, 15)))
+ATTEMPTS = ((0, range(1, 9)), (1, range(5, 12)), (3, range(11, 15)))

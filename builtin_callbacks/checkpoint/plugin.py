@@ -34,9 +34,9 @@ from . import file_names
 from . import shards as sharding
 from .best import Extent, load_best
 from .repeated.proof import ACTIONS, OnDifference, Proof
-from .resume import Found, find, share_state
+from .resume import ResumePoint, find, share_state
 from .retention import Retention
-from .run_names import ON_EXISTING, OnExisting, place
+from .run_names import ON_EXISTING, OnExisting, claim_name
 from .writers import BackgroundWriter, LoopWriter, Writer
 
 
@@ -149,7 +149,7 @@ class Checkpoint(Plugin):
         self._kept = Retention(keep_last, keep_best, self.monitor)  # used on the main rank only, as is the store
         self._writer: Writer = BackgroundWriter() if background else LoopWriter()
         self._store: storage.Store | None = None
-        self._found, self._replaces = Found(), list[storage.Entry]()
+        self._found, self._replaces = ResumePoint(), list[storage.Entry]()
         self._name = ""  # what the names of its files begin with, when that is known
         self._is_open = False
         self._last: Path | None = None
@@ -174,15 +174,15 @@ class Checkpoint(Plugin):
             )
 
         def look() -> tuple[str, str, Path | None, list[str]]:
-            store = self._opened(run)
+            store = self._open_store(run)
             with store.steady() if run.checkpoint_source is None else nullcontext():  # a source puts files there
                 found = self._found = find(store, self.resume, run.checkpoint_source)
-                training_id, name, notes = found.begun(run.name, run.training_id)
+                training_id, name, notes = found.choose_training(run.name, run.training_id)
                 if found.path is not None or not run.is_resuming:  # else another plugin says what it resumes
-                    notes += self._place(store, training_id, name)
+                    notes += self._claim_name(store, training_id, name)
             return training_id, self._name, found.path, notes
 
-        self._found, self._replaces, self._name, self._is_open = Found(), [], "", True
+        self._found, self._replaces, self._name, self._is_open = ResumePoint(), [], "", True
         training_id, self._proof.name, path, notes = on_main(run.engine, look)
         run.training_id = training_id
         self._kept.begin(())
@@ -201,9 +201,9 @@ class Checkpoint(Plugin):
         """Find what of this training is on disk, and note it."""
 
         def look() -> tuple[Path | None, bool, str, list[str]]:
-            store, training_id = self._opened(run), run.training_id
-            is_placed = self._name and store.training_id == training_id
-            notes = [] if is_placed else self._place(store, training_id, run.name)
+            store, training_id = self._open_store(run), run.training_id
+            is_claimed = self._name and store.training_id == training_id
+            notes = [] if is_claimed else self._claim_name(store, training_id, run.name)
             own = store.own()
             self._kept.begin(own, self._found.damaged)
             is_newest = bool(own) and event.path is not None and event.path.resolve() == own[0].path.resolve()
@@ -230,9 +230,9 @@ class Checkpoint(Plugin):
         """Write; then, or when it is written, emit that and remove what is no longer kept."""
 
         def prepare() -> str:
-            store = self._opened(run)
+            store = self._open_store(run)
             if not self._name:  # the plugin was switched off when the run began
-                for note in self._place(store, run.training_id, run.name):
+                for note in self._claim_name(store, run.training_id, run.name):
                     run.note(note)
             return file_names.file_name(run, self._name, self.metadata)
 
@@ -246,7 +246,7 @@ class Checkpoint(Plugin):
             self._save_shards(run, run.engine, name, judged_by)
         else:
             state = self._writer.hold(run)
-            self._writer.do(run, partial(self._write, name, state, judged_by), partial(self._saved, run))
+            self._writer.do(run, partial(self._write, name, state, judged_by), partial(self._report_save, run))
         self._proof.save(run)
 
     @on(TrainEnd, lane=Lane.PERSIST)
@@ -312,7 +312,7 @@ class Checkpoint(Plugin):
                 self._store.close()
                 self._store = None
 
-    def _opened(self, run: Run) -> storage.Store:
+    def _open_store(self, run: Run) -> storage.Store:
         """Return the run's store; it is closed while the plugin is switched off."""
         if self._store is None:
             store, source = storage.Store(self.folder, run.name), run.checkpoint_source
@@ -323,9 +323,9 @@ class Checkpoint(Plugin):
                 store.write_as(run.training_id, self._name)
         return self._store
 
-    def _place(self, store: storage.Store, training_id: str, wanted: str) -> list[str]:
+    def _claim_name(self, store: storage.Store, training_id: str, wanted: str) -> list[str]:
         """Find the name that the training writes under; return what there is to say."""
-        notes, self._replaces = place(store, training_id, wanted, self.on_existing)
+        notes, self._replaces = claim_name(store, training_id, wanted, self.on_existing)
         self._name = store.name
         return notes
 
@@ -337,12 +337,12 @@ class Checkpoint(Plugin):
         tensors, rest = engine.shard_state(run.modules, run.optimizers)
         state = self._writer.hold(run, rest)
         needed = sum(run.engine.gather_objects(sharding.room_for(tensors, is_main=run.engine.is_main)))
-        folder = on_main(run.engine, lambda: self._opened(run).begin_shards(needed))
+        folder = on_main(run.engine, lambda: self._open_store(run).begin_shards(needed))
         write = sharding.begin(engine, tensors, folder, run.engine.rank, in_background=self.background)
 
         def commit(of_ranks: list[sharding.Shards]) -> None:
             shards = sharding.merge_shards(of_ranks)
-            self._writer.do(run, partial(self._write, name, state, judged_by, shards), partial(self._saved, run))
+            self._writer.do(run, partial(self._write, name, state, judged_by, shards), partial(self._report_save, run))
 
         self._writer.do_on_each(run, write, commit)
 
@@ -364,7 +364,7 @@ class Checkpoint(Plugin):
         self._kept.add(entry)
         return entry.path, self._best()
 
-    def _saved(self, run: Run, where: tuple[Path, Path | None]) -> None:
+    def _report_save(self, run: Run, where: tuple[Path, Path | None]) -> None:
         """Announce a durable checkpoint, then remove what is no longer kept."""
         path, best = where
         self._last, run.last_checkpoint, run.best_checkpoint = path, path, best
@@ -373,7 +373,9 @@ class Checkpoint(Plugin):
         self._tidy(run, path, best, replaced)
 
     def _tidy(self, run: Run, last: Path, best: Path | None, replaced: list[storage.Entry]) -> None:
-        self._writer.do(run, partial(self._remove, last, best, replaced), partial(self._removed, run), is_save=False)
+        self._writer.do(
+            run, partial(self._remove, last, best, replaced), partial(self._report_removals, run), is_save=False
+        )
 
     def _remove(self, last: Path, best: Path | None, replaced: list[storage.Entry]) -> list[tuple[Path, str]]:
         """Point to the newest and the best and remove what is no longer kept; return what went, and why."""
@@ -385,6 +387,6 @@ class Checkpoint(Plugin):
         others = [(each.path, "on_existing='replace'") for each in replaced if store.remove(each.path, each.training)]
         return own + others
 
-    def _removed(self, run: Run, removed: list[tuple[Path, str]]) -> None:
+    def _report_removals(self, run: Run, removed: list[tuple[Path, str]]) -> None:
         for path, reason in removed:
             run.emit(CheckpointPruned(path, reason))

@@ -15,7 +15,7 @@ from ...core.checkpoint.storage import State
 from ...core.checkpoint.storage.files import TRIES
 from ...core.checkpoint.storage.manifest import MissingManifestError
 from ...core.checkpoint.storage.reader import OfOthers
-from ...core.distributed.ranks.failure import Outcome, outcome_of, values_of_ranks
+from ...core.distributed.ranks.failure import WorkOutcome, outcome_of, values_of_ranks
 from ...events import Engine
 from ...events.run import CheckpointSource
 from .removable import by_training
@@ -24,7 +24,7 @@ logger = logging.getLogger("heliograph")
 
 
 @dataclass(slots=True)
-class Found:
+class ResumePoint:
     """What there is to resume.
 
     Attributes:
@@ -43,7 +43,7 @@ class Found:
     notes: list[str] = field(default_factory=list)
     damaged: list[Path] = field(default_factory=list)
 
-    def begun(self, run_name: str, fresh_id: str) -> tuple[str, str, list[str]]:
+    def choose_training(self, run_name: str, fresh_id: str) -> tuple[str, str, list[str]]:
         """Return which training a run of this name continues, under which name, and what there is to say.
 
         From a checkpoint of a run of another name a training of its own begins, and so nothing of that other is lost.
@@ -60,7 +60,7 @@ class Found:
         return fresh_id, run_name, [*self.notes, note]
 
 
-def find(store: storage.Store, resume: str | Path | None, source: CheckpointSource | None = None) -> Found:
+def find(store: storage.Store, resume: str | Path | None, source: CheckpointSource | None = None) -> ResumePoint:
     """Look for what a run is to resume.
 
     Args:
@@ -76,7 +76,7 @@ def find(store: storage.Store, resume: str | Path | None, source: CheckpointSour
     try:
         resume, notes = (resume, []) if source is None else source.fetch(store, resume)
         if resume is None:
-            return Found(notes=notes)
+            return ResumePoint(notes=notes)
         return _newest(store, notes) if resume == "auto" else _given(Path(resume), notes)
     except FileNotFoundError:
         raise
@@ -84,16 +84,16 @@ def find(store: storage.Store, resume: str | Path | None, source: CheckpointSour
         raise _refusal(error, resume, store.folder) from error
 
 
-def _given(path: Path, notes: list[str]) -> Found:
+def _given(path: Path, notes: list[str]) -> ResumePoint:
     state = conversion.load_any(path)
     try:
         manifest = storage.read_manifest(path)
     except MissingManifestError:
-        return Found(path, state, state["run_name"], state["run_name"], notes)
-    return Found(path, state, manifest.run_name, manifest.family, notes)
+        return ResumePoint(path, state, state["run_name"], state["run_name"], notes)
+    return ResumePoint(path, state, manifest.run_name, manifest.family, notes)
 
 
-def _newest(store: storage.Store, notes: list[str]) -> Found:
+def _newest(store: storage.Store, notes: list[str]) -> ResumePoint:
     entry, state, passed_over = store.newest()
     older = None if entry is not None else conversion.newest_of_helios(store.folder, store.run_name)
     for line in passed_over:
@@ -104,18 +104,18 @@ def _newest(store: storage.Store, notes: list[str]) -> Found:
     if entry is not None:
         entries, _ = store.entries()
         damaged = [each.path for each in entries if each.order > entry.order]
-        return Found(
+        return ResumePoint(
             entry.path, state, entry.run_name, entry.family, [*notes, *_several(store, entries, entry)], damaged
         )
     if older is not None:
-        return Found(*older, store.run_name, store.run_name, notes)
+        return ResumePoint(*older, store.run_name, store.run_name, notes)
     _refuse_another_s_name(store)
     if unusable := _unusable(store):
         note = f"begins afresh: none of the {unusable} in {store.folder} can be used"
         logger.warning(note)
     else:
         note = f"begins afresh: no checkpoint of {store.run_name!r} in {store.folder}"
-    return Found(notes=[*notes, note])
+    return ResumePoint(notes=[*notes, note])
 
 
 def _unusable(store: storage.Store) -> str | None:
@@ -190,8 +190,8 @@ def share_state(engine: Engine, path: Path, state: State | None) -> State:
                 )
         else:
             read = partial(conversion.load_any, path, with_shards=False)
-            outcome = Outcome(state) if engine.is_main else outcome_of(read)
-            values_of_ranks(engine, Outcome(error=outcome.error))
+            outcome = WorkOutcome(state) if engine.is_main else outcome_of(read)
+            values_of_ranks(engine, WorkOutcome(error=outcome.error))
             state = outcome.value
     assert state is not None
     return state

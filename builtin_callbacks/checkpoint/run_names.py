@@ -14,7 +14,7 @@ ON_EXISTING: tuple[OnExisting, ...] = ("new_name", "refuse", "replace")
 logger = logging.getLogger("heliograph")
 
 
-def place(store: Store, training_id: str, wanted: str, on_existing: OnExisting) -> tuple[list[str], list[Entry]]:
+def claim_name(store: Store, training_id: str, wanted: str, on_existing: OnExisting) -> tuple[list[str], list[Entry]]:
     """Let a store write for a training, under the wanted name unless that is another's.
 
     Returns:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from ...core.distributed.ranks.failure import Outcome, on_main, outcome_of, value_of_main, values_of_ranks
+from ...core.distributed.ranks.failure import WorkOutcome, on_main, outcome_of, value_of_main, values_of_ranks
 from ...events import BatchEnd, Engine, Handle, Lane, Run
 from .background import BackgroundWorker
 from .buffers import Buffers, sizes_of
 
 T = TypeVar("T")
-WORTH_TELLING = 0.1  # seconds that the loop was held up
+WORTH_REPORTING = 0.1  # seconds that the loop was held up
 logger = logging.getLogger("heliograph")
 
 
@@ -211,13 +211,13 @@ class BackgroundWriter:
         logger.warning(lost)
         return lost
 
-    def _report(self, outcome: Outcome[Any] | None) -> None:
+    def _report(self, outcome: WorkOutcome[Any] | None) -> None:
         """Report what was done, on all ranks."""
         then, self._awaited = self._awaited, None
         assert then is not None
         if self._engine is None:
             assert outcome is not None
-            then(outcome.taken())
+            then(outcome.value_or_raise())
         elif self._of_each:
             assert outcome is not None
             then(values_of_ranks(self._engine, outcome))
@@ -228,7 +228,7 @@ class BackgroundWriter:
         before, waits_for_save = self._worker.waited, not self._reserving
         self.drain()
         seconds = self._worker.waited - before
-        if seconds > WORTH_TELLING and waits_for_save:
+        if seconds > WORTH_REPORTING and waits_for_save:
             self._held_up += 1
             if self._held_up == 1:
                 logger.warning("a save waited %.2f s for the former one, which was still being written", seconds)

@@ -16,16 +16,16 @@ from ...events import Bus, Event, Run, RunClosed, RunFailed
 from ...events.catalogue import Phase
 from ...events.errors import describe_error
 from .format.plain import NAME, shorten, to_plain, to_plain_metrics
-from .format.records import Attempt
+from .format.records import AttemptRecord
 
 MAX_OWNERS = 500  # of the handlers of one event
 MAX_NOTES = 200
 
 
-def attempt_of(run: Run, *, losses: bool) -> Attempt:
+def attempt_of(run: Run, *, losses: bool) -> AttemptRecord:
     """Return an attempt without entries."""
     phase: Phase = "train" if run.optimizers else run.phase
-    return Attempt(
+    return AttemptRecord(
         name=uuid4().hex[:12],
         phase=phase,
         began=datetime.now(UTC).isoformat(),

@@ -25,7 +25,7 @@ from .files.builder import build
 from .files.config import Source, read_rules
 from .files.specs import ON_ERROR, OnError
 from .operations.functions import Function
-from .text import shown
+from .text import show
 
 T = TypeVar("T", RuleMetric, RuleOperation)
 BEGINNINGS = (TrainStart, ValidationStart, TestStart)
@@ -97,7 +97,7 @@ class RuleController(Plugin):
             self._active.take(run, CheckpointSaved(event.path, is_best=event.path == run.best_checkpoint))
 
     @on(SavePoint, lane=Lane.DECIDE)
-    def hear_before_saving(self, run: Run, event: Event) -> None:
+    def handle_before_saving(self, run: Run, event: Event) -> None:
         """Do so before the state is stored."""
         self._active.take(run, event)
 
@@ -129,7 +129,7 @@ def _check(kinds: Iterable[type[T]], base: type[T], argument: str) -> tuple[type
     checked = list(kinds) if isinstance(kinds, Iterable) else None
     if checked is None or not all(isinstance(each, type) and issubclass(each, base) for each in checked):
         kind = base.__name__
-        raise TypeError(f"{argument}= of RuleController takes a list of subclasses of {kind}, got {shown(kinds)}.")
+        raise TypeError(f"{argument}= of RuleController takes a list of subclasses of {kind}, got {show(kinds)}.")
     return tuple(checked)
 
 
@@ -137,5 +137,5 @@ def _check_functions(functions: Mapping[str, Function]) -> dict[str, Function]:
     if not isinstance(functions, Mapping) or not all(
         isinstance(name, str) and callable(each) for name, each in functions.items()
     ):
-        raise TypeError(f"functions= of RuleController takes a dict of functions by name, got {shown(functions)}.")
+        raise TypeError(f"functions= of RuleController takes a dict of functions by name, got {show(functions)}.")
     return dict(functions)

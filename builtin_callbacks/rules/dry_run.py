@@ -14,13 +14,14 @@ from ...events.errors import describe_error
 from ...plugins import Plugin, on
 from ..recorder.format.records import Recording
 from ..recorder.replay.replay import replay
+from ..recorder.replay.report import count_times
 from .active_rules import ActiveRules
 from .base import Action, RuleFiring, RuleMetric, RuleOperation
 from .controller import RuleController
 from .errors import RuleError
 from .files.blueprint import Blueprint
 from .fired import RuleFired
-from .text import shown
+from .text import show
 
 SHOWN = 20  # acts of one rule, in full
 
@@ -47,7 +48,7 @@ class Act:
 
     def __str__(self) -> str:
         fired = self.fired
-        read = ", ".join(f"{name} = {shown(value)}" for name, value in fired.metrics.items()) or "no metric"
+        read = ", ".join(f"{name} = {show(value)}" for name, value in fired.metrics.items()) or "no metric"
         place = f"attempt {self.attempt}, epoch {self.epoch} batch {self.batch} step {self.step}, {fired.trigger}"
         end = " (after a stop)" if self.is_after_end else ""
         return f"{place}{end}: {', '.join(fired.operations)}; {read}"
@@ -73,7 +74,7 @@ class DryRun:
         lines = []
         never = "would not have acted as far as it was asked" if self.cut_short else "would never have acted"
         for name, acts in self.rules.items():
-            lines.append(f"{name}: {f'would have acted {_times(len(acts))}' if acts else never}")
+            lines.append(f"{name}: {f'would have acted {count_times(len(acts))}' if acts else never}")
             lines += [f"  {act}" for act in acts[:SHOWN]]
             lines += [f"  and {len(acts) - SHOWN} more"] * (len(acts) > SHOWN)
         lines += [f"metric {name} was not available: {text}" for name, text in self.unheld.items()]
@@ -187,7 +188,3 @@ class _Notebook(Plugin):
     def turn_over(self, run: Run, event: RunClosed) -> None:
         """Begin the next attempt."""
         self._attempt += 1
-
-
-def _times(number: int) -> str:
-    return "once" if number == 1 else f"{number} times"

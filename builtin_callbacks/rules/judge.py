@@ -14,7 +14,7 @@ from .files.triggers import Trigger
 from .fired import RuleFired
 from .patience import counted
 from .table import Values
-from .text import shown
+from .text import show
 
 logger = logging.getLogger("heliograph")
 SKIPPED, FALSE, TRUE = -1, 0, 1  # what a rule comes to; of several ranks the largest counts
@@ -101,7 +101,7 @@ class Judge:
         firing = RuleFiring(ready.name, trigger.name, event, text, values, is_final)
         read = {name: values[name] for name in sorted(ready.rule.names)}
         if logger.isEnabledFor(ready.level):
-            metrics = ", ".join(f"{name} = {shown(value)}" for name, value in read.items()) or "no metrics"
+            metrics = ", ".join(f"{name} = {show(value)}" for name, value in read.items()) or "no metrics"
             action = f"taking action {', '.join(operations)}"
             logger.log(ready.level, "%s", f"controller {ready.name!r} on {trigger.name}: {action}; {text}; {metrics}")
         done = list[str]()

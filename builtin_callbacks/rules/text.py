@@ -22,6 +22,6 @@ class _Repr(Repr):
 _REPR = _Repr()
 
 
-def shown(value: Any) -> str:
+def show(value: Any) -> str:
     """Return a value as Python writes it, shortened where it is long."""
     return _REPR.repr(value)

@@ -32,20 +32,20 @@ class Upgraded:
         origin: its former schema.
         state: its state.
         changes: what was changed, in sentences.
-        place: the sequence of a checkpoint of Helios; None for others.
+        sequence: that of a checkpoint of Helios, None for others.
         is_current: it has the present schema already, and only lacks its manifest.
     """
 
     origin: str
     state: State
     changes: list[str]
-    place: int | None = None
+    sequence: int | None = None
     is_current: bool = False
 
     @property
     def is_of_helios(self) -> bool:
         """Whether Helios wrote it; Helios wrote no manifests."""
-        return self.place is not None
+        return self.sequence is not None
 
 
 def migrate(
@@ -106,19 +106,19 @@ def migrate_file(
             return [f"{path}: up to date (schema {SCHEMA})", *_indent(notes)]
         entries = store.entries()[0]
         former = next((each for each in entries if each.path == path), None)
-        place, judged_by = found.place, None
+        sequence, judged_by = found.sequence, None
         if former is not None:
-            place, judged_by = former.sequence, former.judged_by
+            sequence, judged_by = former.sequence, former.judged_by
             store.write_as(former.training, former.run_name)
-        if place is None:
-            place = _among(entries, found.state["saved_at"])
+        if sequence is None:
+            sequence = _among(entries, found.state["saved_at"])
         if found.is_current and path.exists():
-            store.adopt(path.name, found.state, place)
+            store.adopt(path.name, found.state, sequence)
             return [f"{path}: wrote its manifest again", *_indent([*notes, *found.changes])]
         if store.is_pinned(path):
             raise ValueError(f"{path} is pinned, and so is not replaced: remove the pin, migrate, and pin it again.")
         backup = back_up(path)
-        store.save(path.name, found.state, judged_by=judged_by, sequence=place, replace_unknown=True)
+        store.save(path.name, found.state, judged_by=judged_by, sequence=sequence, replace_unknown=True)
     finally:
         store.close()
     if not keep_backup:
@@ -191,9 +191,9 @@ def newest_of_helios(folder: Path, run_name: str) -> tuple[Path, State] | None:
             found = read_any(path)
         except ValueError:
             continue  # listed as without a manifest
-        if found.place is None or found.state["run_name"] != run_name:
+        if found.sequence is None or found.state["run_name"] != run_name:
             continue
-        order = found.place, found.state["saved_at"]
+        order = found.sequence, found.state["saved_at"]
         if newest is None or order > newest[0]:
             newest = order, path, found
     return None if newest is None else (newest[1], {**newest[2].state, "migrated": newest[2].changes})
@@ -202,7 +202,7 @@ def newest_of_helios(folder: Path, run_name: str) -> tuple[Path, State] | None:
 def _upgrade(saved: Any, path: Path) -> Upgraded:
     if helios.is_ancestor(saved):
         state, notes = helios.convert(saved, path)
-        return Upgraded(f"Helios {state['versions']['helios']}", state, notes, place=helios.place(state))
+        return Upgraded(f"Helios {state['versions']['helios']}", state, notes, sequence=helios.sequence_of(state))
     if not isinstance(saved, Mapping):
         raise ValueError(f"it holds a {type(saved).__name__}, where a checkpoint is a dict.")
     state, changes = migrate_state(saved)
@@ -285,7 +285,7 @@ def consolidate(path: Path | str, out: Path | str | None = None) -> Entry:
             raise ValueError(
                 f"{out} is pinned, and so is not replaced: remove the pin, or write elsewhere, --out FILE."
             )
-        judged, place = former.judged_by, former.sequence
+        judged, sequence = former.judged_by, former.sequence
         return store.save(
-            out.name, join_shards(state, path), judged_by=judged, sequence=place, replace_unknown=out == path
+            out.name, join_shards(state, path), judged_by=judged, sequence=sequence, replace_unknown=out == path
         )

@@ -76,7 +76,7 @@ def convert(saved: Mapping[str, Any], path: Path) -> tuple[dict[str, Any], list[
     return state, [begin, *notes, *_order_notes(progress), *more, *others, *left_out, *_kept_notes(aside)]
 
 
-def place(converted: Mapping[str, Any]) -> int:
+def sequence_of(converted: Mapping[str, Any]) -> int:
     """Return the sequence of a converted state: by its batches, since the times of a copied file change."""
     progress = converted["progress"]
     return BEFORE_OURS + int(progress["earlier_batches"] + progress["batch"])

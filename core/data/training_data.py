@@ -71,7 +71,7 @@ class TrainingData:
         self.together: int | None = None
         self._captured = self._probes = self._seed_is_agreed = False
         self._doubts: list[tuple[Guarantee, str]] = []
-        self._expected: bytes | None = None  # the digest of the last batch before the cut
+        self._expected: bytes | None = None  # the digest of the last batch before the snapshot
 
     @property
     def source(self) -> Source | None:
@@ -269,7 +269,7 @@ class TrainingData:
         return self.source is not None and self.source.worth()[0] == "replayed"
 
     def _checker(self, progress: Progress) -> Callable[[Any], None]:
-        """Return what compares the last batch that is read again with the last one before the cut."""
+        """Return what compares the last batch that is read again with the last one before the snapshot."""
         expected, number = self._expected, progress.batch
         self._expected = None
 

@@ -47,7 +47,7 @@ class SavedState:
 
 
 @dataclass(slots=True)
-class Attempt:
+class CheckedAttempt:
     """What an attempt did.
 
     Attributes:
@@ -89,7 +89,7 @@ def run_attempt(
     save_every: int,
     origin: SavedState | None = None,
     kill: Moment | None = None,
-) -> Attempt:
+) -> CheckedAttempt:
     """Train, from a saved state or the start, to the end or until killed; return what happened.
 
     Args:
@@ -99,7 +99,7 @@ def run_attempt(
         origin: the state to resume.
         kill: when to kill it.
     """
-    attempt = Attempt(origin, epoch_start_handlers=listeners_to_epoch_start(trainer.plugins, trainer.bus))
+    attempt = CheckedAttempt(origin, epoch_start_handlers=listeners_to_epoch_start(trainer.plugins, trainer.bus))
     Watcher(attempt, trainer, save_every, kill).subscribe()
     try:
         trainer.fit(**{**options, "on_interrupt": "raise"})
@@ -114,7 +114,7 @@ def run_attempt(
 class Watcher:
     """Handles all events of an attempt, after all other handlers."""
 
-    def __init__(self, attempt: Attempt, trainer: Trainer, save_every: int, kill: Moment | None) -> None:
+    def __init__(self, attempt: CheckedAttempt, trainer: Trainer, save_every: int, kill: Moment | None) -> None:
         self._attempt, self._trainer, self._save_every, self._kill_at = attempt, trainer, save_every, kill
         self._counter, self._rows = MomentCounter(), Rows()
 

@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from heliograph.core.data.draws import rng
 from heliograph.events.checks import known_names
 from heliograph.events.guarantee import weaker
-from heliograph.testing.resume.attempts import Attempt, SavedState, run_attempt
+from heliograph.testing.resume.attempts import CheckedAttempt, SavedState, run_attempt
 from heliograph.testing.resume.causes import cause_without_kill, causes_after_resume
 from heliograph.testing.resume.differences import Comparison, compare, varying
 from heliograph.testing.resume.errors import UsageError
@@ -102,17 +102,17 @@ def check_resume(
 class _Reference:
     """The uninterrupted run, with which every attempt is compared."""
 
-    run: Attempt
+    run: CheckedAttempt
     aside: Aside
     workers: tuple[str, ...]
 
-    def compare(self, attempt: Attempt) -> Comparison:
+    def compare(self, attempt: CheckedAttempt) -> Comparison:
         """Compare an attempt with the part of the uninterrupted run that it should repeat."""
         facts = self.run.facts[attempt.origin.facts if attempt.origin else 0 :]
         names = "the uninterrupted run", "the interrupted one"
         return compare(facts, attempt.facts, names=names, whole=not attempt.killed, aside=self.aside)
 
-    def causes(self, attempt: Attempt, comparison: Comparison) -> tuple[str, ...]:
+    def causes(self, attempt: CheckedAttempt, comparison: Comparison) -> tuple[str, ...]:
         """Return the likely causes of a difference."""
         is_in_epoch = attempt.origin is not None and attempt.origin.counters[1] > 0
         return causes_after_resume(
@@ -180,7 +180,7 @@ class _Check:
         *,
         origin: SavedState | None = None,
         kill: Moment | None = None,
-    ) -> Attempt:
+    ) -> CheckedAttempt:
         rng.seed_all(number if origin else 0)  # every start is seeded alike; a resume must not depend on the seed
         try:
             trainer, options = self._make(self._folder / folder)
@@ -199,7 +199,7 @@ class _Check:
         return attempt
 
 
-def _ignored(names: Collection[str], whole: Attempt) -> Aside:
+def _ignored(names: Collection[str], whole: CheckedAttempt) -> Aside:
     plugins = {fact.what.removeprefix("plugin ") for fact in whole.facts if fact.what.startswith("plugin ")}
     for name in names:
         if name not in plugins | whole.metrics:

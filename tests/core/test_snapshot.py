@@ -1,4 +1,4 @@
-"""The consistent cut: what is in it, what it refuses, what it restores."""
+"""The consistent snapshot: what is in it, what it refuses, what it restores."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_counter_is_refused_or_loads(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lacking", schema.REQUIRED)
-def test_an_incomplete_cut(lacking: str) -> None:
+def test_an_incomplete_snapshot(lacking: str) -> None:
     whole: dict[str, Any] = dict.fromkeys(schema.REQUIRED, 0) | {"schema": schema.SCHEMA}
     schema.check_schema(whole)
     del whole[lacking]
@@ -121,14 +121,14 @@ def test_an_incomplete_cut(lacking: str) -> None:
         schema.check_schema(whole)
 
 
-def test_a_cut_that_is_no_mapping_or_too_new() -> None:
+def test_a_snapshot_that_is_no_mapping_or_too_new() -> None:
     with pytest.raises(ValueError, match="it lacks schema, run_name"):
         schema.check_schema([])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"has schema 4, this version reads 3: update heliograph"):
         schema.check_schema(dict.fromkeys(schema.REQUIRED, 0) | {"schema": 4})
 
 
-def test_a_cut_of_an_older_schema() -> None:
+def test_a_snapshot_of_an_older_schema() -> None:
     with pytest.raises(ValueError, match=r"has schema 1, this version reads 3: run `python -m heliograph checkpoint"):
         schema.check_schema({"schema": 1})
 
@@ -153,7 +153,7 @@ def fit(task: Any, saved: Mapping[str, Any] | None = None, **options: Any) -> tu
     return trainer.fit(task, random_batches(3), **options), cut
 
 
-def test_the_cut_holds_everything() -> None:
+def test_the_snapshot_holds_everything() -> None:
     task = supervised()
     _, cut = fit(task, name="digits")
 
@@ -173,7 +173,7 @@ def test_the_cut_holds_everything() -> None:
     assert cut["data"]["source"] == {"source": "sequence", "batches": 3}
 
 
-def test_the_cut_is_of_the_live_tensors() -> None:
+def test_the_snapshot_is_of_the_live_tensors() -> None:
     task = supervised()
     shared: list[bool] = []
     trainer = Trainer(device="cpu")

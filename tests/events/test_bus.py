@@ -257,7 +257,7 @@ def test_muted(run: TrainRun) -> None:
     assert emitted(signal, run, received) == ["a"]
 
 
-def test_receiver_connected_and_receiver_disconnected_tell(run: TrainRun) -> None:
+def test_receiver_connected_and_receiver_disconnected_are_sent(run: TrainRun) -> None:
     reported: list[tuple[str, Any, Any]] = []
     signal, receiver = run.bus.signal(BatchEnd), recorder("a", [])
 

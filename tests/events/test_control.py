@@ -343,10 +343,10 @@ def test_a_wrapped_handler_is_found_out() -> None:
 def test_the_innermost_handler_is_the_one_who_asked() -> None:
     trainer = Trainer(device="cpu")
 
-    def tell(run: Run, event: StepEnd) -> None:
+    def announce(run: Run, event: StepEnd) -> None:
         run.emit(Custom())
 
-    trainer.bus.on(StepEnd, tell)
+    trainer.bus.on(StepEnd, announce)
     trainer.bus.on(Custom, stop_from_a_function)
     assert asker_of(fit(trainer)) == "stop_from_a_function"
 
@@ -377,13 +377,13 @@ def test_the_event_is_noted_whose_handler_asked() -> None:
 def test_of_nested_events_the_innermost_is_noted() -> None:
     trainer = Trainer(device="cpu")
 
-    def tell(run: Run, event: EpochEnd) -> None:
+    def announce(run: Run, event: EpochEnd) -> None:
         run.emit(Custom())
 
     def ask(run: Run, event: Custom) -> None:
         run.control.request_log("innermost")
 
-    trainer.bus.on(EpochEnd, tell)
+    trainer.bus.on(EpochEnd, announce)
     trainer.bus.on(Custom, ask)
     run = fit(trainer)
     assert {(each.verb, each.event) for each in run.control.history} == {("log", "custom")}

@@ -489,18 +489,18 @@ def test_a_plugin_can_unregister_itself(trainer: Trainer, plugins: Plugins) -> N
 def test_disabled_around_a_nested_emission_within_a_handler(trainer: Trainer, plugins: Plugins) -> None:
     received: list[str] = []
 
-    class Hearing(Plugin):
+    class Listening(Plugin):
         @on(Custom)
         def receive(self, run: Run, event: Custom) -> None:
             received.append("custom")
 
     def receive(run: Run, event: BatchEnd) -> None:
         run.emit(Custom())
-        with plugins.disabled("hearing"):
+        with plugins.disabled("listening"):
             run.emit(Custom())
         run.emit(Custom())
 
-    plugins.register(Hearing())
+    plugins.register(Listening())
     trainer.bus.on(BatchEnd, receive)
     emit(trainer)
     assert received == ["custom", "custom"]
@@ -822,11 +822,11 @@ def test_an_interrupt_in_an_observer_is_not_forgiven(trainer: Trainer, plugins: 
 
 
 def test_a_critical_failure_leaves_also_through_an_observers_emission(trainer: Trainer, plugins: Plugins) -> None:
-    class Telling(Plugin):
+    class Announcing(Plugin):
         policy = "observer"
 
         @on(BatchEnd)
-        def tell(self, run: Run, event: BatchEnd) -> None:
+        def announce(self, run: Run, event: BatchEnd) -> None:
             run.emit(Custom())
 
     class Storing(Plugin):
@@ -834,7 +834,7 @@ def test_a_critical_failure_leaves_also_through_an_observers_emission(trainer: T
         def store(self, run: Run, event: Custom) -> None:
             raise OSError("disk full")
 
-    plugins.register(Telling())
+    plugins.register(Announcing())
     plugins.register(Storing())
     with pytest.raises(OSError, match="disk full"):
         fit(trainer)
@@ -998,7 +998,7 @@ def test_a_change_is_reported_after_it(trainer: Trainer, plugins: Plugins) -> No
 
 
 def test_a_plugin_learns_of_its_own_arrival_and_not_of_its_leave(trainer: Trainer, plugins: Plugins) -> None:
-    class Hearing(Plugin):
+    class Listening(Plugin):
         def __init__(self) -> None:
             self.received: list[str] = []
 
@@ -1006,13 +1006,13 @@ def test_a_plugin_learns_of_its_own_arrival_and_not_of_its_leave(trainer: Traine
         def receive(self, run: Run, event: PluginChanged) -> None:
             self.received.append(event.change)
 
-    hearing = Hearing()
+    listening = Listening()
     with make_run(trainer):
-        plugins.register(hearing)
-        plugins.disable(hearing)
-        plugins.enable(hearing)
-        plugins.unregister(hearing)
-    assert hearing.received == ["registered", "enabled"]
+        plugins.register(listening)
+        plugins.disable(listening)
+        plugins.enable(listening)
+        plugins.unregister(listening)
+    assert listening.received == ["registered", "enabled"]
 
 
 def test_a_forgiven_failure_is_reported_and_who_is_switched_off_by_it(trainer: Trainer, plugins: Plugins) -> None:
@@ -1039,7 +1039,7 @@ def test_a_failure_that_fails_the_run_is_not_reported_as_forgiven(trainer: Train
     assert failed == []
 
 
-class FailingToHear(Plugin):
+class FailingListener(Plugin):
     """Fails at every event of its own, and when it receives a failure, or a change."""
 
     policy = "observer"
@@ -1054,20 +1054,20 @@ class FailingToHear(Plugin):
 
 
 def test_one_that_fails_on_failures_does_not_receive_its_own(trainer: Trainer, plugins: Plugins) -> None:
-    deaf, failed = plugins.register(FailingToHear()), failures(trainer)
+    listener, failed = plugins.register(FailingListener()), failures(trainer)
     run = fit(trainer)
-    assert deaf.received == ["batch_end", "plugin_failed", "batch_end", "plugin_failed"]
+    assert listener.received == ["batch_end", "plugin_failed", "batch_end", "plugin_failed"]
     assert [event for _, event, _ in failed] == ["batch_end", "batch_end"]
-    assert len(run.result.plugin_errors["failing_to_hear"]) == 4
+    assert len(run.result.plugin_errors["failing_listener"]) == 4
     assert run.result.status == "completed"
 
 
 def test_one_that_fails_on_changes_is_reported_like_any_other(trainer: Trainer, plugins: Plugins) -> None:
     failed = failures(trainer)
-    plugins.register(FailingToHear())
+    plugins.register(FailingListener())
     with make_run(trainer):
         plugins.register(Noting())
-    assert failed == [("failing_to_hear", "plugin_changed", "'plugin_changed'")]
+    assert failed == [("failing_listener", "plugin_changed", "'plugin_changed'")]
 
 
 def test_a_critical_plugin_that_fails_on_a_failure_fails_the_run(trainer: Trainer, plugins: Plugins) -> None:

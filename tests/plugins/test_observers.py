@@ -101,7 +101,7 @@ class CloseFails(Plugin):
 
 
 def fit(*plugins: Any, saved: dict[str, Any] | None = None, cuts: list[dict[str, Any]] | None = None) -> Any:
-    """Train two epochs of three batches, from a cut if there is one; keep the cut at the end of the first epoch."""
+    """Train two epochs of three batches, from a snapshot if there is one; keep that at the end of the first epoch."""
     trainer = Trainer([LogSchedule(Every(epochs=1)), *plugins], device="cpu")
     if saved is not None:
         trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))
@@ -154,19 +154,19 @@ def test_of_a_critical_plugin_an_error_without_a_text_leaves_as_it_is() -> None:
     error = SilentError()
     reported: list[BaseException] = []
 
-    class Hearing(Plugin):
+    class Listening(Plugin):
         @on(RunFailed)
         def receive(self, run: Run, event: RunFailed) -> None:
             reported.append(event.error)
             raise SilentError
 
     with pytest.raises(SilentError) as caught:
-        fit(Doing(raising(error), "critical"), Hearing())
+        fit(Doing(raising(error), "critical"), Listening())
     assert caught.value is error
     assert reported == [error]
     assert caught.value.__notes__ == [
         "heliograph: in train, epoch 0, batch 2, step 2; in doing on batch_end",
-        "heliograph: then hearing failed on run_failed: SilentError: <its text raised OSError>",
+        "heliograph: then listening failed on run_failed: SilentError: <its text raised OSError>",
     ]
 
 
@@ -243,7 +243,9 @@ def test_a_state_that_cannot_be_loaded_is_done_without() -> None:
     result = fit(Keeping(dict, lambda state: state["m"]), counting, saved=cuts[0])
     assert (result.status, counting.batches) == ("completed", 6)
     (line,) = result.plugin_errors["keeping"]
-    assert line.startswith("load_state_dict: ValueError: Plugin 'keeping' cannot continue from its state in the cut: ")
+    assert line.startswith(
+        "load_state_dict: ValueError: Plugin 'keeping' cannot continue from its state in the snapshot: "
+    )
     assert f"plugin 'keeping': it continues without its state; {line}" in result.notes
 
 

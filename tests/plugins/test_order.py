@@ -12,7 +12,7 @@ import pytest
 from heliograph import Plugin, Trainer, on
 from heliograph.events import BatchEnd, EpochEnd, Lane, Run, StepEnd
 from heliograph.plugins.marks import Marker, Options
-from heliograph.plugins.order import Handler, Order
+from heliograph.plugins.order import EventOrder, Handler
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -219,11 +219,11 @@ LEAVE = st.integers(min_value=0, max_value=20)
 def test_handlers_that_come_and_go_are_in_the_order_of_the_former_algorithm(
     steps: list[tuple[str, Marker[Any]] | int],
 ) -> None:
-    order, listed = Order("BatchEnd"), list[Handler]()
+    order, listed = EventOrder("BatchEnd"), list[Handler]()
     places: dict[Handler, tuple[Any, ...]] = {}
 
     def note(moved: list[Handler]) -> None:
-        places.update({handler: (handler.mark.lane, handler.place) for handler in moved})
+        places.update({handler: (handler.mark.lane, handler.sort_key) for handler in moved})
 
     for step in steps:
         if isinstance(step, int):
@@ -243,7 +243,7 @@ def test_handlers_that_come_and_go_are_in_the_order_of_the_former_algorithm(
 
 
 def test_a_cycle_of_lanes_names_the_handlers_that_it_leads_through() -> None:
-    order = Order("BatchEnd")
+    order = EventOrder("BatchEnd")
     for name, lane, before in [("a", Lane.TRANSFORM, ""), ("b", Lane.DECIDE, ""), ("d", Lane.DECIDE, "c")]:
         order.add(Handler(name, print, Marker((BatchEnd,), lane, before)))
     with pytest.raises(ValueError, match=r"form a cycle: d \(DECIDE\) -> c \(TRANSFORM\) -> d \(DECIDE\)\.$"):

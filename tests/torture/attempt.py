@@ -48,7 +48,7 @@ class Orders:
     freezes: bool = False
 
 
-class Teller:
+class Reporter:
     """Writes messages to a pipe, whole ones: they are short, and a write of so few bytes is atomic.
 
     Args:
@@ -59,49 +59,49 @@ class Teller:
     def __init__(self, pipe: int, orders: Orders) -> None:
         self._pipe, self._orders, self._occurrences = pipe, orders, 0
 
-    def tell(self, what: str, **facts: Any) -> None:
+    def report(self, what: str, **facts: Any) -> None:
         """Send a message."""
         os.write(self._pipe, json.dumps({"what": what, **facts}).encode() + b"\n")
 
     @contextmanager
     def operation(self, name: str) -> Iterator[None]:
-        """Tell of an operation before and after it; tell that the time has come, if it has."""
-        self.tell("operation", name=name)
+        """Report an operation before and after it; report that the time has come, if it has."""
+        self.report("operation", name=name)
         if name == self._orders.operation:
             self._occurrences += 1
             if self._occurrences == self._orders.occurrence:
-                self.tell("now", name=name)
+                self.report("now", name=name)
                 if self._orders.freezes:
                     Event().wait()
         yield
-        self.tell("done", name=name)
+        self.report("done", name=name)
 
 
-class TellingStore(storage.Store):
+class ReportingStore(storage.Store):
     """Reports every save."""
 
-    def __init__(self, teller: Teller, folder: Path, run_name: str) -> None:
-        super().__init__(folder, run_name, files=WatchedFiles(teller.operation))
-        self._teller = teller
+    def __init__(self, reporter: Reporter, folder: Path, run_name: str) -> None:
+        super().__init__(folder, run_name, files=WatchedFiles(reporter.operation))
+        self._reporter = reporter
 
     def save(self, name: str, state: Mapping[str, Any], **options: Any) -> storage.Entry:
-        """Tell and save."""
-        self._teller.tell("save")
+        """Report and save."""
+        self._reporter.report("save")
         entry = super().save(name, state, **options)
-        self._teller.tell("saved", sequence=entry.sequence)
+        self._reporter.report("saved", sequence=entry.sequence)
         return entry
 
 
 def run_attempt(orders: Orders, pipe: int) -> None:
     """Train from the newest checkpoint on, until the end or until killed."""
-    teller = Teller(pipe, orders)
+    reporter = Reporter(pipe, orders)
     folder = Path(orders.folder)
-    with patch.object(storage, "Store", partial(TellingStore, teller)):
+    with patch.object(storage, "Store", partial(ReportingStore, reporter)):
         deciding = training.training_plugins(folder, background=orders.background)
-        trainer = h.Trainer([*deciding, *training.reporting_plugins(folder), _Beginning(teller)], device="cpu")
+        trainer = h.Trainer([*deciding, *training.reporting_plugins(folder), _Beginning(reporter)], device="cpu")
         result = training.train(trainer, training.task(), orders.epochs, workers=orders.workers)
     assert result.resume is not None
-    teller.tell("ended", status=result.status, guarantee=str(result.resume))
+    reporter.report("ended", status=result.status, guarantee=str(result.resume))
 
 
 class _Beginning(h.Plugin):
@@ -110,17 +110,17 @@ class _Beginning(h.Plugin):
     name = "beginning"
     affects_training = False
 
-    def __init__(self, teller: Teller) -> None:
-        self._teller: Teller | None = teller
+    def __init__(self, reporter: Reporter) -> None:
+        self._reporter: Reporter | None = reporter
 
     @h.on(h.EpochStart)
-    def tell(self, run: h.Run, event: h.EpochStart) -> None:
-        teller, self._teller = self._teller, None
-        if teller is None:
+    def report(self, run: h.Run, event: h.EpochStart) -> None:
+        reporter, self._reporter = self._reporter, None
+        if reporter is None:
             return
         path, notes = cast(TrainRun, run).resumed_from, cast(TrainRun, run).notes
         entry = None if path is None else storage.read_manifest(path)
-        teller.tell(
+        reporter.report(
             "began",
             sequence=0 if entry is None else entry.sequence,
             step=run.progress.steps,

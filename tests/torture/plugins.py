@@ -65,7 +65,7 @@ class Meddles(h.Plugin):
             run.control.scale_loss(0.5, "the numbers say so")
 
 
-def hearing(plugin: type[h.Plugin], take: Callable[..., None], events: Any, lane: str = "DECIDE") -> type[Any]:
+def make_listener(plugin: type[h.Plugin], take: Callable[..., None], events: Any, lane: str = "DECIDE") -> type[Any]:
     """Return a class of plugins whose method receives some events, by their classes' names."""
 
     def received(self: Any, run: h.Run, event: h.Event) -> None:
@@ -80,8 +80,9 @@ def hearing(plugin: type[h.Plugin], take: Callable[..., None], events: Any, lane
 def user_plugins(program: Program) -> list[h.Plugin]:
     """Return the plugins of its user that a program has."""
     plugins: list[h.Plugin] = [
-        hearing(Asks, Asks.take, (ask.at,))(ask).named(f"asks_{number}") for number, ask in enumerate(program.asks)
+        make_listener(Asks, Asks.take, (ask.at,))(ask).named(f"asks_{number}")
+        for number, ask in enumerate(program.asks)
     ]
     if program.draws:
-        plugins.append(hearing(Draws, Draws.take, program.draws, program.lane)())
+        plugins.append(make_listener(Draws, Draws.take, program.draws, program.lane)())
     return [*plugins, *([Meddles()] if program.meddles else [])]

@@ -32,7 +32,7 @@ class Story:
         self._folder, self._planner, self._kills = folder, planner, kills
         self._newest = self._stuck = 0
 
-    def tell(self, wants_more: Callable[[], bool]) -> None:
+    def run(self, wants_more: Callable[[], bool]) -> None:
         """Train until the end, and hold the end against the undisturbed one.
 
         Args:

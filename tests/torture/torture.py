@@ -31,7 +31,7 @@ WORKERS_LEAVE = 30.0  # seconds; a loader's workers look every 5 whether their p
 
 
 def torture(kills: int, seed: int, seconds: float, folder: Path) -> list[str]:
-    """Tell stories until there were enough kills; return where they fell, in words.
+    """Run stories until there were enough kills; return where they fell, in words.
 
     Args:
         kills: how many at least, a third of them during saves.
@@ -55,7 +55,7 @@ def torture(kills: int, seed: int, seconds: float, folder: Path) -> list[str]:
 
     for number in count(1):
         story = Story(folder / f"story-{number}", planner, places)
-        story.tell(wants_more)
+        story.run(wants_more)
         groups += story.groups
         print(f"{number} stories, {len(places)} kills: all ended equal, bit for bit", flush=True)
         if not wants_more():

@@ -17,7 +17,10 @@ from heliograph.tests.torture.life import KILLED, End, Step, end_of, live, steps
 from heliograph.tests.torture.program import Kill, Program
 
 SECONDS = 120.0  # for an attempt
-OF_A_LEG = ("plugins.draws.counts.train_end", "plugins.draws.drawn")  # each process that ends has TrainEnd once more
+OF_AN_ATTEMPT = (
+    "plugins.draws.counts.train_end",
+    "plugins.draws.drawn",
+)  # each process that ends has TrainEnd once more
 SEEN = 2  # repeated batches at each resume, so that a difference which shows in every batch can be seen
 KILLS = (-9, KILLED)
 REFUSAL = re.compile(r": (ValueError|TypeError|FloatingPointError): ")  # what a user can cause
@@ -101,7 +104,7 @@ def tried(program: Program, folder: Path) -> Verdict:
     assert end is not None
     assert expected is not None
     steps = steps_of(chain)
-    aside: tuple[str, ...] = OF_A_LEG if "TrainEnd" in program.draws else ()
+    aside: tuple[str, ...] = OF_AN_ATTEMPT if "TrainEnd" in program.draws else ()
     if kills and steps[-1].attempt < kills:  # killed when the training was over: an attempt that follows asks once more
         aside = ("plugins.",)
     found = next(_differences(steps, steps_of(alone), end, expected, aside), "")

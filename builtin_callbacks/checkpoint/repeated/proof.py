@@ -22,7 +22,7 @@ ACTIONS: tuple[str, ...] = get_args(OnDifference)
 logger = logging.getLogger("heliograph")
 
 
-class Finding(NamedTuple):
+class RankFinding(NamedTuple):
     """What a rank found.
 
     Attributes:
@@ -267,8 +267,8 @@ class Proof:
         if run.engine.world_size == 1 or not self._is_resumed or self._is_emitted:
             return
         at, text = self._found or (None, None)
-        mine = Finding(self._batches, self._equal, not self._expected, at, text, self._obstacle)
-        found: list[Finding] = run.engine.gather_objects(mine)
+        mine = RankFinding(self._batches, self._equal, not self._expected, at, text, self._obstacle)
+        found: list[RankFinding] = run.engine.gather_objects(mine)
         differing = [each for each in found if each.differs_at is not None]
         if not (is_end or differing or all(each.is_done for each in found)):
             return

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from ....core.distributed.launch.exceptions import Failure, rebuild
+from ....core.distributed.launch.exceptions import ProcessFailure, rebuild
 from ....core.distributed.ranks.failure import chain, is_broken_collective
 from ....core.system.errors import SEEN, RankFailed
 from ....core.system.extras import require
@@ -49,7 +49,7 @@ class AttemptFailure:
 
     kind: Kind
     text: str
-    errors: tuple[Failure, ...]
+    errors: tuple[ProcessFailure, ...]
     cause: BaseException | None = None
 
 
@@ -78,7 +78,7 @@ def classify_failure(
         is_stopping: whether the caller asked the workers to end, so that their exit is not a preemption.
     """
     failed = {} if group is None else group.failed
-    failures = {rank: Failure(rebuild(each.error), each.error.text, rank) for rank, each in failed.items()}
+    failures = {rank: ProcessFailure(rebuild(each.error), each.error.text, rank) for rank, each in failed.items()}
     causes = [failures[rank] for rank, each in failed.items() if not each.is_secondary]
     others = [failures[rank] for rank, each in failed.items() if each.is_secondary]
     notice = None if group is None else next(iter(group.exit_notices.values()), None)
@@ -95,24 +95,26 @@ def classify_failure(
     if seen is not None or dead or others:
         first = seen or RankFailed(*(dead or (others[0].rank or 0, "left", describe_error(others[0].error))), "")
         kind: Kind = "hung" if first.kind == "hung" else "lost"
-        return AttemptFailure(kind, str(first), (Failure(first, rank=first.rank), *others), error)
+        return AttemptFailure(kind, str(first), (ProcessFailure(first, rank=first.rank), *others), error)
     if causes:
         return _failed(causes, error)
     if error is None and notice is not None:
-        return AttemptFailure("failed", notice.reason, (Failure(SystemExit(0)),))
+        return AttemptFailure("failed", notice.reason, (ProcessFailure(SystemExit(0)),))
     if error is None:
         error = RuntimeError("Ray ended the run without an error, but not every worker has reported how it ended.")
     return AttemptFailure(
-        "lost" if _is_lost_early(error) else "failed", describe_error(error), (Failure(error),), error
+        "lost" if _is_lost_early(error) else "failed", describe_error(error), (ProcessFailure(error),), error
     )
 
 
-def _failed(failures: Sequence[Failure], error: BaseException | None) -> AttemptFailure:
+def _failed(failures: Sequence[ProcessFailure], error: BaseException | None) -> AttemptFailure:
     text = f"rank {failures[0].rank} failed with {describe_error(failures[0].error)}"
     return AttemptFailure("failed", text, tuple(failures), error)
 
 
-def _find_dead_worker(error: BaseException | None, reported: Mapping[int, Failure]) -> tuple[int, str, str] | None:
+def _find_dead_worker(
+    error: BaseException | None, reported: Mapping[int, ProcessFailure]
+) -> tuple[int, str, str] | None:
     """Return rank, kind and text of the first worker that Ray reports as dead and that has reported no failure."""
     failures: Mapping[int, BaseException] = getattr(error, "worker_failures", {})
     for rank, failure in sorted(failures.items()):

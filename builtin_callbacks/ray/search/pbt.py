@@ -6,9 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
-from ....core.checkpoint.state.compatibility import LISTS, RATES
+from ....core.checkpoint.state.compatibility import LISTS, RATES, scale_rate
 from ....events import CheckpointLoaded, Lane, Run, TrainStart
 from ....plugins import Plugin, on
 
@@ -104,7 +102,7 @@ def _change_group(group: dict[str, Any], before: Options, now: Options, factor: 
         return words
     for name in RATES:
         if name in group:
-            group[name] = _scale(group[name], factor)
+            group[name] = scale_rate(group[name], factor)
     return [f"lr {before['lr']:.6g} -> {now['lr']:.6g}", *words]
 
 
@@ -123,10 +121,6 @@ def _change_state(
             changed[name] = now[name]
             words.append(f"{name} {before[name]} -> {now[name]}")
     return changed
-
-
-def _scale(rate: Any, factor: float) -> Any:
-    return rate.mul_(factor) if isinstance(rate, Tensor) else rate * factor
 
 
 def _differ(before: Any, now: Any) -> bool:

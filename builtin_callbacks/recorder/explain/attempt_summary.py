@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
-from ..format.records import TIMED, Attempt, Batches, Counters, EventEntry, Recording, TimesEntry
+from ..format.records import TIMED, AttemptRecord, Batches, Counters, EventEntry, Recording, TimesEntry
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class AttemptSummary:
     """
 
     number: int
-    attempt: Attempt
+    attempt: AttemptRecord
     began: datetime | None
     seconds: float
     last: Counters
@@ -143,7 +143,7 @@ def run_name(attempts: list[AttemptSummary]) -> str:
     return next(names, "a run whose name could not be read")
 
 
-def _read_progress(attempt: Attempt, trained: Counters | None) -> tuple[list[Restore], Counters, float]:
+def _read_progress(attempt: AttemptRecord, trained: Counters | None) -> tuple[list[Restore], Counters, float]:
     """Return the states that an attempt loaded, its last counters, and its clock then."""
     restores: list[Restore] = []
     last = Counters()

@@ -7,11 +7,11 @@ from typing import Any
 
 from ....core.system.extras import printable
 from ....events.guarantee import verified
-from ..format.records import Attempt
+from ..format.records import AttemptRecord
 from . import words
 from .attempt_summary import AttemptSummary, Restore
 from .sections import Section
-from .verdict import ended, progress, reasons
+from .verdict import describe_ending, progress, reasons
 
 MAX_METRICS = 40
 KINDS = {"train": "training", "validation": "validation", "test": "test"}
@@ -29,7 +29,7 @@ def end_section(name: str, attempt: AttemptSummary) -> Section:
     texts = list(dict.fromkeys([*reasons(attempt), progress(attempt) + duration]))
     texts += metrics_line(closed.data["metrics"]) if closed is not None else []
     lines = [line for text in texts for line in words.lines(text)]
-    return Section(f"{printable(name)}: {ended(attempt)}", lines)
+    return Section(f"{printable(name)}: {describe_ending(attempt)}", lines)
 
 
 def metrics_line(metrics: Mapping[str, float]) -> list[str]:
@@ -60,9 +60,9 @@ def attempts_in_short(attempts: Sequence[AttemptSummary]) -> str:
     steps = sum(lost.steps for restore in restores if (lost := restore.lost_work()) is not None)
     killed = sum(attempt.ending is None for attempt in fits)
     roll_backs = sum(restore.is_roll_back for restore in restores)
-    texts = [words.counted(len(fits), "attempt") + f", {killed:,} of them killed" * (killed > 0)]
+    texts = [words.count_things(len(fits), "attempt") + f", {killed:,} of them killed" * (killed > 0)]
     texts += [f"rolled back {words.times(roll_backs)}"] if roll_backs else []
-    texts.append(f"{words.counted(steps, 'step')} lost and repeated" if steps else "no step was repeated")
+    texts.append(f"{words.count_things(steps, 'step')} lost and repeated" if steps else "no step was repeated")
     return ", ".join(texts)
 
 
@@ -89,7 +89,7 @@ def _describe(attempt: AttemptSummary, previous: AttemptSummary | None) -> Itera
     for restore in attempt.restores:
         yield _describe_restore(restore)
     yield from describe_comparison(attempt)
-    yield f"{ended(attempt)} after {words.seconds(attempt.seconds)}: {progress(attempt)}"
+    yield f"{describe_ending(attempt)} after {words.seconds(attempt.seconds)}: {progress(attempt)}"
 
 
 def _describe_restore(restore: Restore) -> str:
@@ -99,13 +99,13 @@ def _describe_restore(restore: Restore) -> str:
     lost = restore.lost_work()
     if lost is None:
         return text + "; no work was lost" * (restore.before is not None)
-    steps, batches = words.counted(lost.steps, "step"), words.counted(lost.batch, "batch")
-    samples = words.counted(lost.samples, "sample")
+    steps, batches = words.count_things(lost.steps, "step"), words.count_things(lost.batch, "batch")
+    samples = words.count_things(lost.samples, "sample")
     was = "was" if lost.steps == 1 else "were"
     return f"{text}; {steps} ({batches}, {samples}, {words.seconds(lost.seconds)}) {was} lost"
 
 
-def _changes(before: Attempt, after: Attempt) -> Iterator[str]:
+def _changes(before: AttemptRecord, after: AttemptRecord) -> Iterator[str]:
     """Yield what differs from the previous attempt."""
     pairs: list[tuple[str, Any, Any]] = [("processes", before.world_size, after.world_size)]
     for old, new in ((before.versions, after.versions), (before.hyper_parameters, after.hyper_parameters)):

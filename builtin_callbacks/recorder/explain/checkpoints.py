@@ -26,14 +26,14 @@ def checkpoints_section(attempts: Sequence[AttemptSummary], saves: Sequence[Save
     common += [f"pruned: {printable(rule)}" for rule in rules if len(rules) == 1]
     lines += [line for text in common for line in words.lines(text)]
     where = f" in {printable(folder)}" if folder else ""
-    return Section(words.counted(len(saves), "checkpoint") + where, lines)
+    return Section(words.count_things(len(saves), "checkpoint") + where, lines)
 
 
 def checkpoints_in_short(attempts: Sequence[AttemptSummary], saves: Sequence[Save]) -> str:
     """Return how many checkpoints there were, and which are the best and the last."""
     steps = {save.path: f"of step {save.counters.steps:,}" for save in saves}
     pruned = sum(save.pruned_at is not None for save in saves)
-    texts = [words.counted(len(saves), "checkpoint"), *([f"{pruned:,} pruned"] if pruned else [])]
+    texts = [words.count_things(len(saves), "checkpoint"), *([f"{pruned:,} pruned"] if pruned else [])]
     pair = zip(("best", "last"), best_and_last(attempts, saves), strict=True)
     texts += [f"{name} {steps.get(path, printable(path))}" for name, path in pair if path]
     return ", ".join(texts)
@@ -50,4 +50,4 @@ def _row(save: Save, folder: str, one_rule: bool, one_requester: bool) -> tuple[
 
 
 def _requesters(save: Save) -> str:
-    return words.listed(sorted({printable(request.by) for request in save.requests}))
+    return words.join_words(sorted({printable(request.by) for request in save.requests}))

@@ -29,7 +29,7 @@ def decisions_section(attempts: Sequence[AttemptSummary], requests: Mapping[int,
         requests: all of them, by the number of their attempt.
     """
     counts = [_count(count, verb) for verb, count in count_granted(attempts).items() if count]
-    lines = words.lines(f"granted: {words.listed(counts)}") if counts else []
+    lines = words.lines(f"granted: {words.join_words(counts)}") if counts else []
     for attempt in attempts:
         for each in incidents(attempt, requests[attempt.number]):
             lines += words.lines(f"{words.position(each.counters)}: {printable(each.text)}", "  ", "    ")
@@ -42,12 +42,12 @@ def requests_in_short(requests: Sequence[RequestOutcome]) -> str:
     for each in requests:
         counts[each.request.verb] = counts.get(each.request.verb, 0) + each.request.times
     never = sum(each.is_unserved is True for each in requests)
-    text = words.listed([_count(count, verb) for verb, count in counts.items()]) or "nothing"
+    text = words.join_words([_count(count, verb) for verb, count in counts.items()]) or "nothing"
     return f"requested: {text}" + f"; {never:,} never served" * (never > 0)
 
 
 def _count(count: int, verb: Verb) -> str:
-    return words.counted(count, VERBS[verb].noun, VERBS[verb].plural)
+    return words.count_things(count, VERBS[verb].noun, VERBS[verb].plural)
 
 
 def _table(groups: Sequence[RequestGroup]) -> list[str]:

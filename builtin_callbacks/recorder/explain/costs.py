@@ -113,7 +113,7 @@ def costs_section(plugins: Sequence[PluginCost], wall: float, untimed: Sequence[
     if any(each.is_estimate for each in plugins):
         lines += words.lines("~ estimated: the events of every batch were timed in some batches only")
     if untimed:
-        numbers = words.listed([str(number) for number in untimed])
+        numbers = words.join_words([str(number) for number in untimed])
         lines += words.lines(f"no times are recorded for attempt{'s' * (len(untimed) > 1)} {numbers}")
     return Section(f"time in plugins: {_total(plugins)} of {words.seconds(wall)}", lines)
 

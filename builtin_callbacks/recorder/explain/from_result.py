@@ -51,7 +51,9 @@ def _read(path: Path) -> Recording | str:
 
 def _explain(result: RunResult, remark: str) -> str:
     dropped = result.history.total - len(result.history)
-    missing = [f"the {words.counted(dropped, 'request')} before the latest {len(result.history):,}"] if dropped else []
+    missing = (
+        [f"the {words.count_things(dropped, 'request')} before the latest {len(result.history):,}"] if dropped else []
+    )
     plugins = [PluginCost(name, seconds, False, ()) for name, seconds in result.plugin_seconds.items()]
     errors = [(name, error) for name, each in result.plugin_errors.items() for error in each]
     rows = [("failed", f"{printable(name)} on {printable(error)}") for name, error in errors]
@@ -70,7 +72,7 @@ def _explain(result: RunResult, remark: str) -> str:
 
 def _end(result: RunResult) -> Section:
     at = result.progress
-    where = f"epoch {at.epoch}, batch {at.batch}, step {at.steps}, {words.counted(at.samples, 'sample')}"
+    where = f"epoch {at.epoch}, batch {at.batch}, step {at.steps}, {words.count_things(at.samples, 'sample')}"
     texts = [printable(result.reason)]
     stops = [request for request in result.history if request.verb == "stop"]
     if result.status == "stopped" and stops:

@@ -19,7 +19,7 @@ from .costs import by_plugin, costs, costs_in_short, costs_section, timed_second
 from .requests import requests_of
 from .saves import saves_of
 from .sections import Section, join_sections
-from .verdict import ended, reasons
+from .verdict import describe_ending, reasons
 
 
 @gc_paused()
@@ -49,7 +49,7 @@ def brief(recording: Recording) -> list[str]:
     main = main_attempt(attempts)
     why = "".join(f": {reason}" for reason in reasons(main)[:1])
     return [
-        f"{ended(main)} at step {main.last.steps:,}{why}",
+        f"{describe_ending(main)} at step {main.last.steps:,}{why}",
         attempts_in_short(attempts),
         requests_in_short([request for attempt in attempts for request in requests_of(attempt)]),
         checkpoints_in_short(attempts, saves_of(attempts)),

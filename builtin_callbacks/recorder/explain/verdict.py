@@ -9,7 +9,7 @@ from . import words
 from .attempt_summary import AttemptSummary
 
 
-def ended(attempt: AttemptSummary) -> str:
+def describe_ending(attempt: AttemptSummary) -> str:
     """Return how an attempt ended, in a few words: `stopped by early_stopping on rank 2`."""
     closed = attempt.ending
     return attempt.status if closed is None else verdict(attempt.status, closed.data["by"], closed.data["rank"])
@@ -46,5 +46,5 @@ def stop_requested(stop: Request) -> str:
 def progress(attempt: AttemptSummary) -> str:
     """Return how far an attempt came."""
     if not attempt.is_fit:
-        return words.counted(attempt.last.evaluated, "batch") + " evaluated"
-    return f"{words.position(attempt.last)}, {words.counted(attempt.last.samples, 'sample')}"
+        return words.count_things(attempt.last.evaluated, "batch") + " evaluated"
+    return f"{words.position(attempt.last)}, {words.count_things(attempt.last.samples, 'sample')}"

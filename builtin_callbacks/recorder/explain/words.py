@@ -12,7 +12,7 @@ WIDTH = 100  # columns
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
-def counted(number: int, thing: str, things: str = "") -> str:
+def count_things(number: int, thing: str, things: str = "") -> str:
     """Return a count with its noun: `1 step`, `12 steps`, `1,204 batches`."""
     return f"{number:,} {thing if number == 1 else things or _plural(thing)}"
 
@@ -54,7 +54,7 @@ def position(at: Counters) -> str:
     return f"epoch {at.epoch}, batch {at.batch}, step {at.steps}"
 
 
-def listed(words: Sequence[str]) -> str:
+def join_words(words: Sequence[str]) -> str:
     """Return words as a list in a sentence: `a, b and c`."""
     return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 

@@ -1,7 +1,7 @@
 """The lines of a recording: a JSON array each, whose first item is its kind, and a checksum (see `checksum.py`).
 
     ["recording", 1]                                            the first line: the format
-    ["attempt", {...}]                                          an attempt begins: the fields of `Attempt`
+    ["attempt", {...}]                                          an attempt begins: the fields of `AttemptRecord`
     ["happened", event, clock, counters, data]                  `EventEntry`
     ["batches", number, part, counters, clock, rows, columns, losses]  `Batches`: a block, or a part of one
     ["behind", number, batch]                                   the next lines came after this batch of a later block
@@ -26,13 +26,23 @@ from ....events import Request
 from . import columns
 from .checksum import format_line
 from .forms import check_attempt, check_data, is_count, is_counters, is_request, is_text, is_time
-from .records import Attempt, Batches, Counters, Entry, EventEntry, HandlerTime, RepeatEntry, RequestEntry, TimesEntry
+from .records import (
+    AttemptRecord,
+    Batches,
+    Counters,
+    Entry,
+    EventEntry,
+    HandlerTime,
+    RepeatEntry,
+    RequestEntry,
+    TimesEntry,
+)
 
 FORMAT = 1
 ROWS = 4096  # at most, in a block
 MAX_CHARACTERS = 200  # of a recorded text in an error
 COLUMNS = ("centiseconds", "steps", "skipped_steps", "skipped_batches", "samples", "window")
-_ABOUT = tuple(each.name for each in fields(Attempt) if each.name not in ("entries", "damage"))
+_ABOUT = tuple(each.name for each in fields(AttemptRecord) if each.name not in ("entries", "damage"))
 _TUPLES = ("validation_sets", "optimizers")
 
 
@@ -88,7 +98,7 @@ def encode_head() -> str:
     return format_line("recording", FORMAT)
 
 
-def encode_attempt(attempt: Attempt) -> str:
+def encode_attempt(attempt: AttemptRecord) -> str:
     """Return the line that begins an attempt."""
     return format_line("attempt", {name: getattr(attempt, name) for name in _ABOUT})
 
@@ -103,7 +113,7 @@ def encode_lost(lines: int) -> str:
     return format_line("lost", lines)
 
 
-def decode_attempt(items: list[Any]) -> Attempt:
+def decode_attempt(items: list[Any]) -> AttemptRecord:
     """Return an attempt that has no entries yet.
 
     Raises:
@@ -113,7 +123,7 @@ def decode_attempt(items: list[Any]) -> Attempt:
     check_attempt(about)
     values: dict[str, Any] = {name: tuple(about[name]) if name in _TUPLES else about[name] for name in _ABOUT}
     values["plan"] = {event: tuple(names) for event, names in about["plan"].items()}
-    return Attempt(**values, entries=())
+    return AttemptRecord(**values, entries=())
 
 
 def decode(items: list[Any]) -> Entry:

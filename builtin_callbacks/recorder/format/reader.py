@@ -11,13 +11,13 @@ from typing import Any
 from .checksum import is_intact, parse_array, parse_line
 from .gc_pause import gc_paused
 from .lines import FORMAT, decode, decode_attempt
-from .records import Attempt, Batches, Entry, Recording
+from .records import AttemptRecord, Batches, Entry, Recording
 from .tail import Rows, read_tail
 from .walk import slice_block
 
 SUFFIX = ".recording"
 MIN_BATCHES, BATCHES_PER_BYTE = 1_000_000, 8  # a line of 4,096 batches has several hundred bytes
-UNKNOWN = Attempt("", "train", "", "", 1, None, None, (), (), {}, {}, losses=False, plan={}, entries=())
+UNKNOWN = AttemptRecord("", "train", "", "", 1, None, None, (), (), {}, {}, losses=False, plan={}, entries=())
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class _BatchLimit:
 class _Attempt:
     """An attempt whose lines are being read."""
 
-    about: Attempt
+    about: AttemptRecord
     entries: list[Entry | _Mark] = field(default_factory=list)
     damage: list[str] = field(default_factory=list)
     parts: set[tuple[int, int]] = field(default_factory=set)
@@ -86,7 +86,7 @@ class _Attempt:
         if done < end:
             self.entries.append(slice_block(block, done, end))
 
-    def finish(self) -> Attempt:
+    def finish(self) -> AttemptRecord:
         """Return the attempt."""
         entries: list[Entry] = []
         for entry in self.entries:

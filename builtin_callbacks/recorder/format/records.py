@@ -191,7 +191,7 @@ TIMED = (EventEntry, Batches)  # entries with a clock
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class AttemptRecord:
     """One call of `fit`, `validate` or `test`.
 
     Attributes:
@@ -245,4 +245,4 @@ class Recording:
     """
 
     path: Path
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[AttemptRecord, ...]

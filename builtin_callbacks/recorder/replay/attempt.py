@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ....events import Bus, Event, GradientsReady, StepEnd
 from ....events.control import Verb
-from ..format.records import Attempt, Batches, Counters, Entry, EventEntry, RepeatEntry, RequestEntry
+from ..format.records import AttemptRecord, Batches, Counters, Entry, EventEntry, RepeatEntry, RequestEntry
 from .batches import BatchReplay
 from .boundary import Boundary
 from .entries import MILESTONES, Entries, make_event
@@ -47,7 +47,7 @@ class AttemptReplay:
     def __init__(
         self,
         number: int,
-        attempt: Attempt,
+        attempt: AttemptRecord,
         path: Path,
         bus: Bus,
         replayed: Collection[str],

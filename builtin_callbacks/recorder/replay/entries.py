@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from ....core.metrics.values import Metrics
 from ....events import CATALOGUE, Event
-from ..format.records import Attempt, Batches, Entry, EventEntry, RepeatEntry, RequestEntry, TimesEntry
+from ..format.records import AttemptRecord, Batches, Entry, EventEntry, RepeatEntry, RequestEntry, TimesEntry
 
 MILESTONES = ("epoch_start", "epoch_end", "train_end", "checkpoint_loaded", "run_failed", "run_closed")
 BATCHES = "batches"
@@ -28,7 +28,7 @@ class Entries:
         in_block: whether the current batch is followed by another of its block.
     """
 
-    def __init__(self, attempt: Attempt) -> None:
+    def __init__(self, attempt: AttemptRecord) -> None:
         self.in_block = False
         self._entries = attempt.entries
         self._index = -1

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 
 from ....core.evaluation import EVENTS
 from ....events.verbs import EVALUATION_VERB
-from ..format.records import Attempt, EventEntry
+from ..format.records import AttemptRecord, EventEntry
 from .failure import RecordedFailure
 from .findings import Findings
 from .requests import RecordedRequests
@@ -29,7 +29,7 @@ class Evaluations:
 
     def __init__(
         self,
-        attempt: Attempt,
+        attempt: AttemptRecord,
         run: ReplayRun,
         requests: RecordedRequests,
         failure: RecordedFailure,

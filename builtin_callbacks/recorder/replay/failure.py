@@ -9,7 +9,7 @@ from typing import Final
 from ....core.loop import BATCH_START, GRADIENTS_READY, STEP_END
 from ....events import Bus, Event, StepEnd
 from ....events.bus import Receiver
-from ..format.records import Attempt, Entry, EventEntry
+from ..format.records import AttemptRecord, Entry, EventEntry
 from .entries import Entries
 from .requests import RecordedRequests
 from .run import LOSSES, ReplayRun
@@ -28,7 +28,7 @@ class RecordedFailure:
         entries: the entries of the attempt.
     """
 
-    def __init__(self, attempt: Attempt, bus: Bus, entries: Entries) -> None:
+    def __init__(self, attempt: AttemptRecord, bus: Bus, entries: Entries) -> None:
         self._plan, self._bus, self._entries = attempt.plan, bus, entries
 
     def is_by(self, plugin: str, event: str) -> bool:

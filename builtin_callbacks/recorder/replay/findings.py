@@ -11,7 +11,7 @@ from .report import Ending, ReplayedRequest
 
 
 @dataclass(slots=True)
-class Finding:
+class RequestFinding:
     """A request of a replayed plugin.
 
     Attributes:
@@ -35,15 +35,15 @@ class Findings:
     """
 
     def __init__(self) -> None:
-        self.requests: list[Finding] = []
+        self.requests: list[RequestFinding] = []
         self.ends: list[Ending] = []
         self.unheld: dict[str, list[str]] = {}
         self.failed: dict[str, list[str]] = {}
         self.notes: list[str] = []
         self.has_diverged = False
         self._attempt = 0
-        self._open: defaultdict[Verb, list[Finding]] = defaultdict(list)
-        self._by_id: dict[int, Finding] = {}
+        self._open: defaultdict[Verb, list[RequestFinding]] = defaultdict(list)
+        self._by_id: dict[int, RequestFinding] = {}
 
     def begin(self, attempt: int) -> None:
         """Begin an attempt, counted from 1."""
@@ -55,7 +55,7 @@ class Findings:
         """Add a request; one that is made again and again is listed once."""
         finding = self._by_id.get(id(request))
         if finding is None:
-            finding = Finding(self._attempt, request, self.has_diverged)
+            finding = RequestFinding(self._attempt, request, self.has_diverged)
             self._by_id[id(request)] = finding
             self.requests.append(finding)
         self._open[request.verb].append(finding)

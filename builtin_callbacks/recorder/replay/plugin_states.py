@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ....events import Progress
 from ....plugins import Plugins
-from ..format.records import Attempt, EventEntry
+from ..format.records import AttemptRecord, EventEntry
 from .run import ReplayRun
 
 Why = Literal["unheld", "failed", "disabled", "absent"]
@@ -43,7 +43,7 @@ class Switches:
         elif before and not after and name in self._enabled_at_first:
             self._plugins.enable(name)
 
-    def begin(self, attempt: Attempt, known: Collection[str]) -> None:
+    def begin(self, attempt: AttemptRecord, known: Collection[str]) -> None:
         """Begin an attempt: all are on, except those that its run did not have or had disabled.
 
         Args:

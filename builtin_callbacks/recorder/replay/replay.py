@@ -13,7 +13,7 @@ from ....events.errors import describe_error, is_interrupt
 from ....plugins import Plugins
 from ..format.damage import damage_in_short
 from ..format.reader import read
-from ..format.records import Attempt, Batches, Counters, EventEntry, Recording, RepeatEntry, RequestEntry
+from ..format.records import AttemptRecord, Batches, Counters, EventEntry, Recording, RepeatEntry, RequestEntry
 from .attempt import AttemptReplay, plugins_on_steps
 from .findings import Findings
 from .plugin_states import Snapshots, Switches
@@ -91,7 +91,7 @@ class ReplaySession:
             notes=tuple(findings.notes),
         )
 
-    def _replay_attempt(self, attempt: Attempt, known: set[str]) -> None:
+    def _replay_attempt(self, attempt: AttemptRecord, known: set[str]) -> None:
         self._current = AttemptReplay(
             self._attempt,
             attempt,
@@ -160,7 +160,7 @@ class ReplaySession:
         return f"{on}attempt {self._attempt}, epoch {progress.epoch} batch {progress.batch} step {progress.steps}"
 
 
-def describe_attempt(number: int, attempt: Attempt, names: Iterable[str]) -> RecordedAttempt:
+def describe_attempt(number: int, attempt: AttemptRecord, names: Iterable[str]) -> RecordedAttempt:
     """Return what a recording shows of an attempt, with the requests of the plugins of these names."""
     requests: dict[int, Request] = {}
     place, reason = Counters(), ""

@@ -147,7 +147,7 @@ class Replayed:
         lines += [f"  {each}" for each in before[:SHOWN]]
         lines += [f"  and {len(before) - SHOWN} more"] * (len(before) > SHOWN)
         if after:
-            lines.append(f"  and {_times(len(after))} more after that end, where the recorded run continued")
+            lines.append(f"  and {count_times(len(after))} more after that end, where the recorded run continued")
             lines += [f"    the first: {after[0]}"] * (not before)  # of settings that are compared, say
         lines += [f"  then it was switched off: {text}" for text in self.unheld.get(plugin, ())]
         lines += [f"  then it failed: {text}" for text in self.failed.get(plugin, ())]
@@ -172,9 +172,10 @@ def _describe(request: Request) -> str:
 def _summary(requests: list[ReplayedRequest]) -> str:
     """Return how often a plugin requested what."""
     counts = Counter(each.request.verb for each in requests)
-    words = ", ".join(f"{verb} {_times(count)}" for verb, count in counts.items())
+    words = ", ".join(f"{verb} {count_times(count)}" for verb, count in counts.items())
     return f"would have requested {words or 'nothing'}"
 
 
-def _times(number: int) -> str:
+def count_times(number: int) -> str:
+    """Return how often, in words."""
     return "once" if number == 1 else f"{number} times"

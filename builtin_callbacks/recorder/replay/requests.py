@@ -8,7 +8,7 @@ from typing import Final
 
 from ....events import Request
 from ....events.verbs import EVALUATION_VERB, VERBS
-from ..format.records import Attempt, RepeatEntry, RequestEntry
+from ..format.records import AttemptRecord, RepeatEntry, RequestEntry
 from .entries import Entries
 from .run import ReplayRun
 
@@ -33,7 +33,7 @@ class RecordedRequests:
         has_veto: whether a plugin that is not replayed postponed a stop.
     """
 
-    def __init__(self, attempt: Attempt, entries: Entries, run: ReplayRun, replayed: Collection[str]) -> None:
+    def __init__(self, attempt: AttemptRecord, entries: Entries, run: ReplayRun, replayed: Collection[str]) -> None:
         self.waiting: defaultdict[tuple[int, int], list[RequestEntry]] = defaultdict(list)
         self.cut: Request | None = None
         self.has_stop = self.has_veto = False

@@ -19,7 +19,7 @@ from ....events.bus import is_within
 from ....events.catalogue import Phase
 from ....events.errors import describe_error
 from ....events.run import CheckpointSource
-from ..format.records import Attempt, Counters
+from ..format.records import AttemptRecord, Counters
 from .control import ReplayControl
 from .stubs import RecordedData, RecordedEngine, RecordedOptimizer, Unrecorded
 
@@ -75,7 +75,7 @@ class ReplayRun:
 
     def __init__(
         self,
-        attempt: Attempt,
+        attempt: AttemptRecord,
         path: Path,
         bus: Bus,
         on_request: Callable[[Request], None],

@@ -18,7 +18,7 @@ from ..explain.control import positions
 from ..explain.costs import costs, timed_seconds, untimed_attempts
 from ..explain.requests import group_requests, requests_of
 from ..explain.saves import Save, common_folder, relative_name, saves_of
-from ..explain.verdict import ended, progress, reasons
+from ..explain.verdict import describe_ending, progress, reasons
 from ..format.damage import damage_in_short
 from ..format.records import Recording
 from .axis import Axis
@@ -101,7 +101,7 @@ def _header(main: AttemptSummary, attempts: list[AttemptSummary]) -> dict[str, A
     return {
         "run": run_name(attempts),
         "status": main.attempt.status or "killed",
-        "verdict": ended(main),
+        "verdict": describe_ending(main),
         "why": reasons(main),
         "facts": [
             ("position", words.position(last) if main.is_fit else progress(main)),
@@ -122,7 +122,7 @@ def _attempt(attempt: AttemptSummary, axis: Axis, attempts: Sequence[AttemptSumm
         "number": attempt.number,
         "kind": KINDS[attempt.attempt.phase],
         "began": attempt.began_text,
-        "ended": ended(attempt),
+        "ended": describe_ending(attempt),
         "start": axis.at(attempt.number, 0.0),
         "seconds": attempt.seconds,
         "took": words.seconds(attempt.seconds),
@@ -157,7 +157,7 @@ def _restores(attempt: AttemptSummary, axis: Axis) -> list[dict[str, Any]]:
                     f"at {words.position(each.counters)}",
                     "no work was lost"
                     if lost is None
-                    else f"lost: {words.counted(lost.steps, 'step')}, {words.counted(lost.batch, 'batch')}, "
+                    else f"lost: {words.count_things(lost.steps, 'step')}, {words.count_things(lost.batch, 'batch')}, "
                     f"{words.seconds(lost.seconds)}",
                     *([] if each.is_roll_back else describe_comparison(attempt)),
                 ],

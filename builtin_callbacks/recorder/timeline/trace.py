@@ -12,7 +12,7 @@ from typing import Any
 from ..explain.attempt_summary import AttemptSummary, run_name, summarize_attempts
 from ..explain.attempts import KINDS
 from ..explain.requests import requests_of
-from ..explain.verdict import ended, progress, reasons
+from ..explain.verdict import describe_ending, progress, reasons
 from ..format.records import Recording, TimesEntry
 from .phases import phases
 
@@ -87,7 +87,7 @@ def _attempt(attempt: AttemptSummary) -> Trace:
         own = handlers.setdefault(row.plugin, {})
         own[row.event] = round(own.get(row.event, 0.0) + row.estimate, 6)
     return {
-        "ended": ended(attempt),
+        "ended": describe_ending(attempt),
         "why": reasons(attempt),
         "came": progress(attempt),
         "seconds in handlers": handlers,

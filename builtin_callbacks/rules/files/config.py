@@ -10,7 +10,7 @@ from typing import Any, cast
 from ....events.checks import is_whole_number
 from ..errors import RuleError, RuleTypeError
 from ..patience import MODES, Mode, RulePatience
-from ..text import shown
+from ..text import show
 from .document import Document, read_document
 from .problems import Problems
 from .sections import Section
@@ -47,7 +47,7 @@ def read_rules(source: Source, problems: Problems | None = None) -> RuleSet:
     else:
         raise TypeError(
             f"RuleController takes the path of a rule file, a mapping like one, a RuleSet or a list of RuleSpec; got "
-            f"{shown(source)}."
+            f"{show(source)}."
         )
     return _rule_set(document, problems or Problems())
 
@@ -127,7 +127,7 @@ def _patience(section: Section) -> RulePatience:
     patience = Section(section.document, section.problems, given, "the patience", keys, controller=whose, line=line)
     threshold = patience.value.get("patience_threshold", RulePatience.threshold)
     if not is_whole_number(threshold):
-        problem = f"'patience_threshold' is a whole number, got {shown(threshold)}."
+        problem = f"'patience_threshold' is a whole number, got {show(threshold)}."
         patience.fail(problem, "patience_threshold", RuleTypeError)
         threshold = RulePatience.threshold
     elif threshold < 0:

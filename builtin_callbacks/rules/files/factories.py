@@ -14,7 +14,7 @@ from ....events.checks import known_names
 from ..base import RuleMetric, RuleOperation
 from ..errors import RuleError, RuleKeyError, RuleTypeError
 from ..language.kinds import ANY, SIGNATURES, name_kinds
-from ..text import shown
+from ..text import show
 from .specs import RulePart
 
 T = TypeVar("T", RuleMetric, RuleOperation)
@@ -77,7 +77,7 @@ def check_metric(metric: RuleMetric, name: str) -> None:
     if getattr(metric.compute, "__func__", None) is RuleMetric.compute:
         raise RuleError(f"{type(metric).__name__} computes nothing: give it a method compute(self, run, event).")
     if not isinstance(metric.events, tuple) or not set(metric.events) <= set(CATALOGUE):
-        kind, events = type(metric).__name__, shown(metric.events)
+        kind, events = type(metric).__name__, show(metric.events)
         raise RuleError(f"The events of {kind} are a tuple of classes of heliograph.CATALOGUE, got {events}.")
     if not metric.events and not metric.when_read:
         raise RuleError(
@@ -87,7 +87,7 @@ def check_metric(metric: RuleMetric, name: str) -> None:
     gives = metric.gives
     if gives is not None and (not isinstance(gives, type) or gives not in ANY):
         allowed = name_kinds(ANY - {type(None)})
-        raise RuleError(f"What {type(metric).__name__} gives is {allowed}, or None, which is any; got {shown(gives)}.")
+        raise RuleError(f"What {type(metric).__name__} gives is {allowed}, or None, which is any; got {show(gives)}.")
 
 
 def check_actions(operation: RuleOperation) -> None:

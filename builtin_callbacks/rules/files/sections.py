@@ -7,7 +7,7 @@ from typing import Any
 
 from ....events.checks import known_names
 from ..errors import RuleError, RuleKeyError, RuleTypeError
-from ..text import shown
+from ..text import show
 from .document import Document
 from .problems import Problems
 
@@ -45,7 +45,7 @@ class Section:
         self.document, self.value, self.what, self.controller = document, value, what, controller
         self.problems, self._line = problems, line
         if not isinstance(value, Mapping):
-            problem = f"{what} is a mapping with the keys {', '.join(keys)}, got {shown(value)}."
+            problem = f"{what} is a mapping with the keys {', '.join(keys)}, got {show(value)}."
             raise self._error(problem, None, RuleTypeError)
         for key in value:
             if key not in keys:
@@ -69,7 +69,7 @@ class Section:
         value = self.value.get(key, "")
         if isinstance(value, str) and (value.strip() or key not in self):
             return value
-        self.fail(f"{key!r} of {self.what} is text, got {shown(value)}.", key, RuleTypeError)
+        self.fail(f"{key!r} of {self.what} is text, got {show(value)}.", key, RuleTypeError)
         return ""
 
     def word(self, key: str, allowed: Collection[str], default: str | None = None) -> str | None:
@@ -86,7 +86,7 @@ class Section:
             return []
         value = self.value[key]
         if not isinstance(value, list | tuple) or not value or not all(isinstance(each, str) for each in value):
-            problem = f"{key!r} of {self.what} is a list of names, such as [{example}], got {shown(value)}."
+            problem = f"{key!r} of {self.what} is a list of names, such as [{example}], got {show(value)}."
             self.fail(problem, key, RuleTypeError)
             return []
         for index, each in enumerate(value):
@@ -100,7 +100,7 @@ class Section:
         if value is None:
             return []
         if not isinstance(value, list | tuple):
-            self.fail(f"{key!r} is a list, got {shown(value)}.", key, RuleTypeError)
+            self.fail(f"{key!r} is a list, got {show(value)}.", key, RuleTypeError)
             return []
         return [(each, self.document.line(value, index)) for index, each in enumerate(value)]
 
@@ -110,7 +110,7 @@ class Section:
         if value is None:
             return {}
         if not isinstance(value, Mapping) or not all(isinstance(each, str) for each in value):
-            problem = f"{key!r} of {self.what} is a mapping of names to values, got {shown(value)}."
+            problem = f"{key!r} of {self.what} is a mapping of names to values, got {show(value)}."
             self.fail(problem, key, RuleTypeError)
             return {}
         return value

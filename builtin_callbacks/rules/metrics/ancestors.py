@@ -9,7 +9,7 @@ from ....events import Event, Log, Run, TestEnd, ValidationEnd
 from ....events.checks import known_names
 from ..base import Ending, RuleMetric
 from ..errors import RuleError
-from ..text import shown
+from ..text import show
 from .log_history import LOGGED, Entry, LogHistory, entry_of, has_loss
 from .names import fractional_epoch, under_both_names
 
@@ -127,7 +127,7 @@ class EvalMetrics(RuleMetric):
     def __init__(self, name: str, source_event: str = "on_evaluate") -> None:
         super().__init__(name)
         if not isinstance(source_event, str) or source_event not in SOURCES:
-            got = shown(source_event)
+            got = show(source_event)
             raise RuleError(f"EvalMetrics takes the metrics of a source_event, got {got}.{known_names(got, SOURCES)}")
         self._source = SOURCES[source_event]
         self.events = (self._source,)

@@ -11,7 +11,7 @@ from ....events import Event, Log, Run, ValidationEnd
 from ....events.checks import is_whole_number
 from ..base import RuleMetric
 from ..errors import RuleTypeError
-from ..text import shown
+from ..text import show
 from .log_history import entry_of, has_loss, is_new
 from .names import ancestor_name, fractional_epoch
 
@@ -65,7 +65,7 @@ class HistoryBasedMetric(RuleMetric):
     def __init__(self, name: str, window_size: int = 1) -> None:
         super().__init__(name)
         if not is_whole_number(window_size):
-            raise RuleTypeError(f"window_size is a whole number, negative for no limit, got {shown(window_size)}.")
+            raise RuleTypeError(f"window_size is a whole number, negative for no limit, got {show(window_size)}.")
         self.window_size = int(window_size)
         self._training, self._metrics = Window(window_size), Window(window_size)
         self._seen: dict[str, int] = {}

@@ -8,7 +8,7 @@ from ....events import Run
 from ....events.checks import known_names
 from ..base import RuleFiring, RuleOperation
 from ..errors import RuleError, RuleTypeError
-from ..text import shown
+from ..text import show
 from .fields import values_of
 from .format_strings import Format
 
@@ -34,11 +34,11 @@ class LogControl(RuleOperation):
         super().__init__(name)
         if not isinstance(log_format, str):
             raise RuleTypeError(
-                f"log_format is a string such as '{{event_name}}: {{loss[loss]}}', got {shown(log_format)}."
+                f"log_format is a string such as '{{event_name}}: {{loss[loss]}}', got {show(log_format)}."
             )
         levels = {word.lower(): number for word, number in logging.getLevelNamesMapping().items() if number}
         if not isinstance(log_level, str) or log_level.lower() not in levels:
-            got = shown(log_level)
+            got = show(log_level)
             raise RuleError(f"There is no log_level {got}.{known_names(got.lower(), levels)}")
         self._level, self._format = levels[log_level.lower()], Format(log_format)
         self.reads = self._format.names

@@ -22,7 +22,7 @@ from ....events import (
 from ....events.checks import describe
 from ..base import RuleFiring, RuleOperation
 from ..errors import RuleTypeError
-from ..text import shown
+from ..text import show
 from .functions import Function, function
 
 EVALUATING = (ValidationStart, ValidationBatchStart, ValidationBatchEnd, TestStart, TestBatchStart, TestBatchEnd)
@@ -100,7 +100,7 @@ class CallFunction(RuleOperation):
     def __init__(self, name: str, function: str | Function, **arguments: Any) -> None:
         super().__init__(name)
         if not isinstance(function, str) and not callable(function):
-            raise RuleTypeError(f"CallFunction takes the name of a function, or a function, got {shown(function)}.")
+            raise RuleTypeError(f"CallFunction takes the name of a function, or a function, got {show(function)}.")
         self.arguments = arguments
         self._function = function
 

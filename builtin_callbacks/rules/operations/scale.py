@@ -13,7 +13,7 @@ from ....events import BatchStart, Event, Run
 from ....events.checks import is_number, known_names
 from ..base import RuleFiring, RuleOperation
 from ..errors import RuleError
-from ..text import shown
+from ..text import show
 
 logger = logging.getLogger("heliograph")
 RATES = ("lr", "initial_lr", "max_lr", "min_lr")  # of a parameter group: schedulers keep theirs there, too
@@ -41,11 +41,11 @@ class ScaleLearningRate(RuleOperation):
     def __init__(self, name: str, factor: float, minimum: float = 0.0, optimizer: str | None = None) -> None:
         super().__init__(name)
         if not is_number(factor) or not 0 < factor < inf:
-            raise RuleError(f"factor is a positive number, such as 0.5, got {shown(factor)}.")
+            raise RuleError(f"factor is a positive number, such as 0.5, got {show(factor)}.")
         if not is_number(minimum) or not 0 <= minimum < inf:
-            raise RuleError(f"minimum is a learning rate, at least 0, got {shown(minimum)}.")
+            raise RuleError(f"minimum is a learning rate, at least 0, got {show(minimum)}.")
         if optimizer is not None and not isinstance(optimizer, str):
-            raise RuleError(f"optimizer is the name of an optimizer, got {shown(optimizer)}.")
+            raise RuleError(f"optimizer is the name of an optimizer, got {show(optimizer)}.")
         self.factor, self.minimum, self.optimizer = factor, minimum, optimizer
 
     def should_scale(self, run: Run, firing: RuleFiring) -> None:
@@ -87,7 +87,7 @@ class ScaleLoss(RuleOperation):
     def __init__(self, name: str, factor: float) -> None:
         super().__init__(name)
         if not is_number(factor) or not -inf < factor < inf:
-            raise RuleError(f"factor is a number, such as 0.5, got {shown(factor)}.")
+            raise RuleError(f"factor is a number, such as 0.5, got {show(factor)}.")
         self.factor = factor
 
     def should_scale(self, run: Run, firing: RuleFiring) -> None:

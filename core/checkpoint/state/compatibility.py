@@ -171,19 +171,20 @@ def scale_optimizer(optimizer: Any, factor: float) -> None:
     for group in optimizer.param_groups:
         for name in RATES:
             if name in group:
-                group[name] = _scale(group[name], factor)
+                group[name] = scale_rate(group[name], factor)
 
 
 def scale_scheduler(scheduler: Any, factor: float) -> None:
     """Multiply the base learning rates of a scheduler, and those of the schedulers in it."""
     for name in LISTS:
         if isinstance(rates := getattr(scheduler, name, None), list):
-            setattr(scheduler, name, [_scale(rate, factor) for rate in rates])
+            setattr(scheduler, name, [scale_rate(rate, factor) for rate in rates])
     for inner in getattr(scheduler, "_schedulers", ()):
         scale_scheduler(inner, factor)
 
 
-def _scale(rate: Any, factor: float) -> Any:
+def scale_rate(rate: Any, factor: float) -> Any:
+    """Return a learning rate times a factor; a tensor is multiplied in place."""
     return rate.mul_(factor) if isinstance(rate, Tensor) else rate * factor
 
 

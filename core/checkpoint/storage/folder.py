@@ -18,7 +18,7 @@ Stamp = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundFile:
     """A checkpoint in a folder, or a file with the name of one.
 
     Attributes:
@@ -51,12 +51,12 @@ class Manifests:
 
     def __init__(self, folder: Path, files: Files = SYSTEM) -> None:
         self.folder, self.files = folder, files
-        self.seen: list[Found] = []
-        self._known: dict[str, Found] = {}
+        self.seen: list[FoundFile] = []
+        self._known: dict[str, FoundFile] = {}
         self._refused: set[str] = set()  # could not be read: not retried again
         self._is_steady = False
 
-    def look(self) -> list[Found]:
+    def look(self) -> list[FoundFile]:
         """Return the checkpoints that there are now, sorted by name; none if the folder does not exist.
 
         Raises:
@@ -86,7 +86,7 @@ class Manifests:
         """Make the next `look` read the folder again."""
         self._is_steady = False
 
-    def _look(self, *, is_last: bool) -> list[Found]:
+    def _look(self, *, is_last: bool) -> list[FoundFile]:
         data, stamps = self._names()
         known, self._known = self._known, {}
         stable = time_ns() - STABLE
@@ -116,7 +116,7 @@ class Manifests:
                 stamps[each.name.removesuffix(MANIFEST)] = _stamp(each)
         return data, stamps
 
-    def _read(self, stem: str, has_data: bool, stamp: Stamp, *, is_last: bool) -> Found:
+    def _read(self, stem: str, has_data: bool, stamp: Stamp, *, is_last: bool) -> FoundFile:
         path, place = self.folder / f"{stem}{SUFFIX}", self.folder / f"{stem}{MANIFEST}"
         try:
             is_patient = has_data and stem not in self._refused
@@ -124,17 +124,17 @@ class Manifests:
         except FileNotFoundError:
             if stamp and not is_last:
                 raise _VanishedError from None
-            return Found(path, has_data, stamp, None, MissingManifestError(path))
+            return FoundFile(path, has_data, stamp, None, MissingManifestError(path))
         except (OSError, ValueError) as error:
             self._refused.add(stem)
-            return Found(path, has_data, stamp, None, error)
+            return FoundFile(path, has_data, stamp, None, error)
         try:
             entry = decode(content, place, path)
         except ValueError as error:
-            return Found(path, has_data, stamp, None, error, claim_of(content))
+            return FoundFile(path, has_data, stamp, None, error, claim_of(content))
         if entry.path.name != path.name:  # a pair may have been renamed
             entry = replace(entry, path=path)
-        return Found(entry.path, has_data, stamp, entry, None, entry.claim)
+        return FoundFile(entry.path, has_data, stamp, entry, None, entry.claim)
 
 
 class _VanishedError(Exception):

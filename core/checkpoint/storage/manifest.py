@@ -223,12 +223,12 @@ def encode(entry: Entry) -> bytes:
     )
 
 
-def decode(content: bytes, place: Path, data: Path | None = None) -> Entry:
+def decode(content: bytes, path: Path, data: Path | None = None) -> Entry:
     """Return the entry in a manifest; its data file has the name in the manifest, and is in the same folder.
 
     Args:
         content: all bytes of the manifest.
-        place: the path of the manifest.
+        path: the path of the manifest.
         data: the path of the data file, used if the name is the same: creating a path takes time.
 
     Raises:
@@ -236,25 +236,25 @@ def decode(content: bytes, place: Path, data: Path | None = None) -> Entry:
         ValueError: it is not a manifest, or damaged.
     """
     if MARK not in content:
-        raise ValueError(f"{place} is damaged, or no manifest of a heliograph checkpoint.")
+        raise ValueError(f"{path} is damaged, or no manifest of a heliograph checkpoint.")
     try:
         facts = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"The manifest {place} is damaged, or of something else: {error}.") from None
+        raise ValueError(f"The manifest {path} is damaged, or of something else: {error}.") from None
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
-        raise ValueError(f"{place} is damaged, or no manifest of a heliograph checkpoint.")
+        raise ValueError(f"{path} is damaged, or no manifest of a heliograph checkpoint.")
     if not _checksum_matches(content):
-        raise ValueError(f"The manifest {place} is damaged: its bytes do not match its own digest.")
+        raise ValueError(f"The manifest {path} is damaged: its bytes do not match its own digest.")
     try:
         if (schema := _typed(facts["schema"], "schema", int)) > SCHEMA:
             raise TooNewError(
-                f"The checkpoint of {place} has schema {schema}, this version reads up to {SCHEMA}: update heliograph."
+                f"The checkpoint of {path} has schema {schema}, this version reads up to {SCHEMA}: update heliograph."
             )
-        return _entry(facts, place, data)
+        return _entry(facts, path, data)
     except TooNewError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-        raise ValueError(f"The manifest {place} cannot be used: {error}.") from None
+        raise ValueError(f"The manifest {path} cannot be used: {error}.") from None
 
 
 def claim_of(content: bytes) -> Claim | None:
@@ -269,14 +269,14 @@ def claim_of(content: bytes) -> Claim | None:
     return (asked_name, sequence) if type(asked_name) is str and type(sequence) is int else None
 
 
-def _entry(facts: Mapping[str, Any], place: Path, data: Path | None) -> Entry:
+def _entry(facts: Mapping[str, Any], path: Path, data: Path | None) -> Entry:
     """Return the entry of a manifest, with all types checked: a manifest with a correct digest may still be forged."""
     [(name, file)] = facts["files"].items()
     saved_at = _typed(facts["saved_at"], "saved_at", int, float)
     if not YEARS_1_TO_9999[0] < saved_at < YEARS_1_TO_9999[1]:
         raise ValueError(f"saved_at={saved_at!r} is not a time")
     return Entry(
-        path=data if data is not None and data.name == name else place.with_name(check_name(name)),
+        path=data if data is not None and data.name == name else path.with_name(check_name(name)),
         run_name=_typed(facts["run_name"], "run_name", str),
         sequence=_typed(facts["sequence"], "sequence", int),
         saved_at=saved_at,

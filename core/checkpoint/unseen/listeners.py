@@ -121,7 +121,7 @@ def _filter(run: Run, when: Any) -> tuple[Value, int]:
 
 
 def _bound(run: Run, receiver: Callable[..., Any]) -> Value:
-    """Return the find_numbers and strings among the arguments of a partial and the attributes of the receiver's object.
+    """Return the numbers and strings among the arguments of a partial and the attributes of the receiver's object.
 
     Lists and other objects are left out, since most of them are logs.
     """

@@ -29,7 +29,7 @@ WORDS: Final = {
 MEND: Final = ": keep it in its state_dict, or set affects_training = False on a plugin that only looks"
 EARLIER: Final = "a lane before PERSIST, or set affects_training = False on a plugin that only looks"
 LISTENS: Final = {"opaque": "Handle"}  # listeners are compared in a file of their own
-DECIDES: Final = ("precision", "dtype")  # the others change only how find_numbers are rounded
+DECIDES: Final = ("precision", "dtype")  # the others change only how numbers are rounded
 
 
 def describe_program(run: Run) -> dict[str, dict[str, Any]]:

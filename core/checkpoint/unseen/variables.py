@@ -39,7 +39,7 @@ class Variable(NamedTuple):
 
 
 def find_numbers(run: Run) -> dict[str, dict[str, Any]]:
-    """Return the find_numbers that the user's functions and classes can read and change, encoded, by where they are.
+    """Return the numbers that the user's functions and classes can read and change, encoded, by where they are.
 
     Searched are the methods of the task, its modules, optimizers, schedulers and plugins, the functions and objects
     that listen to events, and all that these refer to. Lists and other objects are left out, since most of them are

@@ -126,11 +126,11 @@ class KeyedDataset(DatasetWrapper, Dataset[Any]):
         """Load what this process loads first, once more where that made a generator, and see whether it repeats."""
         self.keyed_has_begun = True
         if self.keyed_probe is not None and self.keyed_probe.is_due():
-            return self._probed(load, chosen, self.keyed_probe)
+            return self._load_and_probe(load, chosen, self.keyed_probe)
         loaded = load(chosen)
         return load(chosen) if self.keyed_held.look() else loaded
 
-    def _probed(self, load: Callable[[Any], Any], chosen: Any, probe: Probe) -> Any:
+    def _load_and_probe(self, load: Callable[[Any], Any], chosen: Any, probe: Probe) -> Any:
         """Load the same, and compare it with another load."""
         held, inner, again = self.keyed_held, self.keyed_inner, partial(load, chosen)
         held.arrive(*chosen.position.key[:2])

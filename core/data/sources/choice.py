@@ -42,7 +42,7 @@ def source_of(loader: Any, share: Share = ALONE, *, per_sample: bool = False, en
 def _choose_source(loader: Any, share: Share, engine: Engine | None, *, per_sample: bool) -> Source:
     from ..order.choice import order_of
     from .contract import Sourced
-    from .dataloader import ForeignSource, IterableSource, MapSource
+    from .dataloader import IterableSource, MapSource, OpaqueSource
     from .stateful import StatefulSource, is_stateful
 
     if isinstance(loader, DataLoader) and not is_stateful(loader) and not isinstance(loader.dataset, IterableDataset):
@@ -51,4 +51,4 @@ def _choose_source(loader: Any, share: Share, engine: Engine | None, *, per_samp
         return loader.source(share, engine, fills_up=True)
     if is_stateful(loader):  # which keeps a position of its own
         return StatefulSource(loader, share)
-    return IterableSource(loader, share) if isinstance(loader, DataLoader) else ForeignSource(loader, share)
+    return IterableSource(loader, share) if isinstance(loader, DataLoader) else OpaqueSource(loader, share)

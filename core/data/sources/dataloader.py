@@ -169,7 +169,7 @@ class IterableSource(Rewired):
             self._own = copy_loader(self._own, **workers, timeout=self.loader.timeout if before else 0)
 
 
-class ForeignSource(Stateless):
+class OpaqueSource(Stateless):
     """Any other iterable of batches: a position is reached by reading again."""
 
     def __init__(self, loader: Iterable[Any], share: Share = ALONE) -> None:

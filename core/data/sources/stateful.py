@@ -33,25 +33,25 @@ class StatefulSource(Stateless):
 
     def open(self, reading: Reading) -> Iterator[Any]:
         """Continue at the position of the loader."""
-        given, self._given = self._kept(between_epochs=not reading.batch), None
+        given, self._given = self._find_given(between_epochs=not reading.batch), None
         assert given is not None or not reading.batch, "a position within an epoch came without the loader's state"
         if given is not None and (given["ended"] or reading.is_over):  # it is before the next epoch
             self._given = {**given, "ended": False, "amid": False} if given["ended"] else None
             return iter(())
         if reading.apart and self._probe is None and self.worth() == EXACT and isinstance(self.loader, DataLoader):
-            self._probe = _probed(self.loader, reading)
+            self._probe = _probe_dataset(self.loader, reading)
         if given is not None:
             self.loader.load_state_dict(deepcopy(given["loader"]))
         set_epoch(self.loader, reading.epoch)
         if not reading.apart:
-            return self._followed(iter(self.loader), reading.batch)
+            return self._follow(iter(self.loader), reading.batch)
         if given is not None and not reading.batch:
             with isolated():
                 self.loader.state_dict()  # torchdata's puts a loaded state in place only now, over the keys
         held = HeldGenerators() if reading.batch else self._at_begin
         batches = start_iterator(self.loader, reading, held, self.share.rank)
         batches = apart(batches, reading, self._at_batch, self.share.rank, first=reading.batch)
-        return self._followed(batches, reading.batch)
+        return self._follow(batches, reading.batch)
 
     def worth(self) -> Worth:
         """Say what is known of its draws."""
@@ -69,7 +69,7 @@ class StatefulSource(Stateless):
 
     def state_dict(self, *, between_epochs: bool) -> dict[str, Any]:
         """Return the loader's state, as it was when the batch in hand had just been read."""
-        if (given := self._kept(between_epochs=between_epochs)) is not None:  # not read yet
+        if (given := self._find_given(between_epochs=between_epochs)) is not None:  # not read yet
             return dict(given)
         if between_epochs and not self._exhausted:  # an epoch that was left early begins again, as in the loop
             return {"loader": None, "ended": False, "amid": False}
@@ -80,14 +80,14 @@ class StatefulSource(Stateless):
         """Keep the state until the loader is read."""
         self._given = None if state["loader"] is None else dict(state)
 
-    def _kept(self, *, between_epochs: bool) -> Mapping[str, Any] | None:
+    def _find_given(self, *, between_epochs: bool) -> Mapping[str, Any] | None:
         """Return the loaded state; of an epoch that was ended before it was read on, only if the loader had ended."""
         given = self._given
         if given is None or not (given["amid"] and between_epochs):
             return given
         return {**given, "ended": False, "amid": False} if given["ended"] else None
 
-    def _followed(self, batches: Iterator[Any], first: int) -> Iterator[Any]:
+    def _follow(self, batches: Iterator[Any], first: int) -> Iterator[Any]:
         """Note when the loader ends, before its last batch is out: that is part of the state that a save there keeps.
 
         Where its length is unknown, the loop reads ahead; the state from before that is kept.
@@ -113,7 +113,7 @@ def is_stateful(loader: Any) -> bool:
     return callable(getattr(loader, "state_dict", None)) and callable(getattr(loader, "load_state_dict", None))
 
 
-def _probed(loader: DataLoader[Any], reading: Reading) -> Probe:
+def _probe_dataset(loader: DataLoader[Any], reading: Reading) -> Probe:
     """Compare two loads of the dataset's first samples: what the loader reads first, nobody knows before it does."""
     dataset = KeyedDataset(loader.dataset, loader.collate_fn, per_sample=False)
     probe = Probe(type(loader.dataset).__name__, shared=False)

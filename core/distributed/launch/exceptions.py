@@ -138,7 +138,7 @@ def _unpack(piece: Piece) -> Any:
 
 
 @dataclass(frozen=True)
-class Failure:
+class ProcessFailure:
     """What went wrong on a rank, or in the caller's own `on_message`.
 
     Attributes:
@@ -177,7 +177,7 @@ class Failure:
         return self.rank is not None and not self.text
 
 
-def died(rank: int, status: int, *, began: bool) -> Failure:
+def died(rank: int, status: int, *, began: bool) -> ProcessFailure:
     """Return the failure of a rank whose process ended without a report.
 
     Args:
@@ -189,10 +189,10 @@ def died(rank: int, status: int, *, began: bool) -> Failure:
     text = f"{how} before it {'could report' if began else 'called the function'}. Look above for what it printed"
     if not began and status == 1:
         text += '. Each process imports the script: does that call launch outside of `if __name__ == "__main__":`?'
-    return Failure(RankFailed(rank, "died", text, ""), rank=rank, signum=max(0, -status))
+    return ProcessFailure(RankFailed(rank, "died", text, ""), rank=rank, signum=max(0, -status))
 
 
-def raise_first(failures: list[Failure], killed: list[int], grace: float, sent: set[int]) -> None:
+def raise_first(failures: list[ProcessFailure], killed: list[int], grace: float, sent: set[int]) -> None:
     """Raise the error that came first and does not merely follow another rank's, if there is one.
 
     Args:
@@ -222,7 +222,7 @@ def raise_first(failures: list[Failure], killed: list[int], grace: float, sent: 
     raise error
 
 
-def _apart(failures: list[Failure], sent: set[int]) -> tuple[list[Failure], list[Failure]]:
+def _apart(failures: list[ProcessFailure], sent: set[int]) -> tuple[list[ProcessFailure], list[ProcessFailure]]:
     """Return the failures, and apart from them how ranks ended that hung: that says less than what the others saw."""
     named = [each.named for each in failures]
     hung = {each.rank for each in named if each is not None and each.kind == "hung"}

@@ -16,7 +16,7 @@ from typing import Any
 
 from ....events.checks import check_number, check_whole_number
 from ...system.signals import SignalHook
-from .exceptions import Failure, died, raise_first, rebuild
+from .exceptions import ProcessFailure, died, raise_first, rebuild
 from .processes import LAUNCHED, RankProcess, hosting, variables
 from .queue import Frame
 
@@ -149,7 +149,7 @@ class Job:
         self._call, self._count, self._grace, self._on_message = call, count, grace, on_message
         self._events: SimpleQueue[Frame] = SimpleQueue()  # a signal handler may put into this kind
         self._processes: list[RankProcess] = []
-        self._failures: list[Failure] = []
+        self._failures: list[ProcessFailure] = []
         self._killed: list[int] = []
         self._sent: set[int] = set()
         self._deadline: float | None = None
@@ -209,7 +209,7 @@ class Job:
             process.acknowledge()
             if event.kind == "error":
                 carried = pickle.loads(event.payload)  # noqa: S301  # from our own child
-                self._fail(Failure(rebuild(carried), carried.text, process.rank))
+                self._fail(ProcessFailure(rebuild(carried), carried.text, process.rank))
             if all(each.report is not None for each in self._processes):
                 self._hurry()
 
@@ -220,10 +220,10 @@ class Job:
             self._on_message(rank, pickle.loads(payload))  # noqa: S301  # from our own child
         except Exception as error:  # noqa: BLE001  # raised when the ranks have ended
             error.add_note(f"heliograph: while a message of rank {rank} was taken")
-            self._fail(Failure(error))
+            self._fail(ProcessFailure(error))
             self._pass_on(signal.SIGTERM)
 
-    def _fail(self, failure: Failure) -> None:
+    def _fail(self, failure: ProcessFailure) -> None:
         self._failures.append(failure)
         if not failure.is_no_failure:
             self._hurry()

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from dis import opname
-from typing import Generic, Self, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar, cast
 
 from torch.distributed import DistError, ProcessGroup
 from torch.nn.parallel import DistributedDataParallel
@@ -21,8 +21,23 @@ from ...system.errors import RankFailed
 BROKEN = re.compile(r"\bgloo\b|\bNCCL\b|\bProcessGroup\w*\b|\bpair closure\b")
 
 
+class JsonFacts:
+    """A dataclass that ranks write for each other as JSON."""
+
+    __slots__ = ()
+
+    @classmethod
+    def read(cls, text: str | bytes) -> Self:
+        """Return what a rank wrote."""
+        return cls(**json.loads(text))
+
+    def write(self: Any) -> str:
+        """Return it as JSON."""
+        return json.dumps(asdict(self))
+
+
 @dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(JsonFacts):
     """What is reported of the rank that failed first.
 
     Attributes:
@@ -43,15 +58,6 @@ class Failure:
     def of(cls, error: BaseException, rank: int, place: str) -> Self:
         """Return what is to be reported of an exception."""
         return cls(rank, qualified_name(type(error)), error_text(error), place, isinstance(error, KeyboardInterrupt))
-
-    @classmethod
-    def read(cls, text: str | bytes) -> Self:
-        """Return what a rank wrote."""
-        return cls(**json.loads(text))
-
-    def write(self) -> str:
-        """Return it as JSON."""
-        return json.dumps(asdict(self))
 
     def as_error(self) -> BaseException:
         """Return what the other ranks raise: a KeyboardInterrupt where it was one, else RankFailed."""
@@ -128,7 +134,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome(Generic[T]):
+class WorkOutcome(Generic[T]):
     """The outcome of some work on one rank.
 
     Attributes:
@@ -139,19 +145,19 @@ class Outcome(Generic[T]):
     value: T | None = None
     error: Exception | None = None
 
-    def taken(self) -> T:
+    def value_or_raise(self) -> T:
         """Return the value, or raise the error."""
         if self.error is not None:
             raise self.error
         return cast("T", self.value)
 
 
-def outcome_of(work: Callable[[], T]) -> Outcome[T]:
+def outcome_of(work: Callable[[], T]) -> WorkOutcome[T]:
     """Do some work; an interrupt is not an outcome, and leaves at once."""
     try:
-        return Outcome(work())
+        return WorkOutcome(work())
     except Exception as error:  # noqa: BLE001  # raised on every rank
-        return Outcome(error=error)
+        return WorkOutcome(error=error)
 
 
 def on_main(engine: Engine, work: Callable[[], T]) -> T:
@@ -161,25 +167,25 @@ def on_main(engine: Engine, work: Callable[[], T]) -> T:
     return value_of_main(engine, outcome_of(work) if engine.is_main else None)
 
 
-def value_of_main(engine: Engine, outcome: Outcome[T] | None) -> T:
+def value_of_main(engine: Engine, outcome: WorkOutcome[T] | None) -> T:
     """Return the value that some work had on the main rank, or raise its error, on all ranks. A collective.
 
     Args:
         engine: connects the ranks.
         outcome: on the main rank, how it went there.
     """
-    shared: Outcome[T] = engine.broadcast(None if outcome is None else _portable(outcome, 0))
-    return (outcome or shared).taken()
+    shared: WorkOutcome[T] = engine.broadcast(None if outcome is None else _portable(outcome, 0))
+    return (outcome or shared).value_or_raise()
 
 
-def values_of_ranks(engine: Engine, outcome: Outcome[T]) -> list[T]:
+def values_of_ranks(engine: Engine, outcome: WorkOutcome[T]) -> list[T]:
     """Return the values that some work had on each rank, or raise the error of the first that failed. A collective."""
-    outcomes: list[Outcome[T]] = engine.gather_objects(_portable(outcome, engine.rank))
+    outcomes: list[WorkOutcome[T]] = engine.gather_objects(_portable(outcome, engine.rank))
     outcomes[engine.rank] = outcome
-    return [each.taken() for each in outcomes]
+    return [each.value_or_raise() for each in outcomes]
 
 
-def _portable(outcome: Outcome[T], rank: int) -> Outcome[T]:
+def _portable(outcome: WorkOutcome[T], rank: int) -> WorkOutcome[T]:
     """Return an outcome as other processes can read it: an error that does not survive that keeps its text only."""
     if outcome.error is None:
         return outcome
@@ -188,4 +194,4 @@ def _portable(outcome: Outcome[T], rank: int) -> Outcome[T]:
     except Exception:  # noqa: BLE001  # whatever the class of an error does when it is pickled
         error = RuntimeError(describe_error(outcome.error))
     error.add_note(f"heliograph: it happened on rank {rank}")
-    return Outcome(error=error)
+    return WorkOutcome(error=error)

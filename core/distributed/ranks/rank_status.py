@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from types import FrameType
@@ -18,6 +17,7 @@ from torch.distributed.distributed_c10d import Store
 from ....events import CATALOGUE, Event, Lane, Run
 from ....events import catalogue as ev
 from ....events.errors import place_of
+from .failure import JsonFacts
 
 ANSWERS = 2.0  # seconds in which a living rank answers
 FRAMES = 6  # how many functions a report names
@@ -25,7 +25,7 @@ BELOW = ("torch.", "heliograph.core.distributed.ranks.", "heliograph.core.engine
 
 
 @dataclass(frozen=True, slots=True)
-class RankStatus:
+class RankStatus(JsonFacts):
     """What one rank reports of itself.
 
     Attributes:
@@ -50,15 +50,6 @@ class RankStatus:
         frame = None if leaves else sys._current_frames().get(thread)
         functions = _functions(frame, everything=waiting is None)
         return cls(state, name, monotonic() - since, place, functions)
-
-    @classmethod
-    def read(cls, text: str | bytes) -> Self:
-        """Return what a rank wrote."""
-        return cls(**json.loads(text))
-
-    def write(self) -> str:
-        """Return it as JSON."""
-        return json.dumps(asdict(self))
 
     def __str__(self) -> str:
         kinds = {

@@ -78,7 +78,7 @@ class SharedControl(Control):
         self._run, self._engine = run, run.engine
         self._every = int(getattr(run.engine, "agree_every", 1))
         self._judges = self._interrupted = False
-        self._evaluations = self._turns = 0
+        self._evaluations = self._optimizer_order = 0
         self._token = ""
         self._should_stop = run.bus.signal(ShouldStop)
         self._hook = SignalHook([signal.SIGINT], self._note_interrupt)
@@ -113,7 +113,7 @@ class SharedControl(Control):
         return done % self._every == 0 or run.is_last_batch or progress.steps >= run.last_step
 
     def agree(self) -> None:
-        """Make the open_requests requests the same on all ranks.
+        """Make the open requests the same on all ranks.
 
         Raises:
             KeyboardInterrupt: one of the ranks was interrupted; on all of them, in the same place.
@@ -124,7 +124,7 @@ class SharedControl(Control):
         clock = progress.own_seconds if self._engine.is_main else 0.0
         news = self.pending or self.vetoed or self._interrupted
         judges = bool(self._should_stop.chain)
-        cast = [news, judges, clock, steps, -steps, batches, -batches, self._turns, -self._turns]
+        cast = [news, judges, clock, steps, -steps, batches, -batches, self._optimizer_order, -self._optimizer_order]
         any_news, any_judges, clock, *places = self._engine.vote([float(each) for each in cast])
         self._check_places(places)
         progress.set_seconds(clock)
@@ -166,7 +166,7 @@ class SharedControl(Control):
 
     def note_optimizer(self, name: str) -> None:
         """Note which of several optimizers is next; the next vote finds out whether it was the same on all ranks."""
-        self._turns = crc32(name.encode(), self._turns)
+        self._optimizer_order = crc32(name.encode(), self._optimizer_order)
 
     def is_cut(self) -> bool:
         """Return whether the running evaluation is to be left, as some rank asked; inform the others if this one did.
@@ -228,7 +228,7 @@ class SharedControl(Control):
         return ballots
 
     def _check_places(self, places: Sequence[float]) -> None:
-        most_steps, fewest_steps, most_batches, fewest_batches, turns, others = (abs(place) for place in places)
+        most_steps, fewest_steps, most_batches, fewest_batches, optimizer_order, other_order = map(abs, places)
         if most_steps != fewest_steps or most_batches != fewest_batches:
             raise RuntimeError(
                 f"The ranks are at different positions: {fewest_steps:.0f} to {most_steps:.0f} steps, "
@@ -236,7 +236,7 @@ class SharedControl(Control):
                 f"decided in the same way on all ranks."
             )
 
-        if turns != others:
+        if optimizer_order != other_order:
             raise RuntimeError(
                 "The ranks stepped different optimizers: training_step must yield the same names on all ranks, in one "
                 "order."

@@ -121,7 +121,7 @@ def test_what_a_job_brings_up_is_waited_for_too() -> None:
     assert order == ["written, pruned"]
 
 
-def test_an_error_in_telling_leaves_no_job_behind() -> None:
+def test_an_error_in_reporting_leaves_no_job_behind() -> None:
     worker = BackgroundWorker()
     worker.submit(lambda: None, lambda result: fail())
     with pytest.raises(LateError):

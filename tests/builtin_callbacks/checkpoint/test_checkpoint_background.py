@@ -271,14 +271,14 @@ def test_nothing_is_reported_before_it_is_durable(make: Make, disk: Disk, tmp_pa
     trainer, fit = make(checkpoint, every=Every(steps=3))
     last: list[Path | None] = []
 
-    def tell(run: Run, event: CheckpointSaved) -> None:
+    def report(run: Run, event: CheckpointSaved) -> None:
         reported.append((run.progress.batches, event.path.name, event.path.exists()))
 
     def open_gate(run: Run) -> None:
         disk.gate.set()
         finish_writing(checkpoint)
 
-    trainer.bus.on(CheckpointSaved, tell)
+    trainer.bus.on(CheckpointSaved, report)
     trainer.bus.on(BatchEnd, lambda run, event: last.append(run.last_checkpoint), lane=Lane.REPORT)
     disk.gate.clear()
     at(trainer.bus, BatchEnd, open_gate, batches=5)
@@ -437,7 +437,7 @@ def test_an_error_of_a_save_does_not_hide_what_failed_the_run(make: Make, disk: 
     assert names(tmp_path) == []
 
 
-def test_an_error_in_hearing_of_a_save_is_no_error_of_the_save(make: Make, disk: Disk, tmp_path: Path) -> None:
+def test_an_error_in_a_handler_of_a_save_is_no_error_of_the_save(make: Make, disk: Disk, tmp_path: Path) -> None:
     trainer, fit = make(Checkpoint(tmp_path, background=True), every=Every(steps=8))
 
     def crash(run: Run) -> None:

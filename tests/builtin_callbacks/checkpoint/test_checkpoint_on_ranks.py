@@ -485,7 +485,7 @@ def test_the_main_rank_finishes_what_it_writes_when_a_peer_fails(ranks: Pool, tm
     assert storage.load(tmp_path / "run_epoch_0_iter_2.pth")["progress"]["steps"] == 2
 
 
-def hear_of_removals(folder: Path, background: bool) -> list[tuple[int, str, str]]:
+def receive_removals(folder: Path, background: bool) -> list[tuple[int, str, str]]:
     pruned = list[tuple[int, str, str]]()
 
     class Removals(Plugin):
@@ -499,7 +499,7 @@ def hear_of_removals(folder: Path, background: bool) -> list[tuple[int, str, str
 
 @pytest.mark.parametrize("background", [False, True])
 def test_removals_are_reported_on_every_rank_at_the_same_step(ranks: Pool, tmp_path: Path, background: bool) -> None:
-    main, other = ranks(2).run(hear_of_removals, tmp_path, background)
+    main, other = ranks(2).run(receive_removals, tmp_path, background)
     assert main == other
     assert [each[1:] for each in main] == [(f"run_epoch_0_iter_{step}.pth", "keep_last=1") for step in (2, 4)]
     if not background:

@@ -110,7 +110,7 @@ def test_a_value_is_remembered_for_a_save_at_the_resumed_step(fit: Make, tmp_pat
     assert checkpoint_names(tmp_path) == ["run_epoch_1_iter_1.pth", "run_epoch_2_iter_2.pth"]
 
 
-def test_manifests_tell_what_a_checkpoint_competes_by(fit: Make, tmp_path: Path) -> None:
+def test_manifests_show_what_a_checkpoint_competes_by(fit: Make, tmp_path: Path) -> None:
     fit(Checkpoint(tmp_path, keep_last=None, **MONITOR), [0.5, float("nan")])
     first, second = (storage.read_manifest(tmp_path / name).judged_by for name in checkpoint_names(tmp_path))
 

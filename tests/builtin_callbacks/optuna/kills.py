@@ -37,7 +37,7 @@ class Killer(kills.Killer):
     """Counts batches, and the writes of a storage."""
 
     @h.on(h.BatchEnd, lane=h.Lane.REPORT)
-    def amid_training(self, run: h.Run, event: h.BatchEnd) -> None:
+    def act_during_training(self, run: h.Run, event: h.BatchEnd) -> None:
         self.act("batch")
 
     def watch(self, storage: type[BaseStorage]) -> None:

@@ -59,7 +59,7 @@ class PruneAt(BasePruner):
 
 
 class Recall(Plugin):
-    """Keeps what others would not tell after an exception."""
+    """Keeps what others would not report after an exception."""
 
     def __init__(self) -> None:
         self.names: list[str] = []

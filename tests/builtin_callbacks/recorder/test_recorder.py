@@ -15,7 +15,7 @@ import torch
 from heliograph.builtin_callbacks.recorder.format import writer
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.format.records import (
-    Attempt,
+    AttemptRecord,
     Batch,
     Batches,
     Entry,
@@ -81,18 +81,18 @@ def usual(folder: Path, *more: Any) -> list[Any]:
     return [Recorder(folder), *schedules, h.Checkpoint(folder / "checkpoints", resume="auto"), *more]
 
 
-def only(path: Path | None) -> Attempt:
+def only(path: Path | None) -> AttemptRecord:
     """Return the one attempt of a recording."""
     assert path is not None
     (attempt,) = read(path).attempts
     return attempt
 
 
-def batches(attempt: Attempt) -> list[Batch]:
+def batches(attempt: AttemptRecord) -> list[Batch]:
     return [batch for entry in attempt.entries if isinstance(entry, Batches) for batch in entry]
 
 
-def events(attempt: Attempt, *names: str) -> list[EventEntry]:
+def events(attempt: AttemptRecord, *names: str) -> list[EventEntry]:
     return [each for each in attempt.entries if isinstance(each, EventEntry) and (not names or each.event in names)]
 
 
@@ -411,7 +411,7 @@ def test_a_roll_back_is_recorded(tmp_path: Path) -> None:
     assert lost == [4, 5, 6]
 
 
-def toggling(folder: Path, off: Sequence[int], on: Sequence[int], **options: Any) -> Attempt:
+def toggling(folder: Path, off: Sequence[int], on: Sequence[int], **options: Any) -> AttemptRecord:
     """Return what is recorded if the recorder is disabled between two batches."""
     recorder = Recorder(folder, **options)
     trainer = h.Trainer([recorder, h.ValidationSchedule(h.Every(epochs=1))], device="cpu")

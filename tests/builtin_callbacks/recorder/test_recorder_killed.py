@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from heliograph.builtin_callbacks.recorder.format.reader import read
-from heliograph.builtin_callbacks.recorder.format.records import Attempt, Batches, EventEntry
+from heliograph.builtin_callbacks.recorder.format.records import AttemptRecord, Batches, EventEntry
 from heliograph.builtin_callbacks.recorder.format.tail import tail_path
 from heliograph.builtin_callbacks.recorder.format.walk import walk
 from heliograph.tests import recorder_kills, sampling
@@ -39,7 +39,7 @@ def witnessed(path: Path) -> list[tuple[float, ...]]:
     return [tuple(float(each) for each in line.split()) for line in path.read_text().splitlines()]
 
 
-def recorded(attempt: Attempt) -> list[tuple[float, ...]]:
+def recorded(attempt: AttemptRecord) -> list[tuple[float, ...]]:
     """Return the same from a recording."""
     batches = [batch for entry in attempt.entries if isinstance(entry, Batches) for batch in entry]
     return [

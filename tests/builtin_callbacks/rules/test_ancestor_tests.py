@@ -58,8 +58,10 @@ def test_thresholded_training_loss_on_save(tmp_path: Path) -> None:
 
 def test_log_controller(caplog: pytest.LogCaptureFixture) -> None:
     arguments = {"log_format": "This is a test log format [{event_name}] => {trainer_state}", "log_level": "warning"}
-    teller = {"name": "teller", "class": "LogControl", "arguments": arguments}
-    source = rules(controller("True", triggers=["on_step_end"], operations=["teller.should_log"]), operations=[teller])
+    reporter = {"name": "reporter", "class": "LogControl", "arguments": arguments}
+    source = rules(
+        controller("True", triggers=["on_step_end"], operations=["reporter.should_log"]), operations=[reporter]
+    )
     train(source, epochs=1)
     reported = [line for line in lines(caplog.records) if "test log format" in line]
     assert len(reported) == 4
@@ -201,11 +203,11 @@ def test_a_controller_that_lacks_a_key(key: str) -> None:
 def test_a_metric_is_called_like_a_keyword(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """F-OP-4: an operation there took all metrics as keywords, beside those of its own."""
     caplog.set_level(logging.INFO, logger="heliograph")
-    teller = {"name": "teller", "class": "LogControl", "arguments": {"log_format": f"it is {{{name}[loss]:.1f}}"}}
+    reporter = {"name": "reporter", "class": "LogControl", "arguments": {"log_format": f"it is {{{name}[loss]:.1f}}"}}
     source = rules(
-        controller(f"{name}['loss'] < 1.0", operations=["teller.should_log", "own.should_perform_action_xyz"]),
+        controller(f"{name}['loss'] < 1.0", operations=["reporter.should_log", "own.should_perform_action_xyz"]),
         metrics=[LOSS | {"name": name}],
-        operations=[teller, {"name": "own", "class": CustomOperation}],
+        operations=[reporter, {"name": "own", "class": CustomOperation}],
     )
     assert stops_at(source, losses=FALLING) == 3
     assert "it is 0.9" in lines(caplog.records)

@@ -144,22 +144,22 @@ def test_an_installed_class_that_is_broken_is_reported(
 
 
 def test_functions_go_by_their_names() -> None:
-    def tell() -> None:
+    def report() -> None:
         raise AssertionError
 
     def other() -> None:
         raise AssertionError
 
-    assert called_functions.register_function(tell) is tell
-    assert called_functions.register_function(other, "tell_other") is other
-    assert called_functions.function("tell", {}) is tell
-    assert called_functions.function("tell_other", {"more": tell}) is other
-    assert called_functions.function("more", {"more": tell, "tell": tell}) is tell
-    with pytest.raises(RuleKeyError, match=r"Undefined function 'tel'\. Did you mean 'tell'\?"):
-        called_functions.function("tel", {})
-    with pytest.raises(ValueError, match="Another function is registered as 'tell'"):
-        called_functions.register_function(other, "tell")
-    with pytest.raises(ValueError, match="Another function is registered as 'tell'"):
-        called_functions.function("tell", {"tell": other})
+    assert called_functions.register_function(report) is report
+    assert called_functions.register_function(other, "report_other") is other
+    assert called_functions.function("report", {}) is report
+    assert called_functions.function("report_other", {"more": report}) is other
+    assert called_functions.function("more", {"more": report, "report": report}) is report
+    with pytest.raises(RuleKeyError, match=r"Undefined function 'repor'\. Did you mean 'report'\?"):
+        called_functions.function("repor", {})
+    with pytest.raises(ValueError, match="Another function is registered as 'report'"):
+        called_functions.register_function(other, "report")
+    with pytest.raises(ValueError, match="Another function is registered as 'report'"):
+        called_functions.function("report", {"report": other})
     with pytest.raises(TypeError, match="register_function takes a function"):
         called_functions.register_function(3)  # type: ignore[type-var]

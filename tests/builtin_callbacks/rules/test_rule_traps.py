@@ -152,9 +152,9 @@ def test_f_lc_5_a_save_reports_its_path_and_whether_it_is_the_last(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="heliograph")
-    teller = {"name": "teller", "class": "LogControl", "arguments": {"log_format": "{path} {hf_path} {is_final}"}}
+    reporter = {"name": "reporter", "class": "LogControl", "arguments": {"log_format": "{path} {hf_path} {is_final}"}}
     saving = [h.SaveSchedule(h.At(steps=2), at_end=True), h.Checkpoint(tmp_path, keep_last=None)]
-    source = rules(controller("True", triggers=["on_save"], operations=["teller.should_log"]), operations=[teller])
+    source = rules(controller("True", triggers=["on_save"], operations=["reporter.should_log"]), operations=[reporter])
     train(source, *saving, epochs=1)
     first, last = tmp_path / "run_epoch_0_iter_2.pth", tmp_path / "run_epoch_1_iter_4.pth"
     assert [line for line in lines(caplog.records) if line.startswith(str(tmp_path))] == [

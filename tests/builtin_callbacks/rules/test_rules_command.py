@@ -74,8 +74,8 @@ controllers:
 
 
 def test_an_operation_that_cannot_be_made_is_reported_once(tmp_path: Path, capsys: Captured) -> None:
-    tell = {"name": "tell", "class": "LogControl", "arguments": {"log_format": "", "log_level": "loud"}}
-    path = written(tmp_path, rules(controller("True", operations=["tell.should_log"]), operations=[tell]))
+    report = {"name": "report", "class": "LogControl", "arguments": {"log_format": "", "log_level": "loud"}}
+    path = written(tmp_path, rules(controller("True", operations=["report.should_log"]), operations=[report]))
     assert command("check", path) == 1
     (reported,) = capsys.readouterr().err.splitlines()
     assert "There is no log_level 'loud'." in reported
@@ -87,14 +87,14 @@ contrlers: 1
 controller_metrics:
   - {name: training_loss, clas: Loss}
 operations:
-  - {name: tell, class: LogControl, argument: {}}
+  - {name: report, class: LogControl, argument: {}}
 controllers:
   - name: a
   - 5
   - name: b
     triggers: [on_logs]
     rule: training_loss.loss < 1 and lost > 1
-    operations: [tell.should_log, tel.should_log]
+    operations: [report.should_log, repor.should_log]
   - name: c
     triggers: on_log
     rule: training_loss.loss <
@@ -118,7 +118,7 @@ controllers:
         ("8", "a controller is a mapping"),
         ("10, controller 'b'", "invalid event (on_logs)"),
         ("11, controller 'b', column 28 of its rule", "Unknown variable 'lost'"),
-        ("12, controller 'b'", "Invalid operation tel.should_log"),
+        ("12, controller 'b'", "Invalid operation repor.should_log"),
         ("14, controller 'c'", "is a list of names"),
         ("16, controller 'c'", "is at least 0"),
         ("16, controller 'c'", "got 'never'"),
@@ -272,7 +272,7 @@ def test_a_dry_run_reports_what_the_recording_does_not_hold_and_does_nothing(tmp
     called: list[Any] = []
     recording = recorded(tmp_path, epochs=1)
     rate = {"name": "rate", "class": "LearningRate"}
-    call = {"name": "call", "class": "CallFunction", "arguments": {"function": "tell"}}
+    call = {"name": "call", "class": "CallFunction", "arguments": {"function": "report"}}
     source = rules(
         controller("training_loss.loss > 0", name="calls", operations=["call.should_call", "control.should_save"]),
         controller("rate > 0", name="rates", triggers=["on_step_end"]),
@@ -280,7 +280,7 @@ def test_a_dry_run_reports_what_the_recording_does_not_hold_and_does_nothing(tmp
         metrics=[LOSS, EVAL, rate],
         operations=[call],
     )
-    plugin = RuleController(source, functions={"tell": lambda run, firing: called.append(firing)})
+    plugin = RuleController(source, functions={"report": lambda run, firing: called.append(firing)})
     found = dry_run(plugin, read(recording))
     assert called == []
     assert [len(acts) for acts in found.rules.values()] == [2, 0, 0]

@@ -270,14 +270,14 @@ def test_a_run_that_continues_from_its_final_save_knows_that_it_was_the_final_on
 ) -> None:
     def fit() -> list[str]:
         caplog.clear()
-        tell = {
-            "name": "tell",
+        report = {
+            "name": "report",
             "class": "LogControl",
             "arguments": {"log_format": "final {is_final}", "log_level": "error"},
         }
         source = rules(
-            controller("trainer_state.is_final", triggers=["on_save"], operations=["tell.should_log"]),
-            operations=[tell],
+            controller("trainer_state.is_final", triggers=["on_save"], operations=["report.should_log"]),
+            operations=[report],
         )
         saving = [h.SaveSchedule(h.At(batches=1), at_end=True), h.Checkpoint(tmp_path, resume="auto")]
         task = Scripted()

@@ -11,7 +11,7 @@ from heliograph.builtin_callbacks.rules.metrics.history import HistoryBasedMetri
 from heliograph.builtin_callbacks.rules.operations.log_control import LogControl
 from heliograph.builtin_callbacks.rules.operations.requests import CallFunction
 from heliograph.builtin_callbacks.rules.operations.scale import ScaleLearningRate
-from heliograph.builtin_callbacks.rules.text import shown
+from heliograph.builtin_callbacks.rules.text import show
 
 
 def giant() -> list[Any]:
@@ -23,13 +23,13 @@ def giant() -> list[Any]:
 
 
 def test_what_is_short_is_shown_as_python_writes_it() -> None:
-    assert shown({"a": [1, 2.5, None], "b": "text"}) == "{'a': [1, 2.5, None], 'b': 'text'}"
+    assert show({"a": [1, 2.5, None], "b": "text"}) == "{'a': [1, 2.5, None], 'b': 'text'}"
 
 
 def test_what_is_long_is_shortened() -> None:
-    assert len(shown("x" * 10**6)) == 100
-    assert len(shown(giant())) < 2000
-    assert shown(10**5000) == "<a whole number of 16610 bits>"
+    assert len(show("x" * 10**6)) == 100
+    assert len(show(giant())) < 2000
+    assert show(10**5000) == "<a whole number of 16610 bits>"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Datasets that draw, and small trainings over them that tell every batch, loss and weight."""
+"""Datasets that draw, and small trainings over them that report every batch, loss and weight."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def stack_and_draw(samples: list[Tensor]) -> Tensor:
 
 
 class Noisy(Task):
-    """A task whose step draws from every generator: were the stream touched, its losses would tell."""
+    """A task whose step draws from every generator: were the stream touched, its losses would show it."""
 
     def __init__(self) -> None:
         with torch.random.fork_rng(devices=[]):

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 Make = Callable[..., Any]
 
 
-class Telling(DataModule):
+class DiaryModule(DataModule):
     """Keeps a diary; fails where it is asked to."""
 
     loader_params = LoaderParams(batch_size=4, shuffle=True)
@@ -35,31 +35,31 @@ class Telling(DataModule):
         self.diary: list[str] = []
         self.make, self.fails, self.error = make, fails, error or ArithmeticError("broken")
 
-    def _tell(self, what: str) -> None:
+    def _note(self, what: str) -> None:
         self.diary.append(what)
         if what in self.fails.split():
             raise type(self.error)(f"{what} is broken")
 
     def prepare(self) -> None:
-        self._tell("prepare")
+        self._note("prepare")
 
     def set_up(self) -> None:
-        self._tell("set_up")
+        self._note("set_up")
 
     def train(self) -> Any:
-        self._tell("train")
+        self._note("train")
         return self.make(8)
 
     def validation(self) -> Any:
-        self._tell("validation")
+        self._note("validation")
         return self.make(4)
 
     def test(self) -> Any:
-        self._tell("test")
+        self._note("test")
         return {"a": self.make(4), "b": DataLoader(self.make(4), 2)}
 
     def tear_down(self) -> None:
-        self._tell("tear_down")
+        self._note("tear_down")
 
 
 RUN = ["set_up", "train", "validation", "tear_down"]
@@ -89,7 +89,7 @@ def fit(module: Any, noisy: Make, *plugins: Any, **options: Any) -> Any:
 
 
 def test_the_life_of_a_module(drawing: Make, noisy: Make) -> None:
-    module = Telling(drawing)
+    module = DiaryModule(drawing)
     events: list[str] = []
     trainer = Trainer([ValidationSchedule(Every(epochs=1))], device="cpu")
     trainer.bus.on(EpochStart, lambda run, event: events.extend(module.diary))
@@ -103,7 +103,7 @@ def test_the_life_of_a_module(drawing: Make, noisy: Make) -> None:
 
 
 def test_it_is_prepared_once_and_set_up_for_every_run(drawing: Make, noisy: Make) -> None:
-    module = Telling(drawing)
+    module = DiaryModule(drawing)
     fit(module, noisy)
     fit(module, noisy)
     Trainer(device="cpu").validate(noisy(), module)
@@ -119,7 +119,7 @@ def test_it_is_prepared_once_and_set_up_for_every_run(drawing: Make, noisy: Make
 def test_a_second_process_of_a_node_does_not_prepare(drawing: Make, noisy: Make) -> None:
     engine = DeviceEngine("cpu")
     engine.is_local_main = False
-    module = Telling(drawing)
+    module = DiaryModule(drawing)
     trainer = Trainer([ValidationSchedule(Every(epochs=1))], engine=engine)
     trainer.fit(noisy(), module, epochs=1, optimizer=torch.optim.SGD)
     trainer.validate(noisy(), module)
@@ -128,7 +128,7 @@ def test_a_second_process_of_a_node_does_not_prepare(drawing: Make, noisy: Make)
 
 
 def test_a_prepare_that_failed_is_tried_again(drawing: Make, noisy: Make) -> None:
-    module = Telling(drawing, fails="prepare")
+    module = DiaryModule(drawing, fails="prepare")
     for _ in range(2):
         with pytest.raises(ArithmeticError):
             fit(module, noisy)
@@ -146,7 +146,7 @@ def test_a_prepare_that_failed_is_tried_again(drawing: Make, noisy: Make) -> Non
     ],
 )
 def test_it_is_torn_down_on_every_ending(how: Any, raised: Any, drawing: Make, noisy: Make) -> None:
-    module = Telling(drawing)
+    module = DiaryModule(drawing)
     if raised is None:
         assert fit(module, noisy, Ending(how)).status == "stopped"
     else:
@@ -157,7 +157,7 @@ def test_it_is_torn_down_on_every_ending(how: Any, raised: Any, drawing: Make, n
 
 
 def test_an_interrupt_that_is_returned(drawing: Make, noisy: Make) -> None:
-    module = Telling(drawing)
+    module = DiaryModule(drawing)
     result = fit(module, noisy, Ending(raising(KeyboardInterrupt())), on_interrupt="return")
     assert result.status == "interrupted"
     assert module.diary == ["prepare", *RUN]
@@ -170,14 +170,14 @@ def test_so_is_one_whose_task_or_settings_are_wrong(drawing: Make, noisy: Make) 
         ({"epochs": None}, "the run has no end"),
     ]
     for options, message in wrong:
-        module = Telling(drawing)
+        module = DiaryModule(drawing)
         with pytest.raises(ValueError, match=message):
             fit(module, noisy, **options)
         assert module.diary == ["prepare", *RUN]
 
 
 def test_so_is_one_whose_run_does_not_begin(drawing: Make, noisy: Make) -> None:
-    inner = Telling(drawing)
+    inner = DiaryModule(drawing)
     trainer = Trainer(device="cpu")
 
     def again(run: Any, event: EpochStart) -> None:
@@ -191,14 +191,14 @@ def test_so_is_one_whose_run_does_not_begin(drawing: Make, noisy: Make) -> None:
 
 @pytest.mark.parametrize("where", ["set_up", "train", "validation"])
 def test_so_is_one_that_fails_itself(where: str, drawing: Make, noisy: Make) -> None:
-    module = Telling(drawing, fails=where)
+    module = DiaryModule(drawing, fails=where)
     with pytest.raises(ArithmeticError, match=f"{where} is broken"):
         fit(module, noisy)
     assert module.diary == ["prepare", *RUN[: RUN.index(where) + 1], "tear_down"]
 
 
 def test_so_is_one_of_an_evaluation_that_fails(drawing: Make, noisy: Make) -> None:
-    module = Telling(drawing, fails="test")
+    module = DiaryModule(drawing, fails="test")
     with pytest.raises(ArithmeticError, match="test is broken"):
         Trainer(device="cpu").test(noisy(), module)
     with pytest.raises(TypeError, match="validation_step"):
@@ -210,7 +210,7 @@ def test_so_is_one_of_an_evaluation_that_fails(drawing: Make, noisy: Make) -> No
 
 
 def test_its_error_is_the_run_s_where_there_is_no_other(drawing: Make, noisy: Make) -> None:
-    module = Telling(drawing, fails="tear_down")
+    module = DiaryModule(drawing, fails="tear_down")
     with pytest.raises(ArithmeticError, match="tear_down is broken"):
         fit(module, noisy)
     with pytest.raises(ArithmeticError, match="tear_down is broken"):
@@ -223,14 +223,14 @@ def test_and_else_a_note(evaluated: bool, drawing: Make, noisy: Make) -> None:
         def training_step(self, run: Any, batch: Any) -> Any:
             raise LookupError("the step is broken")
 
-    module = Telling(drawing, fails="tear_down")
+    module = DiaryModule(drawing, fails="tear_down")
     with pytest.raises(LookupError, match="the step is broken") as info:
         Trainer(device="cpu").validate(Failing(), module) if evaluated else fit(module, Failing)
     assert "tear_down is broken" in str(info.value.__notes__)
 
 
 def test_a_note_on_what_failed_before_the_run_too(drawing: Make, noisy: Make) -> None:
-    module = Telling(drawing, fails="set_up tear_down")
+    module = DiaryModule(drawing, fails="set_up tear_down")
     with pytest.raises(ArithmeticError, match="set_up is broken") as info:
         fit(module, noisy)
     assert info.value.__notes__ == ["heliograph: then tear_down failed: ArithmeticError: tear_down is broken"]
@@ -239,8 +239,8 @@ def test_a_note_on_what_failed_before_the_run_too(drawing: Make, noisy: Make) ->
 def test_the_trainer_is_free_afterwards(drawing: Make, noisy: Make) -> None:
     trainer = Trainer([ValidationSchedule(Every(epochs=1))], device="cpu")
     with pytest.raises(ArithmeticError):
-        trainer.fit(noisy(), Telling(drawing, fails="tear_down"), epochs=1, optimizer=torch.optim.SGD)
-    result = trainer.fit(noisy(), Telling(drawing), epochs=1, optimizer=torch.optim.SGD)
+        trainer.fit(noisy(), DiaryModule(drawing, fails="tear_down"), epochs=1, optimizer=torch.optim.SGD)
+    result = trainer.fit(noisy(), DiaryModule(drawing), epochs=1, optimizer=torch.optim.SGD)
     assert result.status == "completed"
 
 
@@ -248,7 +248,7 @@ def test_the_trainer_is_free_afterwards(drawing: Make, noisy: Make) -> None:
 
 
 def test_what_fit_is_given_goes_before(drawing: Make, noisy: Make) -> None:
-    module = Telling(drawing)
+    module = DiaryModule(drawing)
     result = fit(module, noisy, loader_params={"batch_size": 2}, validation=DataLoader(drawing(3), 3))
     assert result.progress.steps == 4
     assert module.diary == ["prepare", "set_up", "train", "tear_down"]
@@ -275,7 +275,7 @@ def test_what_is_missing_is_said(noisy: Make) -> None:
 
 
 def test_a_loop_of_one_s_own(drawing: Make, noisy: Make) -> None:
-    module, task = Telling(drawing), noisy()
+    module, task = DiaryModule(drawing), noisy()
     trainer = Trainer([ValidationSchedule(Every(epochs=1))], device="cpu")
     with trainer.run(task, module, epochs=1, optimizer=torch.optim.SGD) as run:
         for _ in run.epochs():

@@ -106,11 +106,11 @@ def a_task(kind: type[Supervised] = Supervised) -> Supervised:
 def trained(
     data: Any, *plugins: Any, saved: bytes | None = None, cut_at: int | None = None, **options: Any
 ) -> Reported:
-    """Train for two epochs, and tell what of it can be compared."""
+    """Train for two epochs, and report what of it can be compared."""
     reported: Reported = {"batches": [], "samples": [], "places": [], "steps": [], "cut": None}
     trainer, task = a_trainer(*plugins), options.pop("task", None) or a_task()
 
-    def tell(run: Run, event: BatchEnd) -> None:
+    def report(run: Run, event: BatchEnd) -> None:
         progress = run.progress
         reported["batches"].append([round(row[0] * 10) for row in run.batch[0].tolist()])
         reported["samples"].append(progress.samples)
@@ -122,7 +122,7 @@ def trained(
         torch.save(run.state_dict(), file)
         reported["cut"] = file.getvalue()
 
-    trainer.bus.on(BatchEnd, tell)
+    trainer.bus.on(BatchEnd, report)
     if cut_at is not None:
         trainer.plugins.register(SaveSchedule(At(steps=cut_at)))
         trainer.bus.on(SavePoint, keep, lane=Lane.PERSIST)
@@ -422,7 +422,7 @@ def test_means_of_the_training_are_those_of_all_ranks(ranks: Pool) -> None:
 # A data module.
 
 
-class Telling(DataModule):
+class DiaryModule(DataModule):
     """Keeps a diary."""
 
     def __init__(self, fails: int | None = None) -> None:
@@ -442,14 +442,14 @@ class Telling(DataModule):
 
 
 def prepared() -> list[str]:
-    module = Telling()
+    module = DiaryModule()
     for _ in range(2):
         trained(module)
     return module.diary
 
 
 def failed() -> tuple[type, str, list[str]]:
-    module = Telling(fails=0)
+    module = DiaryModule(fails=0)
     with pytest.raises((ArithmeticError, RankFailed)) as info:
         trained(module)
     return type(info.value), str(info.value), module.diary
@@ -462,7 +462,7 @@ def test_one_process_of_a_machine_prepares(ranks: Pool) -> None:
 def test_where_that_fails_no_rank_waits(ranks: Pool) -> None:
     assert ranks(2).run(failed) == [
         (ArithmeticError, "no space left", ["prepare"]),
-        (RankFailed, "rank 0 failed with ArithmeticError: no space left (in Telling.prepare)", []),
+        (RankFailed, "rank 0 failed with ArithmeticError: no space left (in DiaryModule.prepare)", []),
     ]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from heliograph.builtin_callbacks.recorder.format.records import (
-    Attempt,
+    AttemptRecord,
     Batches,
     Counters,
     Entry,
@@ -117,7 +117,7 @@ class Script:
         defaults: dict[str, Any] = {"by": None, "rank": None, "metrics": {}, "best": None, "last": None, "notes": []}
         self.emit("run_closed", status=status, reason=reason, **defaults | more)
 
-    def attempt(self) -> Attempt:
+    def attempt(self) -> AttemptRecord:
         defaults: dict[str, Any] = {
             "name": "a1",
             "phase": "train",
@@ -134,7 +134,7 @@ class Script:
             "plan": {},
         }
         times = (TimesEntry(tuple(self.rows.values())),) if self.rows else ()
-        return Attempt(entries=(*self.entries, *times), **defaults | self.fields)
+        return AttemptRecord(entries=(*self.entries, *times), **defaults | self.fields)
 
 
 def recording(*scripts: Script) -> Recording:

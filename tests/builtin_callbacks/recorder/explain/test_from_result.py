@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from heliograph.builtin_callbacks.recorder.explain.story import story
 from heliograph.builtin_callbacks.recorder.format.reader import read
-from heliograph.builtin_callbacks.recorder.format.records import Attempt, Counters, EventEntry
+from heliograph.builtin_callbacks.recorder.format.records import AttemptRecord, Counters, EventEntry
 from heliograph.core.result import ResumeReport, RunResult
 from heliograph.events import History, Progress, Request
 from heliograph.tests.builtin_callbacks.recorder.explain.factory import killed_and_resumed
@@ -92,7 +92,7 @@ def test_a_recording_that_is_gone_is_reported(tmp_path: Path) -> None:
     ids=["nothing", "no end"],
 )
 def test_a_run_whose_recording_has_no_end_is_not_called_killed(
-    attempts: tuple[Attempt, ...], why: str, tmp_path: Path
+    attempts: tuple[AttemptRecord, ...], why: str, tmp_path: Path
 ) -> None:
     text = replace(RESULT, recording=write(tmp_path / "digits.recording", *attempts)).explain()
     assert text.startswith("the run: stopped by early_stopping on rank 1\n")

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
     [(0, "step", "0 steps"), (1, "batch", "1 batch"), (2, "batch", "2 batches"), (1204, "sample", "1,204 samples")],
 )
 def test_a_count_has_its_noun(number: int, thing: str, text: str) -> None:
-    assert words.counted(number, thing) == text
+    assert words.count_things(number, thing) == text
 
 
 def test_an_irregular_plural_is_given() -> None:
-    assert words.counted(2, "veto", "vetoes") == "2 vetoes"
-    assert words.counted(1, "veto", "vetoes") == "1 veto"
+    assert words.count_things(2, "veto", "vetoes") == "2 vetoes"
+    assert words.count_things(1, "veto", "vetoes") == "1 veto"
 
 
 def test_how_often() -> None:
@@ -65,7 +65,7 @@ def test_nan_and_infinite_metrics() -> None:
 
 
 def test_lists() -> None:
-    assert [words.listed(each) for each in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == [
+    assert [words.join_words(each) for each in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == [
         "",
         "a",
         "a and b",

@@ -381,7 +381,7 @@ def test_options_are_checked() -> None:
     [
         *[("metrics", value) for value in ([dict], Own, {"own": Own}, 5, "Own")],
         *[("operations", value) for value in ([Own], Act, None)],
-        *[("functions", value) for value in ([print], {"tell": 5}, {5: print}, 5)],
+        *[("functions", value) for value in ([print], {"report": 5}, {5: print}, 5)],
     ],
     ids=str,
 )

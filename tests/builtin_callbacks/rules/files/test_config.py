@@ -21,7 +21,7 @@ controller_metrics:
     arguments:
       window_size: 2
 operations:
-  - name: teller
+  - name: reporter
     class: LogControl
     arguments: {log_format: "{window}", log_level: info}
 controllers:
@@ -35,7 +35,7 @@ controllers:
       trigger_log_level: WARNING
     on_error: raise
     operations:
-      - teller.should_log
+      - reporter.should_log
       - hfcontrols.should_training_stop
   - name: second
     triggers:
@@ -45,13 +45,13 @@ controllers:
 """
 SET = RuleSet(
     metrics=[RulePart("window", "HistoryBasedMetric", {"window_size": 2})],
-    operations=[RulePart("teller", "LogControl", {"log_format": "{window}", "log_level": "info"})],
+    operations=[RulePart("reporter", "LogControl", {"log_format": "{window}", "log_level": "info"})],
     controllers=[
         RuleSpec(
             "first",
             ["on_log", "on_evaluate"],
             'window["window_size"] == 2',
-            ["teller.should_log", "hfcontrols.should_training_stop"],
+            ["reporter.should_log", "hfcontrols.should_training_stop"],
             RulePatience(3, "no_reset_on_failure"),
             "raise",
             "warning",
@@ -86,7 +86,7 @@ def test_a_file_a_mapping_and_objects_say_the_same(tmp_path: Path) -> None:
         "rule": 13,
         "on_log": 12,
         "on_evaluate": 12,
-        "teller.should_log": 21,
+        "reporter.should_log": 21,
         "hfcontrols.should_training_stop": 22,
     }
 
@@ -205,7 +205,7 @@ def test_what_is_wrong_is_reported(source: dict[str, Any], kind: type[RuleError]
 @pytest.mark.parametrize(
     ("old", "new", "line", "controller"),
     [
-        ("operations:\n  - name: teller", "operation:\n  - name: teller", 6, None),
+        ("operations:\n  - name: reporter", "operation:\n  - name: reporter", 6, None),
         ("class: LogControl", "classs: LogControl", 8, None),
         ("[on_log, on_evaluate]", "on_log", 12, "first"),
         ("mode: no_reset", "mode: never", 16, "first"),

@@ -187,7 +187,7 @@ def test_arguments_that_do_not_fit_are_refused_at_load(arguments: dict[str, Any]
         operation.bind({"remember": remember})
 
 
-def test_a_function_of_pythons_own_that_does_not_tell_its_arguments() -> None:
+def test_a_function_of_pythons_own_that_does_not_show_its_arguments() -> None:
     held = {1: "there"}
     operation = CallFunction("call", function=held.pop)
     operation.bind({})

@@ -43,11 +43,11 @@ def test_no_sequence_costs_a_training_its_last_checkpoint(tmp_path: Path, part: 
 def takes_any_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Writes under the wanted name, whoever has it, and prunes what it finds there."""
 
-    def place(store: Store, training_id: str, wanted: str, on_existing: str) -> tuple[list[str], list[Entry]]:
+    def claim_name(store: Store, training_id: str, wanted: str, on_existing: str) -> tuple[list[str], list[Entry]]:
         store.write_as(training_id, wanted)
         return [], []
 
-    monkeypatch.setattr("heliograph.builtin_callbacks.checkpoint.plugin.place", place)
+    monkeypatch.setattr("heliograph.builtin_callbacks.checkpoint.plugin.claim_name", claim_name)
     monkeypatch.setattr(Store, "_may_write", lambda store, path, training, unknown: not store.is_pinned(path))
 
 
@@ -77,15 +77,15 @@ def passes_over_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def replaces_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Removes what is to be replaced before anything is written."""
-    real = run_names.place
+    real = run_names.claim_name
 
-    def place(store: Store, training_id: str, wanted: str, on_existing: Any) -> tuple[list[str], list[Entry]]:
+    def claim_name(store: Store, training_id: str, wanted: str, on_existing: Any) -> tuple[list[str], list[Entry]]:
         notes, replaced = real(store, training_id, wanted, on_existing)
         for each in replaced:
             store.remove(each.path, each.training)
         return notes, []
 
-    monkeypatch.setattr("heliograph.builtin_callbacks.checkpoint.plugin.place", place)
+    monkeypatch.setattr("heliograph.builtin_callbacks.checkpoint.plugin.claim_name", claim_name)
 
 
 def prunes_what_has_no_identity(monkeypatch: pytest.MonkeyPatch) -> None:

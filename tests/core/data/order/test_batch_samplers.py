@@ -63,7 +63,7 @@ class Growing(Sampler[list[int]]):
         return 6
 
 
-class Telling(Sampler[int]):
+class SamplerByEpoch(Sampler[int]):
     """Orders by the epoch that it is given."""
 
     epoch = -1
@@ -203,7 +203,7 @@ def test_a_sampler_with_the_protocol_is_not_read_up_to_the_position(drawing: Mak
 
 
 def test_a_sampler_is_given_the_epoch(drawing: Make, read: Read) -> None:
-    assert indices(read(DataLoader(drawing(), 4, sampler=Telling()), epochs=[5])) == [[5, 6, 7]]
+    assert indices(read(DataLoader(drawing(), 4, sampler=SamplerByEpoch()), epochs=[5])) == [[5, 6, 7]]
     distributed: DistributedSampler[Any] = DistributedSampler(drawing(), 2, 0)
     read(DataLoader(drawing(), 4, sampler=distributed), epochs=[3])
     assert distributed.epoch == 3

@@ -234,7 +234,7 @@ def test_samplers_that_know_their_rank_are_left_alone() -> None:
     assert [source_of(loader, share).layout.common for loader, _ in kept.values()] == [True, True, False, False]
 
 
-def test_and_their_facts_do_not_tell_the_rank() -> None:
+def test_and_their_facts_do_not_show_the_rank() -> None:
     def kinds(rank: int, world_size: int) -> list[dict[str, Any]]:
         samplers: list[Any] = [
             TorchDistributedSampler(Numbers(9), world_size, rank),

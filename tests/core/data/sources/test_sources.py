@@ -11,7 +11,7 @@ import pytest
 import torch
 from heliograph import Replay, Trainer, TrainStart
 from heliograph.core.data.sources.choice import source_of
-from heliograph.core.data.sources.dataloader import ForeignSource, IterableSource, MapSource
+from heliograph.core.data.sources.dataloader import IterableSource, MapSource, OpaqueSource
 from heliograph.core.data.sources.stateless import SequenceSource
 from heliograph.core.data.training_data import TrainingData
 from torch import Tensor
@@ -262,7 +262,7 @@ def test_which_source_reads_what(drawing: Make, flowing: Make) -> None:
         MapSource: (DataLoader(drawing(), 4), {"source": "map", "draws_per": "batch"}),
         IterableSource: (DataLoader(flowing(), 4), {"source": "iterable"}),
         SequenceSource: ([1, 2], {"source": "sequence", "batches": 2}),
-        ForeignSource: (Drawing(), {"source": "iterator", "loader": "Drawing"}),
+        OpaqueSource: (Drawing(), {"source": "iterator", "loader": "Drawing"}),
     }
     for kind, (loader, facts) in sources.items():
         source = source_of(loader)

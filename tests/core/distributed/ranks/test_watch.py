@@ -1,4 +1,4 @@
-"""The watch: what ranks tell each other of failures, and what is made of it. Here, threads of one process are ranks."""
+"""The watch: what ranks report of failures to each other, and what is made of it. Here, threads are ranks."""
 
 from __future__ import annotations
 
