@@ -6,7 +6,7 @@ fills; and the rest, plain types, which is the same on all ranks and says what `
 
 To save, on all ranks, with `async_save` in the place of `save` where it is to happen in the background:
             tensors, rest = engine.shard_state(run.modules, run.optimizers)
-            dcp.save(tensors, checkpoint_id=folder, process_group=engine.saving_group())  # `rest` goes into the snapshot
+            dcp.save(tensors, checkpoint_id=folder, process_group=engine.saving_group())  # `rest` belongs in the state
 To resume, on all ranks:
             engine.load_shard_state(run.modules, run.optimizers, rest, lambda tensors: dcp.load(tensors, ...))
 Without ranks, or on another engine:
