@@ -105,6 +105,40 @@ def trials() -> Iterator[int]:
     yield from range(1000)
 
 
+class Watched(Files):
+    """Looks at the folder after each operation that changes a name, as another process may."""
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        self.look = look
+
+    def rename(self, old: Path, new: Path) -> None:
+        super().rename(old, new)
+        self.look()
+
+    def unlink(self, path: Path) -> None:
+        super().unlink(path)
+        self.look()
+
+
+@pytest.mark.parametrize("name", ["b.pth", "a.pth"], ids=["a new name", "replacing"])
+def test_no_manifest_is_ever_seen_without_its_data(tmp_path: Path, opened: Make, state: Make, name: str) -> None:
+    """An evaluation in another process takes the newest checkpoint at any moment."""
+    seen: list[list[str]] = []
+
+    def look() -> None:
+        manifests = [path for path in tmp_path.glob("*.json") if not path.name.startswith(".")]
+        for each in manifests:
+            storage.verify(each.with_suffix(".pth"))
+        seen.append([each.name for each in manifests])
+
+    store = opened(files=Watched(look))
+    store.save("a.pth", state(1))
+    seen.clear()
+    store.save(name, state(2))
+    assert len(seen) >= 2
+    assert sorted(seen[-1]) == sorted({"a.json", f"{name[0]}.json"})
+
+
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("name", ["b.pth", "a.pth"], ids=["a new name", "replacing"])
 @pytest.mark.parametrize("error", [FULL, OSError(errno.EIO, "Input/output error"), KeyboardInterrupt(), Death()])
