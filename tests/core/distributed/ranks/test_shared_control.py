@@ -362,6 +362,37 @@ def test_ranks_that_are_in_different_collectives_are_reported_with_them(ranks: A
         ranks(2).run(observe_and_exchange)
 
 
+def count_otherwise(counter: str) -> tuple[str, int]:
+    """Return the error of this rank, and the step at which it was raised."""
+
+    class Miscounting(h.Plugin):
+        @h.on(h.StepEnd, when=h.At(steps=2))
+        def miscount(self, run: h.Run, event: h.StepEnd) -> None:
+            if run.engine.rank == 1:
+                setattr(run.progress, counter, getattr(run.progress, counter) + 1)
+
+    trainer = trainer_of(Miscounting())
+    failed: list[int] = []
+    trainer.bus.on(h.RunFailed, lambda run, event: failed.append(run.progress.batch))
+    try:
+        fit(trainer, validation=None)
+    except RuntimeError as error:
+        return str(error), failed[0]
+    return "", 0
+
+
+@pytest.mark.parametrize(
+    ("counter", "positions"),
+    [("skipped_steps", "2 to 3 steps, 2 to 2 batches"), ("batch", "2 to 2 steps, 2 to 3 batches")],
+)
+def test_ranks_that_are_at_different_positions_are_stopped(ranks: Any, counter: str, positions: str) -> None:
+    """At the boundary of that step, on every rank: otherwise each would train on."""
+    first, second = ranks(2).run(count_otherwise, counter)
+    assert first[0] == second[0]
+    assert first[0].startswith(f"The ranks are at different positions: {positions}.")
+    assert first[1] == 2
+
+
 def yield_other_names() -> Any:
     class Two(h.Task):
         def __init__(self) -> None:
