@@ -177,6 +177,15 @@ def test_batches_of_a_batch_sampler_go_round(drop_last: bool) -> None:
     assert not any(source.even for source in sources)
 
 
+def test_their_samples_draw_by_their_positions_in_the_order_of_one_process() -> None:
+    firsts = []
+    for share in shares(2):
+        order = order_of(DataLoader(Numbers(30), batch_sampler=Growing(4)), share)
+        order.begin(5, 0, 0)
+        firsts.append([(each.position.first, each.position.stride) for each in order])
+    assert firsts == [[(0, 1), (3, 1)], [(1, 1), (6, 1)]]  # batches of 1, 2, 3 and 4 samples
+
+
 def test_so_do_those_of_a_list() -> None:
     batches = [torch.tensor([number]) for number in range(5)]
     sources = [source_of(batches, share) for share in shares(2)]
