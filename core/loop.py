@@ -138,7 +138,7 @@ def close_batch(run: RunContext) -> None:
 
 def step(run: RunContext, loss: Tensor, name: str | None = None) -> None:
     """Take a loss backward and, where that ends its window, step. Emit GradientsReady and StepEnd then."""
-    control, stepping, size = run.control, run.stepping, run.size_of(run.work.batch)
+    control, stepping, size = run.control, run.stepping, run.settings.size_of(run.work.batch)
     window = stepping.take(name, loss) if name is not None or stepping.checked is None else stepping.checked
     window.loss = run.work.loss = loss
     if stepping.is_first_loss:
@@ -161,7 +161,8 @@ def close_window(run: RunContext, window: OptimizerWindow) -> None:
     if has_receivers and hot.gradients_ready.chain:
         run.engine.unscale(window.optimizer)
         hot.gradients_ready.emit(run, GRADIENTS_READY)
-    control.agree_on_step()
+    if control.is_shared:
+        control.agree_on_step()
     stepped = not control.drops_step and window.step() is not False
     if stepped:
         run.progress.steps += not stepping.has_stepped  # of several optimizers, one step of a round counts
@@ -169,7 +170,8 @@ def close_window(run: RunContext, window: OptimizerWindow) -> None:
             hot.step_end.emit(run, STEP_END)
     window.size = 0
     window.zero_grad()
-    stepping.deselect(run.progress, control, stepped)
+    if stepping.is_named or not stepped:
+        stepping.deselect(run.progress, control, stepped)
 
 
 def flush(run: RunContext) -> None:

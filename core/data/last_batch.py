@@ -39,6 +39,14 @@ class Given(NamedTuple):
     def of(cls, number: int, batch: Any) -> Self:
         """Look at a batch before anybody else does."""
         versions: list[tuple[Tensor, int]] = []
+        if type(batch) in (tuple, list) and len(batch) <= FEW:  # nearly always of tensors only: spared the search
+            for each in batch:
+                if type(each) is not Tensor or each.is_inference():
+                    break
+                versions.append((each, each._version))
+            else:
+                return cls(number, list(batch), versions)
+            versions.clear()
         return cls(number, _copy(batch, versions, DEPTH), versions)
 
     @property
