@@ -31,16 +31,21 @@ def step_with_gradients(run: RunContext, optimizer: str) -> None:
     """Step an optimizer with the gradients that the user's own loop has computed.
 
     Raises:
-        RuntimeError: a plugin holds the step or scales the loss, which takes `run.step(loss)`.
+        RuntimeError: fp16 or a plugin scales the loss, or a plugin holds the step, which takes `run.step(loss)`.
         ValueError: there is no such optimizer.
     """
     control, window = run.control, run.stepping.by_name.get(optimizer)
     if window is None:
         raise ValueError(f"There is no optimizer {optimizer!r} to step.{known_names(optimizer, run.optimizers)}")
-    if (control.holds_step and not run.is_last_batch) or control.loss_scale != 1.0:
+    why = None
+    if "scaler" in run.engine.state_dict():
+        why = "precision='fp16' scales the loss"
+    elif (control.holds_step and not run.is_last_batch) or control.loss_scale != 1.0:
+        why = "A plugin holds the step of this batch or scales its loss"
+    if why is not None:
         raise RuntimeError(
-            "A plugin holds the step of this batch or scales its loss, so the gradients that your loop has computed "
-            "cannot be stepped with: call run.step(loss) instead of loss.backward() and run.step_with_gradients."
+            f"{why}, so the gradients that your loop has computed cannot be stepped with: call run.step(loss) instead "
+            f"of loss.backward() and run.step_with_gradients; in a train_function, call iterator.step(loss)."
         )
     run.work.is_unstepped = False
     loop.close_window(run, window)

@@ -127,7 +127,7 @@ class TrainRun(RunContext):
             optimizer: its name, one of `run.optimizers`.
 
         Raises:
-            RuntimeError: a plugin holds the step or scales the loss, which takes `run.step(loss)`.
+            RuntimeError: fp16 or a plugin scales the loss, or a plugin holds the step, which takes `run.step(loss)`.
             ValueError: there is no such optimizer.
         """
         from .own_loop import step_with_gradients

@@ -275,6 +275,17 @@ def test_gradients_of_its_own_cannot_be_held_or_scaled(plugin: Plugin) -> None:
                 run.step_with_gradients("optimizer")
 
 
+def test_nor_can_those_of_a_precision_that_scales() -> None:
+    task = linear_classifier()
+    trainer = Trainer(device="cpu", precision="fp16")
+    run = trainer.run(task, class_batches(2), optimizer=torch.optim.SGD(task.model.parameters(), 0.1), epochs=1)
+    with pytest.raises(RuntimeError, match=r"^precision='fp16' scales the loss, .*call run\.step\(loss\)"), run:
+        for _ in run.epochs():
+            for batch in run.batches():
+                torch.autograd.backward(loss_of(task, batch))
+                run.step_with_gradients("optimizer")
+
+
 def test_an_optimizer_that_does_not_exist_is_not_stepped() -> None:
     run, _, _ = start(class_batches(2))
     message = r"There is no optimizer 'optimiser' to step\. Did you mean 'optimizer'\?"

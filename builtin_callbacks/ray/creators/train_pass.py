@@ -78,8 +78,8 @@ class SteppedOptimizer:
     The gradients are averaged over all ranks, handlers see them, and the step is counted.
     """
 
-    def __init__(self, run: TrainRun, name: str, *, is_scaled: bool) -> None:
-        self._run, self._name, self._is_scaled = run, name, is_scaled
+    def __init__(self, run: TrainRun, name: str) -> None:
+        self._run, self._name = run, name
         self._optimizer = run.optimizers[name]
 
     def __getattr__(self, name: str) -> Any:
@@ -94,16 +94,7 @@ class SteppedOptimizer:
         """
         if closure is not None:
             raise TypeError("optimizer.step() of a train_function takes no closure: the loop steps once for a batch.")
-        run, control = self._run, self._run.control
-        if self._is_scaled or (control.holds_step and not run.is_last_batch) or control.loss_scale != 1.0:
-            why = (
-                "precision='fp16' scales the loss" if self._is_scaled else "a plugin holds the step or scales the loss"
-            )
-            raise RuntimeError(
-                f"A train_function cannot call loss.backward() and optimizer.step() itself when {why}: "
-                f"call iterator.step(loss) instead of both."
-            )
-        run.step_with_gradients(self._name)
+        self._run.step_with_gradients(self._name)
 
 
 def train_pass(run: TrainRun, recipe: Recipe, parts: Parts) -> None:
@@ -114,8 +105,7 @@ def train_pass(run: TrainRun, recipe: Recipe, parts: Parts) -> None:
         TypeError: it returned something else than a dict of numbers.
     """
     assert recipe.train_function is not None
-    is_scaled = "scaler" in run.engine.state_dict()
-    optimizers = [SteppedOptimizer(run, name, is_scaled=is_scaled) for name in run.optimizers]
+    optimizers = [SteppedOptimizer(run, name) for name in run.optimizers]
     batches, before = TrainingBatches(run), run.progress.steps + run.progress.skipped_steps
     returned = recipe.train_function(
         recipe.config,
