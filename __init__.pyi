@@ -66,6 +66,7 @@ from .core.engines.sharded.fsdp import FSDPEngine as FSDPEngine
 from .core.metrics.means import accuracy as accuracy
 from .core.result import ResumeReport as ResumeReport
 from .core.result import RunResult as RunResult
+from .core.result import StrictError as StrictError
 from .core.run import TrainRun as TrainRun
 from .core.system.errors import NotRecorded as NotRecorded
 from .core.system.errors import RankFailed as RankFailed

@@ -39,7 +39,7 @@ from ..plugins import Plugins
 from .data.training_data import TrainingData
 from .lifetimes import Action, EpochWork, Hooks, Outcome, Resumption
 from .metrics.values import Metrics
-from .result import check_note
+from .result import check_line
 from .settings import Settings
 from .stepping.windows import Windows
 
@@ -121,6 +121,7 @@ class RunContext(ABC):
     difference: str | None = part_of("outcome.difference")
     plugin_seconds: dict[str, float] = part_of("outcome.plugin_seconds")
     notes: list[str] = part_of("outcome.notes")
+    warnings: list[str] = part_of("outcome.warnings")
     has_left_group: bool = part_of("outcome.has_left_group")
 
     def __init__(
@@ -250,7 +251,12 @@ class RunContext(ABC):
 
     def note(self, text: str) -> None:
         """Add a line that the result shows."""
-        self.notes.append(check_note(text))
+        self.notes.append(check_line("note", text))
+
+    def warn(self, text: str) -> None:
+        """Add a sentence to the warnings of the result, unless it is there."""
+        if check_line("warn", text) not in self.warnings:
+            self.warnings.append(text)
 
     # State.
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..events import Progress
 from ..events.catalogue import Status
-from .result import RunResult
+from .result import RunResult, StrictError
 
 if TYPE_CHECKING:
     from ..events.run import CheckpointSource
@@ -102,6 +102,7 @@ class Outcome:
         finished: whether it is over.
         at_save_point: whether the state is being saved in a boundary, of which only `ShouldStop` is left.
         has_left_group: whether this rank has left the others.
+        is_strict: whether warnings are raised.
         evaluation_batches: those of the last validation or test, all sets together; None where that is unknown.
         replacement: the error to raise instead of the one that failed the run.
         exit_error: what `fit` raises instead of returning.
@@ -122,10 +123,17 @@ class Outcome:
     evaluation_batches: int | None = None
     plugin_seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    is_strict: bool = False
     exit_status: int | None = None
     exit_error: BaseException | None = None
     replacement: BaseException | None = None
     result: RunResult = field(init=False)
+
+    def raise_if_strict(self, result: RunResult | None = None) -> None:
+        """Raise the warnings that there are, where the trainer is strict."""
+        if self.is_strict and self.warnings:
+            raise StrictError(tuple(self.warnings), result)
 
     @contextmanager
     def saving(self) -> Iterator[None]:

@@ -72,6 +72,7 @@ class RunResult:
         seconds: wall time of this call.
         exit_status: what the process should exit with: 0, 130 if interrupted, 1 if failed, or what a plugin asked for.
         notes: lines by plugins: resumed from where, skipped what and why.
+        warnings: what was asked for and did not happen, in sentences; empty when all is well.
         resume: what a resume of this run is worth, and what this one was resumed from; None without training.
         plugin_errors: the forgiven errors of observer plugins.
         plugin_seconds: time in each plugin's handlers, where `HandlerTimes` measured it.
@@ -91,6 +92,7 @@ class RunResult:
     recording: Path | None = None
     resume: ResumeReport | None = None
     notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     plugin_errors: dict[str, tuple[str, ...]] = field(default_factory=dict)
     plugin_seconds: dict[str, float] = field(default_factory=dict)
 
@@ -108,6 +110,7 @@ class RunResult:
         lines += [f"{label} checkpoint {path}" for label, path in self._checkpoints() if path]
         lines += [f"resume {self.resume}"] if self.resume else []
         lines += self.notes
+        lines += [f"WARNING: {warning}" for warning in self.warnings]
         lines += [f"plugin {name} failed: {error}" for name, errors in self.plugin_errors.items() for error in errors]
         return printable_lines("\n".join(lines))
 
@@ -124,12 +127,28 @@ class RunResult:
         return [("best", self.best_checkpoint), ("last", self.last_checkpoint)]
 
 
-def check_note(text: str) -> str:
-    """Return a line for the notes of a run.
+class StrictError(RuntimeError):
+    """`Trainer(strict=True)`: something that was asked for did not happen, or cannot.
+
+    Attributes:
+        warnings: what, in sentences.
+        result: how the run went, None where it was not begun.
+    """
+
+    def __init__(self, warnings: tuple[str, ...], result: RunResult | None = None) -> None:
+        super().__init__(warnings, result)  # as given, so that it can be pickled
+        self.warnings, self.result = warnings, result
+
+    def __str__(self) -> str:
+        return " ".join(self.warnings)
+
+
+def check_line(method: str, text: str) -> str:
+    """Return a line for the notes or the warnings of a run.
 
     Raises:
         TypeError: it is not text.
     """
     if not isinstance(text, str):
-        raise TypeError(f"run.note takes a line of text, got a {type(text).__name__}: format it first.")
+        raise TypeError(f"run.{method} takes a line of text, got a {type(text).__name__}: format it first.")
     return text

@@ -35,6 +35,7 @@ def close_run(run: RunContext, error: BaseException | None) -> None:
     run.bus.blamed = None  # keeps no traceback, and so no batch, alive
     run.outcome.result = _result(run, error)
     if error is None:
+        run.outcome.raise_if_strict(run.outcome.result)
         return
     error.add_note(f"heliograph: {where}")
     for owner, event, other in secondary:
@@ -126,6 +127,7 @@ def _result(run: RunContext, error: BaseException | None) -> RunResult:
         exit_status=_exit_status(run),
         resume=_resume(run) if run.settings.train else None,
         notes=tuple(run.notes),
+        warnings=tuple(run.warnings),
         plugin_errors=run.plugins.errors(),
         plugin_seconds=dict(run.plugin_seconds),
     )

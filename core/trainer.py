@@ -29,6 +29,8 @@ class Trainer:
         plugins: plugin objects, in the order in which they run within a lane.
         engine: an engine of your own, or the name of an installed one, such as `ddp`; by default one is chosen by how
             the process was started.
+        strict: whether to raise `StrictError` where something that was asked for did not happen, as `result.warnings`
+            says: before the first epoch where it is known by then, else when the run is closed, with the result.
         **options: as follows; without an engine object, which has its own.
         device: `cpu`, `cuda`, `cuda:1`, `mps`; by default a GPU where there is one.
         gpus: instead of `device`, the numbers of the GPUs to use, one for each process on this machine.
@@ -49,11 +51,13 @@ class Trainer:
         plugins: Iterable[Any] = (),
         *,
         engine: LoopEngine | str | None = None,
+        strict: bool = False,
         **options: Unpack[EngineOptions],
     ) -> None:
         self.bus = Bus()
         self.plugins = Plugins(self.bus)
         self.engine = make_engine(engine, options)
+        self.strict = strict
         if not isinstance(plugins, Iterable):
             raise TypeError(
                 f"Trainer(plugins) takes a list of plugin objects: Trainer([{type(plugins).__name__}(...)])."
@@ -132,6 +136,7 @@ class Trainer:
             checked = settings.training(task, train, options, engine.world_size)
             settings.check_needs(checked, self.plugins)
             run = TrainRun(checked, self.bus, self.plugins, engine)
+            run.outcome.is_strict = self.strict
             run.hooks.closing.push(life.pop_all())
         return run
 
@@ -169,5 +174,6 @@ class Trainer:
         from .evaluation_run import evaluation_run
 
         with evaluation_run(self.bus, self.plugins, self.engine, task, data, phase, params, name) as run:
+            run.outcome.is_strict = self.strict
             loop.evaluate(run, phase)
         return run.result_or_raise()

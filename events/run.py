@@ -115,6 +115,7 @@ class Run(Protocol):
         epoch_begun: whether `EpochStart` was emitted for the epoch that `progress` names.
         in_hand: whether a batch is being processed: from before its `BatchStart` until its `BatchEnd`.
         notes: the lines that the result shows, so far.
+        warnings: what was asked for and has not happened, so far; `warn` adds to it.
         has_left_group: whether this rank has left the others because of an error that they do not share: no collective
             is possible any more.
         is_replay: whether this is the replay of a recording (`heliograph.replay`), not a training.
@@ -157,6 +158,7 @@ class Run(Protocol):
     epoch_begun: bool
     in_hand: bool
     notes: list[str]
+    warnings: list[str]
     has_left_group: bool
     plugins: Any
     is_replay: bool
@@ -304,6 +306,16 @@ class Run(Protocol):
 
     def note(self, text: str) -> None:
         """Add a line that the result shows: what a plugin skipped, wrote or found."""
+
+    def warn(self, text: str) -> None:
+        """Say that something that was asked for has not happened, or will not; the same sentence counts once.
+
+        The result has it in `warnings`. `Trainer(strict=True)` raises: before the first epoch what is said at
+        `TrainStart`, the rest when the run is closed. Say it at `RunClosed` at the latest.
+
+        Args:
+            text: a sentence that says what is missing, why, and how to mend it.
+        """
 
     def emit(self, event: Event) -> None:
         """Emit an event on this run's bus, such as one that a plugin declares."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ....core.metrics.values import Metrics
-from ....core.result import check_note
+from ....core.result import check_line
 from ....core.stepping.optimizers import SINGLE
 from ....core.system.errors import NotRecorded
 from ....events import Bus, Control, Event, Progress, Request, TrainStart
@@ -105,6 +105,7 @@ class ReplayRun:
         self.best_checkpoint: Path | None = None
         self.last_checkpoint: Path | None = None
         self.notes: list[str] = []
+        self.warnings: list[str] = []
         self.in_hand = self.is_last_seen = self.started = self.finished = self.in_boundary = False
         self.loss = None
         self._rolls_back_to = rolls_back_to
@@ -170,7 +171,12 @@ class ReplayRun:
 
     def note(self, text: str) -> None:
         """Add a line to the report."""
-        self.notes.append(check_note(text))
+        self.notes.append(check_line("note", text))
+
+    def warn(self, text: str) -> None:
+        """Add a sentence to the warnings of the report, unless it is there."""
+        if check_line("warn", text) not in self.warnings:
+            self.warnings.append(text)
 
     def track(self, name: str, value: Any, weight: float = 1.0) -> None:
         """Do nothing: logs are recorded, with all that was tracked."""
