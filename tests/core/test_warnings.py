@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 from heliograph import EpochStart, Plugin, Run, RunClosed, StrictError, Trainer, TrainStart, on
-
-from tests.kit import class_batches, linear_classifier, sgd
+from heliograph.tests.kit import class_batches, linear_classifier, sgd
 
 BATCHES = class_batches(3)
 
