@@ -90,13 +90,13 @@ class EMA(Plugin):
                 average.copy_(value)
         self._updates[run.optimizer_name] = updates + 1
 
-    @on(ValidationStart, TestStart, lane=Lane.TRANSFORM)
+    @on(ValidationStart, TestStart, lane=Lane.TRANSFORM, optional=True)
     def put_in(self, run: Run, event: ValidationStart | TestStart) -> None:
         """Evaluate with the averaged weights, if that was asked for and there are any."""
         if self.validate and self.weights.keys() == run.modules.keys():
             self._swap_in(run.modules)
 
-    @on(ValidationEnd, ValidationCut, TestEnd, lane=Lane.TRANSFORM)
+    @on(ValidationEnd, ValidationCut, TestEnd, lane=Lane.TRANSFORM, optional=True)
     def put_back(self, run: Run, event: ValidationEnd | ValidationCut | TestEnd) -> None:
         """Continue with the trained weights."""
         self._swap_out()

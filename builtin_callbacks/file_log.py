@@ -70,12 +70,12 @@ class FileLog(Plugin):
         """Write where the run continues."""
         self._write(run, f"resumed at epoch {run.progress.epoch}, step {run.progress.steps} from {event.path}")
 
-    @on(Log, ValidationEnd, TestEnd, lane=Lane.REPORT)
+    @on(Log, ValidationEnd, TestEnd, lane=Lane.REPORT, optional=True)
     def write_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd) -> None:
         """Write metrics."""
         self._write(run, "  ".join(f"{name} {value:.6g}" for name, value in event.metrics.items()))
 
-    @on(EpochEnd, lane=Lane.REPORT)
+    @on(EpochEnd, lane=Lane.REPORT, optional=True)
     def write_epoch(self, run: Run, event: EpochEnd) -> None:
         """Write that an epoch is over."""
         self._write(run, f"epoch {event.epoch} is done")

@@ -68,7 +68,7 @@ class LearningRate(Plugin):
         elif run.scheduler is not None:
             run.scheduler.step()
 
-    @on(EpochEnd)
+    @on(EpochEnd, optional=True)
     def after_epoch(self, run: Run, event: EpochEnd) -> None:
         """Step per epoch, if the optimizer was stepped in it."""
         if self.per == "epoch":
@@ -78,7 +78,7 @@ class LearningRate(Plugin):
                 for scheduler in self._due(run):
                     scheduler.step()
 
-    @on(ValidationEnd, Log)
+    @on(ValidationEnd, Log, optional=True)
     def after_measuring(self, run: Run, event: ValidationEnd | Log) -> None:
         """Step by the metric, where it was measured in a fit."""
         if self.monitor is None or not self.monitor.is_for(event) or run.optimizer is None:
@@ -95,7 +95,7 @@ class LearningRate(Plugin):
         """Continue from there."""
         self._steps_before, self._stepped = state["steps_before"], set(state["stepped"])
 
-    @on(Log, lane=Lane.MEASURE)
+    @on(Log, lane=Lane.MEASURE, optional=True)
     def report(self, run: Run, event: Log) -> None:
         """Add the learning rate of each optimizer's first parameter group to the log."""
         for name, optimizer in run.optimizers.items():

@@ -104,14 +104,14 @@ class Preemption(Plugin):
         if self._received is not None:
             self._ask(run, self._received)
 
-    @on(ValidationStart, TestStart, lane=Lane.TRANSFORM)
+    @on(ValidationStart, TestStart, lane=Lane.TRANSFORM, optional=True)
     def begin_evaluation(self, run: Run, event: ValidationStart | TestStart) -> None:
         """Cut a validation short that begins although a signal came; begin a run that consists of nothing else."""
         if self._run is not run:
             self._begin(run)
         self._cut(run)
 
-    @on(ValidationBatchEnd, TestBatchEnd)
+    @on(ValidationBatchEnd, TestBatchEnd, optional=True)
     def look_in_evaluation(self, run: Run, event: ValidationBatchEnd | TestBatchEnd) -> None:
         """Cut it short where a signal came."""
         self._cut(run)

@@ -134,7 +134,7 @@ class ProgressBar(Plugin):
             self._due = now + self.interval
             self._draw(run)
 
-    @on(Log, ValidationEnd, TestEnd, lane=Lane.REPORT)
+    @on(Log, ValidationEnd, TestEnd, lane=Lane.REPORT, optional=True)
     def show_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd) -> None:
         """Show the newest numbers."""
         self._metrics.update(event.metrics)
@@ -148,7 +148,7 @@ class ProgressBar(Plugin):
         """Take the bar that goes away off: there are no numbers."""
         self._close_passing()
 
-    @on(EpochEnd, lane=Lane.REPORT)
+    @on(EpochEnd, lane=Lane.REPORT, optional=True)
     def end_epoch(self, run: Run, event: EpochEnd) -> None:
         """Fill the batches' bar, and move the epochs' bar."""
         if not self.plain:
@@ -157,14 +157,14 @@ class ProgressBar(Plugin):
                 self._batches.close()
                 self._batches = None
 
-    @on(ValidationStart, TestStart, lane=Lane.REPORT)
+    @on(ValidationStart, TestStart, lane=Lane.REPORT, optional=True)
     def start_evaluation(self, run: Run, event: ValidationStart | TestStart) -> None:
         """Begin a bar that goes away."""
         if not self.plain:
             name = event.name.split("_")[0]
             self._passing = self._bar(total=run.evaluation_batches, desc=name, leave=False, unit="batch")
 
-    @on(ValidationBatchEnd, TestBatchEnd, lane=Lane.REPORT)
+    @on(ValidationBatchEnd, TestBatchEnd, lane=Lane.REPORT, optional=True)
     def advance_evaluation(self, run: Run, event: ValidationBatchEnd | TestBatchEnd) -> None:
         """Move the bar that goes away."""
         if self._passing is not None:

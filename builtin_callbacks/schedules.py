@@ -101,7 +101,7 @@ class LogSchedule(Schedule):
 
     asks = ("log",)
 
-    @on(Log, lane=Lane.MEASURE)
+    @on(Log, lane=Lane.MEASURE, optional=True)
     def note(self, run: Run, event: Log) -> None:
         """Remember that it was done, for whichever plugin."""
         self._last = self.moment(run.progress)
@@ -117,7 +117,7 @@ class ValidationSchedule(Schedule):
     asks = ("validation",)
     needs = ("validation data",)
 
-    @on(ValidationEnd, lane=Lane.MEASURE)
+    @on(ValidationEnd, lane=Lane.MEASURE, optional=True)
     def note(self, run: Run, event: ValidationEnd) -> None:
         """Remember that it was done, for whichever plugin."""
         self._last = self.moment(run.progress)

@@ -46,7 +46,7 @@ class TensorBoard(Plugin):
         self._since = None
         self._purge = run.origin.steps + 1
 
-    @on(Log, lane=Lane.MEASURE)
+    @on(Log, lane=Lane.MEASURE, optional=True)
     def measure(self, run: Run, event: Log) -> None:
         """Add the throughput and the learning rate; in a replay, what the run measured is in the log already."""
         if run.is_replay:

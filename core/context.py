@@ -419,6 +419,7 @@ class RunContext(ABC):
 
     def emit(self, event: Event) -> None:
         """Emit an event on this run's bus; what waits for a positioned loader is done after one that is apart."""
+        self.outcome.emitted.add(type(event))
         if not event.apart:
             self.bus.signal(type(event)).emit(self, event)
             return
@@ -432,11 +433,16 @@ class RunContext(ABC):
 
 
 def _windows(settings: Settings) -> Windows:
-    if not settings.several:
-        return Windows(settings.optimizers, settings.schedulers)
-    from .stepping.named_windows import NamedWindows
+    if settings.several:
+        from .stepping.named_windows import NamedWindows
 
-    return NamedWindows(settings.optimizers, settings.schedulers)
+        made: Windows = NamedWindows(settings.optimizers, settings.schedulers)
+    else:
+        made = Windows(settings.optimizers, settings.schedulers)
+    if settings.allow_unused_parameters:
+        for window in made.by_name.values():
+            window.without_gradient = []
+    return made
 
 
 def _control(run: RunContext) -> Control:

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from torch import Tensor
 
-from ..events import Progress
+from ..events import Event, Progress
 from ..events.catalogue import Status
 from .result import RunResult, StrictError
 
@@ -103,6 +103,7 @@ class Outcome:
         at_save_point: whether the state is being saved in a boundary, of which only `ShouldStop` is left.
         has_left_group: whether this rank has left the others.
         is_strict: whether warnings are raised.
+        emitted: the events that were emitted, but for those of every batch.
         evaluation_batches: those of the last validation or test, all sets together; None where that is unknown.
         replacement: the error to raise instead of the one that failed the run.
         exit_error: what `fit` raises instead of returning.
@@ -120,6 +121,7 @@ class Outcome:
     recording: Path | None = None
     verified_steps: int = 0
     difference: str | None = None
+    emitted: set[type[Event]] = field(default_factory=set)
     evaluation_batches: int | None = None
     plugin_seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

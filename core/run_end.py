@@ -10,6 +10,7 @@ from ..events.errors import describe_error, place_of
 from . import loop
 from .context import RunContext
 from .result import ResumeReport, RunResult
+from .shortfall import warn_of_errors, warn_of_shortfall
 
 
 def close_run(run: RunContext, error: BaseException | None) -> None:
@@ -26,12 +27,15 @@ def close_run(run: RunContext, error: BaseException | None) -> None:
     where = _where(run, error)
     if error is not None:
         error = departure.fail(error, where)
+    else:
+        warn_of_shortfall(run)
     run.outcome.status = _status(run, error)
     secondary = _close_all(run, error, departure)
     if error is None and secondary:
         owner, event, error = secondary.pop(0)
         where += f"; in {owner} on {event}"
         run.outcome.status = _status(run, error)
+    warn_of_errors(run)
     run.bus.blamed = None  # keeps no traceback, and so no batch, alive
     run.outcome.result = _result(run, error)
     if error is None:

@@ -43,6 +43,7 @@ class FitOptions(TypedDict, total=False):
     steps: int | None
     name: str
     hyper_parameters: Mapping[str, Any] | None
+    allow_unused_parameters: bool
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Settings:
     epochs: int | None = None
     steps: int | None = None
     hyper_parameters: Mapping[str, Any] = field(default_factory=dict)
+    allow_unused_parameters: bool = False
     size_of: Callable[[Any], int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -113,6 +115,7 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
         epochs=options.get("epochs"),
         steps=options.get("steps"),
         hyper_parameters=dict(hyper_parameters),
+        allow_unused_parameters=options.get("allow_unused_parameters", False),
     )
 
 

@@ -96,6 +96,8 @@ class Trainer:
             steps: how many optimizer steps.
             name: the run's name, as in file names; `run` by default.
             hyper_parameters: a description of this run, for loggers.
+            allow_unused_parameters: whether all is well where parameters of the optimizer never have a gradient; else
+                the result warns.
 
         Returns:
             How the run ended. A failure raises.

@@ -29,7 +29,11 @@ COUNTERS = {
 
 
 class Filter(ABC):
-    """Lets an event through where one counter has reached or passed the next due value."""
+    """Lets an event through where one counter has reached or passed the next due value.
+
+    Attributes:
+        passed: whether it has let one through.
+    """
 
     def __init__(self, counters: dict[str, float | Sequence[float]]) -> None:
         if len(counters) != 1:
@@ -47,6 +51,7 @@ class Filter(ABC):
         else:
             self.values = sorted(check_whole_number(what, value, at_least=1) for value in values)
         self._origin: Progress | None = None
+        self.passed = False
         self._due: float = inf
         self._emissions = 0
         self._count: Callable[[Progress], float]
@@ -62,7 +67,7 @@ class Filter(ABC):
         count = self._count(run.progress)
         if count < self._due:
             return False
-        self._due = self.due_after(count)
+        self._due, self.passed = self.due_after(count), True
         return True
 
     @abstractmethod
@@ -148,7 +153,9 @@ class Between(Filter):
         """Return whether the event passes."""
         if run.origin is not self._origin:
             self.load_state_dict(run.origin, {})
-        return self.values[0] <= self._count(run.progress) <= self.values[1]
+        passes = self.values[0] <= self._count(run.progress) <= self.values[1]
+        self.passed = self.passed or passes
+        return passes
 
     def due_after(self, count: float) -> float:
         """Return the lower end."""

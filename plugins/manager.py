@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -190,6 +190,18 @@ class Plugins:
     def errors(self) -> dict[str, tuple[str, ...]]:
         """Return the forgiven errors of the observers."""
         return {entry.name: tuple(entry.errors) for entry in self._entries.values() if entry.errors}
+
+    def uncalled(self, emitted: Container[type[Event]]) -> list[str]:
+        """Return a sentence for each handler that a training did not call, though it is not optional.
+
+        Args:
+            emitted: the events of the training.
+        """
+        if not self._entries:
+            return []
+        from .uncalled import uncalled
+
+        return list(uncalled(self._entries.values(), emitted))
 
     def state_dict(self, check: Check | None = None) -> dict[str, Any]:
         """Return a copy of every plugin's state by name; an observer's that cannot be read or saved is left out.

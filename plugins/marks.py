@@ -29,6 +29,7 @@ class Options(TypedDict, total=False):
     before: str | tuple[str, ...]
     after: str | tuple[str, ...]
     when: When | None
+    optional: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ class Marker(Generic[E_co]):
     before: str | tuple[str, ...] = ()
     after: str | tuple[str, ...] = ()
     when: When | None = None
+    optional: bool = False
 
     def __call__(self: Marker[E], method: Callable[[P, Run, E], None]) -> Callable[[P, Run, E], None]:
         """Mark the method."""
@@ -73,7 +75,8 @@ def on(*events: type[Event], **options: Unpack[Options]) -> Marker[Any]:
         *events: event classes.
         **options: `lane`, one of `TRANSFORM`, `MEASURE`, `DECIDE` (the default), `PERSIST` and `REPORT`; `before` and
             `after`, names of plugins whose handlers of the same lane run after or before this one; `when`, a filter
-            such as `Every(steps=10)`, of which every plugin object has its own copy.
+            such as `Every(steps=10)`, of which every plugin object has its own copy; `optional`, whether all is well
+            where a training never calls it: else the result warns that none of its events came.
 
     Raises:
         TypeError: no event, or something that is not an event class.

@@ -34,7 +34,7 @@ class ObserverErrors:
         if event.name != PluginFailed.name:  # it would never end
             run.emit(PluginFailed(entry.name, event.name, error))
         if len(entry.errors) >= getattr(entry.plugin, "max_errors", 3) and entry.enabled:
-            run.note(f"plugin {entry.name!r} was switched off after {len(entry.errors)} errors")
+            run.warn(f"Plugin {entry.name!r} was switched off after {len(entry.errors)} errors: {entry.errors[-1]}.")
             logger.error("plugin %r is switched off after %d errors", entry.name, len(entry.errors))
             self._disable(entry)
         return True

@@ -130,18 +130,15 @@ def test_no_circle_of_imports() -> None:
 def test_what_a_minimal_training_loads() -> None:
     """2,986 lines in 44 modules before every run compared what was asked for with what happened."""
     loaded = loaded_by_a_minimal_training()
-    assert sum(loaded.values()) <= 3250
-    assert len(loaded) <= 46
+    assert sum(loaded.values()) <= 3150
+    assert len(loaded) <= 45
 
 
 def test_folders_are_small() -> None:
-    """One file for each plugin beside the folders of the larger ones; else at most 16 in a folder."""
-    assert not {
-        folder: count
-        for folder, count in folder_sizes().items()
-        if count > (30 if folder == "builtin_callbacks" else 16)
-    }
-    assert len(files("core")) <= 120
+    """One file for each plugin beside the folders of the larger ones; else at most 16 in a folder, 18 for a run."""
+    limits = {"builtin_callbacks": 30, "core": 18}
+    assert not {folder: count for folder, count in folder_sizes().items() if count > limits.get(folder, 16)}
+    assert len(files("core")) <= 122
 
 
 def test_tests_mirror_the_rooms() -> None:

@@ -191,7 +191,8 @@ def test_an_outage_of_a_logger_does_not_kill_a_run_and_a_lost_checkpoint_does(
     result = trainer.fit(task, batches, optimizer=adam(), epochs=1)
     assert result.status == "completed"
     assert len(result.plugin_errors["jsonl_log"]) == 3
-    assert result.notes == ("plugin 'jsonl_log' was switched off after 3 errors",)
+    (warning,) = result.warnings
+    assert warning.startswith("Plugin 'jsonl_log' was switched off after 3 errors: log at step 3: FileExistsError")
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")

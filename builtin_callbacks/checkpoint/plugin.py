@@ -219,7 +219,7 @@ class Checkpoint(Plugin):
             if is_newest:  # a kill may have come between the last save and its tidying, and nothing may be left to save
                 self._tidy(run, event.path, best, [])
 
-    @on(ValidationEnd, Log)
+    @on(ValidationEnd, Log, optional=True)
     def read(self, run: Run, event: ValidationEnd | Log) -> None:
         """Read the metric that the best are chosen by; it is valid for the weights of this step only."""
         if self.monitor is not None and self.monitor.is_for(event) and run.optimizer is not None:

@@ -123,13 +123,13 @@ class RayReport(Plugin):
         if self._session is not None:
             self._request_exit(run, self._session)
 
-    @on(ValidationStart, ValidationBatchEnd)
+    @on(ValidationStart, ValidationBatchEnd, optional=True)
     def cut_validation(self, run: Run, event: ValidationStart | ValidationBatchEnd) -> None:
         """Postpone a validation if the machine is to be taken away."""
         if self._session is not None and run.optimizer is not None and (notice := self._session.notice()) is not None:
             run.control.cut_validation(notice.reason, by=notice.by)
 
-    @on(Log, ValidationEnd, lane=Lane.REPORT)
+    @on(Log, ValidationEnd, lane=Lane.REPORT, optional=True)
     def collect(self, run: Run, event: Log | ValidationEnd) -> None:
         """Collect the metrics to report, after all handlers that add to them."""
         if self._session is None or run.optimizer is None:

@@ -131,26 +131,26 @@ class Recorder(Plugin):
         self._subscribe(run)
         self._note(run, event, {**attempt_facts.fields_of(event), "batches": run.batches_per_epoch})
 
-    @on(ValidationStart, TestStart, lane=Lane.TRANSFORM)
+    @on(ValidationStart, TestStart, lane=Lane.TRANSFORM, optional=True)
     def note_evaluation(self, run: Run, event: ValidationStart | TestStart) -> None:
         """Note the number of batches."""
         self._subscribe(run)
         self._sets.clear()
         self._note(run, event, {"batches": run.evaluation_batches})
 
-    @on(ValidationBatchEnd, TestBatchEnd, lane=Lane.TRANSFORM)
+    @on(ValidationBatchEnd, TestBatchEnd, lane=Lane.TRANSFORM, optional=True)
     def count_evaluation(self, run: Run, event: ValidationBatchEnd | TestBatchEnd) -> None:
         """Count the batches of a set."""
         self._sets[event.dataset] = self._sets.get(event.dataset, 0) + 1
 
-    @on(Log, ValidationEnd, TestEnd, lane=Lane.TRANSFORM)
+    @on(Log, ValidationEnd, TestEnd, lane=Lane.TRANSFORM, optional=True)
     def expect_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd) -> None:
         """Begin the entry of metrics; other handlers may add to them before they are recorded."""
         self._finish_metrics()
         self._ready(run).begin_event(event.name)
         self._awaiting_metrics = event
 
-    @on(Log, ValidationEnd, TestEnd, lane=Lane.REPORT)
+    @on(Log, ValidationEnd, TestEnd, lane=Lane.REPORT, optional=True)
     def note_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd) -> None:
         """Note the metrics, after all handlers that add to them."""
         self._finish_metrics()
@@ -169,7 +169,7 @@ class Recorder(Plugin):
         """Note how many batches the validation or test had done."""
         self._note(run, event, {**attempt_facts.fields_of(event), "batches": dict(self._sets)})
 
-    @on(SavePoint, TrainEnd, EpochEnd, lane=Lane.TRANSFORM)
+    @on(SavePoint, TrainEnd, EpochEnd, lane=Lane.TRANSFORM, optional=True)
     def note_moment(self, run: Run, event: SavePoint | TrainEnd | EpochEnd) -> None:
         """Note a save point, or the end of an epoch or of the training."""
         self._note(run, event, attempt_facts.fields_of(event))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ...events import Control, Progress
+from .optimizers import trained_parameters
 
 if TYPE_CHECKING:
     from ..engines.contract import LoopEngine
@@ -25,6 +26,7 @@ class OptimizerWindow:
         exchange: averages over the ranks what a backward pass for one of several optimizers did not.
         step: steps the optimizer; returns False where it had to skip that.
         zero_grad: drops the gradients.
+        without_gradient: the trained parameters that have had no gradient yet, None before the first step.
     """
 
     __slots__ = (
@@ -38,6 +40,7 @@ class OptimizerWindow:
         "scheduler",
         "size",
         "step",
+        "without_gradient",
         "zero_grad",
     )
 
@@ -50,11 +53,26 @@ class OptimizerWindow:
         self.exchange: Callable[[], object]
         self.step: Callable[[], object]
         self.zero_grad: Callable[[], object]
+        self.without_gradient: list[Any] | None = None
 
     def bind(self, engine: LoopEngine) -> None:
         """Ask an engine how to step; again in every epoch, as plugins may have patched the optimizer."""
         self.step, self.zero_grad = engine.bind_step(self.optimizer), engine.bind_zero_grad(self.optimizer)
         self.backward, self.backward_scaled = engine.backward, engine.backward_scaled
+        if self.without_gradient != []:
+            self.step = self._looking(self.step)
+
+    def _looking(self, step: Callable[[], object]) -> Callable[[], object]:
+        """Return a step that looks which parameters have no gradient, until each has had one."""
+
+        def look_and_step() -> object:
+            missing = trained_parameters(self.optimizer) if self.without_gradient is None else self.without_gradient
+            self.without_gradient = [parameter for parameter in missing if parameter.grad is None]
+            if not self.without_gradient:
+                self.step = step
+            return step()
+
+        return look_and_step
 
 
 class Windows:

@@ -251,7 +251,9 @@ def test_an_observer_is_forgiven_switched_off_and_listed() -> None:
     assert not trainer.plugins.is_enabled("weather")
     again = kit.fit(trainer, train=class_batches(5))
     assert again.plugin_errors == result.plugin_errors
-    assert again.notes == result.notes == ("plugin 'weather' was switched off after 2 errors",)
+    assert again.warnings == result.warnings
+    (warning,) = result.warnings
+    assert warning.startswith("Plugin 'weather' was switched off after 2 errors: ")
 
 
 def test_an_observer_that_cannot_close_is_forgiven_too() -> None:

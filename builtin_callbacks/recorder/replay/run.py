@@ -174,7 +174,7 @@ class ReplayRun:
         self.notes.append(check_line("note", text))
 
     def warn(self, text: str) -> None:
-        """Add a sentence to the warnings of the report, unless it is there."""
+        """Add a sentence to the report, unless it is there."""
         if check_line("warn", text) not in self.warnings:
             self.warnings.append(text)
 

@@ -1,0 +1,85 @@
+"""What was asked of a training and did not happen: the warnings of its result."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from ..events import catalogue as ev
+from .context import RunContext
+
+FEW = 5  # so many skipped steps need no word, nor does one of a hundred: the scale of fp16 is found by skipping
+NAMED = 5  # so many parameters are named
+OF_EVERY_BATCH = {ev.BatchStart, ev.GradientsReady, ev.StepEnd, ev.BatchEnd, ev.ShouldStop}
+OF_EVERY_VALIDATION = {ev.ValidationBatchStart, ev.ValidationBatchEnd}
+
+
+def warn_of_shortfall(run: RunContext) -> None:
+    """Compare what was asked for with what happened, and say the difference in the warnings of the result.
+
+    Nothing of it waits for the device. What only plugins know they say themselves, with `run.warn`.
+    """
+    warn_of_errors(run)
+    if ev.EpochStart not in run.outcome.emitted:
+        return
+    for sentence in (
+        *_unread_validation(run),
+        *_uncalled(run),
+        *_skipped(run),
+        *_due(run),
+        *_without_gradient(run),
+    ):
+        run.warn(sentence)
+
+
+def warn_of_errors(run: RunContext) -> None:
+    """Say which observers failed, unless it is said; again when all plugins are closed."""
+    for name, errors in run.plugins.errors().items():
+        if not any(f"Plugin {name!r}" in said for said in run.warnings):
+            run.warn(f"Plugin {name!r} failed, and the run continued: {errors[-1]}.")
+
+
+def _unread_validation(run: RunContext) -> Iterator[str]:
+    if run.settings.evaluations and not run.progress.validations:
+        yield "The validation set was never read: no validation was due before the run ended."
+
+
+def _uncalled(run: RunContext) -> list[str]:
+    """Return the handlers that were not called; the rest of a resumed run may be too short for some."""
+    if run.resumed_at is not None and run.progress.epoch <= run.resumed_at.epoch + 1:
+        return []
+    emitted = run.outcome.emitted | OF_EVERY_BATCH
+    return run.plugins.uncalled(emitted | OF_EVERY_VALIDATION if ev.ValidationStart in emitted else emitted)
+
+
+def _skipped(run: RunContext) -> Iterator[str]:
+    skipped, steps = run.progress.skipped_steps, run.progress.steps
+    if skipped > max(FEW, (skipped + steps) // 100):
+        asked = Counter(request.by for request in run.control.history if request.verb == "skip_step")
+        by = ", ".join(f"{name} ({count})" for name, count in asked.most_common()) or "the gradient scaler of fp16"
+        yield f"{skipped} of {skipped + steps} optimizer steps were skipped, by {by}."
+
+
+def _due(run: RunContext) -> Iterator[str]:
+    for verb, request in run.control.open_requests().items():
+        if verb in ("log", "validation", "save"):
+            yield f"A {verb} was still due when the run ended, requested by {request.by}: {request.reason}."
+
+
+def _without_gradient(run: RunContext) -> Iterator[str]:
+    names = {
+        id(parameter): f"{owner}.{name}" if len(run.modules) > 1 else name
+        for owner, module in run.modules.items()
+        for name, parameter in module.named_parameters()
+    }
+    for window in run.stepping.by_name.values():
+        if window.without_gradient:
+            missing = [names.get(id(each), "an unnamed one") for each in window.without_gradient]
+            more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
+            yield (
+                f"{len(missing)} parameters never had a gradient, and were not trained: "
+                f"{', '.join(missing[:NAMED])}{more}. Freeze them with requires_grad_(False), or pass "
+                f"allow_unused_parameters=True to fit."
+            )
+        elif window.without_gradient is None and run.progress.steps and run.stepping.is_named:
+            yield f"The optimizer {window.name!r} was never stepped: training_step yielded no loss for it."

@@ -1,0 +1,64 @@
+"""Handlers that a training never called: none of their events came, or their filter let none through."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator
+
+from ..events import Event
+from ..events import catalogue as ev
+from .entry import PluginEntry
+from .filters import Filter
+from .order import Handler
+
+# What all is well without.
+OPTIONAL = frozenset({
+    ev.CheckpointLoaded, ev.CheckpointPruned, ev.CheckpointSaved, ev.PluginChanged, ev.PluginFailed, ev.Replay,
+    ev.ResumeVerified, ev.RunClosed, ev.RunFailed, ev.SavePoint, ev.TestBatchEnd, ev.TestBatchStart, ev.TestEnd,
+    ev.TestStart, ev.TrainEnd, ev.ValidationCut,
+})  # fmt: skip
+MENDS: dict[type[Event], str] = {
+    ev.Log: "nobody requested a log: add LogSchedule(Every(steps=50))",
+    ev.EpochEnd: "the run ended within its first epoch",
+    **dict.fromkeys(
+        (ev.ValidationStart, ev.ValidationBatchStart, ev.ValidationBatchEnd, ev.ValidationEnd),
+        "there was no validation: pass validation= to fit, and add ValidationSchedule(Every(epochs=1))",
+    ),
+}
+
+
+def uncalled(entries: Iterable[PluginEntry], emitted: Container[type[Event]]) -> Iterator[str]:
+    """Yield a sentence for each handler that was not called, though it is not optional.
+
+    Args:
+        entries: the plugins.
+        emitted: the events of the run.
+    """
+    for entry in entries:
+        if not entry.is_active:
+            continue
+        methods: dict[str, list[tuple[type[Event], Handler]]] = {}
+        for event, handler in entry.handlers:
+            methods.setdefault(handler.method.__name__, []).append((event, handler))
+        whens = {id(handler): when for (_, handler), when in zip(entry.handlers, entry.filters, strict=True)}
+        for method, handlers in methods.items():
+            events = [event for event, _ in handlers if event not in OPTIONAL]
+            if not events or handlers[0][1].mark.optional:
+                continue
+            said = f"Plugin {entry.name!r}: its handler {method} was never called"
+            if not any(event in emitted for event in events):
+                yield f"{said}: {_why(events)}."
+            elif not any(_has_passed(whens[id(handler)]) for event, handler in handlers if event in emitted):
+                yield f"{said}: its filter {whens[id(handlers[0][1])]} let no {_names(events)} through."
+
+
+def _has_passed(when: object) -> bool:
+    return not isinstance(when, Filter) or when.passed
+
+
+def _why(events: list[type[Event]]) -> str:
+    known = next((MENDS[event] for event in events if event in MENDS), None)
+    return known or f"nobody emitted {_names(events)}"
+
+
+def _names(events: list[type[Event]]) -> str:
+    return " or ".join(event.name for event in events)

@@ -1,0 +1,245 @@
+"""What a training compares at its end: what was asked for, and what happened."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from heliograph import (
+    BatchEnd,
+    BatchStart,
+    Event,
+    Every,
+    GradientsReady,
+    LogSchedule,
+    Plugin,
+    Run,
+    RunResult,
+    SavePoint,
+    StepEnd,
+    Supervised,
+    Task,
+    TrainEnd,
+    Trainer,
+    ValidationEnd,
+    ValidationSchedule,
+    on,
+)
+from heliograph.tests.kit import class_batches, linear_classifier, sgd
+from torch import Tensor, nn
+
+BATCHES = class_batches(6)
+
+
+def fit(*plugins: Any, task: Any = None, **options: Any) -> RunResult:
+    """Train 2 epochs of 6 steps."""
+    options = {"optimizer": sgd(), "epochs": 2} | options
+    return Trainer(plugins, device="cpu").fit(task or linear_classifier(), BATCHES, **options)
+
+
+class TwoHeads(nn.Module):
+    """Has a second head, used from batch `since` on."""
+
+    def __init__(self, since: int | None = None) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 2), nn.Linear(4, 2)
+        self.since, self.calls = since, 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Count the call, and use the second head where it is time."""
+        self.calls += 1
+        outputs: Tensor = self.first(inputs)
+        return outputs + self.second(inputs) if self.since is not None and self.calls > self.since else outputs
+
+
+def two_heads(since: int | None = None) -> Supervised:
+    """Return a task whose second head has gradients from a batch on, or never."""
+    return Supervised(TwoHeads(since), nn.functional.cross_entropy)
+
+
+@pytest.mark.parametrize("optimizer", [sgd(), partial(torch.optim.Adam, lr=0.1, fused=True)])
+def test_parameters_that_never_had_a_gradient(optimizer: Any) -> None:
+    result = fit(task=two_heads(), optimizer=optimizer)
+    assert result.warnings == (
+        "2 parameters never had a gradient, and were not trained: second.weight, second.bias. Freeze them with "
+        "requires_grad_(False), or pass allow_unused_parameters=True to fit.",
+    )
+
+
+def test_a_gradient_that_comes_late_is_seen() -> None:
+    assert fit(task=two_heads(since=11)).warnings == ()
+
+
+def test_unused_parameters_may_be_allowed() -> None:
+    assert fit(task=two_heads(), allow_unused_parameters=True).warnings == ()
+
+
+def test_frozen_parameters_need_no_gradient() -> None:
+    task = two_heads()
+    task.model.second.requires_grad_(False)
+    assert fit(task=task).warnings == ()
+
+
+def test_many_unused_parameters_are_counted() -> None:
+    model = nn.ModuleList([nn.Linear(4, 2) for _ in range(4)])
+
+    class First(Task):
+        def __init__(self) -> None:
+            self.model = model
+
+        def training_step(self, run: Run, batch: Any) -> Tensor:
+            return nn.functional.cross_entropy(model[0](batch[0]), batch[1])
+
+    (warning,) = fit(task=First()).warnings
+    assert warning.startswith("6 parameters never had a gradient, and were not trained: 1.weight, 1.bias, 2.weight")
+    assert "3.weight and 1 more." in warning
+
+
+def test_an_optimizer_that_is_never_stepped() -> None:
+    class One(Task):
+        def __init__(self) -> None:
+            self.one, self.other = nn.Linear(4, 2), nn.Linear(4, 2)
+
+        def training_step(self, run: Run, batch: Any) -> Any:
+            yield "one", nn.functional.cross_entropy(self.one(batch[0]), batch[1])
+
+    assert fit(task=One(), optimizer={"one": sgd(), "other": sgd()}).warnings == (
+        "The optimizer 'other' was never stepped: training_step yielded no loss for it.",
+    )
+
+
+def test_a_validation_set_that_was_never_read() -> None:
+    result = fit(ValidationSchedule(Every(steps=100), at_end=False), validation=BATCHES)
+    assert result.warnings == ("The validation set was never read: no validation was due before the run ended.",)
+
+
+def test_a_handler_whose_event_never_came() -> None:
+    class Exports(Plugin):
+        @on(ValidationEnd)
+        def export(self, run: Run, event: ValidationEnd) -> None:
+            raise AssertionError
+
+    assert fit(Exports()).warnings == (
+        "Plugin 'exports': its handler export was never called: there was no validation: pass validation= to fit, and "
+        "add ValidationSchedule(Every(epochs=1)).",
+    )
+
+
+class Ready(Event):
+    """An event that some plugin may emit."""
+
+
+def test_a_handler_of_an_event_that_nobody_emits() -> None:
+    class Waits(Plugin):
+        @on(Ready)
+        def act(self, run: Run, event: Ready) -> None: ...
+
+    class Emits(Plugin):
+        @on(TrainEnd)
+        def act(self, run: Run, event: TrainEnd) -> None:
+            run.emit(Ready())
+
+    assert fit(Waits()).warnings == ("Plugin 'waits': its handler act was never called: nobody emitted ready.",)
+    assert fit(Waits(), Emits()).warnings == ()
+
+
+def test_a_handler_whose_filter_never_let_anything_through() -> None:
+    class Often(Plugin):
+        @on(StepEnd, when=Every(steps=13))
+        def act(self, run: Run, event: StepEnd) -> None: ...
+
+    assert fit(Often()).warnings == (
+        "Plugin 'often': its handler act was never called: its filter every 13 steps let no step_end through.",
+    )
+    assert fit(Often(), epochs=3).warnings == ()
+
+
+def test_a_handler_that_is_optional_need_not_be_called() -> None:
+    class Exports(Plugin):
+        @on(ValidationEnd, optional=True)
+        def export(self, run: Run, event: ValidationEnd) -> None: ...
+
+        @on(SavePoint)
+        def save(self, run: Run, event: SavePoint) -> None: ...
+
+    assert fit(Exports()).warnings == ()
+
+
+def test_a_plugin_that_is_disabled_need_not_be_called() -> None:
+    class Exports(Plugin):
+        @on(ValidationEnd)
+        def export(self, run: Run, event: ValidationEnd) -> None: ...
+
+    trainer = Trainer([Exports()], device="cpu")
+    trainer.plugins.disable("exports")
+    assert trainer.fit(linear_classifier(), BATCHES, optimizer=sgd(), epochs=1).warnings == ()
+
+
+@pytest.mark.parametrize(("every", "skipped"), [(2, 6), (3, 4)])
+def test_steps_that_were_skipped_and_by_whom(every: int, skipped: int) -> None:
+    class Skips(Plugin):
+        @on(GradientsReady)
+        def skip(self, run: Run, event: GradientsReady) -> None:
+            if run.progress.batches % every == 0:
+                run.control.skip_step("odd")
+
+    few = () if skipped <= 5 else ("6 of 12 optimizer steps were skipped, by skips (6).",)
+    assert fit(Skips()).warnings == few
+
+
+def test_an_observer_that_was_switched_off() -> None:
+    class Fails(Plugin):
+        policy = "observer"
+        max_errors = 2
+
+        @on(BatchEnd)
+        def act(self, run: Run, event: BatchEnd) -> None:
+            raise ValueError("no space")
+
+    assert fit(Fails()).warnings == (
+        "Plugin 'fails' was switched off after 2 errors: batch_end at step 2: ValueError: no space.",
+    )
+
+
+def test_an_observer_that_failed_once() -> None:
+    class Fails(Plugin):
+        policy = "observer"
+
+        @on(TrainEnd)
+        def act(self, run: Run, event: TrainEnd) -> None:
+            raise ValueError("no space")
+
+    assert fit(Fails()).warnings == (
+        "Plugin 'fails' failed, and the run continued: train_end at step 12: ValueError: no space.",
+    )
+
+
+def test_an_observer_that_fails_when_it_is_closed() -> None:
+    class Fails(Plugin):
+        policy = "observer"
+
+        @on(BatchStart)
+        def act(self, run: Run, event: BatchStart) -> None: ...
+
+        def close(self) -> None:
+            raise ValueError("no space")
+
+    assert fit(Fails()).warnings == ("Plugin 'fails' failed, and the run continued: close: ValueError: no space.",)
+
+
+def test_a_request_that_was_still_due() -> None:
+    class Asks(Plugin):
+        """Requests one more save each time that one is served."""
+
+        @on(TrainEnd, SavePoint)
+        def ask(self, run: Run, event: TrainEnd | SavePoint) -> None:
+            run.control.request_save("again")
+
+    assert fit(Asks()).warnings == ("A save was still due when the run ended, requested by asks: again.",)
+
+
+def test_all_is_well() -> None:
+    result = fit(LogSchedule(Every(steps=5)), ValidationSchedule(Every(epochs=1)), validation=BATCHES)
+    assert result.warnings == ()
