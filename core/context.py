@@ -314,12 +314,12 @@ class RunContext(ABC):
         if self.outcome.status == "stopped" and control.stop_request is not None:
             return control.stop_request.reason
         if not self.settings.train:
-            return f"{_count(progress.evaluated, 'batch', 'batches')} evaluated"
+            return f"{count(progress.evaluated, 'batch', 'batches')} evaluated"
         if resumed_at is not None and progress.batches == resumed_at.batches:
             return f"nothing left to do: resumed at epoch {progress.epoch}, step {progress.steps}"
         if self.max_epochs is not None and progress.epoch >= self.max_epochs:
-            return f"{_count(progress.epoch, 'epoch', 'epochs')} done"
-        return f"{_count(progress.steps, 'step', 'steps')} done"
+            return f"{count(progress.epoch, 'epoch', 'epochs')} done"
+        return f"{count(progress.steps, 'step', 'steps')} done"
 
     # What plugins let the run call.
 
@@ -379,6 +379,15 @@ class RunContext(ABC):
         report_replay(done, batches)
         if done == batches:
             self.note(f"read {what}")
+
+    @abstractmethod
+    def plan(self) -> str:
+        """Return what will happen, in a few lines."""
+
+    def log_plan(self) -> None:
+        """Log what will happen, on the main rank, where anybody reads it."""
+        if self.engine.is_main and logger.isEnabledFor(logging.INFO):
+            logger.info("%s", self.plan())
 
     def prepare_comparison(self) -> None:
         """Look at what no state_dict holds, as the program has made it, where something is saved or resumed."""
@@ -454,7 +463,8 @@ def _control(run: RunContext) -> Control:
     return SharedControl(run)
 
 
-def _count(number: int, one: str, several: str) -> str:
+def count(number: int, one: str, several: str) -> str:
+    """Return how many there are of something, in words."""
     return f"{number} {one if number == 1 else several}"
 
 

@@ -45,6 +45,7 @@ def epochs(run: RunContext) -> Iterator[int]:
         run.outcome.raise_if_strict()
     run.prepare_comparison()
     restore_or_continue(run)
+    run.log_plan()
     while run.epoch_is_over or not (control.stopped or run.is_complete):
         begin_epoch(run)
         if not control.leaving:

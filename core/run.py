@@ -82,6 +82,12 @@ class TrainRun(RunContext):
 
         return capture(self, shards)
 
+    def plan(self) -> str:
+        """Return what will happen, in a few lines; see `heliograph.Run`."""
+        from .plan import plan_of
+
+        return plan_of(self)
+
     def epochs(self) -> Iterator[int]:
         """Yield the index of each epoch; the run's and the epochs' events are emitted around them."""
         if not self._entered:

@@ -166,11 +166,24 @@ class Trainer:
         """
         return self._evaluate(task, test, "test", loader_params, name)
 
-    def plan(self) -> str:
-        """Return the handlers of each event, in the order in which they run."""
+    def plan(self, task: Any = None, train: Any = None, **options: Unpack[settings.FitOptions]) -> str:
+        """Return the handlers of each event, in the order in which they run.
+
+        Args:
+            task: with `train` and the other arguments of `fit`, what such a training would do comes first: the model,
+                the hardware, the length, and what plugins log, validate and save when. Nothing is trained.
+            train: see `fit`.
+            **options: see `fit`.
+        """
         from ..plugins.plan import plan
 
-        return plan(self.bus)
+        if task is None:
+            return plan(self.bus)
+        run = self.run(task, train, **options)
+        try:
+            return f"{run.plan()}\n\n{plan(self.bus)}"
+        finally:
+            run.hooks.closing.close()
 
     def _evaluate(self, task: Any, data: Any, phase: Phase, params: LoaderParams | None, name: str) -> RunResult:
         from .evaluation_run import evaluation_run

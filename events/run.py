@@ -317,5 +317,8 @@ class Run(Protocol):
             text: a sentence that says what is missing, why, and how to mend it.
         """
 
+    def plan(self) -> str:
+        """Return what will happen, in a few lines: the model, the hardware, the length, what each plugin will do."""
+
     def emit(self, event: Event) -> None:
         """Emit an event on this run's bus, such as one that a plugin declares."""

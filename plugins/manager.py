@@ -191,6 +191,19 @@ class Plugins:
         """Return the forgiven errors of the observers."""
         return {entry.name: tuple(entry.errors) for entry in self._entries.values() if entry.errors}
 
+    def descriptions(self, run: Run) -> dict[str, str]:
+        """Return what each active plugin says that it will do in a run, by its name, where it says something."""
+        texts: dict[str, str] = {}
+        for entry in self._entries.values():
+            if not (entry.is_active and hasattr(entry.plugin, "describe")):
+                continue
+            try:
+                texts[entry.name] = entry.plugin.describe(run)
+            except BaseException as error:
+                if not self._forgive_state(entry, "describe", "it cannot say what it will do", error):
+                    raise
+        return {name: text for name, text in texts.items() if text}
+
     def uncalled(self, emitted: Container[type[Event]]) -> list[str]:
         """Return a sentence for each handler that a training did not call, though it is not optional.
 

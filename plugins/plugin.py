@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, Self
 
-from ..events import Event
+from ..events import Event, Run
 
 Policy = Literal["critical", "observer"]
 Ranks = Literal["all", "main", "local_main"]
@@ -62,6 +62,14 @@ class Plugin:
 
         A validation or a test on its own resets nothing, nor does a run on a rank where the handlers do not run.
         """
+
+    def describe(self, run: Run) -> str:
+        """Return what this will do in a run, such as `saves to runs every 100 steps`; empty where nobody needs to know.
+
+        Called when the run has its state and before its first epoch, and by `trainer.plan(task, train, ...)`, which
+        begins no run.
+        """
+        return ""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs, as plain types and tensors. Saved under the plugin's name.

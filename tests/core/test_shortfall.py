@@ -35,8 +35,8 @@ BATCHES = class_batches(6)
 
 def fit(*plugins: Any, task: Any = None, **options: Any) -> RunResult:
     """Train 2 epochs of 6 steps."""
-    options = {"optimizer": sgd(), "epochs": 2} | options
-    return Trainer(plugins, device="cpu").fit(task or linear_classifier(), BATCHES, **options)
+    given: Any = {"optimizer": sgd(), "epochs": 2} | options
+    return Trainer(plugins, device="cpu").fit(task or linear_classifier(), BATCHES, **given)
 
 
 class TwoHeads(nn.Module):

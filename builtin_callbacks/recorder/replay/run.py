@@ -178,6 +178,10 @@ class ReplayRun:
         if check_line("warn", text) not in self.warnings:
             self.warnings.append(text)
 
+    def plan(self) -> str:
+        """Return nothing: what happens is recorded."""
+        return ""
+
     def track(self, name: str, value: Any, weight: float = 1.0) -> None:
         """Do nothing: logs are recorded, with all that was tracked."""
 

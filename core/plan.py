@@ -1,0 +1,69 @@
+"""What a training will do, in the few lines that it starts with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import ceil
+from textwrap import TextWrapper
+
+from .checkpoint.state.compatibility import batch_factors, global_batch
+from .context import RunContext, count
+
+WRAPPED = TextWrapper(80, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+
+
+def plan_of(run: RunContext) -> str:
+    """Return the model, the hardware, the length, what each plugin will do, and where the run starts."""
+    lines = [_model(run), _hardware(run), _length(run), *_validation(run)]
+    lines += [f"{name}: {text}" for name, text in run.plugins.descriptions(run).items()]
+    if run.outcome.started:
+        lines += run.notes or ["start: from the beginning"]
+        lines += [f"WARNING: {warning}" for warning in run.warnings]
+    return "\n".join([f"run {run.name!r}", *map(WRAPPED.fill, lines)])
+
+
+def _model(run: RunContext) -> str:
+    parameters = {id(each): each for module in run.modules.values() for each in module.parameters()}.values()
+    total = sum(each.numel() for each in parameters)
+    trained = sum(each.numel() for each in parameters if each.requires_grad)
+    frozen = "" if trained == total else f", {trained:,} of them trained"
+    return f"model: {type(run.task).__name__} with {total:,} parameters{frozen}"
+
+
+def _hardware(run: RunContext) -> str:
+    engine = run.engine
+    processes = "1 process" if engine.world_size == 1 else f"{engine.world_size} processes"
+    precision = getattr(getattr(engine, "precision", None), "name", "a precision of its own")
+    return f"hardware: {engine.device}, {precision}, {processes}, {type(engine).__name__}"
+
+
+def _length(run: RunContext) -> str:
+    factors = batch_factors(run)
+    batches, window = run.batches_per_epoch, factors["accumulation"]
+    steps = None if batches is None or window is None else ceil(batches / window)
+    parts = [count(run.max_epochs, "epoch", "epochs")] if run.max_epochs is not None else []
+    if run.max_steps is not None:
+        parts += [
+            f"at most {count(run.max_steps, 'step', 'steps')}" if parts else count(run.max_steps, "step", "steps")
+        ]
+    elif run.max_epochs is not None and steps is not None and len(run.settings.train) == 1:
+        parts += [count(run.max_epochs * steps, "step", "steps")]
+    parts = parts or ["until a plugin stops it"]
+    parts += ["an epoch of unknown length" if batches is None else f"{count(batches, 'batch', 'batches')} an epoch"]
+    parts += [f"{window} batches a step"] if window not in (None, 1) else []
+    samples = global_batch({**factors, "batch_size": _batch_size(run)})
+    parts += [] if samples is None else [f"global batch {samples:,}"]
+    return f"length: {', '.join(parts)}"
+
+
+def _batch_size(run: RunContext) -> int | None:
+    """Return the samples in a batch of this process; None where that is unknown before it is read."""
+    loader = run.train_loader
+    if isinstance(loader, list | tuple):
+        return run.size_of(loader[0])
+    return run.data.batch_size if hasattr(loader, "batch_size") else None
+
+
+def _validation(run: RunContext) -> Iterator[str]:
+    if sets := run.validation_sets:
+        yield f"validation: {count(len(sets), 'set', 'sets')} {', '.join(filter(None, sets))}".rstrip()

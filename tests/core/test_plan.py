@@ -1,0 +1,140 @@
+"""What a training says that it will do, before it does it."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from heliograph import (
+    BatchStart,
+    Checkpoint,
+    EpochStart,
+    Every,
+    GradientAccumulation,
+    Plugin,
+    Run,
+    SaveSchedule,
+    Supervised,
+    Trainer,
+    ValidationSchedule,
+    on,
+)
+from heliograph.tests.kit import class_batches, linear_classifier, sgd
+from torch import nn
+from torch.utils.data import TensorDataset
+
+BATCHES = class_batches(6)
+TEN = TensorDataset(torch.randn(10, 4), torch.zeros(10).long())
+VALIDATES = ValidationSchedule(Every(epochs=1))
+
+
+def plan(*plugins: Any, task: Any = None, train: Any = None, **options: Any) -> list[str]:
+    """Return the lines of a plan, up to the handlers."""
+    options = {"optimizer": sgd()} | options
+    text = Trainer(plugins, device="cpu").plan(task or linear_classifier(), train or BATCHES, **options)
+    return text.split("\n\n")[0].split("\n")
+
+
+def test_a_plan_says_model_hardware_and_length() -> None:
+    assert plan(epochs=2, name="night") == [
+        "run 'night'",
+        "  model: Supervised with 10 parameters",
+        "  hardware: cpu, fp32, 1 process, DeviceEngine",
+        "  length: 2 epochs, 12 steps, 6 batches an epoch, global batch 3",
+    ]
+
+
+def test_frozen_parameters_are_counted_apart() -> None:
+    model = nn.Sequential(nn.Linear(4, 300), nn.Linear(300, 2))
+    model[0].requires_grad_(False)
+    task = Supervised(model, nn.functional.cross_entropy)
+    assert plan(task=task, epochs=1)[1] == "  model: Supervised with 2,102 parameters, 602 of them trained"
+
+
+@pytest.mark.parametrize(
+    ("plugins", "options", "length"),
+    [
+        (
+            [GradientAccumulation(4)],
+            {"epochs": 1},
+            "1 epoch, 2 steps, 6 batches an epoch, 4 batches a step, global batch 12",
+        ),
+        ([], {"steps": 1}, "1 step, 6 batches an epoch, global batch 3"),
+        ([], {"epochs": 1, "steps": 4}, "1 epoch, at most 4 steps, 6 batches an epoch, global batch 3"),
+        ([], {"train": (each for each in BATCHES), "steps": 4}, "4 steps, an epoch of unknown length"),
+        (
+            [],
+            {"train": TEN, "epochs": 1, "loader_params": {"batch_size": 4}},
+            "1 epoch, 3 steps, 3 batches an epoch, global batch 4",
+        ),
+    ],
+)
+def test_the_length(plugins: list[Any], options: dict[str, Any], length: str) -> None:
+    assert " ".join(" ".join(plan(*plugins, **options)[3:]).split()) == f"length: {length}"
+
+
+class Embeds(Plugin):
+    """Says what it will do, in more than a line."""
+
+    @on(BatchStart)
+    def act(self, run: Run, event: BatchStart) -> None:
+        """Do nothing."""
+
+    def describe(self, run: Run) -> str:
+        """Say it."""
+        return f"writes embeddings of all {run.max_epochs} epochs to " + "a/very/long/path/" * 3
+
+
+def test_plugins_say_what_they_will_do_in_lines_of_eighty_columns() -> None:
+    lines = plan(Embeds(), VALIDATES, epochs=2, validation={"a": BATCHES, "b": BATCHES})
+    assert lines[4:7] == [
+        "  validation: 2 sets a, b",
+        "  embeds: writes embeddings of all 2 epochs to",
+        "    a/very/long/path/a/very/long/path/a/very/long/path/",
+    ]
+
+
+def test_a_plan_trains_nothing_and_leaves_the_trainer_free() -> None:
+    trainer, task = Trainer([Embeds()], device="cpu"), linear_classifier()
+    before = [each.clone() for each in task.model.parameters()]
+    trainer.plan(task, BATCHES, optimizer=sgd(), epochs=1)
+    assert all(torch.equal(one, other) for one, other in zip(before, task.model.parameters(), strict=True))
+    assert trainer.fit(task, BATCHES, optimizer=sgd(), epochs=1).progress.steps == 6
+
+
+def test_the_plan_ends_with_the_handlers_and_without_a_task_is_only_these() -> None:
+    trainer = Trainer([Embeds()], device="cpu")
+    assert trainer.plan() == "batch_start\n  DECIDE    embeds"
+    assert trainer.plan(linear_classifier(), BATCHES, optimizer=sgd(), epochs=1).endswith(f"\n\n{trainer.plan()}")
+
+
+def test_an_observer_that_cannot_say_what_it_will_do_is_forgiven() -> None:
+    class Broken(Embeds):
+        policy = "observer"
+
+        def describe(self, run: Run) -> str:
+            raise KeyError("where")
+
+    class Asks(Plugin):
+        @on(EpochStart)
+        def ask(self, run: Run, event: EpochStart) -> None:
+            run.plan()
+
+    result = Trainer([Broken(), Asks()], device="cpu").fit(linear_classifier(), BATCHES, optimizer=sgd(), epochs=1)
+    assert result.warnings == ("Plugin 'broken' failed, and the run continued: describe: KeyError: 'where'.",)
+
+
+def test_a_training_logs_its_plan_and_where_it_starts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def fit(epochs: int) -> str:
+        caplog.clear()
+        plugins = [SaveSchedule(Every(epochs=1)), Checkpoint(tmp_path, resume="auto")]
+        Trainer(plugins, device="cpu").fit(linear_classifier(), BATCHES, optimizer=sgd(), epochs=epochs)
+        return " ".join(" ".join(caplog.messages).split())
+
+    with caplog.at_level(logging.INFO, logger="heliograph"):
+        assert fit(1).endswith(f"begins afresh: no checkpoint of 'run' in {tmp_path}")
+        assert f"resumed at epoch 1, batch 0, step 6 from {tmp_path / 'run_epoch_1_iter_6.pth'}" in fit(2)
+    assert fit(2) == ""
