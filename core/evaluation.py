@@ -40,7 +40,8 @@ class Evaluation:
         run.control.is_evaluating = True
         if run.control.is_shared:
             run.data.agree_on_seed()
-        lengths = [run.data.evaluation_length(loader) for loader in loaders.values()]
+        self._lengths = {dataset: run.data.evaluation_length(loader) for dataset, loader in loaders.items()}
+        lengths = self._lengths.values()
         run.evaluation_batches = None if None in lengths else sum(length or 0 for length in lengths)
         run.progress.evaluated = 0
 
@@ -59,6 +60,8 @@ class Evaluation:
                     return
             if not run.control.is_shared:
                 self._check(dataset, self._counts[dataset])
+            if (count := self._counts[dataset]) < (length := self._lengths[dataset] or 0):
+                run.warn(f"The {self._called(dataset)} ended after {count} batches, but its length says {length}.")
 
     def close(self) -> Request | None:
         """End; return the request that cut it short, if one did. A collective."""
@@ -112,10 +115,13 @@ class Evaluation:
 
     def _check(self, dataset: str, batches: int) -> None:
         if not batches:
-            name = f"{self._phase} set {dataset!r}" if dataset else f"{self._phase} loader"
             raise ValueError(
-                f"The {name} yielded no batch. A generator can be read only once: give a list or a loader."
+                f"The {self._called(dataset)} yielded no batch. A generator can be read only once: give a list or a "
+                f"loader."
             )
+
+    def _called(self, dataset: str) -> str:
+        return f"{self._phase} set {dataset!r}" if dataset else f"{self._phase} loader"
 
 
 @contextmanager

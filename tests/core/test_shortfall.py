@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -243,3 +244,27 @@ def test_a_request_that_was_still_due() -> None:
 def test_all_is_well() -> None:
     result = fit(LogSchedule(Every(steps=5)), ValidationSchedule(Every(epochs=1)), validation=BATCHES)
     assert result.warnings == ()
+
+
+class Short:
+    """Batches of which there are fewer than its length says."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return 5
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+
+def test_a_validation_that_ended_early() -> None:
+    schedule = ValidationSchedule(Every(epochs=1))
+    assert fit(schedule, validation=Short(BATCHES[:3])).warnings == (
+        "The validation loader ended after 3 batches, but its length says 5.",
+    )
+    named = {"easy": Short(BATCHES[:5]), "hard": Short(BATCHES[:1])}
+    assert fit(schedule, validation=named).warnings == (
+        "The validation set 'hard' ended after 1 batches, but its length says 5.",
+    )
