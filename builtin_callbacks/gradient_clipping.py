@@ -34,6 +34,11 @@ class GradientClipping(Plugin):
                 check_number(name, bound, more_than=0, finite=False)
         self.norm, self.value, self.norm_type = norm, value, norm_type
 
+    def describe(self, run: Run) -> str:
+        """Say where gradients are clipped."""
+        bounds = [] if self.norm is None else [f"at norm {self.norm:g}"]
+        return f"clips gradients {' and '.join(bounds + ([] if self.value is None else [f'at value {self.value:g}']))}"
+
     @on(GradientsReady, lane=Lane.DECIDE)
     def clip(self, run: Run, event: GradientsReady) -> None:
         """Clip, and track the norm."""

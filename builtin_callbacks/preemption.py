@@ -84,6 +84,10 @@ class Preemption(Plugin):
         self._received: Signals | None = None
         self._asked = False
 
+    def describe(self, run: Run) -> str:
+        """Say at which signals."""
+        return f"saves and stops at {self._hook.names}"
+
     @on(TrainStart, lane=Lane.TRANSFORM)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Install the handlers, and forget the former run."""

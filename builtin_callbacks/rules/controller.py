@@ -84,6 +84,10 @@ class RuleController(Plugin):
         self._active = ActiveRules(self.plan)
         self._news: list[str] = []
 
+    def describe(self, run: Run) -> str:
+        """Say how many rules there are, and where."""
+        return f"follows {len(self.plan.controllers)} rules" + f" of {self.plan.file}" * (self.plan.file is not None)
+
     @on(*OTHERS, lane=Lane.PERSIST)
     def handle(self, run: Run, event: Event) -> None:
         """Compute the new values of the event, and ask the rules that it triggers."""

@@ -33,6 +33,11 @@ class SignalHook:
         self._former: dict[int, Any] = {}
         self._process = 0
 
+    @property
+    def names(self) -> str:
+        """The names of the signals."""
+        return ", ".join(signal.Signals(each).name for each in self._signals)
+
     def install(self) -> None:
         """Install the handlers; installing twice does nothing.
 
@@ -41,7 +46,7 @@ class SignalHook:
         """
         if self._former:
             return
-        names = ", ".join(signal.Signals(each).name for each in self._signals)
+        names = self.names
         if threading.current_thread() is not threading.main_thread():
             raise ValueError(f"Handlers of {names} can be installed in the main thread only: begin the run there.")
         former = {each: signal.getsignal(each) for each in self._signals}
