@@ -99,4 +99,5 @@ def summarize_end(result: RunResult | None, error: BaseException | None) -> dict
         "reason": result.reason,
         "stopped_by": result.stopped_by,
         "notes": list(result.notes),
+        "warnings": list(result.warnings),
     }

@@ -36,6 +36,7 @@ class Trial:
         metrics: what was reported last, with `epoch` and `step`.
         error: what its function raised, with the traceback in its notes; None unless failed.
         notes: the notes of its last training, for example which checkpoint it resumed and what Tune changed.
+        warnings: what its last training was asked for and did not do.
         path: its folder in the storage.
     """
 
@@ -49,6 +50,7 @@ class Trial:
     metrics: dict[str, float]
     error: BaseException | None
     notes: tuple[str, ...]
+    warnings: tuple[str, ...]
     path: str
     _stored: Any = field(repr=False)
 
@@ -77,7 +79,8 @@ class Trial:
         by = f" by {self.stopped_by}" if self.stopped_by else ""
         value = "not measured" if self.value is None else f"{self.value:.6g}"
         step = f", step {self.metrics['step']:g}" if "step" in self.metrics else ""
-        return f"{self.number}: {value}{step}, {self.status}{by}: {self.reason}; {self.config}"
+        line = f"{self.number}: {value}{step}, {self.status}{by}: {self.reason}; {self.config}"
+        return "\n".join([line, *(f"   WARNING: {warning}" for warning in self.warnings)])
 
 
 class Search(list[Trial]):
@@ -170,6 +173,7 @@ def _trial(number: int, location: Location, metric: str, mode: str, trial: Any, 
         metrics={name: value for name, value in last.items() if _is_reported(name)},
         error=error,
         notes=tuple(end.get("notes", ())),
+        warnings=tuple(end.get("warnings", ())),
         path=result.path,
         _stored=_best_stored(result.best_checkpoints, metric, mode),
     )

@@ -278,6 +278,7 @@ def test_how_a_trial_ended_is_plain_data(tmp_path: Path, tuned: Callable[..., Fa
     result: RunResult = fit(tmp_path, [])[0]
     end = summarize_end(result, None)
     assert (end["status"], end["stopped_by"], end["notes"]) == ("stopped", "tune", list(result.notes))
+    assert end["warnings"] == list(result.warnings)
     assert summarize_end(None, None)["status"] == "completed"
     assert summarize_end(result, KeyError("lr"))["reason"] == "KeyError: 'lr'"
 
@@ -290,6 +291,7 @@ def trial(number: int, value: float | None, **facts: Any) -> Trial:
         "metrics": {},
         "error": None,
         "notes": (),
+        "warnings": (),
         **facts,
     }
     return Trial(number, f"t{number}", {}, value=value, path="", **{"_stored": None, **given})
@@ -303,12 +305,15 @@ def test_the_best_trial_has_the_best_value_by_the_mode(mode: str, best: int) -> 
 
 
 def test_a_search_prints_its_trials() -> None:
-    stopped = trial(1, 0.5, status="stopped", stopped_by="tune", reason=STOPPED, metrics={"step": 19})
+    stopped = trial(
+        1, 0.5, status="stopped", stopped_by="tune", reason=STOPPED, metrics={"step": 19}, warnings=("lost",)
+    )
     search = Search([trial(0, None, status="unfinished", reason="interrupted"), stopped], LOSS, "min", "/there")
     assert str(search).splitlines() == [
         "validation/loss (min), 2 trials in /there",
         "0: not measured, unfinished: interrupted; {}",
         f"1: 0.5, step 19, stopped by tune: {STOPPED}; {{}}",
+        "   WARNING: lost",
     ]
     with pytest.raises(ValueError, match="No trial has measured 'validation/loss'"):
         Search(search[:1], LOSS, "min", "/there").best  # noqa: B018
