@@ -59,6 +59,8 @@ class NotebookBars(Bars):
 class _Nowhere:
     """A file that keeps nothing: tqdm writes, and the output of the cell is what `str` returns of its bars."""
 
+    encoding = "utf-8"  # or tqdm would draw with ASCII
+
     def write(self, written: str) -> int:
         return len(written)
 

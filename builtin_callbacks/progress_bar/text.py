@@ -60,7 +60,7 @@ def verdict(run: Run, status: Status) -> str:
     if status in ("interrupted", "failed"):
         newest = run.last_checkpoint
         return text + ("; there is no checkpoint" if newest is None else f"; the newest checkpoint is {newest}")
-    return f"{status}: {run.reason(None)}"
+    return text if run.is_replay else f"{status}: {run.reason(None)}"
 
 
 def warnings(run: Run, width: int = WIDTH) -> list[str]:

@@ -12,26 +12,33 @@ from typing import Any
 
 import heliograph.builtin_callbacks.progress_bar.plugin as module
 import pytest
+import torch
 from heliograph import (
     At,
     BatchEnd,
     BatchStart,
     Checkpoint,
+    EpochStart,
     Every,
     Lane,
     LogSchedule,
     ProgressBar,
+    Recorder,
+    Replay,
     RNGCapture,
     Run,
     RunClosed,
     SaveSchedule,
+    Task,
     TestBatchEnd,
     Trainer,
     TrainStart,
     ValidationBatchEnd,
     ValidationSchedule,
+    replay,
 )
 from heliograph.tests.kit import Clock
+from torch import nn
 from tqdm import tqdm
 
 Make = Callable[..., Any]
@@ -437,6 +444,57 @@ def test_plain_test_after_fit_shows_its_own_numbers_once(task: Make, batches: Ma
     assert file.getvalue().splitlines()[before:] == [
         f"run  test  batches 1  00:00  completed  test/loss {result.metrics['test/loss']:.4g}"
     ]
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_data_that_is_read_again_is_shown(task: Make, batches: Make, sgd: Any, drawn: bool) -> None:
+    plugin = bar() if drawn else plain(io.StringIO())
+    trainer = Trainer([plugin], device="cpu")
+
+    def read_again(run: Run, event: EpochStart) -> None:
+        for done in range(4):
+            run.emit(Replay(done, 3))
+
+    trainer.bus.on(EpochStart, read_again, lane=Lane.MEASURE)
+    trainer.fit(task(), batches(2), optimizer=sgd, epochs=1)
+
+    assert [each for each in made() if each[0] == "read again"] == [("read again", 0, 3, 3)] * drawn
+    assert ("run  reads 3 batches of epoch 0 again" in written(plugin)) is not drawn
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_it_follows_a_replay(task: Make, batches: Make, sgd: Any, tmp_path: Path, drawn: bool) -> None:
+    trainer = Trainer([Recorder(tmp_path), LogSchedule(Every(steps=2))], device="cpu")
+    result = trainer.fit(task(), batches(3), optimizer=sgd, epochs=2)
+    trainer.test(task(), batches(1))
+    plugin = bar() if drawn else plain(io.StringIO())
+    replayed = replay(tmp_path, [plugin])
+
+    assert "progress would have requested nothing" in str(replayed)
+    assert not replayed.failed
+    assert not replayed.unheld
+    lines = written(plugin)
+    assert "run  completed at step 6" in lines
+    assert any(f"train/loss {result.metrics['train/loss']:.4g}" in line for line in lines)
+    assert any(line.startswith("run  test  batches 1  00:00  ") for line in lines)
+
+
+def test_several_optimizers_have_their_losses_beside_the_bar(batches: Make) -> None:
+    class Two(Task):
+        def __init__(self) -> None:
+            self.model = nn.ModuleDict({"one": nn.Linear(4, 2), "two": nn.Linear(4, 2)})
+
+        def training_step(self, run: Run, batch: Any) -> Any:
+            for name, model in self.model.items():
+                yield name, (model(batch[0]) - batch[1]).square().mean()
+
+    plugin = bar()
+    trainer = Trainer([plugin, LogSchedule(Every(steps=1))], device="cpu")
+    task = Two()
+    optimizers = {name: torch.optim.SGD(model.parameters(), lr=0.1) for name, model in task.model.items()}
+    trainer.fit(task, batches(4), optimizer=optimizers, steps=6)
+
+    assert BARS[0].postfixes[-1].startswith("train one_loss=")
 
 
 # Warnings.
