@@ -95,12 +95,14 @@ class FileLog(Plugin):
         """Write the error with its traceback."""
         self._write(run, "failed", error=event.error)
 
-    @on(RunClosed)
+    @on(RunClosed, lane=Lane.REPORT)
     def write_end(self, run: Run, event: RunClosed) -> None:
-        """Write how the run ended, and who asked for what."""
+        """Write how the run ended, who asked for what, and what did not happen."""
         for request in run.control.history:
             if request.verb in ("stop", "end_epoch", "veto_stop", "skip_batch", "skip_step"):
                 self._write(run, f"asked: {request}")
+        for warning in run.warnings:
+            self._write(run, warning, level=logging.WARNING)
         self._write(run, f"closed: {event.status}")
 
     def state_dict(self) -> dict[str, Any]:
@@ -130,11 +132,11 @@ class FileLog(Plugin):
     def _loggers(self) -> list[str]:
         return ["heliograph", "py.warnings"] if self.capture_warnings else ["heliograph"]
 
-    def _write(self, run: Run, text: str, error: BaseException | None = None) -> None:
+    def _write(self, run: Run, text: str, error: BaseException | None = None, level: int = logging.INFO) -> None:
         if self._handler is None:
             self._open(run)
         place = f"[{run.phase} epoch {run.progress.epoch} step {run.progress.steps}]"
-        level = logging.ERROR if error else logging.INFO
+        level = logging.ERROR if error else level
         info = (type(error), error, error.__traceback__) if error else None
         record = logging.LogRecord("heliograph", level, __file__, 0, "%s %s", (place, text), info)
         if self._handler is not None and level >= self.level:  # to this file only: the user's own handlers are his

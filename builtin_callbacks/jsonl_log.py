@@ -83,13 +83,15 @@ class JsonlLog(Plugin):
         """Write where a checkpoint lies."""
         self._write(run, event.name, {"path": str(event.path), "is_best": event.is_best})
 
-    @on(RunFailed, RunClosed)
+    @on(RunFailed, RunClosed, lane=Lane.REPORT)
     def write_ending(self, run: Run, event: RunFailed | RunClosed) -> None:
-        """Write how the run ended, and close with it."""
+        """Write how the run ended, with its warnings, and close with it."""
         if run.optimizer is not None and not (self._underway or self._resumes):
             return
-        text = event.status if isinstance(event, RunClosed) else describe_error(event.error)
-        self._write(run, event.name, {"status" if isinstance(event, RunClosed) else "error": text})
+        if isinstance(event, RunClosed):
+            self._write(run, event.name, {"status": event.status, "warnings": list(run.warnings)})
+        else:
+            self._write(run, event.name, {"error": describe_error(event.error)})
 
     def state_dict(self) -> dict[str, Any]:
         """Return how many lines there are, and the attempt that wrote the last of them."""

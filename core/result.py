@@ -54,9 +54,9 @@ class ResumeReport:
         return "; ".join([self.guarantee, *self.reasons, *said])  # the difference is among the reasons
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class RunResult:
-    """How a run ended; `str` gives a summary for people.
+    """How a run ended; `print` shows a summary, `repr` one line, a notebook that line with the summary folded in.
 
     Attributes:
         status: `completed`, `stopped` on purpose, `interrupted`, or `failed` (seen by plugins only: a failure raises).
@@ -99,11 +99,9 @@ class RunResult:
     def __str__(self) -> str:
         from .system.extras import printable_lines
 
-        asker = f" by {self.stopped_by}" if self.stopped_by else ""
-        asker += f" on rank {self.stopped_on_rank}" if self.stopped_on_rank is not None else ""
         place = self.progress
         lines = [
-            f"{self.status}{asker}: {self.reason}",
+            f"{self._ending}: {self.reason}",
             f"epochs {place.epoch}, steps {place.steps}, samples {place.samples}, {self.seconds:.1f} s",
         ]
         lines += [f"{name} {value:.6g}" for name, value in sorted(self.metrics.items())]
@@ -113,6 +111,25 @@ class RunResult:
         lines += [f"WARNING: {warning}" for warning in self.warnings]
         lines += [f"plugin {name} failed: {error}" for name, errors in self.plugin_errors.items() for error in errors]
         return printable_lines("\n".join(lines))
+
+    def __repr__(self) -> str:
+        count = len(self.warnings)
+        warned = f", {count} warning{'s' * (count > 1)}" if count else ""
+        return f"<RunResult: {self._ending}, epochs {self.progress.epoch}, steps {self.progress.steps}{warned}>"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        warnings = "".join(f"<li>{escape(warning)}</li>" for warning in self.warnings)
+        return (
+            f"<details><summary>{escape(repr(self)[1:-1])}</summary><pre>{escape(str(self))}</pre></details>"
+            + f"<ul>{warnings}</ul>" * bool(warnings)
+        )
+
+    @property
+    def _ending(self) -> str:
+        by = f" by {self.stopped_by}" if self.stopped_by else ""
+        return self.status + by + (f" on rank {self.stopped_on_rank}" if self.stopped_on_rank is not None else "")
 
     def explain(self) -> str:
         """Return how and why the run ended, as `python -m heliograph explain` does: from its recording, if any.

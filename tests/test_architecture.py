@@ -60,6 +60,7 @@ LAYERS = [
     "builtin_callbacks.checkpoint",
     "builtin_callbacks.optuna",
     "builtin_callbacks.profile",
+    "builtin_callbacks.progress_bar",
     "builtin_callbacks.recorder.format",
     "builtin_callbacks.recorder.explain",
     "builtin_callbacks.recorder.timeline",

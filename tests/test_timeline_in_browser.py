@@ -106,6 +106,12 @@ def test_the_page_says_how_the_run_ended_and_draws_its_curves(opened: Open) -> N
     assert one.page.locator("#strip .slice").count() > 8
     assert one.page.locator("#strip .between").count() == 1
     assert one.page.locator("#notes").inner_text() == "rolled back at step 10"
+    assert one.page.locator("#warnings").is_hidden()
+    assert [each.strip() for each in one.page.locator("#attempts th").all_inner_texts()] == [
+        "", "What", "Started", "After the previous one", "Duration", "Ended", "Position", "Work lost",
+    ]  # fmt: skip
+    assert one.rows("attempts")[1][-1] == "resumed: 7 steps, 3.60 s; rolled back: 2 steps, 1.10 s"
+    assert [row[3] for row in one.rows("checkpoints")] == ["", "best and last"]
 
 
 @pytest.mark.whole
@@ -129,7 +135,7 @@ def test_marks_show_who_and_why_by_mouse_and_by_keyboard(opened: Open) -> None:
     marks.first.focus()
     assert one.tip().splitlines()[:2] == ["attempt 2: resumed", "from ckpt/step_4.pth"]
     one.page.keyboard.press("End")
-    assert one.tip().splitlines()[0] == "best checkpoint, step 8"
+    assert one.tip().splitlines()[0] == "best and last checkpoint, step 8"
     assert "requested by save_schedule: every 4 steps" in one.tip()
     one.page.keyboard.press("ArrowLeft")
     assert "pruned at step 8: keep_last=1" in one.tip()
@@ -203,7 +209,7 @@ def test_recorded_texts_appear_as_text(opened: Open) -> None:
     script.request("end_epoch", HOSTILE, HOSTILE)
     script.save(f"{HOSTILE}.pth")
     script.add_time(HOSTILE, "log", 0.1)
-    script.close("failed", HOSTILE, notes=[HOSTILE])
+    script.close("failed", HOSTILE, notes=[HOSTILE], warnings=[HOSTILE])
     one = opened(recording(script))
     assert one.page.title() == f"{HOSTILE}: failed"
     assert one.page.locator("h1").inner_text() == HOSTILE
@@ -212,6 +218,7 @@ def test_recorded_texts_appear_as_text(opened: Open) -> None:
     assert HOSTILE in [row[2] for row in one.rows("requests")]
     assert one.rows("costs")[0][0] == HOSTILE
     assert one.page.locator("#notes li").inner_text() == HOSTILE
+    assert one.page.locator("#warnings li").inner_text() == HOSTILE
     one.chart("loss").locator('.mark[data-kind="decision"]').hover()
     assert HOSTILE in one.tip()
     assert one.page.locator("img").count() == 0

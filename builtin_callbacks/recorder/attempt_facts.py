@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -19,7 +19,7 @@ from .format.plain import NAME, shorten, to_plain, to_plain_metrics
 from .format.records import AttemptRecord
 
 MAX_OWNERS = 500  # of the handlers of one event
-MAX_NOTES = 200
+MAX_NOTES = 200  # and as many warnings
 
 
 def attempt_of(run: Run, *, losses: bool) -> AttemptRecord:
@@ -94,7 +94,6 @@ def _last_loss(run: Run) -> float | None:
 def ending_of(run: Run, event: RunClosed, error: BaseException | None) -> dict[str, Any]:
     """Return the end of a run as an entry's data."""
     stop = run.control.stop_request if event.status == "stopped" else None
-    notes = [shorten(note) for note in run.notes[:MAX_NOTES]]
     return {
         "status": event.status,
         "reason": shorten(run.reason(error)),
@@ -103,5 +102,11 @@ def ending_of(run: Run, event: RunClosed, error: BaseException | None) -> dict[s
         **metrics_of(run.metrics),
         "best": None if run.best_checkpoint is None else str(run.best_checkpoint),
         "last": None if run.last_checkpoint is None else str(run.last_checkpoint),
-        "notes": notes + [f"(+{len(run.notes) - MAX_NOTES} notes)"] * (len(run.notes) > MAX_NOTES),
+        "notes": _first(run.notes, "notes"),
+        "warnings": _first(run.warnings, "warnings"),
     }
+
+
+def _first(texts: Sequence[str], what: str) -> list[str]:
+    kept = [shorten(text) for text in texts[:MAX_NOTES]]
+    return kept + [f"(+{len(texts) - MAX_NOTES} {what})"] * (len(texts) > MAX_NOTES)

@@ -23,11 +23,13 @@ def add_command(commands: Commands) -> None:
     timeline = commands.add_parser(
         "timeline",
         help="write a page with the curves, decisions and checkpoints of a recorded run, and a trace",
-        description="Exit status 0: written; 2: there is no recording, it cannot be read, or a file cannot be written.",
+        description="Exit status 0: written; 2: there is no recording, it cannot be read, a file cannot be written, or "
+        "no browser can be started.",
     )
     for parser, run in ((explain, run_explain), (timeline, run_timeline)):
         parser.add_argument("recording", metavar="RUN", type=Path, help="a recording, or a folder: the newest in it")
         parser.set_defaults(run=run)
+    timeline.add_argument("--open", action="store_true", help="show the page in a browser")
     timeline.add_argument("--output", metavar="FILE", type=Path, help="the page; by default <recording>.html")
     timeline.add_argument(
         "--trace", metavar="FILE", type=Path, help="the trace for Perfetto; by default <recording>.trace.json"
@@ -72,7 +74,15 @@ def run_timeline(options: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         return _print_error("timeline", error)
     print(f"{page}\n{trace}")
-    return 0
+    return _show(page) if options.open else 0
+
+
+def _show(page: Path) -> int:
+    import webbrowser
+
+    if webbrowser.open(page.resolve().as_uri()):
+        return 0
+    return _print_error("timeline", OSError(f"no browser could be started: open {page} with one."))
 
 
 def _check_files(recording: Path, page: Path, trace: Path) -> None:

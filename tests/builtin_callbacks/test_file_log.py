@@ -21,6 +21,7 @@ from heliograph import (
     FileLog,
     Lane,
     LogSchedule,
+    RunClosed,
     SavePoint,
     SaveSchedule,
     Trainer,
@@ -118,6 +119,15 @@ def test_requests_are_listed(tmp_path: Path) -> None:
     assert re.search(r"asked: .*: stop - enough", text)
     assert "log_schedule: log" not in text
     assert lines(tmp_path)[-1].endswith("closed: stopped")
+
+
+def test_warnings_of_the_run_are_written_at_its_end(tmp_path: Path) -> None:
+    """Also what a plugin of a later lane has said."""
+    trainer = Trainer([FileLog(tmp_path, level=logging.WARNING)], device="cpu")
+    trainer.bus.on(RunClosed, lambda run, event: run.warn("Nothing was saved."), lane=Lane.PERSIST)
+    fit(trainer)
+    (path,) = tmp_path.iterdir()
+    assert re.fullmatch(r".* WARNING \[train epoch 1 step 2\] Nothing was saved\.\n", path.read_text())
 
 
 def test_a_second_fit_does_not_multiply_lines(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from heliograph import (
     Lane,
     Log,
     LogSchedule,
+    RunClosed,
     SavePoint,
     SaveSchedule,
     Trainer,
@@ -101,6 +102,18 @@ def test_a_failure(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
     assert places(tmp_path / "log") == [("log", 1), ("run_failed", 2), ("run_closed", 2)]
     assert lines[1]["error"] == "ArithmeticError: too\nlarge"
     assert lines[2]["status"] == "failed"
+
+
+def test_the_last_line_has_the_warnings(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    """Also what a plugin of a later lane has said."""
+    trainer = Trainer([JsonlLog(tmp_path / "log.jsonl")], device="cpu")
+    handle = trainer.bus.on(RunClosed, lambda run, event: run.warn("Nothing was saved."), lane=Lane.PERSIST)
+    trainer.fit(task(), batches(1), optimizer=sgd, epochs=1)
+    handle.remove()
+    trainer.test(task(), batches(1))
+
+    ends = [line["warnings"] for line in read(tmp_path / "log.jsonl") if line["event"] == "run_closed"]
+    assert ends == [["Nothing was saved."], []]
 
 
 def test_a_fresh_run_has_a_fresh_file(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:

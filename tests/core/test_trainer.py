@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph import (
+    At,
     BatchEnd,
     DeviceEngine,
     EarlyStopping,
@@ -296,6 +298,21 @@ def test_the_printed_history_names_who_asked() -> None:
     ]
     assert "early_stopping: stop - validation/loss has not improved" in str(result.history)
     assert str(fit().history) == "nobody asked for anything"
+
+
+def test_the_repr_of_a_result_is_one_line() -> None:
+    batches = class_batches(3)
+    trainer = Trainer([LogSchedule(Every(steps=1))], device="cpu")
+    options: dict[str, Any] = {"optimizer": torch.optim.SGD, "epochs": 2}
+    assert repr(trainer.fit(linear_classifier(), batches, **options)) == "<RunResult: completed, epochs 2, steps 6>"
+    trainer.bus.on(BatchEnd, lambda run, event: run.control.stop("enough"), when=At(batches=4))
+    trainer.bus.on(BatchEnd, lambda run, event: run.warn("A <b> is missing."))
+    result = trainer.fit(linear_classifier(), batches, **options)
+    line = f"RunResult: stopped by {result.stopped_by}, epochs 1, steps 4, 1 warning"
+    assert repr(result) == f"<{line}>"
+    page = result._repr_html_()
+    assert page.startswith(f"<details><summary>{html.escape(line)}</summary><pre>stopped by ")
+    assert page.endswith("WARNING: A &lt;b&gt; is missing.</pre></details><ul><li>A &lt;b&gt; is missing.</li></ul>")
 
 
 @pytest.mark.parametrize(

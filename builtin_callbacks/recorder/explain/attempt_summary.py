@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -73,6 +73,11 @@ class AttemptSummary:
         """Its `run_closed`, None if it was killed or is still running."""
         return next((entry for entry in reversed(self._events) if entry.event == "run_closed"), None)
 
+    @property
+    def warnings(self) -> list[str]:
+        """What was asked for and did not happen; none in a recording of before they were recorded."""
+        return [] if self.ending is None else list(self.ending.data.get("warnings", ()))
+
     @cached_property
     def timed_seconds(self) -> float:
         """Its clock when the times of handlers were last written; 0 if they never were."""
@@ -135,6 +140,11 @@ def summarize_attempts(recording: Recording) -> list[AttemptSummary]:
 def main_attempt(attempts: list[AttemptSummary]) -> AttemptSummary:
     """Return the attempt whose end is that of the run: the last training, else the last of all."""
     return next((attempt for attempt in reversed(attempts) if attempt.is_fit), attempts[-1])
+
+
+def all_warnings(attempts: Iterable[AttemptSummary]) -> list[str]:
+    """Return the warnings of all attempts, each once."""
+    return list(dict.fromkeys(warning for attempt in attempts for warning in attempt.warnings))
 
 
 def run_name(attempts: list[AttemptSummary]) -> str:

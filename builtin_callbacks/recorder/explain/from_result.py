@@ -16,7 +16,7 @@ from .control import requests_section
 from .costs import PluginCost, costs_section
 from .requests import RequestOutcome
 from .sections import Section, join_sections
-from .story import notes_section, story
+from .story import notes_section, story, warnings_section
 from .verdict import stop_requested, verdict
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ def _explain(result: RunResult, remark: str) -> str:
     return join_sections(
         [
             _end(result),
+            warnings_section(result.warnings),
             requests_section([RequestOutcome(1, 0.0, request) for request in result.history]),
             _checkpoints(result),
             Section("plugins that failed", words.table(rows)),

@@ -66,6 +66,16 @@ def best_and_last(attempts: Sequence[AttemptSummary], saves: Sequence[Save]) -> 
     return (best[-1] if best else None), (kept[-1].path if kept else None)
 
 
+def roles_of(attempts: Sequence[AttemptSummary], saves: Sequence[Save]) -> list[str]:
+    """Return of every checkpoint what it is now: `best`, `last`, `best and last`, or nothing of that."""
+    at = {save.path: index for index, save in enumerate(saves)}  # of a file that was written again, the last
+    roles: list[list[str]] = [[] for _ in saves]
+    for role, path in zip(("best", "last"), best_and_last(attempts, saves), strict=True):
+        if path in at:
+            roles[at[path]].append(role)
+    return [" and ".join(each) for each in roles]
+
+
 def common_folder(paths: Iterable[str | None]) -> str:
     """Return the folder that holds all of these files; empty if there are several."""
     folders = {str(Path(path).parent) for path in paths if path}

@@ -11,7 +11,7 @@ from ..format.damage import damage_in_short
 from ..format.gc_pause import gc_paused
 from ..format.records import Recording
 from . import words
-from .attempt_summary import AttemptSummary, main_attempt, run_name, summarize_attempts
+from .attempt_summary import AttemptSummary, all_warnings, main_attempt, run_name, summarize_attempts
 from .attempts import attempts_in_short, attempts_section, end_section
 from .checkpoints import checkpoints_in_short, checkpoints_section
 from .control import decisions_section, requests_in_short, requests_section
@@ -30,6 +30,7 @@ def story(recording: Recording) -> str:
     return join_sections(
         [
             end_section(run_name(attempts), main_attempt(attempts)),
+            warnings_section(all_warnings(attempts)),
             attempts_section(attempts),
             requests_section([request for each in requests.values() for request in each]),
             decisions_section(attempts, requests),
@@ -48,6 +49,8 @@ def brief(recording: Recording) -> list[str]:
     attempts = summarize_attempts(recording)
     main = main_attempt(attempts)
     why = "".join(f": {reason}" for reason in reasons(main)[:1])
+    warned = len(all_warnings(attempts))
+    why += f" ({words.count_things(warned, 'warning')})" if warned else ""
     return [
         f"{describe_ending(main)} at step {main.last.steps:,}{why}",
         attempts_in_short(attempts),
@@ -59,7 +62,16 @@ def brief(recording: Recording) -> list[str]:
 
 def notes_section(notes: Sequence[str]) -> Section:
     """Return the notes of plugins."""
-    return Section("notes", [line for note in notes for line in words.lines(printable(note), "  ", "    ")])
+    return Section("notes", _sentences(notes))
+
+
+def warnings_section(warnings: Sequence[str]) -> Section:
+    """Return what was asked for and did not happen."""
+    return Section("warnings", _sentences(warnings))
+
+
+def _sentences(texts: Sequence[str]) -> list[str]:
+    return [line for text in texts for line in words.lines(printable(text), "  ", "    ")]
 
 
 def _plugins(attempts: Sequence[AttemptSummary]) -> Section:
@@ -96,9 +108,5 @@ def _span(steps: Sequence[int]) -> str:
 
 
 def _damage(attempts: Sequence[AttemptSummary]) -> Section:
-    texts = [
-        f"attempt {attempt.number}: {printable(each)}"
-        for attempt in attempts
-        for each in damage_in_short(attempt.attempt)
-    ]
-    return Section("what could not be read", [line for each in texts for line in words.lines(each, "  ", "    ")])
+    texts = [f"attempt {attempt.number}: {each}" for attempt in attempts for each in damage_in_short(attempt.attempt)]
+    return Section("what could not be read", _sentences(texts))

@@ -128,7 +128,8 @@ EVENTS: Mapping[str, Mapping[str, Form]] = {
         "metrics": METRICS, "best": _or_none(is_text), "last": _or_none(is_text), "notes": _each(is_text),
     },
 }  # fmt: skip
-OPTIONAL: Mapping[str, Form] = {"asked": _each(is_count), "emission": is_count}
+ADDED: Mapping[str, dict[str, Form]] = {"run_closed": {"warnings": _each(is_text)}}  # older recordings lack it
+OPTIONAL: dict[str, Form] = {"asked": _each(is_count), "emission": is_count}
 ATTEMPT: Mapping[str, Form] = {
     "name": is_text, "phase": _is_phase, "began": _is_moment, "run": is_text, "world_size": is_count,
     "max_epochs": _or_none(is_count), "max_steps": _or_none(is_count), "validation_sets": _each(is_text),
@@ -142,7 +143,7 @@ def check_data(event: str, data: Mapping[str, Any]) -> None:
     for name, form in EVENTS.get(event, {}).items():
         if name not in data or not form(data[name]):
             raise ValueError(f"{event!r} with {name!r} missing or of another type")
-    for name, form in OPTIONAL.items():
+    for name, form in (OPTIONAL | ADDED.get(event, {})).items():
         if name in data and not form(data[name]):
             raise ValueError(f"{event!r} with {name!r} of another type")
 

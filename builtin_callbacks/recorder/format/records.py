@@ -59,7 +59,8 @@ class EventEntry:
             `run_failed`: `error` (its type), `text`, `phase`, `plugin`, `event`, `batches` (the number done by set in
             the last validation or test), and of the current batch `in_hand` (whether there was one), `is_last`,
             `window` and `loss` (None if losses are not recorded);
-            `run_closed`: `reason`, `by`, `rank`, `metrics`, `best`, `last`, `notes`.
+            `run_closed`: `reason`, `by`, `rank`, `metrics`, `best`, `last`, `notes`, `warnings` (missing in older
+            recordings).
     """
 
     event: str

@@ -2,6 +2,7 @@
 
 const GLYPHS = {
   best: "M0,-6.5L1.9,-2.2L6.4,-1.9L3,1.2L4,5.8L0,3.4L-4,5.8L-3,1.2L-6.4,-1.9L-1.9,-2.2Z",
+  last: "M0,-6.2L6.2,0L0,6.2L-6.2,0ZM0,-2.4L-2.4,0L0,2.4L2.4,0Z",
   kept: "M0,-4.5L4.5,0L0,4.5L-4.5,0Z",
   pruned: "M0,-3.5L3.5,0L0,3.5L-3.5,0Z",
   stop: "M-2,-5L2,-5L5,-2L5,2L2,5L-2,5L-5,2L-5,-2Z",
@@ -10,12 +11,12 @@ const GLYPHS = {
   plugin: "M-4,-4L4,-4L4,4L-4,4Z",
 };
 const NAMES = {
-  best: "best checkpoint", kept: "checkpoint", pruned: "checkpoint, pruned", stop: "stop", return: "resumed or rolled back",
+  best: "best checkpoint", last: "last checkpoint", kept: "checkpoint", pruned: "checkpoint, pruned", stop: "stop", return: "resumed or rolled back",
   decision: "other decision", plugin: "plugin changed or failed",
 };
 const RANK = Object.keys(GLYPHS);
 const glyph = (kind) => svg("path", { class: `glyph ${kind}`, d: GLYPHS[kind] });
-const isCheckpoint = (kind) => ["best", "kept", "pruned"].includes(kind);
+const isCheckpoint = (kind) => ["best", "last", "kept", "pruned"].includes(kind);
 
 const marks = [
   ...data.marks.map(([kind, step, time, title, lines]) => ({ kind, step, time, title, lines })),

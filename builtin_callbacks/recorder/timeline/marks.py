@@ -10,7 +10,7 @@ from ....events.verbs import VERBS
 from ..explain import words
 from ..explain.attempt_summary import AttemptSummary
 from ..explain.requests import ROUTINE, requests_of
-from ..explain.saves import Save, best_and_last, saves_of
+from ..explain.saves import Save, roles_of, saves_of
 from .axis import Axis
 
 
@@ -19,7 +19,7 @@ class Mark:
     """One mark on the curves.
 
     Attributes:
-        kind: `best`, `kept` or `pruned` for a checkpoint, `decision`, `stop` or `plugin`.
+        kind: `best`, `last`, `kept` or `pruned` for a checkpoint, `decision`, `stop` or `plugin`.
         step: optimizer steps done.
         time: in seconds on the time axis.
         title: what it is.
@@ -36,22 +36,21 @@ class Mark:
 def marks(attempts: Sequence[AttemptSummary], axis: Axis) -> list[Mark]:
     """Return all marks, by time."""
     saves = saves_of(attempts)
-    best, _ = best_and_last(attempts, saves)
-    found = [_checkpoint(save, axis, is_best=save.path == best) for save in saves]
+    found = [_checkpoint(save, axis, role) for save, role in zip(saves, roles_of(attempts, saves), strict=True)]
     for attempt in attempts:
         if attempt.is_fit:
             found += [*_decisions(attempt, axis), *_plugins(attempt, axis)]
     return sorted(found, key=lambda mark: mark.time)
 
 
-def _checkpoint(save: Save, axis: Axis, *, is_best: bool) -> Mark:
-    kind = "pruned" if save.pruned_at is not None else "best" if is_best else "kept"
+def _checkpoint(save: Save, axis: Axis, role: str) -> Mark:
+    kind = "pruned" if save.pruned_at is not None else role.partition(" ")[0] or "kept"
     lines = [Path(save.path).name, f"epoch {save.counters.epoch}, batch {save.counters.batch}"]
     lines += [f"requested by {request.by}: {request.reason}" for request in save.requests]
     lines += ["the best when it was written"] if save.is_best else []
     if save.pruned_at is not None:
         lines.append(f"pruned at step {save.pruned_at.steps}: {save.rule}")
-    title = {"best": "best checkpoint", "kept": "checkpoint", "pruned": "checkpoint, pruned"}[kind]
+    title = f"{role} checkpoint".lstrip() + ", pruned" * (kind == "pruned")
     return Mark(
         kind,
         save.counters.steps,

@@ -6,6 +6,8 @@ function drawHead() {
   $("status").textContent = data.verdict;
   $("status").classList.add(data.status);
   $("why").append(...data.why.map(line));
+  $("warnings").append(...data.warnings.map((text) => html("li", {}, text)));
+  $("warnings").hidden = !data.warnings.length;
   for (const part of ["facts", "metrics"]) {
     $(part).append(...data[part].map(([name, value]) => html("div", {}, html("dt", {}, name), html("dd", {}, value))));
   }

@@ -12,15 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from ..explain import words
-from ..explain.attempt_summary import AttemptSummary, main_attempt, run_name, summarize_attempts
+from ..explain.attempt_summary import AttemptSummary, Restore, all_warnings, main_attempt, run_name, summarize_attempts
 from ..explain.attempts import KINDS, describe_comparison
 from ..explain.control import positions
 from ..explain.costs import costs, timed_seconds, untimed_attempts
 from ..explain.requests import group_requests, requests_of
-from ..explain.saves import Save, common_folder, relative_name, saves_of
+from ..explain.saves import common_folder, relative_name, roles_of, saves_of
 from ..explain.verdict import describe_ending, progress, reasons
 from ..format.damage import damage_in_short
-from ..format.records import Recording
+from ..format.records import Counters, Recording
 from .axis import Axis
 from .curves import Curve, charts, pieces
 from .marks import marks
@@ -91,7 +91,7 @@ def facts(recording: Recording) -> dict[str, Any]:
             [each.first.verb, each.times, each.requester, each.first.step, positions(each), each.reason, each.never]
             for each in group_requests(request for attempt in attempts for request in requests_of(attempt))
         ],
-        **_checkpoints(saves_of(attempts)),
+        **_checkpoints(attempts),
     }
 
 
@@ -103,6 +103,7 @@ def _header(main: AttemptSummary, attempts: list[AttemptSummary]) -> dict[str, A
         "status": main.attempt.status or "killed",
         "verdict": describe_ending(main),
         "why": reasons(main),
+        "warnings": all_warnings(attempts),
         "facts": [
             ("position", words.position(last) if main.is_fit else progress(main)),
             ("samples", f"{last.samples:,}"),
@@ -127,18 +128,27 @@ def _attempt(attempt: AttemptSummary, axis: Axis, attempts: Sequence[AttemptSumm
         "seconds": attempt.seconds,
         "took": words.seconds(attempt.seconds),
         "came": progress(attempt),
+        "lost": "; ".join(_lost(each) for each in attempt.restores if each.lost_work() is not None),
         "step": attempt.last.steps if attempt.is_fit else 0,
         "gap": "" if gap is None else words.seconds(gap),
     }
 
 
-def _checkpoints(saves: Sequence[Save]) -> dict[str, Any]:
+def _lost(restore: Restore) -> str:
+    lost = restore.lost_work() or Counters()
+    how = "rolled back" if restore.is_roll_back else "resumed"
+    return f"{how}: {words.count_things(lost.steps, 'step')}, {words.seconds(lost.seconds)}"
+
+
+def _checkpoints(attempts: Sequence[AttemptSummary]) -> dict[str, Any]:
+    saves = saves_of(attempts)
     folder = common_folder(save.path for save in saves)
+    roles = roles_of(attempts, saves)
     rows = []
-    for save in saves:
+    for save, role in zip(saves, roles, strict=True):
         pruned = None if save.pruned_at is None else save.pruned_at.steps
         name = relative_name(save.path, folder)
-        rows.append([save.counters.steps, save.counters.epoch, name, save.is_best, pruned, save.rule])
+        rows.append([save.counters.steps, save.counters.epoch, name, role, save.is_best, pruned, save.rule])
     return {"folder": folder, "checkpoints": rows}
 
 

@@ -80,8 +80,8 @@ function bar(share) {
 }
 
 function drawTables() {
-  table($("attempts"), [{ title: "", number: true }, { title: "What", tight: true }, { title: "Started", tight: true }, { title: "After the previous one", tight: true }, { title: "Duration", number: true }, { title: "Ended" }, { title: "Position" }],
-    data.attempts.map((each) => [each.number, each.kind, each.began, each.gap, each.took, each.ended, each.came]));
+  table($("attempts"), [{ title: "", number: true }, { title: "What", tight: true }, { title: "Started", tight: true }, { title: "After the previous one", tight: true }, { title: "Duration", number: true }, { title: "Ended" }, { title: "Position" }, { title: "Work lost" }],
+    data.attempts.map((each) => [each.number, each.kind, each.began, each.gap, each.took, each.ended, each.came, each.lost]));
   const most = Math.max(1e-12, ...data.costs.map((row) => row[2]));
   const estimated = (value, row) => (row[6] ? "≈ " : "") + seconds(value);
   table($("costs"), [{ title: "Plugin" }, { title: "Event" }, { title: "Time", number: true, text: estimated, bar: (value) => value / most }, { title: "Share", number: true, text: (value) => `${(100 * value).toFixed(1)} %` }, { title: "Times", number: true, text: whole }, { title: "Longest", number: true, text: seconds }],
@@ -94,6 +94,6 @@ function drawTables() {
   table($("requests"), [{ title: "Request", tight: true }, { title: "Times", number: true, text: whole }, { title: "By", tight: true }, { title: "First step", number: true, text: whole }, { title: "When" }, { title: "Why" }, { title: "Never served", number: true, text: (value) => (value ? whole(value) : "") }],
     data.requests, { search: "Filter by request, plugin or reason" });
   if (data.folder) $("checkpoints").append(html("p", { class: "folder" }, data.folder));
-  table($("checkpoints"), [{ title: "Step", number: true, text: whole }, { title: "Epoch", number: true }, { title: "File" }, { title: "At that time", tight: true, text: (value) => (value ? "the best so far" : "") }, { title: "Pruned at step", number: true, text: (value) => (value === null ? "" : whole(value)), key: (value) => value ?? Infinity }, { title: "Rule" }],
+  table($("checkpoints"), [{ title: "Step", number: true, text: whole }, { title: "Epoch", number: true }, { title: "File" }, { title: "Now", tight: true }, { title: "At that time", tight: true, text: (value) => (value ? "the best so far" : "") }, { title: "Pruned at step", number: true, text: (value) => (value === null ? "" : whole(value)), key: (value) => value ?? Infinity }, { title: "Rule" }],
     data.checkpoints, { search: "Filter by file or rule" });
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import webbrowser
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,25 @@ def test_timeline_writes_next_to_the_recording(recorded: Path, capsys: pytest.Ca
     assert capsys.readouterr().out.splitlines() == [str(path) for path in written]
     assert written[0].read_text(encoding="utf-8") == page(read(recorded))
     assert json.loads(written[1].read_text())["otherData"] == {"recording": "digits.v2.recording"}
+
+
+def test_timeline_opens_the_page(
+    recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown: list[str] = []
+
+    def show(url: str) -> bool:
+        shown.append(url)
+        return True
+
+    monkeypatch.setattr(webbrowser, "open", show)
+    assert command("timeline", recorded, "--output", "a page.html", "--open") == 0
+    assert shown == [f"{tmp_path.as_uri()}/a%20page.html"]
+    monkeypatch.setattr(webbrowser, "open", lambda url: False)
+    assert command("timeline", recorded, "--output", "b.html", "--open") == 2
+    assert (tmp_path / "b.html").exists()
+    assert capsys.readouterr().err == "heliograph timeline: no browser could be started: open b.html with one.\n"
 
 
 def test_timeline_writes_to_the_given_files(recorded: Path, tmp_path: Path) -> None:

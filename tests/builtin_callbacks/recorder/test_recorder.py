@@ -27,7 +27,7 @@ from heliograph.builtin_callbacks.recorder.format.records import (
 from heliograph.builtin_callbacks.recorder.format.walk import walk
 from heliograph.builtin_callbacks.recorder.plugin import Recorder
 from heliograph.testing import check_plugin
-from heliograph.tests.kit import class_batches, sgd
+from heliograph.tests.kit import class_batches, linear_classifier, sgd
 from heliograph.tests.ranks_pool import Pool
 from heliograph.tests.recordings import fit
 from torch import nn
@@ -169,10 +169,27 @@ def test_the_data_of_events(tmp_path: Path) -> None:
     assert of["run_closed"] == {
         "status": "completed", "reason": result.reason, "by": None, "rank": None, "metrics": result.metrics,
         "best": None, "last": str(result.last_checkpoint), "notes": list(result.notes),
+        "warnings": [],
     }  # fmt: skip
     assert (attempt.run, attempt.phase, attempt.status, attempt.validation_sets) == ("run", "train", "completed", ("a", "b"))  # fmt: skip  # noqa: E501
     assert (attempt.max_epochs, attempt.max_steps, attempt.world_size, attempt.optimizers) == (1, None, 1, ("optimizer",))  # fmt: skip  # noqa: E501
     assert attempt.plan["batch_end"] == ("recorder", "log_schedule", "validation_schedule", "save_schedule")
+
+
+def test_the_end_has_the_warnings_of_every_lane_before(tmp_path: Path) -> None:
+    """Of very many the first ones."""
+    trainer = h.Trainer([Recorder(tmp_path)], device="cpu")
+
+    def warn(run: h.Run, event: h.RunClosed) -> None:
+        for number in range(202):
+            run.warn(f"Warning {number}.")
+
+    trainer.bus.on(h.RunClosed, warn, lane=h.Lane.PERSIST)
+    result = trainer.fit(linear_classifier(), class_batches(2), optimizer=sgd(), epochs=1)
+    (closed,) = events(only(result.recording), "run_closed")
+    assert closed.data["warnings"] == [*(f"Warning {number}." for number in range(200)), "(+2 warnings)"]
+    assert len(result.warnings) == 202
+    assert result.explain().split("\n\n")[1].startswith("warnings\n  Warning 0.\n  Warning 1.\n")
 
 
 def test_the_end_says_who_requested_the_stop(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ def test_a_missing_extra_gives_the_exact_command() -> None:
 
 def test_a_missing_requirement_gives_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard", None)
-    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    monkeypatch.setitem(sys.modules, "tqdm", None)
     with pytest.raises(ImportError, match=r"TensorBoard needs tensorboard, which .*: pip install tensorboard$"):
         TensorBoard("unused")
     with pytest.raises(ImportError, match=r"ProgressBar needs tqdm, which .*: pip install tqdm$"):

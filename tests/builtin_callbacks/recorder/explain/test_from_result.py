@@ -39,6 +39,11 @@ RESULT = RunResult(
 )
 
 
+def test_warnings_come_after_the_end() -> None:
+    text = replace(RESULT, warnings=("Nothing was saved.",)).explain()
+    assert "\n  train/loss 0.5\n\nwarnings\n  Nothing was saved.\n\nrequests\n" in text
+
+
 def test_without_a_recorder_the_story_comes_from_the_result() -> None:
     assert RESULT.explain() == (
         "the run: stopped by early_stopping on rank 1\n"

@@ -75,6 +75,15 @@ def test_a_whole_story() -> None:
     assert story(killed_and_resumed()) == STORY
 
 
+def test_warnings_are_in_the_story_and_counted_in_the_brief_one() -> None:
+    script = Script()
+    script.start()
+    script.close("completed", "done", warnings=["Nothing was saved.", "Nothing was validated."])
+    text = story(recording(script))
+    assert "\n\nwarnings\n  Nothing was saved.\n  Nothing was validated.\n\nattempts\n" in text
+    assert brief(recording(script))[0] == "completed at step 0: done (2 warnings)"
+
+
 def test_a_story_in_five_lines() -> None:
     assert brief(killed_and_resumed()) == [
         "stopped by early_stopping on rank 2 at step 14: validation/loss has not improved",

@@ -99,6 +99,19 @@ def test_a_stop_ends_the_run_where_it_would_have(rising: Recording) -> None:
     assert "attempt 1 was completed at epoch 2, batch 0, step 16: 2 epochs done" in text
 
 
+class Warns(h.Plugin):
+    """Says at the end that something did not happen."""
+
+    @h.on(h.RunClosed)
+    def warn(self, run: h.Run, event: h.RunClosed) -> None:
+        run.warn("Nothing was saved.")
+
+
+def test_the_warnings_of_a_replayed_plugin_are_in_the_report(tmp_path: Path) -> None:
+    fit([*stepwise(), h.Recorder(tmp_path)])
+    assert replay(tmp_path, [Warns()]).notes == ("WARNING: Nothing was saved.",)
+
+
 def test_a_run_that_was_stopped_would_have_continued(tmp_path: Path) -> None:
     fit([*stepwise(), Rising(), stopping(1), h.Recorder(tmp_path)])
     replayed = replay(tmp_path, [stopping(5)])

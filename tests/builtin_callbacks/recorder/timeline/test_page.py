@@ -104,8 +104,36 @@ def test_the_page_holds_the_facts() -> None:
         ["checkpoint", "batch_end", pytest.approx(0.05)],
         ["progress", "batch_end", 0.02],
     ]
-    assert data["checkpoints"][0] == [4, 0, "step_4.pth", True, 8, "keep_last=1"]
+    assert data["checkpoints"][0] == [4, 0, "step_4.pth", "", True, 8, "keep_last=1"]
+    assert data["checkpoints"][1] == [8, 1, "step_8.pth", "best and last", True, None, ""]
+    assert [each["lost"] for each in data["attempts"]] == ["", "resumed: 7 steps, 3.60 s; rolled back: 2 steps, 1.10 s"]
+    assert data["warnings"] == []
     assert data["folder"] == "ckpt"
+
+
+def test_the_best_and_the_last_checkpoint_are_marked() -> None:
+    script = Script()
+    script.start()
+    for step, best in ((1, False), (2, True), (3, False), (4, False)):
+        script.batches(1)
+        script.save(f"step_{step}.pth", best=best)
+    data = facts(recording(script))
+    assert [row[3] for row in data["checkpoints"]] == ["", "best", "", "last"]
+    assert [(kind, title) for kind, _, _, title, _ in data["marks"]] == [
+        ("kept", "checkpoint, step 1"),
+        ("best", "best checkpoint, step 2"),
+        ("kept", "checkpoint, step 3"),
+        ("last", "last checkpoint, step 4"),
+    ]
+
+
+def test_the_page_has_the_warnings_of_all_attempts_once() -> None:
+    scripts = [Script(), Script(name="a2"), Script(name="a3")]
+    for script, warnings in zip(scripts, (["One."], ["One.", "Two."], None), strict=True):
+        script.start()
+        script.batches(1)
+        script.close("completed", "done", **({} if warnings is None else {"warnings": warnings}))
+    assert facts(recording(*scripts))["warnings"] == ["One.", "Two."]
 
 
 def test_an_older_page_is_overwritten(tmp_path: Path) -> None:

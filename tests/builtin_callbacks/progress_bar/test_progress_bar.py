@@ -3,28 +3,43 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
-import heliograph.builtin_callbacks.progress_bar as module
+import heliograph.builtin_callbacks.progress_bar.plugin as module
 import pytest
+import torch
 from heliograph import (
     At,
     BatchEnd,
     BatchStart,
+    Checkpoint,
+    EpochStart,
     Every,
+    Lane,
     LogSchedule,
     ProgressBar,
+    Recorder,
+    Replay,
+    RNGCapture,
     Run,
+    RunClosed,
+    SaveSchedule,
+    Task,
     TestBatchEnd,
     Trainer,
     TrainStart,
     ValidationBatchEnd,
     ValidationSchedule,
+    replay,
 )
-from tqdm.auto import tqdm
+from heliograph.tests.kit import Clock
+from torch import nn
+from tqdm import tqdm
 
 Make = Callable[..., Any]
 BARS: list[Any] = []
@@ -35,14 +50,14 @@ class RecordingBar(tqdm):  # type: ignore[type-arg]
 
     def __init__(self, **options: Any) -> None:
         self.options = options
-        self.postfixes: list[dict[str, str]] = []
+        self.postfixes: list[str] = []
         self.end: int | None = None
         super().__init__(**options)
         BARS.append(self)
 
-    def set_postfix(self, ordered_dict: Any = None, refresh: bool | None = True, **kwargs: Any) -> None:
-        self.postfixes.append(dict(ordered_dict))
-        super().set_postfix(ordered_dict, refresh=refresh, **kwargs)
+    def set_postfix_str(self, s: str = "", refresh: bool = True) -> None:
+        self.postfixes.append(s)
+        super().set_postfix_str(s, refresh=refresh)
 
     def close(self) -> None:
         self.end = int(self.n)
@@ -60,8 +75,20 @@ def _no_bars_left() -> Iterator[None]:
 
 def bar(**options: Any) -> ProgressBar:
     plugin = ProgressBar(plain=False, file=io.StringIO(), interval=0.0, **options)
-    plugin._tqdm = RecordingBar
+    record(plugin)
     return plugin
+
+
+def record(plugin: ProgressBar) -> None:
+    """Let a plugin draw with `RecordingBar`."""
+    display: Any = plugin._display
+    display._tqdm = RecordingBar
+
+
+def written(plugin: ProgressBar) -> list[str]:
+    """Return the lines that stay when the bars are gone."""
+    file: Any = plugin._display._file
+    return [line.rpartition("\r")[2] for line in file.getvalue().splitlines()]
 
 
 def made() -> list[tuple[Any, Any, Any, Any]]:
@@ -73,8 +100,8 @@ def test_by_epochs_two_bars(task: Make, batches: Make, sgd: Any) -> None:
     result = Trainer([bar()], device="cpu").fit(task(), batches(3), optimizer=sgd, epochs=2)
 
     assert result.plugin_errors == {}
-    assert made() == [("epochs", 0, 2, 2), ("epoch 0", 0, 3, 3), ("epoch 1", 0, 3, 3)]
-    assert [each.leave for each in BARS] == [True, False, False]
+    assert made() == [("epochs ", 0, 2, 2), ("batches", 0, 3, 3), ("batches", 0, 3, 3)]
+    assert not any(each.leave for each in BARS)
 
 
 def test_by_steps_one_bar(task: Make, batches: Make, sgd: Any) -> None:
@@ -82,7 +109,6 @@ def test_by_steps_one_bar(task: Make, batches: Make, sgd: Any) -> None:
 
     assert result.plugin_errors == {}
     assert made() == [("digits", 0, 5, 5)]
-    assert BARS[0].leave
     assert BARS[0].options["unit"] == "step"
 
 
@@ -102,7 +128,7 @@ def test_an_unsized_loader_and_an_endless_run(task: Make, batches: Make, sgd: An
         asks = ("stop",)
 
     plugin = Stop(plain=False, file=io.StringIO(), interval=0.0)
-    plugin._tqdm = RecordingBar
+    record(plugin)
     trainer = Trainer([plugin], device="cpu")
 
     def stop(run: Run, event: BatchEnd) -> None:
@@ -112,7 +138,7 @@ def test_an_unsized_loader_and_an_endless_run(task: Make, batches: Make, sgd: An
     trainer.bus.on(BatchEnd, stop)
     trainer.fit(task(), Unsized(), optimizer=sgd)
 
-    assert made() == [("epochs", 0, None, 1), ("epoch 0", 0, None, 3), ("epoch 1", 0, None, 1)]
+    assert made() == [("epochs ", 0, None, 1), ("batches", 0, None, 3), ("batches", 0, None, 1)]
 
 
 def test_the_bar_moves_with_every_batch_from_the_first_on(task: Make, batches: Make, sgd: Any) -> None:
@@ -152,8 +178,8 @@ def test_validation_and_test_have_transient_bars(task: Make, batches: Make, sgd:
     trainer.test(task(), batches(4))
     trainer.validate(task(), batches(1))
 
-    assert made()[:3] == [("epochs", 0, 1, 1), ("epoch 0", 0, 3, 3), ("validation", 0, 5, 5)]
-    assert [each for each in made()[3:] if not each[0].startswith("epoch")] == [
+    assert made()[:3] == [("epochs ", 0, 1, 1), ("batches", 0, 3, 3), ("validation", 0, 5, 5)]
+    assert [each for each in made()[3:] if each[0] not in ("epochs ", "batches")] == [
         ("test", 0, 4, 4),
         ("validation", 0, 1, 1),
     ]
@@ -172,7 +198,7 @@ def test_a_validation_that_is_cut_short_takes_its_bar_along(task: Make, batches:
 def test_a_completed_run_makes_no_bar_at_its_close(task: Make, batches: Make, sgd: Any) -> None:
     Trainer([bar()], device="cpu").fit(task(), batches(3), optimizer=sgd, epochs=1)
 
-    assert [each[0] for each in made()] == ["epochs", "epoch 0"]
+    assert [each[0] for each in made()] == ["epochs ", "batches"]
 
 
 def test_the_position_after_a_resume(task: Make, batches: Make, sgd: Any) -> None:
@@ -197,9 +223,9 @@ def test_the_position_after_a_resume(task: Make, batches: Make, sgd: Any) -> Non
         trainer.fit(task(), batches(3), optimizer=sgd, **options)
 
     assert made() == [
-        ("epochs", 1, 3, 3),
-        ("epoch 1", 2, 3, 3),
-        ("epoch 2", 0, 3, 3),
+        ("epochs ", 1, 3, 3),
+        ("batches", 2, 3, 3),
+        ("batches", 0, 3, 3),
         ("run", 5, 8, 8),
     ]
 
@@ -209,7 +235,8 @@ def test_the_position_after_a_resume(task: Make, batches: Make, sgd: Any) -> Non
 def test_closed_after_a_failure(
     task: Make, batches: Make, sgd: Any, error: BaseException, options: dict[str, Any]
 ) -> None:
-    trainer = Trainer([bar()], device="cpu")
+    plugin = bar()
+    trainer = Trainer([plugin], device="cpu")
 
     def fail(run: Run, event: BatchEnd) -> None:
         if run.progress.batches == 2:
@@ -220,7 +247,8 @@ def test_closed_after_a_failure(
         trainer.fit(task(), batches(3), optimizer=sgd, **options)
 
     assert all(each.end is not None for each in BARS)
-    assert BARS[-1].end == 2
+    status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+    assert written(plugin)[-1] == f"run  {status} at step 2; there is no checkpoint"
 
 
 @pytest.mark.parametrize("phase", ["fit", "test"])
@@ -247,7 +275,7 @@ def test_closed_after_a_stop(task: Make, batches: Make, sgd: Any) -> None:
     trainer.bus.on(BatchEnd, lambda run, event: run.control.stop("enough"))
     trainer.fit(task(), batches(3), optimizer=sgd, epochs=2)
 
-    assert made() == [("epochs", 0, 2, 0), ("epoch 0", 0, 3, 1)]
+    assert made() == [("epochs ", 0, 2, 0), ("batches", 0, 3, 1)]
 
 
 def test_closed_when_disabled_in_the_midst_and_back_when_enabled(task: Make, batches: Make, sgd: Any) -> None:
@@ -268,19 +296,19 @@ def test_closed_when_disabled_in_the_midst_and_back_when_enabled(task: Make, bat
     result = trainer.fit(task(), batches(5), optimizer=sgd, epochs=1)
 
     assert result.plugin_errors == {}
-    assert ("epoch 0", 4, 5, 5) in made()
+    assert ("batches", 4, 5, 5) in made()
 
 
 def test_the_postfix_shows_logged_metrics_only(task: Make, batches: Make, sgd: Any) -> None:
     plugins = [bar(), LogSchedule(At(steps=2)), ValidationSchedule(At(steps=3))]
     trainer = Trainer(plugins, device="cpu")
     result = trainer.fit(task(), batches(4), validation=batches(1), optimizer=sgd, steps=4)
-    shown = [set(each) for each in BARS[0].postfixes]
+    shown = BARS[0].postfixes
 
-    assert shown[0] == set()
-    assert shown[-1] == {"train/loss", "validation/loss"}
-    assert set().union(*shown) == set(result.metrics)
-    assert BARS[0].postfixes[-1]["validation/loss"] == f"{result.metrics['validation/loss']:.4g}"
+    assert shown[0] == ""
+    assert shown[-1] == f"train loss={result.metrics['train/loss']:.4g}"
+    assert [each.options["desc"] for each in BARS if "desc" in each.options] == ["run", "validation"]
+    assert BARS[2].desc == f"validation loss={result.metrics['validation/loss']:.4g}"
 
 
 def test_a_second_fit_forgets_bars_and_numbers(task: Make, batches: Make, sgd: Any) -> None:
@@ -289,7 +317,7 @@ def test_a_second_fit_forgets_bars_and_numbers(task: Make, batches: Make, sgd: A
         trainer.fit(task(), batches(3), optimizer=sgd, steps=3)
 
     assert made() == [("run", 0, 3, 3)] * 2
-    assert BARS[1].postfixes[0] == {}
+    assert BARS[1].postfixes[0] == ""
 
 
 # Plain lines.
@@ -299,65 +327,214 @@ def plain(file: io.StringIO, **options: Any) -> ProgressBar:
     return ProgressBar(plain=True, file=file, **options)
 
 
-def test_plain_lines_at_an_interval(task: Make, batches: Make, sgd: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [100.0]
-    monkeypatch.setattr(module, "monotonic", lambda: now[0])
-    file = io.StringIO()
-    trainer = Trainer([plain(file, plain_interval=10.0)], device="cpu")
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Return the clock of the plugin."""
+    clock = Clock()
+    monkeypatch.setattr(module, "monotonic", clock)
+    return clock
+
+
+def taking(trainer: Trainer, clock: Clock, seconds: float) -> None:
+    """Let every batch take so long, by the plugin's clock and by the run's."""
 
     def tick(run: Run, event: BatchStart) -> None:
-        now[0] += 4.0
+        clock.now += seconds
+        run.progress.set_seconds(clock.now - 1000.0 + run.origin.earlier_seconds)
 
     trainer.bus.on(BatchStart, tick)
-    trainer.fit(task(), batches(4), optimizer=sgd, epochs=2, name="digits")
-    lines = file.getvalue().splitlines()
 
-    assert [line.split("  ")[:3] for line in lines] == [
-        ["digits", "epoch 0/2", "step 3"],
-        ["digits", "epoch 1/2", "step 6"],
-        ["digits", "epoch 2/2", "step 8"],
+
+def test_plain_lines_at_an_interval(task: Make, batches: Make, sgd: Any, clock: Clock) -> None:
+    file = io.StringIO()
+    trainer = Trainer([plain(file, plain_interval=10.0)], device="cpu")
+    taking(trainer, clock, 4.0)
+    trainer.fit(task(), batches(4), optimizer=sgd, epochs=2, name="digits")
+
+    assert file.getvalue().splitlines() == [
+        "digits  epochs 0/2  steps 3  00:12  4 s/step  ETA 00:20",
+        "digits  epochs 1/2  steps 6  00:24  4 s/step  ETA 00:08",
+        "digits  epochs 2/2  steps 8  00:32  4 s/step",
+        "digits  completed: 2 epochs done",
     ]
-    assert lines[-1].endswith("completed")
     assert BARS == []
+
+
+def test_a_metric_is_printed_once(task: Make, batches: Make, sgd: Any, clock: Clock) -> None:
+    """A validation's line, and the next one at its interval after it."""
+    file = io.StringIO()
+    plugins = [plain(file, plain_interval=10.0), LogSchedule(At(steps=2)), ValidationSchedule(At(steps=3))]
+    trainer = Trainer(plugins, device="cpu")
+    taking(trainer, clock, 4.0)
+    result = trainer.fit(task(), batches(4), validation=batches(1), optimizer=sgd, steps=7)
+    train, validation = (f"{name} {result.metrics[name]:.4g}" for name in ("train/loss", "validation/loss"))
+
+    assert file.getvalue().splitlines() == [
+        f"run  epochs 0  steps 3/7  00:12  4 s/step  ETA 00:16  {train}",
+        f"run  epochs 0  steps 3/7  00:12  4 s/step  ETA 00:16  {validation}",
+        "run  epochs 1  steps 6/7  00:24  4 s/step  ETA 00:04",
+        "run  epochs 1  steps 7/7  00:28  4 s/step",
+        "run  completed: 7 steps done",
+    ]
 
 
 def test_plain_lines_by_steps_with_metrics(task: Make, batches: Make, sgd: Any) -> None:
     file = io.StringIO()
     plugins = [plain(file), LogSchedule(At(steps=2)), ValidationSchedule(At(steps=3))]
     result = Trainer(plugins, device="cpu").fit(task(), batches(4), validation=batches(1), optimizer=sgd, steps=4)
-    lines = file.getvalue().splitlines()
+    first, second, last = file.getvalue().splitlines()
 
-    assert len(lines) == 2
-    assert "step 3/4" in lines[0]
-    assert f"validation/loss {result.metrics['validation/loss']:.4g}" in lines[0]
-    assert f"train/loss {result.metrics['train/loss']:.4g}" in lines[1]
-    assert lines[1].endswith("completed")
+    assert first.startswith("run  epochs 0  steps 3/4  00:00  ")
+    train, validation = (f"{name} {result.metrics[name]:.4g}" for name in ("train/loss", "validation/loss"))
+    assert first.endswith(f"{train}  {validation}")
+    assert second.startswith("run  epochs 1  steps 4/4  00:00  ")
+    assert "loss" not in second
+    assert last == "run  completed: 4 steps done"
 
 
-def test_plain_says_how_it_failed(task: Make, batches: Make, sgd: Any) -> None:
+def test_the_order_of_metrics_is_that_of_before_the_resume(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    """The run that is resumed measures first what the other one logged last."""
+    orders = []
+    for resume in (None, "auto"):
+        file = io.StringIO()
+        schedules = [LogSchedule(Every(steps=2)), ValidationSchedule(Every(steps=3)), SaveSchedule(At(steps=2))]
+        plugins = [plain(file), *schedules, Checkpoint(tmp_path, resume=resume), RNGCapture()]
+        Trainer(plugins, device="cpu").fit(task(), batches(6), validation=batches(1), optimizer=sgd, epochs=1)
+        lines = file.getvalue().splitlines()
+        orders.append([re.findall(r"\w+/loss", line) for line in lines if "validation/loss" in line])
+        assert ("run  resumed at step 2" in lines) is (resume is not None)
+
+    assert orders == [[["train/loss", "validation/loss"]] * 2, [["validation/loss"], ["train/loss", "validation/loss"]]]
+
+
+def test_an_interrupted_run_names_the_newest_checkpoint(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
     file = io.StringIO()
-    trainer = Trainer([plain(file)], device="cpu")
+    plugins = [plain(file), SaveSchedule(At(steps=1)), Checkpoint(tmp_path)]
+    trainer = Trainer(plugins, device="cpu")
 
     def fail(run: Run, event: BatchEnd) -> None:
-        raise KeyboardInterrupt
+        if run.progress.steps == 3:
+            raise KeyboardInterrupt
 
     trainer.bus.on(BatchEnd, fail)
-    trainer.fit(task(), batches(4), optimizer=sgd, steps=4, on_interrupt="return")
+    result = trainer.fit(task(), batches(4), optimizer=sgd, steps=4, on_interrupt="return")
 
-    assert file.getvalue().splitlines()[-1].endswith("interrupted")
+    last = f"run  interrupted at step 3; the newest checkpoint is {result.last_checkpoint}"
+    assert file.getvalue().splitlines()[-1] == last
 
 
-def test_plain_test_after_fit_shows_its_own_numbers(task: Make, batches: Make, sgd: Any) -> None:
+def test_a_stopped_run_says_by_whom(task: Make, batches: Make, sgd: Any) -> None:
+    file = io.StringIO()
+    trainer = Trainer([plain(file)], device="cpu")
+    handle = trainer.bus.on(BatchEnd, lambda run, event: run.control.stop("enough"))
+    trainer.fit(task(), batches(4), optimizer=sgd, steps=4)
+    handle.remove()
+
+    assert file.getvalue().splitlines()[-1].startswith("run  stopped at step 1 by ")
+    assert file.getvalue().endswith(": enough\n")
+
+
+def test_plain_test_after_fit_shows_its_own_numbers_once(task: Make, batches: Make, sgd: Any) -> None:
     file = io.StringIO()
     trainer = Trainer([plain(file), LogSchedule(At(steps=2))], device="cpu")
     trainer.fit(task(), batches(4), optimizer=sgd, steps=4)
     before = len(file.getvalue().splitlines())
-    trainer.test(task(), batches(1))
-    lines = file.getvalue().splitlines()[before:]
+    result = trainer.test(task(), batches(1))
 
-    assert lines
-    assert "test/loss" in lines[0]
-    assert "train/loss" not in lines[0]
+    assert file.getvalue().splitlines()[before:] == [
+        f"run  test  batches 1  00:00  completed  test/loss {result.metrics['test/loss']:.4g}"
+    ]
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_data_that_is_read_again_is_shown(task: Make, batches: Make, sgd: Any, drawn: bool) -> None:
+    plugin = bar() if drawn else plain(io.StringIO())
+    trainer = Trainer([plugin], device="cpu")
+
+    def read_again(run: Run, event: EpochStart) -> None:
+        for done in range(4):
+            run.emit(Replay(done, 3))
+
+    trainer.bus.on(EpochStart, read_again, lane=Lane.MEASURE)
+    trainer.fit(task(), batches(2), optimizer=sgd, epochs=1)
+
+    assert [each for each in made() if each[0] == "read again"] == [("read again", 0, 3, 3)] * drawn
+    assert ("run  reads 3 batches of epoch 0 again" in written(plugin)) is not drawn
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_it_follows_a_replay(task: Make, batches: Make, sgd: Any, tmp_path: Path, drawn: bool) -> None:
+    trainer = Trainer([Recorder(tmp_path), LogSchedule(Every(steps=2))], device="cpu")
+    result = trainer.fit(task(), batches(3), optimizer=sgd, epochs=2)
+    trainer.test(task(), batches(1))
+    plugin = bar() if drawn else plain(io.StringIO())
+    replayed = replay(tmp_path, [plugin])
+
+    assert "progress would have requested nothing" in str(replayed)
+    assert not replayed.failed
+    assert not replayed.unheld
+    lines = written(plugin)
+    assert "run  completed at step 6" in lines
+    assert any(f"train/loss {result.metrics['train/loss']:.4g}" in line for line in lines)
+    assert any(line.startswith("run  test  batches 1  00:00  ") for line in lines)
+
+
+def test_several_optimizers_have_their_losses_beside_the_bar(batches: Make) -> None:
+    class Two(Task):
+        def __init__(self) -> None:
+            self.model = nn.ModuleDict({"one": nn.Linear(4, 2), "two": nn.Linear(4, 2)})
+
+        def training_step(self, run: Run, batch: Any) -> Any:
+            for name, model in self.model.items():
+                yield name, (model(batch[0]) - batch[1]).square().mean()
+
+    plugin = bar()
+    trainer = Trainer([plugin, LogSchedule(Every(steps=1))], device="cpu")
+    task = Two()
+    optimizers = {name: torch.optim.SGD(model.parameters(), lr=0.1) for name, model in task.model.items()}
+    trainer.fit(task, batches(4), optimizer=optimizers, steps=6)
+
+    assert BARS[0].postfixes[-1].startswith("train one_loss=")
+
+
+# Warnings.
+
+SENTENCE = (
+    "Nothing was validated: no plugin requests it. Add ValidationSchedule(Every(epochs=1)), or give no validation set."
+)
+WARNED = [
+    "WARNING: Nothing was validated: no plugin requests it. Add",
+    "  ValidationSchedule(Every(epochs=1)), or give no validation set.",
+]
+
+
+@pytest.mark.parametrize("make", [bar, lambda: plain(io.StringIO())])
+def test_the_warnings_of_a_run_are_its_last_lines(task: Make, batches: Make, sgd: Any, make: Make) -> None:
+    plugin = make()
+    trainer = Trainer([plugin], device="cpu")
+    trainer.bus.on(RunClosed, lambda run, event: run.warn(SENTENCE), lane=Lane.PERSIST)
+    trainer.fit(task(), batches(2), optimizer=sgd, epochs=1)
+
+    assert written(plugin)[-3:] == ["run  completed: 1 epoch done", *WARNED]
+
+
+def test_a_metric_that_never_came_is_a_warning(task: Make, batches: Make, sgd: Any) -> None:
+    def warnings(*names: str) -> tuple[str, ...]:
+        plugin = ProgressBar(plain=True, file=io.StringIO(), metrics=names)
+        plugins = [plugin, LogSchedule(At(steps=1))]
+        return Trainer(plugins, device="cpu").fit(task(), batches(2), optimizer=sgd, epochs=1).warnings
+
+    sentence = "ProgressBar did not show train/los: nothing of that name was logged. Logged were train/loss."
+    assert warnings("train/loss", "train/los") == (sentence,)
+    assert warnings("train/loss") == ()
+
+
+def test_a_single_name_of_metrics_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"metrics takes a list of names, got 'train/loss': give \['train/loss'\]\."):
+        ProgressBar(metrics="train/loss")
+
+
+# Where it writes.
 
 
 class Terminal(io.StringIO):
@@ -379,19 +556,21 @@ def test_finds_out_whether_there_is_a_terminal(
     assert ProgressBar(file=object()).plain  # type: ignore[arg-type]
 
     Trainer([ProgressBar()], device="cpu").fit(task(), batches(1), optimizer=sgd, epochs=1)
-    assert errors.getvalue().startswith("run  epoch 1/1  step 1")
+    assert errors.getvalue().startswith("run  epochs 1/1  steps 1  ")
     monkeypatch.setattr(sys, "stderr", Terminal())
     assert not ProgressBar().plain
 
 
 def test_a_notebook_has_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
     shell = type("ZMQInteractiveShell", (), {})()
     notebook = types.SimpleNamespace(get_ipython=lambda: shell)
     monkeypatch.setitem(sys.modules, "IPython", notebook)
-    assert not ProgressBar(file=io.StringIO()).plain
+    assert not ProgressBar().plain
+    assert ProgressBar(file=io.StringIO()).plain
     terminal = types.SimpleNamespace(get_ipython=lambda: None)
     monkeypatch.setitem(sys.modules, "IPython", terminal)
-    assert ProgressBar(file=io.StringIO()).plain
+    assert ProgressBar().plain
 
 
 @pytest.mark.parametrize("options", [{"interval": -1.0}, {"plain_interval": -0.1}])
@@ -406,7 +585,7 @@ def test_two_of_them_are_refused() -> None:
 
 
 def test_a_missing_tqdm_names_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    monkeypatch.setitem(sys.modules, "tqdm", None)
     with pytest.raises(ImportError, match=r"needs tqdm, which cannot be imported \(.*\): pip install tqdm$"):
         ProgressBar()
 

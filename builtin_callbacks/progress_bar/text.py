@@ -1,0 +1,95 @@
+"""A run in words: its metrics in a fixed order and fitted to a width, where it is, how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from textwrap import wrap
+
+from ...core.system.extras import printable
+from ...events import Run
+from ...events.catalogue import Status
+
+WIDTH = 80  # columns, where there is no terminal
+MAX_METRICS = 20  # at the end of a run, below its bars
+SPLITS = ("train", "validation", "test")
+
+
+def in_order(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return metrics in an order that does not depend on when each was logged: by split, losses first, by name."""
+    return dict(sorted(metrics.items(), key=lambda item: _rank(item[0])))
+
+
+def fitted(metrics: Mapping[str, float], room: int) -> str:
+    """Return the first metrics that fit into so many columns, none of them cut: `train loss=0.31 accuracy=0.88`."""
+    text = last = ""
+    for name, value in metrics.items():
+        split, _, short = printable(name).rpartition("/")
+        joint = " " if split == last else ", "
+        item = (joint if text else "") + (f"{split} " if split and (split != last or not text) else "")
+        item += f"{short}={value:.4g}"
+        if len(text) + len(item) > room:
+            break
+        text, last = text + item, split
+    return text
+
+
+def values(metrics: Mapping[str, float]) -> list[str]:
+    """Return each metric with its value: `train/loss 0.31`."""
+    return [f"{name} {value:.4g}" for name, value in metrics.items()]
+
+
+def position(run: Run) -> list[str]:
+    """Return what is done: `epochs 3/10`, `steps 480`. The epoch that is running is not done."""
+    progress = run.progress
+    if run.optimizer is None:
+        return [run.phase, f"batches {progress.evaluated}"]
+    return [
+        f"epochs {progress.epoch}" + (f"/{run.max_epochs}" if run.max_epochs is not None else ""),
+        f"steps {progress.steps}" + (f"/{run.max_steps}" if run.max_steps is not None else ""),
+    ]
+
+
+def verdict(run: Run, status: Status) -> str:
+    """Return how a run ended; of one that broke off, what it can be resumed from."""
+    if run.optimizer is None:
+        return status
+    text = f"{status} at step {run.progress.steps}"
+    stop = run.control.stop_request
+    if status == "stopped" and stop is not None:
+        return f"{text} by {stop.by}: {stop.reason}"
+    if status in ("interrupted", "failed"):
+        newest = run.last_checkpoint
+        return text + ("; there is no checkpoint" if newest is None else f"; the newest checkpoint is {newest}")
+    return text if run.is_replay else f"{status}: {run.reason(None)}"
+
+
+def warnings(run: Run, width: int = WIDTH) -> list[str]:
+    """Return the lines of what was asked for and did not happen."""
+    return [line for each in run.warnings for line in broken(f"WARNING: {each}", width)]
+
+
+def broken(text: str, width: int) -> list[str]:
+    """Return a sentence as lines; a path in it is never broken."""
+    return wrap(printable(text), width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+
+
+def joined(parts: Iterable[str], width: int) -> list[str]:
+    """Return parts as lines, with two blanks between them; none of them is broken."""
+    lines = [""]
+    for part in map(printable, parts):
+        if lines[-1] and len(lines[-1]) + 2 + len(part) > width:
+            lines.append("  " + part)
+        else:
+            lines[-1] += ("  " if lines[-1] else "") + part
+    return lines
+
+
+def limited(metrics: Sequence[str]) -> list[str]:
+    """Return the first of many."""
+    more = len(metrics) - MAX_METRICS
+    return [*metrics[:MAX_METRICS], *([f"and {more} more"] if more > 0 else [])]
+
+
+def _rank(name: str) -> tuple[int, bool, str]:
+    split = name.partition("/")[0]
+    return SPLITS.index(split) if split in SPLITS else len(SPLITS), not name.endswith("loss"), name
