@@ -49,7 +49,6 @@ class ProgressBar(Plugin):
     `epochs 3/10` means that 3 are done: it is `run.progress.epoch`, which is also the number in the names of
     checkpoints, and the index of the epoch that is running.
 
-    First comes what the run will do, as `run.plan()` says; where the logger `heliograph` is at level INFO, it has that.
     In a notebook the bars are one output of the cell, which is replaced.
 
     A plain line is written when it is time to and after each validation. It has the time so far, the recent speed, the
@@ -62,6 +61,8 @@ class ProgressBar(Plugin):
         metrics: the names of the metrics beside the bars, those to keep in a narrow terminal first; None shows the
             training losses and the validation's metrics. Plain lines show all.
         file: where to; by default standard error, in a notebook an output of the cell.
+        show_plan: whether to write first what the run will do, as `run.plan()` says; not where the logger `heliograph`
+            is at level INFO, which has it.
 
     Raises:
         ValueError: an interval is negative.
@@ -82,12 +83,13 @@ class ProgressBar(Plugin):
         plain: bool | None = None,
         metrics: Sequence[str] | None = None,
         file: TextIO | None = None,
+        show_plan: bool = True,
     ) -> None:
         self.interval = check_number("interval", interval, of="seconds", at_least=0, finite=False)
         self.plain_interval = check_number("plain_interval", plain_interval, of="seconds", at_least=0, finite=False)
         if isinstance(metrics, str):
             raise TypeError(f"metrics takes a list of names, got {metrics!r}: give [{metrics!r}].")
-        self.metrics = metrics
+        self.metrics, self.show_plan = metrics, show_plan
         in_notebook = file is None and _in_notebook()
         self.plain = not (in_notebook or _is_terminal(file or sys.stderr)) if plain is None else plain
         tqdm = require("tqdm", "ProgressBar").tqdm
@@ -124,7 +126,7 @@ class ProgressBar(Plugin):
     @on(EpochStart, lane=Lane.REPORT)
     def start_epoch(self, run: Run, event: EpochStart) -> None:
         """Show what the run will do, unless it is logged, and begin the bar of the batches."""
-        if not self._has_begun and not logger.isEnabledFor(logging.INFO):
+        if self.show_plan and not self._has_begun and not logger.isEnabledFor(logging.INFO):
             self._display.show(run.plan().splitlines())
         self._has_begun = True
         self._display.begin_epoch(run)

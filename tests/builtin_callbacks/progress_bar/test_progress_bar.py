@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 import sys
 import types
@@ -74,7 +75,7 @@ def _no_bars_left() -> Iterator[None]:
 
 
 def bar(**options: Any) -> ProgressBar:
-    plugin = ProgressBar(plain=False, file=io.StringIO(), interval=0.0, **options)
+    plugin = ProgressBar(plain=False, file=io.StringIO(), interval=0.0, show_plan=False, **options)
     record(plugin)
     return plugin
 
@@ -324,7 +325,7 @@ def test_a_second_fit_forgets_bars_and_numbers(task: Make, batches: Make, sgd: A
 
 
 def plain(file: io.StringIO, **options: Any) -> ProgressBar:
-    return ProgressBar(plain=True, file=file, **options)
+    return ProgressBar(plain=True, file=file, **{"show_plan": False} | options)
 
 
 @pytest.fixture
@@ -555,7 +556,7 @@ def test_finds_out_whether_there_is_a_terminal(
     assert ProgressBar(file=Terminal(), plain=True).plain
     assert ProgressBar(file=object()).plain  # type: ignore[arg-type]
 
-    Trainer([ProgressBar()], device="cpu").fit(task(), batches(1), optimizer=sgd, epochs=1)
+    Trainer([ProgressBar(show_plan=False)], device="cpu").fit(task(), batches(1), optimizer=sgd, epochs=1)
     assert errors.getvalue().startswith("run  epochs 1/1  steps 1  ")
     monkeypatch.setattr(sys, "stderr", Terminal())
     assert not ProgressBar().plain
@@ -602,3 +603,20 @@ def test_a_terminal_without_a_size_gets_plain_lines(size: tuple[int, int], plain
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
     with os.fdopen(theirs, "w") as terminal, os.fdopen(ours, "rb"):
         assert ProgressBar(file=terminal).plain is plain
+
+
+def test_what_the_run_will_do_comes_first(
+    task: Make, batches: Make, sgd: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lines() -> list[str]:
+        file = io.StringIO()
+        Trainer([plain(file, show_plan=True)], device="cpu").fit(task(), batches(2), optimizer=sgd, epochs=2)
+        return file.getvalue().splitlines()
+
+    shown = lines()
+    assert shown[0] == "run 'run'"
+    assert "  length: 2 epochs, 4 steps, 2 batches an epoch, global batch 4" in shown
+    assert shown.count("run 'run'") == 1
+    with caplog.at_level(logging.INFO, logger="heliograph"):
+        assert "run 'run'" not in lines()
+    assert caplog.messages[0].startswith("run 'run'\n")

@@ -68,7 +68,7 @@ def terminal(columns: int) -> Iterator[tuple[TextIO, Callable[[], list[str]]]]:
 @pytest.mark.parametrize("options", [{"epochs": 2}, {"steps": 8}])
 def test_in_80_columns_bars_have_room_and_no_metric_is_cut(options: dict[str, Any]) -> None:
     with terminal(80) as (file, drawn):
-        train(ProgressBar(file=file, interval=0.0), **options)
+        train(ProgressBar(file=file, interval=0.0, show_plan=False), **options)
         file.flush()
         lines = drawn()
     bars = [line for line in lines if "|" in line]
@@ -83,7 +83,7 @@ def test_in_80_columns_bars_have_room_and_no_metric_is_cut(options: dict[str, An
 
 def test_the_end_of_a_run_in_80_columns() -> None:
     with terminal(80) as (file, drawn):
-        train(ProgressBar(file=file), epochs=2)
+        train(ProgressBar(file=file, show_plan=False), epochs=2)
         file.flush()
         lines = drawn()[-5:]
 
@@ -98,7 +98,7 @@ def test_the_end_of_a_run_in_80_columns() -> None:
 
 def test_a_long_name_leaves_room_for_the_bar() -> None:
     with terminal(80) as (file, drawn):
-        trainer = Trainer([ProgressBar(file=file, interval=0.0)], device="cpu")
+        trainer = Trainer([ProgressBar(file=file, interval=0.0, show_plan=False)], device="cpu")
         trainer.fit(kit.linear_classifier(), kit.class_batches(3), optimizer=kit.sgd(), steps=3, name="n" * 100)
         file.flush()
         lines = drawn()
@@ -142,7 +142,7 @@ def outputs(monkeypatch: pytest.MonkeyPatch) -> Outputs:
 
 @pytest.mark.parametrize("options", [{"epochs": 2}, {"steps": 8}])
 def test_a_saved_notebook_holds_one_text_and_no_bar(outputs: Outputs, options: dict[str, Any]) -> None:
-    train(ProgressBar(interval=0.0), **options)
+    train(ProgressBar(interval=0.0, show_plan=False), **options)
 
     (left,) = outputs.texts
     assert left.splitlines()[0].startswith("digits  epochs 2")
@@ -157,7 +157,7 @@ def test_a_saved_notebook_holds_one_text_and_no_bar(outputs: Outputs, options: d
 
 
 def test_each_run_in_a_notebook_has_its_output(outputs: Outputs) -> None:
-    trainer = Trainer([ProgressBar()], device="cpu")
+    trainer = Trainer([ProgressBar(show_plan=False)], device="cpu")
     for _ in range(2):
         trainer.fit(kit.linear_classifier(), kit.class_batches(2), optimizer=kit.sgd(), epochs=1)
     trainer.test(kit.linear_classifier(), kit.class_batches(2))
@@ -169,7 +169,7 @@ def test_each_run_in_a_notebook_has_its_output(outputs: Outputs) -> None:
 
 
 def test_a_bar_in_a_notebook_that_is_disabled_leaves_no_bar(outputs: Outputs) -> None:
-    trainer = Trainer([ProgressBar()], device="cpu")
+    trainer = Trainer([ProgressBar(show_plan=False)], device="cpu")
 
     def disable(run: Run, event: BatchStart) -> None:
         if run.progress.batch == 1:

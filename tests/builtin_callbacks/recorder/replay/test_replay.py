@@ -267,7 +267,7 @@ def test_an_observer_is_forgiven(recording: Recording, caplog: pytest.LogCapture
     replayed = replay(recording, [Watches()])
     assert not replayed.ends
     (note,) = replayed.notes
-    assert note.startswith("Plugin 'watches' was switched off after 3 errors: log at step ")
+    assert note.startswith("WARNING: Plugin 'watches' was switched off after 3 errors: log at step ")
 
 
 def test_a_learning_rate_can_be_read_where_a_log_holds_it(tmp_path: Path) -> None:
