@@ -193,7 +193,7 @@ def boundary(run: RunContext) -> None:
         control.release()
     if should_stop.chain:
         should_stop.emit(run, SHOULD_STOP)
-    control.decide(served=pending)
+    control.decide(served=pending, in_epoch=run.work.has_begun)
 
 
 def serve(run: RunContext) -> None:

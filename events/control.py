@@ -278,12 +278,15 @@ class Control:
             self._postponed |= {"validation", *(self._due.keys() & {"save"})}
         return cut
 
-    def decide(self, *, served: bool = False) -> None:
+    def decide(self, *, served: bool = False, in_epoch: bool = True) -> None:
         """Decide, at the end of a boundary, whether the loop ends the epoch or the run; a veto lasts for this boundary.
 
         Args:
             served: whether the boundary served requests, which may have brought up others.
+            in_epoch: whether an epoch has begun; if none has, an end of the epoch that is asked for ends none.
         """
+        if not in_epoch:
+            self._end_request = None
         self.stopped = self.should_stop and not self._vetoed and not self.is_rolling_back
         self.leaving = self.stopped or self.should_end_epoch or self.is_rolling_back
         self.pending = bool(self._due) or self.should_stop or self.leaving

@@ -132,11 +132,11 @@ class SharedControl(Control):
         if any_news:
             self._exchange()
 
-    def decide(self, *, served: bool = False) -> None:
+    def decide(self, *, served: bool = False, in_epoch: bool = True) -> None:
         """Vote once more, where the boundary may have brought up something new; then decide."""
         if served or self._judges:
             self.agree()
-        super().decide()
+        super().decide(in_epoch=in_epoch)
 
     def agree_on_batch(self) -> None:
         """Let a batch that one rank skips be skipped by all, where some plugin declares that it may.

@@ -102,6 +102,23 @@ def test_any_request_of_one_rank_is_served_on_all(ranks: Any, verb: str, rank: i
         assert ("epoch_end", 1, 2) in first[3]
 
 
+@pytest.mark.parametrize("event", ["EpochEnd", "ValidationEnd"])
+def test_what_one_rank_asks_between_two_epochs_ends_none(ranks: Any, event: str) -> None:
+    first, second = ranks(2).run(end_epoch_between_epochs, event)
+    assert first == second == ("completed", 3, 3 * STEPS, 3)
+
+
+def end_epoch_between_epochs(event: str) -> Any:
+    class Between(h.Plugin):
+        @h.on(EVENTS[event])
+        def ask(self, run: h.Run, event: h.Event) -> None:
+            if run.engine.rank == 1 and not run.progress.batch:
+                run.control.end_epoch("this one")
+
+    result = fit(trainer_of(Between(), h.ValidationSchedule(h.Every(epochs=1))), epochs=3)
+    return result.status, result.progress.epoch, result.progress.steps, result.progress.validations
+
+
 def veto_on_one_rank() -> Any:
     class Stopping(h.Plugin):
         asks = ("stop",)
