@@ -442,10 +442,13 @@ def _windows(settings: Settings) -> Windows:
 def _control(run: RunContext) -> Control:
     """Return the control of this process, or of all ranks."""
     if run.engine.world_size == 1:
-        return Control(run.progress)
-    from .distributed.ranks.shared_control import SharedControl
+        control = Control(run.progress)
+    else:
+        from .distributed.ranks.shared_control import SharedControl
 
-    return SharedControl(run)
+        control = SharedControl(run)
+    control.max_skips = run.settings.max_skipped_steps
+    return control
 
 
 def _count(number: int, one: str, several: str) -> str:

@@ -1,8 +1,9 @@
-"""The early end of a run that fails, or of a loop of your own that is left: it leaves its group and is closed."""
+"""The early end of a run that fails, or of a loop of your own that is left; a run that ends without a step."""
 
 from __future__ import annotations
 
 from ..events.errors import error_text
+from ..events.skips import who_skipped
 from . import loop
 from .context import RunContext
 from .epoch_end import finish_left_batch
@@ -44,6 +45,19 @@ def leave_group(run: RunContext, error: BaseException, place: str) -> tuple[Base
     except BaseException as failure:  # noqa: BLE001  # joins those of the closing; the error itself matters more
         return cause, failure
     return cause, None
+
+
+def warn_of_no_step(run: RunContext) -> None:
+    """Warn of a training that made no optimizer step, unless it was stopped before its first batch."""
+    progress = run.progress
+    if run.control.stopped and not progress.batches:
+        return
+    skips = run.control.skips
+    who = f" Who skipped: {who_skipped(skips, run.control.history)}." if skips.count else ""
+    run.warn(
+        f"The run made no optimizer step, so nothing was trained. Of its {progress.batches} batches, "
+        f"{progress.skipped_batches} were skipped, and {progress.skipped_steps} steps.{who}"
+    )
 
 
 def _unwrap(error: BaseException) -> BaseException:

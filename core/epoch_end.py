@@ -31,6 +31,8 @@ def epoch_has_ended(run: RunContext) -> bool:
         RuntimeError: the user's own loop did not read the batches of the epoch, and so would never end.
     """
     if run.work.is_exhausted or run.is_last_batch or run.control.should_end_epoch:
+        if not run.progress.batch:
+            run.control.count_skip(None)
         return True
     if run.control.stopped or run.is_complete:
         return False

@@ -118,7 +118,8 @@ def open_batch(run: RunContext) -> None:
 def finish_batch(run: RunContext) -> None:
     """Finish a batch with requests; a skipped one still ends its window. Emit GradientsReady and StepEnd then."""
     run.work.contexts.close()
-    run.progress.skipped_batches += run.control.skips_batch
+    if run.control.skips_batch:
+        run.control.count_skip("skipped_batches")
     run.stepping.end_batch()
     if not run.control.holds_step or run.is_last_batch:
         flush(run)
@@ -172,14 +173,14 @@ def close_window(run: RunContext, window: OptimizerWindow) -> None:
     window.size = 0
     window.zero_grad()
     if stepping.is_named or not stepped:
-        stepping.deselect(run.progress, control, stepped)
+        stepping.deselect(control, stepped)
 
 
 def flush(run: RunContext) -> None:
     """Step with all gradients that are left, and end the round. Emit GradientsReady and StepEnd for each optimizer."""
     for window in run.stepping.unfinished():
         close_window(run, window)
-    run.stepping.end_round(run.progress)
+    run.stepping.end_round(run.control)
 
 
 def boundary(run: RunContext) -> None:

@@ -22,6 +22,10 @@ def close_run(run: RunContext, error: BaseException | None) -> None:
         from .early_end import end_early
 
         error = end_early(run, error)
+    if error is None and run.phase == "train" and not run.progress.steps:
+        from .early_end import warn_of_no_step
+
+        warn_of_no_step(run)
     run.outcome.finished = True
     where = _where(run, error)
     if error is not None:

@@ -94,6 +94,9 @@ class Trainer:
             epochs: how many epochs; with `steps`, whichever comes first. Counted from the run's first beginning: a
                 resumed run does the rest.
             steps: how many optimizer steps.
+            max_skipped_steps: how many steps and batches in a row may be skipped, by plugins or by fp16, without an
+                optimizer step in between; 100 by default, None for any number. More are an error, which names who
+                skipped: they would never end a run by `steps`.
             name: the run's name, as in file names; `run` by default.
             hyper_parameters: a description of this run, for loggers.
 

@@ -264,10 +264,9 @@ class AlwaysEnd(Plugin):
 
 
 @pytest.mark.parametrize("event", [TrainStart, EpochEnd, ValidationEnd, ShouldStop, TrainEnd])
-@pytest.mark.parametrize("length", [{"epochs": 3}, {"steps": 6}])
-def test_an_end_of_the_epoch_that_is_asked_for_between_two_epochs_ends_none(
-    event: type[Event], length: dict[str, int]
-) -> None:
+@pytest.mark.parametrize("unit", ["epochs", "steps"])
+def test_an_end_of_the_epoch_that_is_asked_for_between_two_epochs_ends_none(event: type[Event], unit: str) -> None:
+    length: dict[str, Any] = {unit: {"epochs": 3, "steps": 6}[unit]}
     names, result = trace(AlwaysEnd(event), validation=class_batches(1), **length)
     assert names.count("epoch_start") == names.count("epoch_end") == 3
     assert (result.status, result.progress.epoch, result.progress.steps) == ("completed", 3, 6)

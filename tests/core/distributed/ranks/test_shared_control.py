@@ -169,6 +169,27 @@ def skip_on_one_rank(declared: bool, verb: str) -> Any:
     return progress.skipped_batches, progress.skipped_steps, progress.steps, task.model.state_dict()["weight"].tolist()
 
 
+def skip_always_on_one_rank() -> str:
+    class Skipping(h.Plugin):
+        asks = ("skip_batch",)
+
+        @h.on(h.BatchStart)
+        def skip(self, run: h.Run, event: h.BatchStart) -> None:
+            if run.engine.rank == 1:
+                run.control.skip_batch("bad")
+
+    with pytest.raises(RuntimeError) as caught:
+        fit(trainer_of(Skipping()), validation=None, epochs=None, steps=4, max_skipped_steps=2 * STEPS)
+    return str(caught.value)
+
+
+def test_what_one_rank_skips_again_and_again_is_an_error_on_all(ranks: Any) -> None:
+    first, second = ranks(2).run(skip_always_on_one_rank)
+    assert "13 batches or steps in a row were skipped, without an optimizer step since step 0" in first
+    assert "Who skipped: a plugin on another rank." in first
+    assert "Who skipped: skipping, 13 times (bad)." in second
+
+
 def test_a_batch_that_one_rank_skips_is_skipped_by_all(ranks: Any) -> None:
     first, second = ranks(2).run(skip_on_one_rank, True, "skip_batch")
     assert first == second
