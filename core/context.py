@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from math import inf
 from operator import attrgetter
@@ -37,10 +37,12 @@ from ..events.checks import check_whole_number
 from ..events.errors import describe_error
 from ..plugins import Plugins
 from .data.training_data import TrainingData
+from .engines.options import warning_of_frozen
 from .lifetimes import Action, EpochWork, Hooks, Outcome, Resumption
 from .metrics.values import Metrics
 from .result import check_line
 from .settings import Settings
+from .stepping.optimizers import GivenModules
 from .stepping.windows import Windows
 
 if TYPE_CHECKING:
@@ -409,13 +411,24 @@ class RunContext(ABC):
         for optimizer in self.optimizers.values():
             self.engine.bind_zero_grad(optimizer)()
 
-    def starting(self) -> AbstractContextManager[None]:
-        """Return a context for the handlers of `TrainStart`, within which a plugin can isolate observers."""
-        if not self.bus.receiver_count:
-            return nullcontext()
-        from ..plugins.isolation import isolation
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Return a context for the handlers of `TrainStart`, within which a plugin can isolate observers.
 
-        return isolation(self.bus, self.plugins, self.hooks)
+        Raises:
+            ValueError: one of them has put modules into the task that would not be trained.
+        """
+        if not self.bus.receiver_count:
+            yield
+        else:
+            from ..plugins.isolation import isolation
+
+            given = GivenModules(self.task)
+            with isolation(self.bus, self.plugins, self.hooks):
+                yield
+            given.check(self.optimizers.values(), self.engine.world_size)
+        if text := warning_of_frozen(self.modules):
+            self.warn(text)
 
     def emit(self, event: Event) -> None:
         """Emit an event on this run's bus; what waits for a positioned loader is done after one that is apart."""

@@ -42,7 +42,7 @@ def epochs(run: RunContext) -> Iterator[int]:
     with run.starting():
         run.plugins.reset()
         run.emit(ev.TrainStart())
-        run.outcome.raise_if_strict()
+    run.outcome.raise_if_strict()
     run.prepare_comparison()
     restore_or_continue(run)
     while run.epoch_is_over or not (control.stopped or run.is_complete):

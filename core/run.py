@@ -14,6 +14,7 @@ from ..events.catalogue import Phase
 from ..plugins import Plugins
 from . import loop
 from .context import RunContext, part_of
+from .engines.options import begin_train_mode
 from .host import current_host
 from .result import RunResult
 from .run_end import close_run
@@ -155,8 +156,8 @@ class TrainRun(RunContext):
         engine.set_up(self.task, self.modules, self.optimizers)
         if self.phase == "train":
             self.stepping.forward = engine.bind(self.task.training_step)
-            for module in self.modules.values():
-                module.train()
+            if text := begin_train_mode(self.modules):
+                self.warn(text)
             for optimizer in self.optimizers.values():
                 optimizer.zero_grad()
         self.plugins.open(self)  # last: what fails before leaves the trainer free
