@@ -12,7 +12,7 @@ from ..plugins import Plugins
 from .data.loaders import LoaderParams, check_params, params_of_one_process
 from .data.module import DataModule
 from .data.module_life import data_of_phase
-from .run import TrainRun
+from .run import TrainRun, apart_from_others
 from .settings import evaluation
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ def evaluation_run(
 ) -> TrainRun:
     """Return a run for the sets of one phase; see `Trainer.validate` and `Trainer.test`."""
     with ExitStack() as life:
+        life.enter_context(apart_from_others())
         life.enter_context(engine.process())
         loaders = data_of_phase(data, phase, life, engine)
         params = data.loader_params if params is None and isinstance(data, DataModule) else params

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -23,7 +25,7 @@ from .settings import Settings
 if TYPE_CHECKING:
     from .engines.contract import LoopEngine
 
-_ENGINES: set[int] = set()  # the ids of those that are in a run
+_ENGINES: dict[int, int] = {}  # by the ids of those that are in a run, the thread that it is in
 
 
 class TrainRun(RunContext):
@@ -51,7 +53,7 @@ class TrainRun(RunContext):
                 f"This {type(self.engine).__name__} is in a run, whose modules and optimizers it holds until that "
                 f"ends: use another Trainer with an engine of its own."
             )
-        _ENGINES.add(id(self.engine))
+        _ENGINES[id(self.engine)] = get_ident()
         try:
             self._prepare()
         except BaseException as error:  # a run that does not begin has no other end
@@ -59,7 +61,7 @@ class TrainRun(RunContext):
                 self.hooks.closing.__exit__(type(error), error, error.__traceback__)
                 self.engine.abandon()
             finally:
-                _ENGINES.remove(id(self.engine))
+                del _ENGINES[id(self.engine)]
             raise
         self._gradients.__enter__()
         self._entered = True
@@ -75,7 +77,7 @@ class TrainRun(RunContext):
             if self.phase == "train" and error is None and (host := current_host()) is not None:
                 host.ended(self.result)
         finally:
-            _ENGINES.remove(id(self.engine))
+            del _ENGINES[id(self.engine)]
 
     def state_dict(self, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return one consistent snapshot of everything that a resumed run needs; see `heliograph.Run`."""
@@ -162,3 +164,12 @@ class TrainRun(RunContext):
                 optimizer.zero_grad()
         self.plugins.open(self)  # last: what fails before leaves the trainer free
         self.control.open()
+
+
+def apart_from_others() -> AbstractContextManager[None]:
+    """Return a context for a run in which one within another, in a handler say, leaves that the draws it would have."""
+    if get_ident() not in _ENGINES.values():
+        return nullcontext()
+    from .data.draws.rng import kept
+
+    return kept()

@@ -15,7 +15,7 @@ from .engines.choice.engine_choice import make_engine
 from .engines.options import EngineOptions
 from .host import current_host
 from .result import RunResult
-from .run import TrainRun
+from .run import TrainRun, apart_from_others
 
 if TYPE_CHECKING:
     from .data.loaders import LoaderParams
@@ -129,6 +129,7 @@ class Trainer:
         if (host := current_host()) is not None:
             host.prepare(self.plugins)
         with ExitStack() as life:
+            life.enter_context(apart_from_others())
             life.enter_context(engine.process())
             if isinstance(train, DataModule):
                 from .data.module_life import complete_options, open_module
