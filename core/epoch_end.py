@@ -8,8 +8,16 @@ from .context import RunContext
 
 
 def check_exhausted(run: RunContext) -> None:
-    """Note that the loader ended; raise or warn where that was before it had begun, or before it said it would."""
+    """Note that the loader ended; raise or warn where that was before it had begun, or before it said it would.
+
+    One that has yielded batches in earlier epochs, and yields no more, ends the run.
+    """
     batch, expected, is_shared = run.progress.batch, run.batches_per_epoch, run.control.is_shared
+    if batch == 0 and run.progress.batches and (expected is None or not is_shared):
+        from .early_end import stop_without_data
+
+        stop_without_data(run)
+        return
     if batch == 0:
         where = " on one of the ranks" if is_shared else ""
         raise ValueError(

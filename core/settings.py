@@ -67,8 +67,9 @@ class Settings:
     size_of: Callable[[Any], int] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Look up how the samples of a batch are counted: by the task's own `batch_size(batch)`, if it has one."""
-        object.__setattr__(self, "size_of", getattr(self.task, "batch_size", batch_size))
+        """Look up how the samples of a batch are counted: by the task's own `batch_size(batch)`, if it is a method."""
+        own = getattr(self.task, "batch_size", None)
+        object.__setattr__(self, "size_of", own if callable(own) else batch_size)
 
     @cached_property
     def modules(self) -> dict[str, torch.nn.Module]:
