@@ -360,15 +360,16 @@ class RunContext(ABC):
         self.stepping.bind(self.engine)
         is_shared, batch, length = self.control.is_shared, self.progress.batch, self.batches_per_epoch
         is_over = is_shared and batch > 0 and self.is_last_batch
-        batches = self.data.open(self.progress, partial(self._report, report_replay), is_over=is_over)
+        ahead = self.work.reads_ahead
+        batches = self.data.open(self.progress, partial(self._report, report_replay), is_over=is_over, ahead=ahead)
         self.hooks.call_positioned()
         mark = partial(setattr, self.work, "is_last_seen")
         if is_shared:
             from .distributed.ranks.shared_control import read_together
 
             rest = (0 if self.work.is_last_seen else None) if length is None else length - batch
-            batches = read_together(batches, self.data, self.engine, rest, self.size_of, mark)
-        elif length is None:
+            batches = read_together(batches, self.data, self.engine, rest, self.size_of, mark if ahead else None)
+        elif length is None and ahead:
             from .data.last_batch import mark_last
 
             batches = mark_last(batches, mark)

@@ -47,20 +47,6 @@ def leave_group(run: RunContext, error: BaseException, place: str) -> tuple[Base
     return cause, None
 
 
-def stop_without_data(run: RunContext) -> None:
-    """Stop a run whose loader yields no more batches, and warn of what was not done; all ranks do so together."""
-    progress = run.progress
-    run.control.stop(f"the data ended: the train loader yielded no batch in epoch {progress.epoch}", by="the loop")
-    run.control.decide()
-    planned = ((progress.steps, run.max_steps, "steps"), (progress.epoch, run.max_epochs, "epochs"))
-    done = [f"{number} of {whole} {unit} were done" for number, whole, unit in planned if whole is not None]
-    run.warn(
-        f"The train loader yielded no batch in epoch {progress.epoch}, so the run ended early: "
-        f"{' and '.join(done) or f'{progress.steps} steps were done'}. A generator can be read only once: give a "
-        f"list, a DataLoader, or an object whose __iter__ starts again."
-    )
-
-
 def warn_of_no_step(run: RunContext) -> None:
     """Warn of a training that made no optimizer step, unless it was stopped before its first batch."""
     progress = run.progress

@@ -14,9 +14,7 @@ def check_exhausted(run: RunContext) -> None:
     """
     batch, expected, is_shared = run.progress.batch, run.batches_per_epoch, run.control.is_shared
     if batch == 0 and run.progress.batches and (expected is None or not is_shared):
-        from .early_end import stop_without_data
-
-        stop_without_data(run)
+        _stop_without_data(run)
         return
     if batch == 0:
         where = " on one of the ranks" if is_shared else ""
@@ -60,3 +58,17 @@ def finish_left_batch(run: RunContext) -> None:
     control.leaving = True
     for _ in work.batches:
         raise AssertionError("leaving was asked for")
+
+
+def _stop_without_data(run: RunContext) -> None:
+    """Stop a run whose loader yields no more batches, and warn of what was not done; all ranks do so together."""
+    progress = run.progress
+    run.control.stop(f"the data ended: the train loader yielded no batch in epoch {progress.epoch}", by="the loop")
+    run.control.decide()
+    planned = ((progress.steps, run.max_steps, "steps"), (progress.epoch, run.max_epochs, "epochs"))
+    done = [f"{number} of {whole} {unit} were done" for number, whole, unit in planned if whole is not None]
+    run.warn(
+        f"The train loader yielded no batch in epoch {progress.epoch}, so the run ended early: "
+        f"{' and '.join(done) or f'{progress.steps} steps were done'}. A generator can be read only once: give a "
+        f"list, a DataLoader, or an object whose __iter__ starts again."
+    )

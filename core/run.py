@@ -96,12 +96,15 @@ class TrainRun(RunContext):
     def batches(self, *, must_step: bool = True) -> Iterator[Any]:
         """Yield the batches of the epoch; their events and the step boundaries are emitted around them.
 
+        Each is read when it is asked for, also of a loader without a length, of which no batch is known to be the last.
+
         Args:
             must_step: whether a batch for which nothing is stepped is an error; else its gradients stay for a later
                 one.
         """
         from .own_loop import check_stepped
 
+        self.work.reads_ahead = False
         self.work.batches = check_stepped(self, loop.batches(self), must_step=must_step)
         return self.work.batches
 

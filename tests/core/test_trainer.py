@@ -215,7 +215,12 @@ def test_data_that_end_for_good_end_the_run(options: dict[str, Any], done: str, 
 def test_data_that_end_for_good_end_a_loop_of_ones_own() -> None:
     trainer = Trainer(device="cpu")
     with trainer.run(linear_classifier(), iter(class_batches(2)), optimizer=sgd(), epochs=3) as run:
-        epochs = [len([run.step(run.forward(run, batch)) for batch in run.batches()]) for _ in run.epochs()]
+        epochs = []
+        for _ in run.epochs():
+            epochs.append(0)
+            for batch in run.batches():
+                epochs[-1] += 1
+                run.step(run.forward(run, batch))
     assert (epochs, run.result.status, run.result.progress.epoch) == ([2, 0], "stopped", 1)
 
 
