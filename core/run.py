@@ -47,7 +47,7 @@ class TrainRun(RunContext):
     def __enter__(self) -> Self:
         if self._entered:
             raise RuntimeError("A run is used once: ask trainer.run(...) for another.")
-        if id(self.engine) in _ENGINES:
+        if is_in_run(self.engine):
             self.hooks.closing.close()  # without an error: the engine stays in its group, for the run that uses it
             raise RuntimeError(
                 f"This {type(self.engine).__name__} is in a run, whose modules and optimizers it holds until that "
@@ -167,6 +167,11 @@ class TrainRun(RunContext):
                 optimizer.zero_grad()
         self.plugins.open(self)  # last: what fails before leaves the trainer free
         self.control.open()
+
+
+def is_in_run(engine: LoopEngine) -> bool:
+    """Return whether an engine is in a run."""
+    return id(engine) in _ENGINES
 
 
 def apart_from_others() -> AbstractContextManager[None]:

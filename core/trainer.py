@@ -130,13 +130,10 @@ class Trainer:
             host.prepare(self.plugins)
         with ExitStack() as life:
             life.enter_context(apart_from_others())
-            life.enter_context(engine.process())
             if isinstance(train, DataModule):
-                from .data.module_life import complete_options, open_module
-
-                module = open_module(train, life, engine)
-                train = module.train()
-                complete_options(module, options)
+                train = self._open_module(train, task, options, life)
+            else:
+                life.enter_context(engine.process())
             checked = settings.training(task, train, options, engine.world_size)
             settings.check_needs(checked, self.plugins)
             run = TrainRun(checked, self.bus, self.plugins, engine)
@@ -173,6 +170,20 @@ class Trainer:
         from ..plugins.plan import plan
 
         return plan(self.bus)
+
+    def _open_module(self, module: DataModule, task: Any, options: settings.FitOptions, life: ExitStack) -> Any:
+        """Return the training data of a module, and complete the options with the rest of it."""
+        from .data.module_life import complete_options, open_module
+        from .evaluation_run import failing_with_data
+
+        name = options.get("name", "run")
+        opening = life.enter_context(failing_with_data(self.bus, self.plugins, self.engine, task, "train", name))
+        life.enter_context(self.engine.process())
+        with opening():
+            open_module(module, life, self.engine)
+            train = module.train()
+            complete_options(module, options)
+        return train
 
     def _evaluate(self, task: Any, data: Any, phase: Phase, params: LoaderParams | None, name: str) -> RunResult:
         from .evaluation_run import evaluation_run

@@ -28,6 +28,8 @@ from heliograph import (
     RankFailed,
     RNGCapture,
     Run,
+    RunClosed,
+    RunFailed,
     SavePoint,
     SaveSchedule,
     ShouldStop,
@@ -485,11 +487,13 @@ def prepared() -> list[str]:
     return module.diary
 
 
-def failed() -> tuple[type, str, list[str]]:
-    module = DiaryModule(fails=0)
+def failed() -> tuple[type, str, list[str], list[str]]:
+    module, trainer, events = DiaryModule(fails=0), a_trainer(), list[str]()
+    trainer.bus.on(RunFailed, lambda run, event: events.append(type(event.error).__name__))
+    trainer.bus.on(RunClosed, lambda run, event: events.append(event.status))
     with pytest.raises((ArithmeticError, RankFailed)) as info:
-        trained(module)
-    return type(info.value), str(info.value), module.diary
+        trainer.fit(a_task(), module, optimizer=sgd(), epochs=1)
+    return type(info.value), str(info.value), module.diary, events
 
 
 def test_one_process_of_a_machine_prepares(ranks: Pool) -> None:
@@ -498,8 +502,13 @@ def test_one_process_of_a_machine_prepares(ranks: Pool) -> None:
 
 def test_where_that_fails_no_rank_waits(ranks: Pool) -> None:
     assert ranks(2).run(failed) == [
-        (ArithmeticError, "no space left", ["prepare"]),
-        (RankFailed, "rank 0 failed with ArithmeticError: no space left (in DiaryModule.prepare)", []),
+        (ArithmeticError, "no space left", ["prepare"], ["ArithmeticError", "failed"]),
+        (
+            RankFailed,
+            "rank 0 failed with ArithmeticError: no space left (in DiaryModule.prepare)",
+            [],
+            ["RankFailed", "failed"],
+        ),
     ]
 
 
