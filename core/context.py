@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from math import inf
 from operator import attrgetter
@@ -37,10 +37,12 @@ from ..events.checks import check_whole_number
 from ..events.errors import describe_error
 from ..plugins import Plugins
 from .data.training_data import TrainingData
+from .engines.options import warning_of_frozen
 from .lifetimes import Action, EpochWork, Hooks, Outcome, Resumption
 from .metrics.values import Metrics
 from .result import check_line
 from .settings import Settings
+from .stepping.optimizers import GivenModules
 from .stepping.windows import Windows
 
 if TYPE_CHECKING:
@@ -358,15 +360,16 @@ class RunContext(ABC):
         self.stepping.bind(self.engine)
         is_shared, batch, length = self.control.is_shared, self.progress.batch, self.batches_per_epoch
         is_over = is_shared and batch > 0 and self.is_last_batch
-        batches = self.data.open(self.progress, partial(self._report, report_replay), is_over=is_over)
+        ahead = self.work.reads_ahead
+        batches = self.data.open(self.progress, partial(self._report, report_replay), is_over=is_over, ahead=ahead)
         self.hooks.call_positioned()
         mark = partial(setattr, self.work, "is_last_seen")
         if is_shared:
             from .distributed.ranks.shared_control import read_together
 
             rest = (0 if self.work.is_last_seen else None) if length is None else length - batch
-            batches = read_together(batches, self.data, self.engine, rest, self.size_of, mark)
-        elif length is None:
+            batches = read_together(batches, self.data, self.engine, rest, self.size_of, mark if ahead else None)
+        elif length is None and ahead:
             from .data.last_batch import mark_last
 
             batches = mark_last(batches, mark)
@@ -418,13 +421,24 @@ class RunContext(ABC):
         for optimizer in self.optimizers.values():
             self.engine.bind_zero_grad(optimizer)()
 
-    def starting(self) -> AbstractContextManager[None]:
-        """Return a context for the handlers of `TrainStart`, within which a plugin can isolate observers."""
-        if not self.bus.receiver_count:
-            return nullcontext()
-        from ..plugins.isolation import isolation
+    @contextmanager
+    def starting(self) -> Iterator[None]:
+        """Return a context for the handlers of `TrainStart`, within which a plugin can isolate observers.
 
-        return isolation(self.bus, self.plugins, self.hooks)
+        Raises:
+            ValueError: one of them has put modules into the task that would not be trained.
+        """
+        if not self.bus.receiver_count:
+            yield
+        else:
+            from ..plugins.isolation import isolation
+
+            given = GivenModules(self.task)
+            with isolation(self.bus, self.plugins, self.hooks):
+                yield
+            given.check(self.optimizers.values(), self.engine.world_size)
+        if text := warning_of_frozen(self.modules):
+            self.warn(text)
 
     def emit(self, event: Event) -> None:
         """Emit an event on this run's bus; what waits for a positioned loader is done after one that is apart."""
@@ -457,10 +471,13 @@ def _windows(settings: Settings) -> Windows:
 def _control(run: RunContext) -> Control:
     """Return the control of this process, or of all ranks."""
     if run.engine.world_size == 1:
-        return Control(run.progress)
-    from .distributed.ranks.shared_control import SharedControl
+        control = Control(run.progress)
+    else:
+        from .distributed.ranks.shared_control import SharedControl
 
-    return SharedControl(run)
+        control = SharedControl(run)
+    control.max_skips = run.settings.max_skipped_steps
+    return control
 
 
 def count(number: int, one: str, several: str) -> str:

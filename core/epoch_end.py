@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
-
 from .context import RunContext
 
 
 def check_exhausted(run: RunContext) -> None:
-    """Note that the loader ended; raise or warn where that was before it had begun, or before it said it would."""
+    """Note that the loader ended; raise or warn where that was before it had begun, or before it said it would.
+
+    One that has yielded batches in earlier epochs, and yields no more, ends the run.
+    """
     batch, expected, is_shared = run.progress.batch, run.batches_per_epoch, run.control.is_shared
+    if batch == 0 and run.progress.batches and (expected is None or not is_shared):
+        _stop_without_data(run)
+        return
     if batch == 0:
         where = " on one of the ranks" if is_shared else ""
         raise ValueError(
@@ -20,7 +24,7 @@ def check_exhausted(run: RunContext) -> None:
         text = f"The train loader ended after {batch} batches, but its length says {expected}."
         if is_shared:
             raise ValueError(f"{text} On several ranks that is an error, since the others count on them.")
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        run.warn(text)
     run.work.is_exhausted = True
 
 
@@ -31,6 +35,8 @@ def epoch_has_ended(run: RunContext) -> bool:
         RuntimeError: the user's own loop did not read the batches of the epoch, and so would never end.
     """
     if run.work.is_exhausted or run.is_last_batch or run.control.should_end_epoch:
+        if not run.progress.batch:
+            run.control.count_skip(None)
         return True
     if run.control.stopped or run.is_complete:
         return False
@@ -50,3 +56,17 @@ def finish_left_batch(run: RunContext) -> None:
     control.leaving = True
     for _ in work.batches:
         raise AssertionError("leaving was asked for")
+
+
+def _stop_without_data(run: RunContext) -> None:
+    """Stop a run whose loader yields no more batches, and warn of what was not done; all ranks do so together."""
+    progress = run.progress
+    run.control.stop(f"the data ended: the train loader yielded no batch in epoch {progress.epoch}", by="the loop")
+    run.control.decide()
+    planned = ((progress.steps, run.max_steps, "steps"), (progress.epoch, run.max_epochs, "epochs"))
+    done = [f"{number} of {whole} {unit} were done" for number, whole, unit in planned if whole is not None]
+    run.warn(
+        f"The train loader yielded no batch in epoch {progress.epoch}, so the run ended early: "
+        f"{' and '.join(done) or f'{progress.steps} steps were done'}. A generator can be read only once: give a "
+        f"list, a DataLoader, or an object whose __iter__ starts again."
+    )

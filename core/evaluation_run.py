@@ -1,9 +1,9 @@
-"""A validation or test outside of a training."""
+"""A validation or test outside of a training; a run that fails before it begins, as its data module does."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..events import Bus
@@ -12,8 +12,9 @@ from ..plugins import Plugins
 from .data.loaders import LoaderParams, check_params, params_of_one_process
 from .data.module import DataModule
 from .data.module_life import data_of_phase
-from .run import TrainRun
-from .settings import evaluation
+from .run import TrainRun, apart_from_others, is_in_run
+from .run_end import close_run
+from .settings import Settings, check_name, evaluation
 
 if TYPE_CHECKING:
     from .engines.contract import LoopEngine
@@ -31,8 +32,11 @@ def evaluation_run(
 ) -> TrainRun:
     """Return a run for the sets of one phase; see `Trainer.validate` and `Trainer.test`."""
     with ExitStack() as life:
+        life.enter_context(apart_from_others())
+        opening = life.enter_context(failing_with_data(bus, plugins, engine, task, phase, name))
         life.enter_context(engine.process())
-        loaders = data_of_phase(data, phase, life, engine)
+        with opening():
+            loaders = data_of_phase(data, phase, life, engine)
         params = data.loader_params if params is None and isinstance(data, DataModule) else params
         check_params(params, loaders.values() if isinstance(loaders, Mapping) else [loaders])
         params = params_of_one_process(params, engine.world_size)
@@ -40,3 +44,33 @@ def evaluation_run(
         run = TrainRun(checked, bus, plugins, engine, phase)
         run.hooks.closing.push(life.pop_all())
     return run
+
+
+@contextmanager
+def failing_with_data(
+    bus: Bus, plugins: Plugins, engine: LoopEngine, task: Any, phase: Phase, name: str
+) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """Let a data module that fails fail the run that was to begin: emit RunFailed and RunClosed when all is closed.
+
+    Yields what makes the context in which the module is prepared, set up and asked for its data.
+    """
+    failures: list[BaseException] = []
+
+    @contextmanager
+    def opening() -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    try:
+        yield opening
+    except BaseException as error:
+        if not any(error is failure for failure in failures) or is_in_run(engine):
+            raise
+        run = TrainRun(Settings(name=check_name(name), task=task), bus, plugins, engine, phase)
+        run.outcome.has_left_group = True
+        run.plugins.open(run)
+        close_run(run, error)
+        raise

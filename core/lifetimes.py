@@ -36,6 +36,8 @@ class EpochWork:
         is_unstepped: whether the user's own loop has yet to call `run.step(loss)` for it.
         is_exhausted: whether the loader has ended.
         is_last_seen: of a loader without a length, whether the current batch is its last.
+        reads_ahead: whether a loader without a length is read one item ahead, so that its last batch is known; not in
+            the user's own loop, which may make what it reads.
         has_begun: whether `EpochStart` was emitted.
         batches: the batches that the user's own loop reads.
         contexts: what is open until the batch ends.
@@ -48,6 +50,7 @@ class EpochWork:
     is_unstepped: bool = False
     is_exhausted: bool = False
     is_last_seen: bool = False
+    reads_ahead: bool = True
     has_begun: bool = False
     batches: Iterator[Any] = field(default_factory=lambda: iter(()))
     contexts: ExitStack = field(default_factory=ExitStack)

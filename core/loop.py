@@ -42,7 +42,7 @@ def epochs(run: RunContext) -> Iterator[int]:
     with run.starting():
         run.plugins.reset()
         run.emit(ev.TrainStart())
-        run.outcome.raise_if_strict()
+    run.outcome.raise_if_strict()
     run.prepare_comparison()
     restore_or_continue(run)
     run.log_plan()
@@ -119,7 +119,8 @@ def open_batch(run: RunContext) -> None:
 def finish_batch(run: RunContext) -> None:
     """Finish a batch with requests; a skipped one still ends its window. Emit GradientsReady and StepEnd then."""
     run.work.contexts.close()
-    run.progress.skipped_batches += run.control.skips_batch
+    if run.control.skips_batch:
+        run.control.count_skip("skipped_batches")
     run.stepping.end_batch()
     if not run.control.holds_step or run.is_last_batch:
         flush(run)
@@ -173,14 +174,14 @@ def close_window(run: RunContext, window: OptimizerWindow) -> None:
     window.size = 0
     window.zero_grad()
     if stepping.is_named or not stepped:
-        stepping.deselect(run.progress, control, stepped)
+        stepping.deselect(control, stepped)
 
 
 def flush(run: RunContext) -> None:
     """Step with all gradients that are left, and end the round. Emit GradientsReady and StepEnd for each optimizer."""
     for window in run.stepping.unfinished():
         close_window(run, window)
-    run.stepping.end_round(run.progress)
+    run.stepping.end_round(run.control)
 
 
 def boundary(run: RunContext) -> None:
@@ -194,7 +195,7 @@ def boundary(run: RunContext) -> None:
         control.release()
     if should_stop.chain:
         should_stop.emit(run, SHOULD_STOP)
-    control.decide(served=pending)
+    control.decide(served=pending, in_epoch=run.work.has_begun)
 
 
 def serve(run: RunContext) -> None:

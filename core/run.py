@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,6 +16,7 @@ from ..events.catalogue import Phase
 from ..plugins import Plugins
 from . import loop
 from .context import RunContext, part_of
+from .engines.options import begin_train_mode
 from .host import current_host
 from .result import RunResult
 from .run_end import close_run
@@ -22,7 +25,7 @@ from .settings import Settings
 if TYPE_CHECKING:
     from .engines.contract import LoopEngine
 
-_ENGINES: set[int] = set()  # the ids of those that are in a run
+_ENGINES: dict[int, int] = {}  # by the ids of those that are in a run, the thread that it is in
 
 
 class TrainRun(RunContext):
@@ -44,13 +47,13 @@ class TrainRun(RunContext):
     def __enter__(self) -> Self:
         if self._entered:
             raise RuntimeError("A run is used once: ask trainer.run(...) for another.")
-        if id(self.engine) in _ENGINES:
+        if is_in_run(self.engine):
             self.hooks.closing.close()  # without an error: the engine stays in its group, for the run that uses it
             raise RuntimeError(
                 f"This {type(self.engine).__name__} is in a run, whose modules and optimizers it holds until that "
                 f"ends: use another Trainer with an engine of its own."
             )
-        _ENGINES.add(id(self.engine))
+        _ENGINES[id(self.engine)] = get_ident()
         try:
             self._prepare()
         except BaseException as error:  # a run that does not begin has no other end
@@ -58,7 +61,7 @@ class TrainRun(RunContext):
                 self.hooks.closing.__exit__(type(error), error, error.__traceback__)
                 self.engine.abandon()
             finally:
-                _ENGINES.remove(id(self.engine))
+                del _ENGINES[id(self.engine)]
             raise
         self._gradients.__enter__()
         self._entered = True
@@ -74,7 +77,7 @@ class TrainRun(RunContext):
             if self.phase == "train" and error is None and (host := current_host()) is not None:
                 host.ended(self.result)
         finally:
-            _ENGINES.remove(id(self.engine))
+            del _ENGINES[id(self.engine)]
 
     def state_dict(self, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return one consistent snapshot of everything that a resumed run needs; see `heliograph.Run`."""
@@ -99,12 +102,15 @@ class TrainRun(RunContext):
     def batches(self, *, must_step: bool = True) -> Iterator[Any]:
         """Yield the batches of the epoch; their events and the step boundaries are emitted around them.
 
+        Each is read when it is asked for, also of a loader without a length, of which no batch is known to be the last.
+
         Args:
             must_step: whether a batch for which nothing is stepped is an error; else its gradients stay for a later
                 one.
         """
         from .own_loop import check_stepped
 
+        self.work.reads_ahead = False
         self.work.batches = check_stepped(self, loop.batches(self), must_step=must_step)
         return self.work.batches
 
@@ -161,9 +167,23 @@ class TrainRun(RunContext):
         engine.set_up(self.task, self.modules, self.optimizers)
         if self.phase == "train":
             self.stepping.forward = engine.bind(self.task.training_step)
-            for module in self.modules.values():
-                module.train()
+            if text := begin_train_mode(self.modules):
+                self.warn(text)
             for optimizer in self.optimizers.values():
                 optimizer.zero_grad()
         self.plugins.open(self)  # last: what fails before leaves the trainer free
         self.control.open()
+
+
+def is_in_run(engine: LoopEngine) -> bool:
+    """Return whether an engine is in a run."""
+    return id(engine) in _ENGINES
+
+
+def apart_from_others() -> AbstractContextManager[None]:
+    """Return a context for a run in which one within another, in a handler say, leaves that the draws it would have."""
+    if get_ident() not in _ENGINES.values():
+        return nullcontext()
+    from .data.draws.rng import kept
+
+    return kept()

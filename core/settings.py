@@ -21,6 +21,7 @@ from .task import check_parts, check_task
 if TYPE_CHECKING:
     from .data.loaders import LoaderParams
 
+MAX_SKIPPED_STEPS = 100  # as in the HF Trainer
 Loader = Iterable[Any]
 Loaders = Loader | Mapping[str, Loader]
 NEEDS = {
@@ -41,6 +42,7 @@ class FitOptions(TypedDict, total=False):
     scheduler: Any
     epochs: int | None
     steps: int | None
+    max_skipped_steps: int | None
     name: str
     hyper_parameters: Mapping[str, Any] | None
     allow_unused_parameters: bool
@@ -61,13 +63,15 @@ class Settings:
     several: bool = False  # the optimizers were given by name, for a loss of its own each
     epochs: int | None = None
     steps: int | None = None
+    max_skipped_steps: int | None = MAX_SKIPPED_STEPS
     hyper_parameters: Mapping[str, Any] = field(default_factory=dict)
     allow_unused_parameters: bool = False
     size_of: Callable[[Any], int] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Look up how the samples of a batch are counted: by the task's own `batch_size(batch)`, if it has one."""
-        object.__setattr__(self, "size_of", getattr(self.task, "batch_size", batch_size))
+        """Look up how the samples of a batch are counted: by the task's own `batch_size(batch)`, if it is a method."""
+        own = getattr(self.task, "batch_size", None)
+        object.__setattr__(self, "size_of", own if callable(own) else batch_size)
 
     @cached_property
     def modules(self) -> dict[str, torch.nn.Module]:
@@ -89,6 +93,8 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
     for unit in ("epochs", "steps"):
         if options.get(unit) is not None:
             check_whole_number(f"{unit}=", options.get(unit), at_least=1)
+    if (most := options.get("max_skipped_steps", MAX_SKIPPED_STEPS)) is not None:
+        check_whole_number("max_skipped_steps=", most, of="skipped steps in a row", at_least=1)
     check_parts(task)
     several = isinstance(options.get("optimizer"), Mapping)
     if isgeneratorfunction(task.training_step) and not several:
@@ -114,6 +120,7 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
         several=several,
         epochs=options.get("epochs"),
         steps=options.get("steps"),
+        max_skipped_steps=most,
         hyper_parameters=dict(hyper_parameters),
         allow_unused_parameters=options.get("allow_unused_parameters", False),
     )

@@ -20,6 +20,8 @@ def warn_of_shortfall(run: RunContext) -> None:
     Nothing of it waits for the device. What only plugins know they say themselves, with `run.warn`.
     """
     warn_of_errors(run)
+    if run.phase == "train" and not run.progress.steps and not (run.control.stopped and not run.progress.batches):
+        run.warn(_no_step(run))
     if ev.EpochStart not in run.outcome.emitted:
         return
     for sentence in (
@@ -39,6 +41,17 @@ def warn_of_errors(run: RunContext) -> None:
             run.warn(f"Plugin {name!r} failed, and the run continued: {errors[-1]}.")
 
 
+def _no_step(run: RunContext) -> str:
+    from ..events.skips import who_skipped
+
+    progress, skips = run.progress, run.control.skips
+    who = f" Who skipped: {who_skipped(skips, run.control.history)}." if skips.count else ""
+    return (
+        f"The run made no optimizer step, so nothing was trained. Of its {progress.batches} batches, "
+        f"{progress.skipped_batches} were skipped, and {progress.skipped_steps} steps.{who}"
+    )
+
+
 def _unread_validation(run: RunContext) -> Iterator[str]:
     if run.settings.evaluations and not run.progress.validations:
         yield "The validation set was never read: no validation was due before the run ended."
@@ -54,7 +67,7 @@ def _uncalled(run: RunContext) -> list[str]:
 
 def _skipped(run: RunContext) -> Iterator[str]:
     skipped, steps = run.progress.skipped_steps, run.progress.steps
-    if skipped > max(FEW, (skipped + steps) // 100):
+    if steps and skipped > max(FEW, (skipped + steps) // 100):
         asked = Counter(request.by for request in run.control.history if request.verb == "skip_step")
         by = ", ".join(f"{name} ({count})" for name, count in asked.most_common()) or "the gradient scaler of fp16"
         yield f"{skipped} of {skipped + steps} optimizer steps were skipped, by {by}."

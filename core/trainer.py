@@ -15,7 +15,7 @@ from .engines.choice.engine_choice import make_engine
 from .engines.options import EngineOptions
 from .host import current_host
 from .result import RunResult
-from .run import TrainRun
+from .run import TrainRun, apart_from_others
 
 if TYPE_CHECKING:
     from .data.loaders import LoaderParams
@@ -94,6 +94,9 @@ class Trainer:
             epochs: how many epochs; with `steps`, whichever comes first. Counted from the run's first beginning: a
                 resumed run does the rest.
             steps: how many optimizer steps.
+            max_skipped_steps: how many steps and batches in a row may be skipped, by plugins or by fp16, without an
+                optimizer step in between; 100 by default, None for any number. More are an error, which names who
+                skipped: they would never end a run by `steps`.
             name: the run's name, as in file names; `run` by default.
             hyper_parameters: a description of this run, for loggers.
             allow_unused_parameters: whether all is well where parameters of the optimizer never have a gradient; else
@@ -128,13 +131,11 @@ class Trainer:
         if (host := current_host()) is not None:
             host.prepare(self.plugins)
         with ExitStack() as life:
-            life.enter_context(engine.process())
+            life.enter_context(apart_from_others())
             if isinstance(train, DataModule):
-                from .data.module_life import complete_options, open_module
-
-                module = open_module(train, life, engine)
-                train = module.train()
-                complete_options(module, options)
+                train = self._open_module(train, task, options, life)
+            else:
+                life.enter_context(engine.process())
             checked = settings.training(task, train, options, engine.world_size)
             settings.check_needs(checked, self.plugins)
             run = TrainRun(checked, self.bus, self.plugins, engine)
@@ -184,6 +185,20 @@ class Trainer:
             return f"{run.plan()}\n\n{plan(self.bus)}"
         finally:
             run.hooks.closing.close()
+
+    def _open_module(self, module: DataModule, task: Any, options: settings.FitOptions, life: ExitStack) -> Any:
+        """Return the training data of a module, and complete the options with the rest of it."""
+        from .data.module_life import complete_options, open_module
+        from .evaluation_run import failing_with_data
+
+        name = options.get("name", "run")
+        opening = life.enter_context(failing_with_data(self.bus, self.plugins, self.engine, task, "train", name))
+        life.enter_context(self.engine.process())
+        with opening():
+            open_module(module, life, self.engine)
+            train = module.train()
+            complete_options(module, options)
+        return train
 
     def _evaluate(self, task: Any, data: Any, phase: Phase, params: LoaderParams | None, name: str) -> RunResult:
         from .evaluation_run import evaluation_run

@@ -9,9 +9,10 @@ from itertools import islice
 from typing import Any, Literal
 
 from .bus import current_handler, is_within
-from .progress import Progress
+from .progress import Progress, Skips
 
 Verb = Literal["stop", "veto_stop", "end_epoch", "skip_batch", "skip_step", "hold_step", "scale_loss", "log", "validation", "save", "next_phase", "cut_validation", "roll_back"]  # fmt: skip  # noqa: E501
+Counter = Literal["skipped_steps", "skipped_batches"]  # of the progress
 _COUNTED = ("hold_step", "scale_loss", "veto_stop")  # requested for every batch or boundary: counted, not listed
 # The verbs that have an effect from handlers of one event only.
 _ONLY_IN: Mapping[Verb, tuple[str, str]] = {
@@ -92,6 +93,8 @@ class Control:
         stop_request: the first request to stop, None without.
         is_evaluating: whether a validation or test runs, which can be cut short.
         cut_request: the request that cuts the running validation or test short, None without.
+        skips: what was skipped since the last optimizer step.
+        max_skips: how many skips in a row, without an optimizer step in between, are no error; None for any number.
     """
 
     __slots__ = (
@@ -111,7 +114,9 @@ class Control:
         "is_shared",
         "leaving",
         "loss_scale",
+        "max_skips",
         "pending",
+        "skips",
         "skips_batch",
         "stop_request",
         "stopped",
@@ -130,6 +135,8 @@ class Control:
         self.agreed: BaseException | None = None
         self.votes_on_batches = self.votes_on_steps = self.is_evaluating = self.is_shared = False
         self._progress = progress
+        self.max_skips: int | None = None
+        self.skips = Skips()
         self._due: dict[Verb, Request] = {}
         self._later: dict[Verb, Request] = {}  # due at the boundary after the one in which a run was saved
         self._postponed: set[Verb] = set()
@@ -262,6 +269,28 @@ class Control:
         self._add("skip_batch", reason, "the caller")
         self.skips_batch = self.touched = True
 
+    def count_skip(self, counter: Counter | None, *, by_engine: bool = False) -> None:
+        """Count what was skipped.
+
+        Args:
+            counter: of the progress; None for an epoch that has ended before its first batch.
+            by_engine: whether no plugin asked for it.
+
+        Raises:
+            RuntimeError: too much was skipped in a row.
+        """
+        progress, skips = self._progress, self.skips
+        if counter is not None:
+            setattr(progress, counter, getattr(progress, counter) + 1)
+        if skips.step != progress.steps:
+            skips = self.skips = Skips(progress.steps)
+        skips.count += 1
+        skips.by_engine += by_engine
+        if self.max_skips is not None and skips.count > self.max_skips:
+            from .skips import too_many_skips
+
+            raise too_many_skips(skips, self.history)
+
     def pop_request(self, verb: Verb) -> bool:
         """Return whether something was requested for the boundary, and count it as served; never while rolling back."""
         return self._due.pop(verb, None) is not None and not self.is_rolling_back
@@ -278,12 +307,15 @@ class Control:
             self._postponed |= {"validation", *(self._due.keys() & {"save"})}
         return cut
 
-    def decide(self, *, served: bool = False) -> None:
+    def decide(self, *, served: bool = False, in_epoch: bool = True) -> None:
         """Decide, at the end of a boundary, whether the loop ends the epoch or the run; a veto lasts for this boundary.
 
         Args:
             served: whether the boundary served requests, which may have brought up others.
+            in_epoch: whether an epoch has begun; if none has, an end of the epoch that is asked for ends none.
         """
+        if not in_epoch:
+            self._end_request = None
         self.stopped = self.should_stop and not self._vetoed and not self.is_rolling_back
         self.leaving = self.stopped or self.should_end_epoch or self.is_rolling_back
         self.pending = bool(self._due) or self.should_stop or self.leaving
@@ -380,7 +412,9 @@ class Control:
     def state_dict(self) -> dict[str, Any]:
         """Return what is due. No stop: who asked for it has a state too, and decides by it again."""
         due = self._due.keys() | self._later.keys() | self._postponed
-        return {"due": sorted(due), "postponed": sorted(self._postponed), "end_epoch": self.should_end_epoch}
+        state = {"due": sorted(due), "postponed": sorted(self._postponed), "end_epoch": self.should_end_epoch}
+        has_skipped = self.skips.count and self.skips.step == self._progress.steps
+        return state | ({"skips": [self.skips.count, self.skips.by_engine]} if has_skipped else {})
 
     def load_state_dict(self, state: Mapping[str, Any], *, at_save_point: bool = False) -> None:
         """Add saved requests to those of the new run.
@@ -395,6 +429,7 @@ class Control:
             (self._later if later else self._due).setdefault(verb, self._restore(verb))
         if state["end_epoch"] and self._end_request is None:
             self._end_request = self._restore("end_epoch")
+        self.skips = Skips(self._progress.steps, *state.get("skips", ()))
         self.pending = self.pending or bool(self._due) or self.should_end_epoch
 
     def _request(self, verb: Verb, reason: str, by: str | None) -> None:

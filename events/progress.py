@@ -82,3 +82,18 @@ class Progress:
         for name, value in state.items():
             setattr(self, name, value)
         self._since, self._agreed = monotonic(), None
+
+
+@dataclass(slots=True)
+class Skips:
+    """What was skipped since the last optimizer step.
+
+    Attributes:
+        step: the optimizer steps before.
+        count: how many batches and steps.
+        by_engine: how many of them by the engine: in fp16, gradients that are infinite or not numbers.
+    """
+
+    step: int = 0
+    count: int = 0
+    by_engine: int = 0

@@ -57,7 +57,7 @@ FAULTS = (
         "progress.steps >= last_step:\n            break",
         "False:\n            break",
     ),
-    Fault("loop: a skipped batch is not counted", "run.progress.skipped_batches += run.control.skips_batch", "pass"),
+    Fault("loop: a skipped batch is not counted", 'run.control.count_skip("skipped_batches")', "pass"),
     Fault("loop: a window is not emptied", "    window.size = 0\n    window.zero_grad()\n", "    window.size = 0\n"),
     Fault(
         "loop: the last window is not stepped",

@@ -122,12 +122,14 @@ class RuleOperation:
         shared: whether its actions change the training itself: of several ranks all must then find the rule true.
         only_on: for an action that makes sense at certain events only, these, by the action's name.
         asks: what an action asks the loop for, by the action's name; see `Plugin.asks`.
+        answers: the events of what an action asks for, by the action's name: at these it does nothing, as it is done.
         reads: the metrics and fields that its actions read.
     """
 
     shared: bool = False
     only_on: Mapping[str, tuple[type[Event], ...]] = {}
     asks: Mapping[str, str] = {}
+    answers: Mapping[str, tuple[type[Event], ...]] = {}
     reads: frozenset[str] = frozenset()
 
     def __init__(self, name: str) -> None:

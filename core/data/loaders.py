@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from ...events.checks import check_whole_number, known_names
 from ...plugins.discovery import find
 from .order.samplers import RandomSampler, SequentialSampler
-from .order.sizes import check_loader
+from .order.sizes import check_loader, check_no_names
 from .sources.dataloader import shield_workers
 
 ONLY_TRAINING = ("shuffle", "sampler", "drop_last", "draws_per", "as_ranks")
@@ -149,6 +149,8 @@ def training_loaders(train: Any, params: LoaderParams | None, world_size: int = 
         ValueError: a loader is empty, or parameters were given for a loader that is made already.
     """
     given = list(train.loaders) if isinstance(train, Phases) else [train]
+    for each in given:
+        check_no_names(each, "train")
     check_params(params, given)
     own = params_of_one_process(params, world_size)
     loaders = [make_loader(each, own, "train") for each in given]

@@ -120,20 +120,23 @@ class TrainingData:
         if self.advances:
             self.phase, self.advances = self.phase + 1, False
 
-    def open(self, progress: Progress, report: Callable[[int, int], None], *, is_over: bool = False) -> Iterator[Any]:
+    def open(
+        self, progress: Progress, report: Callable[[int, int], None], *, is_over: bool = False, ahead: bool = True
+    ) -> Iterator[Any]:
         """Return the batches of the epoch that are not consumed yet.
 
         Args:
             progress: where the run is.
             report: called with (done, all) while batches are read again to reach the position.
             is_over: whether the ranks had ended the epoch there.
+            ahead: whether one item is read ahead where the length is unknown.
         """
         assert self.source is not None
         self.agree_on_seed()
         assert self.seed is not None
         place = progress.epoch, progress.batch
         reading = Reading(
-            self.seed % 2**63, *place, self._captured, report, is_over, self._checker(progress), self._probes
+            self.seed % 2**63, *place, self._captured, report, is_over, self._checker(progress), self._probes, ahead
         )
         batches = self.source.open(reading)
         return self._last.follow(batches, progress) if self._is_replayed else batches

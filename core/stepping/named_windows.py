@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...events import Control, Progress
+from ...events import Control
 from ...events.checks import known_names
 from ..engines.contract import LoopEngine
 from ..engines.options import modules_of
@@ -27,13 +27,14 @@ class NamedWindows(Windows):
         taken: the optimizers that the batch in hand had a loss for.
         latest: the losses of the last batch that had some, by the names of their optimizers.
         has_closed: whether a window has ended in this round.
+        skipped_by_engine: whether the engine skipped the step of the last one.
     """
 
     def __init__(self, optimizers: Mapping[str, Any], schedulers: Mapping[str, Any]) -> None:
         super().__init__(optimizers, schedulers, is_named=True)
         self.taken: set[str] = set()
         self.latest: dict[str, Tensor] = {}
-        self.has_closed = False
+        self.has_closed = self.skipped_by_engine = False
 
     @property
     def size(self) -> int:
@@ -93,9 +94,10 @@ class NamedWindows(Windows):
         window.exchange()
         return window.loss
 
-    def deselect(self, progress: Progress, control: Control, stepped: bool) -> None:
+    def deselect(self, control: Control, stepped: bool) -> None:
         """See the base class; whether gradients are dropped is decided for each optimizer."""
         self.has_stepped |= stepped
+        self.skipped_by_engine = not stepped and not control.drops_step
         self.in_hand, control.drops_step = None, False
 
     def batch_losses(self) -> tuple[Tensor, ...]:
@@ -106,10 +108,12 @@ class NamedWindows(Windows):
         """Let every optimizer have a loss again."""
         self.taken.clear()
 
-    def end_round(self, progress: Progress) -> None:
+    def end_round(self, control: Control) -> None:
         """Begin another round; one that ended without a step, although there were gradients for one, was skipped."""
-        progress.skipped_steps += self.has_closed and not self.has_stepped
+        was_skipped = self.has_closed and not self.has_stepped
         self.has_closed = self.has_stepped = False
+        if was_skipped:
+            control.count_skip("skipped_steps", by_engine=self.skipped_by_engine)
 
     def clear(self) -> None:
         """Drop the losses and windows."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from ...events import Control, Progress
+from ...events import Control
 from .optimizers import trained_parameters
 
 if TYPE_CHECKING:
@@ -126,9 +126,10 @@ class Windows:
         """Begin the step of a window; return the loss that it is for."""
         return window.loss
 
-    def deselect(self, progress: Progress, control: Control, stepped: bool) -> None:
+    def deselect(self, control: Control, stepped: bool) -> None:
         """End the step of a window; count it where it was skipped."""
-        progress.skipped_steps += not stepped
+        if not stepped:
+            control.count_skip("skipped_steps", by_engine=not control.drops_step)
 
     def take(self, name: str | None, loss: Any) -> OptimizerWindow:
         """Return the window that a loss is for.
@@ -150,7 +151,7 @@ class Windows:
     def end_batch(self) -> None:
         """Do nothing: a batch has one loss."""
 
-    def end_round(self, progress: Progress) -> None:
+    def end_round(self, control: Control) -> None:
         """Do nothing: every step is counted by itself."""
 
     def unfinished(self) -> Iterator[OptimizerWindow]:

@@ -130,8 +130,8 @@ def test_the_last_batch_of_the_epoch_skipped_inside_a_window(
 def test_a_loader_that_ends_early_still_steps_its_tail(task: Make, batches: Make, sgd: Any, weights: Any) -> None:
     data, mine, theirs = batches(4), task(), task()
     trainer = Trainer([GradientAccumulation(3)], device="cpu")
-    with pytest.warns(RuntimeWarning, match="ended after 4 batches, but its length says 5"):
-        result = trainer.fit(mine, Lying(data), optimizer=sgd, epochs=1)
+    result = trainer.fit(mine, Lying(data), optimizer=sgd, epochs=1)
+    assert result.warnings == ("The train loader ended after 4 batches, but its length says 5.",)
     expected = by_hand(theirs, [data[:3], data[3:]], sgd(list(theirs.model.parameters())))
 
     torch.testing.assert_close(weights(mine), expected)

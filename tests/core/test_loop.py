@@ -247,6 +247,52 @@ def test_end_epoch_at_epoch_start_is_an_empty_epoch() -> None:
     assert result.progress.epoch == 2
 
 
+class AlwaysEnd(Plugin):
+    """Asks for the end of the epoch at every emission of an event."""
+
+    asks = ("validation",)
+
+    def __init__(self, event: type[Event]) -> None:
+        self._event = event
+
+    @on(*EVENTS)
+    def ask(self, run: Run, event: Event) -> None:
+        if isinstance(event, EpochEnd):
+            run.control.request_validation("at the end of every epoch")
+        if isinstance(event, self._event) and not run.progress.batch:
+            run.control.end_epoch("this one")
+
+
+@pytest.mark.parametrize("event", [TrainStart, EpochEnd, ValidationEnd, ShouldStop, TrainEnd])
+@pytest.mark.parametrize("unit", ["epochs", "steps"])
+def test_an_end_of_the_epoch_that_is_asked_for_between_two_epochs_ends_none(event: type[Event], unit: str) -> None:
+    length: dict[str, Any] = {unit: {"epochs": 3, "steps": 6}[unit]}
+    names, result = trace(AlwaysEnd(event), validation=class_batches(1), **length)
+    assert names.count("epoch_start") == names.count("epoch_end") == 3
+    assert (result.status, result.progress.epoch, result.progress.steps) == ("completed", 3, 6)
+
+
+@pytest.mark.parametrize("save_at", ["in the handler", "at the boundary"])
+def test_a_run_resumed_between_two_epochs_does_not_end_the_next_one(save_at: str) -> None:
+    states: list[dict[str, Any]] = []
+
+    def save(run: Run, event: EpochEnd | SavePoint) -> None:
+        states.append(run.state_dict())
+
+    first = Trainer([AlwaysEnd(EpochEnd)], device="cpu")
+    first.bus.on(EpochEnd if save_at == "in the handler" else SavePoint, save, lane=Lane.PERSIST)
+    first.bus.on(EpochEnd, lambda run, event: run.control.request_save("the state"))
+    task = linear_classifier()
+    fit(first, task=task, epochs=2, validation=class_batches(1))
+
+    second = Trainer([AlwaysEnd(EpochEnd)], device="cpu")
+    second.bus.on(TrainStart, lambda run, event: run.resume(states[0]))
+    names = Recorder(second.bus).trace
+    result = fit(second, epochs=2, validation=class_batches(1))
+    assert (result.progress.epoch, result.progress.steps) == (2, 4)
+    assert names.count("batch_start") == 2
+
+
 def test_skip_batch() -> None:
     names, result = trace(Ask(BatchStart, lambda run: run.control.skip_batch("bad data")))
     assert names == ["train_start", "epoch_start", *HELD, *BATCH, "epoch_end", "train_end", "run_closed"]
@@ -488,8 +534,8 @@ def test_everybody_can_ask_whether_this_is_the_last_batch(loader: Any) -> None:
 
 
 def test_a_loader_that_ends_before_its_length_steps_the_open_window_and_warns() -> None:
-    with pytest.warns(RuntimeWarning, match="ended after 3 batches, but its length says 5"):
-        names, result = trace(GradientAccumulation(2), train=Sized(class_batches(3), 5))
+    names, result = trace(GradientAccumulation(2), train=Sized(class_batches(3), 5))
+    assert result.warnings == ("The train loader ended after 3 batches, but its length says 5.",)
     assert names[-6:] == ["batch_end", "gradients_ready", "step_end", "epoch_end", "train_end", "run_closed"]
     assert result.progress.steps == 2
 

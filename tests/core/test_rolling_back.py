@@ -162,13 +162,13 @@ class Short:
 def test_a_return_from_the_window_that_the_epoch_closes_reports_no_end() -> None:
     def train(back: Back) -> tuple[list[str], RunResult, list[Tensor]]:
         plugins = [Asker(), RNGCapture(), GradientAccumulation(2), back]
-        with pytest.warns(RuntimeWarning, match="ended after 3 batches"):
-            return fit_on(Short(), plugins, epochs=2)
+        return fit_on(Short(), plugins, epochs=2)
 
     back = Back(GradientsReady, saved_at=2, at=2)
     names, result, rolled = train(back)
     _, plain, weights = train(Back(None))
     assert back.went
+    assert "The train loader ended after 3 batches, but its length says 4." in result.warnings
     assert names.count("epoch_end") == 2
     assert names.index("checkpoint_loaded") < names.index("epoch_end")
     assert counters(result) == counters(plain)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from heliograph import (
     At,
     BatchEnd,
+    Checkpoint,
     DeviceEngine,
     EarlyStopping,
     EpochEnd,
@@ -19,11 +21,16 @@ from heliograph import (
     GradientsReady,
     LearningRate,
     LogSchedule,
+    Phases,
     Plugin,
     Run,
+    RunClosed,
+    SavePoint,
     SaveSchedule,
+    StrictError,
     Supervised,
     Task,
+    TrainEnd,
     Trainer,
     ValidationSchedule,
     accuracy,
@@ -181,12 +188,62 @@ def test_an_empty_loader() -> None:
         Trainer(device="cpu").test(linear_classifier(), [])
 
 
-def test_a_generator_is_read_once_and_then_said_to_be_empty() -> None:
-    with pytest.raises(ValueError, match=r"yielded no batch in epoch 1\. A generator can be read only once"):
-        fit(train=(batch for batch in class_batches(2)), epochs=2)
+@pytest.mark.parametrize(
+    ("options", "done"),
+    [
+        ({"steps": 11}, "2 of 11 steps were done"),
+        ({"epochs": 3}, "1 of 3 epochs were done"),
+        ({"steps": 11, "epochs": 3}, "2 of 11 steps were done and 1 of 3 epochs were done"),
+    ],
+)
+def test_data_that_end_for_good_end_the_run(options: dict[str, Any], done: str, tmp_path: Path) -> None:
+    trainer, events = Trainer([SaveSchedule(At(steps=1), at_end=True), Checkpoint(tmp_path)], device="cpu"), list[str]()
+    for kind in (EpochEnd, TrainEnd, SavePoint, RunClosed):
+        trainer.bus.on(kind, lambda run, event: events.append(event.name))
+    result = fit(trainer, train=(batch for batch in class_batches(2)), **options)
+    reason = "the data ended: the train loader yielded no batch in epoch 1"
+    assert (result.status, result.stopped_by, result.reason) == ("stopped", "the loop", reason)
+    assert (result.progress.epoch, result.progress.steps) == (1, 2)
+    assert events == ["save_point", "epoch_end", "train_end", "save_point", "run_closed"]
+    assert result.warnings == (
+        f"The train loader yielded no batch in epoch 1, so the run ended early: {done}. A generator can be read only "
+        f"once: give a list, a DataLoader, or an object whose __iter__ starts again.",
+    )
+    with pytest.raises(StrictError, match="so the run ended early"):
+        fit(Trainer(device="cpu", strict=True), train=iter(class_batches(2)), **options)
+
+
+def test_data_that_end_for_good_end_a_loop_of_ones_own() -> None:
+    trainer = Trainer(device="cpu")
+    with trainer.run(linear_classifier(), iter(class_batches(2)), optimizer=sgd(), epochs=3) as run:
+        epochs = []
+        for _ in run.epochs():
+            epochs.append(0)
+            for batch in run.batches():
+                epochs[-1] += 1
+                run.step(run.forward(run, batch))
+    assert (epochs, run.result.status, run.result.progress.epoch) == ([2, 0], "stopped", 1)
+
+
+def test_data_that_have_never_begun_are_an_error() -> None:
+    with pytest.raises(ValueError, match=r"yielded no batch in epoch 0\. A generator can be read only once"):
+        fit(train=iter(()), epochs=2)
+
+
+def test_validation_data_that_end_for_good_are_an_error() -> None:
     trainer = Trainer([ValidationSchedule(Every(epochs=1))], device="cpu")
     with pytest.raises(ValueError, match="The validation loader yielded no batch"):
         fit(trainer, validation=iter(class_batches(2)), epochs=2)
+
+
+@pytest.mark.parametrize("params", [None, {"batch_size": 2}])
+@pytest.mark.parametrize("wrap", [dict, Phases])
+def test_a_dict_of_loaders_is_refused(wrap: Any, params: Any) -> None:
+    named = {"a": class_batches(1), "b": class_batches(1)}
+    with pytest.raises(TypeError, match=r"a dict with the keys \['a', 'b'\], and a loader yields batches: give one of"):
+        fit(train=wrap(named), loader_params=params)
+    with pytest.raises(TypeError, match=r"The validation x loader is a dict with the keys \['a', 'b'\]"):
+        fit(Trainer([ValidationSchedule(Every(epochs=1))], device="cpu"), validation={"x": named})
 
 
 def test_no_loader_at_all() -> None:
@@ -265,8 +322,9 @@ def test_a_loader_longer_than_it_says_warns() -> None:
         def __iter__(self) -> Iterator[Batch]:
             return iter(class_batches(3))
 
-    with pytest.warns(RuntimeWarning, match="ended after 3 batches, but its length says 1"):
-        assert fit(train=Short()).progress.steps == 3
+    result = fit(train=Short())
+    assert result.progress.steps == 3
+    assert result.warnings == ("The train loader ended after 3 batches, but its length says 1.",)
 
 
 # What is returned.
@@ -432,6 +490,12 @@ def test_a_task_may_count_its_samples_itself() -> None:
             return 100
 
     assert fit(task=Tokens(nn.Linear(4, 2), nn.functional.cross_entropy)).progress.samples == 200
+
+
+def test_an_attribute_of_the_name_batch_size_is_not_taken_for_the_method() -> None:
+    task = linear_classifier()
+    vars(task)["batch_size"] = 3
+    assert fit(task=task, train=class_batches(2, size=5)).progress.samples == 10
 
 
 def test_supervised_refuses_what_it_cannot_use() -> None:

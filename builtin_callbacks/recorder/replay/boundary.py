@@ -96,7 +96,10 @@ class Boundary:
             control.remove("end_epoch")
             self._findings.decide("end_epoch", did=False)
         self._findings.decide("veto_stop", did=following != "train_end")
-        control.decide()
+        is_between_epochs = following == "epoch_start" and not self._run.progress.batch
+        if is_between_epochs:
+            self._findings.decide("end_epoch", did=None)
+        control.decide(in_epoch=not is_between_epochs)
 
     def _stop(self, stop: Request, following: str) -> None:
         """Note that the run would have ended here, unless a plugin that is not replayed postponed the stop."""

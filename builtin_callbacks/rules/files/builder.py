@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -127,7 +127,7 @@ class _Building:
             on_error=spec.on_error or self._given.on_error,
             shared=any(operation.shared for operation, _ in done),
             waits_for=self._waits_for(rule, known),
-            asks=tuple(operation.asks[action] for operation, action in done if action in operation.asks),
+            asks=tuple(_words(done, {kind for trigger in known for kind in trigger.events})),
         )
 
     def _trigger(self, spec: RuleSpec, name: str) -> Trigger:
@@ -196,3 +196,10 @@ def _need_of(ready: Ready) -> str | None:
     """Return what a rule would wait for in vain, None where some trigger of it comes of itself."""
     words = {need_of(trigger) for trigger in ready.triggers}
     return words.pop() if len(words) == 1 else None
+
+
+def _words(actions: Iterable[tuple[RuleOperation, str]], kinds: set[type[Event]]) -> Iterator[str]:
+    """Yield what actions ask the loop for at events of these kinds."""
+    for operation, action in actions:
+        if action in operation.asks and not kinds <= set(operation.answers.get(action, ())):
+            yield operation.asks[action]

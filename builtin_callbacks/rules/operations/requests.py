@@ -8,15 +8,19 @@ from typing import Any, Literal
 
 from ....events import (
     BatchStart,
+    CheckpointSaved,
     Event,
     GradientsReady,
+    Log,
     Run,
+    SavePoint,
     ShouldStop,
     TestBatchEnd,
     TestBatchStart,
     TestStart,
     ValidationBatchEnd,
     ValidationBatchStart,
+    ValidationEnd,
     ValidationStart,
 )
 from ....events.checks import describe
@@ -29,11 +33,20 @@ EVALUATING = (ValidationStart, ValidationBatchStart, ValidationBatchEnd, TestSta
 Verb = Literal["stop", "end_epoch", "request_log", "request_validation", "request_save", "next_phase", "skip_batch", "hold_step", "skip_step", "veto_stop", "cut_validation"]  # fmt: skip  # noqa: E501
 
 
-def make_request(verb: Verb) -> Callable[[RuleOperation, Run, RuleFiring], None]:
-    """Return an action that asks the loop for something, with the rule as the reason."""
+LOGGING, VALIDATING, SAVING = (Log,), (ValidationEnd,), (SavePoint, CheckpointSaved)
+
+
+def make_request(verb: Verb, answers: tuple[type[Event], ...] = ()) -> Callable[[RuleOperation, Run, RuleFiring], None]:
+    """Return an action that asks the loop for something, with the rule as the reason.
+
+    Args:
+        verb: of the control.
+        answers: the events of what is asked for; asked there, it has been done.
+    """
 
     def ask(operation: RuleOperation, run: Run, firing: RuleFiring) -> None:  # noqa: ARG001  # a method
-        getattr(run.control, verb)(firing.reason)
+        if not isinstance(firing.event, answers):
+            getattr(run.control, verb)(firing.reason)
 
     return ask
 
@@ -54,9 +67,15 @@ class _Requests(RuleOperation):
         "should_skip_batch": "skip_batch",
         "should_skip_step": "skip_step",
     }
+    answers: Mapping[str, tuple[type[Event], ...]] = {
+        "should_log": LOGGING,
+        "should_save": SAVING,
+        "should_evaluate": VALIDATING,
+        "should_validate": VALIDATING,
+    }
 
-    should_save = make_request("request_save")
-    should_log = make_request("request_log")
+    should_save = make_request("request_save", SAVING)
+    should_log = make_request("request_log", LOGGING)
     should_next_phase = make_request("next_phase")
     should_skip_batch = make_request("skip_batch")
     should_hold_step = make_request("hold_step")
@@ -72,7 +91,7 @@ class HFControls(_Requests):
 
     should_training_stop = make_request("stop")
     should_epoch_stop = make_request("end_epoch")
-    should_evaluate = make_request("request_validation")
+    should_evaluate = make_request("request_validation", VALIDATING)
 
 
 class Controls(_Requests):
@@ -82,7 +101,7 @@ class Controls(_Requests):
 
     should_stop = make_request("stop")
     should_end_epoch = make_request("end_epoch")
-    should_validate = make_request("request_validation")
+    should_validate = make_request("request_validation", VALIDATING)
 
 
 class CallFunction(RuleOperation):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -38,6 +39,16 @@ def restore(state: Mapping[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
     if state["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all(state["cuda"][: torch.cuda.device_count()])
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Leave every global generator as it was, whatever is drawn within."""
+    state = capture()
+    try:
+        yield
+    finally:
+        restore(state)
 
 
 def generator_state(generator: Generator) -> Any:

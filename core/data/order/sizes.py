@@ -35,8 +35,18 @@ def length_of(loader: Iterable[Any] | None) -> int | None:
         return None
 
 
+def check_no_names(data: Any, split: str) -> None:
+    """Raise TypeError where data are several by name: the names would be taken for batches."""
+    if isinstance(data, Mapping):
+        raise TypeError(
+            f"The {split} loader is a {type(data).__name__} with the keys {sorted(map(str, data))[:5]}, and a loader "
+            f"yields batches: give one of its values. Phases(...) trains on several, one after the other."
+        )
+
+
 def check_loader(loader: Any, split: str) -> None:
     """Raise TypeError unless a loader can be iterated, ValueError where it says that it is empty."""
+    check_no_names(loader, split)
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         raise TypeError(f"The {split} loader must be an iterable of batches, got {type(loader).__name__}.")
     samples = hasattr(loader, "__len__") and not hasattr(loader, "__iter__")  # as other libraries' datasets

@@ -44,14 +44,14 @@ class StatefulSource(Stateless):
             self.loader.load_state_dict(deepcopy(given["loader"]))
         set_epoch(self.loader, reading.epoch)
         if not reading.apart:
-            return self._follow(iter(self.loader), reading.batch)
+            return self._follow(iter(self.loader), reading)
         if given is not None and not reading.batch:
             with isolated():
                 self.loader.state_dict()  # torchdata's puts a loaded state in place only now, over the keys
         held = HeldGenerators() if reading.batch else self._at_begin
         batches = start_iterator(self.loader, reading, held, self.share.rank)
         batches = apart(batches, reading, self._at_batch, self.share.rank, first=reading.batch)
-        return self._follow(batches, reading.batch)
+        return self._follow(batches, reading)
 
     def worth(self) -> Worth:
         """Say what is known of its draws."""
@@ -87,14 +87,14 @@ class StatefulSource(Stateless):
             return given
         return {**given, "ended": False, "amid": False} if given["ended"] else None
 
-    def _follow(self, batches: Iterator[Any], first: int) -> Iterator[Any]:
+    def _follow(self, batches: Iterator[Any], reading: Reading) -> Iterator[Any]:
         """Note when the loader ends, before its last batch is out: that is part of the state that a save there keeps.
 
-        Where its length is unknown, the loop reads ahead; the state from before that is kept.
+        Where its length is unknown, the loop may read ahead; the state from before that is kept.
         """
         self._exhausted, self._before = False, None
-        for number in count(first + 1):
-            if self.length is None:
+        for number in count(reading.batch + 1):
+            if self.length is None and reading.ahead:
                 self._before = self.loader.state_dict()
             try:
                 batch = next(batches)

@@ -30,6 +30,7 @@ class Reading:
         is_over: whether another rank had no more there, so that this one's rest is not read either.
         check: called with the last of the batches that are read again.
         probes: whether the first batch that is read of a loader is loaded twice and compared.
+        ahead: whether one item is read ahead where the length is unknown.
     """
 
     seed: int
@@ -40,6 +41,7 @@ class Reading:
     is_over: bool = False
     check: Callable[[Any], None] | None = None
     probes: bool = False
+    ahead: bool = True
 
 
 class Stateless:

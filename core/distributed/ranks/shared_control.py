@@ -20,6 +20,8 @@ from ...data.order.sizes import batch_size
 from ...data.training_data import TrainingData
 from ...system.signals import SignalHook
 
+UNEQUAL = "the ranks had unequally many batches: each epoch ended when the first of them had no more"
+
 
 class SharedRun(Run, Protocol):
     """A run whose ranks agree.
@@ -132,11 +134,11 @@ class SharedControl(Control):
         if any_news:
             self._exchange()
 
-    def decide(self, *, served: bool = False) -> None:
+    def decide(self, *, served: bool = False, in_epoch: bool = True) -> None:
         """Vote once more, where the boundary may have brought up something new; then decide."""
         if served or self._judges:
             self.agree()
-        super().decide()
+        super().decide(in_epoch=in_epoch)
 
     def agree_on_batch(self) -> None:
         """Let a batch that one rank skips be skipped by all, where some plugin declares that it may.
@@ -283,7 +285,7 @@ def read_together(
     engine: Any,
     rest: int | None,
     size_of: Callable[[Any], int],
-    mark_last: Callable[[bool], None],
+    mark_last: Callable[[bool], None] | None,
 ) -> Iterator[Any]:
     """Return the batches as far as every rank has one; what a rank has beyond the shortest one's end is not read.
 
@@ -293,11 +295,14 @@ def read_together(
         engine: connects the ranks.
         rest: how many batches are left, as the loader says; None where it does not.
         size_of: returns the samples in a batch.
-        mark_last: called where a loader has no length, with whether the batch that is yielded next is the last.
+        mark_last: called where a loader has no length, with whether the batch that is yielded next is the last; None
+            where that one is not to be read ahead.
     """
     data.together = None
-    if rest is None:
+    if rest is None and mark_last is not None:
         return _vote(with_last(batches), data, engine, size_of, mark_last)
+    if rest is None:
+        return _vote(((batch, False) for batch in batches), data, engine, size_of, None)
     left = islice(batches, max(0, rest))
     if data.source is not None and data.source.even and size_of is batch_size:
         return left  # the ranks have equally many, and equally long ones
@@ -319,12 +324,14 @@ def _vote(
         sizes[engine.rank] = 0.0 if found is None else float(size_of(batch))
         misses, ends, continues, *sizes = engine.vote([found is None, is_last, not is_last, *sizes])
         if misses:
+            if continues and data.together is not None:  # some had batches until now
+                data.note_once(UNEQUAL)
             return
         data.together = int(sum(sizes))
         if mark_last is not None:
             mark_last(bool(ends))
         if ends and continues:
-            data.note_once("the ranks had unequally many batches: each epoch ended when the first of them had no more")
+            data.note_once(UNEQUAL)
         yield batch
         if ends:
             return

@@ -109,13 +109,13 @@ def test_a_run_is_stopped_by_a_rule(kind: str, tmp_path: Path) -> None:
 
 def test_rules_are_asked_in_the_order_of_the_file_and_do_what_they_say_in_order() -> None:
     source = rules(
-        controller(True, name="second", operations=["control.should_log", "control.should_save"]),
+        controller(True, name="second", operations=["control.should_next_phase", "control.should_save"]),
         controller(True, name="first", operations=["control.should_end_epoch"]),
         metrics=[],
     )
     source["controllers"].append(controller(True, name="third", operations=["control.should_stop"]))
     verbs = [verb for verb, *_ in asked(train(source, epochs=1))]
-    assert verbs[:4] == ["log", "save", "end_epoch", "stop"]
+    assert verbs[:4] == ["next_phase", "save", "end_epoch", "stop"]
 
 
 def test_a_rule_may_be_a_boolean_of_yaml(tmp_path: Path) -> None:

@@ -336,15 +336,6 @@ def test_a_sampler_that_weights(drawing: Make, fit: Make) -> None:
     assert epoch(fit(drawing(), loader_params=params), 0, 2) == [0] * 8
 
 
-def numbers() -> Iterator[int]:
-    yield from range(3)
-
-
-def test_a_generator_lasts_for_one_epoch(fit: Make) -> None:
-    with pytest.raises(ValueError, match=r"yielded no batch in epoch 1\. A generator can be read only once"):
-        fit(torch.zeros(1, 7).double() for _ in numbers())
-
-
 def test_another_librarys_dataset_is_recognized_by_its_methods() -> None:
     class Table:
         """As the datasets of other libraries are: no subclass of torch's."""

@@ -3,20 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from heliograph import (
+    EMA,
     BatchEnd,
+    Checkpoint,
+    Compile,
     DataModule,
+    EarlyStopping,
     EpochStart,
     Every,
+    ExceptionPassThrough,
+    FileLog,
+    GradientAccumulation,
+    HandlerTimes,
+    JsonlLog,
+    LearningRate,
     LoaderParams,
+    LogSchedule,
+    NaNGuard,
     Phases,
     Plugin,
+    Preemption,
+    ProgressBar,
+    Recorder,
+    RNGCapture,
     RunClosed,
+    RunFailed,
+    SaveSchedule,
+    TensorBoard,
     Trainer,
+    TrainingError,
     ValidationSchedule,
     on,
 )
@@ -206,6 +227,60 @@ def test_so_is_one_of_an_evaluation_that_fails(drawing: Make, noisy: Make) -> No
     assert module.diary == ["prepare", "set_up", "test", "tear_down", "set_up", "validation", "tear_down"]
 
 
+# What plugins get of that.
+
+
+@pytest.mark.parametrize("where", ["prepare", "set_up", "train", "validation"])
+def test_the_run_that_was_to_begin_fails(where: str, drawing: Make, noisy: Make, tmp_path: Path) -> None:
+    module, events = DiaryModule(drawing, fails=where), list[Any]()
+    plugins: list[Any] = [ValidationSchedule(Every(epochs=1)), FileLog(tmp_path), ExceptionPassThrough()]
+    trainer = Trainer(plugins, device="cpu")
+    trainer.bus.on(RunFailed, lambda run, event: events.append((event.phase, str(event.error), run.name)))
+    trainer.bus.on(RunClosed, lambda run, event: events.append((event.status, list(module.diary), run.train_loader)))
+    with pytest.raises(TrainingError, match=f"train failed at epoch 0, step 0: ArithmeticError: {where} is broken"):
+        trainer.fit(noisy(), module, epochs=1, optimizer=torch.optim.SGD, name="mine")
+    diary = ["prepare", *RUN[: RUN.index(where) + 1], "tear_down"] if where != "prepare" else ["prepare"]
+    assert events == [("train", f"{where} is broken", "mine"), ("failed", diary, None)]
+    (log,) = tmp_path.iterdir()
+    assert f"ArithmeticError: {where} is broken" in log.read_text(encoding="utf-8")
+
+    module.fails = ""  # the trainer is free
+    result = trainer.fit(noisy(), module, epochs=1, optimizer=torch.optim.SGD)
+    assert result.status == "completed"
+
+
+@pytest.mark.parametrize("phase", ["validation", "test"])
+def test_an_evaluation_that_was_to_begin_fails(phase: str, drawing: Make, noisy: Make) -> None:
+    trainer, events = Trainer([ExceptionPassThrough(test=[ArithmeticError])], device="cpu"), list[str]()
+    trainer.bus.on(RunFailed, lambda run, event: events.append(event.phase))
+    evaluate = trainer.test if phase == "test" else trainer.validate
+    with pytest.raises(ArithmeticError if phase == "test" else TrainingError):
+        evaluate(noisy(), DiaryModule(drawing, fails=phase))
+    assert events == [phase]
+
+
+def test_every_built_in_takes_a_run_that_fails_before_it_begins(drawing: Make, noisy: Make, tmp_path: Path) -> None:
+    plugins: list[Any] = [
+        Checkpoint(tmp_path / "c"), SaveSchedule(Every(epochs=1)), JsonlLog(tmp_path / "log.jsonl"), ProgressBar(),
+        LogSchedule(Every(epochs=1)), EMA(0.9), RNGCapture(), Recorder(tmp_path / "r"), TensorBoard(tmp_path / "t"),
+        GradientAccumulation(2), NaNGuard(), Preemption(), HandlerTimes(), Compile(), EarlyStopping(),
+        ValidationSchedule(Every(epochs=1)), LearningRate("epoch"),
+    ]  # fmt: skip
+    with pytest.raises(ArithmeticError, match="set_up is broken") as info:
+        Trainer(plugins, device="cpu").fit(
+            noisy(), DiaryModule(drawing, fails="set_up"), epochs=1, optimizer=torch.optim.SGD
+        )
+    assert info.value.__notes__ == ["heliograph: in train, epoch 0, batch 0, step 0"]
+
+
+def test_what_is_wrong_with_the_arguments_is_of_no_run(drawing: Make, noisy: Make) -> None:
+    trainer, events = Trainer(device="cpu"), list[str]()
+    trainer.bus.on(RunFailed, lambda run, event: events.append(event.name))
+    with pytest.raises(ValueError, match="epochs="):
+        trainer.fit(noisy(), DiaryModule(drawing), epochs=0, optimizer=torch.optim.SGD)
+    assert events == []
+
+
 # A tear_down that fails.
 
 
@@ -233,7 +308,10 @@ def test_a_note_on_what_failed_before_the_run_too(drawing: Make, noisy: Make) ->
     module = DiaryModule(drawing, fails="set_up tear_down")
     with pytest.raises(ArithmeticError, match="set_up is broken") as info:
         fit(module, noisy)
-    assert info.value.__notes__ == ["heliograph: then tear_down failed: ArithmeticError: tear_down is broken"]
+    assert info.value.__notes__ == [
+        "heliograph: then tear_down failed: ArithmeticError: tear_down is broken",
+        "heliograph: in train, epoch 0, batch 0, step 0",
+    ]
 
 
 def test_the_trainer_is_free_afterwards(drawing: Make, noisy: Make) -> None:

@@ -18,6 +18,7 @@ from heliograph import (
     DataModule,
     DDPEngine,
     DeviceEngine,
+    EpochEnd,
     Every,
     GradientAccumulation,
     Lane,
@@ -27,9 +28,13 @@ from heliograph import (
     RankFailed,
     RNGCapture,
     Run,
+    RunClosed,
+    RunFailed,
     SavePoint,
     SaveSchedule,
+    ShouldStop,
     Supervised,
+    TrainEnd,
     Trainer,
     TrainStart,
     ValidationSchedule,
@@ -331,6 +336,40 @@ def test_a_rank_without_a_batch_is_an_error_on_all(ranks: Pool) -> None:
     assert sum("yielded no batch" in note for note in info.value.__notes__) == 2
 
 
+class OnceOnly(Flowing):
+    """A stream that cannot be read again."""
+
+    def __init__(self, size: int, more: int = 0) -> None:
+        super().__init__(size, more)
+        self.left = super().__iter__()
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return self.left
+
+
+def ended() -> tuple[Any, ...]:
+    trainer, events, task = a_trainer(), list[str](), a_task()
+    for kind in (TrainEnd, EpochEnd):
+        trainer.bus.on(kind, lambda run, event: events.append(event.name))
+    trainer.bus.on(TrainEnd, lambda run, event: run.control.request_save("at the end"))
+    trainer.bus.on(SavePoint, lambda run, event: events.append(event.name))
+    trainer.bus.on(ShouldStop, lambda run, event: None)  # so that the ranks vote once more
+    result = trainer.fit(task, DataLoader(OnceOnly(10, 4), 2), optimizer=sgd(), steps=99)
+    weights = [each.tolist() for each in task.model.state_dict().values()]
+    return result.status, result.reason, result.warnings, result.progress.steps, result.progress.epoch, events, weights
+
+
+def test_data_that_end_for_good_end_the_run_on_all_ranks(ranks: Pool) -> None:
+    """On the second rank the loader has two batches more: they make up for none in the next epoch."""
+    first, second = ranks(2).run(ended)
+    assert first == second
+    status, reason, (warning,), steps, epoch, events, _ = first
+    assert (status, steps, epoch) == ("stopped", 5, 1)
+    assert reason == "the data ended: the train loader yielded no batch in epoch 1"
+    assert "5 of 99 steps were done" in warning
+    assert events == ["epoch_end", "train_end", "save_point"]
+
+
 def lied() -> Reported:
     return trained(DataLoader(Sized(6, 4, says=10), 2))
 
@@ -448,11 +487,13 @@ def prepared() -> list[str]:
     return module.diary
 
 
-def failed() -> tuple[type, str, list[str]]:
-    module = DiaryModule(fails=0)
+def failed() -> tuple[type, str, list[str], list[str]]:
+    module, trainer, events = DiaryModule(fails=0), a_trainer(), list[str]()
+    trainer.bus.on(RunFailed, lambda run, event: events.append(type(event.error).__name__))
+    trainer.bus.on(RunClosed, lambda run, event: events.append(event.status))
     with pytest.raises((ArithmeticError, RankFailed)) as info:
-        trained(module)
-    return type(info.value), str(info.value), module.diary
+        trainer.fit(a_task(), module, optimizer=sgd(), epochs=1)
+    return type(info.value), str(info.value), module.diary, events
 
 
 def test_one_process_of_a_machine_prepares(ranks: Pool) -> None:
@@ -461,8 +502,13 @@ def test_one_process_of_a_machine_prepares(ranks: Pool) -> None:
 
 def test_where_that_fails_no_rank_waits(ranks: Pool) -> None:
     assert ranks(2).run(failed) == [
-        (ArithmeticError, "no space left", ["prepare"]),
-        (RankFailed, "rank 0 failed with ArithmeticError: no space left (in DiaryModule.prepare)", []),
+        (ArithmeticError, "no space left", ["prepare"], ["ArithmeticError", "failed"]),
+        (
+            RankFailed,
+            "rank 0 failed with ArithmeticError: no space left (in DiaryModule.prepare)",
+            [],
+            ["RankFailed", "failed"],
+        ),
     ]
 
 

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from heliograph import (
     BatchStart,
+    Checkpoint,
     Event,
+    Every,
     GradientsReady,
     Log,
+    LogSchedule,
     Request,
+    RuleController,
     Run,
+    SavePoint,
+    SaveSchedule,
     ShouldStop,
     StepEnd,
     TestBatchStart,
     Trainer,
     ValidationBatchEnd,
     ValidationEnd,
+    ValidationSchedule,
 )
 from heliograph.builtin_callbacks.rules.base import Ending, RuleFiring, RuleOperation
 from heliograph.builtin_callbacks.rules.errors import RuleError, RuleKeyError, RuleNameError, RuleTypeError
 from heliograph.builtin_callbacks.rules.operations.requests import CallFunction, Controls, HFControls
 from heliograph.events import Control, Progress
+from heliograph.tests.builtin_callbacks.rules.scripted import Scripted, controller, data, rules, train
 
 Make = Callable[..., Any]
 VERBS = {
@@ -75,6 +85,40 @@ def test_every_action_makes_its_request(
         assert list(control.history) == [Request(VERBS[name], "the caller", reason, 1, 2, 3)]  # type: ignore[arg-type]
     words = {"stop", "validation", "save", "log", "skip_batch", "skip_step"}
     assert operation.asks == {name: VERBS[name] for name in actions if VERBS[name] in words}
+
+
+@pytest.mark.parametrize("names", ["hfcontrols", "control"])
+@pytest.mark.parametrize("about", ["save", "log", "validation"])
+def test_what_is_asked_for_where_it_is_done_is_not_done_again(about: str, names: str, tmp_path: Path) -> None:
+    validate = "should_evaluate" if names == "hfcontrols" else "should_validate"
+    actions = {"save": "should_save", "log": "should_log", "validation": validate}
+    triggers = {"save": ["on_save", "save_point"], "log": ["on_log"], "validation": ["on_evaluate"]}
+    source = rules(controller("True", triggers=triggers[about], operations=[f"{names}.{actions[about]}"]))
+    every = Every(steps=3)
+    schedules = [SaveSchedule(every), LogSchedule(every), ValidationSchedule(every), Checkpoint(tmp_path)]
+    trainer, done = Trainer([*schedules, RuleController(source)], device="cpu"), list[tuple[str, int]]()
+    for kind in (Log, ValidationEnd, SavePoint):
+        trainer.bus.on(kind, lambda run, event: done.append((event.name, run.progress.steps)))
+    task = Scripted((1.0,), (1.0,))
+    trainer.fit(task, data(3), validation=data(1), optimizer=torch.optim.SGD(task.model.parameters()), epochs=2)
+    assert done == [(name, step) for step in (3, 6) for name in ("log", "validation_end", "save_point")]
+
+
+@pytest.mark.parametrize("trigger", ["on_epoch_end", "on_evaluate"])
+def test_a_rule_that_ends_the_epoch_at_its_end_leaves_the_next_one_alone(trigger: str) -> None:
+    result = train(
+        rules(controller("True", triggers=[trigger], operations=["hfcontrols.should_epoch_stop"])),
+        validation=[1.0],
+        epochs=3,
+    )
+    assert (result.progress.epoch, result.progress.steps) == (3, 12)
+
+
+def test_a_rule_that_asks_for_a_save_at_saves_only_needs_somebody_who_asks_for_one() -> None:
+    source = rules(controller("True", triggers=["on_save"], operations=["hfcontrols.should_save"]))
+    assert (RuleController(source).asks, RuleController(source).needs) == ((), ("save",))
+    both = rules(controller("True", triggers=["on_save", "on_step_end"], operations=["hfcontrols.should_save"]))
+    assert (RuleController(both).asks, RuleController(both).needs) == (("save",), ())
 
 
 def test_a_stop_within_a_training_names_the_rule(task: Make, batches: Make, sgd: Any) -> None:

@@ -102,6 +102,23 @@ def test_any_request_of_one_rank_is_served_on_all(ranks: Any, verb: str, rank: i
         assert ("epoch_end", 1, 2) in first[3]
 
 
+@pytest.mark.parametrize("event", ["EpochEnd", "ValidationEnd"])
+def test_what_one_rank_asks_between_two_epochs_ends_none(ranks: Any, event: str) -> None:
+    first, second = ranks(2).run(end_epoch_between_epochs, event)
+    assert first == second == ("completed", 3, 3 * STEPS, 3)
+
+
+def end_epoch_between_epochs(event: str) -> Any:
+    class Between(h.Plugin):
+        @h.on(EVENTS[event])
+        def ask(self, run: h.Run, event: h.Event) -> None:
+            if run.engine.rank == 1 and not run.progress.batch:
+                run.control.end_epoch("this one")
+
+    result = fit(trainer_of(Between(), h.ValidationSchedule(h.Every(epochs=1))), epochs=3)
+    return result.status, result.progress.epoch, result.progress.steps, result.progress.validations
+
+
 def veto_on_one_rank() -> Any:
     class Stopping(h.Plugin):
         asks = ("stop",)
@@ -150,6 +167,27 @@ def skip_on_one_rank(declared: bool, verb: str) -> Any:
     result = trainer_of(Skipping()).fit(task, random_batches(2 * STEPS), optimizer=optimizer, epochs=1)
     progress = result.progress
     return progress.skipped_batches, progress.skipped_steps, progress.steps, task.model.state_dict()["weight"].tolist()
+
+
+def skip_always_on_one_rank() -> str:
+    class Skipping(h.Plugin):
+        asks = ("skip_batch",)
+
+        @h.on(h.BatchStart)
+        def skip(self, run: h.Run, event: h.BatchStart) -> None:
+            if run.engine.rank == 1:
+                run.control.skip_batch("bad")
+
+    with pytest.raises(RuntimeError) as caught:
+        fit(trainer_of(Skipping()), validation=None, epochs=None, steps=4, max_skipped_steps=2 * STEPS)
+    return str(caught.value)
+
+
+def test_what_one_rank_skips_again_and_again_is_an_error_on_all(ranks: Any) -> None:
+    first, second = ranks(2).run(skip_always_on_one_rank)
+    assert "13 batches or steps in a row were skipped, without an optimizer step since step 0" in first
+    assert "Who skipped: a plugin on another rank." in first
+    assert "Who skipped: skipping, 13 times (bad)." in second
 
 
 def test_a_batch_that_one_rank_skips_is_skipped_by_all(ranks: Any) -> None:
