@@ -214,6 +214,8 @@ class Checkpoint(Plugin):
         for note in notes:
             run.note(note)
         run.best_checkpoint = best
+        if self._value_at > run.progress.batches:  # counted in smaller batches
+            self._value_at = -1
         self._proof.continue_from(run)
         if event.path is not None:
             self._last = run.last_checkpoint = event.path

@@ -30,6 +30,7 @@ class Reading:
         is_over: whether another rank had no more there, so that this one's rest is not read either.
         check: called with the last of the batches that are read again.
         probes: whether the first batch that is read of a loader is loaded twice and compared.
+        within: how many samples of the batch at the position are consumed; zero unless the source `cuts_batches`.
     """
 
     seed: int
@@ -40,6 +41,7 @@ class Reading:
     is_over: bool = False
     check: Callable[[Any], None] | None = None
     probes: bool = False
+    within: int = 0
 
 
 class Stateless:
@@ -48,6 +50,7 @@ class Stateless:
     even = False
     as_it_is = True
     common = False
+    cuts_batches = False
     batch_size: int | None = None
 
     def __init__(self, loader: Any, kind: dict[str, Any], share: Share = ALONE) -> None:

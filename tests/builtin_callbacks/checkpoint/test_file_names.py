@@ -64,7 +64,7 @@ def test_only_the_part_of_a_missing_metric_is_left_out(template: str, end: str, 
 
 
 class Terminated(Plugin):
-    """Is told to end after the first step."""
+    """Receives a signal after the first step."""
 
     @on(StepEnd)
     def terminate(self, run: Run, event: StepEnd) -> None:
