@@ -28,7 +28,7 @@ from ..events import (
     ValidationEnd,
     ValidationStart,
 )
-from ..events.checks import check_number
+from ..events.checks import check_flag, check_number
 from ..events.guarantee import verified
 from ..plugins import Plugin, on
 
@@ -69,6 +69,10 @@ class ProgressBar(Plugin):
     ) -> None:
         self.interval = check_number("interval", interval, of="seconds", at_least=0, finite=False)
         self.plain_interval = check_number("plain_interval", plain_interval, of="seconds", at_least=0, finite=False)
+        if isinstance(metrics, str):
+            raise TypeError(f"metrics is a list of names, [{metrics!r}], not {metrics!r}.")
+        if plain is not None:
+            check_flag("plain", plain, or_else="None")
         self.metrics = metrics
         self._file = file
         self.plain = not (_in_notebook() or _is_terminal(file or sys.stderr)) if plain is None else plain

@@ -28,7 +28,7 @@ from ..events import (
     ValidationEnd,
     ValidationStart,
 )
-from ..events.checks import check_whole_number
+from ..events.checks import check_flag, check_whole_number
 from ..plugins import Plugin, on
 
 State = dict[str, Any]
@@ -69,6 +69,8 @@ class RNGCapture(Plugin):
     def __init__(self, seed: int | None = None, *, isolate_validation: bool = True, probe: bool = True) -> None:
         if seed is not None:
             seed = check_whole_number("seed", seed, at_least=0, less_than=2**64, or_else="None")
+        check_flag("isolate_validation", isolate_validation)
+        check_flag("probe", probe)
         self.seed = seed
         self.isolate_validation, self.probe = isolate_validation, probe
         self._generator: np.random.Generator | None = None

@@ -28,7 +28,7 @@ from ...events import (
     TrainStart,
     ValidationEnd,
 )
-from ...events.checks import check_whole_number
+from ...events.checks import check_flag, check_whole_number
 from ...plugins import Plugin, on
 from . import file_names
 from . import shards as sharding
@@ -116,8 +116,13 @@ class Checkpoint(Plugin):
         on_existing: OnExisting = "new_name",
     ) -> None:
         if keep_last is not None:
-            check_whole_number("keep_last", keep_last, at_least=1, or_else="None for all")
-        check_whole_number("keep_best", keep_best, at_least=0)
+            keep_last = check_whole_number("keep_last", keep_last, at_least=1, or_else="None for all")
+        keep_best = check_whole_number("keep_best", keep_best, at_least=0)
+        flags = {"background": background, "restore_attributes": restore_attributes}
+        for name, flag in flags.items() if sharded is None else {**flags, "sharded": sharded}.items():
+            check_flag(name, flag, or_else="None" if name == "sharded" else "")
+        if mode is not None and monitor is None:
+            raise ValueError(f"mode={mode!r} says which way monitor='validation/loss' is better: give that, too.")
         if (keep_best > 0) != (monitor is not None):
             raise ValueError("keep_best=1 and monitor='validation/loss' go together: the best of what, and how many.")
         if load_best not in (None, "weights", "everything"):
