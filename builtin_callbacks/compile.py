@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..events import Lane, Run, RunClosed, TestStart, TrainStart, ValidationStart
+from ..events.checks import check_flag
 from ..events.errors import describe_error
 from ..plugins import Plugin, on
 
@@ -32,6 +33,7 @@ class Compile(Plugin):
     exclusive = ("compile",)
 
     def __init__(self, *, fallback: bool = True, **options: Any) -> None:
+        check_flag("fallback", fallback)
         self.fallback, self.options = fallback, options
         self._restore: list[Callable[[], None]] = []
 

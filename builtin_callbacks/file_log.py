@@ -27,6 +27,7 @@ from ..events import (
     ValidationEnd,
     ValidationStart,
 )
+from ..events.checks import check_flag, check_whole_number
 from ..plugins import Plugin, on
 
 
@@ -47,8 +48,9 @@ class FileLog(Plugin):
     ranks = "main"
 
     def __init__(self, folder: str | Path, *, level: int = logging.INFO, capture_warnings: bool = False) -> None:
+        check_flag("capture_warnings", capture_warnings)
         self.folder = Path(folder)
-        self.level = level
+        self.level = check_whole_number("level, such as logging.INFO,", level, at_least=0)
         self.capture_warnings = capture_warnings
         self.path: Path | None = None
         self._handler: _Handler | None = None
@@ -147,7 +149,7 @@ class FileLog(Plugin):
 
     def _open(self, run: Run) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.path = self.path or self.folder / f"{run.name}_{datetime.now():%Y-%m-%d_%H-%M-%S}.log"
+        self.path = self.path or self._new_path(run)
         self._handler = _Handler(self.path, encoding="utf-8")
         self._handler.setLevel(self.level)
         self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))

@@ -38,12 +38,14 @@ class GradientAccumulation(Plugin):
     exclusive = ("accumulation",)
 
     def __init__(self, n: int | Mapping[int, int], *, as_ranks: int | None = None) -> None:
-        schedule = dict(sorted(n.items())) if isinstance(n, Mapping) else {0: n}
+        schedule = {
+            check_whole_number("The epoch of a schedule of accumulation", epoch, at_least=0): check_whole_number(
+                f"n from epoch {epoch!r}", number, of="micro-batches", at_least=1
+            )
+            for epoch, number in (n if isinstance(n, Mapping) else {0: n}).items()
+        }
         if 0 not in schedule:
             raise ValueError(f"A schedule of accumulation begins at epoch 0, as in {{0: 1, 5: 4}}; got {schedule}.")
-        for epoch, number in schedule.items():
-            check_whole_number("The epoch of a schedule of accumulation", epoch, at_least=0)
-            check_whole_number(f"n from epoch {epoch!r}", number, of="micro-batches", at_least=1)
         if as_ranks is not None:
             as_ranks = check_whole_number("as_ranks=", as_ranks, of="ranks", at_least=1)
         for number in schedule.values():
@@ -51,7 +53,7 @@ class GradientAccumulation(Plugin):
                 raise ValueError(
                     f"With as_ranks={as_ranks}, n counts the micro-batches of all ranks: a multiple, got {number}."
                 )
-        self.schedule = {int(epoch): int(number) for epoch, number in schedule.items()}
+        self.schedule = dict(sorted(schedule.items()))
         self.as_ranks = as_ranks
         self._size = 0  # of the window under way, 0 where there is none of ours
         self._processes = 1  # that share the micro-batches of a step

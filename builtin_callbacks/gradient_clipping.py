@@ -29,10 +29,11 @@ class GradientClipping(Plugin):
     def __init__(self, norm: float | None = None, *, value: float | None = None, norm_type: float = 2.0) -> None:
         if norm is None and value is None:
             raise ValueError("GradientClipping needs a bound: norm=1.0, value=0.5, or both.")
-        for name, bound in (("norm", norm), ("value", value), ("norm_type", norm_type)):
-            if bound is not None:
-                check_number(name, bound, more_than=0, finite=False)
-        self.norm, self.value, self.norm_type = norm, value, norm_type
+        self.norm, self.value = (
+            None if bound is None else check_number(name, bound, more_than=0, finite=False, or_else="None")
+            for name, bound in (("norm", norm), ("value", value))
+        )
+        self.norm_type = check_number("norm_type", norm_type, more_than=0, finite=False)
 
     def describe(self, run: Run) -> str:
         """Say where gradients are clipped."""

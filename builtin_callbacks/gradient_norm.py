@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from ..events import GradientsReady, Lane, Run
-from ..events.checks import check_number, check_whole_number
+from ..events.checks import check_flag, check_number, check_whole_number
 from ..plugins import Plugin, on
 
 
@@ -32,6 +32,7 @@ class GradientNorm(Plugin):
 
     def __init__(self, *, every: int = 1, per_module: bool = False, norm_type: float = 2.0) -> None:
         self.every = check_whole_number("every", every, of="optimizer steps", at_least=1)
+        check_flag("per_module", per_module)
         self.per_module = per_module
         self.norm_type = check_number("norm_type", norm_type, more_than=0, finite=False)
         self._counts: dict[str, int] = {}

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..core.data.draws import rng
 from ..core.data.draws.generators import Generator, digest, isolated
@@ -27,10 +28,18 @@ from ..events import (
     ValidationEnd,
     ValidationStart,
 )
-from ..events.checks import check_whole_number
+from ..events.checks import check_flag, check_whole_number
 from ..plugins import Plugin, on
 
 State = dict[str, Any]
+DEFAULT = 6691
+SMALL = 2**32  # the seed of a torch that nobody has seeded is a random number of 64 bits
+_AT_IMPORT = torch.initial_seed()
+
+
+def seed_of_user(seed: int) -> int | None:
+    """Return a seed that torch was found with; None where nobody gave it that."""
+    return seed if seed < SMALL or seed != _AT_IMPORT else None
 
 
 class RNGCapture(Plugin):
@@ -47,20 +56,28 @@ class RNGCapture(Plugin):
     samples and what loading draws go by the one seed. A rank that no checkpoint knows begins a stream of its own.
 
     Args:
-        seed: for all of them.
+        seed: for all of them. By default the one that you gave `torch.manual_seed` before the run, or 6691 where nobody
+            seeded torch; a note in the result says which. Seeds of `random` and NumPy cannot be found out.
         isolate_validation: put the generators back as they were when a validation began.
         probe: load the first batch that is read of a loader a second time, under the same key, and lower the guarantee
             if it comes out differently. Datasets that can hold no state, such as a `TensorDataset`, are spared that.
     """
 
     exclusive = ("rng",)
+    resume_ignores = ("seed",)  # a resumed run keeps that of its checkpoint
 
-    def __init__(self, seed: int = 6691, *, isolate_validation: bool = True, probe: bool = True) -> None:
-        self.seed = check_whole_number("seed", seed, at_least=0)
+    def __init__(self, seed: int | None = None, *, isolate_validation: bool = True, probe: bool = True) -> None:
+        if seed is not None:
+            seed = check_whole_number("seed", seed, at_least=0, less_than=2**64, or_else="None")
+        check_flag("isolate_validation", isolate_validation)
+        check_flag("probe", probe)
+        self.seed = seed
         self.isolate_validation, self.probe = isolate_validation, probe
         self._generator: np.random.Generator | None = None
         self._held: list[Generator] = []
-        self._rank = 0
+        self._rank = self._taken = 0
+        self._found: int | None = None  # what torch was seeded with before the run
+        self._given: int | None = None  # and what the run gave it
         self._is_new = False  # no state is of this rank: it was not there when the checkpoint was written
         self._saved: Mapping[str, Any] | None = None
         self._before_validation: State | None = None
@@ -81,16 +98,32 @@ class RNGCapture(Plugin):
         """Seed everything."""
         self._saved, self._rank = None, run.engine.rank
         self._held = find_generators((run.task,))
-        self._seed(self.seed, 0)
-        run.key_draws(self.seed, probe=self.probe)
+        self._found = torch.initial_seed()
+        self._taken = self._choose_seed(run, self._found)
+        self._seed(self._taken, 0)
+        run.key_draws(self._taken, probe=self.probe)
         run.isolate_observers(partial(isolated, one_thread=False))
+
+    @on(TrainStart, lane=Lane.REPORT)
+    def note_seed(self, run: Run, event: TrainStart) -> None:
+        """Say which seed was chosen, if no checkpoint brings one."""
+        if self.seed is None and not run.is_resuming:
+            is_users = self._found is not None and seed_of_user(self._found) == self._taken
+            not_seeded = "as torch was not seeded; RNGCapture(n) sets another"
+            why = "as torch.manual_seed was given" if is_users else not_seeded
+            run.note(f"everything random is seeded with {self._taken}, {why}")
 
     @on(CheckpointLoaded, lane=Lane.REPORT)
     def go_on(self, run: Run, event: CheckpointLoaded) -> None:
         """Restore the states: what was due where the run was left is served with them."""
+        saved = run.data.seed
+        if saved is not None and saved != self._taken:
+            if self.seed is not None or self._taken != DEFAULT:
+                run.note(f"the run keeps the seed of its checkpoint, {saved}, not {self._taken}")
+            self._taken = saved
         if self._is_new:
             self._is_new = False
-            self._seed(self.seed, run.progress.steps)
+            self._seed(self._taken, run.progress.steps)
         run.when_positioned(self._arrive)
 
     @on(EpochStart, lane=Lane.TRANSFORM)
@@ -134,8 +167,19 @@ class RNGCapture(Plugin):
         self._saved = None if self._is_new else state or None
 
     def close(self) -> None:
-        """Let go of a validation that never ended."""
+        """Let go of a validation that never ended, and let torch say what it was seeded with before the run."""
         self._before_validation = None
+        found, self._found = self._found, None
+        if found is not None and torch.initial_seed() == self._given:
+            rng.name_seed(found)
+
+    def _choose_seed(self, run: Run, found: int) -> int:
+        """Return the seed of the run; on several ranks the main one's, and this is a collective then."""
+        if self.seed is not None:
+            return self.seed
+        seed = seed_of_user(found)
+        seed = DEFAULT if seed is None else seed
+        return seed if run.engine.world_size == 1 else int(run.engine.broadcast(seed))
 
     def _seed(self, seed: int, step: int) -> None:
         """Begin every stream: on the main rank by the seed itself, on others by what no other rank or step has."""
@@ -143,6 +187,7 @@ class RNGCapture(Plugin):
             seed = int.from_bytes(digest(seed, self._rank, step, size=8, purpose=b"rank"), "little")
         self._generator = np.random.default_rng(seed)
         rng.seed_all(seed)
+        self._given = torch.initial_seed()
 
     def _set_aside(self, run: Run) -> None:
         if self._saved is None:
@@ -161,6 +206,7 @@ class RNGCapture(Plugin):
 
     def _restore(self, state: Mapping[str, Any]) -> None:
         rng.restore(state["globals"])
+        self._given = torch.initial_seed()
         if self._generator is not None and state["generator"]:
             rng.set_generator_state(self._generator, state["generator"])
         for generator, held in zip(self._held, state["held"], strict=False):  # the task may be another one now

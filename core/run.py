@@ -47,12 +47,11 @@ class TrainRun(RunContext):
     def __enter__(self) -> Self:
         if self._entered:
             raise RuntimeError("A run is used once: ask trainer.run(...) for another.")
-        if is_in_run(self.engine):
+        try:
+            self._check_free()
+        except RuntimeError:
             self.hooks.closing.close()  # without an error: the engine stays in its group, for the run that uses it
-            raise RuntimeError(
-                f"This {type(self.engine).__name__} is in a run, whose modules and optimizers it holds until that "
-                f"ends: use another Trainer with an engine of its own."
-            )
+            raise
         _ENGINES[id(self.engine)] = get_ident()
         try:
             self._prepare()
@@ -162,6 +161,14 @@ class TrainRun(RunContext):
             raise self.outcome.exit_error
         return self.result
 
+    def _check_free(self) -> None:
+        if id(self.engine) in _ENGINES:
+            raise RuntimeError(
+                f"This {type(self.engine).__name__} is in a run, whose modules and optimizers it holds until that "
+                f"ends: use another Trainer with an engine of its own."
+            )
+        self.plugins.check_free()
+
     def _prepare(self) -> None:
         engine = self.engine
         engine.set_up(self.task, self.modules, self.optimizers)
@@ -172,7 +179,11 @@ class TrainRun(RunContext):
             for optimizer in self.optimizers.values():
                 optimizer.zero_grad()
         self.plugins.open(self)  # last: what fails before leaves the trainer free
-        self.control.open()
+        try:
+            self.control.open()
+        except BaseException:
+            self.plugins.free()
+            raise
 
 
 def is_in_run(engine: LoopEngine) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 
 from ..events.catalogue import Phase
-from ..events.checks import check_whole_number, known_names
+from ..events.checks import check_flag, check_whole_number, known_names
 from ..plugins import Plugins
 from .data.order.sizes import batch_size, check_loader
 from .engines.options import modules_of
@@ -90,11 +90,14 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
         raise TypeError(f"fit has no argument {unknown!r}.{known_names(unknown, FitOptions.__annotations__)}")
     check_task(task, "training_step")
     loaders, params = _training_loaders(train, options.get("loader_params"), world_size)
-    for unit in ("epochs", "steps"):
-        if options.get(unit) is not None:
-            check_whole_number(f"{unit}=", options.get(unit), at_least=1)
+    epochs, steps = (
+        None if options.get(unit) is None else check_whole_number(f"{unit}=", options.get(unit), at_least=1)
+        for unit in ("epochs", "steps")
+    )
     if (most := options.get("max_skipped_steps", MAX_SKIPPED_STEPS)) is not None:
-        check_whole_number("max_skipped_steps=", most, of="skipped steps in a row", at_least=1)
+        most = check_whole_number("max_skipped_steps=", most, of="skipped steps in a row", at_least=1)
+    allow_unused = options.get("allow_unused_parameters", False)
+    check_flag("allow_unused_parameters=", allow_unused)
     check_parts(task)
     several = isinstance(options.get("optimizer"), Mapping)
     if isgeneratorfunction(task.training_step) and not several:
@@ -108,6 +111,9 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
     hyper_parameters = options.get("hyper_parameters") or {}
     if not isinstance(hyper_parameters, Mapping):
         raise TypeError(f"hyper_parameters= takes a dict such as {{'lr': 0.01}}, got {hyper_parameters!r}.")
+    for key in hyper_parameters:
+        if not isinstance(key, str):
+            raise TypeError(f"hyper_parameters= takes values by name, as in {{'lr': 0.01}}; got the key {key!r}.")
     return Settings(
         name=check_name(options.get("name", "run")),
         task=task,
@@ -118,11 +124,11 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
         optimizers=optimizers,
         schedulers=_schedulers(options.get("scheduler"), optimizers, several=several),
         several=several,
-        epochs=options.get("epochs"),
-        steps=options.get("steps"),
+        epochs=epochs,
+        steps=steps,
         max_skipped_steps=most,
         hyper_parameters=dict(hyper_parameters),
-        allow_unused_parameters=options.get("allow_unused_parameters", False),
+        allow_unused_parameters=allow_unused,
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ..events import Bus
 from ..events.catalogue import Phase
+from ..events.checks import check_flag
 from ..plugins import Plugins
 from . import loop, settings
 from .data.module import DataModule
@@ -57,6 +58,7 @@ class Trainer:
         self.bus = Bus()
         self.plugins = Plugins(self.bus)
         self.engine = make_engine(engine, options)
+        check_flag("strict", strict)
         self.strict = strict
         if not isinstance(plugins, Iterable):
             raise TypeError(

@@ -72,6 +72,12 @@ def check_whole_number(what: str, value: object, *, of: str = "", or_else: str =
     return _check(number, "a whole number", what, value, of, or_else, bounds)
 
 
+def check_flag(what: str, value: object, *, or_else: str = "") -> None:
+    """Raise TypeError unless a value is True or False; `or_else` says what else the argument may be."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{what} is True or False" + f", or {or_else}" * bool(or_else) + f", got {value!r}.")
+
+
 def _check(
     number: N | None, kind: str, what: str, value: object, of: str, or_else: str, bounds: Mapping[str, Any]
 ) -> N:

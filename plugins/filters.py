@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import inf
 from operator import attrgetter
 from typing import Any
@@ -42,7 +42,9 @@ class Filter(ABC):
         self.unit, given_value = next(iter(counters.items()))
         if self.unit not in COUNTERS and self.unit != "emissions":
             raise ValueError(f"Unknown counter {self.unit!r}.{known_names(self.unit, [*COUNTERS, 'emissions'])}")
-        values = given_value if isinstance(given_value, Sequence) else [given_value]
+        values: list[Any] = [given_value]
+        if isinstance(given_value, Iterable) and not isinstance(given_value, str):
+            values = list(given_value)
         if not values:
             raise ValueError(f"{type(self).__name__}({self.unit}=...) takes at least one number.")
         what = f"The argument of {type(self).__name__}({self.unit}=...)"

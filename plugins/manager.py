@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from weakref import WeakSet
 
 from ..events import Bus, Event, PluginChanged, Progress
 from ..events.bus import PluginName, Subscription, current_owner
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Key = str | type | object
+_IN_RUNS: WeakSet[Plugins] = WeakSet()  # those of trainers that are in a run
 
 
 class Plugins:
@@ -68,12 +70,15 @@ class Plugins:
         Raises:
             TypeError: not a plugin, or a handler whose signature or annotation does not fit its event.
             ValueError: a name or an exclusive capability is taken, or the order has a cycle.
+            RuntimeError: this trainer is in a run, and the plugin is in one of another trainer.
         """
         from .entry import KILL_SWITCH, make_entry, switched_off
 
         entry = make_entry(plugin, name)
         claims = dict.fromkeys(entry.declared("exclusive"), entry.name)
         self._check_free(entry, claims)
+        if self._run is not None:
+            _check_in_no_run(entry)
         entry.enabled, entry.runs_on_this_rank = not switched_off(entry.name), self._runs_on_this_rank(entry)
         if not entry.enabled:
             warnings.warn(f"Plugin {entry.name!r} is switched off by {KILL_SWITCH}.", RuntimeWarning, stacklevel=2)
@@ -270,13 +275,9 @@ class Plugins:
         """At a run's start: pause what belongs to other ranks, and enable again what errors had disabled.
 
         Raises:
-            RuntimeError: a run of this trainer has not ended.
+            RuntimeError: a run of this trainer has not ended, or one of another trainer that has a plugin of this one.
         """
-        if self._run is not None:
-            raise RuntimeError(
-                "This trainer is in a run, to which its plugins belong until it ends: use another Trainer with an "
-                "engine of its own."
-            )
+        self.check_free()
         self._engine = run.engine
         for entry in self._entries.values():
             before, entry.runs_on_this_rank = entry.runs_on_this_rank, self._runs_on_this_rank(entry)
@@ -285,6 +286,17 @@ class Plugins:
             entry.disabled_by_errors = False
             entry.errors.clear()
         self._run = run  # from here on, changes are emitted
+        _IN_RUNS.add(self)
+
+    def check_free(self) -> None:
+        """Raise RuntimeError unless a run may begin: a plugin belongs to one run at a time."""
+        if self._run is not None:
+            raise RuntimeError(
+                "This trainer is in a run, to which its plugins belong until it ends: use another Trainer with an "
+                "engine of its own."
+            )
+        for entry in self._entries.values():
+            _check_in_no_run(entry)
 
     def reset(self) -> None:
         """Before a training: reset every plugin that takes part."""
@@ -315,6 +327,7 @@ class Plugins:
     def free(self) -> None:
         """Allow another run to begin."""
         self._run = None
+        _IN_RUNS.discard(self)
 
     def _runs_on_this_rank(self, entry: PluginEntry) -> bool:
         engine = self._engine
@@ -388,3 +401,15 @@ class Plugins:
             names = ", ".join(entry.name for entry in matches)
             raise LookupError(f"Several plugins are of class {given}: choose by name, one of {names}.")
         raise LookupError(f"No plugin {given!r} is registered.{known_names(given, self._entries)}")
+
+
+def _check_in_no_run(entry: PluginEntry) -> None:
+    """Raise RuntimeError where a plugin is in a run, which it would be reset and closed under."""
+    for others in list(_IN_RUNS):
+        if (other := others._by_object.get(id(entry.plugin))) is not None:
+            kind, run = type(entry.plugin).__name__, others._run
+            name = "" if run is None else f" {run.name!r}"
+            raise RuntimeError(
+                f"Plugin {other.name!r} is in the run{name} of another trainer, to which it belongs until that ends: "
+                f"give this trainer a {kind} object of its own."
+            )

@@ -151,7 +151,7 @@ def fit(folder: Path, asker: Asker, resume: Path | None = None, *, seed: int = 0
     data = TensorDataset(torch.linspace(-1, 1, 30).reshape(10, 3), torch.linspace(0, 1, 10).reshape(10, 1))
     witness = Witness()
     plugins = [
-        h.RNGCapture(),
+        h.RNGCapture(6691),
         asker,
         h.GradientAccumulation(2),
         h.LearningRate("epoch"),

@@ -329,7 +329,7 @@ def plugins_of(scenario: Scenario, folder: Path) -> list[Any]:
     """Return the plugins of a run, all but those that watch and kill."""
     monitor = "train/loss" if scenario.validate is None else "validation/loss"
     ends = scenario.ends
-    plugins: list[Any] = [h.RNGCapture(), h.GradientAccumulation(scenario.accumulation)]
+    plugins: list[Any] = [h.RNGCapture(6691), h.GradientAccumulation(scenario.accumulation)]
     plugins.append(h.RollBack(9) if scenario.poison == "roll back" else h.NaNGuard("skip"))
     if scenario.scheduler is not None:
         plateau = scenario.scheduler == "plateau"

@@ -28,7 +28,7 @@ from ...events import (
     TrainStart,
     ValidationEnd,
 )
-from ...events.checks import check_whole_number
+from ...events.checks import check_flag, check_whole_number
 from ...plugins import Plugin, on
 from . import file_names
 from . import shards as sharding
@@ -52,7 +52,7 @@ class Checkpoint(Plugin):
         folder: where to write; made where it is missing.
         metadata: the end of the name: a template of metric names such as `"accuracy_{validation/accuracy:.4f}"`, or a
             function of the run; by default what the task's `checkpoint_metadata(run)` returns, if it has one. On
-            several ranks the main one is asked.
+            several ranks the main one is asked. A part whose metric was not measured yet is left out, with a note.
         keep_last: how many of the newest to keep, pinned ones not counted; None keeps all.
         keep_best: how many of the best by `monitor` to keep besides. Only a save at the very step at which the metric
             was measured competes: a value is never taken for other weights.
@@ -87,8 +87,8 @@ class Checkpoint(Plugin):
 
     Raises:
         ValueError: an argument is out of its range; at the run's start, the folder cannot be written, another process
-            writes this run's checkpoints there, or the path to resume from is damaged; at a save, a metric in
-            `metadata` or `monitor` does not exist; at the end, the best checkpoint is damaged.
+            writes this run's checkpoints there, or the path to resume from is damaged; when metrics are measured, one
+            of `metadata` or `monitor` does not exist; at the end, the best checkpoint is damaged.
         FileNotFoundError: at the run's start, the path to resume from does not exist.
         OSError: a save failed.
         ResumeDiffers: a repeated step differs, with `on_difference="raise"`.
@@ -116,8 +116,13 @@ class Checkpoint(Plugin):
         on_existing: OnExisting = "new_name",
     ) -> None:
         if keep_last is not None:
-            check_whole_number("keep_last", keep_last, at_least=1, or_else="None for all")
-        check_whole_number("keep_best", keep_best, at_least=0)
+            keep_last = check_whole_number("keep_last", keep_last, at_least=1, or_else="None for all")
+        keep_best = check_whole_number("keep_best", keep_best, at_least=0)
+        flags = {"background": background, "restore_attributes": restore_attributes}
+        for name, flag in flags.items() if sharded is None else {**flags, "sharded": sharded}.items():
+            check_flag(name, flag, or_else="None" if name == "sharded" else "")
+        if mode is not None and monitor is None:
+            raise ValueError(f"mode={mode!r} says which way monitor='validation/loss' is better: give that, too.")
         if (keep_best > 0) != (monitor is not None):
             raise ValueError("keep_best=1 and monitor='validation/loss' go together: the best of what, and how many.")
         if load_best not in (None, "weights", "everything"):
@@ -136,14 +141,14 @@ class Checkpoint(Plugin):
             raise TypeError(f"Checkpoint takes paths: folder={folder!r}, resume={resume!r} ('auto', a path, or None).")
         if isinstance(resume, str) and resume != "auto" and not Path(resume).suffix and not Path(resume).exists():
             raise ValueError(f"resume is None, 'auto', or the path of a checkpoint's .pth file, got {resume!r}.")
-        if isinstance(metadata, str):
-            file_names.fields(metadata)
+        self._file_names = file_names.FileNames(metadata)
         self.folder, self.metadata, self.resume, self.load_best = Path(folder), metadata, resume, load_best
         self.batch_change, self.sharded, self.background = batch_change, sharded, background
         self.restore_attributes = restore_attributes
         self.on_existing: OnExisting = on_existing
         self.monitor = None if monitor is None else Monitor(monitor, mode)
-        self.ignores = (Log, ValidationEnd) if self.monitor is None else self.monitor.ignores
+        ignores = (Log, ValidationEnd) if self.monitor is None else self.monitor.ignores
+        self.ignores = tuple(event for event in ignores if event not in self._file_names.events)
         self.asks = ("stop",) if on_difference == "stop" else ()
         self._proof = Proof(on_difference)
         self._kept = Retention(keep_last, keep_best, self.monitor)  # used on the main rank only, as is the store
@@ -164,6 +169,7 @@ class Checkpoint(Plugin):
             raise NotRecorded("the state of the run, such as its weights")
         self.close()  # a second interrupt may have left the former run's writing as it was
         self._last, self._value, self._value_at = None, None, -1
+        self._file_names.begin()
         self._world_size = run.engine.world_size
         if self.monitor is not None:
             self.monitor.check_measured(run)
@@ -213,6 +219,8 @@ class Checkpoint(Plugin):
         for note in notes:
             run.note(note)
         run.best_checkpoint = best
+        if self._value_at > run.progress.batches:  # counted in smaller batches
+            self._value_at = -1
         self._proof.continue_from(run)
         if event.path is not None:
             self._last = run.last_checkpoint = event.path
@@ -225,6 +233,12 @@ class Checkpoint(Plugin):
         if self.monitor is not None and self.monitor.is_for(event) and run.optimizer is not None:
             self._value, self._value_at = float(self.monitor.read(event.metrics)), run.progress.batches
 
+    @on(ValidationEnd, Log, lane=Lane.REPORT)
+    def check_names(self, run: Run, event: ValidationEnd | Log) -> None:
+        """Refuse a metric in the names of the files that does not exist, now that those of others are there."""
+        if run.engine.is_main:
+            self._file_names.check(run, event)
+
     @on(SavePoint, lane=Lane.PERSIST)
     def save(self, run: Run, event: SavePoint) -> None:
         """Write; then, or when it is written, emit that and remove what is no longer kept."""
@@ -234,7 +248,7 @@ class Checkpoint(Plugin):
             if not self._name:  # the plugin was switched off when the run began
                 for note in self._claim_name(store, run.training_id, run.name):
                     run.note(note)
-            return file_names.file_name(run, self._name, self.metadata)
+            return self._file_names.name(run, self._name)
 
         self._is_open = True
         doubt_late_listeners(run, self.name)
@@ -261,6 +275,7 @@ class Checkpoint(Plugin):
         if not self._is_open:
             return
         self._writer.end(run)
+        self._file_names.finish(run)
         if event.status in ("completed", "stopped"):
             self._proof.end(run)
         if self.load_best and self.monitor and event.status in ("completed", "stopped"):

@@ -9,7 +9,7 @@ from typing import Literal
 
 from ...events import BatchEnd, EpochStart, Event, Lane, Run, RunClosed
 from ...events.bus import Receiver, current_owner
-from ...events.checks import check_whole_number
+from ...events.checks import check_flag, check_whole_number
 from ...plugins import Plugin, on
 from .trace import Trace, kinds, torch_profiler
 
@@ -73,19 +73,18 @@ class Profile(Plugin):
         if not isinstance(folder, str | Path):
             raise TypeError(f"Profile takes its folder as a path, got {folder!r}.")
         numbers = {"wait": wait, "warmup": warmup, "active": active, "repeat": repeat, "skip_first": skip_first}
-        for name, value in numbers.items():
-            check_whole_number(name, value, at_least=int(name == "active"))
+        self.wait, self.warmup, self.active, self.repeat, self.skip_first = (
+            check_whole_number(name, value, at_least=int(name == "active")) for name, value in numbers.items()
+        )
         extent = {"record_shapes": record_shapes, "profile_memory": profile_memory, "with_stack": with_stack}
         for name, flag in {**extent, "handlers": handlers}.items():
-            if not isinstance(flag, bool):
-                raise TypeError(f"{name} is True or False, got {flag!r}.")
+            check_flag(name, flag)
         if isinstance(activities, str):
             raise TypeError(f"activities is a tuple, ({activities!r},), not {activities!r}.")
         self.activities = None if activities is None else tuple(activities)
         if self.activities is not None and not (self.activities and set(self.activities) <= set(ACTIVITIES)):
             raise ValueError(f"activities are some of {', '.join(ACTIVITIES)}; got {self.activities!r}.")
         self.folder = Path(folder)
-        self.wait, self.warmup, self.active, self.repeat, self.skip_first = wait, warmup, active, repeat, skip_first
         self.handlers = handlers
         self._extent = extent
         self._trace: Trace | None = None

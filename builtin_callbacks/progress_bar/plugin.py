@@ -28,7 +28,7 @@ from ...events import (
     ValidationEnd,
     ValidationStart,
 )
-from ...events.checks import check_number
+from ...events.checks import check_flag, check_number
 from ...events.guarantee import verified
 from ...plugins import Plugin, on
 from .bars import Bars, columns
@@ -89,6 +89,9 @@ class ProgressBar(Plugin):
         self.plain_interval = check_number("plain_interval", plain_interval, of="seconds", at_least=0, finite=False)
         if isinstance(metrics, str):
             raise TypeError(f"metrics takes a list of names, got {metrics!r}: give [{metrics!r}].")
+        if plain is not None:
+            check_flag("plain", plain, or_else="None")
+        check_flag("show_plan", show_plan)
         self.metrics, self.show_plan = metrics, show_plan
         in_notebook = file is None and _in_notebook()
         self.plain = not (in_notebook or _is_terminal(file or sys.stderr)) if plain is None else plain

@@ -38,7 +38,7 @@ from ...events import (
     ValidationStart,
 )
 from ...events.bus import Receiver, current_owner, is_within
-from ...events.checks import check_whole_number
+from ...events.checks import check_flag, check_whole_number
 from ...plugins import Plugin, on
 from . import attempt_facts
 from .attempt_recorder import AttemptRecorder, counters_of
@@ -79,8 +79,7 @@ class Recorder(Plugin):
     def __init__(self, folder: str | Path, *, losses: bool = False, sample: int = 1000) -> None:
         if not isinstance(folder, str | Path):
             raise TypeError(f"Recorder(folder) takes the path of a folder, got {folder!r}.")
-        if not isinstance(losses, bool):
-            raise TypeError(f"losses is True or False, got {losses!r}.")
+        check_flag("losses", losses)
         self.sample = check_whole_number("sample", sample, of="batches", at_least=1)
         self.folder, self.losses = Path(folder), losses
         if self.folder.exists() and not self.folder.is_dir():

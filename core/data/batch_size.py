@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import TypeVar
 
 import torch
@@ -26,6 +27,9 @@ def find_batch_size(attempt: Callable[[int], T], largest: int, *, smallest: int 
     `GradientAccumulation(512 // size)` the batch of an optimizer step stays the same. On several ranks all of them try
     the smaller batch as soon as one of them runs out of memory.
 
+    An attempt that resumes a run of another batch size is left before its first batch, and the size of that run is the
+    first to try: where it fits, the resume is as exact as one without a search.
+
     Args:
         attempt: what to try, given the samples in a batch.
         largest: the batch size to begin with.
@@ -40,20 +44,70 @@ def find_batch_size(attempt: Callable[[int], T], largest: int, *, smallest: int 
     """
     for name, size in (("largest", largest), ("smallest", smallest)):
         check_whole_number(name, size, of="samples", at_least=1)
+    largest, smallest = int(largest), int(smallest)
     if smallest > largest:
         raise ValueError(f"smallest={smallest} is more than largest={largest}: give them the other way round.")
-    size = largest
+    size, sizes = largest, range(smallest, largest + 1)
     while True:
+        token = _FIRST_TRY.set((size, sizes if size == largest else range(0)))
         try:
             return size, attempt(size)
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or size // 2 < smallest:
+            if saved := _saved_size(error):
+                logger.info("the run that is resumed had batches of %d: trying these first, not %d", saved, size)
+            elif not is_out_of_memory(error) or size // 2 < smallest:
                 raise
-            logger.warning("a batch of %d does not fit into memory, trying %d", size, size // 2)
-        size //= 2
+            else:
+                logger.warning("a batch of %d does not fit into memory, trying %d", size, size // 2)
+        finally:
+            _FIRST_TRY.reset(token)
+        size = saved or size // 2
         gc.collect()  # what the failed attempt held, tracebacks included
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+_FIRST_TRY: ContextVar[tuple[int, range]] = ContextVar("first try", default=(0, range(0)))
+"""What a search is trying, and the sizes that it may try instead: none where that is not the first."""
+
+
+class SavedSizeFirst(RuntimeError):  # noqa: N818  # says what to do
+    """The run that an attempt resumes had another batch size, which is to be tried first.
+
+    Attributes:
+        size: what to try.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)  # as given, so that it can be pickled
+        self.size = size
+
+    def __str__(self) -> str:
+        return str(self.size)
+
+
+def prefer_saved(before: int | None, now: int | None) -> None:
+    """Leave the first attempt of a search that resumes a run of another batch size.
+
+    Args:
+        before: the batch size of that run.
+        now: that of the attempt, which may be a part or a multiple of what the search tries.
+
+    Raises:
+        SavedSizeFirst: what to try instead.
+    """
+    size, sizes = _FIRST_TRY.get()
+    if before and now and before != now and not size * before % now and size * before // now in sizes:
+        raise SavedSizeFirst(size * before // now)
+
+
+def _saved_size(error: BaseException) -> int | None:
+    """Return the size to try, on this rank or on one that reported it; None for any other error."""
+    if isinstance(error, SavedSizeFirst):
+        return error.size
+    if isinstance(error, RankFailed):
+        return int(error.text) if error.kind.endswith(SavedSizeFirst.__name__) else None
+    return _saved_size(error.__cause__) if isinstance(error, TrainingError) and error.__cause__ else None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, TypedDict, cast
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
-from ...events.checks import check_whole_number, known_names
+from ...events.checks import check_flag, check_whole_number, is_whole_number, known_names
 from ...plugins.discovery import find
 from .order.samplers import RandomSampler, SequentialSampler
 from .order.sizes import check_loader, check_no_names
@@ -62,6 +62,9 @@ class LoaderParams(TypedDict, total=False):
     worker_init_fn: Callable[[int], None]
 
 
+NUMBERS = {"batch_size": 1, "global_batch_size": 1, "as_ranks": 1, "num_workers": 0, "prefetch_factor": 1}  # at least
+
+
 class Phases:
     """Several phases of training data: `fit(task, Phases(easy, hard))`.
 
@@ -94,10 +97,11 @@ def check_params(params: Any, given: Iterable[Any]) -> None:
     if params.get("sampler") is not None and params.get("shuffle"):
         raise ValueError("loader_params= takes a sampler or shuffle=True, not both: the sampler is the order.")
     for name in ("shuffle", "drop_last", "pin_memory", "persistent_workers"):
-        if not isinstance(params.get(name, False), bool):
-            raise TypeError(f"loader_params[{name!r}] is True or False, got {params[name]!r}.")
-    for name in ("global_batch_size", "as_ranks"):
-        check_whole_number(f"loader_params[{name!r}]", params.get(name, 1), at_least=1)
+        check_flag(f"loader_params[{name!r}]", params.get(name, False))
+    for name, least in NUMBERS.items():
+        if params.get(name) is not None or name in ("global_batch_size", "as_ranks", "num_workers"):
+            or_else = "None" if name in ("batch_size", "prefetch_factor") else ""
+            check_whole_number(f"loader_params[{name!r}]", params.get(name, 1), at_least=least, or_else=or_else)
     if "global_batch_size" in params and "batch_size" in params:
         raise ValueError("loader_params= takes batch_size, of one process, or global_batch_size, of all; not both.")
     _check_given(params, list(given))
@@ -128,7 +132,7 @@ def params_of_one_process(params: LoaderParams | None, world_size: int) -> Loade
         raise ValueError(
             f"loader_params['as_ranks'] is a multiple of the number of processes, got {ranks} for {world_size} of them."
         )
-    own = params.copy()
+    own = cast(LoaderParams, {name: int(each) if is_whole_number(each) else each for name, each in params.items()})
     if "global_batch_size" in own:
         whole = own.pop("global_batch_size")
         if whole % ranks:

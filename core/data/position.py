@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ...events import Engine
 from ...events.guarantee import Guarantee
+from .batch_size import prefer_saved
 from .order.shares import Layout
 from .sources.contract import Source
 
@@ -15,35 +16,60 @@ Doubt = Callable[[Guarantee, str], None]
 
 def resumed_progress(
     progress: Mapping[str, Any],
-    before: tuple[Mapping[str, Any], Layout],
-    now: tuple[Mapping[str, Any], Layout],
+    before: tuple[Mapping[str, Any], Layout, int],
+    now: tuple[Mapping[str, Any], Layout, bool],
     doubt: Doubt,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], int]:
     """Return the saved progress in batches of this run, after comparing the data.
 
     Args:
         progress: the saved counters.
-        before: the kind and the layout of the data that they were counted in.
-        now: those of this run.
+        before: the kind and the layout of the data that they were counted in, and how many samples of the batch at the
+            position were consumed.
+        now: the kind and the layout of the data of this run, and whether these can be read from within a batch.
         doubt: lowers the guarantee, with a reason.
+
+    Returns:
+        The counters, and how many samples of the batch at the position are consumed.
 
     Raises:
         ValueError: the position is within an epoch of other data, or within a batch.
     """
-    (kind_before, layout_before), (kind, layout) = before, now
+    (kind_before, layout_before, within), (kind, layout, cuts_batches) = before, now
     if layout_before.is_read_alike(layout):
-        kind_before = {**kind_before, "batch_size": layout_before.batch_size}
-        kind = {**kind, "batch_size": layout.batch_size}
+        prefer_saved(layout_before.batch_size, layout.batch_size)
+        if not layout_before.shares_order(layout):
+            kind_before = {**kind_before, "batch_size": layout_before.batch_size}
+            kind = {**kind, "batch_size": layout.batch_size}
     if kind_before != kind:
         _check_change(kind_before, kind, doubt, is_within_epoch=progress["batch"] > 0)
-    elif not layout_before.deals_alike(layout) and kind.get("draws_per") == "batch":
-        ranks = "rank" if layout_before.ranks == 1 else "ranks"
+    elif not layout_before.deals_alike(layout):
+        _doubt_batches(layout_before, layout, kind, doubt)
+    counters, within = convert_progress(progress, layout_before, layout, within, cuts_batches=cuts_batches)
+    if within:
+        doubt("not exact", f"the checkpoint is {within} samples into a batch of now: its rest is the first batch")
+    return counters, within
+
+
+def _doubt_batches(before: Layout, now: Layout, kind: Mapping[str, Any], doubt: Doubt) -> None:
+    """Say what differs where the same samples in the same order meet in other batches."""
+    is_alone = before.ranks == now.ranks == 1
+    if kind.get("draws_per") == "batch":
+        ranks = "rank" if before.ranks == 1 else "ranks"
+        key, drew = ("batch", "") if is_alone else ("batch and rank", f"{before.ranks} {ranks} with ")
         doubt(
             "order-exact",
-            f"what loading draws is keyed by batch and rank: {layout_before.ranks} {ranks} with batches of "
-            f"{layout_before.batch_size} drew otherwise; draws_per='sample' keeps it",
+            f"what loading draws is keyed by {key}: {drew}batches of {before.batch_size} drew otherwise; "
+            f"draws_per='sample' keeps it",
         )
-    return convert_progress(progress, layout_before, layout)
+    if before.is_read_alike(now):
+        doubt(
+            "order-exact",
+            f"batches of {before.batch_size} were read, now of {now.batch_size}: what is computed over a batch differs",
+        )
+    ends = [None if each.batches is None else each.batches * _taken(each) for each in (before, now)]
+    if kind.get("drop_last") and ends[0] != ends[1]:
+        doubt("not exact", f"drop_last leaves out other samples: an epoch ended after {ends[0]}, now after {ends[1]}")
 
 
 def _check_change(before: Mapping[str, Any], now: Mapping[str, Any], doubt: Doubt, *, is_within_epoch: bool) -> None:
@@ -57,8 +83,10 @@ def _check_change(before: Mapping[str, Any], now: Mapping[str, Any], doubt: Doub
     doubt("not exact", f"the data changed at the resume: {changes}")
 
 
-def convert_progress(progress: Mapping[str, Any], before: Layout, now: Layout) -> dict[str, Any]:
-    """Return the counters of a saved run as those of a run in another layout.
+def convert_progress(
+    progress: Mapping[str, Any], before: Layout, now: Layout, within: int = 0, *, cuts_batches: bool = False
+) -> tuple[dict[str, Any], int]:
+    """Return the counters of a saved run as those of a run in another layout, and the samples into a batch.
 
     The position is the same to the sample. Batches of earlier epochs are counted as if these had been read in the
     layout of now; where these cannot be known, to the nearest.
@@ -67,13 +95,15 @@ def convert_progress(progress: Mapping[str, Any], before: Layout, now: Layout) -
         progress: the saved counters.
         before: the layout that they were counted in.
         now: the layout of the resumed run.
+        within: how many samples of the batch at the position were consumed.
+        cuts_batches: whether the data can be read from within a batch, for one rank.
 
     Raises:
-        ValueError: no batch of the present layout begins at the position.
+        ValueError: no batch of the present layout begins at the position, and none can be cut.
     """
     counters = dict(progress)
-    if before.is_read_alike(now):
-        return counters
+    if before.is_read_alike(now) and not (before.shares_order(now) and before.batch_size != now.batch_size):
+        return counters, within
     if not (before.common and now.common):
         if progress["batch"]:
             raise ValueError(
@@ -81,15 +111,16 @@ def convert_progress(progress: Mapping[str, Any], before: Layout, now: Layout) -
                 f"order, which {now.world_size} cannot continue: resume with as many, or from a checkpoint at an "
                 f"epoch's end."
             )
-        return counters
-    counters["batch"] = _batch(progress["batch"], before, now)
+        return counters, 0
+    place = progress["batch"], within
+    counters["batch"], within = _place(place, before, now, cuts_batches=cuts_batches and now.ranks == 1)
     epochs, factor = progress["epoch"], _taken(before) / _taken(now)
     if before.batches and now.batches and progress["earlier_batches"] == epochs * before.batches:
         counters["earlier_batches"] = epochs * now.batches
     else:
         counters["earlier_batches"] = round(progress["earlier_batches"] * factor)
     counters["skipped_batches"] = round(progress["skipped_batches"] * factor)
-    return counters
+    return counters, within
 
 
 def _taken(layout: Layout) -> int:
@@ -97,19 +128,23 @@ def _taken(layout: Layout) -> int:
     return layout.world_size * (layout.batch_size or 1)
 
 
-def _batch(batch: int, before: Layout, now: Layout) -> int:
+def _place(place: tuple[int, int], before: Layout, now: Layout, *, cuts_batches: bool) -> tuple[int, int]:
+    """Return the batch at a position, and how many samples of it are consumed."""
+    batch, within = place
     if before.batches is not None and now.batches is not None and batch >= before.batches:
-        return now.batches
-    position = batch * _taken(before)
+        return now.batches, 0
+    position = batch * _taken(before) + within
     count, rest = divmod(position, _taken(now))
     mixed = not before.deals_alike(now)
-    if rest or (mixed and (batch * before.world_size % before.ranks or count * now.world_size % now.ranks)):
+    if (rest and not cuts_batches) or (
+        mixed and (batch * before.world_size % before.ranks or count * now.world_size % now.ranks)
+    ):
         raise ValueError(
             f"The checkpoint is {position} samples into the epoch, within a batch of now: {_describe(now)}. It was "
             f"written by {_describe(before)}. Choose numbers whose product is the same or divides {position}, or "
             f"resume from a checkpoint at an epoch's end."
         )
-    return count
+    return min((count, rest), (now.batches, 0)) if cuts_batches and now.batches is not None else (count, rest)
 
 
 def _describe(layout: Layout) -> str:

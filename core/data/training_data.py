@@ -72,6 +72,7 @@ class TrainingData:
         self._captured = self._probes = self._seed_is_agreed = False
         self._doubts: list[tuple[Guarantee, str]] = []
         self._expected: bytes | None = None  # the digest of the last batch before the snapshot
+        self._within = 0, 0, 0  # an epoch, a batch in it, and how many samples of that were consumed with other batches
 
     @property
     def source(self) -> Source | None:
@@ -135,8 +136,9 @@ class TrainingData:
         self.agree_on_seed()
         assert self.seed is not None
         place = progress.epoch, progress.batch
+        checker, within = self._checker(progress), self._consumed_of(progress)
         reading = Reading(
-            self.seed % 2**63, *place, self._captured, report, is_over, self._checker(progress), self._probes, ahead
+            self.seed % 2**63, *place, self._captured, report, is_over, checker, self._probes, ahead, within
         )
         batches = self.source.open(reading)
         return self._last.follow(batches, progress) if self._is_replayed else batches
@@ -212,7 +214,8 @@ class TrainingData:
         own = self.source.state_dict(between_epochs=progress.batch == 0)
         last = self._last.digest(progress.batch) if self._is_replayed and progress.batch else None
         kind, layout = dict(self.source.kind), self.source.layout.state_dict()
-        return {**place, "source": kind, "layout": layout, "state": own, "last_batch": last}
+        within = {"within": consumed} if (consumed := self._consumed_of(progress)) else {}
+        return {**place, "source": kind, "layout": layout, "state": own, "last_batch": last, **within}
 
     def load_state_dict(self, state: Mapping[str, Any], progress: Mapping[str, Any]) -> dict[str, Any]:
         """Continue from a saved position; return the saved progress in batches of this run.
@@ -238,8 +241,9 @@ class TrainingData:
             layout = Layout(**state["layout"])
             from .position import resumed_progress
 
-            now = self.source.kind, self.source.layout
-            counters = resumed_progress(progress, (before, layout), now, self.doubt)
+            now = self.source.kind, self.source.layout, self.source.cuts_batches
+            counters, within = resumed_progress(progress, (before, layout, state.get("within", 0)), now, self.doubt)
+            self._within = counters["epoch"], counters["batch"], within
             if layout == self.source.layout:  # else the position is another process's, or another batch
                 self._expected = state.get("last_batch")
                 self._last.set_position(progress["batch"], self._expected)
@@ -265,6 +269,11 @@ class TrainingData:
         from .last_batch import LastBatch
 
         return LastBatch()
+
+    def _consumed_of(self, progress: Progress) -> int:
+        """Return how many samples of the batch at the position are consumed."""
+        *place, within = self._within
+        return within if place == [progress.epoch, progress.batch] else 0
 
     @property
     def _is_replayed(self) -> bool:

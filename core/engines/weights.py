@@ -85,8 +85,19 @@ def check_fits(modules: Mapping[str, nn.Module], saved: Mapping[str, Mapping[str
             if is_weight and value.shape != then[part].shape:
                 raise ValueError(
                     f"The checkpoint's {name}.{part} has the shape {list(then[part].shape)}, the task's "
-                    f"{list(value.shape)}: use the task that wrote it."
+                    f"{list(value.shape)}: use the task that wrote it" + _room_for(module, part) + "."
                 )
+
+
+def _room_for(module: nn.Module, part: str) -> str:
+    """Return how a buffer that changes its shape in the training comes back; nothing for a parameter."""
+    if part not in dict(module.named_buffers(remove_duplicate=False)):
+        return ""
+    owner = type(module.get_submodule(part.rpartition(".")[0])).__name__
+    return (
+        f"; or, if the training changes the shape of this buffer, give {owner} a _load_from_state_dict that makes room "
+        f"for it (torch does not call load_state_dict of an inner module)"
+    )
 
 
 def load_module(name: str, module: nn.Module, weights: Mapping[str, Any]) -> None:

@@ -159,6 +159,12 @@ def test_a_test_alone_has_a_file(tmp_path: Path) -> None:
     assert only(tmp_path).name.startswith("tested_")
 
 
+def test_the_name_in_a_test_is_cleaned_as_that_in_a_training(tmp_path: Path) -> None:
+    trainer = Trainer([FileLog(tmp_path)], device="cpu")
+    trainer.test(linear_classifier(), class_batches(1), name="a:b c")
+    assert only(tmp_path).name.startswith("a-b-c_2")
+
+
 def test_the_level(tmp_path: Path) -> None:
     trainer = Trainer([FileLog(tmp_path, level=logging.WARNING)], device="cpu")
 

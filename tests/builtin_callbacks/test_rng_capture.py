@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,13 @@ import torch
 from heliograph import (
     At,
     BatchEnd,
+    Checkpoint,
     DeviceEngine,
     EpochStart,
     Every,
     RNGCapture,
     Run,
+    RunResult,
     SavePoint,
     SaveSchedule,
     Supervised,
@@ -28,6 +31,8 @@ from heliograph import (
     ValidationBatchEnd,
     ValidationSchedule,
 )
+from heliograph.builtin_callbacks import rng_capture
+from heliograph.tests import kit
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
@@ -62,17 +67,97 @@ def test_everything_is_seeded(task: Make, batches: Make, sgd: Any) -> None:
     assert draws == [expected]
 
 
-def test_the_default_seed(task: Make, batches: Make, sgd: Any) -> None:
-    assert RNGCapture().seed == 6691
-    draws = []
-    for capture in (RNGCapture(), RNGCapture(6691), RNGCapture(6692)):
-        trainer = Trainer([capture], device="cpu")
-        seen = drawing(trainer, capture)
-        trainer.fit(task(), batches(2), optimizer=sgd, epochs=1)
-        draws.append(seen)
+@pytest.fixture
+def unseeded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch is as in a new process that does not seed it."""
+    torch.manual_seed(2**63 + 12345)
+    monkeypatch.setattr(rng_capture, "_AT_IMPORT", torch.initial_seed())
 
-    assert draws[0] == draws[1]
-    assert all(one != other for one, other in zip(draws[0][0], draws[2][0], strict=True))
+
+Fit = Callable[[int | None], tuple[list[Draw], RunResult]]
+
+
+@pytest.fixture
+def fit(task: Make, batches: Make, sgd: Any) -> Fit:
+    """Return a function that trains with a seed, and returns what was drawn, and the result."""
+
+    def train(seed: int | None = None) -> tuple[list[Draw], RunResult]:
+        capture = RNGCapture(seed)
+        trainer = Trainer([capture], device="cpu")
+        draws = drawing(trainer, capture)
+        return draws, trainer.fit(task(), batches(2), optimizer=sgd, epochs=1)
+
+    return train
+
+
+@pytest.mark.usefixtures("unseeded")
+def test_the_default_seed_where_nobody_seeded(fit: Fit) -> None:
+    (first, result), (again, _) = fit(None), fit(None)
+    (same, explicit), (other, _) = fit(6691), fit(6692)
+    after_another, _ = fit(None)
+
+    assert first == again == same == after_another
+    assert all(one != another for one, another in zip(first[0], other[0], strict=True))
+    note = "everything random is seeded with 6691, as torch was not seeded; RNGCapture(n) sets another"
+    assert (result.notes, explicit.notes) == ((note,), ())
+
+
+@pytest.mark.usefixtures("unseeded")
+@pytest.mark.parametrize("seed", [0, 7, 2**32 - 1, 2**40, 2**64 - 1])
+def test_the_default_seed_is_the_user_s(fit: Fit, seed: int) -> None:
+    torch.manual_seed(seed)
+    draws, result = fit(None)
+    again, _ = fit(None)  # what a run leaves is not the user's
+    explicit, _ = fit(seed)
+    fit(3)
+    still, _ = fit(None)
+
+    assert draws == again == explicit == still
+    assert result.notes == (f"everything random is seeded with {seed}, as torch.manual_seed was given",)
+
+
+def test_a_sweep_over_seeds_of_the_user_varies_every_draw(fit: Fit) -> None:
+    draws = []
+    for seed in (1, 2, 1):
+        torch.manual_seed(seed)
+        draws.append(fit(None)[0])
+
+    assert draws[0] == draws[2]
+    assert all(one != other for one, other in zip(draws[0][0], draws[1][0], strict=True))
+
+
+@pytest.mark.usefixtures("unseeded")
+@pytest.mark.parametrize(
+    ("before", "now", "said"), [(5, 6, True), (5, None, True), (None, 6, True), (None, None, False), (5, 5, False)]
+)
+def test_a_resumed_run_keeps_its_seed(
+    before: int | None, now: int | None, said: bool, task: Make, tmp_path: Path
+) -> None:
+    data = TensorDataset(torch.arange(12.0)[:, None].repeat(1, 4), torch.zeros(12, 2))
+
+    def train(seed: int | None, of_torch: int, epochs: int, folder: str = "a") -> tuple[list[Any], RunResult]:
+        torch.manual_seed(of_torch)
+        trainer = Trainer(
+            [RNGCapture(seed), SaveSchedule(Every(epochs=1)), Checkpoint(tmp_path / folder, resume="auto")],
+            device="cpu",
+        )
+        seen: list[Any] = []
+        trainer.bus.on(BatchEnd, lambda run, event: seen.append((run.batch[0][:, 0].tolist(), torch.rand(1).item())))
+        params: Any = {"batch_size": 3, "shuffle": True}
+        return seen, trainer.fit(task(), data, loader_params=params, optimizer=kit.sgd(), epochs=epochs)
+
+    whole, _ = train(before, 8, 2, "b")
+    train(before, 8, 1)
+    resumed, result = train(now, 8 if (before, now) == (None, None) else 9, 2)
+
+    assert resumed == whole[4:]
+    assert result.resume is not None
+    assert (result.resume.guarantee, result.resume.reasons) == ("exact", ())
+    keeps = (
+        f"the run keeps the seed of its checkpoint, {8 if before is None else before}, not {9 if now is None else now}"
+    )
+    assert (keeps in result.notes) == said
+    assert not any("seeded with" in note for note in result.notes)
 
 
 def draws_of(rank: int, task: Any, batches: Any, saved: dict[str, Any] | None = None) -> tuple[list[Draw], RNGCapture]:
@@ -113,13 +198,15 @@ def test_a_rank_takes_no_state_of_another(task: Make, batches: Make, sgd: Any) -
     assert capture.state_dict()["rank"] == 1
 
 
-@pytest.mark.parametrize("seed", [-1, 1.5, "7", None])
+@pytest.mark.parametrize("seed", [-1, 1.5, "7", True, 2**64])
 def test_the_seed_is_checked(seed: Any) -> None:
-    with pytest.raises(ValueError, match="seed must be a whole number, at least 0"):
+    with pytest.raises(
+        ValueError, match=r"^seed must be a whole number, at least 0 and less than 1844.*, or None; got"
+    ):
         RNGCapture(seed)
 
 
-@pytest.mark.parametrize("seed", [0, 2**32, 2**40])
+@pytest.mark.parametrize("seed", [0, 2**32, 2**40, 2**64 - 1, np.uint64(2**64 - 1), np.int32(3)])
 def test_large_seeds(task: Make, batches: Make, sgd: Any, seed: int) -> None:
     assert Trainer([RNGCapture(seed)], device="cpu").fit(task(), batches(1), optimizer=sgd, epochs=1).progress.steps
 

@@ -100,6 +100,14 @@ def test_a_module_that_resizes_its_buffers_is_resumed(kind: str, tmp_path: Path)
         assert torch.equal(value, resumed.state_dict()[name]), name
 
 
+def test_a_buffer_that_nobody_makes_room_for_is_refused_with_the_mend(tmp_path: Path) -> None:
+    fit(tmp_path, nn.Sequential(Memory(), nn.Linear(2, 2)), 1)
+    with pytest.raises(
+        ValueError, match=r"0\.kept has the shape \[12, 2\], .* give Memory a _load_from_state_dict that"
+    ):
+        fit(tmp_path, nn.Sequential(Memory(), nn.Linear(2, 2)), 2)
+
+
 @pytest.mark.parametrize("kind", ["override", "hook", "absent"])
 def test_what_others_of_its_network_hold_must_fit_and_nothing_is_loaded_where_it_does_not(
     kind: str, tmp_path: Path

@@ -342,6 +342,8 @@ def test_the_result_says_how_it_went() -> None:
 def test_hyper_parameters_are_checked() -> None:
     with pytest.raises(TypeError, match=r"hyper_parameters= takes a dict such as \{'lr': 0.01\}, got 3\."):
         fit(Trainer(device="cpu"), hyper_parameters=3)
+    with pytest.raises(TypeError, match=r"hyper_parameters= takes values by name, .*; got the key 3\."):
+        fit(Trainer(device="cpu"), hyper_parameters={"lr": 0.1, 3: 4})
 
 
 def test_the_printed_history_names_who_asked() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph.events.checks import check_number, check_whole_number, is_number, is_whole_number
+from heliograph.events.checks import check_flag, check_number, check_whole_number, is_number, is_whole_number
 
 
 @pytest.mark.parametrize("value", [3, np.int64(3), np.uint8(3)])
@@ -39,6 +39,17 @@ def test_other_things_are_no_numbers(value: Any) -> None:
 def test_a_float_is_no_whole_number(value: Any) -> None:
     with pytest.raises(ValueError, match="n must be a whole number; got "):
         check_whole_number("n", value)
+
+
+def test_flags() -> None:
+    check_flag("plain", True)
+    check_flag("plain", False)
+    for value in (1, 0, "yes", None, np.bool_(True)):
+        with pytest.raises(TypeError) as caught:
+            check_flag("plain", value)
+        assert str(caught.value) == f"plain is True or False, got {value!r}."
+    with pytest.raises(TypeError, match=r"^plain is True or False, or None, got 1\.$"):
+        check_flag("plain", 1, or_else="None")
 
 
 def test_infinity_is_taken_where_it_makes_sense_and_nan_never() -> None:

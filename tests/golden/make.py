@@ -92,7 +92,7 @@ def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 def make_plugins(logs: Path, *more: Plugin) -> list[Plugin]:
     """Return a plugin of every kind that keeps a state."""
     return [
-        RNGCapture(),
+        RNGCapture(6691),
         EarlyStopping(patience=50),
         JsonlLog(logs / "log.jsonl"),
         FileLog(logs),

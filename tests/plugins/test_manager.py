@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from math import inf
 from typing import Any, Literal
+from unittest.mock import Mock
 
 import pytest
 from heliograph import DeviceEngine, EarlyStopping, Every, Once, Plugin, Trainer, TrainRun, on
 from heliograph.events import (
     BatchEnd,
     BatchStart,
+    Control,
     EpochEnd,
     EpochStart,
     Event,
@@ -585,6 +588,102 @@ def test_a_trainer_runs_one_run_at_a_time(trainer: Trainer, plugins: Plugins) ->
         fit(trainer)
     handle.remove()
     assert fit(trainer).result.status == "completed"
+
+
+def in_a_run_of_another_trainer(shared: Plugin, act: Callable[[], object]) -> None:
+    """Call `act` in the middle of a run named `outer` that has a plugin."""
+    outer = Trainer([shared], device="cpu")
+    outer.bus.on(StepEnd, lambda run, event: act(), when=Once())
+    go_through(make_run(outer, name="outer"))
+
+
+def test_a_plugin_is_in_one_run_at_a_time(trainer: Trainer, plugins: Plugins) -> None:
+    shared = plugins.register(Noting())
+    trainer.bus.on(TrainStart, lambda run, event: shared.received.append("begun"))
+
+    def train_within() -> None:
+        with pytest.raises(RuntimeError) as caught:
+            fit(trainer)
+        assert str(caught.value) == (
+            "Plugin 'noting' is in the run 'outer' of another trainer, to which it belongs until that ends: give this "
+            "trainer a Noting object of its own."
+        )
+
+    in_a_run_of_another_trainer(shared, train_within)
+    assert shared.received == ["noting"] * 3 + ["close noting"]  # of the outer run alone
+    assert fit(trainer).result.status == "completed"
+
+
+def test_nothing_is_done_before_a_plugin_is_refused(trainer: Trainer, plugins: Plugins) -> None:
+    shared, task = plugins.register(Noting()), kit.linear_classifier()
+    task.model.eval()
+
+    def train_within() -> None:
+        with pytest.raises(RuntimeError, match="is in the run 'outer' of another trainer"):
+            kit.fit(trainer, task=task)
+        with pytest.raises(RuntimeError, match="is in the run 'outer' of another trainer"):
+            trainer.validate(task, class_batches(1))
+
+    in_a_run_of_another_trainer(shared, train_within)
+    assert not task.model.training
+
+
+def test_a_failed_run_lets_go_of_its_plugins(trainer: Trainer, plugins: Plugins) -> None:
+    shared = plugins.register(Noting())
+
+    def fail() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        in_a_run_of_another_trainer(shared, fail)
+    assert fit(trainer).result.status == "completed"
+
+
+def test_a_run_that_does_not_begin_lets_go_of_its_plugins(
+    trainer: Trainer, plugins: Plugins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugins.register(Noting())
+    with monkeypatch.context() as patch, pytest.raises(KeyError):
+        patch.setattr(Control, "open", Mock(side_effect=KeyError("x")))
+        fit(trainer)
+    assert fit(trainer).result.status == "completed"
+
+
+def test_a_run_that_nobody_closed_holds_its_plugins_no_longer_than_its_trainer(plugins: Plugins) -> None:
+    shared = plugins.register(Noting())
+    abandoned = make_run(Trainer([shared], device="cpu"))
+    abandoned.__enter__()
+    with pytest.raises(RuntimeError, match="is in the run 'run' of another trainer"):
+        plugins.check_free()
+    del abandoned
+    gc.collect()
+    plugins.check_free()
+
+
+def test_a_plugin_comes_into_one_run_at_a_time(trainer: Trainer, plugins: Plugins) -> None:
+    shared = Noting()
+
+    def take(run: Run, event: BatchEnd) -> None:
+        with pytest.raises(RuntimeError, match="is in the run 'outer' of another trainer"):
+            plugins.register(shared)
+
+    trainer.bus.on(BatchEnd, take)
+    in_a_run_of_another_trainer(shared, lambda: fit(trainer))
+    assert len(plugins) == 0
+    assert shared.received == ["noting"] * 3 + ["close noting"]
+
+
+def test_a_plugin_that_left_a_run_may_be_in_another(trainer: Trainer, plugins: Plugins) -> None:
+    shared = Noting()
+    outer = Trainer([shared], device="cpu")
+
+    def hand_over(run: Run, event: StepEnd) -> None:
+        plugins.register(outer.plugins.unregister(shared))
+        fit(trainer, batches=2)
+
+    outer.bus.on(StepEnd, hand_over, when=Once())
+    fit(outer)
+    assert shared.received.count("noting") == 2
 
 
 # Loading by name.

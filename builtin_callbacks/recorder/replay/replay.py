@@ -105,12 +105,12 @@ class ReplaySession:
         run = self._current.run
         self._switches.begin(attempt, known)
         self._plugins.open(run)
-        if attempt.phase == "train":
-            self._plugins.reset()
-        if run.is_named:
-            for name in plugins_on_steps(self._bus) & set(self._names):
-                self._switch_off(name, NotRecorded("the order in which several optimizers were stepped"), "")
         try:
+            if attempt.phase == "train":
+                self._plugins.reset()
+            if run.is_named:
+                for name in plugins_on_steps(self._bus) & set(self._names):
+                    self._switch_off(name, NotRecorded("the order in which several optimizers were stepped"), "")
             self._current.replay(self._length)
         finally:
             for name, error in self._plugins.close():

@@ -29,6 +29,7 @@ WORDS: Final = {
 MEND: Final = ": keep it in its state_dict, or set affects_training = False on a plugin that only looks"
 EARLIER: Final = "a lane before PERSIST, or set affects_training = False on a plugin that only looks"
 LISTENS: Final = {"opaque": "Handle"}  # listeners are compared in a file of their own
+ACCUMULATES: Final = "accumulation"  # what a plugin claims that says how many micro-batches make a step
 DECIDES: Final = ("precision", "dtype")  # the others change only how numbers are rounded
 
 
@@ -44,6 +45,7 @@ def describe_program(run: Run) -> dict[str, dict[str, Any]]:
         "device": f"{device.type} {model}".strip(),
         "engine": type(engine).__name__,
         "ranks": engine.world_size,
+        "batch": None if run.data.batch_size is None else run.data.batch_size * engine.world_size,
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
         "cudnn": [cudnn.deterministic, cudnn.benchmark, cudnn.allow_tf32],
@@ -59,17 +61,33 @@ def compare_programs(before: Program, now: Program) -> Iterator[tuple[Guarantee,
         was = before["settings"].get(name, value)
         if was != value and name in WORDS and (name != "engine" or same_ranks):
             yield "not exact" if name in DECIDES else "order-exact", f"{WORDS[name]} was {was} and is {value}"
-    plugins, saved = now["plugins"], before["plugins"]
+    plugins, saved, alike = now["plugins"], before["plugins"], _steps(before) == _steps(now) != {}
     for name in [name for name in saved if saved[name]["affects_training"] and name not in plugins]:
-        yield "not exact", f"plugin {name!r} was there and is gone"
+        if not (alike and ACCUMULATES in saved[name]):
+            yield "not exact", f"plugin {name!r} was there and is gone"
     for name in [name for name in plugins if plugins[name]["affects_training"]]:
-        if name not in saved:
+        if name in saved:
+            yield from _plugin_changes(f"plugin {name!r}", saved[name], plugins[name], same_steps=alike)
+        elif not (alike and ACCUMULATES in plugins[name]):
             yield "not exact", f"plugin {name!r} is new"
-        else:
-            yield from _plugin_changes(f"plugin {name!r}", saved[name], plugins[name])
 
 
-def _plugin_changes(what: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[tuple[Guarantee, str]]:
+def _steps(program: Program) -> dict[int, int]:
+    """Return how many samples a step has, from each epoch on at which that changes; empty where it is unknown."""
+    batch = program["settings"].get("batch")
+    numbers = [each[ACCUMULATES] for each in program["plugins"].values() if ACCUMULATES in each and each["enabled"]]
+    if batch is None or len(numbers) > 1:
+        return {}
+    steps: dict[int, int] = {}
+    for epoch, number in sorted((numbers or [{0: 1}])[0].items()):
+        if not steps or number * batch != next(reversed(steps.values())):
+            steps[epoch] = number * batch
+    return steps
+
+
+def _plugin_changes(
+    what: str, before: Mapping[str, Any], now: Mapping[str, Any], *, same_steps: bool
+) -> Iterator[tuple[Guarantee, str]]:
     if before["class"] != now["class"]:
         yield "not exact", f"{what} was a {before['class']} and is a {now['class']}"
         return
@@ -77,6 +95,9 @@ def _plugin_changes(what: str, before: Mapping[str, Any], now: Mapping[str, Any]
         yield "not exact", f"{what} was switched {'on' if before['enabled'] else 'off'} and is not"
     mend = "" if now["class"].startswith("heliograph.") else MEND
     for name, one, other in sorted(differing(before["options"], now["options"]), key=itemgetter(0)):
+        is_in_steps = same_steps and name == "schedule" and ACCUMULATES in before and ACCUMULATES in now
+        if is_in_steps or name in now.get("ignored", ()):  # ignored since it was saved
+            continue
         was, value = show_both(one, other)
         yield "not exact", f"{what} had {name} = {was} and has {value}{mend}"
 
@@ -86,7 +107,17 @@ def _plugin(run: Run, name: str) -> dict[str, Any]:
     affects = affects_training(plugin)
     options = _options(plugin) if affects else {}
     kind = f"{type(plugin).__module__}.{type(plugin).__qualname__}"
-    return {"class": kind, "affects_training": affects, "enabled": plugins.is_enabled(name), "options": options}
+    facts: dict[str, Any] = {
+        "class": kind,
+        "affects_training": affects,
+        "enabled": plugins.is_enabled(name),
+        "options": options,
+    }
+    if ignored := sorted(ignored_names(plugin)):
+        facts["ignored"] = ignored
+    if ACCUMULATES in getattr(plugin, "exclusive", ()) and isinstance(getattr(plugin, "schedule", None), Mapping):
+        facts[ACCUMULATES] = {epoch: plugin.number(epoch) for epoch in plugin.schedule}
+    return facts
 
 
 def affects_training(plugin: Any) -> bool:

@@ -20,6 +20,15 @@ def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
 
 
+def name_seed(seed: int) -> None:
+    """Let `torch.initial_seed()` return this, and leave the stream of random numbers as it is."""
+    state = torch.get_rng_state()
+    first = state[:8].view(torch.uint64)  # in torch's format the initial seed
+    if first.item() == torch.initial_seed():
+        first.fill_(seed)
+        torch.set_rng_state(state)
+
+
 def capture() -> dict[str, Any]:
     """Return the state of every global generator."""
     version, internal, gauss = random.getstate()

@@ -52,20 +52,28 @@ class Order(Protocol):
 
 
 class RankOrder:
-    """Where the next iteration begins, on one rank of several."""
+    """Where the next iteration begins, on one rank of several.
+
+    Attributes:
+        within: how many samples of the first batch are left out; of one process only.
+    """
 
     def __init__(self, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
-        self.seed = self.epoch = self.batch = 0
+        self.seed = self.epoch = self.batch = self.within = 0
 
     def begin(self, seed: int, epoch: int, batch: int) -> None:
         """Set seed, epoch and the first batch."""
-        self.seed, self.epoch, self.batch = seed, epoch, batch
+        self.seed, self.epoch, self.batch, self.within = seed, epoch, batch, 0
 
     def position(self, batch: int, batch_size: int) -> KeyedPosition:
         """Return the position of a batch on this rank."""
-        first = batch * batch_size * self.world_size + self.rank
+        first = batch * batch_size * self.world_size + self.rank + self.left_out(batch)
         return KeyedPosition((self.seed, self.epoch, batch, self.rank), first, self.world_size)
+
+    def left_out(self, batch: int) -> int:
+        """Return how many samples of a batch are left out."""
+        return self.within if batch == self.batch else 0
 
 
 class SeekableOrder(RankOrder):
@@ -83,11 +91,12 @@ class SeekableOrder(RankOrder):
 
     def __iter__(self) -> Iterator[KeyedBatch]:
         size = self.batch_size
-        start = min(self.batch * size, len(self.sampler))  # the last batch may be smaller
+        start = min(self.batch * size + self.within, len(self.sampler))  # the last batch may be smaller
         indices = self.sampler.indices(self.seed, self.epoch, start)
         for batch in count(self.batch):
-            chosen = list(islice(indices, size))
-            if not chosen or (self.drop_last and len(chosen) < size):
+            wanted = size - self.left_out(batch)
+            chosen = list(islice(indices, wanted))
+            if not chosen or (self.drop_last and len(chosen) < wanted):
                 return
             yield keyed_batch(chosen, self.position(batch, size))
 
@@ -200,9 +209,9 @@ class OpaqueOrder(OpaqueSampler):
             before, samples = samples, samples + (len(indices) if self.batched else 1)  # batches may be of any sizes
             if batch < self.batch:
                 continue
-            key = self.seed, self.epoch, batch, self.rank
-            position = KeyedPosition(key, before * self.world_size + self.rank, self.world_size)
-            yield keyed_batch(indices, position) if self.batched else KeyedIndex(indices, position)
+            key, gone = (self.seed, self.epoch, batch, self.rank), self.left_out(batch)
+            position = KeyedPosition(key, before * self.world_size + self.rank + gone, self.world_size)
+            yield keyed_batch(indices[gone:], position) if self.batched else KeyedIndex(indices, position)
 
 
 def knows_ranks(sampler: Any) -> bool:
@@ -252,8 +261,9 @@ class DealtOrder(OpaqueSampler):
                 continue
             for rank in self.share.own[turn:]:
                 indices, first, stride = parts[rank]
-                position = KeyedPosition((self.seed, self.epoch, number, rank), first, stride)
-                yield keyed_batch(indices, position) if self.batched else KeyedIndex(indices, position)
+                gone = self.left_out(number)
+                position = KeyedPosition((self.seed, self.epoch, number, rank), first + gone, stride)
+                yield keyed_batch(indices[gone:], position) if self.batched else KeyedIndex(indices, position)
             turn = 0
 
 

@@ -62,6 +62,10 @@ class Layout:
         """Return whether as many processes read as as many ranks."""
         return (self.world_size, self.ranks) == (other.world_size, other.ranks)
 
+    def shares_order(self, other: Layout) -> bool:
+        """Return whether a position in one is known to the sample in the other, whatever the batches."""
+        return self.common and other.common and None not in (self.batch_size, other.batch_size)
+
     def deals_alike(self, other: Layout) -> bool:
         """Return whether the same samples meet in the same batches, under the same keys."""
         return (self.ranks, self.batch_size) == (other.ranks, other.batch_size)

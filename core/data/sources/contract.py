@@ -23,6 +23,7 @@ class Source(Protocol):
         even: whether the batches of all ranks are as large as this one's.
         as_it_is: whether every rank reads all of it, whatever the others read.
         batch_size: what a batch takes of the order; see `Layout`. None: unknown, or not the same on all ranks.
+        cuts_batches: whether it can begin within a batch, where it reads for one rank.
     """
 
     loader: Any
@@ -31,6 +32,7 @@ class Source(Protocol):
     even: bool
     as_it_is: bool
     batch_size: int | None
+    cuts_batches: bool
 
     @property
     def layout(self) -> Layout:

@@ -21,7 +21,7 @@ from ..draws.generators import isolated
 from ..draws.held_generators import BEGIN, HeldGenerators, set_epoch
 from ..draws.keyed import LEFT_OUT, DatasetWrapper, KeyedDataset, KeyedIterable, Probe, identity, is_plain
 from ..order.choice import order_differs
-from ..order.dealt import Order
+from ..order.dealt import Order, RankOrder
 from ..order.shares import ALONE, Share
 from .contract import Known
 from .stateless import EXACT, Reading, Stateless, Worth
@@ -61,6 +61,7 @@ class MapSource(Rewired):
     """
 
     as_it_is = False
+    cuts_batches = True
 
     def __init__(
         self, loader: DataLoader[Any], order: Order, share: Share, *, per_sample: bool = False, trains: bool = False
@@ -68,8 +69,9 @@ class MapSource(Rewired):
         known = loader.dataset.facts if isinstance(loader.dataset, Known) else {}
         kind = {"source": "map", "draws_per": "sample" if per_sample else "batch", **order.kind, **known}
         super().__init__(loader, kind, share)
-        self.order, self.even, self.common, self.batch_size = order, order.even, order.common, order.batch_size
         self._its_own_way = type(loader).__iter__ is not DataLoader.__iter__
+        self.order, self.even, self.batch_size = order, order.even, order.batch_size
+        self.common = order.common and not self._its_own_way
         collate = None if self._its_own_way else loader.collate_fn
         self.dataset = KeyedDataset(loader.dataset, collate, per_sample=per_sample, has_epoch=trains)
         sampler = {"sampler" if loader.batch_sampler is None else "batch_sampler": self.order}
@@ -81,7 +83,6 @@ class MapSource(Rewired):
         self._is_armed, self._trains = False, trains
         if share.ranks > 1:
             self.length = None if self._its_own_way else order.length
-            self.common = order.common and not self._its_own_way
             plain = loader.collate_fn in (default_collate, default_convert)  # another may leave samples out
             self.even = order.even and plain and not self._its_own_way
 
@@ -92,6 +93,8 @@ class MapSource(Rewired):
             self.dataset.keyed_held.begin(reading.seed, reading.epoch)  # for the workers, too
         self._arm(reading)
         self.order.begin(reading.seed, reading.epoch, 0 if self._its_own_way else reading.batch)
+        if isinstance(self.order, RankOrder):
+            self.order.within = reading.within
         batches = self._begun(reading, self.dataset)
         if self._its_own_way:
             return read_again(apart(batches, reading, HeldGenerators(), self.share.rank), reading)

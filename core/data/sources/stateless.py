@@ -31,6 +31,7 @@ class Reading:
         check: called with the last of the batches that are read again.
         probes: whether the first batch that is read of a loader is loaded twice and compared.
         ahead: whether one item is read ahead where the length is unknown.
+        within: how many samples of the batch at the position are consumed; zero unless the source `cuts_batches`.
     """
 
     seed: int
@@ -42,6 +43,7 @@ class Reading:
     check: Callable[[Any], None] | None = None
     probes: bool = False
     ahead: bool = True
+    within: int = 0
 
 
 class Stateless:
@@ -50,6 +52,7 @@ class Stateless:
     even = False
     as_it_is = True
     common = False
+    cuts_batches = False
     batch_size: int | None = None
 
     def __init__(self, loader: Any, kind: dict[str, Any], share: Share = ALONE) -> None:

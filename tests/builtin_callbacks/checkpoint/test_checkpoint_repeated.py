@@ -50,7 +50,7 @@ def killed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         ("leaves_out", [[13, 2, None]]),
         ("two_losses", [[13, 3, None]]),
         ("accumulates", [[33, 1, None]]),
-        ("counts", [[13, 2, "differs first at step 13: loss 3.021 instead of 2.014"]]),
+        ("counts", [[13, 2, "differs first at step 13: loss 2.969 instead of 1.979"]]),
         ("second_loss_differs", [[12, 1, "differs first at step 12: the loss of another optimizer than the first"]]),
     ],
 )
@@ -66,10 +66,10 @@ def test_every_step_that_a_kill_undid_is_compared(killed: Path, name: str, repor
 
 def test_a_difference_is_reported_with_its_likely_cause(killed: Path) -> None:
     result = json.loads((killed / "counts" / "result").read_text())
-    said = "what was done again differs first at step 13: loss 3.021 instead of 2.014"
+    said = "what was done again differs first at step 13: loss 2.969 instead of 1.979"
     assert result["reasons"] == [said]
     assert f"likely cause of the difference: {NOTHING}" in result["text"].splitlines()
-    assert "the repeated work differs first at step 13: loss 3.021 instead of 2.014" in result["story"]
+    assert "the repeated work differs first at step 13: loss 2.969 instead of 1.979" in result["story"]
 
 
 # Runs that end between two saves stand for killed ones.

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from heliograph import ExceptionPassThrough, RankFailed, Supervised, Trainer, find_batch_size
+from heliograph import (
+    Every,
+    ExceptionPassThrough,
+    GradientAccumulation,
+    RankFailed,
+    RunResult,
+    Supervised,
+    Trainer,
+    find_batch_size,
+)
+from heliograph.core.data.batch_size import SavedSizeFirst
+from heliograph.tests.kit import fit, random_batches, saving
 from torch import Tensor, nn
 
 OUT = [
@@ -52,12 +65,6 @@ def test_it_gives_up_below_the_smallest() -> None:
 
 
 def test_it_goes_with_a_trainer_and_its_wrapped_errors() -> None:
-    class Hungry(Supervised):
-        def training_step(self, run: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
-            if len(batch[0]) > 8:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            return super().training_step(run, batch)
-
     data = torch.utils.data.TensorDataset(torch.randn(32, 4), torch.randn(32, 2))
     trainer = Trainer([ExceptionPassThrough()], device="cpu")
 
@@ -67,6 +74,70 @@ def test_it_goes_with_a_trainer_and_its_wrapped_errors() -> None:
         return trainer.fit(task, data, loader_params={"batch_size": size}, optimizer=optimizer, epochs=1).progress.steps
 
     assert find_batch_size(attempt, 32) == (8, 4)
+
+
+class Hungry(Supervised):
+    """Does not fit into memory with batches of more than 8."""
+
+    most = 8
+
+    def training_step(self, run: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+        if len(batch[0]) > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return super().training_step(run, batch)
+
+
+def test_a_run_that_is_resumed_begins_with_the_size_that_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = torch.utils.data.TensorDataset(*random_batches(1, 32)[0])
+    tried: list[int] = []
+
+    def attempt(size: int, epochs: int) -> RunResult:
+        tried.append(size)
+        plugins = [*saving(tmp_path, Every(steps=1), resume="auto"), GradientAccumulation(32 // size)]
+        task = Hungry(nn.Linear(4, 2), nn.functional.mse_loss)
+        return fit(*plugins, task=task, train=data, loader_params={"batch_size": size}, epochs=epochs)
+
+    assert find_batch_size(partial(attempt, epochs=1), 32)[0] == 8
+    assert tried == [32, 16, 8]
+    tried.clear()
+    size, result = find_batch_size(partial(attempt, epochs=2), 32)
+    assert (size, tried) == (8, [32, 8])
+    assert (result.status, result.resume.guarantee if result.resume else None) == ("completed", "exact")
+    tried.clear()
+    monkeypatch.setattr(Hungry, "most", 16)
+    size, _ = find_batch_size(partial(attempt, epochs=3), 32, smallest=16)  # where the former size may not be tried
+    assert (size, tried) == (16, [32, 16])
+
+
+def test_where_what_is_tried_is_not_the_batch_size_the_ratio_counts(tmp_path: Path) -> None:
+    data, tried = torch.utils.data.TensorDataset(*random_batches(1, 32)[0]), list[int]()
+
+    def attempt(size: int, epochs: int) -> RunResult:
+        tried.append(size)
+        task = Hungry(nn.Linear(4, 2), nn.functional.mse_loss)
+        plugins = saving(tmp_path, Every(steps=1), resume="auto")
+        return fit(*plugins, task=task, train=data, loader_params={"batch_size": size // 2}, epochs=epochs)
+
+    assert find_batch_size(partial(attempt, epochs=1), 64)[0] == 16
+    tried.clear()
+    assert find_batch_size(partial(attempt, epochs=2), 64)[0] == 16
+    assert tried == [64, 16]
+
+
+def test_a_rank_tries_what_another_one_found_in_its_checkpoint() -> None:
+    tried: list[int] = []
+
+    def attempt(size: int) -> str:
+        tried.append(size)
+        if size > 8:
+            kind = f"{SavedSizeFirst.__module__}.SavedSizeFirst"
+            raise RankFailed(1, kind, str(SavedSizeFirst(8)), "in train, step 0")
+        return "resumed"
+
+    assert find_batch_size(attempt, 64) == (8, "resumed")
+    assert tried == [64, 8]
 
 
 @pytest.mark.parametrize(("largest", "smallest"), [(0, 1), (8, 0), (4, 8), (True, 1), (2.5, 1)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from heliograph import (
@@ -166,6 +167,13 @@ def test_parameters_are_checked(drawing: Make, flowing: Make) -> None:
             assert refused(data, {name: number}).endswith(
                 f"[{name!r}] must be a whole number, at least 1; got {number!r}."
             )
+    for name, least in (("batch_size", 1), ("prefetch_factor", 1)):
+        for number in (0, 2.0, True):
+            assert refused(data, {name: number}).endswith(
+                f"[{name!r}] must be a whole number, at least {least}, or None; got {number!r}."
+            )
+    for number in (-1, 2.0, True, None):
+        assert refused(data, {"num_workers": number}).endswith(f"must be a whole number, at least 0; got {number!r}.")
     assert refused(data, {"batch_size": 4, "global_batch_size": 8}).endswith("of all; not both.")
     assert refused(data, {"sampler": [1], "shuffle": True}).endswith("not both: the sampler is the order.")
     assert refused(loader, {"batch_size": 4}) == (
@@ -179,6 +187,14 @@ def test_parameters_are_checked(drawing: Make, flowing: Make) -> None:
     assert refused(drawing(0), {"batch_size": 4}) == "ValueError: The train dataset is empty."
     assert refused(Endless(), {}) == "TypeError: The train dataset Endless has no length: give it __len__."
     assert refused(data, {"batch_size": 30, "drop_last": True}).startswith("ValueError: The train loader is empty")
+
+
+def test_integers_of_numpy_are_welcome(drawing: Make) -> None:
+    params: Any = {"batch_size": np.int64(4), "num_workers": np.int32(0), "as_ranks": np.uint8(1)}
+    (loader,) = training_loaders(drawing(), params)
+    assert (loader.batch_size, type(loader.batch_size)) == (4, int)
+    whole: Any = {"global_batch_size": np.int64(6)}
+    assert training_loaders(drawing(), whole, 2)[0].batch_size == 3
 
 
 def test_a_dataset_without_parameters(drawing: Make, noisy: Make) -> None:

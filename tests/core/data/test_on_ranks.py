@@ -146,6 +146,22 @@ def rounds(of_ranks: list[Reported]) -> list[list[int]]:
     return [[sample for samples in zip(*row, strict=True) for sample in samples] for row in rows]
 
 
+def seeded_apart() -> tuple[Reported, int]:
+    """Train with the seed of the user, which is not the same on each rank."""
+    torch.manual_seed(40 + int(os.environ["RANK"]))
+    reported = trained(Drawing(), RNGCapture(), loader_params={"batch_size": 4, "shuffle": True})
+    return reported, torch.initial_seed()
+
+
+def test_the_seed_of_the_main_rank_is_everybody_s(ranks: Pool) -> None:
+    alone = trained(Drawing(), RNGCapture(40), loader_params={"batch_size": 8, "shuffle": True})
+    of_ranks, seeds = zip(*ranks(2).run(seeded_apart), strict=True)
+
+    assert rounds(list(of_ranks))[:2] == alone["batches"][:2]
+    assert "everything random is seeded with 40, as torch.manual_seed was given" in of_ranks[0]["notes"]
+    assert seeds == (40, 41)
+
+
 # Shares of one order.
 
 
@@ -549,7 +565,5 @@ def test_a_smaller_number_of_ranks_reads_on_in_the_same_order(ranks: Pool) -> No
     assert "what loading draws is keyed by batch and rank: 2 ranks with batches of 4 drew otherwise" in str(
         rest["resume"]
     )
-    with pytest.raises(
-        ValueError, match=r"is 16 samples into the epoch, within a batch of now: 1 process x batch_size 7"
-    ):
+    with pytest.raises(ValueError, match=r"The global batch changed: 2 ranks x batch_size 4 .* 1 rank x batch_size 7"):
         shuffled(7, saved=cut)

@@ -37,6 +37,18 @@ def test_a_seed_beyond_numpy_s_range() -> None:
     assert numpy == np.random.rand()
 
 
+def test_the_seed_gets_another_name_and_the_stream_stays() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(4), torch.randn(4)
+    torch.manual_seed(5)
+    first = torch.rand(4)
+    rng.name_seed(2**64 - 3)
+
+    assert torch.initial_seed() == 2**64 - 3
+    assert torch.equal(first, expected[0])
+    assert torch.equal(torch.randn(4), expected[1])
+
+
 def test_capture_and_restore() -> None:
     rng.seed_all(1)
     draw()  # the second normal number of a pair is in hand now

@@ -1,0 +1,148 @@
+"""The names of checkpoints from metrics that are there, not there yet, or misspelt."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from heliograph import (
+    Checkpoint,
+    Every,
+    LogSchedule,
+    Plugin,
+    Preemption,
+    Run,
+    RunResult,
+    SaveSchedule,
+    StepEnd,
+    StrictError,
+    Trainer,
+    ValidationSchedule,
+    on,
+)
+from heliograph.tests import kit
+from heliograph.tests.kit import checkpoint_names, class_batches
+
+SAVES, VALIDATIONS = SaveSchedule(Every(steps=1)), ValidationSchedule(Every(epochs=1))
+
+
+def fit(checkpoint: Checkpoint, *plugins: Any, strict: bool = False, **options: Any) -> RunResult:
+    """Train two epochs of two steps with a validation after each, and a save at every step."""
+    trainer = Trainer([SAVES, checkpoint, VALIDATIONS, *plugins], device="cpu", strict=strict)
+    return kit.fit(trainer, **{"epochs": 2, "validation": class_batches(1), **options})
+
+
+def test_what_is_not_measured_yet_is_left_out_and_noted_once(tmp_path: Path) -> None:
+    result = fit(Checkpoint(tmp_path, metadata="loss_{validation/loss:.3f}", keep_last=None))
+
+    names = checkpoint_names(tmp_path)
+    assert names[:2] == ["run_epoch_0_iter_1.pth", "run_epoch_0_iter_2.pth"]
+    assert [name.rpartition("_")[0] for name in names[2:]] == ["run_epoch_1_iter_3_loss", "run_epoch_1_iter_4_loss"]
+    note = "run_epoch_0_iter_1.pth is named without 'validation/loss', which was not measured before"
+    assert result.notes == (note,)
+    assert result.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("template", "end"),
+    [
+        ("a_{validation/loss:.3f}_b", "_b"),
+        ("{validation/loss}{train/loss:.1f}", "_0.5"),
+        ("loss_{validation/loss:.3f}_train_{train/loss:.1f}", "_train_0.5"),
+        ("train_{train/loss:.1f}_loss_{validation/loss:.3f}", "_train_0.5"),
+        ("{validation/loss!r:>9}", ""),
+        ("{train/loss!r:.3}", "_0.5"),
+        ("{{{train/loss:.1f}}}", "_0.5"),
+    ],
+)
+def test_only_the_part_of_a_missing_metric_is_left_out(template: str, end: str, tmp_path: Path) -> None:
+    fit(Checkpoint(tmp_path, metadata=template), LogSchedule(Every(steps=1)), steps=1)
+
+    assert checkpoint_names(tmp_path) == [f"run_epoch_0_iter_1{end}.pth"]
+
+
+class Terminated(Plugin):
+    """Receives a signal after the first step."""
+
+    @on(StepEnd)
+    def terminate(self, run: Run, event: StepEnd) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_preempted_run_is_saved_before_its_first_validation(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path, metadata="{validation/loss:.3f}")
+    trainer = Trainer([checkpoint, VALIDATIONS, Terminated(), Preemption()], device="cpu")
+
+    with pytest.raises(SystemExit) as caught:
+        kit.fit(trainer, validation=class_batches(1))
+
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert checkpoint_names(tmp_path) == ["run_epoch_0_iter_1.pth"]
+
+
+@pytest.mark.parametrize("name", ["validation/los", "validaton/loss", "validation/accuracy"])
+def test_a_metric_that_no_validation_measures_is_refused_by_the_first(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"^The checkpoint's name asks for '{name}', which is not a metric.*Known: va"):
+        fit(Checkpoint(tmp_path, metadata=f"{{{name}}}"))
+
+    assert checkpoint_names(tmp_path) == ["run_epoch_0_iter_2.pth"]  # the one of before
+
+
+@pytest.mark.parametrize("name", ["train/los", "train/accuracy"])
+def test_a_metric_that_no_step_measures_is_refused_by_the_first_log(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"^The checkpoint's name asks for '{name}', .* Known: train/loss[.]\n"):
+        fit(Checkpoint(tmp_path, metadata=f"{{{name}}}"), LogSchedule(Every(steps=1)))
+
+
+def test_a_metric_of_the_user_may_come_at_any_time(tmp_path: Path) -> None:
+    class Late(Plugin):
+        @on(StepEnd)
+        def measure(self, run: Run, event: StepEnd) -> None:
+            if run.progress.steps == 3:
+                run.metrics["score"] = 0.25
+
+    result = fit(Checkpoint(tmp_path, metadata="{score}"), Late())
+
+    assert checkpoint_names(tmp_path) == ["run_epoch_1_iter_4_0.25.pth"]
+    assert result.warnings == ()
+
+
+def test_a_metric_that_never_comes_is_a_warning(tmp_path: Path) -> None:
+    def train(**options: Any) -> RunResult:
+        return fit(Checkpoint(tmp_path, metadata="a_{train/loss:.3f}"), **options)
+
+    warning = (
+        "The metadata of the checkpoints asks for 'train/loss', which was never measured: they are named without it, "
+        "from run_epoch_0_iter_1.pth on. Did you mean 'validation/loss'? Known: validation/loss."
+    )
+    assert train().warnings == (warning,)
+    with pytest.raises(StrictError, match="asks for 'train/loss', which was never measured"):
+        train(strict=True)
+
+
+@pytest.mark.parametrize(
+    ("template", "why"),
+    [
+        ("{validation/loss", "expected '}' before end of string"),
+        ("a_{}", "the name of a metric is missing"),
+        ("{0}", "the name of a metric is missing"),
+        ("{validation/loss:q}", "Unknown format code 'q'"),
+        ("{validation/loss:d}", "Unknown format code 'd'"),
+        ("{validation/loss!x}", "Unknown conversion specifier x"),
+        ("{validation/loss:{width}}", "Invalid format specifier"),
+    ],
+)
+def test_a_malformed_template_is_refused_at_once(template: str, why: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is not a template of metric names such as") as caught:
+        Checkpoint(tmp_path, metadata=template)
+
+    assert repr(template) in str(caught.value)
+    assert why in str(caught.value)
+
+
+@pytest.mark.parametrize("metadata", [5, b"loss", ["{train/loss}"]])
+def test_what_is_neither_a_template_nor_a_function_is_refused_at_once(metadata: Any, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"^metadata is a template of metric names such as .*, or a function of the"):
+        Checkpoint(tmp_path, metadata=metadata)
