@@ -179,7 +179,7 @@ OF_VALIDATION = ("ValidationStart", "validated", "ValidationEnd")
 CHANGES: Mapping[str, Change] = {
     "an epoch was cut": without(*ALL_OF_BATCH, after="EpochStart", times=7),
     "epochs are missing": until("CheckpointSaved"),
-    "it does not end": given(is_endless=True, error="EndlessError: 450 batches were read"),
+    "it does not end": given(is_endless=True, error="EndlessError: 450 batches were done"),
     "epochs are empty, and do not end": given(is_endless=True, error="EndlessError: 20 epochs in a row were empty"),
     "steps are missing": wanted(epochs=None, steps=7),
     "not one step": without("GradientsReady", "stepped", "StepEnd"),
@@ -278,13 +278,23 @@ def test_what_a_resumed_run_does_counts_from_where_it_was_resumed() -> None:
     assert kinds(PROGRAM, replace(account, at=Place(epoch=1, batch=1, batches=4, steps=4))) == {"an epoch was cut"}
 
 
-def test_a_run_that_reads_for_ever_is_ended() -> None:
+def test_a_run_that_trains_for_ever_is_ended() -> None:
     notebook = Notebook()
-    for number in range(BATCHES):
-        notebook.read_batch(number)
+    for _ in range(BATCHES):
+        notebook.end_batch()
     with pytest.raises(EndlessError, match=f"{BATCHES} batches"):
-        notebook.read_batch(BATCHES)
-    assert EMPTY < BATCHES
+        notebook.end_batch()
+
+
+def test_a_run_whose_epochs_are_empty_for_ever_is_ended() -> None:
+    notebook = Notebook()
+    for _ in range(EMPTY):
+        notebook.begin_epoch()
+    notebook.end_batch()
+    for _ in range(EMPTY):
+        notebook.begin_epoch()
+    with pytest.raises(EndlessError, match=f"{EMPTY} epochs"):
+        notebook.begin_epoch()
 
 
 def test_verdicts_are_counted_by_kind() -> None:

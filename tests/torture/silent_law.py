@@ -360,21 +360,28 @@ def _best(program: Program, account: Account) -> Iterator[tuple[str, str]]:
     keeps = program.keeps
     if keeps is None or keeps.monitor is None:
         return
-    values = judged(account, keeps.monitor)
+    values, monitor = judged(account.marks, keeps.monitor), keeps.monitor
     if not account.best:
         if account.happened("stepped"):
             yield "no best checkpoint", f"{len(values)} saves were measured by {keeps.monitor}"
         return
     weights = account.stored.get(account.best)
     if values and not any(isnan(value) for value, _ in values):
-        best = min(value for value, _ in values)
-        if weights not in [each for value, each in values if value == best]:
-            yield "not the best checkpoint", f"{account.best} is not that of {best}"
+        ways = [(marks, by_weights) for marks in (account.marks, _training(account)) for by_weights in (False, True)]
+        allowed = [best for marks, way in ways for best in best_of(judged(marks, monitor, by_weights=way))]
+        if weights not in allowed:
+            yield "not the best checkpoint", f"{account.best} is not that of {min(value for value, _ in values)}"
     exported = account.happened("exported")
     if keeps.load_best and exported and exported[0].weights != weights:
         yield "the best came after TrainEnd", f"a handler of it finds other weights than those of {account.best}"
     if keeps.load_best and account.weights != weights:
         yield "the best was not loaded", f"the task has other weights than {account.best}"
+
+
+def _training(account: Account) -> tuple[Mark, ...]:
+    """Return what happened before TrainEnd: what is measured later may be of the best weights, loaded back."""
+    end = next((index for index, mark in enumerate(account.marks) if mark.what == "TrainEnd"), None)
+    return account.marks[:end]
 
 
 def _averaged(program: Program, account: Account) -> Iterator[tuple[str, str]]:
@@ -543,15 +550,26 @@ def early_stop(program: Program, account: Account) -> int | None:
     return None
 
 
-def judged(account: Account, metric: str) -> list[tuple[float, int]]:
-    """Return (value, weights) of each save whose weights were measured, by the newest measurement of them."""
+def best_of(values: list[tuple[float, int]]) -> list[int]:
+    """Return the weights that have the smallest value."""
+    best = min((value for value, _ in values), default=inf)
+    return [weights for value, weights in values if value == best]
+
+
+def judged(marks: tuple[Mark, ...], metric: str, *, by_weights: bool = False) -> list[tuple[float, int]]:
+    """Return (value, weights) of each save that was measured, by the newest measurement at the same place.
+
+    A place is a number of batches, or weights, which a skipped batch leaves as they are: either may be gone by.
+    """
     saved: dict[int, int] = {}
     values: dict[int, float] = {}
-    batches = 0
-    for mark in account.marks:
+    batches, weights = 0, 0
+    for mark in marks:
         batches += mark.what == "BatchEnd"
+        weights = mark.weights if mark.what in ("stepped", "SavePoint") else weights
+        place = weights if by_weights else batches
         if mark.what == "SavePoint":
-            saved[batches] = mark.weights
+            saved[place] = mark.weights
         elif mark.what == "measured" and metric in mark.metrics:
-            values[batches] = mark.metrics[metric]
-    return [(values[at], weights) for at, weights in saved.items() if at in values]
+            values[place] = mark.metrics[metric]
+    return [(values[place], weights) for place, weights in saved.items() if place in values]

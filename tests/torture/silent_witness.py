@@ -11,8 +11,8 @@ import heliograph as h
 import torch
 from torch import Tensor, nn
 
-BATCHES = 450  # read in one attempt: more than 100 skipped steps in a row of windows of 3, and than any program needs
-EMPTY = 20  # epochs in a row, in which none is read
+BATCHES = 450  # in one attempt: more than 100 skipped steps in a row of windows of 3, and than any program needs
+EMPTY = 20  # epochs in a row without a batch
 Batch = tuple[Tensor, Tensor]
 SEEN: tuple[Any, ...] = (
     h.TrainStart, h.BatchStart, h.GradientsReady, h.StepEnd, h.BatchEnd, h.Log, h.ValidationStart,
@@ -89,12 +89,17 @@ class Notebook:
         """Write down that something happened."""
         self.marks.append(Mark(what, **facts))
 
-    def read_batch(self, number: int) -> None:
-        """Write down that a batch was read; end a run that would read for ever."""
+    def begin_epoch(self) -> None:
+        """End a run whose epochs are empty for ever."""
+        self.empty += 1
+        if self.empty > EMPTY:
+            raise EndlessError(f"{EMPTY} epochs in a row were empty")
+
+    def end_batch(self) -> None:
+        """End a run that would train for ever."""
         self.batches, self.empty = self.batches + 1, 0
         if self.batches > BATCHES:
-            raise EndlessError(f"{BATCHES} batches were read")
-        self.mark("read", number=number)
+            raise EndlessError(f"{BATCHES} batches were done")
 
     def watch(self, name: str, optimizer: torch.optim.Optimizer, modules: Mapping[str, nn.Module]) -> None:
         """Write down each step of an optimizer."""
@@ -140,7 +145,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[Batch]:
         for number, batch in enumerate(self.batches):
-            opened(self.notebook).read_batch(number)
+            opened(self.notebook).mark("read", number=number)
             yield batch
 
 
@@ -182,15 +187,17 @@ class Witness(h.Plugin):
 
     @h.on(*SEEN, lane=h.Lane.TRANSFORM)
     def see(self, run: h.Run, event: h.Event) -> None:
-        opened(self.notebook).mark(type(event).__name__)
+        notebook = opened(self.notebook)
+        notebook.mark(type(event).__name__)
+        if isinstance(event, h.BatchEnd):
+            notebook.end_batch()
 
     @h.on(h.EpochStart, h.EpochEnd, lane=h.Lane.TRANSFORM)
     def see_epoch(self, run: h.Run, event: h.EpochStart | h.EpochEnd) -> None:
         notebook = opened(self.notebook)
-        notebook.empty += isinstance(event, h.EpochStart)
-        if notebook.empty > EMPTY:
-            raise EndlessError(f"{EMPTY} epochs in a row were empty")
         notebook.mark(type(event).__name__, number=event.epoch)
+        if isinstance(event, h.EpochStart):
+            notebook.begin_epoch()
 
     @h.on(h.CheckpointLoaded, h.SavePoint, lane=h.Lane.TRANSFORM)
     def see_state(self, run: h.Run, event: h.CheckpointLoaded | h.SavePoint) -> None:
