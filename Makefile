@@ -49,6 +49,7 @@ browser:
 torture: $(READY)
 	$(BIN)/python tests/torture/torture.py
 	OMP_NUM_THREADS=1 $(BIN)/python tests/torture/programs.py --count 2000 --jobs 2
+	OMP_NUM_THREADS=1 $(BIN)/python tests/torture/silent.py --count 20000 --seed 20000 --jobs 2
 	$(BIN)/python tests/torture/rules.py
 	$(BIN)/python tests/torture/workers.py
 	$(BIN)/python tests/torture/trainings.py
