@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import heliograph
 from heliograph.plugins import Plugin, discover
+from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
 
 if TYPE_CHECKING:
@@ -98,7 +99,14 @@ def _one_line(kind: type) -> str:
     return re.sub(r"\s+", " ", inspect.getdoc(kind) or "")
 
 
+def check_page_name(app: Sphinx, pagename: str, templatename: str, *_: object) -> None:
+    """Refuse a page of ours that Sphinx is about to overwrite with one of its own: `search`, `genindex`."""
+    if pagename in app.env.found_docs and templatename != "page.html":
+        raise ExtensionError(f"docs/{pagename}.md would be overwritten by Sphinx's {templatename}: rename the page.")
+
+
 def setup(app: Sphinx) -> None:
     """Register what is ours."""
+    app.connect("html-page-context", check_page_name)
     app.add_directive("event-table", EventTable)
     app.add_directive("plugin-table", PluginTable)

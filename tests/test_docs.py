@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -106,3 +106,32 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
     prose = FENCE.sub("", page.read_text(encoding="utf-8"))
     for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", prose):
         assert (page.parent / target).exists(), target
+
+
+def build_site(pages: Iterable[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Build a site that has a short page for each name, with the settings of ours."""
+    folder.mkdir()
+    names = sorted({"index", *pages})
+    for name in names:
+        (folder / f"{name}.md").write_text(f"# The page {name}\n")
+    toctree = "\n".join(["```{toctree}", *(name for name in names if name != "index"), "```"])
+    (folder / "index.md").write_text(f"# The page index\n\n{toctree}\n")
+    built = folder.with_name("site")
+    command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", "-c", str(ROOT / "docs")]
+    return subprocess.run([*command, str(folder), str(built)], capture_output=True, text=True, timeout=120)
+
+
+def test_sphinx_overwrites_none_of_our_pages(tmp_path: Path) -> None:
+    """It writes pages of its own, such as search.html, after ours."""
+    ours = [page.stem for page in PAGES[1:]]
+    done = build_site(ours, tmp_path / "pages")
+    assert done.returncode == 0, done.stderr
+    for name in ours:
+        assert f"The page {name}" in (tmp_path / f"site/{name}.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["search", "genindex"])
+def test_a_page_that_sphinx_would_overwrite_is_refused(name: str, tmp_path: Path) -> None:
+    done = build_site([name], tmp_path / "pages")
+    assert done.returncode == 2
+    assert f"docs/{name}.md would be overwritten by Sphinx's {name}.html: rename the page." in done.stderr
