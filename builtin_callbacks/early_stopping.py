@@ -13,11 +13,11 @@ from ..plugins import Plugin, on
 
 
 class EarlyStopping(Plugin):
-    """Ask for a stop when the monitored metric has not improved for `patience` readings.
+    """Stop when a metric has stopped improving.
 
-    The reference is the plugin's own and moves only on a real improvement, one by more than `min_delta`: slow but
-    steady progress adds up instead of being forgotten. Read after each validation, or at each log for a `train/`
-    metric.
+    It asks for the stop when the metric has not improved in `patience` checks in a row. The reference is the plugin's
+    own and moves only on a real improvement, one by more than `min_delta`: slow but steady progress adds up instead of
+    being forgotten. Read after each validation, or at each log for a `train/` metric.
 
     Args:
         monitor: the metric's name, such as `validation/loss`.

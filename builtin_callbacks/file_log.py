@@ -31,7 +31,9 @@ from ..plugins import Plugin, on
 
 
 class FileLog(Plugin):
-    """Write what happens to `<run>_<date>_<time>.log`; a resumed run appends to the file that it began.
+    """Write what happens to a log file.
+
+    The file is `<run>_<date>_<time>.log`; a resumed run appends to the file that it began.
 
     Everything that is logged through the logger `heliograph` (warnings of plugins, say) goes to the same file, and with
     `capture_warnings` python's warnings too. The handlers are removed when the run closes.

@@ -41,7 +41,9 @@ from .writers import BackgroundWriter, LoopWriter, Writer
 
 
 class Checkpoint(Plugin):
-    """Write `<run_name>_epoch_<epoch>_iter_<step>[_<metadata>].pth` at every save point, and resume from such files.
+    """Save the state of a run in files, and resume from them.
+
+    Every save point writes `<run_name>_epoch_<epoch>_iter_<step>[_<metadata>].pth`: epochs and steps that are finished.
 
     A save is written aside in the same folder, synced and renamed, its manifest last; only then are older ones removed.
     The newest is never removed, nor are the best, what is pinned, and what is of another training. A save that fails

@@ -39,7 +39,9 @@ EXIT_STATUS = 143  # as of a process that ended on SIGTERM: 128 + 15
 
 
 class RayReport(Plugin):
-    """Report metrics and checkpoints to Ray, from whose storage a restarted run resumes.
+    """Report metrics and checkpoints to Ray.
+
+    A restarted run resumes from Ray's storage.
 
     The launcher and the search for Ray add one to every trainer that has none. Outside of Ray it does nothing.
 
