@@ -604,6 +604,21 @@ def test_auto_says_that_it_begins_afresh(fit: Make, tmp_path: Path) -> None:
     assert result.progress.steps == 6
 
 
+def test_a_result_says_whether_it_was_resumed_or_can_be(fit: Make, tmp_path: Path) -> None:
+    def said(result: RunResult) -> list[str]:
+        return [line.partition(":")[0] for line in str(result).splitlines() if line.startswith("resum")]
+
+    fresh = fit(Checkpoint(tmp_path, resume="auto"), RNGCapture())
+    assert f"resumable: {fresh.resume}" in str(fresh).splitlines()
+    assert said(fresh) == ["resumable"]
+    resumed = fit(Checkpoint(tmp_path, resume="auto"), RNGCapture(), epochs=3)
+    assert f"resumed: {resumed.resume}" in str(resumed).splitlines()
+    assert said(resumed)[0] == "resumed"
+    without = fit(RNGCapture())
+    assert without.resume is not None
+    assert said(without) == []  # there is nothing to resume from
+
+
 def test_auto_says_that_none_of_this_run_s_can_be_used(
     fit: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
