@@ -21,7 +21,7 @@ class EarlyStopping(Plugin):
 
     Args:
         monitor: the metric's name, such as `validation/loss`.
-        patience: how many readings in a row may fail to improve.
+        patience: how many checks in a row may fail to improve.
         mode: whether smaller (`min`) or larger (`max`) is better; may be left out for a loss or an error.
         min_delta: what counts as an improvement is more than this, in the metric's units.
         nan: what a NaN is: `worse` (no improvement), `stop` (stop at once) or `raise`.
@@ -102,5 +102,5 @@ class EarlyStopping(Plugin):
 
     def _stop(self, run: Run) -> None:
         best = "no number yet" if self.best is None else f"{self.best:.6g}"
-        readings = "1 reading" if self.failed_readings == 1 else f"{self.failed_readings} readings"
-        run.control.stop(f"{self.monitor.name} has not improved on {best} in {readings}")
+        checks = "1 check" if self.failed_readings == 1 else f"{self.failed_readings} checks"
+        run.control.stop(f"{self.monitor.name} has not improved on {best} in {checks}")

@@ -80,7 +80,7 @@ class FileLog(Plugin):
     @on(EpochEnd, lane=Lane.REPORT)
     def write_epoch(self, run: Run, event: EpochEnd) -> None:
         """Write that an epoch is over."""
-        self._write(run, f"epoch {event.epoch} is done")
+        self._write(run, f"epochs done: {run.progress.epoch}")
 
     @on(CheckpointSaved, lane=Lane.REPORT)
     def write_checkpoint(self, run: Run, event: CheckpointSaved) -> None:

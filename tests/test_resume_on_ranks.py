@@ -1,4 +1,4 @@
-"""The matrix of resumes on two ranks: killed anywhere, on one of them or on both, against runs left alone."""
+"""The matrix of resumes on two ranks: killed anywhere, on one of them or on both, against uninterrupted runs."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def run_attempt(
 
 
 def check(scenario: Scenario, folder: Path, *series: tuple[Kill, ...]) -> tuple[list[Events], dict[str, Any]]:
-    """Interrupt a run in each of these ways; compare it on this rank with one left alone.
+    """Interrupt a run in each of these ways; compare it on this rank with an uninterrupted one.
 
     Returns:
         The events at which it was interrupted, for each way, and the weights in the end.

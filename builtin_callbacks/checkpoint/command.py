@@ -37,7 +37,7 @@ def _parser() -> ArgumentParser:
     inspect = commands.add_parser(
         "inspect", help="show what a checkpoint holds and whether it is intact, or list a folder"
     )
-    verify = commands.add_parser("verify", help="hold every byte against its digest, and load it")
+    verify = commands.add_parser("verify", help="check every byte against its digest, and load it")
     migrate = commands.add_parser(
         "migrate", help="convert older checkpoints, and those of Helios, to the current schema"
     )
@@ -166,7 +166,7 @@ def _dealt_with(store: Store, verdict: Verdict, *, dry_run: bool) -> str:
     if verdict.stays is not None:
         return f"kept     {path}: {verdict.stays}"
     if dry_run:
-        return f"would go {path}"
+        return f"would be removed {path}"
     return f"removed  {path}" if store.remove(path, verdict.entry.training) else f"kept     {path}: pinned a moment ago"
 
 
@@ -193,7 +193,7 @@ def _inspected(path: Path) -> Iterator[str]:
 def _verified(path: Path) -> list[str]:
     state = reader.load(path)
     with content_of(path):
-        return [f"whole    {path}: run {state['run_name']!r}, step {state['progress']['steps']}"]
+        return [f"intact   {path}: run {state['run_name']!r}, step {state['progress']['steps']}"]
 
 
 def _files(path: Path) -> list[Path]:

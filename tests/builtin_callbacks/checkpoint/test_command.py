@@ -151,7 +151,7 @@ def test_verify_lists_the_whole_and_the_bad(command: Said, write: Make, tmp_path
     write(4, 0.5).with_suffix(".json").unlink()
     (tmp_path / "results.json").write_text('{"accuracy": 1.0}')
     assert command("verify", tmp_path) == 1
-    assert command.out == f"whole    {tmp_path / 'run_1.pth'}: run 'run', step 1\n"
+    assert command.out == f"intact   {tmp_path / 'run_1.pth'}: run 'run', step 1\n"
     assert [re.search(r"run_\d\.pth", line)[0] for line in command.error.splitlines()] == [  # type: ignore[index]
         "run_2.pth",
         "run_3.pth",
@@ -197,7 +197,10 @@ def test_prune_keeps_the_newest_the_best_and_the_pinned(command: Said, write: Ma
     (tmp_path / "run_2.pinned").touch()
     options = ("--keep-last", 1, "--keep-best", 2, "--monitor", "validation/loss")
     assert command("prune", tmp_path, *options, "--dry-run") == 0
-    assert command.out.splitlines()[1:3] == [f"would go {tmp_path / 'run_5.pth'}", f"would go {tmp_path / 'run_4.pth'}"]
+    assert command.out.splitlines()[1:3] == [
+        f"would be removed {tmp_path / 'run_5.pth'}",
+        f"would be removed {tmp_path / 'run_4.pth'}",
+    ]
     assert len(list(tmp_path.glob("*.pth"))) == 6
     assert command("prune", tmp_path, *options) == 0
     assert command.out.splitlines() == [
