@@ -40,7 +40,7 @@ def _run(arguments: Sequence[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser("demo", help="train a small network on real handwritten digits")
     demo.add_argument("--folder", type=Path, default=Path("runs/digits"), help="where to leave files (%(default)s)")
-    demo.add_argument("--epochs", type=int, default=60, help="at most so many (%(default)s)")
+    demo.add_argument("--epochs", type=_positive, default=60, help="at most so many (%(default)s)")
     plugins = commands.add_parser("plugins", help="list the installed plugins and what they do")
     plugins.add_argument("-v", "--verbose", action="store_true", help="with package, version, class and events")
     commands.add_parser("events", help="list the events in the order in which the loop emits them")
@@ -119,6 +119,12 @@ def event_list() -> str:
         lines.append(f"{event.__name__}({fields})")
         lines += _indented(str(event.__doc__))
     return "\n".join(lines)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number of at least 1 is needed, got {text!r}")
+    return int(text)
 
 
 def _demo(folder: Path, epochs: int) -> int:

@@ -329,4 +329,4 @@ def _check_is_there(path: Path) -> None:
         raise ValueError(f"{path} is not a checkpoint: a folder, a pipe or a device has that name.")
     if not path.is_file():
         siblings = [each.name for each in path.parent.glob(f"*{SUFFIX}")] if path.parent.is_dir() else []
-        raise FileNotFoundError(f"There is no checkpoint {path}.{known_names(path.name, siblings)}")
+        raise FileNotFoundError(f"There is no checkpoint at {path}.{known_names(path.name, siblings)}")

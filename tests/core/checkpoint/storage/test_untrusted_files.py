@@ -179,7 +179,7 @@ def test_sizes_beyond_all_memory(
 
 def test_what_is_no_archive(tmp_path: Path, is_refused: Make) -> None:
     (tmp_path / "a.pth").write_bytes(pickle.dumps({"schema": 3}))
-    is_refused(tmp_path / "a.pth", "is damaged, or no file of torch.save")
+    is_refused(tmp_path / "a.pth", "is damaged, or was not written by torch.save")
 
 
 @pytest.mark.parametrize("part", ["plugins", "schema", "modules", "run_name", "progress"])
