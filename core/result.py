@@ -19,8 +19,8 @@ class ResumeReport:
             same order, but random draws may differ), `replayed` (as exact as the loader repeats itself: it is read
             again up to the position) or `not exact`.
         reasons: why it is not `exact`.
-        path: the file that this run was resumed from, None where it began afresh or was given a state.
-        epoch: where it was resumed, None where it began afresh.
+        path: the file that this run was resumed from, None where it started fresh or was given a state.
+        epoch: where it was resumed, None where it started fresh.
         batch: where in the epoch.
         step: after which optimizer step.
         fresh_plugins: plugins that found no state in the checkpoint.

@@ -325,7 +325,7 @@ def test_a_run_that_is_killed_anywhere_ends_where_an_uninterrupted_one_ends(
 
 CUT_SHORT = Scenario("stateful", samples=11, batch_size=2, more=3, kills=(Kill(h.EpochEnd, ranks=(0,)),) * 3)
 FOUND = {
-    "a loader that had more than the other rank's went on with that": CUT_SHORT,
+    "a loader that had more than the other rank's continued with that": CUT_SHORT,
     "and one without a length": replace(CUT_SHORT, kind="unsized stateful"),
 }
 

@@ -204,7 +204,7 @@ def _asked_names(folder: Path, run_name: str | None) -> list[str]:
         try:
             entry = reader.read_manifest(path)
         except (OSError, ValueError):
-            continue  # listed with each run as passed over
+            continue  # listed with each run as skipped
         if run_name in (None, entry.family, entry.run_name):
             names.add(entry.family)
     return sorted(names)

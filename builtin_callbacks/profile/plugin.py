@@ -34,7 +34,7 @@ class Profile(Plugin):
     Args:
         folder: where the traces go, such as the folder of `TensorBoard`; made where it is missing.
         wait: how many steps of each cycle are left alone.
-        warmup: how many are traced in vain, because the first ones bear what starting the profiler costs.
+        warmup: how many are traced and thrown away, because starting the profiler slows the first ones.
         active: how many are traced, at least one.
         repeat: how many cycles there are; 0 repeats until the run ends.
         skip_first: how many steps to leave alone before the first cycle.

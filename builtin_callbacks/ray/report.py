@@ -104,7 +104,7 @@ class RayReport(Plugin):
         self._has_started = True
         self._session.record_start(run.name, run.origin, run.resumed_from)
         if run.engine.is_main and not self._has_checkpoints:
-            run.note("no plugin keeps checkpoints: if a worker is lost, the run begins afresh. Add a Checkpoint.")
+            run.note("no plugin keeps checkpoints: if a worker is lost, the run starts fresh. Add a Checkpoint.")
 
     @on(EpochStart, BatchEnd)
     def check(self, run: Run, event: EpochStart | BatchEnd) -> None:

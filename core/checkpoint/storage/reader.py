@@ -266,7 +266,7 @@ def newest(folder: Path | Manifests, run_name: str) -> tuple[Entry | None, State
         else:
             if others := [each for each in found if each.training != found[0].training]:
                 passed_over.append(
-                    f"other trainings of the name are left alone; resume one of them by its path, "
+                    f"other trainings of the name are left as they are; resume one of them by its path, "
                     f"resume={others[0].path}"
                 )
             return None, None, passed_over
