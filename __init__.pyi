@@ -94,3 +94,5 @@ from .plugins.filters import Between as Between
 from .plugins.filters import Every as Every
 from .plugins.filters import Filter as Filter
 from .plugins.filters import Once as Once
+
+__version__: str

@@ -8,15 +8,16 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from textwrap import fill
+from shutil import get_terminal_size
+from textwrap import wrap
 
 from heliograph.builtin_callbacks.recorder import command as explain_command
 from heliograph.builtin_callbacks.recorder.replay import command as replay_command
 from heliograph.builtin_callbacks.rules import command as rules
-from heliograph.core.system.extras import printable
+from heliograph.core.system.extras import ROOT, printable, version
 from heliograph.events import CATALOGUE
-from heliograph.plugins.discovery import discover
-from heliograph.plugins.installed import states_of
+from heliograph.plugins.discovery import NOT_INSTALLED, Discovered, discover
+from heliograph.plugins.installed import OWN, states_of
 from heliograph.testing import command as verify_resume
 
 
@@ -35,11 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="heliograph", description="An event-bus callback framework for PyTorch.")
+    parser.add_argument("--version", action="version", version=f"heliograph {version()} in {ROOT}")
     commands = parser.add_subparsers(dest="command", required=True)
     demo = commands.add_parser("demo", help="train a small network on real handwritten digits")
     demo.add_argument("--folder", type=Path, default=Path("runs/digits"), help="where to leave files (%(default)s)")
-    demo.add_argument("--epochs", type=int, default=60, help="at most so many (%(default)s)")
-    commands.add_parser("plugins", help="list the installed plugins")
+    demo.add_argument("--epochs", type=_positive, default=60, help="at most so many (%(default)s)")
+    plugins = commands.add_parser("plugins", help="list the installed plugins and what they do")
+    plugins.add_argument("-v", "--verbose", action="store_true", help="with package, version, class and events")
     commands.add_parser("events", help="list the events in the order in which the loop emits them")
     for module in (explain_command, replay_command, rules, verify_resume):
         module.add_command(commands)
@@ -50,8 +53,8 @@ def _run(arguments: Sequence[str]) -> int:
         return checkpoint.main(arguments[1:])
     options = parser.parse_args(arguments)
     if options.command == "plugins":
-        print(plugin_table())
-    elif options.command == "events":
+        return _plugins(verbose=options.verbose)
+    if options.command == "events":
         print(event_list())
     elif options.command == "demo":
         return _demo(options.folder, options.epochs)
@@ -60,15 +63,50 @@ def _run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def plugin_table() -> str:
-    """Return name, package, version, state and events of every installed plugin; a broken one with its error."""
+def plugin_list(found: Sequence[Discovered], width: int | None) -> str:
+    """Return a line for each installed plugin: its name for `load`, and what it does or what is wrong with it.
+
+    Args:
+        found: the plugins.
+        width: of the terminal, to which long lines are cut; None for lines in full.
+    """
+    names = [each.name if each.package == OWN else f"{each.package}:{each.name}" for each in found]
+    states = [(each.word, each.what) for each in states_of(found)]
+    whats = [what if word == "available" else f"{word}: {what}" for word, what in states]
+    rows = [tuple(map(printable, row)) for row in [("NAME", "WHAT IT DOES"), *zip(names, whats, strict=True)]]
+    column = max(len(name) for name, _ in rows)
+    return "\n".join(_cut(f"{name:<{column}}  {what}", width) for name, what in rows)
+
+
+def plugin_details(found: Sequence[Discovered]) -> str:
+    """Return what is known of every installed plugin: package, version, state, class, what it does, events."""
+    lines = []
+    for each, state in zip(found, states_of(found), strict=True):
+        lines.append(printable(f"{each.name} (package {each.package} {each.version}, {state.word})"))
+        events = [f"events: {', '.join(state.events)}"] if state.events else []
+        for text in (state.what, f"class: {each.target}", *events):
+            lines += _indented(printable(text))
+    return "\n".join(lines)
+
+
+def _plugins(*, verbose: bool) -> int:
     found = discover()
-    states = states_of(found)
-    rows = [["NAME", "PACKAGE", "VERSION", "STATE", "EVENTS"]]
-    rows += [[each.name, each.package, each.version, *states[number]] for number, each in enumerate(found)]
-    rows = [list(map(printable, row)) for row in rows]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    return "\n".join("  ".join([*map(str.ljust, row, widths), row[4]]) for row in rows)
+    if verbose:
+        print(plugin_details(found))
+    else:
+        print(plugin_list(found, get_terminal_size().columns if sys.stdout.isatty() else None))
+    if any(each.package == OWN for each in found):
+        return 0
+    print(f"heliograph plugins: {NOT_INSTALLED}", file=sys.stderr)
+    return 1
+
+
+def _cut(line: str, width: int | None) -> str:
+    return line if width is None or len(line) <= width else f"{line[: width - 3].rstrip()}..."
+
+
+def _indented(text: str) -> list[str]:
+    return wrap(text, 100, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False)
 
 
 def event_list() -> str:
@@ -79,8 +117,14 @@ def event_list() -> str:
             f"{name}: {kind}" for name, kind in event.__annotations__.items() if not kind.startswith("ClassVar")
         )
         lines.append(f"{event.__name__}({fields})")
-        lines.append(fill(str(event.__doc__), 100, initial_indent="    ", subsequent_indent="    "))
+        lines += _indented(str(event.__doc__))
     return "\n".join(lines)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"a whole number of at least 1 is needed, got {text!r}")
+    return int(text)
 
 
 def _demo(folder: Path, epochs: int) -> int:

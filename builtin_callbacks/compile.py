@@ -18,11 +18,12 @@ logger = logging.getLogger("heliograph")
 
 
 class Compile(Plugin):
-    """Run the task's modules, and its `loss_fn` if it has one, through `torch.compile` during a run.
+    """Run the task's modules through `torch.compile`.
 
-    The modules stay the same objects, so checkpoints are the same with and without it. What cannot be compiled runs as
-    it is: a warning and `result.notes` say why. Compiled code may round differently, and draw other random numbers,
-    than plain code: a run that is resumed without it is not bit for bit the same.
+    The `loss_fn` of a task that has one is compiled too. The modules stay the same objects, so checkpoints are the same
+    with and without it. What cannot be compiled runs as it is: a warning and `result.notes` say why. Compiled code may
+    round differently, and draw other random numbers, than plain code: a run that is resumed without it is not bit for
+    bit the same.
 
     Args:
         fallback: continue uncompiled where the compiler fails; without it, that fails the run.

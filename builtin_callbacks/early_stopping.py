@@ -13,15 +13,15 @@ from ..plugins import Plugin, on
 
 
 class EarlyStopping(Plugin):
-    """Ask for a stop when the monitored metric has not improved for `patience` readings.
+    """Stop when a metric has stopped improving.
 
-    The reference is the plugin's own and moves only on a real improvement, one by more than `min_delta`: slow but
-    steady progress adds up instead of being forgotten. Read after each validation, or at each log for a `train/`
-    metric.
+    It asks for the stop when the metric has not improved in `patience` checks in a row. The reference is the plugin's
+    own and moves only on a real improvement, one by more than `min_delta`: slow but steady progress adds up instead of
+    being forgotten. Read after each validation, or at each log for a `train/` metric.
 
     Args:
         monitor: the metric's name, such as `validation/loss`.
-        patience: how many readings in a row may fail to improve.
+        patience: how many checks in a row may fail to improve.
         mode: whether smaller (`min`) or larger (`max`) is better; may be left out for a loss or an error.
         min_delta: what counts as an improvement is more than this, in the metric's units.
         nan: what a NaN is: `worse` (no improvement), `stop` (stop at once) or `raise`.
@@ -102,5 +102,5 @@ class EarlyStopping(Plugin):
 
     def _stop(self, run: Run) -> None:
         best = "no number yet" if self.best is None else f"{self.best:.6g}"
-        readings = "1 reading" if self.failed_readings == 1 else f"{self.failed_readings} readings"
-        run.control.stop(f"{self.monitor.name} has not improved on {best} in {readings}")
+        checks = "1 check" if self.failed_readings == 1 else f"{self.failed_readings} checks"
+        run.control.stop(f"{self.monitor.name} has not improved on {best} in {checks}")

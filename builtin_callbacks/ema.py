@@ -30,12 +30,12 @@ Weights = dict[str, dict[str, Tensor]]
 
 
 class EMA(Plugin):
-    """Keep an exponential moving average of the parameters, updated after every optimizer step.
+    """Keep an exponential moving average of the parameters.
 
-    The average begins with the weights of the first step. Only parameters are averaged, as
-    `torch.optim.swa_utils.AveragedModel` does by default; buffers such as the statistics of a batch norm are used as
-    they are (averaging counters would truncate them). It is saved with every checkpoint, beside the weights that are
-    trained: `torch.load(path)["plugins"]["ema"]["weights"]["model"]`.
+    It is updated after every optimizer step. The average begins with the weights of the first step. Only parameters are
+    averaged, as `torch.optim.swa_utils.AveragedModel` does by default; buffers such as the statistics of a batch norm
+    are used as they are (averaging counters would truncate them). It is saved with every checkpoint, beside the weights
+    that are trained: `torch.load(path)["plugins"]["ema"]["weights"]["model"]`.
 
     Args:
         decay: the share of the former average that is kept at every update, from 0 to 1 (both excluded).

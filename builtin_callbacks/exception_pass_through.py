@@ -11,10 +11,10 @@ from ..plugins import Plugin, on
 
 
 class ExceptionPassThrough(Plugin):
-    """Let listed exceptions leave unchanged; any other leaves as `TrainingError`, raised from the original.
+    """Choose which exceptions `fit` raises unchanged.
 
-    Without this plugin every exception leaves unchanged. Subclasses of a listed type match. What is not an `Exception`,
-    such as KeyboardInterrupt, always leaves unchanged.
+    Any other leaves as `TrainingError`, raised from the original. Without this plugin all leave unchanged. Subclasses
+    of a listed type match. What is not an `Exception`, such as KeyboardInterrupt, always leaves unchanged.
 
     Args:
         train: types that pass while training or validating.

@@ -32,7 +32,9 @@ from ..plugins import Plugin, on
 
 
 class FileLog(Plugin):
-    """Write what happens to `<run>_<date>_<time>.log`; a resumed run appends to the file that it began.
+    """Write what happens to a log file.
+
+    The file is `<run>_<date>_<time>.log`; a resumed run appends to the file that it began.
 
     Everything that is logged through the logger `heliograph` (warnings of plugins, say) goes to the same file, and with
     `capture_warnings` python's warnings too. The handlers are removed when the run closes.
@@ -80,7 +82,7 @@ class FileLog(Plugin):
     @on(EpochEnd, lane=Lane.REPORT, optional=True)
     def write_epoch(self, run: Run, event: EpochEnd) -> None:
         """Write that an epoch is over."""
-        self._write(run, f"epoch {event.epoch} is done")
+        self._write(run, f"epochs done: {run.progress.epoch}")
 
     @on(CheckpointSaved, lane=Lane.REPORT)
     def write_checkpoint(self, run: Run, event: CheckpointSaved) -> None:

@@ -11,7 +11,9 @@ from ..plugins import Plugin, on
 
 
 class GradientAccumulation(Plugin):
-    """Accumulate the gradients of n micro-batches, as one large batch would give them.
+    """Accumulate the gradients of several micro-batches.
+
+    They are those that one large batch would give.
 
     The loss of each is divided by the size of its window, so the gradient is the mean. The last window of an epoch may
     be shorter: it is divided by its own size where the loader has a length; otherwise, and where a batch is

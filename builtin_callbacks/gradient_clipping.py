@@ -10,10 +10,11 @@ from ..plugins import Plugin, on
 
 
 class GradientClipping(Plugin):
-    """Clip the gradients of a complete window before the optimizer step, and log their norm from before the clipping.
+    """Clip the gradients, and log their norm.
 
-    Sees true gradients: accumulated, rescaled, unscaled and averaged over ranks. Their norm is that of the whole
-    gradients, also where the engine shards them; it is tracked as `train/gradient_norm`, without a wait for the device.
+    It clips those of a complete window, before the optimizer step; the norm is that from before the clipping. Sees true
+    gradients: accumulated, rescaled, unscaled and averaged over ranks. Their norm is that of the whole gradients, also
+    where the engine shards them; it is tracked as `train/gradient_norm`, without a wait for the device.
 
     Args:
         norm: the largest total norm; None does not clip by norm.

@@ -13,10 +13,11 @@ from ..plugins import Plugin, on
 
 
 class GradientNorm(Plugin):
-    """Track the norm of the gradients of complete windows, before anybody clips them, as `train/gradient_norm`.
+    """Log the norm of the gradients, before any clipping.
 
-    Sees true gradients: accumulated, averaged over ranks and unscaled; never waits for the device. Nothing is measured
-    while nobody logs. `GradientClipping` tracks the same norm, so only one of the two can be registered.
+    It is tracked for complete windows, as `train/gradient_norm`. Sees true gradients: accumulated, averaged over ranks
+    and unscaled; never waits for the device. Nothing is measured while nobody logs. `GradientClipping` tracks the same
+    norm, so only one of the two can be registered.
 
     Args:
         every: steps of an optimizer from one measurement to the next.

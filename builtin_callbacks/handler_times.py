@@ -11,9 +11,10 @@ from ..plugins import Plugin, on
 
 
 class HandlerTimes(Plugin):
-    """Sum the seconds in each plugin's handlers into `result.plugin_seconds`.
+    """Measure the time in each plugin's handlers.
 
-    Costs two clock readings per handler call, and only during a run with this plugin.
+    The sums are in `result.plugin_seconds`. Costs two readings of the clock per handler call, and only during a run
+    with this plugin.
     """
 
     policy = "observer"

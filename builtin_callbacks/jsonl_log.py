@@ -30,7 +30,9 @@ NOTHING: Final = "0:"
 
 
 class JsonlLog(Plugin):
-    """Write every log, validation, test, checkpoint and ending to a file of JSON lines.
+    """Write what happens to a file of JSON lines.
+
+    There is a line for every log, validation, test, checkpoint and ending.
 
     Each line has `event`, `time` (UTC), `attempt` (a random name of the fit that wrote it), `run`, `epoch`, `step` and
     the event's data. A fresh fit overwrites the file. A resumed one appends to it, and first cuts off the lines that

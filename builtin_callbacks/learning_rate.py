@@ -13,10 +13,11 @@ from ..plugins import Plugin, on
 
 
 class LearningRate(Plugin):
-    """Step `fit(scheduler=...)` after every optimizer step, after every epoch, or on a plateau of a metric.
+    """Step the learning rate's scheduler.
 
-    Never stepped where the optimizer was not. Logs `train/learning_rate`, the one that the next step will use. Of
-    several optimizers by name each has its own scheduler, or none, and is logged as `train/<name>_learning_rate`.
+    The one of `fit(scheduler=...)` is stepped after every optimizer step, after every epoch, or on a plateau of a
+    metric. Never stepped where the optimizer was not. Logs `train/learning_rate`, the one that the next step will use.
+    Of several optimizers by name each has its own scheduler, or none, and is logged as `train/<name>_learning_rate`.
 
     Args:
         per: `step`, `epoch` or `plateau`.

@@ -12,11 +12,11 @@ from ..plugins import Plugin, on
 
 
 class NaNGuard(Plugin):
-    """Look at the loss before every optimizer step, and act when it is NaN or infinite.
+    """Act when a loss is NaN or infinite.
 
-    Costs one wait for the device per optimizer step: nobody can skip a step without knowing. `RollBack` is another
-    answer to the same question, so only one of the two may be registered. Of several optimizers each is judged by its
-    own loss.
+    It looks at the loss before every optimizer step. Costs one wait for the device per optimizer step: nobody can skip
+    a step without knowing. `RollBack` is another answer to the same question, so only one of the two may be registered.
+    Of several optimizers each is judged by its own loss.
 
     Args:
         action: `raise` a FloatingPointError, `skip` the step (its gradients are dropped), or `stop` the run (the step

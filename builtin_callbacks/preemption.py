@@ -35,13 +35,14 @@ logger = logging.getLogger("heliograph")
 
 
 class Preemption(Plugin):
-    """Upon a signal, save and stop: at the next step boundary of a training, at the next batch of a validation or test.
+    """Save and stop when the cluster sends a signal.
 
-    A validation that is cut short is postponed: the resumed run begins with it. The result says `stopped`, by whom
-    and by which signal; when the run is closed, `fit`, `validate` and `test` raise SystemExit, so that the exit status
-    is right (but see `fit(on_interrupt=...)`). Where the training was over when the signal came, the result says
-    `completed`, and the exit status still shows the signal. A second signal while the run stops changes
-    nothing. A veto of the stop holds this one too, but not the save.
+    A training does so at the next step boundary, a validation or test at the next batch. A validation that is cut short
+    is postponed: the resumed run begins with it. The result says `stopped`, by whom and by which signal; when the run
+    is closed, `fit`, `validate` and `test` raise SystemExit, so that the exit status is right (but see
+    `fit(on_interrupt=...)`). Where the training was over when the signal came, the result says `completed`, and the
+    exit status still shows the signal. A second signal while the run stops changes nothing. A veto of the stop holds
+    this one too, but not the save.
 
     The handlers are installed when a run begins and given back when it is closed; a handler in Python that was there
     before is called as well. Put the plugin last: plugins are closed in their order, and a signal during the closing

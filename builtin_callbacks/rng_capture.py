@@ -43,14 +43,15 @@ def seed_of_user(seed: int) -> int | None:
 
 
 class RNGCapture(Plugin):
-    """Make a run's random draws repeatable, and a resumed run's draws those of the run that was never interrupted.
+    """Make random draws repeatable, across a resume too.
 
-    Seeds python, NumPy's legacy generator, a private `numpy.random.Generator` (see `generator`), torch on the CPU and
-    on every CUDA device. Their states are saved with every checkpoint, with those of the generators that the task
-    holds (these are not seeded), and restored when the loader is at its position. The order of samples, and what is
-    drawn while a batch is loaded, become a function of (seed, epoch, position), and so touch none of these generators.
-    What a validation or test draws is taken back, and so is what observers draw on the CPU (plugins with
-    `policy = "observer"`), unless such a plugin says `draws = False`. A resumed run keeps the seed that it began with.
+    A resumed run draws what an uninterrupted one would have drawn. Seeds python, NumPy's legacy generator, a private
+    `numpy.random.Generator` (see `generator`), torch on the CPU and on every CUDA device. Their states are saved with
+    every checkpoint, with those of the generators that the task holds (these are not seeded), and restored when the
+    loader is at its position. The order of samples, and what is drawn while a batch is loaded, become a function of
+    (seed, epoch, position), and so touch none of these generators. What a validation or test draws is taken back, and
+    so is what observers draw on the CPU (plugins with `policy = "observer"`), unless such a plugin says `draws =
+    False`. A resumed run keeps the seed that it began with.
 
     On several ranks each has a stream of its own, seeded from (seed, rank) and restored to that rank; the order of
     samples and what loading draws go by the one seed. A rank that no checkpoint knows begins a stream of its own.

@@ -17,14 +17,14 @@ from ..plugins import Plugin, on
 
 
 class RollBack(Plugin):
-    """When a loss is NaN or infinite, go back to the last good checkpoint, and leave the offending batches out.
+    """Go back to a good checkpoint after a NaN loss.
 
-    Looks at the losses before every optimizer step, at the cost of one wait for the device. A good checkpoint is whole,
-    and all parameters in it are finite numbers; one that is not is passed over for an older one that this run wrote, or
-    was resumed from. Of one in shards, the rank that goes back reads all weights into host memory. Saves in flight are
-    waited for. Batches are known by epoch and place in it, so their order must be the same after the return: it is with
-    `RNGCapture`, or without shuffling. `NaNGuard` is another answer to the same question, so only one of the two may be
-    registered.
+    Infinite losses count too; the batches with such a loss are then left out. Looks at the losses before every
+    optimizer step, at the cost of one wait for the device. A good checkpoint is whole, and all parameters in it are
+    finite numbers; one that is not is skipped for an older one that this run wrote, or was resumed from. Of one in
+    shards, the rank that goes back reads all weights into host memory. Saves in flight are waited for. Batches are
+    known by epoch and place in it, so their order must be the same after the return: it is with `RNGCapture`, or
+    without shuffling. `NaNGuard` is another answer to the same question, so only one of the two may be registered.
 
     Args:
         max_times: how often a run may go back, resumes included.
@@ -131,5 +131,5 @@ def _check_finite(run: Run, state: Mapping[str, Any], path: Path) -> None:
         for name, _ in module.named_parameters():
             if name in saved and not bool(torch.isfinite(saved[name]).all()):
                 raise ValueError(
-                    f"The checkpoint {path} is no good: {module_name}.{name} in it is not a finite number."
+                    f"The checkpoint {path} cannot be used: {module_name}.{name} in it is not a finite number."
                 )

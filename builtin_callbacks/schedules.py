@@ -97,7 +97,10 @@ class Schedule(Plugin):
 
 
 class LogSchedule(Schedule):
-    """Ask for a `Log`. See `Schedule` for the arguments."""
+    """Request a log at an interval.
+
+    See `Schedule` for the arguments.
+    """
 
     asks = ("log",)
 
@@ -112,7 +115,10 @@ class LogSchedule(Schedule):
 
 
 class ValidationSchedule(Schedule):
-    """Ask for a validation. See `Schedule` for the arguments."""
+    """Request a validation at an interval.
+
+    See `Schedule` for the arguments.
+    """
 
     asks = ("validation",)
     needs = ("validation data",)
@@ -128,7 +134,10 @@ class ValidationSchedule(Schedule):
 
 
 class SaveSchedule(Schedule):
-    """Request a `SavePoint`, after the validation of the same boundary. See `Schedule` for the arguments."""
+    """Request a save at an interval.
+
+    The `SavePoint` comes after the validation of the same boundary. See `Schedule` for the arguments.
+    """
 
     affects_training = False
     asks = ("save",)

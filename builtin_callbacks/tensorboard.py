@@ -12,11 +12,12 @@ from ..plugins import Plugin, on
 
 
 class TensorBoard(Plugin):
-    """Write every logged metric, the learning rate, the throughput and the hyper-parameters for TensorBoard.
+    """Write metrics and learning rates for TensorBoard.
 
-    The throughput, `train/samples_per_second`, is measured over the time since the last log, validation included. The
-    gradient norm is there when `GradientClipping` is. A run that is resumed or goes back writes on in the same folder;
-    steps beyond the checkpoint are purged, and a fresh run purges them all.
+    Throughput and hyper-parameters are written too. The throughput, `train/samples_per_second`, is measured over the
+    time since the last log, validation included. The gradient norm is there when `GradientClipping` is. A run that is
+    resumed or goes back continues in the same folder; steps beyond the checkpoint are purged, and a fresh run purges
+    them all.
 
     Args:
         folder: where the event files go; made where it is missing.

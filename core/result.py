@@ -19,8 +19,8 @@ class ResumeReport:
             same order, but random draws may differ), `replayed` (as exact as the loader repeats itself: it is read
             again up to the position) or `not exact`.
         reasons: why it is not `exact`.
-        path: the file that this run was resumed from, None where it began afresh or was given a state.
-        epoch: where it was resumed, None where it began afresh.
+        path: the file that this run was resumed from, None where it started fresh or was given a state.
+        epoch: where it was resumed, None where it started fresh.
         batch: where in the epoch.
         step: after which optimizer step.
         fresh_plugins: plugins that found no state in the checkpoint.
@@ -106,7 +106,7 @@ class RunResult:
         ]
         lines += [f"{name} {value:.6g}" for name, value in sorted(self.metrics.items())]
         lines += [f"{label} checkpoint {path}" for label, path in self._checkpoints() if path]
-        lines += [f"resume {self.resume}"] if self.resume else []
+        lines += self._worth()
         lines += self.notes
         lines += [f"WARNING: {warning}" for warning in self.warnings]
         lines += [f"plugin {name} failed: {error}" for name, errors in self.plugin_errors.items() for error in errors]
@@ -139,6 +139,14 @@ class RunResult:
         from ..plugins.discovery import find
 
         return str(find("result", "heliograph.explainers").load()(self))
+
+    def _worth(self) -> list[str]:
+        """Return a line on how exact this run's resume was, or one from its checkpoint would be."""
+        if self.resume is None:
+            return []
+        if self.resume.epoch is not None:
+            return [f"resumed: {self.resume}"]
+        return [f"resumable: {self.resume}"] if self.last_checkpoint else []
 
     def _checkpoints(self) -> list[tuple[str, Path | None]]:
         return [("best", self.best_checkpoint), ("last", self.last_checkpoint)]

@@ -32,7 +32,7 @@ class Trainer:
             the process was started.
         strict: whether to raise `StrictError` where something that was asked for did not happen, as `result.warnings`
             says: before the first epoch where it is known by then, else when the run is closed, with the result.
-        **options: as follows; without an engine object, which has its own.
+        **options: the rest of this list, each an error if `engine` is an object: that has its own.
         device: `cpu`, `cuda`, `cuda:1`, `mps`; by default a GPU where there is one.
         gpus: instead of `device`, the numbers of the GPUs to use, one for each process on this machine.
         use_cpu: instead of `device`, True for the CPU, False for a GPU or an error.

@@ -19,7 +19,7 @@ from .proof import compare
 from .report import draw_curves, summary
 from .training import NAME, reporting_plugins, task, train, training_plugins
 
-UNINTERRUPTED = "left_alone"  # a folder
+UNINTERRUPTED = "uninterrupted"  # a folder
 CHECKPOINTS = ("checkpoints", f"{UNINTERRUPTED}/checkpoints")
 OUTPUTS = (
     *(f"{each}/{NAME}_epoch_*.{end}" for each in CHECKPOINTS for end in ("pth", "json", "pinned")),
@@ -49,7 +49,7 @@ def remove_outputs(folder: Path) -> None:
 
 
 def run_demo(folder: Path, epochs: int) -> bool:
-    """Train with a kill half way, test the best checkpoint, draw the curves, print a summary.
+    """Train with a kill halfway, test the best checkpoint, draw the curves, print a summary.
 
     Args:
         folder: for checkpoints, logs, the recording and the pictures.
@@ -63,7 +63,7 @@ def run_demo(folder: Path, epochs: int) -> bool:
     remove_outputs(folder)
     plugins = [*training_plugins(folder), *reporting_plugins(folder)]
     trainer, supervised = h.Trainer(plugins, device="cpu"), task()
-    print("One process trains until it is killed half way. Another one trains uninterrupted, silently.\n", flush=True)
+    print("One process trains until it is killed halfway. Another one trains uninterrupted, silently.\n", flush=True)
     with uninterrupted_training(folder / UNINTERRUPTED, epochs):
         train_until_killed(folder, epochs)
         print("This process resumes, with resume='auto':\n", flush=True)

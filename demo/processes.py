@@ -19,7 +19,7 @@ LATEST_KILL = 16  # epoch; early stopping ends the training after about twice as
 
 
 class KillHalfWay(h.Plugin):
-    """Kills its process within an epoch, half way between two saves.
+    """Kills its process within an epoch, halfway between two saves.
 
     Args:
         epoch: the first one in which it does so.
@@ -32,7 +32,7 @@ class KillHalfWay(h.Plugin):
 
     @h.on(h.BatchEnd, lane=h.Lane.REPORT)
     def kill(self, run: h.Run, event: h.BatchEnd) -> None:
-        """Kill the process half way between two saves."""
+        """Kill the process halfway between two saves."""
         epoch, step = run.progress.epoch, run.progress.steps
         is_half_way = step > EVERY and step % EVERY == EVERY // 2 and not run.window
         if epoch >= self.epoch and is_half_way and not run.is_last_batch:
@@ -41,7 +41,7 @@ class KillHalfWay(h.Plugin):
 
 
 def train_until_killed(folder: Path, epochs: int) -> None:
-    """Train in a child process, with all its output, until it is killed half way.
+    """Train in a child process, with all its output, until it is killed halfway.
 
     Raises:
         ValueError: it ended in another way.

@@ -1,4 +1,4 @@
-"""How the documentation is built: `make docs`. Two tables come from the code itself, so that they cannot drift."""
+"""How the documentation is built: `make docs`. Three tables come from the code itself, so that they cannot drift."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import heliograph
-from heliograph.plugins import Plugin, discover
+from heliograph.plugins import Discovered, Plugin, discover
+from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ autodoc_inherit_docstrings = False
 python_maximum_signature_line_length = 100
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
+
+
+FOR_THE_SITE = re.compile(r"^(?:\S[^\n]*)?\n<!-- site\n(.*?)^-->$", re.MULTILINE | re.DOTALL)
 
 
 class TableDirective(SphinxDirective):
@@ -72,21 +76,39 @@ class EventTable(TableDirective):
 
 
 class PluginTable(TableDirective):
-    """Every built-in plugin, with what it declares about itself."""
+    """Every built-in plugin, with what it does."""
 
-    header = ("Name for `load`", "Class", "An error", "Claims alone", "Asks for", "Needs")
-    widths = "22 24 16 14 12 12"
+    header = ("Class", "Name for `load`", "What it does")
+    widths = "28 27 45"
 
     def rows(self) -> list[list[str]]:
-        """Return a row for each entry point of the package."""
-        found = {each.name: each for each in discover() if each.package == "heliograph"}
-        return [self._row(name, each.load()) for name, each in sorted(found.items())]
+        """Return a row for each built-in plugin."""
+        return [
+            [_link(each.load()), f"`{each.name}`", (each.load().__doc__ or "").partition("\n")[0]]
+            for each in _built_ins()
+        ]
 
-    def _row(self, name: str, plugin: Any) -> list[str]:
-        assert issubclass(plugin, Plugin)
-        error = "is logged" if plugin.policy == "observer" else "fails the run"
-        declared = [", ".join(f"`{word}`" for word in words) for words in (plugin.exclusive, plugin.asks, plugin.needs)]
-        return [f"`{name}`", f"[`{plugin.__name__}`](#{plugin.__name__.lower()})", error, *declared]
+
+class DeclarationTable(TableDirective):
+    """The built-in plugins that ask for something, need something, or are the only ones of their kind."""
+
+    header = ("Class", "Exclusive", "Asks for", "Needs")
+    widths = "28 24 20 28"
+
+    def rows(self) -> list[list[str]]:
+        """Return a row for each plugin that declares anything."""
+        found = [each.load() for each in _built_ins()]
+        declared = [(plugin, (plugin.exclusive, plugin.asks, plugin.needs)) for plugin in found]
+        return [[_link(plugin), *map(", ".join, words)] for plugin, words in declared if any(words)]
+
+
+def _built_ins() -> list[Discovered]:
+    return [each for each in discover() if each.package == "heliograph"]
+
+
+def _link(plugin: Any) -> str:
+    assert issubclass(plugin, Plugin)
+    return f"[`{plugin.__name__}`](#{plugin.__name__.lower()})"
 
 
 def _field(field: Any) -> str:
@@ -98,7 +120,21 @@ def _one_line(kind: type) -> str:
     return re.sub(r"\s+", " ", inspect.getdoc(kind) or "")
 
 
+def show_what_is_for_the_site(_: Sphinx, _name: str, source: list[str]) -> None:
+    """Uncover what stands in comments `<!-- site ... -->`, in place of the line above, which is for GitHub."""
+    source[0] = FOR_THE_SITE.sub(r"\n\n\1", source[0])
+
+
+def check_page_name(app: Sphinx, pagename: str, templatename: str, *_: object) -> None:
+    """Refuse a page of ours that Sphinx is about to overwrite with one of its own: `search`, `genindex`."""
+    if pagename in app.env.found_docs and templatename != "page.html":
+        raise ExtensionError(f"docs/{pagename}.md would be overwritten by Sphinx's {templatename}: rename the page.")
+
+
 def setup(app: Sphinx) -> None:
     """Register what is ours."""
+    app.connect("source-read", show_what_is_for_the_site)
+    app.connect("html-page-context", check_page_name)
     app.add_directive("event-table", EventTable)
     app.add_directive("plugin-table", PluginTable)
+    app.add_directive("declaration-table", DeclarationTable)

@@ -55,7 +55,7 @@ def check_number(
         bounds: what it has to be, such as `at_least=0`.
 
     Raises:
-        ValueError: it is no such number; names what was given and what is allowed.
+        ValueError: it is not such a number; names what was given and what is allowed.
     """
     number = int(value) if is_whole_number(value) else float(value) if is_number(value) else None
     if isinstance(number, float) and (isnan(number) or (finite and isinf(number))):

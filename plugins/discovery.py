@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, distributions
+from pathlib import Path
 from typing import Any
 
 from ..events.checks import known_names
@@ -18,6 +19,10 @@ from ..events.errors import describe_error
 from .entry import switched_off
 
 GROUP = "heliograph.plugins"
+NOT_INSTALLED = (
+    "Heliograph is imported but not installed, so that nothing is found by name, not even its own plugins. Run "
+    f"`pip install -e {Path(__file__).parents[1]}`."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,8 @@ def find(name: str, group: str = GROUP) -> Discovered:
     matches = [each for each in installed if each.name == short and package in ("", each.package)]
     if not matches:
         known = known_names(name, {f"{each.package}:{each.name}" if package else each.name for each in installed})
-        raise LookupError(f"No installed {_kind(group)} is named {name!r}.{known}")
+        mend = known if any(each.package == "heliograph" for each in installed) else f" {NOT_INSTALLED}"
+        raise LookupError(f"No installed {_kind(group)} is named {name!r}.{mend}")
     if len(matches) > 1:
         packages = ", ".join(f"{each.package}:{short}" for each in matches)
         article = "an" if _kind(group)[0] in "aeiou" else "a"

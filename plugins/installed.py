@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 
 from .discovery import Discovered, find
 from .marks import marked_methods
@@ -15,11 +17,25 @@ from .marks import marked_methods
 LIMIT = 20.0  # seconds for one import
 AT_ONCE = 4
 OWN = "heliograph"
-State = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What an import has shown.
+
+    Attributes:
+        word: `available`, `broken` or `switched off`.
+        what: what the plugin does, in a sentence; or what is wrong with it.
+        events: those that it handles.
+    """
+
+    word: str
+    what: str
+    events: tuple[str, ...] = ()
 
 
 def states_of(plugins: Sequence[Discovered], limit: float = LIMIT) -> list[State]:
-    """Return whether each plugin can be imported, and the events that it handles or what is wrong with it.
+    """Return whether each plugin can be imported, and what it does or what is wrong with it.
 
     Args:
         plugins: as `discover` found them.
@@ -33,12 +49,12 @@ def print_state(name: str) -> None:
     """Import a plugin and print its state as JSON; what its package prints goes to stderr."""
     with os.fdopen(os.dup(1), "w") as answer:
         os.dup2(2, 1)
-        print(json.dumps(_imported(find(name))), file=answer)
+        print(json.dumps(asdict(_imported(find(name)))), file=answer)
 
 
 def _state(plugin: Discovered, limit: float) -> State:
     if plugin.switched_off:
-        return "switched off", "not imported: HELIOGRAPH_DISABLE_PLUGINS names it"
+        return State("switched off", "not imported: HELIOGRAPH_DISABLE_PLUGINS names it")
     if plugin.package == OWN:
         return _imported(plugin)
     code = f"from {__name__} import print_state; print_state({f'{plugin.package}:{plugin.name}'!r})"
@@ -48,17 +64,18 @@ def _state(plugin: Discovered, limit: float) -> State:
             [sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=known, timeout=limit
         )
     except subprocess.TimeoutExpired:
-        return "broken", f"its import did not end within {limit:g} s"
+        return State("broken", f"its import did not end within {limit:g} s")
     if done.returncode != 0:
-        return "broken", f"its import ended the process, with exit status {done.returncode}"
-    state, events = json.loads(done.stdout)
-    return state, events
+        return State("broken", f"its import ended the process, with exit status {done.returncode}")
+    shown = json.loads(done.stdout)
+    return State(shown["word"], shown["what"], tuple(shown["events"]))
 
 
 def _imported(plugin: Discovered) -> State:
     try:
         loaded = plugin.load()
     except ImportError as error:
-        return "broken", str(error.__cause__ or error)
+        return State("broken", str(error.__cause__ or error))
     marks = marked_methods(loaded) if isinstance(loaded, type) else ()
-    return "available", " ".join(sorted({event.name for _, mark in marks for event in mark.events}))
+    what = inspect.cleandoc(loaded.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
+    return State("available", what, tuple(sorted({event.name for _, mark in marks for event in mark.events})))

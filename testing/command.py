@@ -91,6 +91,9 @@ def find_function(name: str) -> Callable[..., Any]:
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
         raise UsageError(f"Name a function as module:function, as in train:make_trainer; got {name!r}.")
+    if module_name.endswith(".py") or "/" in module_name:  # importing it would run the file that is meant
+        meant = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        raise UsageError(f"Name the module, not its file: {meant}:{function_name} in place of {name}.")
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -102,10 +105,10 @@ def find_function(name: str) -> Callable[..., Any]:
         known = known_names(module_name, [each.name for each in iter_modules([folder])])
         raise UsageError(f"There is no module {module_name!r} in {folder}, and none is installed.{known}") from None
     own = vars(module)
-    if function_name not in own:
+    function: Callable[..., Any] | None = getattr(module, function_name, None)
+    if function is None:
         defined = [each for each, value in own.items() if getattr(value, "__module__", None) == module.__name__]
         raise UsageError(f"{module_name} has no function {function_name!r}.{known_names(function_name, defined)}")
-    function: Callable[..., Any] = own[function_name]
     if not callable(function):
         raise UsageError(f"{name} must be a function, got {function!r}.")
     return function

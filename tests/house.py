@@ -19,6 +19,9 @@ SECTION = "## Every file\n\nWritten by `python tests/house.py --write-page`, fro
 ROOMS = ("events", "plugins", "core", "builtin_callbacks", "testing", "demo")
 IDLE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 DIALECT = re.compile(r"\b(tells?|telling|teller|told|hears?|hearing|heard|amid|legs?)\b", re.IGNORECASE)
+OF_SENTENCES = re.compile(
+    r"(?<!left )(?<!handler )(?<!nothing )\bbehind\b|\b(afresh|passed over|(goes?|going|went) on)\b"
+)
 NOT_OURS = re.compile(r'"\w+"|\.tell\(\)')  # keys of saved files, and where a file is read
 NAME_PARTS = re.compile(r"_|(?<=[a-z0-9])(?=[A-Z])")
 PARTS = "settings|work|stepping|outcome|hooks|resumption|hot"
@@ -164,11 +167,15 @@ def gerunds() -> set[str]:
 
 
 def dialect() -> list[str]:
-    """Return the lines of the package and its tests with words of its first dialect, also as a part of a name."""
-    found, tests = list[str](), sorted((ROOT / "tests").glob("**/*.py"))
-    for path in (path for path in [*modules().values(), *tests] if path != Path(__file__)):
+    """Return the lines of the repository with words of its first dialect, also as a part of a name."""
+    found, others = (
+        list[str](),
+        [*(ROOT / "tests").glob("**/*.py"), *(ROOT / "docs").glob("**/*.md"), ROOT / "README.md"],
+    )
+    for path in (path for path in [*modules().values(), *sorted(others)] if path != Path(__file__)):
         for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
-            if DIALECT.search(NAME_PARTS.sub(" ", NOT_OURS.sub("", line))):
+            text = NOT_OURS.sub("", line)
+            if DIALECT.search(NAME_PARTS.sub(" ", text)) or OF_SENTENCES.search(text):
                 found.append(f"{path.relative_to(ROOT)}:{number}")
     return found
 
@@ -209,7 +216,7 @@ def print_table() -> None:
         f"private doors of plugins to a run: {len(private_doors())}",
         f"lines of core/loop.py: {code_lines(ROOT / 'core/loop.py')}",
         f"files that name cut_validation: {len(modules_that_name('cut_validation'))}",
-        f"lines with tell, hear, amid or leg: {len(dialect())}",
+        f"lines with tell, hear, amid, behind and the like: {len(dialect())}",
         f"files named by a word in -ing: {', '.join(sorted(gerunds()))}",
         sep="\n",
     )

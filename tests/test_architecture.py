@@ -176,7 +176,7 @@ def test_files_are_named_by_nouns() -> None:
 
 
 def test_the_sources_use_the_words_of_pytorch_users() -> None:
-    """Say `report`, `announce`, `receive`, `during`."""
+    """Say `report`, `announce`, `receive`, `during`, `after`, `continue`, `skip`."""
     assert dialect() == []
 
 

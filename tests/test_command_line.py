@@ -8,10 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import heliograph
 import pytest
 from heliograph import CATALOGUE
 from heliograph.__main__ import main
 from heliograph.builtin_callbacks.recorder.format.records import Counters, EventEntry
+from heliograph.plugins.discovery import discover, find
 from heliograph.tests.recordings import attempt, write
 
 
@@ -26,41 +28,83 @@ def test_events_reports_the_fields(capsys: pytest.CaptureFixture[str]) -> None:
     assert "CheckpointSaved(path: Path, is_best: bool)" in capsys.readouterr().out
 
 
-def test_plugins_lists_name_package_version_state_and_events(capsys: pytest.CaptureFixture[str]) -> None:
+def installed(folder: Path, source: str) -> None:
+    """Lay a package `weather` into a folder, as an installer would."""
+    info = folder / "weather-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: weather\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text("[heliograph.plugins]\nweather = weather_plugin:Weather\n")
+    (folder / "weather_plugin.py").write_text(source)
+
+
+def test_plugins_has_one_line_each_with_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plugins"]) == 0
-    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert rows[0] == ["NAME", "PACKAGE", "VERSION", "STATE", "EVENTS"]
-    row = next(row for row in rows if row[0] == "checkpoint")
-    assert row[1:] == [
-        "heliograph",
-        "0.1.0",
-        "available",
-        "checkpoint_loaded",
-        "log",
-        "run_closed",
-        "save_point",
-        "train_end",
-        "train_start",
-        "validation_end",
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split(maxsplit=1) == ["NAME", "WHAT IT DOES"]
+    assert [line.split()[0] for line in lines[1:]] == [each.name for each in discover()]
+    row = next(line for line in lines if line.startswith("gradient_clipping "))
+    assert row.split(maxsplit=1)[1] == "Clip the gradients, and log their norm."
+
+
+def test_plugins_fits_a_terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["plugins"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 60
+    cut = next(line for line in lines if line.startswith("ema "))
+    assert cut.endswith("Keep an exponential moving averag...")
+
+
+def test_plugins_verbose_lists_package_version_state_class_and_events(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins", "-v"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    start = lines.index(f"checkpoint (package heliograph {heliograph.__version__}, available)")
+    assert lines[start + 1 : start + 4] == [
+        "    Save the state of a run in files, and resume from them.",
+        "    class: heliograph.builtin_callbacks.checkpoint.plugin:Checkpoint",
+        "    events: checkpoint_loaded, log, run_closed, save_point, train_end, train_start, validation_end",
     ]
+    assert max(map(len, lines)) <= 100
 
 
 def test_a_broken_or_switched_off_plugin_is_listed_as_such(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    info = tmp_path / "weather-1.2.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: weather\nVersion: 1.2\n")
-    (info / "entry_points.txt").write_text("[heliograph.plugins]\nweather = weather_plugin:Weather\n")
-    (tmp_path / "weather_plugin.py").write_text("raise RuntimeError('it rains')\n")
+    installed(tmp_path, "raise RuntimeError('it rains')\n")
     monkeypatch.syspath_prepend(tmp_path)
     main(["plugins"])
     broken = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("weather"))
-    assert broken.split(maxsplit=4) == ["weather", "weather", "1.2", "broken", "it rains"]
+    assert broken.split(maxsplit=1) == ["weather:weather", "broken: it rains"]
+    main(["plugins", "-v"])
+    assert "weather (package weather 1.2, broken)\n    it rains\n" in capsys.readouterr().out
     monkeypatch.setenv("HELIOGRAPH_DISABLE_PLUGINS", "weather")
     main(["plugins"])
     off = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("weather"))
-    assert "switched off" in off
+    assert off.split(maxsplit=1)[1] == "switched off: not imported: HELIOGRAPH_DISABLE_PLUGINS names it"
+
+
+def test_plugins_says_where_heliograph_itself_is_not_installed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkout that is imported because Python was started beside it."""
+    monkeypatch.setattr("heliograph.plugins.discovery.distributions", list)
+    assert main(["plugins"]) == 1
+    said = capsys.readouterr()
+    assert said.out == "NAME  WHAT IT DOES\n"
+    root = Path(heliograph.__file__).parent
+    expected = "heliograph plugins: Heliograph is imported but not installed, so that nothing is found by name, "
+    assert said.err == f"{expected}not even its own plugins. Run `pip install -e {root}`.\n"
+    with pytest.raises(LookupError, match=r"No installed plugin is named 'ema'\. Heliograph is imported but not inst"):
+        find("ema")
+
+
+def test_the_version_comes_with_the_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two copies may exist: the line says which one runs."""
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"heliograph {heliograph.__version__} in {Path(heliograph.__file__).parent}\n"
 
 
 def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,6 +141,6 @@ def test_a_reader_that_has_seen_enough_is_no_error(given: tuple[str, ...], tmp_p
 def test_what_a_terminal_cannot_show_is_spelt_out(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", terminal)
-    monkeypatch.setattr("heliograph.__main__.plugin_table", lambda: "caf\u00e9")
-    assert main(["plugins"]) == 0
+    monkeypatch.setattr("heliograph.__main__.event_list", lambda: "caf\u00e9")
+    assert main(["events"]) == 0
     assert terminal.buffer.getvalue() == b"caf\\xe9\n"

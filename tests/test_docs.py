@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -17,6 +17,7 @@ from heliograph.plugins.entry import KILL_SWITCH
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 FENCE = re.compile(r"^(?P<mark>`{3,})(?P<language>\S*)[^\n]*\n(?P<body>.*?)^(?P=mark)[ \t]*$", re.MULTILINE | re.DOTALL)
+FOR_THE_SITE = re.compile(r"^(?P<instead>[^\n]*)\n<!-- site\n(?P<body>.*?)^-->$", re.MULTILINE | re.DOTALL)
 SHELL = {"bash", "sh", "shell", "console"}
 
 
@@ -106,3 +107,62 @@ def test_relative_links_lead_somewhere(page: Path) -> None:
     prose = FENCE.sub("", page.read_text(encoding="utf-8"))
     for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", prose):
         assert (page.parent / target).exists(), target
+
+
+def build_site(pages: Iterable[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Build a site that has a short page for each name, with the settings of ours."""
+    folder.mkdir()
+    names = sorted({"index", *pages})
+    for name in names:
+        (folder / f"{name}.md").write_text(f"# The page {name}\n")
+    toctree = "\n".join(["```{toctree}", *(name for name in names if name != "index"), "```"])
+    (folder / "index.md").write_text(f"# The page index\n\n{toctree}\n")
+    built = folder.with_name("site")
+    command = [sys.executable, "-m", "sphinx", "-W", "-q", "-b", "html", "-c", str(ROOT / "docs")]
+    return subprocess.run([*command, str(folder), str(built)], capture_output=True, text=True, timeout=120)
+
+
+def test_sphinx_overwrites_none_of_our_pages(tmp_path: Path) -> None:
+    """It writes pages of its own, such as search.html, after ours."""
+    ours = [page.stem for page in PAGES[1:]]
+    done = build_site(ours, tmp_path / "pages")
+    assert done.returncode == 0, done.stderr
+    for name in ours:
+        assert f"The page {name}" in (tmp_path / f"site/{name}.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", ["search", "genindex"])
+def test_a_page_that_sphinx_would_overwrite_is_refused(name: str, tmp_path: Path) -> None:
+    done = build_site([name], tmp_path / "pages")
+    assert done.returncode == 2
+    assert f"docs/{name}.md would be overwritten by Sphinx's {name}.html: rename the page." in done.stderr
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_github_shows_no_directives(page: Path) -> None:
+    """They stand in comments, which the build of the site uncovers; a line above says what GitHub shows instead."""
+    shown = FOR_THE_SITE.sub("", page.read_text(encoding="utf-8"))
+    assert re.findall(r"^```\{(?!code-block\}).*$", shown, re.MULTILINE) == []
+    assert re.findall(r"\[\]\([^)]*\)", shown) == []  # a link without words
+
+
+def test_the_links_to_sources_lead_to_what_is_documented() -> None:
+    blocks = [found for page in PAGES for found in FOR_THE_SITE.finditer(page.read_text(encoding="utf-8"))]
+    checked = 0
+    for block in blocks:
+        names = re.findall(r"^\.\. auto\w+:: heliograph\.([\w.]+)$", block["body"], re.MULTILINE)
+        shorts = [name.rpartition(".")[2] for name in names]
+        linked = re.findall(r"\[`(\w+)`\]\(\.\./([\w/]+\.py)\)", block["instead"])
+        assert [short for short, _ in linked] == shorts, block["instead"]
+        for short, file in linked:
+            source = (ROOT / file).read_text(encoding="utf-8")
+            assert re.search(rf"^(?:class|def) {short}\b|^{short}\b.*= ", source, re.MULTILINE), (short, file)
+            checked += 1
+    assert checked > 80
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_and_drawings_fit_the_width_of_the_site(page: Path) -> None:
+    """A longer line is cut off until one scrolls."""
+    shown = [body for language, body, _ in fences(page) if language in {*SHELL, "text"}]
+    assert [line for body in shown for line in body.splitlines() if len(line) > 92] == []

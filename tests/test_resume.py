@@ -651,7 +651,7 @@ FOUND = {
         validate={"batches": 3}, epochs=None, steps=5, save={"batches": 1}, ends=True, kills=(Kill(h.TrainEnd),) * 3
     ),
     "filters of handlers started again": Scenario(save={"batches": 1}, nudges=True, kills=(Kill(h.BatchEnd, 2),) * 3),
-    "an epoch that was ended early went on": Scenario(
+    "an epoch that was ended early continued": Scenario(
         "stateful", True, 40, 4, save={"batches": 1}, meddles=True, kills=(Kill(h.EpochEnd),) * 3
     ),
     "a window whose first batch was skipped had no size": Scenario(

@@ -1,4 +1,4 @@
-"""The matrix of resumes on two ranks: killed anywhere, on one of them or on both, against runs left alone."""
+"""The matrix of resumes on two ranks: killed anywhere, on one of them or on both, against uninterrupted runs."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def run_attempt(
 
 
 def check(scenario: Scenario, folder: Path, *series: tuple[Kill, ...]) -> tuple[list[Events], dict[str, Any]]:
-    """Interrupt a run in each of these ways; compare it on this rank with one left alone.
+    """Interrupt a run in each of these ways; compare it on this rank with an uninterrupted one.
 
     Returns:
         The events at which it was interrupted, for each way, and the weights in the end.
@@ -325,7 +325,7 @@ def test_a_run_that_is_killed_anywhere_ends_where_an_uninterrupted_one_ends(
 
 CUT_SHORT = Scenario("stateful", samples=11, batch_size=2, more=3, kills=(Kill(h.EpochEnd, ranks=(0,)),) * 3)
 FOUND = {
-    "a loader that had more than the other rank's went on with that": CUT_SHORT,
+    "a loader that had more than the other rank's continued with that": CUT_SHORT,
     "and one without a length": replace(CUT_SHORT, kind="unsized stateful"),
 }
 

@@ -16,7 +16,7 @@ from ...core.checkpoint.storage.store import Store
 from ...core.metrics.monitor import Monitor
 from ...core.system.extras import printable, printable_lines
 from ...events.checks import known_names
-from .description import content_of, describe, table
+from .description import check_folder, content_of, describe, table
 from .removable import Verdict, by_training, judge, ranked
 
 T = TypeVar("T")
@@ -37,12 +37,12 @@ def _parser() -> ArgumentParser:
     inspect = commands.add_parser(
         "inspect", help="show what a checkpoint holds and whether it is intact, or list a folder"
     )
-    verify = commands.add_parser("verify", help="hold every byte against its digest, and load it")
+    verify = commands.add_parser("verify", help="check every byte against its digest, and load it")
     migrate = commands.add_parser(
         "migrate", help="convert older checkpoints, and those of Helios, to the current schema"
     )
     for each, act in ((inspect, _inspect), (verify, _verify), (migrate, _migrate)):
-        each.add_argument("paths", metavar="PATH", nargs="+", type=Path, help="a checkpoint or a folder of them")
+        each.add_argument("paths", metavar="PATH", nargs="+", type=_path, help="a checkpoint or a folder of them")
         each.set_defaults(run=act)
     migrate.add_argument("--dry-run", action="store_true", help="change nothing, only say what would be done")
     migrate.add_argument("--no-backup", action="store_true", help="do not keep the former files in the end")
@@ -50,15 +50,15 @@ def _parser() -> ArgumentParser:
         "--as-data", metavar="CLASS", action="append", default=[], help="read objects of this class as plain records"
     )
     consolidate = commands.add_parser("consolidate", help="make an ordinary checkpoint of one with shards")
-    consolidate.add_argument("path", metavar="FILE", type=Path)
-    consolidate.add_argument("--out", metavar="FILE", type=Path, help="write there, and leave the former as it is")
+    consolidate.add_argument("path", metavar="FILE", type=_path)
+    consolidate.add_argument("--out", metavar="FILE", type=_path, help="write there, and leave the former as it is")
     consolidate.set_defaults(run=_consolidate)
     _add_prune(commands.add_parser("prune", help="remove checkpoints of a run; never the newest or a pinned one"))
     return parser
 
 
 def _add_prune(prune: ArgumentParser) -> None:
-    prune.add_argument("folder", metavar="FOLDER", type=Path)
+    prune.add_argument("folder", metavar="FOLDER", type=_path)
     prune.add_argument("--keep-last", metavar="K", type=_positive, required=True, help="keep the newest K")
     prune.add_argument("--keep-best", metavar="M", type=_positive, help="besides, keep the best M by --monitor")
     prune.add_argument("--monitor", metavar="METRIC", help="such as validation/loss")
@@ -66,6 +66,12 @@ def _add_prune(prune: ArgumentParser) -> None:
     prune.add_argument("--run", dest="run_name", metavar="NAME", help="only runs of this name; else all in the folder")
     prune.add_argument("--dry-run", action="store_true", help="remove nothing, only say what would be done")
     prune.set_defaults(run=_prune, parser=prune)
+
+
+def _path(text: str) -> Path:
+    if not text:  # an unset variable of a shell: it would be the current folder
+        raise ArgumentTypeError("a path is needed, got an empty text")
+    return Path(text)
 
 
 def _positive(text: str) -> int:
@@ -79,7 +85,7 @@ def _inspect(options: Namespace) -> int:
 
 
 def _verify(options: Namespace) -> int:
-    return _each([each for path in options.paths for each in _files(path)], _verified)
+    return _each_file(options.paths, _verified)
 
 
 def _migrate(options: Namespace) -> int:
@@ -87,7 +93,7 @@ def _migrate(options: Namespace) -> int:
         keep = not options.no_backup
         return migrate_file(path, keep_backup=keep, dry_run=options.dry_run, as_data=options.as_data)
 
-    return _each([each for path in options.paths for each in _files(path)], act)
+    return _each_file(options.paths, act)
 
 
 def _consolidate(options: Namespace) -> int:
@@ -98,6 +104,19 @@ def _consolidate(options: Namespace) -> int:
     return _each([options.path], act)
 
 
+def _each_file(paths: Iterable[Path], act: Callable[[Path], Iterable[str]]) -> int:
+    """Do something to each file, and to each in the folders; return 1 where a file or a folder failed."""
+    status = 0
+    for path in paths:
+        try:
+            files = _files(path)
+        except (OSError, ValueError) as error:
+            status = _print_error(error)
+        else:
+            status = max(status, _each(files, act))
+    return status
+
+
 def _each(things: Iterable[T], act: Callable[[T], Iterable[str]]) -> int:
     """Do something to each; one that fails gets a sentence, does not keep the others, and makes the status 1."""
     status = 0
@@ -106,9 +125,13 @@ def _each(things: Iterable[T], act: Callable[[T], Iterable[str]]) -> int:
             for line in act(thing):
                 print(printable_lines(line))
         except (OSError, ValueError) as error:
-            print(f"heliograph checkpoint: {printable(error)}", file=sys.stderr)
-            status = 1
+            status = _print_error(error)
     return status
+
+
+def _print_error(error: object) -> int:
+    print(f"heliograph checkpoint: {printable(error)}", file=sys.stderr)
+    return 1
 
 
 def _prune(options: Namespace) -> int:
@@ -119,10 +142,14 @@ def _prune(options: Namespace) -> int:
             options.mode = Monitor(options.monitor, options.mode).mode
         except ValueError as error:
             options.parser.error(str(error))
+    try:
+        check_folder(options.folder)
+    except ValueError as error:
+        return _print_error(error)
     names = _asked_names(options.folder, options.run_name) or ([options.run_name] if options.run_name else [])
     if not names:
-        print(f"heliograph checkpoint: There is no checkpoint with a manifest in {options.folder}.", file=sys.stderr)
-    return _each(names, lambda name: _pruned(Store(options.folder, name), options)) if names else 1
+        return _print_error(f"There is no checkpoint with a manifest in {options.folder}.")
+    return _each(names, lambda name: _pruned(Store(options.folder, name), options))
 
 
 def _pruned(store: Store, options: Namespace) -> list[str]:
@@ -166,7 +193,7 @@ def _dealt_with(store: Store, verdict: Verdict, *, dry_run: bool) -> str:
     if verdict.stays is not None:
         return f"kept     {path}: {verdict.stays}"
     if dry_run:
-        return f"would go {path}"
+        return f"would be removed {path}"
     return f"removed  {path}" if store.remove(path, verdict.entry.training) else f"kept     {path}: pinned a moment ago"
 
 
@@ -177,31 +204,41 @@ def _asked_names(folder: Path, run_name: str | None) -> list[str]:
         try:
             entry = reader.read_manifest(path)
         except (OSError, ValueError):
-            continue  # listed with each run as passed over
+            continue  # listed with each run as skipped
         if run_name in (None, entry.family, entry.run_name):
             names.add(entry.family)
     return sorted(names)
 
 
 def _inspected(path: Path) -> Iterator[str]:
-    """Yield the lines about a checkpoint or a folder; then raise ValueError where a checkpoint is damaged."""
-    yield table(path) if path.is_dir() else describe(path)
-    if not path.is_dir() and manifest_path(path).exists():
-        reader.check(path)
+    """Yield the lines about a checkpoint or a folder; then raise ValueError where a checkpoint is not intact."""
+    if path.is_dir():
+        listed, bad = table(path)
+        yield listed
+        if bad:
+            raise ValueError(f"{path}: damaged, or cannot be read: {', '.join(bad)}.")
+    else:
+        yield describe(path)
+        if manifest_path(path).exists():
+            reader.check(path)
 
 
 def _verified(path: Path) -> list[str]:
     state = reader.load(path)
     with content_of(path):
-        return [f"whole    {path}: run {state['run_name']!r}, step {state['progress']['steps']}"]
+        return [f"intact   {path}: run {state['run_name']!r}, step {state['progress']['steps']}"]
 
 
 def _files(path: Path) -> list[Path]:
     """Return a file, or those in a folder that are checkpoints or, by a manifest that is left, should be."""
     if not path.is_dir():
         return [path]
+    check_folder(path)
     orphans = [each.with_suffix(SUFFIX) for each in path.glob(f"*{MANIFEST}") if _lost_its_data(each)]
-    return sorted([*orphans, *files_in(path)]) or [path / f"*{SUFFIX}"]  # which is not there, and a clear name
+    found = sorted([*orphans, *files_in(path)])
+    if not found:
+        raise FileNotFoundError(f"There is no checkpoint in {path}.")
+    return found
 
 
 def _lost_its_data(manifest: Path) -> bool:

@@ -38,15 +38,28 @@ def describe(path: Path) -> str:
     return "\n".join([printable(path), *(f"    {label:<12}{printable(text)}".rstrip() for label, text in lines)])
 
 
-def table(folder: Path) -> str:
+def check_folder(folder: Path) -> None:
+    """Raise ValueError unless this user can read a folder: globbing one that cannot be read would find nothing."""
+    try:
+        next(folder.iterdir(), None)
+    except OSError as error:
+        raise ValueError(f"The folder {folder} cannot be read: {error.strerror}.") from error
+
+
+def table(folder: Path) -> tuple[str, list[str]]:
     """Return the checkpoints in a folder, one line each, by run and the newest first; then those that cannot be read.
 
     One whose files have other sizes than its manifest says is marked as damaged; no more of it is verified.
 
+    Returns:
+        The text, and the names of the files that are damaged or have a manifest that cannot be read.
+
     Raises:
         FileNotFoundError: there is none.
+        ValueError: the folder cannot be read.
     """
-    found, unreadable = [], []
+    check_folder(folder)
+    found, unreadable, bad = [], [], []
     files = files_in(folder)
     if not files:
         raise FileNotFoundError(f"There is no checkpoint in {folder}.")
@@ -55,11 +68,13 @@ def table(folder: Path) -> str:
             found.append(reader.read_manifest(path))
         except (OSError, ValueError) as error:
             unreadable.append(str(error))
+            bad += [path.name] * manifest_path(path).exists()
     found.sort(key=lambda each: (each.run_name, -each.sequence, -each.saved_at, each.path.name))
     rows = [HEAD, *(tuple(map(printable, _row(each))) for each in found)] if found else []
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    return "\n".join([*lines, *map(printable, unreadable)])
+    bad += [each.path.name for each in found if not reader.is_complete(each)]
+    return "\n".join([*lines, *map(printable, unreadable)]), sorted(bad)
 
 
 @contextmanager

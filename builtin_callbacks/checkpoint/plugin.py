@@ -41,7 +41,9 @@ from .writers import BackgroundWriter, LoopWriter, Writer
 
 
 class Checkpoint(Plugin):
-    """Write `<run_name>_epoch_<epoch>_iter_<step>[_<metadata>].pth` at every save point, and resume from such files.
+    """Save the state of a run in files, and resume from them.
+
+    Every save point writes `<run_name>_epoch_<epoch>_iter_<step>[_<metadata>].pth`: epochs and steps that are finished.
 
     A save is written aside in the same folder, synced and renamed, its manifest last; only then are older ones removed.
     The newest is never removed, nor are the best, what is pinned, and what is of another training. A save that fails
@@ -58,8 +60,8 @@ class Checkpoint(Plugin):
             was measured competes: a value is never taken for other weights.
         monitor: the metric that `keep_best` goes by, such as `validation/loss`.
         mode: whether smaller (`min`) or larger (`max`) is better; may be left out for a loss or an error.
-        resume: None begins afresh; `auto` resumes the newest whole checkpoint of this run's name, if there is one,
-            and notes what it passed over; a path resumes that file.
+        resume: None starts fresh; `auto` resumes the newest intact checkpoint of this run's name, if there is one,
+            and notes what it skipped; a path resumes that file.
         on_existing: what to do where the folder holds another training under the run's name: write under a `new_name`
             (`run-2`, and the result says so), `refuse` to begin, or `replace` it: its checkpoints go when the first of
             this run is written, but for pinned ones.

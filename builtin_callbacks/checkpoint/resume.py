@@ -98,9 +98,9 @@ def _newest(store: storage.Store, notes: list[str]) -> ResumePoint:
     older = None if entry is not None else conversion.newest_of_helios(store.folder, store.run_name)
     for line in passed_over:
         if older is None or str(older[0]) not in line:
-            notes.append(f"passed over: {line}")
+            notes.append(f"skipped: {line}")
             level = logging.INFO if isinstance(line, OfOthers) else logging.WARNING
-            logger.log(level, "resume passed over: %s", line)
+            logger.log(level, "resume skipped: %s", line)
     if entry is not None:
         entries, _ = store.entries()
         damaged = [each.path for each in entries if each.order > entry.order]
@@ -111,10 +111,10 @@ def _newest(store: storage.Store, notes: list[str]) -> ResumePoint:
         return ResumePoint(*older, store.run_name, store.run_name, notes)
     _refuse_another_s_name(store)
     if unusable := _unusable(store):
-        note = f"begins afresh: none of the {unusable} in {store.folder} can be used"
+        note = f"starts fresh: none of the {unusable} in {store.folder} can be used"
         logger.warning(note)
     else:
-        note = f"begins afresh: no checkpoint of {store.run_name!r} in {store.folder}"
+        note = f"starts fresh: no checkpoint of {store.run_name!r} in {store.folder}"
     return ResumePoint(notes=[*notes, note])
 
 
@@ -144,7 +144,7 @@ def _refusal(error: OSError, resume: str | Path | None, folder: Path) -> OSError
     return OSError(
         error.errno,
         f"resume={asked!r} cannot find what to resume: {error.filename or folder} cannot be read, in {TRIES} "
-        f"tries: {error.strerror or error} ({kind}). Nothing was begun, passed over or removed. Start again when it is "
+        f"tries: {error.strerror or error} ({kind}). Nothing was begun, skipped or removed. Start again when it is "
         f"readable; give resume= the path of another checkpoint; or begin another training with resume=None, which "
         f"leaves all there as it is.",
     )

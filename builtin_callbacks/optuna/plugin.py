@@ -22,12 +22,12 @@ PRUNED, VALIDATION = "heliograph:pruned", "heliograph:validation"
 
 
 class Optuna(Plugin):
-    """Report a metric to a trial after each validation, and stop the run where the study's pruner says so.
+    """Report to an Optuna trial, and stop when it is pruned.
 
-    The pruner is asked once per validation. A run that it stops is closed as any that is stopped on purpose; then `fit`
-    raises `optuna.TrialPruned`, which the study takes for what it is, and the trial's user attributes
-    `heliograph:pruned` and `heliograph:validation` say so. A `TrialPruned` that code of yours raises in the run
-    passes unchanged, whatever `ExceptionPassThrough` lists.
+    A metric is reported after each validation. The pruner is asked once per validation. A run that it stops is closed
+    as any that is stopped on purpose; then `fit` raises `optuna.TrialPruned`, which the study takes for what it is, and
+    the trial's user attributes `heliograph:pruned` and `heliograph:validation` say so. A `TrialPruned` that code of
+    yours raises in the run passes unchanged, whatever `ExceptionPassThrough` lists.
 
     The run's name is the `name=` of `fit` with `_trial-<number>` appended, so that each trial has its own checkpoints,
     and with `Checkpoint(resume="auto")` continues from its own.
@@ -35,8 +35,8 @@ class Optuna(Plugin):
     A trial is one training: of a second one in the same objective, nothing is reported for the validations that the
     first has reported, and the pruner is not asked of them.
 
-    On several ranks each is given the same trial; the main one (0) reports, and all of them follow the pruner
-    it. Parameters are suggested before the ranks are launched.
+    On several ranks each is given the same trial; the main one (0) reports, and all of them follow the pruner.
+    Parameters are suggested before the ranks are launched.
 
     Args:
         trial: the one that the objective was called with; or one that is over, such as `study.best_trial`, to continue

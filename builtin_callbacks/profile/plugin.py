@@ -18,13 +18,14 @@ ACTIVITIES = ("cpu", "cuda")
 
 
 class Profile(Plugin):
-    """Trace some steps of a fit with `torch.profiler`, into files that TensorBoard and https://ui.perfetto.dev show.
+    """Trace some steps with `torch.profiler`.
 
-    A step is a micro-batch, counted from 0 at the beginning of this fit, a resumed one too; it lasts from the end of
-    the one before to its own `BatchEnd`, so that a validation or a save belongs to the batch after it. The trace names
-    it `ProfilerStep#<step>`. The first `skip_first` are left alone; then come cycles of `wait` steps that are left
-    alone, `warmup` steps whose trace is thrown away, and `active` steps that are traced into one file
-    `<host>_<process>.<time>.pt.trace.json`, where `torch.profiler.tensorboard_trace_handler` would put it.
+    TensorBoard and https://ui.perfetto.dev show the files. A step is a micro-batch, counted from 0 at the beginning of
+    this fit, a resumed one too; it lasts from the end of the one before to its own `BatchEnd`, so that a validation or
+    a save belongs to the batch after it. The trace names it `ProfilerStep#<step>`. The first `skip_first` are left
+    alone; then come cycles of `wait` steps that are left alone, `warmup` steps whose trace is thrown away, and `active`
+    steps that are traced into one file `<host>_<process>.<time>.pt.trace.json`, where
+    `torch.profiler.tensorboard_trace_handler` would put it.
 
     A run that ends or fails during the active steps, or a plugin that is switched off there, writes what there is. On
     several ranks the main one is traced. Torch has one profiler at a time: where another one is running already, this
@@ -33,7 +34,7 @@ class Profile(Plugin):
     Args:
         folder: where the traces go, such as the folder of `TensorBoard`; made where it is missing.
         wait: how many steps of each cycle are left alone.
-        warmup: how many are traced in vain, because the first ones bear what starting the profiler costs.
+        warmup: how many are traced and thrown away, because starting the profiler slows the first ones.
         active: how many are traced, at least one.
         repeat: how many cycles there are; 0 repeats until the run ends.
         skip_first: how many steps to leave alone before the first cycle.

@@ -39,7 +39,9 @@ EXIT_STATUS = 143  # as of a process that ended on SIGTERM: 128 + 15
 
 
 class RayReport(Plugin):
-    """Report metrics and checkpoints to Ray, from whose storage a restarted run resumes.
+    """Report metrics and checkpoints to Ray.
+
+    A restarted run resumes from Ray's storage.
 
     The launcher and the search for Ray add one to every trainer that has none. Outside of Ray it does nothing.
 
@@ -102,7 +104,7 @@ class RayReport(Plugin):
         self._has_started = True
         self._session.record_start(run.name, run.origin, run.resumed_from)
         if run.engine.is_main and not self._has_checkpoints:
-            run.note("no plugin keeps checkpoints: if a worker is lost, the run begins afresh. Add a Checkpoint.")
+            run.note("no plugin keeps checkpoints: if a worker is lost, the run starts fresh. Add a Checkpoint.")
 
     @on(EpochStart, BatchEnd)
     def check(self, run: Run, event: EpochStart | BatchEnd) -> None:

@@ -6,12 +6,12 @@ import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Any
 from uuid import uuid4
 
 import torch
 
+from ...core.system.extras import version
 from ...events import Bus, Event, Run, RunClosed, RunFailed
 from ...events.catalogue import Phase
 from ...events.errors import describe_error
@@ -37,7 +37,7 @@ def attempt_of(run: Run, *, losses: bool) -> AttemptRecord:
         optimizers=tuple(run.optimizers),
         hyper_parameters=to_plain(run.hyper_parameters),
         versions={
-            "heliograph": version("heliograph"),
+            "heliograph": version(),
             "torch": str(torch.__version__),
             "python": platform.python_version(),
         },

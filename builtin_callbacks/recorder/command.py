@@ -101,5 +101,8 @@ def _check_files(recording: Path, page: Path, trace: Path) -> None:
 
 
 def _print_error(command: str, error: Exception) -> int:
-    print(f"heliograph {command}: {error}", file=sys.stderr)
+    text = str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        text = f"{error.filename} cannot be read or written: {error.strerror}."
+    print(f"heliograph {command}: {text}", file=sys.stderr)
     return 2

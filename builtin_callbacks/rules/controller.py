@@ -33,7 +33,7 @@ OTHERS = tuple(kind for kind in CATALOGUE if kind is not SavePoint)
 
 
 class RuleController(Plugin):
-    """Ask rules at events, and do what they say where they are true.
+    """Steer a run by the rules in a file.
 
     A rule file is the YAML of the fms-hf-tuning trainer controller, unchanged: metrics, operations, and controllers
     with triggers, a rule and a patience; `docs/rules.md` lists all that it can contain. Rules are evaluated after the

@@ -146,7 +146,7 @@ def read_any(path: Path, as_data: Collection[str] = ()) -> Upgraded:
         ValueError: it is damaged, no checkpoint, or holds objects that are not safe to create.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"There is no checkpoint {path}.")
+        raise FileNotFoundError(f"There is no checkpoint at {path}.")
     saved = untrusted_files.read_with_stand_ins(path, [*helios.RECORDS, *map(re.escape, as_data)], helios.TEXTS)
     try:
         saved = untrusted_files.as_plain(saved)

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
+import tomllib
+import warnings
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).parents[2]
+NAME = "heliograph"
 
 
 def require(module: str, purpose: str, *, extra: str | None = None) -> Any:
@@ -23,6 +34,49 @@ def require(module: str, purpose: str, *, extra: str | None = None) -> Any:
         package = module.split(".")[0]
         command = f"pip install {package}" if extra is None else f"pip install 'heliograph[{extra}]'"
         raise ImportError(f"{purpose} needs {package}, which cannot be imported ({error}): {command}") from error
+
+
+def version() -> str:
+    """Return the version of this package: a checkout's own, which need not be the one that is installed."""
+    try:
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        return str(project["version"])
+    except FileNotFoundError:  # only a checkout has it
+        pass
+    try:
+        return installed_version(NAME)
+    except PackageNotFoundError:
+        return "unknown"  # a copy of the folder
+
+
+def warn_if_shadowing() -> None:
+    """Warn where this package was imported only because Python was started in its parent folder.
+
+    Another copy is installed then, and is not used. A folder that PYTHONPATH names was chosen on purpose.
+    """
+    folder, named = str(ROOT.parent), os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    other = _other_copy()
+    if other is None or os.path.realpath(folder) in [os.path.realpath(each) for each in named if each]:
+        return
+    warnings.warn(
+        f"`import {NAME}` takes the folder {ROOT}, because Python looks first in {folder}, the folder of the script or "
+        f"the current one. The installed copy in {other} is not used. Work in another folder, give this one another "
+        f"name, or install it with `pip install -e {ROOT}`.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+def _other_copy() -> Path | None:
+    """Return the folder of the package that would be imported if the first place of `sys.path` were not searched."""
+    for finder in sys.meta_path:
+        find: Any = getattr(finder, "find_spec", None)
+        spec: ModuleSpec | None = find(NAME, sys.path[1:] if finder is PathFinder else None) if find else None
+        if spec is not None and spec.origin is not None:
+            folder = Path(os.path.realpath(spec.origin)).parent
+            if folder != Path(os.path.realpath(ROOT)):
+                return folder
+    return None
 
 
 def printable(text: object) -> str:

@@ -85,7 +85,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--storage", help="where checkpoints go: a folder that all machines share, s3://...")
-    parser.add_argument("--lose-a-worker", action="store_true", help="kill one half way, and see what it costs")
+    parser.add_argument("--lose-a-worker", action="store_true", help="kill one halfway, and see what it costs")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         launcher = h.RayLauncher(

@@ -1,4 +1,4 @@
-"""Compile: the same checkpoints, plain code behind a failing compiler, and nothing left behind."""
+"""Compile: the same checkpoints, plain code where the compiler fails, and nothing left behind."""
 
 from __future__ import annotations
 

@@ -87,11 +87,11 @@ def test_the_result_says_who_stopped_and_why(fit: Fit) -> None:
     result = fit(EarlyStopping(patience=2), [0.5, 0.6, 0.7, 0.8])
 
     assert result.stopped_by == "early_stopping"
-    assert result.reason == "validation/loss has not improved on 0.5 in 2 readings"
+    assert result.reason == "validation/loss has not improved on 0.5 in 2 checks"
 
 
 def test_one_reading_is_one(fit: Fit) -> None:
-    assert fit(EarlyStopping(patience=1), [0.5, 0.6]).reason == "validation/loss has not improved on 0.5 in 1 reading"
+    assert fit(EarlyStopping(patience=1), [0.5, 0.6]).reason == "validation/loss has not improved on 0.5 in 1 check"
 
 
 def test_the_reason_without_any_number_yet(fit: Fit) -> None:
@@ -280,7 +280,7 @@ def test_fit_then_validate_and_test(scripted: Make, batches: Make, sgd: Any) -> 
 
 
 def test_at_start_validations_do_not_count_twice_in_a_resumed_run(scripted: Make, batches: Make, sgd: Any) -> None:
-    """A resumed run is not before its first batch: one more reading would stop it before the uninterrupted one."""
+    """A resumed run is not before its first batch: one more check would stop it before the uninterrupted one."""
     saved: dict[str, Any] = {}
 
     def fit(*, resumed: bool) -> EarlyStopping:

@@ -68,7 +68,7 @@ def test_the_name_and_what_is_written(tmp_path: Path) -> None:
     assert result.plugin_errors == {}
     assert re.search(r"INFO +\[train epoch 0 step 2\] train/loss \d", text)
     assert re.search(r"\[validation epoch 1 step 2\] validation/loss \d", text)
-    assert "[train epoch 2 step 4] epoch 1 is done" in text
+    assert "[train epoch 2 step 4] epochs done: 2" in text
     assert f"saved {tmp_path / 'c' / 'digits_epoch_1_iter_2.pth'} (the best so far)" in text
     assert lines(tmp_path / "deep" / "er")[-1].endswith("[train epoch 2 step 4] closed: completed")
     assert all(re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ", line) for line in text.splitlines())
@@ -139,7 +139,7 @@ def test_a_second_fit_does_not_multiply_lines(tmp_path: Path) -> None:
     assert [path.name.split("_")[0] for path in paths] == ["first", "second", "third"]
     for path in paths:
         text = path.read_text(encoding="utf-8")
-        assert text.count("epoch 0 is done") == 1
+        assert text.count("epochs done: 1") == 1
         assert text.count("closed: completed") == 1
 
 
@@ -186,7 +186,7 @@ def test_the_logger_s_level_is_restored(tmp_path: Path, level: int) -> None:
     try:
         fit(FileLog(tmp_path), epochs=2)
         assert logger.level == level
-        assert any("epoch 1 is done" in line for line in lines(tmp_path))
+        assert any("epochs done: 2" in line for line in lines(tmp_path))
     finally:
         logger.setLevel(former)
 
@@ -338,4 +338,4 @@ def test_a_disk_that_fills_up_is_counted_and_forgotten(tmp_path: Path) -> None:
     result = fit(trainer, train=class_batches(1), epochs=3)
     assert result.status == "completed"
     assert result.plugin_errors == {"file_log": ("epoch_end at step 2: OSError: [Errno 28] No space left on device",)}
-    assert any("epoch 2 is done" in line for line in lines(tmp_path))
+    assert any("epochs done: 3" in line for line in lines(tmp_path))

@@ -43,7 +43,7 @@ def test_the_demo_is_killed_resumed_and_ends_equal(demonstrated: tuple[Path, str
 def test_the_demo_writes_its_files_and_removes_only_these(demonstrated: tuple[Path, str]) -> None:
     folder, _ = demonstrated
     left = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    assert {"curves.png", "log.jsonl", "checkpoints/digits.last", "left_alone/checkpoints/digits.best"} <= set(left)
+    assert {"curves.png", "log.jsonl", "checkpoints/digits.last", "uninterrupted/checkpoints/digits.best"} <= set(left)
     assert len([name for name in left if fnmatch(name, "checkpoints/digits_epoch_*_iter_*_accuracy_*.pth")]) in (2, 3)
     assert len([name for name in left if fnmatch(name, "digits_*.log")]) == 1
     assert [name for name in left if fnmatch(name, "tensorboard/events.out.tfevents.*")]
@@ -52,7 +52,7 @@ def test_the_demo_writes_its_files_and_removes_only_these(demonstrated: tuple[Pa
 
     h.Checkpoint(folder).pin(next(folder.glob("checkpoints/*.pth")))
     (folder / "checkpoints/.digits.data.tmp").touch()
-    mine = [folder / name for name in ("notes.txt", "checkpoints/mine.pth", "left_alone/digits.log")]
+    mine = [folder / name for name in ("notes.txt", "checkpoints/mine.pth", "uninterrupted/digits.log")]
     for path in mine:
         path.touch()
     digits.remove_outputs(folder)
@@ -65,6 +65,19 @@ def test_a_demo_that_runs_is_not_disturbed_by_another(tmp_path: Path, capsys: py
         store.open()
         assert main(["demo", "--folder", str(tmp_path)]) == 1
     assert "heliograph demo: The checkpoints of run 'digits' in " in capsys.readouterr().err
+    assert (tmp_path / "log.jsonl").exists()
+
+
+@pytest.mark.parametrize("number", ["0", "-3", "many"])
+def test_a_number_of_epochs_that_cannot_be_removes_nothing(
+    number: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "log.jsonl").touch()
+    with pytest.raises(SystemExit) as caught:
+        main(["demo", "--folder", str(tmp_path), "--epochs", number])
+    assert caught.value.code == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.endswith(f"argument --epochs: a whole number of at least 1 is needed, got {number!r}")
     assert (tmp_path / "log.jsonl").exists()
 
 

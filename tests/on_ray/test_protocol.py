@@ -53,4 +53,4 @@ def test_steps_1_and_5_without_a_checkpoint_a_run_starts_from_the_beginning(loca
     assert len(list(read_lines(scenario.folder, "1"))) == count_batches(scenario.epochs)
     assert [each.resumed_at for each in values.attempts] == [None, None]
     assert values.result is not None
-    assert any("the run begins afresh" in note for note in values.result.notes)
+    assert any("the run starts fresh" in note for note in values.result.notes)

@@ -54,7 +54,7 @@ def test_another_call_on_other_machines_resumes_the_newest_intact_checkpoints(tm
     ):
         assert result.resume is not None
         assert (result.resume.path, str(result.resume)) == (folder / f"{name}_epoch_0_iter_4.pth", "exact")
-        assert any(note.startswith(f"passed over: checkpoint_{number:06d}_{call} in Ray's") for note in result.notes)
+        assert any(note.startswith(f"skipped: checkpoint_{number:06d}_{call} in Ray's") for note in result.notes)
         fetched = f"fetched {result.resume.path} from checkpoint_{number:06d}_{call} in Ray's storage"
         assert fetched in result.notes
         assert result.best_checkpoint == result.resume.path

@@ -7,16 +7,23 @@ from pathlib import Path
 import pytest
 from heliograph.__main__ import main
 from heliograph.plugins.discovery import Discovered, discover
-from heliograph.plugins.installed import states_of
+from heliograph.plugins.installed import State, states_of
 
-PLUGIN = """
+PLUGIN = '''
 from heliograph import BatchEnd, EpochEnd, Plugin, on
 
 class Weather(Plugin):
+    """Look out of
+    the window.
+
+    Every day.
+    """
+
     @on(EpochEnd, BatchEnd)
     def look(self, run, event):
         pass
-"""
+'''
+WELL = State("available", "Look out of the window.", ("batch_end", "epoch_end"))
 HANGING = "import threading\nthreading.Event().wait()\n"
 
 
@@ -38,16 +45,17 @@ def found() -> list[Discovered]:
 @pytest.mark.parametrize(
     ("source", "state"),
     [
-        (PLUGIN, ("available", "batch_end epoch_end")),
-        ("print('hello')" + PLUGIN, ("available", "batch_end epoch_end")),
-        ("raise RuntimeError('it rains')", ("broken", "it rains")),
-        ("input()", ("broken", "EOF when reading a line")),
-        ("import os; os._exit(3)", ("broken", "its import ended the process, with exit status 3")),
-        ("Weather = 7", ("broken", "Plugin 'weather' of package weather is not a class or factory: 7.")),
+        (PLUGIN, WELL),
+        ("print('hello')" + PLUGIN, WELL),
+        ("from heliograph import Plugin\nclass Weather(Plugin): pass", State("available", "")),
+        ("raise RuntimeError('it rains')", State("broken", "it rains")),
+        ("input()", State("broken", "EOF when reading a line")),
+        ("import os; os._exit(3)", State("broken", "its import ended the process, with exit status 3")),
+        ("Weather = 7", State("broken", "Plugin 'weather' of package weather is not a class or factory: 7.")),
     ],
-    ids=["well", "talkative", "raises", "asks", "ends the process", "no plugin"],
+    ids=["well", "talkative", "says nothing of itself", "raises", "asks", "ends the process", "no plugin"],
 )
-def test_what_becomes_of_an_import(weather: Path, source: str, state: tuple[str, str]) -> None:
+def test_what_becomes_of_an_import(weather: Path, source: str, state: State) -> None:
     weather.write_text(source)
 
     assert states_of(found()) == [state]
@@ -56,7 +64,7 @@ def test_what_becomes_of_an_import(weather: Path, source: str, state: tuple[str,
 def test_an_import_that_hangs_is_given_up(weather: Path) -> None:
     weather.write_text(HANGING)
 
-    assert states_of(found(), limit=0.5) == [("broken", "its import did not end within 0.5 s")]
+    assert states_of(found(), limit=0.5) == [State("broken", "its import did not end within 0.5 s")]
 
 
 def test_names_do_not_steer_the_terminal(
@@ -69,5 +77,5 @@ def test_names_do_not_steer_the_terminal(
 
     assert main(["plugins"]) == 0
     said = capsys.readouterr().out
-    assert "\nwea\\x1b[2J\\u202ether " in said
+    assert "\nweather:wea\\x1b[2J\\u202ether " in said
     assert all(line.isprintable() for line in said.split("\n"))

@@ -98,6 +98,12 @@ def test_options(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
         ("program_to_verify:number", "program_to_verify:number must be a function, got 3."),
         ("program_to_verfy:good", "There is no module 'program_to_verfy' in "),
         ("program_to_verify.deeper:good", "There is no module 'program_to_verify.deeper' in "),
+        ("program_to_verify.py:good", "Name the module, not its file: program_to_verify:good in place of program_to_"),
+        (
+            "./deep/program.py:good",
+            "Name the module, not its file: deep.program:good in place of ./deep/program.py:good.",
+        ),
+        ("heliograph:Trainer --resumes 0", "resumes= must be a whole number of at least 1, got 0."),
         ("program_to_verify:endless", "The check trains several times: give epochs= or steps="),
         ("program_to_verify:good --kill-at soon", "A run is killed after a batch or at an event, as in --kill-at 7 or"),
         ("program_to_verify:good --kill-at 99", "kill_at=99 is never reached: the uninterrupted run has 10 batches"),
@@ -111,6 +117,14 @@ def test_the_status_is_2_if_the_arguments_are_wrong(
     printed = capsys.readouterr().err
     assert printed.startswith(f"heliograph verify-resume: {sentence}")
     assert "Traceback" not in printed
+
+
+def test_the_file_of_a_program_is_not_run_in_place_of_its_module(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Importing `train.py` as a module imports `train`, which may train for a day."""
+    assert verify("program_to_verify.py:good") == 2
+    assert "program_to_verify" not in sys.modules
 
 
 def test_a_misspelt_module_gets_a_suggestion(program: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -124,7 +124,7 @@ class _Beginning(h.Plugin):
             "began",
             sequence=0 if entry is None else entry.sequence,
             step=run.progress.steps,
-            passed_over=[note for note in notes if note.startswith("passed over")],
+            passed_over=[note for note in notes if note.startswith("skipped")],
         )
 
 

@@ -86,7 +86,7 @@ class Composed:
 
 
 class BehindAnnotations(Held):
-    """A generator behind 1,100 annotations."""
+    """A generator under 1,100 annotations."""
 
     def wrap(self, generator: Random) -> Any:
         boxes = [{"image": number, "boxes": [[0.0, 1.0] for _ in range(98)]} for number in range(1100)]

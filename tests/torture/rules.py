@@ -37,7 +37,7 @@ FUNCTIONS_OF_PYTHON: dict[str, Any] = {
 
 
 class Keyed(dict[str, Any]):
-    """A dict whose keys Python, too, finds behind a dot."""
+    """A dict whose keys Python, too, finds after a dot."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in self:
@@ -127,7 +127,7 @@ def python_says(text: str, given_values: dict[str, Any]) -> str | None:
         simplefilter("ignore")
         try:
             return str(bool(eval(text.strip(), {"__builtins__": {}, **FUNCTIONS_OF_PYTHON, **plain})))
-        except AttributeError:  # a key behind a dot, in a dict that the rule made
+        except AttributeError:  # a key after a dot, in a dict that the rule made
             return None
 
 

@@ -326,8 +326,8 @@ class Folder:
         known = [each for good in self.good.values() for each in good if each.training == newest_training]
         if resume == "auto" and known:
             newest = max(known, key=lambda each: each.order).path.name
-            assert run.saved is not None, f"it begins afresh beside {newest}"
-            assert run.resumed_from.name == newest, f"it passed over {newest}, and went on from {run.resumed_from}"
+            assert run.saved is not None, f"it starts fresh beside {newest}"
+            assert run.resumed_from.name == newest, f"it skipped {newest}, and continued from {run.resumed_from}"
 
     def _save(self, checkpoint: Checkpoint, run: FakeRun) -> None:
         if run.saved is not None:

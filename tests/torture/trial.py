@@ -1,4 +1,4 @@
-"""One random program: left alone, killed and resumed, compared, and what it said of itself."""
+"""One random program: uninterrupted, killed and resumed, compared, and what it said of itself."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class Proof:
     # The file.
 
     def _open_afresh(self, run: Run, event: BatchEnd) -> None:
-        """At the first batch of a run that begins afresh: begin an empty file."""
+        """At the first batch of a run that starts fresh: begin an empty file."""
         self._guarded(run, lambda: self._begin_file(run))
         if self._ring is not None:
             self._compare_batch(run, event)

@@ -56,7 +56,7 @@ def tune(
     returns is not used.
 
     Population based training pauses a trial and lets it resume the checkpoint of a better one, with other
-    hyper-parameters, which replace those in the checkpoint's optimizers and schedulers, see `docs/search.md`. All
+    hyper-parameters, which replace those in the optimizers and schedulers (see `docs/hyperparameters.md`). All
     trials therefore need the same run name, and have to save when they validate.
 
     A trial runs in an empty folder of its own, to which relative paths refer. When it is resumed, `fn` is called again,

@@ -47,13 +47,13 @@ def fetch_newest(session: Session, store: Store, resume: Resume) -> tuple[Resume
     if newest is not None:
         return newest.path, notes
     if session.is_restart and resume is None:
-        notes.append(f"begins afresh: Ray's storage has no intact checkpoint of {store.run_name!r} from this call")
+        notes.append(f"starts fresh: Ray's storage has no intact checkpoint of {store.run_name!r} from this call")
         logger.warning(notes[-1])
     return resume, notes
 
 
 def _note_damaged(report: StoredReport, error: Exception, notes: list[str]) -> None:
-    notes.append(f"passed over: {report.name} in Ray's storage: {error}")
+    notes.append(f"skipped: {report.name} in Ray's storage: {error}")
     logger.warning("resume %s", notes[-1])
 
 
@@ -84,7 +84,7 @@ def _find_local(store: Store, entry: Entry, notes: list[str]) -> Entry | None:
         if each.sequence < entry.sequence:
             return None
         if not _is_intact(each):
-            notes.append(f"passed over: {each.path} is damaged")
+            notes.append(f"skipped: {each.path} is damaged")
             continue
         if each.sequence > entry.sequence:
             notes.append(f"resumes {each.path}, which is newer than what Ray's storage has")

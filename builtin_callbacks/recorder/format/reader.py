@@ -134,9 +134,12 @@ def find_recording(path: Path) -> Path:
     """
     if not path.is_dir():
         if not path.exists():
-            raise FileNotFoundError(f"There is no recording {path}: give the file that Recorder wrote, or its folder.")
+            raise FileNotFoundError(
+                f"There is no recording at {path}: give the file that Recorder wrote, or its folder."
+            )
         return path
-    files = [file for file in path.glob(f"*{SUFFIX}") if file.stat().st_size]
+    found = path.iterdir()  # raises where this user may not read it; glob would find nothing
+    files = [file for file in found if file.name.endswith(SUFFIX) and file.stat().st_size]
     if not files:
         raise FileNotFoundError(
             f"The folder {path} holds no recording, no file *{SUFFIX}: was a Recorder among the plugins?"

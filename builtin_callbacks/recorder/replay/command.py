@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         plugins, names = make_plugins(options.plugins)
         session = ReplaySession(read(options.recording), plugins)
     except (LookupError, ImportError, OSError, TypeError, ValueError) as error:
-        text = "; ".join([str(error), *getattr(error, "__notes__", ())])
+        text = " ".join([str(error), *(f"({note})" for note in getattr(error, "__notes__", ()))])
         print(f"heliograph {NAME}: {text}", file=sys.stderr)
         return 2
     replayed = session.replay()

@@ -78,7 +78,7 @@ class ScaleLoss(RuleOperation):
         factor: a finite number.
 
     Raises:
-        RuleError: it is no such number.
+        RuleError: it is not such a number.
     """
 
     shared = True

@@ -6,7 +6,6 @@ import hashlib
 import platform
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -24,8 +23,10 @@ REQUIRED = (
 
 def versions() -> dict[str, str]:
     """Return the versions of the installed software, for a snapshot."""
+    from ...system.extras import version
+
     software = {"python": platform.python_version(), "torch": str(torch.__version__), "numpy": str(np.__version__)}
-    return {"heliograph": version("heliograph"), **software}
+    return {"heliograph": version(), **software}
 
 
 def training_of(saved: Mapping[str, Any]) -> str:

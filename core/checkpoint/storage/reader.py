@@ -266,7 +266,7 @@ def newest(folder: Path | Manifests, run_name: str) -> tuple[Entry | None, State
         else:
             if others := [each for each in found if each.training != found[0].training]:
                 passed_over.append(
-                    f"other trainings of the name are left alone; resume one of them by its path, "
+                    f"other trainings of the name are left as they are; resume one of them by its path, "
                     f"resume={others[0].path}"
                 )
             return None, None, passed_over
@@ -329,4 +329,4 @@ def _check_is_there(path: Path) -> None:
         raise ValueError(f"{path} is not a checkpoint: a folder, a pipe or a device has that name.")
     if not path.is_file():
         siblings = [each.name for each in path.parent.glob(f"*{SUFFIX}")] if path.parent.is_dir() else []
-        raise FileNotFoundError(f"There is no checkpoint {path}.{known_names(path.name, siblings)}")
+        raise FileNotFoundError(f"There is no checkpoint at {path}.{known_names(path.name, siblings)}")

@@ -106,7 +106,8 @@ def check_archive(path: Path) -> None:
             with ZipFile(file) as archive:
                 parts = archive.infolist()
         except (BadZipFile, ValueError, NotImplementedError, EOFError) as error:
-            raise ValueError(f"{path} is damaged, or no file of torch.save: {type(error).__name__}: {error}") from None
+            what = "is empty" if file.seek(0, 2) == 0 else "is damaged, or was not written by torch.save"
+            raise ValueError(f"{path} {what}: {error}") from None
         size = file.seek(0, 2)
     packed = [each.filename for each in parts if each.compress_type != ZIP_STORED]
     if packed:
@@ -210,7 +211,9 @@ def check_whole(path: Path) -> None:
     except Exception as error:  # a damaged archive fails in many ways
         raise ValueError(f"{path} is damaged: {type(error).__name__}: {error}") from error
     if broken is not None:
-        raise ValueError(f"{path} is damaged, or no file of torch.save: {broken} is not what it was when written.")
+        raise ValueError(
+            f"{path} is damaged, or was not written by torch.save: {broken} is not what it was when written."
+        )
 
 
 def refuse_unknown(path: Path, names: list[str]) -> None:

@@ -169,7 +169,7 @@ class Search:
     def look(self) -> bool:
         """Look again; return whether there is a generator that was not there before.
 
-        Large containers of data are passed over while they are as long as they were.
+        Large containers of data are skipped while they are as long as they were.
         """
         before = {id(each) for each in self.found}
         walk = _Walk(self._data)

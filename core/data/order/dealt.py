@@ -167,7 +167,7 @@ AHEAD = -2  # a sampler that draws does so under keys of its own, below those of
 class OpaqueSampler(RankOrder):
     """What runs any other sampler or batch sampler, under keys of its own.
 
-    To reach a position its indices are passed over, no data is loaded.
+    To reach a position its indices are skipped, no data is loaded.
     """
 
     draws = True

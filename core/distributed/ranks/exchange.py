@@ -248,7 +248,7 @@ class Exchange:
 
 
 def plain_bytes(tensor: Tensor) -> Tensor:
-    """Return the content of a tensor as plain bytes: any type travels thus, by any backend."""
+    """Return the content of a tensor as plain bytes: any type can be sent so, by any backend."""
     return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 

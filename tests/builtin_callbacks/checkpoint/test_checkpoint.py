@@ -600,8 +600,23 @@ def test_a_broken_path_is_fatal(fit: Make, tmp_path: Path) -> None:
 def test_auto_says_that_it_begins_afresh(fit: Make, tmp_path: Path) -> None:
     result = fit(Checkpoint(tmp_path, resume="auto"))
 
-    assert result.notes == (f"begins afresh: no checkpoint of 'run' in {tmp_path}",)
+    assert result.notes == (f"starts fresh: no checkpoint of 'run' in {tmp_path}",)
     assert result.progress.steps == 6
+
+
+def test_a_result_says_whether_it_was_resumed_or_can_be(fit: Make, tmp_path: Path) -> None:
+    def said(result: RunResult) -> list[str]:
+        return [line.partition(":")[0] for line in str(result).splitlines() if line.startswith("resum")]
+
+    fresh = fit(Checkpoint(tmp_path, resume="auto"), RNGCapture())
+    assert f"resumable: {fresh.resume}" in str(fresh).splitlines()
+    assert said(fresh) == ["resumable"]
+    resumed = fit(Checkpoint(tmp_path, resume="auto"), RNGCapture(), epochs=3)
+    assert f"resumed: {resumed.resume}" in str(resumed).splitlines()
+    assert said(resumed)[0] == "resumed"
+    without = fit(RNGCapture())
+    assert without.resume is not None
+    assert said(without) == []  # there is nothing to resume from
 
 
 def test_auto_says_that_none_of_this_run_s_can_be_used(
@@ -615,7 +630,7 @@ def test_auto_says_that_none_of_this_run_s_can_be_used(
     with caplog.at_level(logging.WARNING, "heliograph"):
         result = fit(Checkpoint(tmp_path, resume="auto"))
 
-    said = f"begins afresh: none of the 3 checkpoints of 'run' in {tmp_path} can be used"
+    said = f"starts fresh: none of the 3 checkpoints of 'run' in {tmp_path} can be used"
     assert said in result.notes
     assert not any("no checkpoint of 'run'" in note for note in result.notes)
     assert ("heliograph", logging.WARNING, said) in caplog.record_tuples
@@ -640,14 +655,14 @@ def test_auto_continues_from_the_newest_valid_and_says_what_it_passed_over(fit: 
         ("run_epoch_8_iter_24.pth", "has no manifest"),
         ("run_epoch_9_iter_27.pth", "has no manifest"),
     ]:
-        assert any(line.startswith("passed over") and name in line and why in line for line in result.notes)
+        assert any(line.startswith("skipped") and name in line and why in line for line in result.notes)
 
 
 def test_auto_says_whose_checkpoints_it_found(fit: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fit(Checkpoint(tmp_path), epochs=5, name="other")
     result = fit(Checkpoint(tmp_path, resume="auto"))
 
-    assert any("passed over" in line and "those in it are of 'other'" in line for line in result.notes)
+    assert any("skipped" in line and "those in it are of 'other'" in line for line in result.notes)
     assert not [each for each in caplog.records if each.levelname == "WARNING"]
     (tmp_path / "aside.pth").touch()
     fit(Checkpoint(tmp_path, resume="auto"), name="third")

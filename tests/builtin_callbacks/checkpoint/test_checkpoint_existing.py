@@ -220,7 +220,7 @@ def test_what_on_existing_may_be(tmp_path: Path) -> None:
         Checkpoint(tmp_path, on_existing="overwrite")  # type: ignore[arg-type]
 
 
-# Going on where there are several.
+# Continuing where there are several.
 
 
 def test_auto_begins_afresh_where_the_newest_training_has_nothing_whole_and_names_the_other(
@@ -232,10 +232,10 @@ def test_auto_begins_afresh_where_the_newest_training_has_nothing_whole_and_name
     damaged.write_bytes(damaged.read_bytes()[:-9])
     result = fit(Checkpoint(tmp_path, resume="auto"), epochs=1)
 
-    said = f"begins afresh: none of the 1 checkpoints of the newest training of 'run' in {tmp_path} can be used"
+    said = f"starts fresh: none of the 1 checkpoints of the newest training of 'run' in {tmp_path} can be used"
     assert said in result.notes
     assert (
-        f"passed over: other trainings of the name are left alone; resume one of them by its path, "
+        f"skipped: other trainings of the name are left as they are; resume one of them by its path, "
         f"resume={tmp_path / FIRST}"
     ) in result.notes
     assert result.progress.steps == 3

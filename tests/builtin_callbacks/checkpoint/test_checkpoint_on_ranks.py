@@ -565,7 +565,7 @@ def test_all_ranks_continue_alike(ranks: Pool, tmp_path: Path) -> None:
     """A missing file, a folder that is taken, a rank that cannot read: one answer for all."""
     missing = ranks(2).run(try_to_resume, tmp_path, tmp_path / "nothing.pth")
     assert missing[0] == missing[1]
-    assert missing[0] == ("FileNotFoundError", f"There is no checkpoint {tmp_path / 'nothing.pth'}. Known: none.")
+    assert missing[0] == ("FileNotFoundError", f"There is no checkpoint at {tmp_path / 'nothing.pth'}. Known: none.")
 
     store = storage.Store(tmp_path, "run")
     store.open()

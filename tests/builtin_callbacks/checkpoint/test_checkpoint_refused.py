@@ -78,7 +78,7 @@ def test_a_refusal_that_stays_is_fatal_and_says_what_to_do(
     if operation == "try_open":
         assert str(info.value) == (
             f"[Errno {number}] resume='auto' cannot find what to resume: {here / FIRST} cannot be read, in 4 "
-            f"tries: {os.strerror(number)} ({errno.errorcode[number]}). Nothing was begun, passed over or removed. "
+            f"tries: {os.strerror(number)} ({errno.errorcode[number]}). Nothing was begun, skipped or removed. "
             f"Start again when it is readable; give resume= the path of another checkpoint; or begin another training "
             f"with resume=None, which leaves all there as it is."
         )
@@ -120,7 +120,7 @@ def test_a_link_into_storage_that_is_not_there_is_no_reason_to_begin_afresh(
     monkeypatch.setattr(SYSTEM, "pause", lambda seconds: None)
     with pytest.raises(OSError, match=f"it is a link to {elsewhere}, which is not there") as caught:
         fit(Checkpoint(folder, resume="auto"))
-    assert "Nothing was begun, passed over or removed" in str(caught.value)
+    assert "Nothing was begun, skipped or removed" in str(caught.value)
 
     unmounted.rename(elsewhere)
     result = fit(Checkpoint(folder, resume="auto"))
@@ -176,7 +176,7 @@ def test_a_damaged_one_stays_until_a_newer_one_is_written(fit: Make, tmp_path: P
     result = fit(Checkpoint(tmp_path, resume="auto", metadata=lambda run: "again"), Look(), epochs=3)
 
     assert result.resume.path == tmp_path / FIRST
-    assert any("passed over: " in note and "is damaged: its SHA-256" in note for note in result.notes)
+    assert any("skipped: " in note and "is damaged: its SHA-256" in note for note in result.notes)
     assert seen[:3] == [[FIRST, SECOND]] * 3
     assert seen[3:] == [["run_epoch_2_iter_6_again.pth"]] * 3
     assert damaged not in contents(tmp_path).values()
@@ -199,7 +199,7 @@ def test_where_all_are_damaged_another_training_begins_and_they_stay(
     with caplog.at_level(logging.WARNING, "heliograph"):
         result = fit(Checkpoint(tmp_path, resume="auto"), epochs=2)
 
-    assert f"begins afresh: none of the 1 checkpoints of 'run' in {tmp_path} can be used" in result.notes
+    assert f"starts fresh: none of the 1 checkpoints of 'run' in {tmp_path} can be used" in result.notes
     assert any("it stays, and this one is written as 'run-2'" in note for note in result.notes)
     assert {name: content for name, content in contents(tmp_path).items() if name in before} == before
     assert checkpoint_names(tmp_path) == ["run-2_epoch_2_iter_6.pth", FIRST]

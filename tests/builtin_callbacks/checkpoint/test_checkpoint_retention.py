@@ -72,7 +72,7 @@ def test_retention_is_rebuilt_from_the_folder_where_the_state_is_lost(fit: Make,
 
 @pytest.mark.parametrize("resumes", [1, 2])
 def test_an_earlier_run_of_the_same_name_is_left_alone(fit: Make, tmp_path: Path, resumes: int) -> None:
-    """It began afresh, so it is another training: its checkpoints neither go nor compete."""
+    """It started fresh, so it is another training: its checkpoints neither go nor compete."""
     fit(Checkpoint(tmp_path, **MONITOR), [0.1, 0.2])
     fit(Checkpoint(tmp_path, **MONITOR), [0.9, 0.8])
     for epoch in range(resumes):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import re
 import shutil
@@ -128,10 +129,44 @@ def test_inspect_marks_in_a_folder_what_has_another_size(command: Said, write: M
     cut = write(2, 0.5)
     cut.write_bytes(cut.read_bytes()[:-1])
     cut.with_suffix(".pinned").touch()
-    assert command("inspect", tmp_path) == 0
+    assert command("inspect", tmp_path) == 1
     _, second, first = command.out.splitlines()
     assert "  damaged,pinned  " in second
     assert "damaged" not in first
+    assert command.error == f"heliograph checkpoint: {tmp_path}: damaged, or cannot be read: run_2.pth.\n"
+
+
+def test_inspect_lists_in_a_folder_what_cannot_be_read(command: Said, write: Make, tmp_path: Path) -> None:
+    write(1, 0.5)
+    write(2, 0.5).with_suffix(".json").write_text("torn")
+    assert command("inspect", tmp_path) == 1
+    assert f"{tmp_path / 'run_2.json'}" in command.out.splitlines()[-1]
+    assert command.error == f"heliograph checkpoint: {tmp_path}: damaged, or cannot be read: run_2.pth.\n"
+
+
+@pytest.mark.parametrize("words", [("inspect",), ("verify",), ("migrate",), ("prune", "--keep-last", "1")])
+def test_a_folder_that_this_user_may_not_read_is_named(
+    command: Said, write: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """Globbing it would find nothing, as in an empty folder."""
+    write(1, 0.5)
+
+    def refuse(path: Path) -> list[str]:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert command(words[0], tmp_path, *words[1:]) == 1
+    assert command.out == ""
+    assert command.error == f"heliograph checkpoint: The folder {tmp_path} cannot be read: Permission denied.\n"
+
+
+@pytest.mark.parametrize("words", [("inspect",), ("verify",), ("migrate",), ("consolidate",), ("prune",)])
+def test_an_empty_path_is_not_the_current_folder(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    """As an unset variable of a shell gives."""
+    with pytest.raises(SystemExit) as caught:
+        main(["checkpoint", *words, ""])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.splitlines()[-1].endswith("a path is needed, got an empty text")
 
 
 @pytest.mark.parametrize("name", ["inspect", "verify", "migrate"])
@@ -139,7 +174,7 @@ def test_what_is_not_there_is_reported(command: Said, tmp_path: Path, name: str)
     assert command(name, tmp_path / "a.pth", tmp_path) == 1
     assert command.out == ""
     one, other = command.error.splitlines()
-    assert one.startswith(f"heliograph checkpoint: There is no checkpoint {tmp_path / 'a.pth'}.")
+    assert one.startswith(f"heliograph checkpoint: There is no checkpoint at {tmp_path / 'a.pth'}.")
     assert other.startswith("heliograph checkpoint: There is no checkpoint ")
     assert str(tmp_path) in other
 
@@ -151,7 +186,7 @@ def test_verify_lists_the_whole_and_the_bad(command: Said, write: Make, tmp_path
     write(4, 0.5).with_suffix(".json").unlink()
     (tmp_path / "results.json").write_text('{"accuracy": 1.0}')
     assert command("verify", tmp_path) == 1
-    assert command.out == f"whole    {tmp_path / 'run_1.pth'}: run 'run', step 1\n"
+    assert command.out == f"intact   {tmp_path / 'run_1.pth'}: run 'run', step 1\n"
     assert [re.search(r"run_\d\.pth", line)[0] for line in command.error.splitlines()] == [  # type: ignore[index]
         "run_2.pth",
         "run_3.pth",
@@ -197,7 +232,10 @@ def test_prune_keeps_the_newest_the_best_and_the_pinned(command: Said, write: Ma
     (tmp_path / "run_2.pinned").touch()
     options = ("--keep-last", 1, "--keep-best", 2, "--monitor", "validation/loss")
     assert command("prune", tmp_path, *options, "--dry-run") == 0
-    assert command.out.splitlines()[1:3] == [f"would go {tmp_path / 'run_5.pth'}", f"would go {tmp_path / 'run_4.pth'}"]
+    assert command.out.splitlines()[1:3] == [
+        f"would be removed {tmp_path / 'run_5.pth'}",
+        f"would be removed {tmp_path / 'run_4.pth'}",
+    ]
     assert len(list(tmp_path.glob("*.pth"))) == 6
     assert command("prune", tmp_path, *options) == 0
     assert command.out.splitlines() == [
@@ -305,9 +343,11 @@ def test_prune_refuses_where_a_process_trains(command: Said, write: Make, opened
 
 def test_prune_says_what_there_is_not(command: Said, write: Make, tmp_path: Path) -> None:
     assert command("prune", tmp_path / "nowhere", "--keep-last", 1) == 1
-    assert (
-        command.error == f"heliograph checkpoint: There is no checkpoint with a manifest in {tmp_path / 'nowhere'}.\n"
-    )
+    missing = f"The folder {tmp_path / 'nowhere'} cannot be read: No such file or directory."
+    assert command.error == f"heliograph checkpoint: {missing}\n"
+    (tmp_path / "empty").mkdir()
+    assert command("prune", tmp_path / "empty", "--keep-last", 1) == 1
+    assert command.error.endswith(f"There is no checkpoint with a manifest in {tmp_path / 'empty'}.\n")
     assert not (tmp_path / "nowhere").exists()
     write(1, 0.5)
     assert command("prune", tmp_path, "--keep-last", 1, "--run", "other") == 1

@@ -278,9 +278,9 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(fit: Fit, tmp_path: 
         result, _ = fit(*saving(tmp_path / "second"))
     assert session.beginnings == [(4, tmp_path / "second" / "run_epoch_0_iter_4.pth")]
     damaged, cut, fetched = (note for note in result.notes if "Ray's storage" in note)
-    assert damaged.startswith("passed over: checkpoint_000004_one in Ray's storage: The checkpoint ")
+    assert damaged.startswith("skipped: checkpoint_000004_one in Ray's storage: The checkpoint ")
     assert "its manifest says" in damaged
-    assert cut.startswith("passed over: checkpoint_000003_one in Ray's storage: it has no manifest")
+    assert cut.startswith("skipped: checkpoint_000003_one in Ray's storage: it has no manifest")
     assert fetched.startswith("fetched ")
     assert not list((tmp_path / "second").glob(".*"))
 
@@ -291,7 +291,7 @@ def test_a_restart_without_an_intact_checkpoint_starts_from_the_beginning(fit: F
     with on_ray(FakeSession(there, is_restart=True)) as session:
         result, _ = fit(*saving(tmp_path / "here"))
     assert session.beginnings == [(0, None)]
-    assert "begins afresh: Ray's storage has no intact checkpoint of 'run' from this call" in result.notes
+    assert "starts fresh: Ray's storage has no intact checkpoint of 'run' from this call" in result.notes
 
 
 def test_checkpoints_of_another_run_are_not_resumed(fit: Fit, tmp_path: Path) -> None:
@@ -386,9 +386,7 @@ def test_the_best_checkpoint_is_fetched_too(scripted: Make, batches: Make, sgd: 
 def test_a_run_without_checkpoints_notes_the_consequence(fit: Fit, tmp_path: Path) -> None:
     with on_ray(FakeSession(tmp_path)):
         result, _ = fit(epochs=1)
-    assert "no plugin keeps checkpoints: if a worker is lost, the run begins afresh. Add a Checkpoint." in (
-        result.notes
-    )
+    assert "no plugin keeps checkpoints: if a worker is lost, the run starts fresh. Add a Checkpoint." in (result.notes)
 
 
 def test_a_finished_training_has_nothing_left_to_do(fit: Fit, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import webbrowser
 from pathlib import Path
@@ -82,7 +83,22 @@ def test_a_page_that_cannot_be_written_is_an_error(
     recorded: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command("timeline", recorded, "--output", recorded / "a.html") == 2
-    assert capsys.readouterr().err.startswith("heliograph timeline: ")
+    assert capsys.readouterr().err == f"heliograph timeline: {recorded} cannot be read or written: File exists.\n"
+    assert command("timeline", recorded, "--output", tmp_path) == 2
+    assert capsys.readouterr().err == f"heliograph timeline: {tmp_path} cannot be read or written: Is a directory.\n"
+
+
+@pytest.mark.parametrize("name", ["explain", "timeline"])
+def test_a_folder_that_this_user_may_not_read_is_named(
+    name: str, recorded: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> list[str]:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert command(name, recorded.parent) == 2
+    said = f"heliograph {name}: {recorded.parent} cannot be read or written: Permission denied.\n"
+    assert capsys.readouterr().err == said
 
 
 def test_missing_folders_are_created(recorded: Path, tmp_path: Path) -> None:

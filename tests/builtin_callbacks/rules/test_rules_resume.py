@@ -1,4 +1,4 @@
-"""A resumed run with rules equals one that was left alone."""
+"""A resumed run with rules equals an uninterrupted one."""
 
 from __future__ import annotations
 

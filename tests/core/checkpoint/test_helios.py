@@ -309,7 +309,7 @@ def test_a_flipped_bit_is_noticed_without_a_manifest(tmp_path: Path) -> None:
     whole = bytearray(written.read_bytes())
     whole[whole.index(torch.arange(100.0).numpy().tobytes()) + 17] ^= 1
     written.write_bytes(whole)
-    with pytest.raises(ValueError, match=r"weights.pth is damaged, or no file of torch.save: .*data/0"):
+    with pytest.raises(ValueError, match=r"weights.pth is damaged, or was not written by torch.save: .*data/0"):
         untrusted_files.read_with_stand_ins(written)
 
 

@@ -93,7 +93,7 @@ def test_without_rng_capture_only_the_order_is_exact(drawing: Make, fit: Make) -
         assert resumed.result.resume.guarantee == "order-exact"
         assert resumed.result.resume.reasons == (UNCAPTURED,)
     assert str(resumed.result.resume) == f"order-exact; {UNCAPTURED}"
-    assert f"resume order-exact; {UNCAPTURED}" in str(resumed.result).splitlines()
+    assert f"resumed: order-exact; {UNCAPTURED}" in str(resumed.result).splitlines()
 
 
 def test_several_reasons_add_up(flowing: Make, fit: Make) -> None:

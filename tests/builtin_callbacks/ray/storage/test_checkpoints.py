@@ -206,7 +206,7 @@ def test_a_damaged_best_checkpoint_is_not_fetched(tmp_path: Path, opened: Open, 
     (stored / best.path.with_suffix(suffix).name).write_text("half")
     path, notes = fetch_newest(session, opened(tmp_path / "second"), "auto")
     assert path == tmp_path / "second" / entry.path.name
-    assert notes[0].startswith("passed over: checkpoint_000001_one in Ray's storage: ")
+    assert notes[0].startswith("skipped: checkpoint_000001_one in Ray's storage: ")
     assert "is damaged" in notes[0]
     assert notes[1:] == [f"fetched {path} from checkpoint_000001_one in Ray's storage"]
 

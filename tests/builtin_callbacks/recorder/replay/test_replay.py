@@ -80,7 +80,7 @@ def test_a_stop_ends_the_run_where_it_would_have(rising: Recording) -> None:
     replayed = replay(rising, [stopping(2)])
     (end,) = replayed.ends
     assert (end.attempt, end.by, end.epoch, end.batch, end.step, end.did) == (1, "early_stopping", 1, 4, 12, False)
-    assert end.reason == "validation/rising has not improved on 4 in 2 readings"
+    assert end.reason == "validation/rising has not improved on 4 in 2 checks"
     assert [(each.request.step, each.did, each.after_end) for each in replayed.asked] == [
         (12, False, False),
         (16, True, True),
@@ -318,7 +318,7 @@ def test_logs_can_be_written_again(tmp_path: Path) -> None:
     assert len(without[0]) == 9
     assert list((tmp_path / "tensorboard").iterdir())
     (log,) = (tmp_path / "log").iterdir()
-    assert log.read_text().count("epoch 0 is done") == 1
+    assert log.read_text().count("epochs done: 1") == 1
 
 
 def _plain(metrics: dict[str, float]) -> dict[str, float]:
@@ -362,7 +362,7 @@ def test_plugins_of_a_resumed_run_continue_from_the_state_of_its_checkpoint(tmp_
     fit(plugins())
     replayed = replay(tmp_path, [stopping(3), h.LogSchedule(h.Every(steps=3))])
     assert [each.status for each in replayed.recorded] == ["failed", "completed"]
-    (end,) = replayed.ends  # readings at 4, 8, and in the second attempt at 12 and 16
+    (end,) = replayed.ends  # checks at 4, 8, and in the second attempt at 12 and 16
     assert (end.attempt, end.step) == (2, 16)
     logs = [(each.attempt, each.request.step) for each in replayed.asked if each.request.verb == "log"]
     assert logs == [(1, 3), (1, 6), (1, 9), (2, 9), (2, 12), (2, 15)]

@@ -35,7 +35,7 @@ def test_the_report_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ("plugin", "message"),
     [
         ("log_schedul", "No installed plugin is named 'log_schedul'. Did you mean 'log_schedule'?"),
-        ("log_schedule:when=3", "takes a filter such as Every(steps=100), got 3.; while making 'log_schedule:when=3'"),
+        ("log_schedule:when=3", "takes a filter such as Every(steps=100), got 3. (while making 'log_schedule:when=3')"),
         ("log_schedule:when=Every(steps=1", "takes a filter such as Every(steps=100)"),
     ],
 )

@@ -141,7 +141,7 @@ def test_a_forged_manifest_is_no_manifest(tmp_path: Path, opened: Make, state: M
 
     assert entry == first
     assert "cannot be used" in passed_over
-    assert main(["inspect", str(tmp_path)]) == 0
+    assert main(["inspect", str(tmp_path)]) == 1
     assert main(["verify", str(tmp_path)]) == 1
     store.close()
     assert main(["prune", str(tmp_path), "--keep-last", "1"]) == 0

@@ -221,7 +221,7 @@ def test_what_is_refused_is_tried_again_and_never_passed_over(
         entry, loaded, passed_over = newest
         assert (entry.path.name, loaded["progress"]["steps"], passed_over) == ("b.pth", 1, [])
         assert tuple(files.paused) == PAUSES[:times]
-    for enough in (TRIES, inf):  # what can be read again a moment later was not passed over, either
+    for enough in (TRIES, inf):  # what can be read again a moment later was not skipped, either
         files = Refusing(what, enough, number)
         with pytest.raises(OSError, match=re.escape(os.strerror(number))) as info:
             storage.newest(Manifests(tmp_path, files), "run")

@@ -179,7 +179,7 @@ def test_sizes_beyond_all_memory(
 
 def test_what_is_no_archive(tmp_path: Path, is_refused: Make) -> None:
     (tmp_path / "a.pth").write_bytes(pickle.dumps({"schema": 3}))
-    is_refused(tmp_path / "a.pth", "is damaged, or no file of torch.save")
+    is_refused(tmp_path / "a.pth", "is damaged, or was not written by torch.save")
 
 
 @pytest.mark.parametrize("part", ["plugins", "schema", "modules", "run_name", "progress"])
@@ -227,7 +227,7 @@ def test_a_bomb_does_not_fill_the_memory(tmp_path: Path, state: Make) -> None:
 
 
 def test_names_do_not_steer_the_terminal(tmp_path: Path, opened: Make, state: Make, capsys: Any) -> None:
-    name = "\x1b[2J\u202eevil\nwhole    everything"
+    name = "\x1b[2J\u202eevil\nintact   everything"
     store = opened(name)
     counters = ("epoch", "batch", "steps", "samples", "validations", "earlier_seconds")
     more = {"progress": dict.fromkeys(counters, 4), "metrics": {"\x1b[31mloss": 1.0}, "modules": {"\x07": {}}}
@@ -238,5 +238,5 @@ def test_names_do_not_steer_the_terminal(tmp_path: Path, opened: Make, state: Ma
 
     assert "\\x1b[2J\\u202eevil" in said
     assert all(line.isprintable() for line in said.split("\n"))
-    assert "\nwhole    everything" not in said
+    assert "\nintact   everything" not in said
     assert storage.entries(tmp_path, name)[0] == [entry]

@@ -167,7 +167,7 @@ def leave_status(status: int, fifo: Path) -> str:
         fifo.write_text(str(os.getpid()))
         sys.exit(status)
     wait_for_end(int(fifo.read_text()))
-    return "went on"
+    return "continued"
 
 
 def register(path: Path) -> None:

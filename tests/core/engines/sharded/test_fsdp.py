@@ -196,7 +196,7 @@ def test_a_window_that_ends_unforeseen_is_exchanged(ranks: Pool) -> None:
 
 
 def saved_and_resumed() -> tuple[Any, list[Tensor]]:
-    """Save whole states half way; continue from them with fresh objects; return them with the end."""
+    """Save whole states halfway; continue from them with fresh objects; return them with the end."""
     with Training(FSDPEngine(), Fitting()) as whole:
         whole.go(range(2))
         states = whole.pack()
@@ -249,7 +249,7 @@ def test_whole_states_are_those_of_plain_modules(ranks: Pool) -> None:
 
 
 def sharded(folder: str, *, is_async: bool) -> Any:
-    """Save shards half way; continue from them with fresh objects; return the rest, with the whole states."""
+    """Save shards halfway; continue from them with fresh objects; return the rest, with the whole states."""
     from torch.distributed.checkpoint.state_dict_loader import load
     from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
