@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -39,6 +39,13 @@ class Task:
     def test_step(self, run: Run, batch: Any) -> Evaluation:
         """Do as in validation, unless overridden."""
         return self.validation_step(run, batch)
+
+    def validation_names(self) -> Iterable[str] | None:
+        """Return the names of all values that `validation_step` measures, such as `loss`; None where that is not known.
+
+        With them, a plugin that monitors another name is refused before the training begins.
+        """
+        return None
 
 
 class Supervised(Task):
@@ -91,6 +98,10 @@ class Supervised(Task):
         run.outputs = outputs = self.model(inputs)
         values = {name: metric(outputs, targets) for name, metric in self.metrics.items()}
         return {"loss": self.loss_fn(outputs, targets), **values}
+
+    def validation_names(self) -> Iterable[str] | None:
+        """Return `loss` and the names of the metrics, unless a subclass measures by a step of its own."""
+        return ("loss", *self.metrics) if type(self).validation_step is Supervised.validation_step else None
 
 
 def _no_pair(batch: dict[Any, Any]) -> TypeError:
