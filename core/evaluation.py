@@ -14,6 +14,7 @@ from ..events import catalogue as ev
 from ..events.catalogue import Phase
 from .context import RunContext
 from .metrics.means import Means
+from .metrics.values import own_name
 
 EVENTS: dict[Phase, tuple[Any, Any, Any, Any]] = {
     "validation": (ev.ValidationStart, ev.ValidationBatchStart, ev.ValidationBatchEnd, ev.ValidationEnd),
@@ -80,7 +81,7 @@ class Evaluation:
         if values is not None:
             named = values if isinstance(values, Mapping) else {"loss": values}
             for name, value in named.items():
-                run.means.add(name, value, weight)
+                run.means.add(name if "/" not in name else own_name(name, self._phase), value, weight)
         run.progress.samples += weight * (not run.settings.train)
         run.progress.evaluated += 1
 

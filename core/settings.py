@@ -81,7 +81,10 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
         ValueError: an argument is out of its range.
     """
     for unknown in options.keys() - FitOptions.__annotations__.keys():
-        raise TypeError(f"fit has no argument {unknown!r}.{known_names(unknown, FitOptions.__annotations__)}")
+        from .system.errors import hint
+
+        tail = hint(unknown) or known_names(unknown, FitOptions.__annotations__)
+        raise TypeError(f"fit has no argument {unknown!r}.{tail}")
     check_task(task, "training_step")
     loaders, params = _training_loaders(train, options.get("loader_params"), world_size)
     for unit in ("epochs", "steps"):
