@@ -9,7 +9,7 @@ PLUGINS = "Plugins are given to the trainer as a list: Trainer([EarlyStopping(),
 LENGTH = "The length of a training is given to fit: epochs= or steps=."
 VALIDATION = "fit takes the data to validate with as validation=."
 VALIDATE_WHEN = "When to validate is for a plugin: ValidationSchedule(Every(epochs=1))."
-LOG = "Logs are written by plugins, such as JsonlLog(path) or TensorBoard(folder); LogSchedule(Every(steps=50)) says when."
+LOG = "Logs are written by plugins, such as JsonlLog(path), when LogSchedule(Every(steps=50)) says so."
 SAVE = "Checkpoints are written by Checkpoint(folder), when SaveSchedule(Every(epochs=1)) says so."
 DEVICE = "The hardware is chosen by Trainer(device='cuda') or gpus=[0, 1]; several processes by torchrun or launch."
 CLIP = "Gradients are clipped by the plugin GradientClipping(1.0)."
@@ -36,12 +36,12 @@ WORDS = {
     LOG: "logger loggers logging_dir logging_steps log_every_n_steps report_to log_dir logdir",
     SAVE: "save_steps save_strategy save_total_limit enable_checkpointing checkpoint checkpoint_callback save_dir "
     "output_dir default_root_dir",
-    DEVICE: "device devices gpus use_cpu engine accelerator strategy num_nodes num_workers_per_node n_gpu no_cuda tpu_cores",
+    DEVICE: "device devices gpus use_cpu engine accelerator strategy num_nodes n_gpu no_cuda tpu_cores",
     CLIP: "gradient_clip_val max_grad_norm clip_grad grad_clip clip_grad_norm gradient_clip_algorithm",
     ACCUMULATE: "accumulate_grad_batches gradient_accumulation_steps accumulation_steps grad_accum",
     SEED: "seed random_state data_seed seed_everything",
-    BATCHES: "batch_size per_device_train_batch_size per_device_eval_batch_size shuffle num_workers collate_fn drop_last "
-    "data_collator train_dataset train_dataloader train_dataloaders train_data train_loader datamodule loaders",
+    BATCHES: "batch_size per_device_train_batch_size per_device_eval_batch_size shuffle num_workers collate_fn "
+    "drop_last data_collator train_dataset train_dataloader train_dataloaders train_data train_loader loaders",
     OPTIMIZER: "lr learning_rate optimizers optim optimizer_cls weight_decay",
     SCHEDULER: "lr_scheduler schedulers lr_schedulers lr_scheduler_type warmup_steps warmup_ratio",
     FIT: "name optimizer scheduler validation loader_params hyper_parameters on_interrupt task train",
@@ -115,5 +115,5 @@ class ResumeDiffers(RuntimeError):  # noqa: N818  # says what happened
 
 
 def hint(word: str) -> str:
-    """Return the tail of an error sentence about a word that other frameworks use: what it is here; empty for others."""
+    """Return the tail of an error sentence about a word of other frameworks: what it is here; empty for others."""
     return next((f" {text}" for text, words in WORDS.items() if word in words.split()), "")
