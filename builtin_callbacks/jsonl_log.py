@@ -156,9 +156,9 @@ class JsonlLog(Plugin):
             number = each.name.removeprefix(f"{self.path.stem}-").removesuffix(self.path.suffix)
             if number.isdecimal():
                 numbers[int(number)] = each
-        trainings = {each: self._trainings(each, run) for _, each in sorted(numbers.items())}
-        own = [each for each, found in trainings.items() if self._training(run) in found]
-        free = [each for each, found in trainings.items() if found <= {None}]
+        trainings = {each: self._training_in(each, run) for _, each in sorted(numbers.items())}
+        own = [each for each, training in trainings.items() if training == self._training(run)]
+        free = [each for each, training in trainings.items() if training is None]
         if own or free:
             return [*own, *free][0]
         path, taken = self.path, max(numbers, default=0)
@@ -177,13 +177,18 @@ class JsonlLog(Plugin):
     def _training(self, run: Run) -> str:
         return f"replay {self._attempt}" if run.is_replay else run.training_id
 
-    def _trainings(self, path: Path, run: Run) -> set[str | None]:
-        """Return whose lines a file holds; a line that this plugin's state counted is of this training."""
-        records = [_record(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    def _training_in(self, path: Path, run: Run) -> str | None:
+        """Return whose lines a file holds, None for no training's; one that the state counted is of this training."""
         count, _, attempt = self._position.partition(":")
-        if self._loaded and 0 < int(count) <= len(records) and records[int(count) - 1].get("attempt") == attempt:
-            return {self._training(run)}
-        return {record["training"] for record in records if record}
+        first: str | None = None
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for number, record in enumerate(map(_record, file), 1):
+                if self._loaded and number == int(count) and record.get("attempt") == attempt:
+                    return self._training(run)
+                first = first if first is not None or not record else record["training"]
+                if first is not None and not (self._loaded and number < int(count)):
+                    break
+        return first
 
     def _cut(self, path: Path, epoch: int, step: int) -> None:
         """Cut off what a former attempt wrote after the position where this one begins.

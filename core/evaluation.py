@@ -99,14 +99,18 @@ class Evaluation:
 
     def _exchange(self) -> None:
         """Replace each set's means by those over all ranks."""
-        from .distributed.ranks.means import Terms, merge_means
+        from .distributed.ranks.means import Terms, compute_together, merge_means
 
         run, progress = self._run, self._run.progress
-        own = {dataset: means.take() for dataset, means in self._means.items() if isinstance(means, Terms)}
+        kept = {dataset: means for dataset, means in self._means.items() if isinstance(means, Terms)}
+        own = {dataset: (means.take(), list(means.objects)) for dataset, means in kept.items()}
         of_ranks = run.engine.gather_objects((own, self._counts, progress.evaluated, progress.samples))
-        for dataset in self._means:
+        for dataset, means in kept.items():
             self._check(dataset, sum(counts[dataset] for _, counts, _, _ in of_ranks))
-            self._means[dataset] = merge_means([terms[dataset] for terms, _, _, _ in of_ranks], run.engine)
+            terms, names = zip(*(each[dataset] for each, _, _, _ in of_ranks), strict=True)
+            self._means[dataset] = merge_means(terms, run.engine)
+            for name, value in compute_together(means.objects, names, run.engine).items():
+                self._means[dataset].add(name, value)
         progress.evaluated = sum(evaluated for _, _, evaluated, _ in of_ranks)
         if not run.settings.train:
             progress.samples = sum(samples for _, _, _, samples in of_ranks)

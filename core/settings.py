@@ -13,7 +13,7 @@ import torch
 from ..events.catalogue import Phase
 from ..events.checks import check_whole_number, known_names
 from ..plugins import Plugins
-from .data.order.sizes import batch_size, check_loader
+from .data.order.sizes import check_loader, size_counter
 from .engines.options import modules_of
 from .stepping.optimizers import SINGLE, Optimizers, make_optimizer
 from .task import check_parts, check_task
@@ -65,7 +65,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Look up how the samples of a batch are counted: by the task's own `batch_size(batch)`, if it has one."""
-        object.__setattr__(self, "size_of", getattr(self.task, "batch_size", batch_size))
+        object.__setattr__(self, "size_of", size_counter(self.task))
 
     @cached_property
     def modules(self) -> dict[str, torch.nn.Module]:

@@ -56,7 +56,8 @@ class Monitor:
         own = _own_names(run.task)
         prefixes = [f"validation/{dataset}/" if dataset else "validation/" for dataset in run.validation_sets]
         known = [prefix + name for prefix in prefixes for name in own or ("<name>",)]
-        if self.name in known or (own is None and self.name.startswith(tuple(prefixes))):
+        below = prefixes if own is None else [f"{each}/" for each in known]  # of a metric of several values
+        if self.name in known or self.name.startswith(tuple(below)):
             return
         raise ValueError(f"There will be no metric {self.name!r}.{known_names(self.name, known)}")
 

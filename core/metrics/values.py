@@ -43,6 +43,13 @@ class Metrics(dict[str, float]):
         return self
 
 
+def is_metric_object(value: Any) -> bool:
+    """Return whether something measures by `update`, `compute` and `reset`."""
+    return not isinstance(value, type) and all(
+        callable(getattr(value, name, None)) for name in ("update", "compute", "reset")
+    )
+
+
 def own_name(name: str, phase: str) -> str:
     """Return the name of a value within its phase: `loss` for `train/loss`, as people write it.
 
