@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from ..core.metrics.monitor import Monitor
-from ..events import CheckpointLoaded, Log, Run, TrainStart, ValidationEnd
+from ..events import CheckpointLoaded, Log, Run, RunClosed, TrainStart, ValidationEnd
 from ..events.checks import check_whole_number
 from ..plugins import Plugin, on
 
@@ -27,8 +27,8 @@ class EarlyStopping(Plugin):
         nan: what a NaN is: `worse` (no improvement), `stop` (stop at once) or `raise`.
 
     Raises:
-        ValueError: an argument is out of its range; at the run's start, nothing would ever measure the metric; when it
-            is read, the metric does not exist (the error lists those that do) or is NaN and `nan="raise"`.
+        ValueError: an argument is out of its range; at the run's start, nothing would ever measure the metric; at the
+            first measurement, it does not exist (the error lists those that do); it is NaN and `nan="raise"`.
     """
 
     asks = ("stop",)
@@ -73,8 +73,14 @@ class EarlyStopping(Plugin):
     @on(ValidationEnd, Log)
     def read(self, run: Run, event: ValidationEnd | Log) -> None:
         """Judge the metric where it was measured in a fit."""
-        if self.monitor.is_for(event) and run.optimizer is not None:
+        if self.monitor.is_for(run, event):
             self._judge(run, event.metrics)
+
+    @on(RunClosed)
+    def end(self, run: Run, event: RunClosed) -> None:
+        """Warn where there was nothing to judge."""
+        if event.status in ("completed", "stopped") and run.optimizer is not None:
+            self.monitor.warn_unread(run, type(self).__name__)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the reference and the count."""

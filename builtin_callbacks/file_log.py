@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from ..events import (
     ValidationStart,
 )
 from ..events.checks import check_flag, check_whole_number
+from ..events.errors import describe_error
 from ..plugins import Plugin, on
 
 
@@ -36,32 +39,47 @@ class FileLog(Plugin):
 
     The file is `<run>_<date>_<time>.log`; a resumed run appends to the file that it began.
 
-    Everything that is logged through the logger `heliograph` (warnings of plugins, say) goes to the same file, and with
-    `capture_warnings` python's warnings too. The handlers are removed when the run closes.
+    What is logged through the logger `heliograph` (warnings of plugins, say) and through `loggers` goes to the same
+    file, and with `capture_warnings` python's warnings too. Loggers that would not let lines of `level` pass are set to
+    it until the run closes; your own handlers get those lines as well, unless they have a level. Lines that could not
+    be written are a warning of the result.
 
     Args:
         folder: where to write; made where it is missing.
         level: the least level that is written, such as `logging.INFO`.
         capture_warnings: whether python's warnings are written too.
+        loggers: the names of more loggers, such as those of your own modules; `root` is all of them.
     """
 
     policy = "observer"
     draws = False
     ranks = "main"
 
-    def __init__(self, folder: str | Path, *, level: int = logging.INFO, capture_warnings: bool = False) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        level: int = logging.INFO,
+        capture_warnings: bool = False,
+        loggers: Sequence[str] = (),
+    ) -> None:
         check_flag("capture_warnings", capture_warnings)
+        if isinstance(loggers, str) or not all(isinstance(name, str) for name in loggers):
+            raise TypeError(f"FileLog takes the names of loggers: loggers=['my_package'], say; got {loggers!r}.")
         self.folder = Path(folder)
         self.level = check_whole_number("level, such as logging.INFO,", level, at_least=0)
         self.capture_warnings = capture_warnings
+        self.loggers = tuple(loggers)
         self.path: Path | None = None
         self._handler: _Handler | None = None
+        self._levels: dict[logging.Logger, int] = {}
         self._captured_before = False
+        self._lost, self._error = 0, ""
 
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
-        """Name the run's file; it is made at the first line."""
-        self.path = self._new_path(run)
+        """Forget the file of a former training."""
+        self.path, self._lost = None, 0
 
     @on(EpochStart, ValidationStart, TestStart, lane=Lane.TRANSFORM)
     def open(self, run: Run, event: EpochStart | ValidationStart | TestStart) -> None:
@@ -101,13 +119,18 @@ class FileLog(Plugin):
 
     @on(RunClosed, lane=Lane.REPORT)
     def write_end(self, run: Run, event: RunClosed) -> None:
-        """Write how the run ended, who asked for what, and what did not happen."""
-        for request in run.control.history:
-            if request.verb in ("stop", "end_epoch", "veto_stop", "skip_batch", "skip_step"):
-                self._write(run, f"asked: {request}")
-        for warning in run.warnings:
-            self._write(run, warning, level=logging.WARNING)
-        self._write(run, f"closed: {event.status}")
+        """Write how the run ended, who asked for what, and what did not happen; say how many lines are missing."""
+        try:
+            for request in run.control.history:
+                if request.verb in ("stop", "end_epoch", "veto_stop", "skip_batch", "skip_step"):
+                    self._write(run, f"asked: {request}")
+            for warning in run.warnings:
+                self._write(run, warning, level=logging.WARNING)
+            self._write(run, f"closed: {event.status}")
+        finally:
+            if self._lost:
+                run.warn(f"Lines are missing ({self._lost}) in {self.path or self.folder}: {self._error}.")
+                self._lost = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the file's name."""
@@ -124,49 +147,84 @@ class FileLog(Plugin):
         handler, self._handler = self._handler, None
         if handler is None:
             return
-        for name in self._loggers():
-            logging.getLogger(name).removeHandler(handler)
+        for logger in self._loggers():
+            logger.removeHandler(handler)
+        for logger, level in self._levels.items():
+            logger.setLevel(level)
         if self.capture_warnings and not self._captured_before:
             logging.captureWarnings(False)
         handler.close()
 
-    def _new_path(self, run: Run) -> Path:
-        return self.folder / f"{clean(run.name)}_{datetime.now():%Y-%m-%d_%H-%M-%S}.log"
-
-    def _loggers(self) -> list[str]:
-        return ["heliograph", "py.warnings"] if self.capture_warnings else ["heliograph"]
+    def _loggers(self) -> list[logging.Logger]:
+        names = ["heliograph", *self.loggers, *["py.warnings"] * self.capture_warnings]
+        return list({name: logging.getLogger(name) for name in names}.values())
 
     def _write(self, run: Run, text: str, error: BaseException | None = None, level: int = logging.INFO) -> None:
-        if self._handler is None:
-            self._open(run)
         place = f"[{run.phase} epoch {run.progress.epoch} step {run.progress.steps}]"
         level = logging.ERROR if error else level
         info = (type(error), error, error.__traceback__) if error else None
         record = logging.LogRecord("heliograph", level, __file__, 0, "%s %s", (place, text), info)
-        if self._handler is not None and level >= self.level:  # to this file only: the user's own handlers are his
-            self._handler.failure = None  # one of another's lines, that the disk may have recovered from
-            self._handler.handle(record)
-            if self._handler.failure is not None:
-                raise self._handler.failure
+        try:
+            handler = self._handler or self._open(run)
+        except OSError as failure:
+            self._lose(failure)
+            raise
+        if level >= self.level:  # to this file only: the user's own handlers are his
+            handler.failure = None  # one of another's lines, that the disk may have recovered from
+            handler.handle(record)
+            if handler.failure is not None:
+                raise handler.failure
 
-    def _open(self, run: Run) -> None:
+    def _open(self, run: Run) -> _Handler:
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.path = self.path or self._new_path(run)
-        self._handler = _Handler(self.path, encoding="utf-8")
-        self._handler.setLevel(self.level)
-        self._handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
-        for name in self._loggers():
-            logging.getLogger(name).addHandler(self._handler)
+        handler = self._handler = _Handler(self.path, "a", "utf-8") if self.path else self._begin_file(run)
+        self.path = self.folder / Path(handler.baseFilename).name
+        handler.lose = self._lose
+        handler.setLevel(self.level)
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
+        loggers = self._loggers()
+        self._levels = {each: each.level for each in loggers if each.getEffectiveLevel() > self.level}
+        for logger in self._levels:
+            logger.setLevel(max(self.level, 1))  # 0 would be the level of its parent
+        for logger in loggers:
+            if not _passes_on(logger, loggers):
+                logger.addHandler(handler)
         if self.capture_warnings:
             self._captured_before = getattr(logging, "_warnings_showwarning", None) is not None
             logging.captureWarnings(True)
+        return handler
+
+    def _begin_file(self, run: Run) -> _Handler:
+        """Return a handler for a new file; runs of one name that begin in the same second are numbered."""
+        start = f"{clean(run.name)}_{datetime.now():%Y-%m-%d_%H-%M-%S}"
+        names = (start + f"-{number}" * (number > 1) + ".log" for number in count(1))
+        while True:
+            with suppress(FileExistsError):
+                return _Handler(self.folder / next(names), "x", "utf-8")
+
+    def _lose(self, error: BaseException) -> None:
+        self._lost, self._error = self._lost + 1, describe_error(error)
+
+
+def _passes_on(logger: logging.Logger, others: list[logging.Logger]) -> bool:
+    """Return whether what is logged here reaches the handlers of another of these loggers, too."""
+    above: logging.Logger | None = logger
+    while above is not None and above.propagate:
+        above = above.parent
+        if above in others:
+            return True
+    return False
 
 
 class _Handler(logging.FileHandler):
     """Keeps an error of writing for the plugin to raise, instead of a traceback on the terminal for every line."""
 
     failure: Exception | None = None
+    lose: Callable[[BaseException], None] | None = None
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  # logging's name
         error = sys.exception()
-        self.failure = error if isinstance(error, Exception) else self.failure
+        if isinstance(error, Exception):
+            self.failure = error
+            if self.lose is not None:
+                self.lose(error)

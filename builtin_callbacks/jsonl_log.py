@@ -7,6 +7,7 @@ import math
 import os
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from glob import escape
 from pathlib import Path
 from typing import Any, Final, TextIO
 from uuid import uuid4
@@ -34,9 +35,11 @@ class JsonlLog(Plugin):
 
     There is a line for every log, validation, test, checkpoint and ending.
 
-    Each line has `event`, `time` (UTC), `attempt` (a random name of the fit that wrote it), `run`, `epoch`, `step` and
-    the event's data. A fresh fit overwrites the file. A resumed one appends to it, and first cuts off the lines that
-    were written after its checkpoint, so no line is there twice; tests and validations on their own append.
+    Each line has `event`, `time` (UTC), `attempt` (a random name of the fit that wrote it), `training` (the same in all
+    attempts of a training, null outside of one), `run`, `epoch`, `step` and the event's data. Nothing of another
+    training is removed: where `log.jsonl` holds one, a fresh fit writes `log-2.jsonl`, and notes that in the result. A
+    resumed one appends to its own file, and first cuts off the lines that were written after its checkpoint, so no line
+    is there twice; tests and validations on their own append. Lines that could not be written are a warning.
 
     Args:
         path: the file; its folder is made where it is missing.
@@ -55,9 +58,12 @@ class JsonlLog(Plugin):
         self._position = NOTHING
         self._resumes = self._loaded = self._underway = False
         self._resumed_from = ""
+        self._current: Path | None = None  # the file of the last training
+        self._lost, self._error = 0, ""
 
     def reset(self) -> None:
         """Forget the former run; the new one has a name of its own."""
+        self._current, self._lost = None, 0
         self._began = self._resumes = self._loaded = self._underway = False
         self._attempt = uuid4().hex[:8]
         self._position = NOTHING
@@ -67,6 +73,7 @@ class JsonlLog(Plugin):
         """Cut off what was written after the checkpoint when the next line comes."""
         self._began, self._resumes = False, True
         self._resumed_from = str(event.path)
+        self._current = None
         self.close()
 
     @on(EpochStart)
@@ -87,13 +94,17 @@ class JsonlLog(Plugin):
 
     @on(RunFailed, RunClosed, lane=Lane.REPORT)
     def write_ending(self, run: Run, event: RunFailed | RunClosed) -> None:
-        """Write how the run ended, with its warnings, and close with it."""
+        """Write how the run ended, with its warnings, and close with it; say how many lines are missing."""
         if run.optimizer is not None and not (self._underway or self._resumes):
             return
-        if isinstance(event, RunClosed):
-            self._write(run, event.name, {"status": event.status, "warnings": list(run.warnings)})
-        else:
+        if isinstance(event, RunFailed):
             self._write(run, event.name, {"error": describe_error(event.error)})
+            return
+        try:
+            self._write(run, event.name, {"status": event.status, "warnings": list(run.warnings)})
+        finally:
+            if self._lost:
+                run.warn(f"Lines are missing ({self._lost}) in {self._current or self.path}: {self._error}.")
 
     def state_dict(self) -> dict[str, Any]:
         """Return how many lines there are, and the attempt that wrote the last of them."""
@@ -110,59 +121,109 @@ class JsonlLog(Plugin):
             self._file = None
 
     def _write(self, run: Run, event: str, data: dict[str, Any]) -> None:
-        if self._file is None:
-            self._open(run, fresh=event not in ("run_failed", "run_closed"))
-        assert self._file is not None
         place = {"epoch": run.progress.epoch, "step": run.progress.steps}
-        head = {"event": event, "time": datetime.now(UTC).isoformat(), "attempt": self._attempt, "run": run.name}
-        self._file.write(json.dumps(head | place | data) + "\n")
-        self._file.flush()
+        training = None if run.optimizer is None else self._training(run)
+        head = {"event": event, "time": datetime.now(UTC).isoformat(), "attempt": self._attempt, "training": training}
+        line = json.dumps(head | {"run": run.name} | place | data)
+        try:
+            if self._file is None:
+                self._file = self._open(run, fresh=event not in ("run_failed", "run_closed"))
+            self._file.write(line + "\n")
+            self._file.flush()
+        except OSError as error:
+            self._lost, self._error = self._lost + 1, describe_error(error)
+            raise
         self._lines += 1
         self._position = f"{self._lines}:{self._attempt}"
 
-    def _open(self, run: Run, *, fresh: bool) -> None:
-        """Open the file; a run that ends before it has anything to write does not touch what a former one wrote."""
+    def _open(self, run: Run, *, fresh: bool) -> TextIO:
+        """Open the file; what a former attempt wrote is cut off when there is something to write in its place."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if self.path.exists() and not self._began and run.optimizer is not None and fresh:
-            self._cut(run.origin.epoch, run.origin.steps)
+        if run.optimizer is not None and self._current is None:
+            self._current = self._choose(run)
+        path = self._current or self.path
+        if self._resumes and not self._began and run.optimizer is not None and fresh:
+            self._cut(path, run.origin.epoch, run.origin.steps)
         self._began = self._began or fresh
-        self._file = self.path.open("a", encoding="utf-8")
-        if not _ends_well(self.path):
-            self._file.write("\n")  # after a line that a kill cut short
-            self._file.flush()
-        with self.path.open("rb") as file:
-            self._lines = sum(1 for _ in file)
+        file = path.open("a", encoding="utf-8")
+        if not _ends_well(path):
+            file.write("\n")  # after a line that a kill cut short
+            file.flush()
+        with path.open("rb") as written:
+            self._lines = sum(1 for _ in written)
+        return file
 
-    def _cut(self, epoch: int, step: int) -> None:
+    def _choose(self, run: Run) -> Path:
+        """Return the file of a training: its own where it is resumed, else one that holds no other."""
+        numbers = {1: self.path} if self.path.exists() else {}
+        for each in self.path.parent.glob(f"{escape(self.path.stem)}-*{escape(self.path.suffix)}"):
+            number = each.name.removeprefix(f"{self.path.stem}-").removesuffix(self.path.suffix)
+            if number.isdecimal():
+                numbers[int(number)] = each
+        trainings = {each: self._training_in(each, run) for _, each in sorted(numbers.items())}
+        own = [each for each, training in trainings.items() if training == self._training(run)]
+        free = [each for each, training in trainings.items() if training is None]
+        if own or free:
+            return [*own, *free][0]
+        path, taken = self.path, max(numbers, default=0)
+        while True:
+            if taken:
+                path = self.path.with_name(f"{self.path.stem}-{taken + 1}{self.path.suffix}")
+            try:
+                path.touch(exist_ok=False)
+            except FileExistsError:  # of a run that began just now
+                taken += 1
+                continue
+            if taken:
+                run.note(f"{self.path} holds another run: this one is logged in {path}")
+            return path
+
+    def _training(self, run: Run) -> str:
+        return f"replay {self._attempt}" if run.is_replay else run.training_id
+
+    def _training_in(self, path: Path, run: Run) -> str | None:
+        """Return whose lines a file holds, None for no training's; one that the state counted is of this training."""
+        count, _, attempt = self._position.partition(":")
+        first: str | None = None
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for number, record in enumerate(map(_record, file), 1):
+                if self._loaded and number == int(count) and record.get("attempt") == attempt:
+                    return self._training(run)
+                first = first if first is not None or not record else record["training"]
+                if first is not None and not (self._loaded and number < int(count)):
+                    break
+        return first
+
+    def _cut(self, path: Path, epoch: int, step: int) -> None:
         """Cut off what a former attempt wrote after the position where this one begins.
 
         The lines that the checkpoint counted stay; of others, those of earlier steps, and where it is of another file,
-        those of its own step too.
+        those of its own step too. What was evaluated outside of a training stays.
         """
-        lines = [(line, _record(line)) for line in self.path.read_text(encoding="utf-8").splitlines()]
-        kept: list[tuple[str, dict[str, Any]]] = []
-        if self._resumes:
-            number, _, attempt = self._position.partition(":")
-            count = int(number)
-            last = lines[count - 1][1] if 0 < count <= len(lines) else {"attempt": ""}
-            known = self._loaded and last.get("attempt") == attempt
-            limit = (epoch, step) if known else (epoch, step + 1)
-            kept = lines[: count if known else 0]
-            rest = lines[len(kept) :]
-            own = {"event": "checkpoint_saved", "path": self._resumed_from}  # written after the snapshot that it is of
-            for line, record in rest:
-                if record and ((record["epoch"], record["step"]) < limit or own.items() <= record.items()):
-                    kept.append((line, record))
-        aside = self.path.with_name(self.path.name + ".tmp")
+        lines = [(line, _record(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+        number, _, attempt = self._position.partition(":")
+        count = int(number)
+        last = lines[count - 1][1] if 0 < count <= len(lines) else {"attempt": ""}
+        known = self._loaded and last.get("attempt") == attempt
+        limit = (epoch, step) if known else (epoch, step + 1)
+        kept = lines[: count if known else 0]
+        own = {"event": "checkpoint_saved", "path": self._resumed_from}  # written after the snapshot that it is of
+        for line, record in lines[len(kept) :]:
+            if record and (
+                (record["epoch"], record["step"]) < limit or own.items() <= record.items() or record["training"] is None
+            ):
+                kept.append((line, record))
+        aside = path.with_name(path.name + ".tmp")
         aside.write_text("".join(f"{line}\n" for line, _ in kept), encoding="utf-8")
-        aside.replace(self.path)
+        aside.replace(path)
 
 
 def _record(line: str) -> dict[str, Any]:
     """Return what a line says of its place; nothing, where a kill cut it short."""
     try:
         record = json.loads(line)
-        return {name: record[name] for name in ("event", "epoch", "step", "attempt")} | {"path": record.get("path")}
+        place = {name: record[name] for name in ("event", "epoch", "step", "attempt")}
+        return place | {"path": record.get("path"), "training": record.get("training", "")}  # older lines have none
     except (ValueError, KeyError, TypeError):
         return {}
 

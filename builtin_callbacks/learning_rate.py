@@ -8,7 +8,7 @@ from inspect import signature
 from typing import Any, Literal
 
 from ..core.metrics.monitor import Monitor
-from ..events import EpochEnd, Lane, Log, Run, StepEnd, TrainStart, ValidationEnd
+from ..events import EpochEnd, Lane, Log, Run, RunClosed, StepEnd, TrainStart, ValidationEnd
 from ..plugins import Plugin, on
 
 
@@ -18,6 +18,8 @@ class LearningRate(Plugin):
     The one of `fit(scheduler=...)` is stepped after every optimizer step, after every epoch, or on a plateau of a
     metric. Never stepped where the optimizer was not. Logs `train/learning_rate`, the one that the next step will use.
     Of several optimizers by name each has its own scheduler, or none, and is logged as `train/<name>_learning_rate`.
+    Warns at the end where a scheduler was never stepped, or beyond its length: its `T_max`, or where its rate came to
+    zero.
 
     Args:
         per: `step`, `epoch` or `plateau`.
@@ -39,13 +41,14 @@ class LearningRate(Plugin):
         self.per = per
         self._steps_before = 0
         self._stepped: set[str] = set()
+        self._ever_stepped: set[str] = set()  # in this run
         self.monitor = None if monitor is None else Monitor(monitor, "min")
         if self.monitor is not None:
             self.needs = ("validation" if self.monitor.split == "validation" else "log",)
 
     def reset(self) -> None:
         """Forget what the former run stepped."""
-        self._steps_before, self._stepped = 0, set()
+        self._steps_before, self._stepped, self._ever_stepped = 0, set(), set()
 
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
@@ -68,6 +71,7 @@ class LearningRate(Plugin):
             self._stepped.add(run.optimizer_name)
         elif run.scheduler is not None:
             run.scheduler.step()
+            self._ever_stepped.add(run.optimizer_name)
 
     @on(EpochEnd, optional=True)
     def after_epoch(self, run: Run, event: EpochEnd) -> None:
@@ -76,17 +80,35 @@ class LearningRate(Plugin):
             with warnings.catch_warnings():
                 if run.origin.steps:  # the optimizer's steps may have been taken before the resume: torch cannot know
                     warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
-                for scheduler in self._due(run):
-                    scheduler.step()
+                for name in self._due(run):
+                    run.schedulers[name].step()
 
     @on(ValidationEnd, Log, optional=True)
     def after_measuring(self, run: Run, event: ValidationEnd | Log) -> None:
         """Step by the metric, where it was measured in a fit."""
-        if self.monitor is None or not self.monitor.is_for(event) or run.optimizer is None:
+        if self.monitor is None or not self.monitor.is_for(run, event):
             return
         value = self.monitor.read(event.metrics)  # a NaN is handed on: it compares as no improvement
-        for scheduler in self._due(run):
-            scheduler.step(value)
+        for name in self._due(run):
+            run.schedulers[name].step(value)
+
+    @on(RunClosed)
+    def end(self, run: Run, event: RunClosed) -> None:
+        """Warn where a scheduler did not do what it was made for."""
+        if event.status not in ("completed", "stopped") or not run.progress.steps:
+            return
+        if self.monitor is not None:
+            self.monitor.warn_unread(run, type(self).__name__)
+        for name, scheduler in run.schedulers.items():
+            what = f"The scheduler {type(scheduler).__name__}" + f" of {name!r}" * (len(run.optimizers) > 1)
+            if not (name in self._ever_stepped or run.origin.steps or was_stepped(scheduler)):
+                after = {"step": "step of its optimizer", "epoch": "epoch", "plateau": "measurement"}[self.per]
+                run.warn(
+                    f"{what} was never stepped in {run.progress.steps} steps: LearningRate({self.per!r}) steps it "
+                    f"after each {after}, and there was none. The learning rate stayed as it was."
+                )
+            elif past := past_its_length(scheduler):
+                run.warn(f"{what} went on past its length, {past}.")
 
     def state_dict(self) -> dict[str, Any]:
         """Return how many steps there were when schedulers were last stepped, and which optimizers had some since."""
@@ -102,11 +124,41 @@ class LearningRate(Plugin):
         for name, optimizer in run.optimizers.items():
             event.metrics[f"train/{run.label('learning_rate', name)}"] = float(optimizer.param_groups[0]["lr"])
 
-    def _due(self, run: Run) -> list[Any]:
+    def _due(self, run: Run) -> list[str]:
         """Return the schedulers whose optimizers were stepped since they were; start to watch for steps again."""
         if run.progress.steps == self._steps_before:
             return []
         alone = len(run.optimizers) == 1  # stepped whenever there was a step, with or without its event
-        due = [each for name, each in run.schedulers.items() if alone or name in self._stepped]
+        due = [name for name in run.schedulers if alone or name in self._stepped]
         self._steps_before, self._stepped = run.progress.steps, set()
+        self._ever_stepped.update(due)
         return due
+
+
+def was_stepped(scheduler: Any) -> bool:
+    """Return whether a scheduler, or one that it is made of, has counted a step."""
+    parts = getattr(scheduler, "_schedulers", ())
+    return bool(getattr(scheduler, "last_epoch", 0)) or any(was_stepped(part) for part in parts)
+
+
+def past_its_length(scheduler: Any) -> str:
+    """Return how a scheduler, or one that it is made of, was stepped beyond its length; nothing where it was not.
+
+    `OneCycleLR` raises by itself; one that keeps a rate above zero at its end, such as `LinearLR`, does no harm.
+    """
+    for part in getattr(scheduler, "_schedulers", ()):
+        if past := past_its_length(part):
+            return past
+    taken = getattr(scheduler, "last_epoch", 0)
+    if taken > (length := getattr(scheduler, "T_max", taken)):
+        return (
+            f"stepped {taken} times where T_max is {length}: after that a cosine comes back up. Make it as long as the "
+            f"run, or take CosineAnnealingWarmRestarts"
+        )
+    is_off = taken > 0 and max(scheduler.get_last_lr()) < 1e-9 * max(getattr(scheduler, "base_lrs", [0.0]))
+    if is_off and taken > (length := getattr(scheduler, "total_iters", taken)):
+        return (
+            f"stepped {taken} times where total_iters is {length}: after that the learning rate is 0, and nothing is "
+            f"trained. Make it as long as the run"
+        )
+    return ""

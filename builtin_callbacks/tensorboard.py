@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from ..core.checkpoint.storage import clean
 from ..core.system.extras import require
-from ..events import CheckpointLoaded, Lane, Log, Run, RunClosed, TestEnd, ValidationEnd
+from ..events import CheckpointLoaded, Lane, Log, Run, RunClosed, TestEnd, TrainStart, ValidationEnd
 from ..plugins import Plugin, on
 
 
 class TensorBoard(Plugin):
     """Write metrics and learning rates for TensorBoard.
 
-    Throughput and hyper-parameters are written too. The throughput, `train/samples_per_second`, is measured over the
-    time since the last log, validation included. The gradient norm is there when `GradientClipping` is. A run that is
-    resumed or goes back continues in the same folder; steps beyond the checkpoint are purged, and a fresh run purges
-    them all.
+    The throughput, `train/samples_per_second`, is measured over the time since the last log, validation included. The
+    gradient norm is there when `GradientClipping` is. Where the folder holds the curves of another run, a fresh one
+    writes to a folder in it, `<run>_<date>_<time>`, which TensorBoard shows beside them. A run that is resumed or goes
+    back writes to its own folder again; steps beyond the checkpoint are purged.
 
     Args:
         folder: where the event files go; made where it is missing.
@@ -34,11 +37,20 @@ class TensorBoard(Plugin):
         self._writer: Any = None
         self._since: tuple[float, int] | None = None
         self._purge: int | None = None
+        self._path = self.folder  # of this run
 
     def reset(self) -> None:
-        """Start the clock of the throughput, and hide what a former fit has drawn."""
-        self._since = None
-        self._purge = 0
+        """Start the clock of the throughput, and hide nothing of what was drawn before."""
+        self._since = self._purge = None
+
+    @on(TrainStart)
+    def begin(self, run: Run, event: TrainStart) -> None:
+        """Choose a folder that holds no other run."""
+        self._path, number = self.folder, 1
+        start = f"{clean(run.name)}_{datetime.now():%Y-%m-%d_%H-%M-%S}"
+        while any(self._path.glob("events.out.tfevents.*")):
+            self._path = self.folder / (start if number == 1 else f"{start}-{number}")
+            number += 1
 
     @on(CheckpointLoaded)
     def go_on(self, run: Run, event: CheckpointLoaded) -> None:
@@ -46,6 +58,15 @@ class TensorBoard(Plugin):
         self.close()
         self._since = None
         self._purge = run.origin.steps + 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where in the folder the curves are."""
+        return {"folder": self._path.relative_to(self.folder).as_posix()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue there."""
+        if state:  # else the run goes back to where this plugin was not there yet
+            self._path = self.folder / state["folder"]
 
     @on(Log, lane=Lane.MEASURE, optional=True)
     def measure(self, run: Run, event: Log) -> None:
@@ -86,7 +107,9 @@ class TensorBoard(Plugin):
     def _open(self, run: Run) -> Any:
         if self._writer is None:
             purge, self._purge = None if run.optimizer is None else self._purge, None
-            self._writer = self._summary_writer(str(self.folder), purge_step=purge)
+            if self._path != self.folder and not self._path.exists():
+                run.note(f"{self.folder} holds the curves of another run: those of this one are in {self._path}")
+            self._writer = self._summary_writer(str(self._path), purge_step=purge)
         return self._writer
 
 

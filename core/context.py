@@ -39,7 +39,7 @@ from ..plugins import Plugins
 from .data.training_data import TrainingData
 from .engines.options import warning_of_frozen
 from .lifetimes import Action, EpochWork, Hooks, Outcome, Resumption
-from .metrics.values import Metrics
+from .metrics.values import Metrics, own_name
 from .result import check_line
 from .settings import Settings
 from .stepping.optimizers import GivenModules
@@ -249,7 +249,7 @@ class RunContext(ABC):
     def track(self, name: str, value: Any, weight: float = 1.0) -> None:
         """Add a value to the running mean of `<phase>/<name>`."""
         if self.tracks:
-            self.means.add(name, value, weight)
+            self.means.add(name if "/" not in name else own_name(name, self.phase), value, weight)
 
     def note(self, text: str) -> None:
         """Add a line that the result shows."""
@@ -395,9 +395,11 @@ class RunContext(ABC):
     def prepare_comparison(self) -> None:
         """Look at what no state_dict holds, as the program has made it, where something is saved or resumed."""
         if self.is_resuming or self.bus.signal(SavePoint).chain:
+            from .checkpoint.state.compatibility import base_rates
             from .checkpoint.unseen.comparison import UnseenState
 
             self.resumption.unseen = UnseenState.of(self)
+            self.resumption.given_rates = base_rates(self.optimizers)
 
     def compare_listeners(self) -> None:
         """Compare who listens with who listened when the state was saved."""

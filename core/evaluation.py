@@ -14,6 +14,7 @@ from ..events import catalogue as ev
 from ..events.catalogue import Phase
 from .context import RunContext
 from .metrics.means import Means
+from .metrics.values import own_name
 
 EVENTS: dict[Phase, tuple[Any, Any, Any, Any]] = {
     "validation": (ev.ValidationStart, ev.ValidationBatchStart, ev.ValidationBatchEnd, ev.ValidationEnd),
@@ -83,7 +84,7 @@ class Evaluation:
         if values is not None:
             named = values if isinstance(values, Mapping) else {"loss": values}
             for name, value in named.items():
-                run.means.add(name, value, weight)
+                run.means.add(name if "/" not in name else own_name(name, self._phase), value, weight)
         run.progress.samples += weight * (not run.settings.train)
         run.progress.evaluated += 1
 
@@ -101,14 +102,18 @@ class Evaluation:
 
     def _exchange(self) -> None:
         """Replace each set's means by those over all ranks."""
-        from .distributed.ranks.means import Terms, merge_means
+        from .distributed.ranks.means import Terms, compute_together, merge_means
 
         run, progress = self._run, self._run.progress
-        own = {dataset: means.take() for dataset, means in self._means.items() if isinstance(means, Terms)}
+        kept = {dataset: means for dataset, means in self._means.items() if isinstance(means, Terms)}
+        own = {dataset: (means.take(), list(means.objects)) for dataset, means in kept.items()}
         of_ranks = run.engine.gather_objects((own, self._counts, progress.evaluated, progress.samples))
-        for dataset in self._means:
+        for dataset, means in kept.items():
             self._check(dataset, sum(counts[dataset] for _, counts, _, _ in of_ranks))
-            self._means[dataset] = merge_means([terms[dataset] for terms, _, _, _ in of_ranks], run.engine)
+            terms, names = zip(*(each[dataset] for each, _, _, _ in of_ranks), strict=True)
+            self._means[dataset] = merge_means(terms, run.engine)
+            for name, value in compute_together(means.objects, names, run.engine).items():
+                self._means[dataset].add(name, value)
         progress.evaluated = sum(evaluated for _, _, evaluated, _ in of_ranks)
         if not run.settings.train:
             progress.samples = sum(samples for _, _, _, samples in of_ranks)

@@ -76,6 +76,7 @@ class Resumption:
         fresh_plugins: plugins that found no state.
         unclaimed_states: states that no plugin claimed.
         unseen: compares the state that no state_dict holds; None where nothing is saved or resumed.
+        given_rates: the learning rates of the program that began the training; None as for `unseen`.
     """
 
     training_id: str = field(default_factory=lambda: uuid4().hex)
@@ -93,6 +94,7 @@ class Resumption:
     fresh_plugins: tuple[str, ...] = ()
     unclaimed_states: tuple[str, ...] = ()
     unseen: UnseenState | None = None
+    given_rates: list[float] | None = None
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ import torch
 from ..events.catalogue import Phase
 from ..events.checks import check_flag, check_whole_number, known_names
 from ..plugins import Plugins
-from .data.order.sizes import batch_size, check_loader
+from .data.order.sizes import check_loader, size_counter
 from .engines.options import modules_of
 from .stepping.optimizers import SINGLE, Optimizers, make_optimizer
 from .task import check_parts, check_task
@@ -69,9 +69,8 @@ class Settings:
     size_of: Callable[[Any], int] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Look up how the samples of a batch are counted: by the task's own `batch_size(batch)`, if it is a method."""
-        own = getattr(self.task, "batch_size", None)
-        object.__setattr__(self, "size_of", own if callable(own) else batch_size)
+        """Look up how the samples of a batch are counted: by the task's own `batch_size(batch)`, if it has one."""
+        object.__setattr__(self, "size_of", size_counter(self.task))
 
     @cached_property
     def modules(self) -> dict[str, torch.nn.Module]:
@@ -87,7 +86,10 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
         ValueError: an argument is out of its range.
     """
     for unknown in options.keys() - FitOptions.__annotations__.keys():
-        raise TypeError(f"fit has no argument {unknown!r}.{known_names(unknown, FitOptions.__annotations__)}")
+        from .system.errors import hint
+
+        tail = hint(unknown) or known_names(unknown, FitOptions.__annotations__)
+        raise TypeError(f"fit has no argument {unknown!r}.{tail}")
     check_task(task, "training_step")
     loaders, params = _training_loaders(train, options.get("loader_params"), world_size)
     epochs, steps = (

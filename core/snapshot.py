@@ -13,6 +13,7 @@ from torch import nn
 
 from .checkpoint.state.compatibility import (
     apply_batch_change,
+    base_rates,
     batch_factors,
     check_optimizers,
     class_names,
@@ -72,6 +73,7 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
         "plugins": run.plugins.state_dict(check_plain),
         "filters": run.plugins.filter_states(run.origin, check_plain),
         **({"plugin_versions": numbers} if (numbers := run.plugins.state_versions()) else {}),
+        **({} if run.resumption.given_rates is None else {"given_rates": run.resumption.given_rates}),
         **({} if shards is None else {"shards": dict(shards)}),
     }
     check_plain(snapshot, "state")
@@ -127,21 +129,27 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
 
 def load_training(run: RunContext, saved: Mapping[str, Any]) -> None:
     """Load the modules, the optimizers, whose learning rates are state, and the schedulers of the same kinds."""
-    given = _base_rates(run)
-    load_parts(run, saved, run.optimizers, run.resumption.path, drops_added=not run.resumption.is_resume)
+    given, resumption = base_rates(run.optimizers), run.resumption
+    load_parts(run, saved, run.optimizers, resumption.path, drops_added=not resumption.is_resume)
     run.engine.load_state_dict(saved.get("engine", {}))
-    loaded = _base_rates(run)[: len(given)]  # groups that the run added have no rate of the program's
-    if given[: len(loaded)] != loaded:
-        run.note(f"the learning rate that the run began with is kept, {loaded}, not the program's {given}")
+    loaded = base_rates(run.optimizers)[: len(given)]  # groups that the run added have no rate of the program's
+    first = saved.get("given_rates", loaded)  # by the program that began: what a plugin made of them is not a change
+    if resumption.is_resume and given[: len(first)] != first[: len(given)]:
+        run.warn(
+            f"The program's learning rate {_say_rates(given)} has no effect: the resumed run continues with its own, "
+            f"{_say_rates(loaded)}. To change it, set it in a handler of CheckpointLoaded: in optimizer.param_groups, "
+            f"and in the base_lrs of a scheduler."
+        )
+    if resumption.is_resume:
+        resumption.given_rates = first
     before, now = saved_scheduler_classes(run, saved), class_names(run.schedulers)
     for name, scheduler in run.schedulers.items():
         if before.get(name) == now[name]:
             load_scheduler(name, scheduler, saved)
 
 
-def _base_rates(run: RunContext) -> list[Any]:
-    groups = [group for optimizer in run.optimizers.values() for group in optimizer.param_groups]
-    return [group.get("initial_lr", group.get("lr")) for group in groups]
+def _say_rates(rates: list[float]) -> str:
+    return ", ".join(f"{rate:.6g}" for rate in rates)
 
 
 @contextmanager

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from .data.order.sizes import batch_size
+from .data.order.sizes import size_counter
+from .metrics.values import is_metric_object
 
 if TYPE_CHECKING:
     from ..events import Run
@@ -40,6 +41,13 @@ class Task:
         """Do as in validation, unless overridden."""
         return self.validation_step(run, batch)
 
+    def validation_names(self) -> Iterable[str] | None:
+        """Return the names of all values that `validation_step` measures, such as `loss`; None where that is not known.
+
+        With them, a plugin that monitors another name is refused before the training begins.
+        """
+        return None
+
 
 class Supervised(Task):
     """One model, one loss, batches of (inputs, targets).
@@ -47,11 +55,15 @@ class Supervised(Task):
     Args:
         model: called with the inputs.
         loss_fn: called with (outputs, targets); returns the mean loss of the batch, a scalar tensor.
-        metrics: functions of (outputs, targets) by name, each a mean over the batch, such as
-            `{"accuracy": heliograph.accuracy}`. Weighted by samples over batches, read only when they are logged.
+        metrics: by name. A function of (outputs, targets) is a mean over the samples of a batch, such as
+            `{"accuracy": heliograph.accuracy}`; over batches it is averaged, weighted by samples, so it is for what is
+            a mean (accuracy, an error), not for F1 or AUROC. An object with `update(outputs, targets)`, `compute()` and
+            `reset()`, such as those of torchmetrics, computes its value over all batches since the last log, or of a
+            validation or test set. It is copied for each of these; on several ranks it synchronises itself in
+            `compute`. Read only when they are logged.
 
     Raises:
-        TypeError: the model is not a `nn.Module`, or a metric is not callable; in a run, a batch is a dict.
+        TypeError: the model is not a `nn.Module`, or a metric is neither of these; in a run, a batch is a dict.
         ValueError: a metric is called `loss`.
     """
 
@@ -62,8 +74,11 @@ class Supervised(Task):
             raise TypeError(f"Supervised(model, loss_fn) takes an nn.Module as its model, got {type(model).__name__}.")
         self.metrics = dict(metrics or {})
         for name, metric in self.metrics.items():
-            if not callable(metric):
-                raise TypeError(f"Metric {name!r} must be a function of (outputs, targets), got {metric!r}.")
+            if isinstance(metric, type) or not (callable(metric) or is_metric_object(metric)):
+                raise TypeError(
+                    f"The metric {name!r} is a function of (outputs, targets), or an object with update(outputs, "
+                    f"targets), compute() and reset(); got {metric!r}."
+                )
         if "loss" in self.metrics:
             raise ValueError("A metric cannot be called 'loss': that is the loss itself.")
         self.model = model
@@ -78,9 +93,9 @@ class Supervised(Task):
         if run.bus.receiver_count:
             run.outputs = outputs
         if self.metrics and run.tracks:
-            weight = batch_size(batch)
-            for name, metric in self.metrics.items():
-                run.track(name, metric(outputs.detach(), targets), weight)
+            weight = size_counter(self)(batch)
+            for name, value in self._measure(outputs.detach(), targets):
+                run.track(name, value, weight)
         return self.loss_fn(outputs, targets)
 
     def validation_step(self, run: Run, batch: Any) -> Evaluation:
@@ -89,8 +104,22 @@ class Supervised(Task):
             raise _no_pair(batch)
         inputs, targets = batch
         run.outputs = outputs = self.model(inputs)
-        values = {name: metric(outputs, targets) for name, metric in self.metrics.items()}
-        return {"loss": self.loss_fn(outputs, targets), **values}
+        return {"loss": self.loss_fn(outputs, targets), **dict(self._measure(outputs, targets))}
+
+    def validation_names(self) -> Iterable[str] | None:
+        """Return `loss` and the names of the metrics, unless a subclass measures by a step of its own."""
+        return ("loss", *self.metrics) if type(self).validation_step is Supervised.validation_step else None
+
+    def _measure(self, outputs: Any, targets: Any) -> Iterator[tuple[str, Any]]:
+        from .metrics.means import Measured, named_errors
+
+        for name, metric in self.metrics.items():
+            if is_metric_object(metric):
+                yield name, Measured(metric, outputs, targets)
+            else:
+                with named_errors(name, outputs, targets):
+                    value = metric(outputs, targets)
+                yield name, value
 
 
 def _no_pair(batch: dict[Any, Any]) -> TypeError:
@@ -116,8 +145,12 @@ def check_parts(task: Any) -> None:
     """Raise ValueError where a task hides modules or parameters that would never be trained, moved or saved."""
     for name, value in {} if isinstance(task, nn.Module) else vars(task).items():
         held = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
-        if not isinstance(value, nn.Module) and any(isinstance(each, nn.Module | nn.Parameter) for each in held):
+        if not isinstance(value, nn.Module) and any(_is_trained(each) for each in held):
             raise ValueError(
                 f"{type(task).__name__}.{name} holds modules or parameters where they are not found: nothing trains "
                 f"them. Put them into a module, as in nn.ModuleList(...) or nn.ParameterList([...])."
             )
+
+
+def _is_trained(value: Any) -> bool:
+    return isinstance(value, nn.Parameter) or (isinstance(value, nn.Module) and not is_metric_object(value))

@@ -32,7 +32,12 @@ class Engine(Protocol):
     is_local_main: bool
 
     def reduce(self, value: Any, how: Reduction = "mean") -> Any:
-        """Return a tensor (a new one) or a number, reduced over all ranks."""
+        """Return a tensor (a new one) or a number, reduced over all ranks; of the same kind on one as on several.
+
+        Raises:
+            TypeError: the value is neither, or a tensor of whole numbers or bools, which have no mean.
+            ValueError: there is no such reduction.
+        """
 
     def gather(self, tensor: Any) -> list[Any]:
         """Return the tensors of all ranks, by rank; they may differ in the length of their first dimension."""

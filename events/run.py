@@ -228,7 +228,10 @@ class Run(Protocol):
         """Whether somebody will read what is tracked now; if not, a task may spare itself the work."""
 
     def track(self, name: str, value: Any, weight: float = 1.0) -> None:
-        """Add a value to the running mean of `<phase>/<name>`; a tensor stays on its device until it is logged."""
+        """Add a value to the running mean of `<phase>/<name>`; a tensor stays on its device until it is logged.
+
+        The phase is put before the name, and may be there already: `loss` and `train/loss` are the same in training.
+        """
 
     def state_dict(self, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return one consistent snapshot of everything that a resumed run needs, as plain types and tensors.

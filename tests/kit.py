@@ -145,6 +145,11 @@ def checkpoint_names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.glob("*.pth"))
 
 
+def newest_log(folder: Path) -> Path:
+    """Return the newest file of `JsonlLog(folder / "log.jsonl")`: a training that begins afresh has another."""
+    return max(folder.glob("log*.jsonl"), key=lambda path: (len(path.name), path.name))
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     """Return the bytes of every file in a folder of checkpoints, but for the proofs of the steps between them."""
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix != ".steps"}

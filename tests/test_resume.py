@@ -397,7 +397,7 @@ def final_state(run: h.Run, status: str) -> dict[str, Any]:
 
 def reported(folder: Path) -> list[Any]:
     """Return what a log holds of metrics."""
-    records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in kit.newest_log(folder).read_text().splitlines()]
     return [(each["event"], each["epoch"], each["step"], each["metrics"]) for each in records if "metrics" in each]
 
 

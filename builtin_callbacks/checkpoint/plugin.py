@@ -232,7 +232,7 @@ class Checkpoint(Plugin):
     @on(ValidationEnd, Log, optional=True)
     def read(self, run: Run, event: ValidationEnd | Log) -> None:
         """Read the metric that the best are chosen by; it is valid for the weights of this step only."""
-        if self.monitor is not None and self.monitor.is_for(event) and run.optimizer is not None:
+        if self.monitor is not None and self.monitor.is_for(run, event):
             self._value, self._value_at = float(self.monitor.read(event.metrics)), run.progress.batches
 
     @on(ValidationEnd, Log, lane=Lane.REPORT)

@@ -118,7 +118,7 @@ class Optuna(Plugin):
     @on(ValidationEnd)
     def report(self, run: Run, event: ValidationEnd) -> None:
         """Report, and ask the pruner, on the main rank; do on every rank what it says."""
-        if run.optimizer is None:
+        if not self.monitor.is_for(run, event):
             return
         value, validation = float(self.monitor.read(event.metrics)), run.progress.validations + 1
         if on_main(run.engine, partial(self._prunes, validation, value)) and self.pruned_at is None:
@@ -141,7 +141,9 @@ class Optuna(Plugin):
 
     @on(RunClosed, lane=Lane.REPORT)
     def report_end(self, run: Run, event: RunClosed) -> None:
-        """Write down that the trial was pruned, and have it raised."""
+        """Write down that the trial was pruned, and have it raised; warn where nothing was reported."""
+        if run.optimizer is not None and event.status in ("completed", "stopped"):
+            self.monitor.warn_unread(run, type(self).__name__)
         if run.optimizer is None or event.status != "stopped" or self.pruned_at is None:
             return
         if run.engine.is_main:

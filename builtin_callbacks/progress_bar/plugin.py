@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections.abc import Sequence
 from time import monotonic
@@ -35,8 +34,6 @@ from .bars import Bars, columns
 from .lines import PlainLines
 from .notebook import NotebookBars
 
-logger = logging.getLogger("heliograph")
-
 
 class ProgressBar(Plugin):
     """Draw bars, or write plain lines where there is no terminal.
@@ -61,8 +58,7 @@ class ProgressBar(Plugin):
         metrics: the names of the metrics beside the bars, those to keep in a narrow terminal first; None shows the
             training losses and the validation's metrics. Plain lines show all.
         file: where to; by default standard error, in a notebook an output of the cell.
-        show_plan: whether to write first what the run will do, as `run.plan()` says; not where the logger `heliograph`
-            is at level INFO, which has it.
+        show_plan: whether to write first what the run will do, as `run.plan()` says.
 
     Raises:
         ValueError: an interval is negative.
@@ -128,8 +124,8 @@ class ProgressBar(Plugin):
 
     @on(EpochStart, lane=Lane.REPORT)
     def start_epoch(self, run: Run, event: EpochStart) -> None:
-        """Show what the run will do, unless it is logged, and begin the bar of the batches."""
-        if self.show_plan and not self._has_begun and not logger.isEnabledFor(logging.INFO):
+        """Show what the run will do, and begin the bar of the batches."""
+        if self.show_plan and not self._has_begun:
             self._display.show(run.plan().splitlines())
         self._has_begun = True
         self._display.begin_epoch(run)

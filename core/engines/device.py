@@ -148,11 +148,16 @@ class DeviceEngine:
         return get_total_norm([each.grad for each in chosen if each.grad is not None], norm_type)
 
     def reduce(self, value: Any, how: Reduction = "mean") -> Any:
-        """Return the value: there is one rank."""
-        return value
+        """Return a copy of a tensor, or a number: there is one rank; what several would refuse is refused."""
+        from ..distributed.ranks.exchange import reduce_alone
+
+        return reduce_alone(value, how)
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensor of the one rank."""
+        from ..distributed.ranks.exchange import check_gathered
+
+        check_gathered(tensor)
         return [tensor]
 
     def gather_objects(self, value: Any) -> list[Any]:
@@ -161,6 +166,9 @@ class DeviceEngine:
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
         """Return the value: there is one rank."""
+        from ..distributed.ranks.exchange import check_source
+
+        check_source(source, self.world_size)
         return value
 
     def barrier(self) -> None:

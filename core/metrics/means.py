@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 FOLD = 64
 
@@ -59,8 +62,25 @@ class Sum:
         return self.part
 
 
+class Measured:
+    """What a metric object is updated with: an object with `update`, `compute` and `reset`, as of torchmetrics.
+
+    Args:
+        metric: the user's object. It is only copied: the copy in use begins with each log, and with each set.
+        outputs: of the model.
+        targets: of the batch.
+    """
+
+    __slots__ = ("metric", "outputs", "targets")
+
+    def __init__(self, metric: Any, outputs: Any, targets: Any) -> None:
+        self.metric, self.outputs, self.targets = metric, outputs, targets
+
+
 class Means:
     """Weighted running means by name. Adding never waits for the device; `read` waits once.
+
+    Metric objects are kept beside them: they compute their value when it is read.
 
     Attributes:
         batch: the number of the batch in hand, where values of an evaluation are kept by batch.
@@ -69,35 +89,42 @@ class Means:
     def __init__(self) -> None:
         self.batch = 0
         self._sums: dict[str, Sum] = {}
+        self._objects: dict[str, Any] = {}
+        self._idle: dict[str, Any] = {}  # objects that were read, and begin again
+        self._saved: dict[str, Any] = {}  # states of objects that were not updated since
 
-    def add(self, name: str, value: Tensor | float, weight: float = 1.0) -> None:
-        """Add a value, a scalar tensor or a number, with its weight.
+    def add(self, name: str, value: Tensor | float | Measured, weight: float = 1.0) -> None:
+        """Add a value, a scalar tensor or a number, with its weight; or update a metric object.
 
         Raises:
             ValueError: a tensor of more than one element.
         """
         entry = self._sums.get(name)
         if entry is None:
+            if isinstance(value, Measured):
+                self._update(name, value)
+                return
             entry = self._sums[name] = Sum()
         if isinstance(value, Tensor):
             entry.add(name, value, weight)
         else:
-            entry.host += float(value) * weight
+            entry.host += float(value) * weight  # type: ignore[arg-type]  # an object is never among the sums
         entry.weight += weight
 
     def for_evaluation(self) -> Means:
         """Return new means for one set of an evaluation."""
         return Means()
 
-    def state_dict(self) -> dict[str, list[float]]:
-        """Return the sums by name."""
-        return {name: entry.state() for name, entry in self._sums.items()}
+    def state_dict(self) -> dict[str, Any]:
+        """Return the sums and the states of the metric objects by name."""
+        objects = {name: object_state(each) for name, each in self._objects.items()}
+        return {**{name: entry.state() for name, entry in self._sums.items()}, **self._saved, **objects}
 
-    def load_state_dict(self, state: Mapping[str, list[float]]) -> None:
-        """Continue from saved sums."""
-        self._sums = {
-            name: Sum(host, weight, start, int(pending)) for name, (host, weight, start, pending) in state.items()
-        }
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from saved sums; a metric object takes its state when it is next updated."""
+        sums = {name: saved for name, saved in state.items() if isinstance(saved, list)}
+        self._sums = {name: Sum(host, weight, start, int(rest)) for name, (host, weight, start, rest) in sums.items()}
+        self._objects, self._saved = {}, {name: saved for name, saved in state.items() if name not in sums}
 
     def sums(self) -> dict[str, tuple[float, float]]:
         """Return the sum and its weight by name; waits for the device once."""
@@ -115,8 +142,107 @@ class Means:
     def read(self, scope: str) -> dict[str, float]:
         """Return the means as `<scope>/<name>`, and start again."""
         sums = self.sums()
-        self._sums = {}
-        return {f"{scope}/{name}": value / weight for name, (value, weight) in sums.items() if weight}
+        metrics = {f"{scope}/{name}": value / weight for name, (value, weight) in sums.items() if weight}
+        for name, value in self.computed().items():
+            metrics[f"{scope}/{name}"] = value
+        for each in self._objects.values():
+            each.reset()
+        self._idle |= self._objects
+        self._sums, self._objects, self._saved = {}, {}, {}
+        return metrics
+
+    def computed(self) -> dict[str, float]:
+        """Return what the metric objects have computed; of one that computes several values, `<name>/<key>` for each.
+
+        Raises:
+            ValueError: a value is not a scalar.
+        """
+        return compute_scalars(self._objects)
+
+    def _update(self, name: str, value: Measured) -> None:
+        if (own := self._objects.get(name)) is None:
+            own = self._objects[name] = self._idle.pop(name, None) or fresh_copy(value.metric, value.outputs)
+            if name in self._saved:
+                load_object(own, self._saved.pop(name))
+        with torch.no_grad(), named_errors(name, value.outputs, value.targets):
+            own.update(value.outputs, value.targets)
+
+
+def fresh_copy(metric: Any, outputs: Any = None) -> Any:
+    """Return a copy of a metric object as it is before its first update, on the device of the outputs."""
+    own = deepcopy(metric)
+    if isinstance(own, nn.Module) and isinstance(outputs, Tensor):
+        own.to(outputs.device)
+    own.reset()
+    return own
+
+
+def compute_scalars(objects: Mapping[str, Any]) -> dict[str, float]:
+    """Return the value of each metric object, or its values by name.
+
+    Raises:
+        ValueError: a value is not a scalar.
+    """
+    computed: dict[str, Any] = {}
+    for name, metric in objects.items():
+        value = metric.compute()
+        computed |= (
+            {f"{name}/{key}": each for key, each in value.items()} if isinstance(value, Mapping) else {name: value}
+        )
+    for name, value in computed.items():
+        if isinstance(value, Tensor):
+            check_scalar(name, value)
+    return {name: float(value) for name, value in computed.items()}
+
+
+@contextmanager
+def named_errors(name: str, outputs: Any, targets: Any) -> Iterator[None]:
+    """Add to an error of a metric which one it is, and what it was given."""
+    try:
+        yield
+    except Exception as error:
+        given = " and ".join(
+            str(list(each.shape)) if isinstance(each, Tensor) else f"a {type(each).__name__}"
+            for each in (outputs, targets)
+        )
+        error.add_note(f"heliograph: in the metric {name!r}, given outputs and targets of {given}")
+        raise
+
+
+def object_state(metric: Any) -> dict[str, Any]:
+    """Return the state of a metric object, which a resume continues from.
+
+    That is the one of its own `state_dict`; of torchmetrics, whose is empty, what it adds up; of others the attributes,
+    if all of them are plain types and tensors. Else it is empty, and the next log covers what comes after the resume.
+    """
+    if isinstance(metric, nn.Module):
+        parts = {path: part for path, part in metric.named_modules() if hasattr(part, "_defaults")}
+        names = {path: (*part._defaults, "_update_count") for path, part in parts.items()}
+        return {f"{path}.{name}": getattr(parts[path], name, 0) for path, own in names.items() for name in own}
+    if callable(getattr(metric, "load_state_dict", None)):
+        return dict(metric.state_dict())
+    state = dict(vars(metric))
+    return state if is_plain(state) else {}
+
+
+def load_object(metric: Any, state: Mapping[str, Any]) -> None:
+    """Continue from a saved state."""
+    own = deepcopy(dict(state))
+    if callable(getattr(metric, "load_state_dict", None)) and not isinstance(metric, nn.Module):
+        metric.load_state_dict(own)
+        return
+    for name, value in own.items():
+        path, _, attribute = name.rpartition(".")
+        setattr(metric.get_submodule(path) if isinstance(metric, nn.Module) else metric, attribute, value)
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value is of plain types and tensors, as checkpoints hold them."""
+    if type(value) in (list, tuple):
+        return all(is_plain(each) for each in value)
+    if type(value) is dict:
+        return all(is_plain(each) for pair in value.items() for each in pair)
+    return type(value) in (bool, int, float, str, bytes, type(None), Tensor)
 
 
 def check_scalar(name: str, value: Tensor) -> None:
@@ -130,13 +256,18 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 
     Args:
         outputs: scores, (batch, classes).
-        targets: class indices, (batch,).
+        targets: class indices, (batch,) or (batch, 1).
 
     Raises:
-        ValueError: the outputs are not of that shape.
+        ValueError: the outputs or the targets are not of such a shape.
     """
     if outputs.ndim != 2 or outputs.shape[1] < 2:
         raise ValueError(
             f"accuracy takes scores of shape (batch, classes), two classes or more, got {list(outputs.shape)}."
         )
-    return (outputs.argmax(dim=1) == targets).double().mean()
+    if targets.shape not in ((batch := outputs.shape[:1]), (*batch, 1)):
+        raise ValueError(
+            f"accuracy takes class indices of shape (batch,) or (batch, 1) with scores of {list(outputs.shape)}, got "
+            f"targets of {list(targets.shape)}. Of one-hot targets, take the indices: targets.argmax(dim=1)."
+        )
+    return (outputs.argmax(dim=1) == targets.reshape(-1)).double().mean()

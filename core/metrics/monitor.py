@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ...events import Event, Log, Run, ValidationEnd
+from ...events import Event, Log, Run, ValidationBatchEnd, ValidationBatchStart, ValidationEnd, ValidationStart
 from ...events.checks import check_number, known_names
+
+BUILT_INS = __name__.partition(".")[0] + ".builtin_callbacks."
 
 
 class Monitor:
@@ -36,25 +38,73 @@ class Monitor:
             raise ValueError(f"Which way is {name!r} better? mode is 'min' (smaller is better) or 'max', got {mode!r}.")
         self.name, self.mode, self.min_delta = name, mode, min_delta
         self.split = name.split("/")[0]
+        self._readings = self._misses = 0
 
     def check_measured(self, run: Run) -> None:
-        """Raise ValueError where no validation will ever measure the metric."""
-        if self.split == "validation" and not run.validation_sets:
+        """At `TrainStart`: begin to count readings; raise ValueError where the metric cannot come.
+
+        That is known where there is no validation data, only sets of other names, or a task that names what it measures
+        (`validation_names`); unless a plugin of the user's own takes part in validations, and may add metrics.
+        """
+        self._readings = self._misses = 0
+        if self.split != "validation":
+            return
+        if not run.validation_sets:
             raise ValueError(f"{self.name!r} is monitored, but there is no validation data: pass validation= to fit.")
+        if run.is_replay or _others_add_metrics(run):
+            return
+        own = _own_names(run.task)
+        prefixes = [f"validation/{dataset}/" if dataset else "validation/" for dataset in run.validation_sets]
+        known = [prefix + name for prefix in prefixes for name in own or ("<name>",)]
+        below = prefixes if own is None else [f"{each}/" for each in known]  # of a metric of several values
+        if self.name in known or self.name.startswith(tuple(below)):
+            return
+        raise ValueError(f"There will be no metric {self.name!r}.{known_names(self.name, known)}")
 
     @property
     def ignores(self) -> tuple[type[Event], ...]:
         """The event that never measures this metric; where `Log` has no handlers, nothing is averaged for it."""
         return (Log,) if self.split == "validation" else (ValidationEnd,)
 
-    def is_for(self, event: Log | ValidationEnd) -> bool:
-        """Return whether an event measured this metric's split.
+    def is_for(self, run: Run, event: Log | ValidationEnd) -> bool:
+        """Return whether an event of a fit measured this metric.
 
-        The loop averages `train/loss` over every batch: a log without it comes of no batch, whatever plugins add to it.
+        A log without a training loss comes of no batch, whatever plugins add to it. A metric that was measured before,
+        or the loss of one of several optimizers, need not be measured each time.
+
+        Raises:
+            ValueError: it has never been measured; the error lists the metrics that there are.
         """
-        if isinstance(event, Log):
-            return self.split == "train" and "train/loss" in event.metrics
-        return self.split == "validation"
+        losses = {f"train/{run.label('loss', name)}" for name in run.optimizers}
+        if not losses or self.split != ("train" if isinstance(event, Log) else "validation"):
+            return False
+        if isinstance(event, Log) and losses.isdisjoint(event.metrics):
+            return False
+        if self.name in event.metrics:
+            self._readings += 1
+            return True
+        self._misses += 1
+        if not (self._readings or self.name in run.metrics or self.name in losses):
+            self.read(event.metrics)
+        return False
+
+    def warn_unread(self, run: Run, plugin: str) -> None:
+        """At `RunClosed`: warn where the metric was not measured in a run that ended well.
+
+        One that only does the rest of another need not measure it again.
+
+        Args:
+            run: the run.
+            plugin: what then never acted.
+        """
+        if self._readings or (self.name in run.metrics and not self._misses):
+            return
+        if self.split == "validation":
+            mend = "validate more often, as with ValidationSchedule(Every(epochs=1))"
+        else:
+            mend = "log more often, as with LogSchedule(Every(steps=10))"
+        mend = f"of {self._misses} measurements none had it" if self._misses else mend
+        run.warn(f"{plugin} never acted: {self.name!r}, which it monitors, was not measured in this run; {mend}.")
 
     def read(self, metrics: Mapping[str, float]) -> float:
         """Return the metric's value.
@@ -73,6 +123,18 @@ class Monitor:
         if best is None:
             return True
         return value < best - self.min_delta if self.mode == "min" else value > best + self.min_delta
+
+
+def _own_names(task: Any) -> Iterable[str] | None:
+    names = getattr(task, "validation_names", None)
+    return names() if callable(names) else None
+
+
+def _others_add_metrics(run: Run) -> bool:
+    """Return whether anything but a plugin of this package takes part in validations."""
+    events = (ValidationStart, ValidationBatchStart, ValidationBatchEnd, ValidationEnd)
+    receivers = (receiver for event in events for receiver, _ in run.bus.signal(event).listeners())
+    return any(not (each.__module__ or "").startswith(BUILT_INS) for each in receivers)
 
 
 class WindowLosses:

@@ -7,9 +7,11 @@ import re
 import warnings
 from collections.abc import Iterator
 from copy import deepcopy
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import heliograph.builtin_callbacks.file_log as module
 import pytest
 from heliograph import (
     At,
@@ -143,6 +145,27 @@ def test_a_second_fit_does_not_multiply_lines(tmp_path: Path) -> None:
         assert text.count("closed: completed") == 1
 
 
+def test_runs_that_begin_in_the_same_second_have_a_file_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Still(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Still:
+            return cls(2026, 11, 25, 3, 4, 5)
+
+    monkeypatch.setattr(module, "datetime", Still)
+    for epochs in (1, 2, 3):
+        fit(FileLog(tmp_path), epochs=epochs)
+
+    names = [f"run_2026-11-25_03-04-05{number}.log" for number in ("", "-2", "-3")]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names)
+    assert [(tmp_path / name).read_text().count("is done") for name in names] == [1, 2, 3]
+
+
+def test_a_name_that_files_cannot_have_is_cleaned_in_a_test_too(tmp_path: Path) -> None:
+    Trainer([FileLog(tmp_path)], device="cpu").test(linear_classifier(), class_batches(1), name="a:b")
+
+    assert only(tmp_path).name.startswith("a-b_")
+
+
 def test_fit_then_test_go_to_one_file(tmp_path: Path) -> None:
     trainer = Trainer([FileLog(tmp_path)], device="cpu")
     fit(trainer)
@@ -197,6 +220,51 @@ def test_what_others_log_goes_to_the_file(tmp_path: Path) -> None:
     fit(trainer, train=class_batches(1), epochs=2)
 
     assert sum("from elsewhere" in line for line in lines(tmp_path)) == 2
+
+
+def log_from_a_handler(log: FileLog, *names: str) -> None:
+    trainer = Trainer([log], device="cpu")
+
+    def say(run: Any, event: BatchEnd) -> None:
+        for name in names:
+            logging.getLogger(name).info("an info of %s", name)
+            logging.getLogger(name).debug("a detail of %s", name)
+
+    trainer.bus.on(BatchEnd, say)
+    fit(trainer, train=class_batches(1))
+
+
+def test_an_info_of_the_framework_is_written_where_the_root_lets_only_warnings_pass(tmp_path: Path) -> None:
+    assert logging.getLogger().level == logging.WARNING
+    log_from_a_handler(FileLog(tmp_path), "heliograph", "heliograph.part", "my_package")
+
+    assert [line.split("INFO")[1].strip() for line in lines(tmp_path) if "an info" in line] == [
+        "an info of heliograph",
+        "an info of heliograph.part",
+    ]
+    assert not any("a detail" in line for line in lines(tmp_path))
+
+
+@pytest.mark.parametrize("names", [["my_package"], ["root"], ["my_package", "root", "my_package.part"]])
+def test_loggers_of_the_users_own_are_written_once_and_are_then_as_they_were(tmp_path: Path, names: list[str]) -> None:
+    used = [logging.getLogger(name) for name in ("root", "my_package", "my_package.part", "heliograph")]
+    before = [(each.level, list(each.handlers)) for each in used]
+    log_from_a_handler(FileLog(tmp_path, loggers=names), "my_package.part", "heliograph", "my_package")
+
+    for name in ("my_package.part", "heliograph", "my_package"):
+        assert sum(line.endswith(f"an info of {name}") for line in lines(tmp_path)) == 1
+    assert [(each.level, list(each.handlers)) for each in used] == before
+
+
+def test_the_level_opens_loggers_further(tmp_path: Path) -> None:
+    log_from_a_handler(FileLog(tmp_path, level=logging.NOTSET), "heliograph")
+
+    assert any(line.endswith("a detail of heliograph") for line in lines(tmp_path))
+
+
+def test_the_names_of_loggers_are_a_list(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"loggers=\['my_package'\], say; got 'my_package'"):
+        FileLog(tmp_path, loggers="my_package")
 
 
 @pytest.mark.parametrize("captured", [True, False])
@@ -337,5 +405,6 @@ def test_a_disk_that_fills_up_is_counted_and_forgotten(tmp_path: Path) -> None:
     trainer.bus.on(EpochStart, fill, lane=Lane.REPORT)
     result = fit(trainer, train=class_batches(1), epochs=3)
     assert result.status == "completed"
+    assert result.warnings == (f"Lines are missing (2) in {log.path}: OSError: [Errno 28] No space left on device.",)
     assert result.plugin_errors == {"file_log": ("epoch_end at step 2: OSError: [Errno 28] No space left on device",)}
     assert any("epochs done: 3" in line for line in lines(tmp_path))

@@ -14,18 +14,21 @@ import pytest
 from heliograph import (
     At,
     BatchEnd,
+    BatchStart,
     Checkpoint,
     Every,
     JsonlLog,
     Lane,
     Log,
     LogSchedule,
+    Recorder,
     RunClosed,
     SavePoint,
     SaveSchedule,
     Trainer,
     TrainStart,
     ValidationSchedule,
+    replay,
 )
 
 Make = Callable[..., Any]
@@ -116,14 +119,100 @@ def test_the_last_line_has_the_warnings(task: Make, batches: Make, sgd: Any, tmp
     assert ends == [["Nothing was saved."], []]
 
 
-def test_a_fresh_run_has_a_fresh_file(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
-    path = tmp_path / "log"
+def fit_once(path: Path, task: Any, batches: Any, sgd: Any, name: str = "run", count: int = 1) -> Any:
+    """Log a training of as many steps, by plugins of its own; return the result."""
     trainer = Trainer([JsonlLog(path), LogSchedule(Every(steps=1))], device="cpu")
+    return trainer.fit(task, batches(count), optimizer=sgd, epochs=1, name=name)
+
+
+def test_nothing_of_another_run_is_removed(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    results = [fit_once(path, task(), batches, sgd, name) for name in ("night1", "night2", "night2")]
+
+    names = [{line["run"] for line in read(tmp_path / each)} for each in ("log.jsonl", "log-2.jsonl", "log-3.jsonl")]
+    assert names == [{"night1"}, {"night2"}, {"night2"}]
+    assert [each.notes for each in results] == [
+        (),
+        (f"{path} holds another run: this one is logged in {tmp_path / 'log-2.jsonl'}",),
+        (f"{path} holds another run: this one is logged in {tmp_path / 'log-3.jsonl'}",),
+    ]
+
+
+def test_one_object_in_two_fits_writes_two_files(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    trainer = Trainer([JsonlLog(tmp_path / "log"), LogSchedule(Every(steps=1))], device="cpu")
     trainer.fit(task(), batches(3), optimizer=sgd, epochs=1)
     trainer.fit(task(), batches(1), optimizer=sgd, epochs=1, name="second")
+    trainer.test(task(), batches(1), name="tested")
 
-    assert places(path) == [("log", 1), ("run_closed", 1)]
-    assert {line["run"] for line in read(path)} == {"second"}
+    assert places(tmp_path / "log") == [("log", 1), ("log", 2), ("log", 3), ("run_closed", 3)]
+    assert places(tmp_path / "log-2") == [("log", 1), ("run_closed", 1), ("test_end", 0), ("run_closed", 0)]
+
+
+def test_a_file_of_evaluations_only_is_used(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    Trainer([JsonlLog(path)], device="cpu").validate(task(), batches(1))
+    fit_once(path, task(), batches, sgd)
+
+    assert [event for event, _ in places(path)] == ["validation_end", "run_closed", "log", "run_closed"]
+    assert [line["training"] is None for line in read(path)] == [True, True, False, False]
+
+
+def test_a_resumed_run_finds_its_own_file(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    """Others began before and after, and tests were written into it; its checkpoint is of before its first line."""
+    path, saved = tmp_path / "log.jsonl", dict[str, Any]()
+    Trainer([JsonlLog(path)], device="cpu").test(task(), batches(1))
+    fit_once(path, task(), batches, sgd, "former")
+    first = Trainer([JsonlLog(path), LogSchedule(Every(steps=2)), SaveSchedule(At(steps=1))], device="cpu")
+    first.bus.on(SavePoint, lambda run, event: saved.update(deepcopy(run.state_dict())))
+    first.fit(task(), batches(4), optimizer=sgd, epochs=1, name="mine")
+    first.test(task(), batches(1))
+    fit_once(path, task(), batches, sgd, "later")
+    others = [(tmp_path / name).read_bytes() for name in ("log.jsonl", "log-3.jsonl")]
+
+    second = Trainer([JsonlLog(path), LogSchedule(Every(steps=2))], device="cpu")
+    second.bus.on(TrainStart, lambda run, event: run.resume(saved))
+    second.fit(task(), batches(4), optimizer=sgd, epochs=1, name="mine")
+
+    assert [(tmp_path / name).read_bytes() for name in ("log.jsonl", "log-3.jsonl")] == others
+    events = [("test_end", 0), ("run_closed", 0), ("log", 2), ("log", 4), ("run_closed", 4)]
+    assert places(tmp_path / "log-2.jsonl") == events
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_lines_of_before_trainings_had_names_are_continued(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    def strip() -> None:
+        records = [{key: each for key, each in line.items() if key != "training"} for line in read(tmp_path / "log")]
+        (tmp_path / "log").write_text("".join(json.dumps(each) + "\n" for each in records))
+
+    resumable(task, batches, sgd, tmp_path / "log", 3, between=strip)
+    assert [step for event, step in places(tmp_path / "log") if event == "log"] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert not (tmp_path / "log-2").exists()
+
+
+def test_lines_that_are_lost_are_a_warning(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    log = JsonlLog(path)
+    trainer = Trainer([log, LogSchedule(Every(steps=1))], device="cpu")
+
+    def put_aside(run: Any, event: Log) -> None:
+        if run.progress.steps in (2, 3):
+            log.close()
+            path.rename(tmp_path / "aside")
+            path.mkdir()
+
+    def put_back(run: Any, event: BatchStart) -> None:
+        if path.is_dir():
+            path.rmdir()
+            (tmp_path / "aside").rename(path)
+
+    trainer.bus.on(Log, put_aside, lane=Lane.DECIDE)
+    trainer.bus.on(BatchStart, put_back)
+    result = trainer.fit(task(), batches(5), optimizer=sgd, epochs=1)
+
+    assert result.warnings == (
+        f"Lines are missing (2) in {path}: IsADirectoryError: [Errno 21] Is a directory: '{path}'.",
+    )
+    assert [step for event, step in places(path) if event == "log"] == [1, 4, 5]
 
 
 def test_fit_then_test_append(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
@@ -262,3 +351,13 @@ def test_a_folder_that_cannot_be_written_kills_no_run(task: Make, batches: Make,
 
     assert result.status == "completed"
     assert len(result.plugin_errors["jsonl_log"]) == 3
+
+
+def test_a_replay_has_a_file_of_its_own(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    trainer = Trainer([JsonlLog(log), LogSchedule(Every(steps=1)), Recorder(tmp_path / "recorded")], device="cpu")
+    trainer.fit(task(), batches(2), optimizer=sgd, epochs=1)
+    replayed = replay(tmp_path / "recorded", [JsonlLog(log)])
+
+    assert (replayed.unheld, replayed.failed) == ({}, {})
+    assert places(tmp_path / "log-2") == places(log)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,13 +24,27 @@ from heliograph import (
     SavePoint,
     SaveSchedule,
     StepEnd,
+    Task,
     TrainEnd,
     Trainer,
     TrainStart,
     ValidationSchedule,
 )
+from heliograph.core.task import Losses
+from heliograph.tests import kit
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import (
+    ConstantLR,
+    CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
+    LambdaLR,
+    LinearLR,
+    OneCycleLR,
+    PolynomialLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
 
 Make = Callable[..., Any]
 
@@ -273,3 +288,90 @@ def test_a_validation_is_nothing_to_a_schedule_by_steps(scripted: Make, batches:
     trainer.fit(mine, batches(3), validation=batches(1), optimizer=optimizer, scheduler=scheduler, epochs=2)
 
     assert scheduler.last_epoch == 6
+
+
+def fit_to_the_end(scheduler: Any, per: Any = "step", *, steps: int = 6, **options: Any) -> tuple[str, ...]:
+    """Return the warnings of a run of two epochs of three batches, with learning rates of 0.1."""
+    return kit.fit(
+        LearningRate(per), train=kit.class_batches(3), scheduler=scheduler, steps=steps, epochs=2, **options
+    ).warnings
+
+
+def in_sequence(optimizer: torch.optim.Optimizer) -> SequentialLR:
+    """Return a warm-up of two steps, then a cosine of three."""
+    return SequentialLR(optimizer, [LinearLR(optimizer, total_iters=2), CosineAnnealingLR(optimizer, 3)], [2])
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "words"),
+    [
+        (
+            partial(CosineAnnealingLR, T_max=4),
+            "The scheduler CosineAnnealingLR went on past its length, stepped 6 times where T_max is 4",
+        ),
+        (in_sequence, "The scheduler SequentialLR went on past its length, stepped 4 times where T_max is 3"),
+        (
+            partial(PolynomialLR, total_iters=5),
+            "stepped 6 times where total_iters is 5: after that the learning rate is 0",
+        ),
+        (partial(LinearLR, end_factor=0.0, total_iters=5), "stepped 6 times where total_iters is 5"),
+    ],
+)
+def test_a_scheduler_that_went_on_past_its_length_is_a_warning(scheduler: Any, words: str) -> None:
+    (warning,) = fit_to_the_end(scheduler)
+    assert words in warning
+
+
+@pytest.mark.parametrize(
+    "scheduler",
+    [
+        partial(CosineAnnealingLR, T_max=6),
+        partial(CosineAnnealingWarmRestarts, T_0=2),
+        partial(PolynomialLR, total_iters=6),
+        partial(LinearLR, total_iters=2),
+        partial(ConstantLR, total_iters=2),
+        partial(OneCycleLR, max_lr=0.1, total_steps=7),
+        partial(LambdaLR, lr_lambda=lambda step: 1.0),
+    ],
+)
+def test_a_scheduler_as_long_as_the_run_or_without_a_length_is_not(scheduler: Any) -> None:
+    assert fit_to_the_end(scheduler) == ()
+
+
+def test_a_one_cycle_beyond_its_length_raises_by_itself() -> None:
+    with pytest.raises(ValueError, match="Tried to step 6 times"):
+        fit_to_the_end(partial(OneCycleLR, max_lr=0.1, total_steps=5))
+
+
+def test_a_scheduler_that_was_never_stepped_is_a_warning() -> None:
+    (warning,) = fit_to_the_end(partial(StepLR, step_size=1), "epoch", steps=2)
+    assert warning == (
+        "The scheduler StepLR was never stepped in 2 steps: LearningRate('epoch') steps it after each epoch, and there "
+        "was none. The learning rate stayed as it was."
+    )
+
+
+def test_of_several_schedulers_the_one_that_was_never_stepped_is_named() -> None:
+    class OneSided(Task):
+        def __init__(self) -> None:
+            self.first, self.second = nn.Linear(4, 2), nn.Linear(4, 2)
+
+        def training_step(self, run: Run, batch: Any) -> Losses:
+            yield "first", nn.functional.cross_entropy(self.first(batch[0]), batch[1])
+
+    (warning,) = fit_to_the_end(
+        {"first": partial(StepLR, step_size=1), "second": partial(StepLR, step_size=1)},
+        task=OneSided(),
+        optimizer={"first": kit.sgd(), "second": kit.sgd()},
+    )
+    assert warning.startswith("The scheduler StepLR of 'second' was never stepped in 6 steps: LearningRate('step')")
+
+
+def test_a_scheduler_of_a_plateau_that_was_never_measured_is_a_warning() -> None:
+    warnings = kit.fit(
+        LearningRate("plateau", monitor="train/loss"), LogSchedule(Every(steps=9)), scheduler=partial(ReduceLROnPlateau)
+    ).warnings
+    assert [each.split(":")[0] for each in warnings] == [
+        "LearningRate never acted",
+        "The scheduler ReduceLROnPlateau was never stepped in 2 steps",
+    ]

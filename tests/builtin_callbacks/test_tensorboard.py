@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from copy import deepcopy
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +95,50 @@ def test_the_throughput(task: Make, batches: Make, sgd: Any, tmp_path: Path, mon
     monkeypatch.setattr(module, "perf_counter", clock)
     plugins = [LogSchedule(Every(steps=2)), TensorBoard(tmp_path)]
     trainer = Trainer(plugins, device="cpu")
-    for _ in range(2):
-        trainer.fit(task(), batches(4), optimizer=sgd, epochs=1)
+    for name in ("first", "second"):
+        trainer.fit(task(), batches(4), optimizer=sgd, epochs=1, name=name)
 
-    assert scalars(tmp_path)["train/samples_per_second"][-1] == (4, 4.0)
+    (second,) = tmp_path.glob("second_*")
+    assert scalars(second)["train/samples_per_second"] == [(4, 4.0)]
+
+
+def fit_once(folder: Path, task: Any, batches: Any, sgd: Any, name: str, count: int = 1) -> Any:
+    trainer = Trainer([LogSchedule(Every(steps=1)), TensorBoard(folder)], device="cpu")
+    return trainer.fit(task, batches(count), optimizer=sgd, epochs=1, name=name, hyper_parameters={"name": name})
+
+
+def test_nothing_of_another_run_is_purged(
+    task: Make, batches: Make, sgd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of them begin in the same second."""
+
+    class Still(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Still:
+            return cls(2026, 11, 25, 3, 4, 5)
+
+    monkeypatch.setattr(module, "datetime", Still)
+    results = [fit_once(tmp_path, task(), batches, sgd, name, count) for name, count in [("a", 3), ("b", 1), ("b", 2)]]
+
+    folders = ["b_2026-11-25_03-04-05", "b_2026-11-25_03-04-05-2"]
+    assert [steps(tmp_path / each, "train/loss") for each in ("", *folders)] == [[1, 2, 3], [1], [1, 2]]
+    assert results[0].notes == ()
+    (note,) = results[2].notes
+    assert note == f"{tmp_path} holds the curves of another run: those of this one are in {tmp_path / folders[1]}"
+
+
+def test_a_resumed_run_continues_in_its_own_folder(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    fit_once(tmp_path, task(), batches, sgd, "former", 2)
+    fit = resumable(task, batches, sgd, tmp_path)
+    fit(at=3, resumed=False)
+    fit_once(tmp_path, task(), batches, sgd, "later", 1)
+    fit(at=99, resumed=True)
+
+    (own,) = tmp_path.glob("run_*")
+    (later,) = tmp_path.glob("later_*")
+    assert steps(tmp_path, "train/loss") == [1, 2]
+    assert steps(own, "train/loss") == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert steps(later, "train/loss") == [1]
 
 
 def test_a_clock_that_stands_still_gives_no_throughput(

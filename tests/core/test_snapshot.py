@@ -21,6 +21,7 @@ from heliograph import (
     Plugin,
     Run,
     RunResult,
+    SavePoint,
     Supervised,
     Task,
     TrainEnd,
@@ -412,11 +413,31 @@ def test_other_software_is_a_doubt() -> None:
     assert doubts(result) == [f"the checkpoint was written with numpy 1.0, this is {np.__version__}"]
 
 
-def test_the_learning_rate_of_the_checkpoint_continues_and_that_is_said() -> None:
+def test_the_learning_rate_of_the_checkpoint_continues_and_a_changed_one_is_a_warning() -> None:
     _, cut = fit(supervised(), epochs=1)
-    result, _ = fit(supervised(), cut, optimizer=adam(0.5))
+    result, again = fit(supervised(), cut, optimizer=adam(0.5), epochs=2)
 
-    assert "the learning rate that the run began with is kept, [0.1], not the program's [0.5]" in result.notes
+    assert result.warnings == (
+        "The program's learning rate 0.5 has no effect: the resumed run continues with its own, 0.1. To change it, set "
+        "it in a handler of CheckpointLoaded: in optimizer.param_groups, and in the base_lrs of a scheduler.",
+    )
+    assert fit(supervised(), cut)[0].warnings == ()
+    assert fit(supervised(), again, optimizer=adam(0.5), epochs=3)[0].warnings == result.warnings  # it is still so
+
+
+def test_a_learning_rate_that_a_plugin_had_changed_is_not_one_of_another_program() -> None:
+    class Halves(Plugin):
+        @on(EpochEnd)
+        def halve(self, run: Run, event: EpochEnd) -> None:
+            run.optimizer.param_groups[0]["lr"] /= 2
+
+        @on(SavePoint)
+        def save(self, run: Run, event: SavePoint) -> None:
+            """Where something is saved, the rates that the program gave are kept."""
+
+    _, cut = fit(supervised(), epochs=1, plugins=[Halves()])
+    result, _ = fit(supervised(), cut, plugins=[Halves()], epochs=2)
+    assert result.warnings == ()
 
 
 @pytest.mark.parametrize("resumed_at", [(1, 0), (0, 2)])

@@ -11,11 +11,12 @@ from typing import Any
 from heliograph.core.checkpoint import storage
 from heliograph.demo.training import NAME
 from heliograph.testing.resume.facts import leaves
+from heliograph.tests.kit import newest_log
 
-CLOCKS = ("time", "attempt")
+CLOCKS = ("time", "attempt", "training")
 BY_THE_CLOCK = ("checkpoint_saved", "run_closed")  # when a background save is reported depends on the disk
 SPEED = "train/samples_per_second"
-BESIDE = ("log.jsonl", f"{NAME}_*.log", f"{NAME}_*.recording*", "tensorboard/**/events.out.tfevents.*", "output.txt")
+BESIDE = ("log*.jsonl", f"{NAME}_*.log", f"{NAME}_*.recording*", "tensorboard/**/events.out.tfevents.*", "output.txt")
 
 
 def checkpoints(folder: Path) -> Path:
@@ -86,7 +87,7 @@ def _state(path: Path) -> dict[str, Any]:
     state = storage.load(path)
     del state["saved_at"], state["progress"]["earlier_seconds"]
     state.pop("training_id", None)
-    for name in ("file_log", "jsonl_log", "recorder"):  # dates, and the names of attempts
+    for name in ("file_log", "jsonl_log", "recorder", "tensorboard"):  # dates, and the names of attempts
         state["plugins"].pop(name, None)
     state["metrics"].pop(SPEED, None)
     return state
@@ -103,7 +104,7 @@ def _manifest(path: Path) -> Any:
 
 
 def _log(folder: Path) -> list[dict[str, Any]]:
-    records = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    records = [json.loads(line) for line in newest_log(folder).read_text().splitlines()]
     kept = [record for record in records if record["event"] not in BY_THE_CLOCK]
     for record in kept:
         record["metrics"].pop(SPEED, None)

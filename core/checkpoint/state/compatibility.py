@@ -166,6 +166,12 @@ def apply_batch_change(run: Run, before: Mapping[str, int | None], how: BatchCha
     return change
 
 
+def base_rates(optimizers: Mapping[str, Any]) -> list[float]:
+    """Return the learning rate of each parameter group, without what a scheduler makes of it."""
+    groups = [group for optimizer in optimizers.values() for group in optimizer.param_groups]
+    return [float(group.get("initial_lr", group.get("lr", 0.0))) for group in groups]
+
+
 def scale_optimizer(optimizer: Any, factor: float) -> None:
     """Multiply the learning rates of an optimizer."""
     for group in optimizer.param_groups:

@@ -75,9 +75,13 @@ def digest(value: Any) -> bytes:
 
 
 def _added(means: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Return saved means plus those of another rank."""
+    """Return saved means plus those of another rank; the states of metric objects cannot be added up."""
     added = dict(means)
-    for name, (host, weight, start, _) in others.items():
+    for name, saved in others.items():
+        if not isinstance(saved, list):
+            added.setdefault(name, saved)
+            continue
+        host, weight, start, _ = saved
         own_host, own_weight, *rest = added.get(name, (0.0, 0.0, 0.0, 0))
         added[name] = [own_host + host + start, own_weight + weight, *rest]
     return added

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -25,6 +25,12 @@ def batch_size(batch: Any) -> int:
         else:
             return len(batch) if isinstance(batch, Sequence) and not isinstance(batch, str) else 1
     return batch.shape[0] if batch.ndim else 1
+
+
+def size_counter(task: Any) -> Callable[[Any], int]:
+    """Return what counts the samples of a batch: `task.batch_size(batch)` if the task has it, else `batch_size`."""
+    own = getattr(task, "batch_size", None)
+    return own if callable(own) else batch_size
 
 
 def length_of(loader: Iterable[Any] | None) -> int | None:

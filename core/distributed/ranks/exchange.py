@@ -23,6 +23,44 @@ NAMED = 64  # bytes of a collective's name that the others get
 LENGTH = 8  # bytes
 
 
+def check_reducible(value: Any, how: Reduction) -> None:
+    """Raise ValueError where there is no such reduction, TypeError where a value cannot be reduced by it."""
+    if how not in ("sum", "mean", "max"):
+        raise ValueError(
+            f"reduce(value, how) takes 'sum', 'mean' or 'max', got {how!r}. For the values of all ranks, there is "
+            f"gather, or gather_objects."
+        )
+    if not isinstance(value, Tensor | Real):
+        raise TypeError(f"reduce takes a tensor or a number, got {type(value).__name__}.")
+    if how == "mean" and isinstance(value, Tensor) and not _is_exact(value):
+        raise TypeError(f"A tensor of {value.dtype} has no mean: reduce(value.float(), 'mean').")
+
+
+def reduce_alone(value: Any, how: Reduction) -> Any:
+    """Return what `Exchange.reduce` gives on one rank: a new tensor, or a number."""
+    check_reducible(value, how)
+    if isinstance(value, Tensor):
+        widens = how == "sum" and not _is_exact(value)
+        return value.detach().to(torch.int64 if widens else value.dtype, copy=True)
+    return value / 1 if how == "mean" else sum([value]) if how == "sum" else value
+
+
+def check_gathered(tensor: Any) -> None:
+    """Raise TypeError unless it is a tensor."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"gather takes a tensor, got {type(tensor).__name__}: for others there is gather_objects.")
+
+
+def check_source(source: int, world_size: int) -> None:
+    """Raise ValueError where there is no such rank."""
+    if not 0 <= source < world_size:
+        raise ValueError(f"broadcast from rank {source}: ranks count from 0 to {world_size - 1}.")
+
+
+def _is_exact(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 class Exchange:
     """The collectives of a group, by name. Every rank must call them, in one order.
 
@@ -56,14 +94,11 @@ class Exchange:
             value: a tensor, of one shape and type on all ranks; or a number. Sums of bools are whole numbers.
             how: `sum`, `mean` or `max`; as in torch, whole numbers and bools in a tensor have no mean.
         """
-        if how not in ("sum", "mean", "max"):
-            raise ValueError(f"reduce(value, how) takes 'sum', 'mean' or 'max', got {how!r}.")
+        check_reducible(value, how)
         if isinstance(value, Tensor):
             with self.collective("reduce"):
                 self.meet(f"reduce by {how}", value.numel())
                 return self._reduce(value.detach(), how)
-        if not isinstance(value, Real):
-            raise TypeError(f"reduce takes a tensor or a number, got {type(value).__name__}.")
         with self.collective("reduce"):
             values = self._gather_objects(value, "reduce")
         if how == "max":
@@ -72,8 +107,7 @@ class Exchange:
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all ranks, by rank, on this rank's device; their shapes and types may differ."""
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"gather takes a tensor, got {type(tensor).__name__}: for others there is gather_objects.")
+        check_gathered(tensor)
         with self.collective("gather"):
             return self._gather(tensor.detach())
 
@@ -84,8 +118,7 @@ class Exchange:
 
     def broadcast(self, value: Any, source: int = 0) -> Any:
         """Return the tensor, on this rank's kind of device, or the object of one rank on all ranks."""
-        if not 0 <= source < self.world_size:
-            raise ValueError(f"broadcast from rank {source}: ranks count from 0 to {self.world_size - 1}.")
+        check_source(source, self.world_size)
         with self.collective("broadcast"):
             self.meet(f"broadcast from rank {source}")
             if self.rank != source:
@@ -194,10 +227,9 @@ class Exchange:
         return tensor.cpu(), self.control
 
     def _reduce(self, tensor: Tensor, how: Reduction) -> Tensor:
-        exact = tensor.is_floating_point() or tensor.is_complex()
-        if how == "mean" and not exact:
-            raise TypeError(f"A tensor of {tensor.dtype} has no mean: reduce(value.float(), 'mean').")
-        dtype = tensor.dtype if exact else torch.int64  # gloo cannot add the small ones, and they would overflow
+        dtype = (
+            tensor.dtype if _is_exact(tensor) else torch.int64
+        )  # gloo cannot add the small ones; they would overflow
         total = tensor.to(dtype, memory_format=torch.contiguous_format, copy=True)
         self.add_up(total, how)
         if how == "mean":

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
+from math import isnan
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ....events import Engine
-from ...metrics.means import Means, check_scalar
+from ...metrics.means import Means, Measured, check_scalar, compute_scalars, fresh_copy
 
 
 class SharedMeans(Means):
@@ -26,6 +27,7 @@ class SharedMeans(Means):
     def __init__(self, engine: Engine) -> None:
         super().__init__()
         self._engine = engine
+        self._of_ranks: list[list[str]] = []  # the names of their metric objects
 
     def for_evaluation(self) -> Means:
         """Return new means for one set of an evaluation: its values are added up when all ranks have theirs."""
@@ -34,13 +36,55 @@ class SharedMeans(Means):
     def sums(self) -> dict[str, tuple[float, float]]:
         """Return the sum of all ranks and its weight by name. A collective."""
         totals: dict[str, tuple[float, float]] = {}
-        own = super().sums()
-        of_ranks: list[dict[str, tuple[float, float]]] = self._engine.gather_objects(own)
-        for sums in of_ranks:
+        of_ranks: list[tuple[dict[str, tuple[float, float]], list[str]]]
+        of_ranks = self._engine.gather_objects((super().sums(), list(self._objects)))
+        self._of_ranks = [names for _, names in of_ranks]
+        for sums, _ in of_ranks:
             for name, (value, weight) in sums.items():
                 value_before, weight_before = totals.get(name, (0.0, 0.0))
                 totals[name] = value_before + value, weight_before + weight
         return totals
+
+    def computed(self) -> dict[str, float]:
+        """Return what the metric objects of all ranks have computed; after `sums`. A collective."""
+        return compute_together(self._objects, self._of_ranks, self._engine)
+
+
+def compute_together(objects: dict[str, Any], of_ranks: Sequence[Sequence[str]], engine: Engine) -> dict[str, float]:
+    """Return what metric objects compute together, each of which synchronises itself, as those of torchmetrics do.
+
+    Every rank calls `compute` of each of them, in the same order. A rank that had no batch does it with a copy that was
+    never updated.
+
+    Args:
+        objects: those of this rank, by name.
+        of_ranks: the names that each rank has.
+        engine: connects the ranks.
+
+    Raises:
+        ValueError: what they compute is not the same on all ranks.
+    """
+    names = sorted({name for each in of_ranks for name in each})
+    if lacking := {name for name in names if not all(name in each for each in of_ranks)}:
+        copies: list[dict[str, Any]] = engine.gather_objects(
+            {name: fresh_copy(each) for name, each in objects.items() if name in lacking}
+        )
+        for name in lacking - objects.keys():
+            objects[name] = fresh_copy(next(each[name] for each in copies if name in each))
+            if isinstance(objects[name], nn.Module):
+                objects[name].to(engine.device)
+    if not names:
+        return {}
+    values = compute_scalars({name: objects[name] for name in names})
+    computed: list[dict[str, float]] = engine.gather_objects(values)
+    for rank, each in enumerate(computed):
+        for name, value in computed[0].items():
+            if name not in each or (each[name] != value and not (isnan(value) and isnan(each[name]))):
+                raise ValueError(
+                    f"The metric {name!r} is {value} on rank 0 and {each.get(name)} on rank {rank}: a metric object "
+                    f"adds up its state over the ranks in compute(), as those of torchmetrics do."
+                )
+    return values
 
 
 class Term(NamedTuple):
@@ -68,12 +112,20 @@ class Terms(Means):
         super().__init__()
         self._kept: dict[str, list[tuple[int, Tensor | float, float]]] = {}
 
-    def add(self, name: str, value: Tensor | float, weight: float = 1.0) -> None:
-        """Keep a value with its weight, on its device."""
+    def add(self, name: str, value: Tensor | float | Measured, weight: float = 1.0) -> None:
+        """Keep a value with its weight, on its device; or update a metric object."""
+        if isinstance(value, Measured):
+            super().add(name, value)
+            return
         if isinstance(value, Tensor):
             check_scalar(name, value)
             value = value.detach().reshape(()).clone()
         self._kept.setdefault(name, []).append((self.batch, value, weight))
+
+    @property
+    def objects(self) -> dict[str, Any]:
+        """The metric objects by name."""
+        return self._objects
 
     def take(self) -> dict[str, list[Term]]:
         """Return the values by name, and start again; waits for the device once for each name."""

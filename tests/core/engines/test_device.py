@@ -26,7 +26,9 @@ def test_it_is_the_only_one(engine: LoopEngine) -> None:
     tensor = torch.ones(2)
     assert (engine.rank, engine.local_rank, engine.world_size) == (0, 0, 1)
     assert (engine.is_main, engine.is_local_main, engine.watch) == (True, True, None)
-    assert engine.reduce(tensor, "sum") is tensor
+    reduced = engine.reduce(tensor, "sum")
+    assert torch.equal(reduced, tensor)
+    assert reduced is not tensor
     assert engine.reduce(3, "max") == 3
     assert engine.gather(tensor) == [tensor]
     assert engine.gather_objects("word") == ["word"]

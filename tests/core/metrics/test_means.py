@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from heliograph import accuracy
+from heliograph import Every, LogSchedule, Run, Supervised, ValidationSchedule, accuracy
 from heliograph.core.metrics.means import Means, Sum
-from heliograph.core.metrics.values import Metrics
+from heliograph.core.metrics.values import Metrics, own_name
+from heliograph.tests import kit
 
 
 def test_weighted_means_of_tensors_and_numbers() -> None:
@@ -181,3 +182,44 @@ def test_no_way_into_metrics_takes_what_is_no_number(value: Any) -> None:
         with pytest.raises(TypeError, match=r"^The metric 'x' was given .*: it takes a number, or a tensor of"):
             put()
     assert metrics == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "phase", "own"),
+    [
+        ("train/loss", "train", "loss"),
+        ("train/grad/norm", "train", "grad/norm"),
+        ("grad/norm", "train", "grad/norm"),
+        ("validation/loss", "validation", "loss"),
+        ("validation/loss", "test", "loss"),
+        ("test/loss", "validation", "loss"),
+        ("trainer/loss", "train", "trainer/loss"),
+    ],
+)
+def test_a_phase_before_a_name_is_not_put_there_twice(name: str, phase: str, own: str) -> None:
+    assert own_name(name, phase) == own
+
+
+@pytest.mark.parametrize(("name", "phase"), [("validation/loss", "train"), ("train/x", "test"), ("train/", "train")])
+def test_a_value_of_another_phase_is_refused(name: str, phase: str) -> None:
+    with pytest.raises(ValueError, match=rf"'{name}' cannot be tracked in {phase}, where each value becomes {phase}/<"):
+        own_name(name, phase)
+
+
+def test_tracked_and_returned_values_may_name_their_phase() -> None:
+    class Names(Supervised):
+        def training_step(self, run: Run, batch: Any) -> torch.Tensor:
+            run.track("train/x", 3.0)
+            return super().training_step(run, batch)
+
+        def validation_step(self, run: Run, batch: Any) -> dict[str, float]:
+            run.track("validation/y", 4.0)
+            return {"validation/loss": 5.0}
+
+    result = kit.fit(
+        LogSchedule(Every(steps=1)),
+        ValidationSchedule(Every(epochs=1)),
+        task=Names(torch.nn.Linear(4, 2), torch.nn.functional.cross_entropy),
+        validation=kit.class_batches(1),
+    )
+    assert result.metrics.keys() == {"train/x", "train/loss", "validation/y", "validation/loss"}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from heliograph import DDPEngine
 from heliograph.core.distributed.ranks.exchange import average_gradients, broadcast_tensors
 from heliograph.core.distributed.ranks.group import Group
 from heliograph.core.distributed.ranks.membership import Membership, membership
@@ -61,6 +62,44 @@ def reduces() -> None:
             group.reduce("1")
         with pytest.raises(ValueError, match="takes 'sum', 'mean' or 'max', got 'min'"):
             group.reduce(1, "min")  # type: ignore[arg-type]  # what a user may write
+
+
+def forms() -> list[Any]:
+    """Return what one process reduces to, and what two that hold the same do: types, values, or the error."""
+    engine = DDPEngine(device="cpu")
+    values = [
+        1,
+        True,
+        2.5,
+        torch.tensor([3], dtype=torch.uint8),
+        torch.tensor([True]),
+        torch.tensor([1.5]),
+        "x",
+        {"a": 1},
+    ]
+    found: list[Any] = []
+    with engine.process():
+        for how in ("sum", "mean", "max", "all"):
+            for value in values:
+                try:
+                    reduced = engine.reduce(value, how)  # type: ignore[arg-type]  # what a user may write
+                except (TypeError, ValueError) as error:
+                    found.append(repr(error))
+                    continue
+                of = engine.world_size if how == "sum" else 1
+                number = reduced.item() if isinstance(reduced, torch.Tensor) else reduced
+                found.append((type(reduced), getattr(reduced, "dtype", None), type(number), number / of))
+        for refused in (lambda: engine.gather("x"), lambda: engine.broadcast(1, source=7)):  # type: ignore[arg-type]
+            with pytest.raises((TypeError, ValueError)) as refusal:
+                refused()
+            found.append(str(refusal.value).split(" to ")[0])
+    return found
+
+
+def test_one_process_reduces_to_the_same_kinds_and_refuses_the_same(ranks: Pool) -> None:
+    (alone,) = ranks(1).run(forms)
+    assert ranks(2).run(forms) == [alone, alone]
+    assert sum(isinstance(each, str) for each in alone) == 8 + 3 * 2 + 2 + 2
 
 
 def test_reduces_numbers_and_tensors_of_any_type(ranks: Pool) -> None:

@@ -83,7 +83,7 @@ def test_what_is_no_scalar_is_refused(value: Tensor) -> None:
 
 
 def test_sums_of_all_ranks() -> None:
-    means = SharedMeans(Peers({"loss": (6.0, 2.0), "theirs": (1.0, 4.0)}, {"loss": (0.5, 1.0)}))
+    means = SharedMeans(Peers(({"loss": (6.0, 2.0), "theirs": (1.0, 4.0)}, []), ({"loss": (0.5, 1.0)}, [])))
     means.add("loss", torch.tensor(2.0), 5)
     means.add("mine", 3.0)
     means.add("nothing", 3.0, 0.0)

@@ -102,7 +102,7 @@ def test_an_apple_gpu_that_is_not_there_is_refused(gpus: Any) -> None:
         (2, {"gpus": 2}, TypeError, r"gpus is a list of GPU numbers, such as \[0, 1\], got 2"),
         (2, {"use_cpu": "yes"}, TypeError, "use_cpu is True, False or None, got 'yes'"),
         (0, {"device": "cuda"}, ValueError, "Device 'cuda' is not there"),
-        (0, {"precison": "bf16"}, TypeError, "There is no option 'precison'. Did you mean 'precision'"),
+        (0, {"precison": "bf16"}, TypeError, "Trainer has no option 'precison'. Did you mean 'precision'"),
         (0, {"device": "cpu", "precision": "tf32"}, ValueError, "which allows fp32, bf16, fp16"),
     ],
 )
