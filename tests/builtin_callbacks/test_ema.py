@@ -234,7 +234,7 @@ def test_parameters_that_pruning_renames_are_a_clear_error(batches: Make, sgd: A
 
     def cut(run: Run, event: BatchEnd) -> None:
         if run.progress.batches == 2:
-            prune.l1_unstructured(task.model[0], "weight", 0.5)  # type: ignore[no-untyped-call]
+            prune.l1_unstructured(task.model.get_submodule("0"), "weight", 0.5)  # type: ignore[no-untyped-call]
 
     trainer = Trainer([EMA(0.5)], device="cpu")
     trainer.bus.on(BatchEnd, cut)
@@ -245,6 +245,6 @@ def test_parameters_that_pruning_renames_are_a_clear_error(batches: Make, sgd: A
 
 def test_a_model_that_is_pruned_before_is_averaged(batches: Make, sgd: Any) -> None:
     task, ema = norm_task(), EMA(0.5)
-    prune.l1_unstructured(task.model[0], "weight", 0.5)  # type: ignore[no-untyped-call]
+    prune.l1_unstructured(task.model.get_submodule("0"), "weight", 0.5)  # type: ignore[no-untyped-call]
     Trainer([ema], device="cpu").fit(task, batches(4), optimizer=sgd, epochs=1)
     assert "0.weight_orig" in ema.weights["model"]

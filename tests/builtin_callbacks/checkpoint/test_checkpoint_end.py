@@ -28,6 +28,7 @@ from heliograph import (
     SavePoint,
     SaveSchedule,
     StrictError,
+    Supervised,
     Trainer,
     ValidationEnd,
     ValidationSchedule,
@@ -109,7 +110,7 @@ def test_the_steps_after_the_last_save_are_saved(tmp_path: Path) -> None:
 def train(folder: Path, steps: int, resume: str | None = None) -> tuple[RunResult, dict[str, Any], Trace]:
     """Train with all that an additional validation would disturb; return what the run left."""
     torch.manual_seed(0)
-    task = kit.Supervised(nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.3), nn.Linear(8, 1)), nn.functional.mse_loss)
+    task = Supervised(nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.3), nn.Linear(8, 1)), nn.functional.mse_loss)
     trace, stopper = Trace(), EarlyStopping("validation/loss", patience=50)
     plugins = [
         RNGCapture(3),
@@ -355,7 +356,7 @@ def test_so_does_the_result_of_an_interrupt(tmp_path: Path) -> None:
 
 
 def measure(model: nn.Module) -> float:
-    task = kit.Supervised(model, nn.functional.cross_entropy)
+    task = Supervised(model, nn.functional.cross_entropy)
     return Trainer(device="cpu").validate(task, class_batches(3)).metrics["validation/loss"]
 
 
@@ -387,7 +388,7 @@ def test_the_trained_weights_come_back_where_they_were_measured(tmp_path: Path) 
     result = kit.fit(EMA(0.9), *schedules, checkpoint, task=task, epochs=3)
     assert result.best_checkpoint is not None
     saved = storage.load(result.best_checkpoint)["modules"]["model"]["weight"]
-    assert torch.equal(task.model.weight, saved)
+    assert torch.equal(task.model.state_dict()["weight"], saved)
 
 
 def test_weights_are_loaded_as_they_were_measured_unless_others_are_asked_for(tmp_path: Path) -> None:
@@ -423,7 +424,7 @@ def test_weights_are_loaded_into_a_plain_module(tmp_path: Path) -> None:
 
 
 def test_one_module_for_several_that_are_saved_is_refused(tmp_path: Path) -> None:
-    class Two(kit.Supervised):
+    class Two(Supervised):
         def __init__(self) -> None:
             super().__init__(nn.Linear(4, 2), nn.functional.cross_entropy)
             self.other = nn.Linear(1, 1)
