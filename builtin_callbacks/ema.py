@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from ..core.engines.weights import check_average
 from ..events import (
     Lane,
+    LastBoundary,
     Run,
     RunClosed,
     RunFailed,
@@ -27,6 +31,8 @@ from ..events.checks import check_number, check_whole_number
 from ..plugins import Plugin, on
 
 Weights = dict[str, dict[str, Tensor]]
+LEFT = "the weights that a run leaves (load_at_end, load_best)"  # as Checkpoint claims them
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class EMA(Plugin):
@@ -35,17 +41,21 @@ class EMA(Plugin):
     It is updated after every optimizer step. The average begins with the weights of the first step. Only parameters are
     averaged, as `torch.optim.swa_utils.AveragedModel` does by default; buffers such as the statistics of a batch norm
     are used as they are (averaging counters would truncate them). It is saved with every checkpoint, beside the weights
-    that are trained: `torch.load(path)["plugins"]["ema"]["weights"]["model"]`.
+    that are trained: `load_weights(task, path)` loads the average, if validations were measured on it, and
+    `load_weights(task, path, average=False)` the trained weights.
 
     Args:
         decay: the share of the former average that is kept at every update, from 0 to 1 (both excluded).
         every: optimizer steps from one update to the next.
-        validate: validate and test with the averaged weights, too.
+        validate: validate and test with the averaged weights. `Checkpoint(load_best=...)` then loads the average of the
+            best checkpoint, as that was measured. `trainer.validate` and `trainer.test` do so while the model has the
+            weights that the training left; if others were loaded, or it is another model, these are evaluated.
         load_at_end: at the end of a training that completed or was stopped, leave the model with the averaged weights,
-            after the last save.
+            after the last save, and before other handlers of `RunClosed`; not together with `load_best`.
 
     Raises:
-        ValueError: an argument is out of its range; at the run's start, the parameters are sharded.
+        ValueError: an argument is out of its range; at the run's start, the parameters are sharded; the model has other
+            parameters than when the average began.
     """
 
     def __init__(
@@ -54,16 +64,18 @@ class EMA(Plugin):
         self.decay = check_number("decay", decay, more_than=0, less_than=1)
         self.every = check_whole_number("every", every, of="optimizer steps", at_least=1)
         self.validate, self.load_at_end = validate, load_at_end
-        if validate:
-            self.exclusive = ("validation_weights",)
+        self.exclusive = ("validation_weights",) * validate + (
+            "the weights that a run leaves (load_at_end, load_best)",
+        ) * load_at_end
         self._average: Callable[..., object] = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]  # torch's
         self.weights: Weights = {}
         self._updates: dict[str, int] = {}
         self._aside: list[tuple[Tensor, Tensor]] = []
+        self._trained: list[_Trained] = []
 
     def reset(self) -> None:
         """Forget the former run."""
-        self.weights, self._updates = {}, {}
+        self.weights, self._updates, self._trained = {}, {}, []
 
     @on(TrainStart, lane=Lane.TRANSFORM)
     def begin(self, run: Run, event: TrainStart) -> None:
@@ -92,26 +104,34 @@ class EMA(Plugin):
 
     @on(ValidationStart, TestStart, lane=Lane.TRANSFORM, optional=True)
     def put_in(self, run: Run, event: ValidationStart | TestStart) -> None:
-        """Evaluate with the averaged weights, if that was asked for and there are any."""
-        if self.validate and self.weights.keys() == run.modules.keys():
+        """Evaluate with the averaged weights, if that was asked for, there are any, and they are those of the model."""
+        if not (self.validate and self.weights):
+            return
+        if run.optimizer is not None or self._is_average_of(run.modules):
             self._swap_in(run.modules)
+        elif not self.load_at_end:
+            run.note(
+                f"{self.name}: evaluated with the weights that the model has, not with the average, which is of the "
+                f"weights that the training left: others were loaded since, or it is another model"
+            )
 
     @on(ValidationEnd, ValidationCut, TestEnd, lane=Lane.TRANSFORM, optional=True)
     def put_back(self, run: Run, event: ValidationEnd | ValidationCut | TestEnd) -> None:
         """Continue with the trained weights."""
         self._swap_out()
 
-    @on(RunFailed, lane=Lane.TRANSFORM)
-    def give_back(self, run: Run, event: RunFailed) -> None:
-        """Give the trained weights back, whatever failed."""
+    @on(RunFailed, LastBoundary, lane=Lane.TRANSFORM)
+    def give_back(self, run: Run, event: RunFailed | LastBoundary) -> None:
+        """Give the trained weights back, whatever failed, and note which the training leaves."""
         self._swap_out()
+        if run.optimizer is not None and self.validate and self.weights:
+            self._trained = [_Trained.of(parameter) for parameter in _parameters(run.modules)]
 
-    @on(RunClosed, lane=Lane.REPORT)
+    @on(RunClosed, lane=Lane.TRANSFORM)
     def load(self, run: Run, event: RunClosed) -> None:
         """Leave the model with the average, if that was asked for and the training ended well."""
         if self.load_at_end and run.optimizer is not None and event.status in ("completed", "stopped") and self.weights:
-            for module_name, weights in self.weights.items():
-                _copy(weights, run.modules[module_name])
+            self._copy_into(run.modules)
             run.note(f"the model has the averaged weights ({max(self._updates.values())} updates)")
 
     @contextmanager
@@ -124,8 +144,8 @@ class EMA(Plugin):
         Raises:
             ValueError: there is no average yet, or it is of other modules.
         """
-        if not self.weights or self.weights.keys() != modules.keys():
-            raise ValueError(f"The average is of {sorted(self.weights) or 'nothing yet'}, not of {sorted(modules)}.")
+        if not self.weights:
+            raise ValueError("There is no average yet: it begins with the first optimizer step of a training.")
         self._swap_in(modules)
         try:
             yield
@@ -133,8 +153,10 @@ class EMA(Plugin):
             self._swap_out()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the average."""
-        return {"weights": self.weights, "updates": self._updates} if self.weights else {}
+        """Return the average, and whether validations are measured on it."""
+        if not self.weights:
+            return {}
+        return {"weights": self.weights, "updates": self._updates, "evaluates": self.validate}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue with a saved average."""
@@ -148,28 +170,86 @@ class EMA(Plugin):
     def _pairs(self, name: str, module: nn.Module, chosen: set[int]) -> Iterator[tuple[Tensor, Tensor]]:
         for key, parameter in module.named_parameters():
             if id(parameter) in chosen:
+                if key not in self.weights.get(name, ()):
+                    self._check({name: module})
                 average = self.weights[name][key].to(parameter.device)  # a loaded one is not there yet
                 self.weights[name][key] = average
                 yield average, parameter.detach()
 
     def _swap_in(self, modules: Mapping[str, nn.Module]) -> None:
         self._swap_out()
-        for name, module in modules.items():
-            self._aside += [(parameter, parameter.detach().clone()) for parameter in module.parameters()]
-            _copy(self.weights[name], module)
+        self._check(modules)
+        self._aside += [(parameter, parameter.detach().clone()) for parameter in _parameters(modules)]
+        self._copy_into(modules)
 
     def _swap_out(self) -> None:
+        if not self._aside:
+            return
         with torch.no_grad():
             while self._aside:
                 parameter, value = self._aside.pop()
                 parameter.copy_(value)
+        for each in self._trained:
+            each.renew()
+
+    def _copy_into(self, modules: Mapping[str, nn.Module]) -> None:
+        self._check(modules)
+        with torch.no_grad():
+            for name, module in modules.items():
+                for key, parameter in module.named_parameters():
+                    parameter.copy_(self.weights[name][key])
+
+    def _check(self, modules: Mapping[str, nn.Module]) -> None:
+        try:
+            check_average(
+                modules, {name: self.weights.get(name, {}) for name in modules}, f"The average of {self.name}"
+            )
+        except ValueError as error:
+            raise ValueError(
+                f"{error} Pruning and parametrizations give parameters other names: apply them, as all that adds or "
+                f"removes parameters, before the first step."
+            ) from None
+
+    def _is_average_of(self, modules: Mapping[str, nn.Module]) -> bool:
+        """Return whether modules are those of the training, and have the weights that it left."""
+        parameters = list(_parameters(modules))
+        pairs = zip(self._trained, parameters, strict=False)
+        return len(parameters) == len(self._trained) and all(each.is_in(parameter) for each, parameter in pairs)
+
+
+@dataclass(slots=True)
+class _Trained:
+    """A parameter as a training left it: known by its version, and by its content, as `.data` raises no version."""
+
+    parameter: ref[Tensor]
+    version: int
+    content: Tensor
+
+    @classmethod
+    def of(cls, parameter: Tensor) -> _Trained:
+        return cls(ref(parameter), parameter._version, _sum(parameter))
+
+    def is_in(self, parameter: Tensor) -> bool:
+        if self.parameter() is not parameter or self.version != parameter._version:
+            return False
+        return int(self.content) == int(_sum(parameter))
+
+    def renew(self) -> None:
+        """Note that it has the same content, put back."""
+        if (parameter := self.parameter()) is not None:
+            self.version = parameter._version
+
+
+def _sum(parameter: Tensor) -> Tensor:
+    """Return the sum of the bits of a parameter as whole numbers, on its device."""
+    parts = torch.view_as_real(parameter.detach()) if parameter.is_complex() else parameter.detach()
+    return parts.contiguous().view(INTEGERS[parts.element_size()]).sum(dtype=torch.int64)
+
+
+def _parameters(modules: Mapping[str, nn.Module]) -> Iterator[nn.Parameter]:
+    for module in modules.values():
+        yield from module.parameters()
 
 
 def _copied(module: nn.Module) -> dict[str, Tensor]:
     return {key: parameter.detach().clone() for key, parameter in module.named_parameters()}
-
-
-def _copy(weights: Mapping[str, Tensor], module: nn.Module) -> None:
-    with torch.no_grad():
-        for key, parameter in module.named_parameters():
-            parameter.copy_(weights[key])

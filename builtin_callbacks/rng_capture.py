@@ -18,6 +18,7 @@ from ..events import (
     CheckpointSaved,
     EpochStart,
     Lane,
+    LastBoundary,
     Run,
     SavePoint,
     TestEnd,
@@ -138,8 +139,8 @@ class RNGCapture(Plugin):
         """Take back what is drawn here: a run that resumes from the state that is saved does not draw it."""
         self._set_aside(run)
 
-    @on(TrainEnd, lane=Lane.TRANSFORM)
-    def begin_end(self, run: Run, event: TrainEnd) -> None:
+    @on(LastBoundary, TrainEnd, lane=Lane.TRANSFORM)
+    def begin_end(self, run: Run, event: LastBoundary | TrainEnd) -> None:
         """Take back what is drawn here: a run that was stopped and is resumed has an end of its own."""
         self._set_aside(run)
 

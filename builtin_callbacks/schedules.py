@@ -7,20 +7,24 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
+from ..core.host import is_preempted
 from ..events import (
     BatchEnd,
     CheckpointLoaded,
     EpochEnd,
     EpochStart,
+    Handle,
     Lane,
+    LastBoundary,
     Log,
     Progress,
     Run,
     SavePoint,
-    TrainEnd,
     TrainStart,
+    ValidationCut,
     ValidationEnd,
 )
+from ..events.bus import PluginName
 from ..plugins import Plugin, on
 from ..plugins.filters import Filter
 
@@ -31,17 +35,24 @@ class Schedule(Plugin):
     Args:
         when: such as `Every(steps=100)`, `Every(epochs=1)`, `Every(seconds=600)`, `Every(samples=10_000)`, `At(...)`.
         at_start: also before the first batch.
-        at_end: also when training is over, unless it was done at the last step anyway, or nothing was trained. A save
-            before the end of the last epoch does not count: the state is another one after it.
+        at_end: also when training is over, completed or stopped, unless it was done at the last step anyway, or nothing
+            was trained; by default for validations and saves, not for logs. A save before the end of the last epoch
+            does not count: the state is another one after it. A save comes first, so that a run that resumes from it
+            and is longer equals one that had not ended there.
 
     Raises:
         TypeError: `when` is not a filter.
     """
 
-    def __init__(self, when: Filter, *, at_start: bool = False, at_end: bool = False) -> None:
+    at_end = True
+
+    def __init__(self, when: Filter, *, at_start: bool = False, at_end: bool | None = None) -> None:
         if not isinstance(when, Filter):
             raise TypeError(f"{type(self).__name__}(when) takes a filter such as Every(steps=100), got {when!r}.")
-        self.when, self.at_start, self.at_end = deepcopy(when), at_start, at_end
+        self.when, self.at_start = deepcopy(when), at_start
+        if at_end is not None:
+            self.at_end = at_end
+        self._waits: Handle | None = None
         self._last = -1
         self._origin: Progress | None = None
         self._saved: Mapping[str, Any] | None = None
@@ -71,11 +82,19 @@ class Schedule(Plugin):
         if self.when(run):
             self.ask(run, str(self.when))
 
-    @on(TrainEnd)
-    def finish(self, run: Run, event: TrainEnd) -> None:
-        """Ask at the end."""
-        if self.at_end and run.progress.batches and self.moment(run.progress) != self._last:
+    @on(LastBoundary, lane=Lane.REPORT)
+    def finish(self, run: Run, event: LastBoundary) -> None:
+        """Ask at the end, after a save that is due there: what the end adds is not a part of that state."""
+        if not self.is_left(run):
+            return
+        if run.control.should_save:
+            self._waits = run.bus.on(SavePoint, self._ask_after_save, lane=Lane.REPORT)
+        else:
             self.ask(run, "at the end")
+
+    def is_left(self, run: Run) -> bool:
+        """Return whether something is left to be asked for at the end."""
+        return self.at_end and run.progress.batches > 0 and self.moment(run.progress) != self._last
 
     def state_dict(self) -> dict[str, Any]:
         """Return when it was last done, and what is due next."""
@@ -86,6 +105,16 @@ class Schedule(Plugin):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep the state until the run has its new origin."""
         self._saved = state or None
+
+    def close(self) -> None:
+        """Wait for no save."""
+        if self._waits is not None:
+            self._waits.remove()
+            self._waits = None
+
+    def _ask_after_save(self, run: Run, event: SavePoint) -> None:
+        self.close()
+        self.ask(run, "at the end")
 
     def moment(self, progress: Progress) -> int:
         """Return what is another number where doing it once more would bring something else."""
@@ -103,6 +132,7 @@ class LogSchedule(Schedule):
     """
 
     asks = ("log",)
+    at_end = False
 
     @on(Log, lane=Lane.MEASURE, optional=True)
     def note(self, run: Run, event: Log) -> None:
@@ -123,10 +153,14 @@ class ValidationSchedule(Schedule):
     asks = ("validation",)
     needs = ("validation data",)
 
-    @on(ValidationEnd, lane=Lane.MEASURE, optional=True)
-    def note(self, run: Run, event: ValidationEnd) -> None:
-        """Remember that it was done, for whichever plugin."""
+    @on(ValidationEnd, ValidationCut, lane=Lane.MEASURE, optional=True)
+    def note(self, run: Run, event: ValidationEnd | ValidationCut) -> None:
+        """Remember that it was done, for whichever plugin, or cut short: this run does not repeat it."""
         self._last = self.moment(run.progress)
+
+    def is_left(self, run: Run) -> bool:
+        """Return whether it is left to be done at the end; a process that is to be taken away has no time for it."""
+        return super().is_left(run) and not is_preempted(run)
 
     def ask(self, run: Run, reason: str) -> None:
         """Request a validation."""
@@ -142,10 +176,25 @@ class SaveSchedule(Schedule):
     affects_training = False
     asks = ("save",)
 
+    @on(TrainStart, lane=Lane.REPORT)
+    def look_for_writer(self, run: Run, event: TrainStart) -> None:
+        """Say so where no plugin writes anything at a save, to judge by who handles it after `MEASURE`."""
+        for each in run.bus.signal(SavePoint).subscriptions.values():
+            is_on = not isinstance(each.owner, PluginName) or run.plugins.is_enabled(each.owner)
+            if is_on and each.position[0] > Lane.MEASURE:
+                return
+        run.warn(f"{self.name} asks for saves, and no plugin writes any: add Checkpoint('runs/x') to the plugins.")
+
     @on(SavePoint, lane=Lane.MEASURE)
     def note(self, run: Run, event: SavePoint) -> None:
         """Remember that it was done, for whichever plugin."""
         self._last = self.moment(run.progress)
+
+    @on(LastBoundary)
+    def finish(self, run: Run, event: LastBoundary) -> None:
+        """Ask at the end."""
+        if self.is_left(run):
+            self.ask(run, "at the end")
 
     def ask(self, run: Run, reason: str) -> None:
         """Request a save."""

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from ..events import Run
     from ..plugins import Plugins
     from .result import RunResult
 
@@ -28,6 +29,12 @@ _hosts: dict[int, Host] = {}  # by process: one that is forked from a rank (a lo
 def current_host() -> Host | None:
     """Return who runs this process; None where it is not heliograph."""
     return _hosts.get(os.getpid())
+
+
+def is_preempted(run: Run) -> bool:
+    """Return whether a plugin has stopped a run because its process or machine is to be taken away."""
+    by = run.plugins.declared("exclusive").get("preemption")
+    return any(request.verb == "stop" and request.by == by for request in run.control.history)
 
 
 @contextmanager

@@ -2,8 +2,8 @@
 
 TrainStart, then for each epoch EpochStart, for each batch BatchStart, forward and backward, GradientsReady, optimizer
 step, StepEnd, BatchEnd, and at a step boundary what was requested, in this order: Log, validation, SavePoint,
-ShouldStop. EpochEnd is followed by such a boundary too, and so is TrainEnd, but for ShouldStop. RunFailed after any
-exception; RunClosed always.
+ShouldStop. EpochEnd is followed by such a boundary too, and so are LastBoundary and TrainEnd, but for ShouldStop.
+RunFailed after any exception; RunClosed always.
 
 A validation that is cut short ends with ValidationCut. An epoch that is rolled back ends without EpochEnd, and
 CheckpointLoaded follows as in a resume.
@@ -37,7 +37,7 @@ def fit(run: RunContext) -> None:
 
 
 def epochs(run: RunContext) -> Iterator[int]:
-    """Yield the index of each epoch. Emit TrainStart; the events of each epoch; TrainEnd."""
+    """Yield the index of each epoch. Emit TrainStart; the events of each epoch; LastBoundary and TrainEnd."""
     control, run.outcome.started = run.control, True
     with run.starting():
         run.plugins.reset()
@@ -268,12 +268,13 @@ def close_epoch(run: RunContext) -> None:
 
 
 def finish(run: RunContext) -> None:
-    """Emit TrainEnd, and serve what its handlers request."""
+    """Emit LastBoundary, then TrainEnd, and serve what the handlers of each request."""
     run.outcome.finished = True
-    run.emit(ev.TrainEnd())
-    for _ in range(2):  # the second time, what was requested during the validation
-        run.control.agree()
-        serve(run)
+    for event in (ev.LastBoundary(), ev.TrainEnd()):
+        run.emit(event)
+        for _ in range(2):  # the second time, what was requested during the first
+            run.control.agree()
+            serve(run)
 
 
 def end(run: RunContext, error: BaseException | None) -> Iterator[tuple[str, str, BaseException]]:

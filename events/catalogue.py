@@ -149,6 +149,12 @@ class EpochEnd(Event):
     epoch: int
 
 
+class LastBoundary(Event):
+    """The training is over, and its weights are as they were trained: what is asked for now precedes `TrainEnd`."""
+
+    apart: ClassVar[bool] = True
+
+
 class TrainEnd(Event):
     """The run completed or was stopped on purpose; never emitted after a failure."""
 

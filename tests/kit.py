@@ -94,7 +94,7 @@ def go_through(run: TrainRun) -> TrainRun:
 
 def saving(folder: Path, every: Every, **options: Any) -> list[Plugin]:
     """Return the plugins of a training that can be resumed exactly; `options` are those of the `Checkpoint`."""
-    return [RNGCapture(), SaveSchedule(every), Checkpoint(folder, **options)]
+    return [RNGCapture(), SaveSchedule(every, at_end=False), Checkpoint(folder, **options)]
 
 
 @contextmanager

@@ -80,7 +80,8 @@ PUBLIC = """
     CheckpointSaved Compile Control CreatorTrainer DDPEngine DataModule DataParallelEngine DeviceEngine
     DistributedSampler EMA EarlyStopping Engine EpochEnd EpochStart Event Every ExceptionPassThrough FSDPEngine
     FileLog Filter GradientAccumulation GradientClipping GradientNorm GradientsReady Handle HandlerTimes History
-    JsonlLog Lane LearningRate LoaderParams LocalLauncher Log LogSchedule LoopEngine NaNGuard NotRecorded Once
+    JsonlLog Lane LastBoundary LearningRate LoaderParams LocalLauncher Log LogSchedule LoopEngine NaNGuard NotRecorded
+    Once
     Optuna OrderedSignal Phases Plugin PluginChanged PluginFailed Plugins Preemption Profile Progress
     ProgressBar RNGCapture RandomSampler RankFailed RayLauncher RayReport Recorder Replay Replayed Request
     ResumeDiffers ResumeReport ResumeVerified RollBack RuleController RuleError RuleFired RuleFiring RuleMetric

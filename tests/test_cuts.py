@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 LATE = (h.SavePoint, h.CheckpointSaved, h.ShouldStop)  # after a boundary's requests were served
 ABOUT_FILES = (h.CheckpointLoaded, h.CheckpointSaved, h.CheckpointPruned)
-OF_AN_ATTEMPT = (h.TrainStart, h.TrainEnd, h.RunClosed, h.RunFailed)  # each process has these once more
+OF_AN_ATTEMPT = (h.TrainStart, h.LastBoundary, h.TrainEnd, h.RunClosed, h.RunFailed)  # each process has these once more
 EVENTS = [
     h.TrainStart, h.EpochStart, h.BatchStart, h.GradientsReady, h.StepEnd, h.BatchEnd, h.Log, h.ValidationStart,
     h.ValidationBatchStart, h.ValidationBatchEnd, h.ValidationEnd, h.SavePoint, h.CheckpointSaved, h.ShouldStop,

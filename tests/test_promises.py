@@ -200,7 +200,7 @@ def test_an_outage_of_a_logger_does_not_kill_a_run_and_a_lost_checkpoint_does(
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left on device"):
         trainer.fit(task, batches, optimizer=adam(), epochs=1)
-    assert [path.name for path in tmp_path.glob("*.pth*")] == ["run_epoch_0_iter_8.pth"]
+    assert [path.name for path in tmp_path.glob("*.pth*")] == ["run_epoch_1_iter_8.pth"]
 
 
 def test_everything_is_closed_on_every_ending(tmp_path: Path) -> None:

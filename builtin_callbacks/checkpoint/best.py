@@ -11,6 +11,7 @@ from ...core.checkpoint.state.compatibility import load_scheduler
 from ...core.checkpoint.state.ranks import load_parts
 from ...core.checkpoint.storage import State
 from ...core.distributed.ranks.failure import on_main
+from ...core.engines.weights import load_average, measured_average
 from ...core.metrics.monitor import Monitor
 from ...events import Run
 from .resume import share_state
@@ -19,12 +20,14 @@ Extent = Literal["weights", "everything"]
 
 
 def load_best(run: Run, best: storage.Entry | None, monitor: Monitor, extent: Extent) -> str:
-    """Give a run's task, optimizers and schedulers the state of its best checkpoint; return what was done.
+    """Give a run's task, optimizers and schedulers the state of its best checkpoint; return what was done, if anything.
+
+    Where a plugin validates with weights of its own, such as an average, these are loaded: they were judged.
 
     On several ranks a collective.
 
     Args:
-        run: the run, at its end.
+        run: the run, at the end of its training.
         best: on the main rank, the checkpoint as it was ranked; None or one that was judged NaN is none to load.
         monitor: what it was ranked by.
         extent: only the weights, or the optimizers and the schedulers too.
@@ -36,16 +39,18 @@ def load_best(run: Run, best: storage.Entry | None, monitor: Monitor, extent: Ex
     read: list[State] = []
     best = on_main(run.engine, partial(_check, best, read))
     if best is None or best.judged_by is None:
-        return f"nothing loaded back at the end: no checkpoint was saved where {monitor.name!r} was measured"
+        return ""
     saved = share_state(run.engine, best.path, next(iter(read), None))
     context = run
     optimizers = context.optimizers if extent == "everything" else {}
     load_parts(context, saved, optimizers, best.path)
     for name, scheduler in context.schedulers.items() if extent == "everything" else ():
         load_scheduler(name, scheduler, saved)
-    return (
-        f"loaded back at the end: {extent} of the best checkpoint {best.path}, {monitor.name} {best.judged_by[2]:.6g}"
-    )
+    average = measured_average(saved) if monitor.split == "validation" else None
+    if average is not None:
+        load_average(run.modules, saved, average)
+    of = extent if average is None else f"{extent} averaged by {average!r}"
+    return f"loaded back at the end: {of} of the best checkpoint {best.path}, {monitor.name} {best.judged_by[2]:.6g}"
 
 
 def _check(best: storage.Entry | None, read: list[State]) -> storage.Entry | None:

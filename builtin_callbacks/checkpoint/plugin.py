@@ -13,6 +13,7 @@ from ...core.checkpoint.state.compatibility import CHANGES, BatchChange
 from ...core.checkpoint.unseen.program import doubt_late_listeners
 from ...core.distributed.ranks.failure import on_main
 from ...core.engines.sharded.states import ShardingEngine
+from ...core.host import is_preempted
 from ...core.metrics.monitor import Monitor
 from ...core.system.errors import NotRecorded
 from ...events import (
@@ -20,9 +21,12 @@ from ...events import (
     CheckpointPruned,
     CheckpointSaved,
     Lane,
+    LastBoundary,
     Log,
+    Progress,
     Run,
     RunClosed,
+    RunFailed,
     SavePoint,
     TrainEnd,
     TrainStart,
@@ -33,6 +37,7 @@ from ...plugins import Plugin, on
 from . import file_names
 from . import shards as sharding
 from .best import Extent, load_best
+from .gaps import Saved
 from .repeated.proof import ACTIONS, OnDifference, Proof
 from .resume import ResumePoint, find, share_state
 from .retention import Retention
@@ -152,6 +157,7 @@ class Checkpoint(Plugin):
         ignores = (Log, ValidationEnd) if self.monitor is None else self.monitor.ignores
         self.ignores = tuple(event for event in ignores if event not in self._file_names.events)
         self.asks = ("stop",) if on_difference == "stop" else ()
+        self.exclusive = ("the weights that a run leaves (load_at_end, load_best)",) if load_best else ()
         self._proof = Proof(on_difference)
         self._kept = Retention(keep_last, keep_best, self.monitor)  # used on the main rank only, as is the store
         self._writer: Writer = BackgroundWriter() if background else LoopWriter()
@@ -163,6 +169,7 @@ class Checkpoint(Plugin):
         self._value: float | None = None
         self._value_at = -1
         self._world_size = 1
+        self._saved = Saved()
 
     @on(TrainStart, lane=Lane.PERSIST)
     def begin(self, run: Run, event: TrainStart) -> None:
@@ -170,7 +177,7 @@ class Checkpoint(Plugin):
         if run.is_replay:
             raise NotRecorded("the state of the run, such as its weights")
         self.close()  # a second interrupt may have left the former run's writing as it was
-        self._last, self._value, self._value_at = None, None, -1
+        self._last, self._value, self._value_at, self._saved = None, None, -1, Saved()
         self._file_names.begin()
         self._world_size = run.engine.world_size
         if self.monitor is not None:
@@ -226,14 +233,25 @@ class Checkpoint(Plugin):
         self._proof.continue_from(run)
         if event.path is not None:
             self._last = run.last_checkpoint = event.path
+            self._saved.hold(run.progress, is_own=is_newest)
             if is_newest:  # a kill may have come between the last save and its tidying, and nothing may be left to save
-                self._tidy(run, event.path, best, [])
+                self._tidy(run, event.path, None, [])
 
     @on(ValidationEnd, Log, optional=True)
     def read(self, run: Run, event: ValidationEnd | Log) -> None:
-        """Read the metric that the best are chosen by; it is valid for the weights of this step only."""
-        if self.monitor is not None and self.monitor.is_for(run, event):
-            self._value, self._value_at = float(self.monitor.read(event.metrics)), run.progress.batches
+        """Read the metric that the best are chosen by; it is valid for the weights of this step only.
+
+        The newest checkpoint is judged by it, too, where it was saved before at the same step.
+        """
+        if self.monitor is None or not self.monitor.is_for(run, event):
+            return
+        if self._saved.is_loaded_back:
+            return
+        self._value, self._value_at = float(self.monitor.read(event.metrics)), run.progress.batches
+        self._saved.measured_at = run.progress.steps
+        if self._saved.batches == self._value_at and self._last is not None:
+            self._writer.drain()  # the tidying after that save
+            self._tidy(run, self._last, self._judge(), [])
 
     @on(ValidationEnd, Log, lane=Lane.REPORT)
     def check_names(self, run: Run, event: ValidationEnd | Log) -> None:
@@ -252,18 +270,35 @@ class Checkpoint(Plugin):
                     run.note(note)
             return self._file_names.name(run, self._name)
 
-        self._is_open = True
+        if self._saved.is_loaded_back:
+            if self._saved.steps != run.progress.steps:
+                run.warn(self._saved.late(run))
+            return
+        self._is_open, self._saved.asked_at = True, run.progress.steps
         doubt_late_listeners(run, self.name)
         name = on_main(run.engine, prepare)
-        judged_by: storage.JudgedBy | None = None
-        if self.monitor is not None and self._value_at == run.progress.batches:
-            judged_by = self.monitor.name, self.monitor.mode, self._value
+        judged_by = self._judge() if self._value_at == run.progress.batches else None
         if isinstance(run.engine, ShardingEngine) and self._is_sharded(run.engine):
             self._save_shards(run, run.engine, name, judged_by)
         else:
             state = self._writer.hold(run)
-            self._writer.do(run, partial(self._write, name, state, judged_by), partial(self._report_save, run))
+            write = partial(self._write, name, state, judged_by)
+            self._writer.do(run, write, partial(self._report_save, run, run.progress.copy(), judged_by))
         self._proof.save(run)
+
+    @on(LastBoundary, lane=Lane.PERSIST)
+    def finish_writing(self, run: Run, event: LastBoundary) -> None:
+        """Let an error of the writing fail the run, and report what is written before the last saves are asked for."""
+        self._writer.drain()
+
+    @on(TrainEnd, lane=Lane.TRANSFORM)
+    def load_back(self, run: Run, event: TrainEnd) -> None:
+        """Load the best back, before other handlers use the weights, such as one that exports them."""
+        if self.load_best and self.monitor:
+            self._writer.drain()
+            if note := load_best(run, self._kept.best, self.monitor, self.load_best):
+                self._saved.is_loaded_back = True
+                run.note(note)
 
     @on(TrainEnd, lane=Lane.PERSIST)
     def wait(self, run: Run, event: TrainEnd) -> None:
@@ -271,17 +306,27 @@ class Checkpoint(Plugin):
         self._writer.drain()
         self._proof.finish(run)
 
+    @on(RunFailed, lane=Lane.PERSIST)
+    def keep_error(self, run: Run, event: RunFailed) -> None:
+        """Keep the error, to add to it what is lost."""
+        self._saved.error = event.error
+
     @on(RunClosed, lane=Lane.PERSIST)
     def end(self, run: Run, event: RunClosed) -> None:
-        """Finish the writing however the run ended, then load the best back if the run ended well."""
+        """Finish the writing however the run ended; say what is not saved, and how to resume what is."""
         if not self._is_open:
             return
-        self._writer.end(run)
+        error, self._saved.error = self._saved.error, None
+        try:
+            self._writer.end(run)
+        finally:
+            if run.engine.is_main and (error is not None or is_preempted(run)):
+                self._saved.report(run, error, self.folder, self._last)
         self._file_names.finish(run)
         if event.status in ("completed", "stopped"):
             self._proof.end(run)
-        if self.load_best and self.monitor and event.status in ("completed", "stopped"):
-            run.note(load_best(run, self._kept.best, self.monitor, self.load_best))
+            for text in self._saved.missing(run, self.folder, self.monitor, self.load_best):
+                run.warn(text)
 
     def pin(self, path: str | Path | None = None) -> Path:
         """Keep a checkpoint for good; remove the file `<name>.pinned` beside it to let it go.
@@ -353,13 +398,15 @@ class Checkpoint(Plugin):
         """Let every rank write its shards, then the main rank the rest; it is a checkpoint only then."""
         tensors, rest = engine.shard_state(run.modules, run.optimizers)
         state = self._writer.hold(run, rest)
+        place = run.progress.copy()
         needed = sum(run.engine.gather_objects(sharding.room_for(tensors, is_main=run.engine.is_main)))
         folder = on_main(run.engine, lambda: self._open_store(run).begin_shards(needed))
         write = sharding.begin(engine, tensors, folder, run.engine.rank, in_background=self.background)
 
         def commit(of_ranks: list[sharding.Shards]) -> None:
             shards = sharding.merge_shards(of_ranks)
-            self._writer.do(run, partial(self._write, name, state, judged_by, shards), partial(self._report_save, run))
+            write = partial(self._write, name, state, judged_by, shards)
+            self._writer.do(run, write, partial(self._report_save, run, place, judged_by))
 
         self._writer.do_on_each(run, write, commit)
 
@@ -381,29 +428,46 @@ class Checkpoint(Plugin):
         self._kept.add(entry)
         return entry.path, self._best()
 
-    def _report_save(self, run: Run, where: tuple[Path, Path | None]) -> None:
+    def _report_save(
+        self, run: Run, place: Progress, judged_by: storage.JudgedBy | None, where: tuple[Path, Path | None]
+    ) -> None:
         """Announce a durable checkpoint, then remove what is no longer kept."""
         path, best = where
         self._last, run.last_checkpoint, run.best_checkpoint = path, path, best
+        self._saved.hold(place)
         run.emit(CheckpointSaved(path, is_best=best == path))
         replaced, self._replaces = self._replaces, []
-        self._tidy(run, path, best, replaced)
+        measured = self._judge() if self._value_at == place.batches else None  # while it was written, too
+        self._tidy(run, path, None if measured == judged_by else measured, replaced)
 
-    def _tidy(self, run: Run, last: Path, best: Path | None, replaced: list[storage.Entry]) -> None:
-        self._writer.do(
-            run, partial(self._remove, last, best, replaced), partial(self._report_removals, run), is_save=False
-        )
+    def _judge(self) -> storage.JudgedBy | None:
+        """Return the newest measurement, by which a checkpoint of the same weights is judged."""
+        return None if self.monitor is None else (self.monitor.name, self.monitor.mode, self._value)
 
-    def _remove(self, last: Path, best: Path | None, replaced: list[storage.Entry]) -> list[tuple[Path, str]]:
-        """Point to the newest and the best and remove what is no longer kept; return what went, and why."""
+    def _tidy(self, run: Run, last: Path, judged_by: storage.JudgedBy | None, replaced: list[storage.Entry]) -> None:
+        tidy = partial(self._put_in_order, last, judged_by, replaced)
+        self._writer.do(run, tidy, partial(self._report_order, run), is_save=False)
+
+    def _put_in_order(
+        self, last: Path, judged_by: storage.JudgedBy | None, replaced: list[storage.Entry]
+    ) -> tuple[Path | None, list[tuple[Path, str]]]:
+        """Judge the newest if that is due, point to it and the best, and remove what is no longer kept.
+
+        Returns:
+            The best, and what went, and why.
+        """
         store = self._store
         assert store is not None
+        if judged_by is not None and (entry := self._kept.entry(last)) is not None:
+            self._kept.add(store.judge(entry, judged_by))
+        best = self._best()
         store.point("last", last)
         store.point("best", best)
         own = [(path, self._kept.rule) for path in self._kept.drop(store.is_pinned) if store.remove(path)]
         others = [(each.path, "on_existing='replace'") for each in replaced if store.remove(each.path, each.training)]
-        return own + others
+        return best, own + others
 
-    def _report_removals(self, run: Run, removed: list[tuple[Path, str]]) -> None:
+    def _report_order(self, run: Run, done: tuple[Path | None, list[tuple[Path, str]]]) -> None:
+        run.best_checkpoint, removed = done
         for path, reason in removed:
             run.emit(CheckpointPruned(path, reason))

@@ -40,6 +40,11 @@ class Retention:
         self._entries = [each for each in self._entries if each.path != entry.path] + [entry]
         self._damaged.discard(entry.path)
 
+    def entry(self, path: Path) -> Entry | None:
+        """Return the checkpoint that lies there, None where it is damaged or not known."""
+        found = (each for each in self._entries if each.path == path and path not in self._damaged)
+        return next(found, None)
+
     @property
     def best(self) -> Entry | None:
         """The best: of equals the earlier; NaN is the worst."""

@@ -11,7 +11,7 @@ from ...core.distributed.ranks.membership import membership
 from ...core.metrics.monitor import Monitor
 from ...core.system.errors import NotRecorded
 from ...core.system.extras import require
-from ...events import CheckpointLoaded, Lane, Run, RunClosed, RunFailed, TrainEnd, TrainStart, ValidationEnd
+from ...events import CheckpointLoaded, Lane, LastBoundary, Run, RunClosed, RunFailed, TrainStart, ValidationEnd
 from ...plugins import Plugin, on
 from .storages import is_in_memory
 from .trials import AnyTrial, check_identity, identity, live, mode_of, run_name, values_of
@@ -128,8 +128,8 @@ class Optuna(Plugin):
             )
             run.control.stop(self._reason)
 
-    @on(TrainEnd, lane=Lane.TRANSFORM)
-    def end(self, run: Run, event: TrainEnd) -> None:
+    @on(LastBoundary, lane=Lane.TRANSFORM)
+    def end(self, run: Run, event: LastBoundary) -> None:
         """Ask the pruner no more: what is validated now is only reported."""
         self._is_over = True
 

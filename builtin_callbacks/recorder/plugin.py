@@ -18,6 +18,7 @@ from ...events import (
     EpochStart,
     Event,
     Lane,
+    LastBoundary,
     Log,
     PluginChanged,
     PluginFailed,
@@ -168,9 +169,14 @@ class Recorder(Plugin):
         """Note how many batches the validation or test had done."""
         self._note(run, event, {**attempt_facts.fields_of(event), "batches": dict(self._sets)})
 
-    @on(SavePoint, TrainEnd, EpochEnd, lane=Lane.TRANSFORM, optional=True)
-    def note_moment(self, run: Run, event: SavePoint | TrainEnd | EpochEnd) -> None:
-        """Note a save point, or the end of an epoch or of the training."""
+    @on(SavePoint, EpochEnd, lane=Lane.TRANSFORM, optional=True)
+    def note_moment(self, run: Run, event: SavePoint | EpochEnd) -> None:
+        """Note a save point, or the end of an epoch."""
+        self._note(run, event, attempt_facts.fields_of(event))
+
+    @on(LastBoundary, TrainEnd, lane=Lane.TRANSFORM)
+    def note_end(self, run: Run, event: LastBoundary | TrainEnd) -> None:
+        """Note the end of the training."""
         self._note(run, event, attempt_facts.fields_of(event))
 
     @on(CheckpointSaved, CheckpointPruned, ResumeVerified, lane=Lane.TRANSFORM)

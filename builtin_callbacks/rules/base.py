@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...events import Event, Run, SavePoint, TrainEnd
+from ...events import Event, LastBoundary, Run, SavePoint
 from ...events.checks import known_names
 from .errors import RuleError, RuleNameError
 
@@ -50,14 +50,14 @@ class Ending:
         is_final: whether it was requested after the training's end.
     """
 
-    EVENTS: tuple[type[Event], ...] = (SavePoint, TrainEnd)
+    EVENTS: tuple[type[Event], ...] = (SavePoint, LastBoundary)
 
     def __init__(self) -> None:
         self.is_final = self._is_over = False
 
     def handle(self, event: Event) -> None:
         """Note an event; only those in `EVENTS` matter."""
-        if isinstance(event, TrainEnd):
+        if isinstance(event, LastBoundary):
             self._is_over = True
         elif isinstance(event, SavePoint):
             self.is_final = self._is_over

@@ -114,6 +114,52 @@ def load_module(name: str, module: nn.Module, weights: Mapping[str, Any]) -> Non
         ) from error
 
 
+def measured_average(state: Mapping[str, Any]) -> str | None:
+    """Return the name of the plugin whose averaged weights a checkpoint's validations were measured on, if any."""
+    states = state["plugins"].items()
+    return next((name for name, each in states if each and each.get("evaluates") and each.get("weights")), None)
+
+
+def load_average(modules: Mapping[str, nn.Module], state: Mapping[str, Any], plugin: str) -> None:
+    """Load the weights that a plugin such as `EMA` has averaged into modules; buffers are left as they are.
+
+    Args:
+        modules: by name.
+        state: that of a checkpoint.
+        plugin: the plugin's name.
+
+    Raises:
+        ValueError: the checkpoint has no such average, or one of other modules.
+    """
+    states = state["plugins"]
+    average = (states.get(plugin) or {}).get("weights")
+    if not average:
+        holds = [name for name, each in states.items() if each and "weights" in each and "evaluates" in each]
+        raise ValueError(f"There are no weights that a plugin {plugin!r} has averaged; it has those of {holds}.")
+    check_average(modules, average, "The checkpoint's average")
+    with torch.no_grad():
+        for name, module in modules.items():
+            for key, parameter in module.named_parameters():
+                parameter.copy_(average[name][key])
+
+
+def check_average(modules: Mapping[str, nn.Module], average: Mapping[str, Mapping[str, Tensor]], what: str) -> None:
+    """Raise ValueError unless averaged weights are of the parameters of these modules."""
+    if average.keys() != modules.keys():
+        raise ValueError(f"{what} is of the modules {sorted(average)}, not of {sorted(modules)}.")
+    for name, module in modules.items():
+        own = {key: each.shape for key, each in module.named_parameters()}
+        then = {key: each.shape for key, each in average[name].items()}
+        if own != then:
+            parts = sorted(key for key in own.keys() | then.keys() if own.get(key) != then.get(key))
+            shapes = [f"{key} ({_shape(then.get(key))}, now {_shape(own.get(key))})" for key in parts[:3]]
+            raise ValueError(f"{what} is of another {name!r}, they differ in {', '.join(shapes)}.")
+
+
+def _shape(shape: torch.Size | None) -> str:
+    return "none" if shape is None else str(list(shape))
+
+
 def _own_ways(module: nn.Module) -> tuple[str, ...]:
     """Return what the names of those parts of a module's state begin with that are loaded in a way of its own."""
     if type(module).load_state_dict is not nn.Module.load_state_dict:

@@ -10,10 +10,12 @@ import pytest
 import torch
 from heliograph import (
     EMA,
+    BatchEnd,
     Checkpoint,
     Every,
     GradientAccumulation,
     RNGCapture,
+    Run,
     SaveSchedule,
     Supervised,
     Trainer,
@@ -22,6 +24,7 @@ from heliograph import (
     ValidationStart,
 )
 from torch import nn
+from torch.nn.utils import prune
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 Make = Callable[..., Any]
@@ -95,7 +98,7 @@ def test_load_at_end_leaves_the_average_in_the_model(batches: Make, sgd: Any) ->
 
 def test_applied_lends_the_average(batches: Make, sgd: Any) -> None:
     task, ema = norm_task(), EMA(0.9)
-    with pytest.raises(ValueError, match="The average is of nothing yet"), ema.applied({"model": task.model}):
+    with pytest.raises(ValueError, match="There is no average yet"), ema.applied({"model": task.model}):
         pass
     Trainer([ema], device="cpu").fit(task, batches(3), optimizer=sgd, epochs=1)
     trained = [each.clone() for each in task.model.parameters()]
@@ -139,3 +142,109 @@ def test_two_averages_go_together_where_one_of_them_validates(batches: Make, sgd
     fast = EMA(0.5, validate=False).named("fast")
     Trainer([EMA(0.9), fast], device="cpu").fit(norm_task(), batches(2), optimizer=sgd, epochs=1)
     assert fast.state_dict()["updates"] == {"optimizer": 2}
+
+
+# Whose average it is.
+
+
+def trained(batches: Make, sgd: Any) -> tuple[Trainer, Supervised, EMA]:
+    ema = EMA(0.5)
+    trainer, task = Trainer([ema], device="cpu"), norm_task()
+    trainer.fit(task, batches(4), optimizer=sgd, epochs=1)
+    return trainer, task, ema
+
+
+def losses(trainer: Trainer, task: Supervised, data: Any) -> tuple[float, float]:
+    """Return the loss of a test by a trainer, and that of the weights as they are."""
+    plain = Trainer(device="cpu").test(task, data).metrics["test/loss"]
+    return trainer.test(task, data).metrics["test/loss"], plain
+
+
+def test_a_test_after_the_training_is_of_the_average_again_and_again(batches: Make, sgd: Any) -> None:
+    trainer, task, ema = trained(batches, sgd)
+    with ema.applied({"model": task.model}):
+        average = Trainer(device="cpu").test(task, batches(2)).metrics["test/loss"]
+    for _ in range(2):
+        by_trainer, plain = losses(trainer, task, batches(2))
+        assert by_trainer == average != plain
+    assert trainer.validate(task, batches(2)).notes == ()
+
+
+def zero_data(task: Supervised) -> None:
+    for each in task.model.parameters():
+        each.data.zero_()
+
+
+def zero_in_place(task: Supervised) -> None:
+    with torch.no_grad():
+        for each in task.model.parameters():
+            each.zero_()
+
+
+def load_the_same(task: Supervised) -> None:
+    task.model.load_state_dict({name: value.clone() for name, value in task.model.state_dict().items()})
+
+
+@pytest.mark.parametrize("change", [zero_data, zero_in_place, load_the_same])
+def test_other_weights_than_those_that_the_training_left_are_tested_as_they_are(
+    batches: Make, sgd: Any, change: Callable[[Supervised], None]
+) -> None:
+    trainer, task, _ = trained(batches, sgd)
+    change(task)
+    by_trainer, plain = losses(trainer, task, batches(2))
+    assert by_trainer == plain
+    (note,) = trainer.test(task, batches(2)).notes
+    assert note.startswith("ema: evaluated with the weights that the model has, not with the average")
+
+
+@pytest.mark.parametrize("width", [3, 5])
+def test_another_model_is_tested_with_its_own_weights(batches: Make, sgd: Any, width: int) -> None:
+    trainer, _, _ = trained(batches, sgd)
+    other = Supervised(
+        nn.Sequential(nn.Linear(4, width), nn.BatchNorm1d(width), nn.Linear(width, 2)), nn.functional.mse_loss
+    )
+    by_trainer, plain = losses(trainer, other, batches(2))
+    assert by_trainer == plain
+
+
+def test_an_interrupted_training_leaves_an_average_too(batches: Make, sgd: Any) -> None:
+    ema, task = EMA(0.5), norm_task()
+    trainer = Trainer([ema], device="cpu")
+
+    def interrupt(run: Run, event: BatchEnd) -> None:
+        if run.progress.batches == 3:
+            raise KeyboardInterrupt
+
+    handle = trainer.bus.on(BatchEnd, interrupt)
+    trainer.fit(task, batches(4), optimizer=sgd, epochs=1, on_interrupt="return")
+    handle.remove()
+    by_trainer, plain = losses(trainer, task, batches(2))
+    assert by_trainer != plain
+
+
+def test_an_average_of_other_shapes_is_not_applied(batches: Make, sgd: Any) -> None:
+    _, _, ema = trained(batches, sgd)
+    words = r"The average of ema is of another 'model', they differ in 0.bias \(\[3\], now none\)"
+    with pytest.raises(ValueError, match=words), ema.applied({"model": nn.Linear(4, 2)}):
+        pass
+
+
+def test_parameters_that_pruning_renames_are_a_clear_error(batches: Make, sgd: Any) -> None:
+    task = norm_task()
+
+    def cut(run: Run, event: BatchEnd) -> None:
+        if run.progress.batches == 2:
+            prune.l1_unstructured(task.model.get_submodule("0"), "weight", 0.5)  # type: ignore[no-untyped-call]
+
+    trainer = Trainer([EMA(0.5)], device="cpu")
+    trainer.bus.on(BatchEnd, cut)
+    words = r"0.weight_orig \(none, now \[3, 4\]\)\. Pruning and parametrizations .* before the first step"
+    with pytest.raises(ValueError, match=words):
+        trainer.fit(task, batches(4), optimizer=sgd, epochs=1)
+
+
+def test_a_model_that_is_pruned_before_is_averaged(batches: Make, sgd: Any) -> None:
+    task, ema = norm_task(), EMA(0.5)
+    prune.l1_unstructured(task.model.get_submodule("0"), "weight", 0.5)  # type: ignore[no-untyped-call]
+    Trainer([ema], device="cpu").fit(task, batches(4), optimizer=sgd, epochs=1)
+    assert "0.weight_orig" in ema.weights["model"]

@@ -291,7 +291,7 @@ def resume_from(folder: Path, plugins: list[Any]) -> None:
     """Cut a run at its second step, and resume it from there."""
     saved: dict[str, Any] = {}
     for resumed in (False, True):
-        trainer = Trainer([FileLog(folder), SaveSchedule(At(steps=2)), *plugins], device="cpu")
+        trainer = Trainer([FileLog(folder), SaveSchedule(At(steps=2), at_end=False), *plugins], device="cpu")
         if resumed:
             trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))
         else:

@@ -255,7 +255,7 @@ def resumable(
             JsonlLog(path),
             LogSchedule(Every(steps=1)),
             ValidationSchedule(Every(epochs=1)),
-            SaveSchedule(At(steps=at)),
+            SaveSchedule(At(steps=at), at_end=False),
         ]
         trainer = Trainer(plugins, device="cpu")
         if resumed:

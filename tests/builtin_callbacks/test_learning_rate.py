@@ -194,7 +194,7 @@ def test_a_resume_at_the_last_batch_of_an_epoch_still_steps_the_epoch(task: Make
     def fit(*, resumed: bool) -> list[float]:
         mine = task()
         optimizer = torch.optim.SGD(mine.model.parameters(), lr=1.0)
-        trainer = Trainer([LearningRate("epoch"), SaveSchedule(At(steps=3))], device="cpu")
+        trainer = Trainer([LearningRate("epoch"), SaveSchedule(At(steps=3), at_end=False)], device="cpu")
         rates = record(trainer)
         if resumed:
             trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))

@@ -331,7 +331,7 @@ def test_generators_of_a_loader_are_left_alone(task: Make, batches: Make, sgd: A
     saved: dict[str, Any] = {}
 
     def fit(*, resumed: bool) -> list[Tensor]:
-        trainer = Trainer([RNGCapture(11), SaveSchedule(At(steps=7))], device="cpu")
+        trainer = Trainer([RNGCapture(11), SaveSchedule(At(steps=7), at_end=False)], device="cpu")
         inputs: list[Tensor] = []
         trainer.bus.on(BatchEnd, lambda run, event: inputs.append(run.batch[0].clone()))
         if resumed:
@@ -363,7 +363,7 @@ def test_every_generator_is_saved_and_restored(task: Make, batches: Make, sgd: A
 
     def fit(*, resumed: bool) -> list[Draw]:
         capture = RNGCapture()
-        trainer = Trainer([capture, SaveSchedule(At(steps=step))], device="cpu")
+        trainer = Trainer([capture, SaveSchedule(At(steps=step), at_end=False)], device="cpu")
         draws = drawing(trainer, capture)
         if resumed:
             trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))
@@ -382,7 +382,7 @@ def test_a_normal_draw_in_hand_is_saved_too(task: Make, batches: Make, sgd: Any)
     saved: dict[str, Any] = {}
     pairs: list[tuple[float, float]] = []
     for resumed in (False, True):
-        trainer = Trainer([RNGCapture(), SaveSchedule(At(steps=1))], device="cpu")
+        trainer = Trainer([RNGCapture(), SaveSchedule(At(steps=1), at_end=False)], device="cpu")
         trainer.bus.on(BatchEnd, lambda run, event: pairs.append((random.gauss(0, 1), float(np.random.randn()))))
         if resumed:
             trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))
@@ -435,7 +435,7 @@ def test_generators_that_the_task_holds_are_kept(batches: Make, sgd: Any, task: 
     saved: dict[str, Any] = {}
     whole, resumed = Noisy(), Noisy()
     for noisy in (whole, resumed):
-        trainer = Trainer([RNGCapture(), SaveSchedule(At(steps=3))], device="cpu")
+        trainer = Trainer([RNGCapture(), SaveSchedule(At(steps=3), at_end=False)], device="cpu")
         if noisy is resumed:
             trainer.bus.on(TrainStart, lambda run, event: run.resume(saved))
         else:

@@ -226,7 +226,7 @@ def test_the_three_ask_for_what_they_are_named_for(task: Make, batches: Make, sg
 def cut(task: Make, batches: Make, sgd: Any, batch: int, *plugins: Any) -> dict[str, Any]:
     """Return the state of a run after so many batches."""
     saved: dict[str, Any] = {}
-    trainer = Trainer([SaveSchedule(At(batches=batch)).named("cut"), *plugins], device="cpu")
+    trainer = Trainer([SaveSchedule(At(batches=batch), at_end=False).named("cut"), *plugins], device="cpu")
     trainer.bus.on(SavePoint, lambda run, event: saved.update(deepcopy(run.state_dict())))
     trainer.fit(task(), batches(5), optimizer=sgd, epochs=4)
     assert saved["progress"]["earlier_batches"] + saved["progress"]["batch"] == batch
@@ -257,7 +257,7 @@ def test_a_resumed_run_neither_drifts_nor_doubles(
 
 def test_an_epoch_cut_after_its_end_is_not_reported_again(served: Make, task: Make, batches: Make, sgd: Any) -> None:
     saved: dict[str, Any] = {}
-    trainer = Trainer([SaveSchedule(At(epochs=2))], device="cpu")
+    trainer = Trainer([SaveSchedule(At(epochs=2), at_end=False)], device="cpu")
     trainer.bus.on(SavePoint, lambda run, event: saved.update(deepcopy(run.state_dict())))
     trainer.fit(task(), batches(5), optimizer=sgd, epochs=3)
 
@@ -390,3 +390,16 @@ def test_two_of_a_kind_have_names_of_their_own(task: Make, batches: Make, sgd: A
     trainer.fit(task(), batches(5), optimizer=sgd, epochs=1)
 
     assert (seen, ends) == ([4, 5], [0])
+
+
+@pytest.mark.parametrize("kind", [LogSchedule, ValidationSchedule, SaveSchedule])
+@pytest.mark.parametrize(("at_end", "asks"), [(None, (0, 1, 1)), (True, (1, 1, 1)), (False, (0, 0, 0))])
+def test_validations_and_saves_are_asked_for_at_the_end_unless_that_is_switched_off(
+    task: Make, batches: Make, sgd: Any, kind: Any, at_end: bool | None, asks: tuple[int, ...]
+) -> None:
+    schedule = kind(Every(epochs=1), at_end=at_end)
+    trainer = Trainer([schedule], device="cpu")
+    result = trainer.fit(task(), batches(5), validation=batches(1) if kind is ValidationSchedule else None, optimizer=sgd, steps=3)  # fmt: skip  # noqa: E501
+
+    expected = asks[(LogSchedule, ValidationSchedule, SaveSchedule).index(kind)]
+    assert [each.reason for each in result.history] == ["at the end"] * expected

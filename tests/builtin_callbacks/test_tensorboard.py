@@ -173,7 +173,7 @@ def resumable(task: Make, batches: Make, sgd: Any, folder: Path) -> Callable[...
         plugins = [
             LogSchedule(Every(steps=1)),
             ValidationSchedule(Every(epochs=1)),
-            SaveSchedule(At(steps=at)),
+            SaveSchedule(At(steps=at), at_end=False),
             TensorBoard(folder),
         ]
         trainer = Trainer(plugins, device="cpu")
@@ -223,7 +223,7 @@ def test_a_run_that_goes_back_has_no_step_twice(task: Make, batches: Make, sgd: 
             run.roll_back(saved.pop())
 
     plugins = [LogSchedule(Every(steps=1)), ValidationSchedule(Every(epochs=1)), TensorBoard(tmp_path)]
-    trainer = Trainer([*plugins, SaveSchedule(At(steps=3))], device="cpu")
+    trainer = Trainer([*plugins, SaveSchedule(At(steps=3), at_end=False)], device="cpu")
     trainer.bus.on(SavePoint, lambda run, event: saved.append(deepcopy(run.state_dict())))
     trainer.bus.on(BatchEnd, go_back)
     result = trainer.fit(task(), batches(4), validation=batches(1), optimizer=sgd, epochs=2)

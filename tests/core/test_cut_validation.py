@@ -98,6 +98,7 @@ def of_validations(names: list[str]) -> list[str]:
     return [name for name in names if name.startswith("validation")]
 
 
+END = ["last_boundary", "train_end", "run_closed"]
 WHOLE = ["validation_start", *["validation_batch_start", "validation_batch_end"] * 3, "validation_end"]
 
 
@@ -197,10 +198,10 @@ def test_one_that_comes_at_the_very_end_stops_the_run_and_is_made_up_for_by_the_
     keep, schedule = Keep(), ValidationSchedule(Every(steps=99), at_end=True)
     names, result = fit(keep, SaveToo(ValidationBatchEnd), schedule=schedule)
     assert (result.status, result.reason, result.stopped_by) == ("stopped", "no time", "save_too")
-    assert names[-3:] == ["validation_cut", "save_point", "run_closed"]
+    assert names[-4:] == ["validation_cut", "save_point", "train_end", "run_closed"]
     assert (result.progress.epoch, result.progress.steps) == (1, 4)
     names, result = fit(Keep(keep.states[0]), schedule=schedule)
-    assert names == ["train_start", "checkpoint_loaded", *WHOLE, "should_stop", "train_end", "run_closed"]
+    assert names == ["train_start", "checkpoint_loaded", *WHOLE, "should_stop", *END]
     assert result.status == "completed"
 
 

@@ -64,6 +64,7 @@ def trace(*plugins: Any, quiet: set[str] = QUIET, **options: Any) -> tuple[list[
     return [name for name in recorder.trace if name not in quiet], result
 
 
+END = ["last_boundary", "train_end", "run_closed"]
 BATCH = ["batch_start", "gradients_ready", "step_end", "batch_end"]
 HELD = ["batch_start", "batch_end"]
 VALIDATION = ["validation_start", "validation_batch_start", "validation_batch_end", "validation_end"]
@@ -99,8 +100,7 @@ def test_two_epochs() -> None:
         "should_stop",
         "epoch_end",
         "should_stop",
-        "train_end",
-        "run_closed",
+        *END,
     ]
     assert (result.status, result.reason, result.stopped_by) == ("completed", "2 epochs done", None)
     assert (result.progress.epoch, result.progress.steps, result.progress.batches) == (2, 4, 4)
@@ -123,8 +123,7 @@ def test_log_validation_save_and_stop_at_one_boundary_come_in_this_order() -> No
         *VALIDATION,
         "save_point",
         "should_stop",
-        "train_end",
-        "run_closed",
+        *END,
     ]
     assert (result.status, result.reason, result.stopped_by) == ("stopped", "enough", "ask")
 
@@ -160,8 +159,7 @@ def test_a_request_that_comes_too_late_for_its_boundary_is_served_at_the_next() 
         *BATCH,
         "log",
         "epoch_end",
-        "train_end",
-        "run_closed",
+        *END,
     ]
 
 
@@ -172,12 +170,12 @@ def test_what_train_end_asks_for_is_served_before_the_run_closes() -> None:
 
 def test_what_epoch_end_asks_for_is_served_after_it() -> None:
     names, _ = trace(Ask(EpochEnd, lambda run: run.control.request_validation("epoch")), validation=class_batches(1))
-    assert names == ["train_start", "epoch_start", *BATCH, *BATCH, "epoch_end", *VALIDATION, "train_end", "run_closed"]
+    assert names == ["train_start", "epoch_start", *BATCH, *BATCH, "epoch_end", *VALIDATION, *END]
 
 
 def test_stop_at_train_start_trains_nothing() -> None:
     names, result = trace(Ask(TrainStart, lambda run: run.control.stop("never mind")))
-    assert names == ["train_start", "train_end", "run_closed"]
+    assert names == ["train_start", *END]
     assert (result.status, result.progress.batches) == ("stopped", 0)
 
 
@@ -190,27 +188,26 @@ def test_stop_at_epoch_start_trains_nothing_more_and_ends_no_epoch() -> None:
         *BATCH,
         "epoch_end",
         "epoch_start",
-        "train_end",
-        "run_closed",
+        *END,
     ]
     assert (result.progress.epoch, result.progress.batch) == (1, 0)
 
 
 def test_stop_in_mid_epoch_leaves_the_epoch_open() -> None:
     names, result = trace(Ask(BatchEnd, lambda run: run.control.stop("enough")), epochs=3)
-    assert names == ["train_start", "epoch_start", *BATCH, "train_end", "run_closed"]
+    assert names == ["train_start", "epoch_start", *BATCH, *END]
     assert (result.progress.epoch, result.progress.batch) == (0, 1)
 
 
 def test_stop_on_the_last_batch_ends_the_epoch_too() -> None:
     names, result = trace(Ask(BatchEnd, lambda run: run.control.stop("enough"), at=2), epochs=3)
-    assert names == ["train_start", "epoch_start", *BATCH, *BATCH, "epoch_end", "train_end", "run_closed"]
+    assert names == ["train_start", "epoch_start", *BATCH, *BATCH, "epoch_end", *END]
     assert (result.progress.epoch, result.progress.batch, result.status) == (1, 0, "stopped")
 
 
 def test_stop_at_epoch_end() -> None:
     names, result = trace(Ask(EpochEnd, lambda run: run.control.stop("enough")), epochs=3)
-    assert names == ["train_start", "epoch_start", *BATCH, *BATCH, "epoch_end", "train_end", "run_closed"]
+    assert names == ["train_start", "epoch_start", *BATCH, *BATCH, "epoch_end", *END]
     assert result.status == "stopped"
 
 
@@ -225,8 +222,7 @@ def test_end_epoch_continues_with_the_next() -> None:
         *BATCH,
         *BATCH,
         "epoch_end",
-        "train_end",
-        "run_closed",
+        *END,
     ]
     assert (result.status, result.progress.epoch, result.progress.batches) == ("completed", 2, 3)
 
@@ -241,8 +237,7 @@ def test_end_epoch_at_epoch_start_is_an_empty_epoch() -> None:
         *BATCH,
         *BATCH,
         "epoch_end",
-        "train_end",
-        "run_closed",
+        *END,
     ]
     assert result.progress.epoch == 2
 
@@ -295,7 +290,7 @@ def test_a_run_resumed_between_two_epochs_does_not_end_the_next_one(save_at: str
 
 def test_skip_batch() -> None:
     names, result = trace(Ask(BatchStart, lambda run: run.control.skip_batch("bad data")))
-    assert names == ["train_start", "epoch_start", *HELD, *BATCH, "epoch_end", "train_end", "run_closed"]
+    assert names == ["train_start", "epoch_start", *HELD, *BATCH, "epoch_end", *END]
     progress = result.progress
     assert (progress.skipped_batches, progress.steps, progress.batches, progress.samples) == (1, 1, 2, 3)
 
@@ -319,7 +314,7 @@ def test_hold_step_accumulates_but_never_across_the_epoch() -> None:
             run.control.hold_step("always")
 
     names, result = trace(HoldAlways(), train=class_batches(3))
-    assert names == ["train_start", "epoch_start", *HELD, *HELD, *BATCH, "epoch_end", "train_end", "run_closed"]
+    assert names == ["train_start", "epoch_start", *HELD, *HELD, *BATCH, "epoch_end", *END]
     assert result.progress.steps == 1
 
 
@@ -338,8 +333,7 @@ def test_accumulation_with_a_tail() -> None:
         "should_stop",
         "epoch_end",
         "should_stop",
-        "train_end",
-        "run_closed",
+        *END,
     ]
     assert (result.progress.steps, result.progress.batches) == (3, 5)
 
@@ -364,8 +358,7 @@ def test_a_skipped_last_batch_still_steps_the_window(sized: bool) -> None:
         *BATCH,
         *tail,
         "epoch_end",
-        "train_end",
-        "run_closed",
+        *END,
     ]
     names, result = trace(SkipLast(), GradientAccumulation(3), train=train)
     stepped_when_skipped = ["batch_start", "gradients_ready", "step_end", "batch_end"]
@@ -378,8 +371,7 @@ def test_a_skipped_last_batch_still_steps_the_window(sized: bool) -> None:
         *HELD,
         *stepped_when_skipped,
         "epoch_end",
-        "train_end",
-        "run_closed",
+        *END,
     ]
     assert (result.progress.steps, result.progress.skipped_batches) == (2, 1)
 
@@ -410,8 +402,7 @@ def test_a_request_inside_a_window_waits_for_its_end() -> None:
         *BATCH,
         "save_point",
         "epoch_end",
-        "train_end",
-        "run_closed",
+        *END,
     ]
 
 
@@ -448,7 +439,7 @@ def test_veto_puts_a_stop_off_and_does_not_forget_it() -> None:
                 run.control.veto_stop("at least 3 steps")
 
     names, result = trace(AtLeast(), Ask(StepEnd, lambda run: run.control.stop("tired")), train=class_batches(5))
-    assert names == ["train_start", "epoch_start", *BATCH, *BATCH, *BATCH, "train_end", "run_closed"]
+    assert names == ["train_start", "epoch_start", *BATCH, *BATCH, *BATCH, *END]
     assert (result.status, result.reason, result.progress.steps) == ("stopped", "tired", 3)
     assert [(each.verb, each.by, each.times) for each in result.history] == [
         ("stop", "ask", 1),
@@ -466,15 +457,14 @@ def test_a_steps_limit_ends_the_run_during_an_epoch() -> None:
         "epoch_end",
         "epoch_start",
         *BATCH,
-        "train_end",
-        "run_closed",
+        *END,
     ]
     assert (result.status, result.reason) == ("completed", "3 steps done")
 
 
 def test_a_steps_limit_at_the_end_of_an_epoch_ends_the_epoch() -> None:
     names, result = trace(train=class_batches(2), epochs=None, steps=2)
-    assert names == ["train_start", "epoch_start", *BATCH, *BATCH, "epoch_end", "train_end", "run_closed"]
+    assert names == ["train_start", "epoch_start", *BATCH, *BATCH, "epoch_end", *END]
     assert (result.progress.epoch, result.progress.batch) == (1, 0)
 
 
@@ -536,7 +526,7 @@ def test_everybody_can_ask_whether_this_is_the_last_batch(loader: Any) -> None:
 def test_a_loader_that_ends_before_its_length_steps_the_open_window_and_warns() -> None:
     names, result = trace(GradientAccumulation(2), train=Sized(class_batches(3), 5))
     assert result.warnings == ("The train loader ended after 3 batches, but its length says 5.",)
-    assert names[-6:] == ["batch_end", "gradients_ready", "step_end", "epoch_end", "train_end", "run_closed"]
+    assert names[-7:] == ["batch_end", "gradients_ready", "step_end", "epoch_end", *END]
     assert result.progress.steps == 2
 
 

@@ -125,7 +125,7 @@ def test_the_epoch_that_is_given_up_has_no_end_and_nothing_is_served_in_it_any_m
     served = ["log", "validation_start"] + ["validation_batch_start", "validation_batch_end"] * 2
     served += ["validation_end", "save_point", "should_stop"]
     back = ["should_stop", "checkpoint_loaded", "should_stop", "epoch_start"]
-    rest = [*batch, *served, *batch, *served, "epoch_end", *served, "train_end", "run_closed"]
+    rest = [*batch, *served, *batch, *served, "epoch_end", *served, "last_boundary", "train_end", "run_closed"]
     assert names == ["train_start", "epoch_start", *batch, *served, *batch, *back, *rest]
     (asked,) = [each for each in result.history if each.verb == "roll_back"]
     assert (asked.by, asked.reason, asked.batch) == ("back", "to a saved state", 2)

@@ -97,6 +97,7 @@ def test_break_after_a_step_ends_the_epoch() -> None:
     assert [name for name in recorder.trace if name != "should_stop"] == [
         "train_start",
         *["epoch_start", "batch_start", "gradients_ready", "step_end", "batch_end", "epoch_end"] * 2,
+        "last_boundary",
         "train_end",
         "run_closed",
     ]
@@ -121,7 +122,7 @@ def test_leaving_the_epochs_is_a_stop() -> None:
             for batch in run.batches():
                 run.step(loss_of(task, batch))
             break
-    assert recorder.trace[-2:] == ["train_end", "run_closed"]
+    assert recorder.trace[-3:] == ["last_boundary", "train_end", "run_closed"]
     assert (run.result.status, run.result.stopped_by) == ("stopped", "the caller")
 
 

@@ -37,6 +37,7 @@ def test_the_catalogue_is_a_frozen_surface_in_the_order_of_emission() -> None:
         "CheckpointPruned",
         "ShouldStop",
         "EpochEnd",
+        "LastBoundary",
         "TrainEnd",
         "TestStart",
         "TestBatchStart",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ....events import CheckpointLoaded, EpochEnd, Lane, Log, Run, SavePoint, TrainEnd, TrainStart
+from ....events import CheckpointLoaded, EpochEnd, Lane, LastBoundary, Log, Run, SavePoint, TrainStart
 from ....plugins import Plugin, on
 from .packed_state import pack_state, unpack_state
 
@@ -59,8 +59,8 @@ class StateTransfer(Plugin):
         """Request a log and a save."""
         self._request(run, "a pass is done")
 
-    @on(TrainEnd)
-    def end(self, run: Run, event: TrainEnd) -> None:
+    @on(LastBoundary)
+    def end(self, run: Run, event: LastBoundary) -> None:
         """Request them too if a pass was interrupted, which the next call finishes, or none was left to do."""
         if run.progress.batch or not self._has_sent:
             self._request(run, "no pass was done at last")

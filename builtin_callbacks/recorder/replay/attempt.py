@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Final
 
-from ....events import Bus, Event, GradientsReady, StepEnd
+from ....events import Bus, Event, GradientsReady, LastBoundary, StepEnd
 from ....events.control import Verb
 from ..format.records import AttemptRecord, Batches, Counters, Entry, EventEntry, RepeatEntry, RequestEntry
 from .batches import BatchReplay
@@ -72,6 +72,7 @@ class AttemptReplay:
             "checkpoint_loaded": self._load,
             "epoch_start": self._start_epoch,
             "epoch_end": self._end_epoch,
+            "last_boundary": self._end_training,
             "train_end": self._end_training,
             "log": self._log,
             "validation_start": self._evaluations.start,
@@ -213,16 +214,21 @@ class AttemptReplay:
         self._boundary.open(due=True)
 
     def _end_training(self, entry: EventEntry) -> None:
-        self._flush(entry.counters)
-        place = entry.counters
+        if not self.run.finished:
+            self._finish(entry.counters)
+            if entry.event != "last_boundary":  # recorded before there was one
+                self.run.emit(LastBoundary())
+        self._emit(entry)
+        self._boundary.open(due=True, last=True)
+
+    def _finish(self, place: Counters) -> None:
+        self._flush(place)
         if self._attempt.status == "stopped" and not self.run.control.stopped:
             self._findings.note(
                 f"attempt {self._number} was stopped at epoch {place.epoch} batch {place.batch} step {place.steps}: "
                 f"with the replayed plugins it would have continued, but what would have followed is not recorded"
             )
         self.run.finished = True
-        self._emit(entry)
-        self._boundary.open(due=True, last=True)
 
     def _log(self, entry: EventEntry) -> None:
         metrics = entry.data["metrics"]

@@ -9,7 +9,7 @@ from ....events import Request
 from ....events.catalogue import ShouldStop
 from ....events.control import Verb
 from ..format.records import Entry, EventEntry
-from .entries import BATCHES
+from .entries import BATCHES, ENDS
 from .failure import RecordedFailure
 from .findings import Findings
 from .requests import RecordedRequests
@@ -42,7 +42,7 @@ class Boundary:
 
         Args:
             due: whether the loop has a boundary here, even if the recording does not show a request that it served.
-            last: whether it is the one after `TrainEnd`.
+            last: whether it is one after the training.
         """
         self._is_open, self._is_due, self._is_last, self._served = True, due, last, -1
 
@@ -50,7 +50,7 @@ class Boundary:
         """Note that the recorded run served a request, and did not serve those that come before it in a boundary."""
         if self._is_open:
             index = SERVED.index(verb)
-            if index <= self._served:  # after `TrainEnd` everything is served twice
+            if index <= self._served:  # after the training everything is served twice
                 self._remove_until(len(SERVED))
                 self._served = -1
             self._remove_until(index)
@@ -95,7 +95,7 @@ class Boundary:
         if following == BATCHES and control.should_end_epoch:
             control.remove("end_epoch")
             self._findings.decide("end_epoch", did=False)
-        self._findings.decide("veto_stop", did=following != "train_end")
+        self._findings.decide("veto_stop", did=following not in ENDS)
         is_between_epochs = following == "epoch_start" and not self._run.progress.batch
         if is_between_epochs:
             self._findings.decide("end_epoch", did=None)
@@ -109,8 +109,8 @@ class Boundary:
         if following in CONTINUES and requests.has_stop and requests.has_veto:
             self._run.own_control.postpone_stop()
             return
-        if following in (*CONTINUES, "train_end"):
-            self._add_end(stop, did=following == "train_end")
+        if following in (*CONTINUES, *ENDS):
+            self._add_end(stop, did=following in ENDS)
         if following in CONTINUES:
             self._run.own_control.remove("stop")
 

@@ -11,7 +11,8 @@ from ....core.metrics.values import Metrics
 from ....events import CATALOGUE, Event
 from ..format.records import AttemptRecord, Batches, Entry, EventEntry, RepeatEntry, RequestEntry, TimesEntry
 
-MILESTONES = ("epoch_start", "epoch_end", "train_end", "checkpoint_loaded", "run_failed", "run_closed")
+ENDS = ("last_boundary", "train_end")
+MILESTONES = ("epoch_start", "epoch_end", *ENDS, "checkpoint_loaded", "run_failed", "run_closed")
 BATCHES = "batches"
 CHECKPOINTS = ("checkpoint_saved", "checkpoint_pruned", "resume_verified")
 KINDS: Final = {kind.name: kind for kind in CATALOGUE}

@@ -14,6 +14,7 @@ from ....events import (
     EpochStart,
     Event,
     GradientsReady,
+    LastBoundary,
     Log,
     Run,
     StepEnd,
@@ -86,7 +87,7 @@ ANCESTOR = {
     )
 }
 OURS = {kind.name: kind for kind in CATALOGUE}
-BEFORE_BOUNDARY = (EpochEnd, TrainEnd)  # what is due is served after them
+BEFORE_BOUNDARY = (EpochEnd, LastBoundary, TrainEnd)  # what is due is served after them
 NEEDS = {
     "log": (Log,),
     "validation": (ValidationStart, ValidationBatchEnd, ValidationEnd, ValidationCut),

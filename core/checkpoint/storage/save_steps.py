@@ -91,10 +91,19 @@ def write_manifest(files: Files, hidden: Hidden, entry: Entry) -> Entry:
     """
     size, sha256 = files.digest(entry.path)
     entry = replace(entry, size=size, sha256=sha256)
+    put_manifest(files, hidden, entry)
+    return entry
+
+
+def put_manifest(files: Files, hidden: Hidden, entry: Entry) -> None:
+    """Write the manifest of a checkpoint in one step, in place of one that is there.
+
+    Raises:
+        OSError: a step failed.
+    """
     write_small(files, hidden.manifest, encode(entry))
     files.rename(hidden.manifest, manifest_path(entry.path))
     files.sync_folder(entry.path.parent)
-    return entry
 
 
 def write_small(files: Files, path: Path, content: bytes) -> None:

@@ -31,7 +31,7 @@ from .manifest import (
     shards_path,
 )
 from .recovery import finish_removal, interrupted_names, sweep
-from .save_steps import take_in, write, write_manifest, write_small
+from .save_steps import put_manifest, take_in, write, write_manifest, write_small
 
 logger = logging.getLogger("heliograph")
 
@@ -224,6 +224,16 @@ class Store:
             )
         entry = write_manifest(self._files, self._hidden, entry)
         self._sequence = max(newest, sequence)
+        return entry
+
+    def judge(self, entry: Entry, judged_by: JudgedBy) -> Entry:
+        """Write into the manifest of a checkpoint by what it is ranked, and return when that is durable.
+
+        Raises:
+            OSError: the manifest could not be written; it is as it was.
+        """
+        entry = replace(entry, judged_by=judged_by)
+        put_manifest(self._files, self._hidden, entry)
         return entry
 
     def steady(self) -> AbstractContextManager[None]:

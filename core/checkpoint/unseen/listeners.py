@@ -7,7 +7,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, TypedDict
 
-from ....events import Run, RunClosed, RunFailed, TestBatchEnd, TestBatchStart, TestEnd, TestStart, TrainEnd
+from ....events import (
+    LastBoundary,
+    Run,
+    RunClosed,
+    RunFailed,
+    TestBatchEnd,
+    TestBatchStart,
+    TestEnd,
+    TestStart,
+    TrainEnd,
+)
 from ....events.bus import FunctionName, OrderedSignal, PluginName, Subscription
 from ....events.checks import describe
 from ....plugins.filters import Filter
@@ -16,7 +26,7 @@ from .program import Program, affects_training
 from .values import Value, encode, equal, show, show_both
 from .variables import is_number, receiver_object
 
-AFTERWARDS: Final = {RunClosed, RunFailed, TestBatchEnd, TestBatchStart, TestEnd, TestStart, TrainEnd}
+AFTERWARDS: Final = {LastBoundary, RunClosed, RunFailed, TestBatchEnd, TestBatchStart, TestEnd, TestStart, TrainEnd}
 OBSERVE: Final = "or let an observer connect it, if no bit of the training depends on it"
 GONE: Final = f"connect it at TrainStart or at CheckpointLoaded, {OBSERVE}"
 NEW: Final = f"remove or pause it at CheckpointLoaded, too, {OBSERVE}"

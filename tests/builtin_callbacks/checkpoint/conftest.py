@@ -19,7 +19,7 @@ def fit(task: Make, batches: Make, sgd: Any) -> Callable[..., RunResult]:
     """Return a function that trains 3 batches an epoch and saves after each epoch, or as often as `every` says."""
 
     def run(checkpoint: Checkpoint, *plugins: Any, every: Any = None, **options: Any) -> RunResult:
-        trainer = Trainer([SaveSchedule(every or Every(epochs=1)), *plugins, checkpoint], device="cpu")
+        trainer = Trainer([SaveSchedule(every or Every(epochs=1), at_end=False), *plugins, checkpoint], device="cpu")
         options = {"epochs": 2, "task": task(), **options}
         return trainer.fit(options.pop("task"), batches(3), optimizer=sgd, **options)
 

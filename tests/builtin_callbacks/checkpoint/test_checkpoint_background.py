@@ -20,6 +20,7 @@ from heliograph import (
     Event,
     Every,
     Lane,
+    LastBoundary,
     Plugin,
     Run,
     RunClosed,
@@ -137,7 +138,7 @@ def make(task: Make, batches: Make, sgd: Any, disk: Disk) -> Callable[..., tuple
     """Return a function that makes a trainer which saves every `every` batches of 8, and a function that runs it."""
 
     def build(checkpoint: Checkpoint, *plugins: Any, every: Any = None) -> tuple[Trainer, Callable[..., RunResult]]:
-        trainer = Trainer([SaveSchedule(every or Every(steps=2)), *plugins, checkpoint], device="cpu")
+        trainer = Trainer([SaveSchedule(every or Every(steps=2), at_end=False), *plugins, checkpoint], device="cpu")
 
         def fit(**options: Any) -> RunResult:
             options = {"task": task(), "optimizer": sgd, "epochs": 1, **options}
@@ -375,7 +376,7 @@ def test_an_error_is_raised_at_the_next_batch(make: Make, disk: Disk, tmp_path: 
 
     assert info.value is FULL
     assert seen == [1, 2, 3, 4]
-    assert "in train, epoch 0, batch 4, step 4" in info.value.__notes__[0]
+    assert "in train, epoch 0, batch 4, step 4" in info.value.__notes__[-1]
     assert names(tmp_path) == []
 
 
@@ -393,7 +394,7 @@ def test_an_error_is_raised_at_the_next_save(make: Make, disk: Disk, on_waiting:
     with pytest.raises(OSError, match="the next save finds it") as info:
         fit()
 
-    assert "step 6; in checkpoint on save_point" in info.value.__notes__[0]
+    assert "step 6; in checkpoint on save_point" in info.value.__notes__[-1]
     assert disk.most == 1
     assert len(disk.places) == 1  # the second one was not begun
 
@@ -404,7 +405,7 @@ def test_an_error_of_the_last_save_fails_the_run(make: Make, disk: Disk, tmp_pat
     with pytest.raises(OSError, match="the last one") as info:
         fit()
 
-    assert "in checkpoint on train_end" in info.value.__notes__[0]
+    assert "in checkpoint on last_boundary" in info.value.__notes__[-1]
 
 
 def test_an_error_of_a_save_that_was_asked_for_at_the_end_fails_the_run(make: Make, disk: Disk, tmp_path: Path) -> None:
@@ -416,7 +417,7 @@ def test_an_error_of_a_save_that_was_asked_for_at_the_end_fails_the_run(make: Ma
     with pytest.raises(OSError, match="later than the end") as info:
         fit()
 
-    assert "in checkpoint on run_closed" in info.value.__notes__[0]
+    assert "in checkpoint on run_closed" in info.value.__notes__[-1]
     assert statuses == ["completed"]
 
 
@@ -479,7 +480,7 @@ def test_what_is_in_flight_is_finished_when_the_run_is_stopped(make: Make, disk:
     trainer, fit = make(Checkpoint(tmp_path, background=True), every=Every(steps=3))
     disk.gate.clear()
     at(trainer.bus, BatchEnd, lambda run: run.control.stop("enough"), batches=3)
-    at(trainer.bus, TrainEnd, lambda run: disk.gate.set())
+    at(trainer.bus, LastBoundary, lambda run: disk.gate.set())
     result = fit()
 
     assert (result.status, result.last_checkpoint) == ("stopped", tmp_path / "run_epoch_0_iter_3.pth")

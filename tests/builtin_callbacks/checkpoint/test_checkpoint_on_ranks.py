@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph import (
+    EMA,
     At,
     BatchEnd,
     BatchStart,
@@ -685,3 +686,36 @@ def test_all_ranks_are_of_one_training(ranks: Pool, tmp_path: Path) -> None:
     assert any("this one is written as 'run-2'" in note for note in notes[1])
     assert storage.read_manifest(tmp_path / names[2]).training == identities[2]
     assert "training_id" not in storage.load(tmp_path / names[2])["ranks"][1]
+
+
+# The end of a run.
+
+
+def end_within_an_epoch(folder: Path, background: bool) -> tuple[Any, ...]:
+    schedules = [ValidationSchedule(Every(epochs=1)), SaveSchedule(Every(epochs=1))]
+    best: dict[str, Any] = {"keep_best": 1, "monitor": "validation/loss", "load_best": "weights"}
+    trainer = Trainer(
+        [RNGCapture(7), EMA(0.5), *schedules, Checkpoint(folder, background=background, **best)],
+        engine=DDPEngine(device="cpu"),
+    )
+    task = make_task()
+    result = trainer.fit(
+        task, make_data(), loader_params={"batch_size": 4}, validation=make_data(8), optimizer=adam(0.1), steps=3
+    )
+    weights = {name: value.clone() for name, value in task.model.state_dict().items()}
+    return result.best_checkpoint, result.warnings, result.metrics["validation/loss"], weights
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_the_end_within_an_epoch_is_saved_judged_and_loaded_back_averaged(
+    ranks: Pool, tmp_path: Path, background: bool
+) -> None:
+    path = tmp_path / "run_epoch_0_iter_3.pth"
+    average = None
+    for best, warnings, value, weights in ranks(2).run(end_within_an_epoch, tmp_path, background):
+        assert (best, warnings) == (path, ())
+        assert storage.read_manifest(path).judged_by == ("validation/loss", "min", value)
+        average = storage.load(path)["plugins"]["ema"]["weights"]["model"]
+        assert weights.keys() == average.keys()
+        assert all(torch.equal(weights[name], average[name]) for name in weights)
+    assert average is not None

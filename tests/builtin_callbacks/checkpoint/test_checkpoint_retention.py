@@ -17,6 +17,7 @@ from heliograph import (
     EpochEnd,
     Every,
     Lane,
+    LastBoundary,
     Plugin,
     Run,
     RunClosed,
@@ -323,15 +324,19 @@ class Watch(Plugin):
     def __init__(self) -> None:
         self.weights: dict[str, Tensor] = {}
         self.moments: dict[str, Tensor] = {}
-        self.at_train_end: Tensor | None = None
+        self.trained = self.at_train_end = torch.empty(0)
 
     @on(CheckpointSaved)
     def remember(self, run: Run, event: CheckpointSaved) -> None:
         self.weights[event.path.name] = run.task.model.weight.detach().clone()
         self.moments[event.path.name] = moment(run.optimizer)
 
+    @on(LastBoundary)
+    def finish(self, run: Run, event: LastBoundary) -> None:
+        self.trained = run.task.model.weight.detach().clone()
+
     @on(TrainEnd)
-    def finish(self, run: Run, event: TrainEnd) -> None:
+    def look(self, run: Run, event: TrainEnd) -> None:
         self.at_train_end = run.task.model.weight.detach().clone()
 
 
@@ -370,9 +375,9 @@ def test_the_best_is_loaded_back_after_the_last_save(
     saved = storage.load(tmp_path / LAST)
 
     assert torch.equal(task.model.weight, storage.load(tmp_path / BEST)["modules"]["model"]["weight"])
-    assert watch.at_train_end is not None
-    assert torch.equal(saved["modules"]["model"]["weight"], watch.at_train_end)  # the last save holds the last weights
-    assert not torch.equal(task.model.weight, watch.at_train_end)
+    assert torch.equal(saved["modules"]["model"]["weight"], watch.trained)  # the last save holds the last weights
+    assert not torch.equal(task.model.weight, watch.trained)
+    assert torch.equal(task.model.weight, watch.at_train_end)  # who exports it there has the best
     everything = extent == "everything"
     assert torch.equal(
         moment(kept[0]),
@@ -386,51 +391,80 @@ def test_the_best_is_loaded_back_after_the_last_save(
     assert (result.best_checkpoint, result.last_checkpoint) == (tmp_path / BEST, tmp_path / LAST)
 
 
-def test_a_save_that_is_asked_for_at_the_end_holds_the_last_weights(fit: Make, scripted: Make, tmp_path: Path) -> None:
-    """It is served after `TrainEnd`: the best comes back later still."""
-    task, watch = scripted([1.0, 2.0]), Watch()
+class Late(Plugin):
+    """Asks for a save at the end."""
 
-    class Late(Plugin):
-        asks = ("save",)
+    asks = ("save",)
 
-        @on(TrainEnd)
-        def ask(self, run: Run, event: TrainEnd) -> None:
+    def __init__(self, event: type[Event]) -> None:
+        self.event = event
+
+    @on(LastBoundary, TrainEnd)
+    def ask(self, run: Run, event: LastBoundary | TrainEnd) -> None:
+        if isinstance(event, self.event):
             run.control.request_save("at the end")
 
+
+@pytest.mark.parametrize("event", [LastBoundary, TrainEnd])
+def test_a_save_that_is_asked_for_at_the_end_holds_the_last_weights(
+    fit: Make, scripted: Make, tmp_path: Path, event: type[Event]
+) -> None:
+    """One at `TrainEnd` comes when the best was loaded back, and is not written: the last weights are in a file."""
+    task, watch = scripted([1.0, 2.0]), Watch()
+    result = fit(Checkpoint(tmp_path, load_best="weights", **MONITOR), [1.0, 2.0], watch, Late(event), task=task)
+
+    assert torch.equal(storage.load(tmp_path / "run_epoch_2_iter_2.pth")["modules"]["model"]["weight"], watch.trained)
+    assert not torch.equal(task.model.weight, watch.trained)
+    assert result.warnings == ()
+
+
+def test_a_save_that_comes_when_the_best_is_loaded_back_is_not_written_and_that_is_said(
+    scripted: Make, batches: Make, tmp_path: Path
+) -> None:
+    schedules = [ValidationSchedule(Every(steps=1)), SaveSchedule(Every(steps=2), at_end=False)]
     checkpoint = Checkpoint(tmp_path, load_best="weights", **MONITOR)
-    fit(checkpoint, [1.0, 2.0], watch, Late(), task=task)
+    trainer = Trainer([*schedules, checkpoint, Late(TrainEnd)], device="cpu")
+    values = [1.0, 1.0, 2.0]
+    result = trainer.fit(scripted(values), batches(3), validation=batches(1), optimizer=adam(0.1), epochs=1)
 
-    assert watch.at_train_end is not None
-    assert torch.equal(
-        storage.load(tmp_path / "run_epoch_2_iter_2.pth")["modules"]["model"]["weight"], watch.at_train_end
+    assert checkpoint_names(tmp_path) == ["run_epoch_0_iter_2.pth"]
+    assert result.warnings == (
+        "A save was asked for when the best checkpoint had been loaded back, and was not written: the weights are no "
+        "longer those of step 3. Ask for it at LastBoundary, as SaveSchedule does, or earlier.",
+        f"The newest checkpoint in {tmp_path} is of step 2, and the run ended at step 3: 1 step is not in it. "
+        f"A SaveSchedule without at_end=False saves the end, too.",
     )
-    assert not torch.equal(task.model.weight, watch.at_train_end)
 
 
-NOTHING = "nothing loaded back at the end: no checkpoint was saved where 'validation/loss' was measured"
+def test_nan_is_no_best_to_load_back(fit: Make, scripted: Make, tmp_path: Path) -> None:
+    task, watch = scripted([float("nan"), float("nan")]), Watch()
+    result = fit(Checkpoint(tmp_path, load_best="weights", **MONITOR), [0.0, 0.0], watch, task=task)
 
-
-def test_nan_is_no_best_to_load_back(fit: Make, tmp_path: Path) -> None:
-    result = fit(Checkpoint(tmp_path, load_best="weights", **MONITOR), [float("nan"), float("nan")])
-
-    assert result.notes == (NOTHING,)
+    assert torch.equal(task.model.weight, watch.trained)
+    assert result.warnings == (
+        "load_best has loaded nothing back: 'validation/loss' was not a number at any checkpoint.",
+    )
 
 
 def test_without_a_best_it_says_so(scripted: Make, batches: Make, tmp_path: Path) -> None:
-    schedules = [ValidationSchedule(Every(steps=2)), SaveSchedule(Every(steps=3))]
+    schedules = [ValidationSchedule(Every(steps=2), at_end=False), SaveSchedule(Every(steps=3), at_end=False)]
     trainer = Trainer([*schedules, Checkpoint(tmp_path, load_best="weights", **MONITOR)], device="cpu")
     result = trainer.fit(scripted([1.0]), batches(3), validation=batches(1), optimizer=adam(0.1), epochs=1)
 
     assert checkpoint_names(tmp_path) == ["run_epoch_0_iter_3.pth"]
-    assert result.notes == (NOTHING,)
+    assert result.warnings == (
+        "No checkpoint is the best by 'validation/loss', since none was saved where it was measured, and so load_best "
+        "has loaded nothing back: it was measured last at step 2, and the last save was at step 3. Let them meet, as "
+        "in ValidationSchedule(Every(steps=100)) and SaveSchedule(Every(steps=200)).",
+    )
 
 
 def test_a_best_that_was_damaged_is_not_loaded(fit: Make, scripted: Make, tmp_path: Path) -> None:
     task = scripted([1.0, 2.0])
 
     class Damage(Plugin):
-        @on(TrainEnd)
-        def damage(self, run: Run, event: TrainEnd) -> None:
+        @on(LastBoundary)
+        def damage(self, run: Run, event: LastBoundary) -> None:
             data = (tmp_path / "run_epoch_1_iter_1.pth").read_bytes()
             (tmp_path / "run_epoch_1_iter_1.pth").write_bytes(data[:-1] + b"x")
 
@@ -443,8 +477,8 @@ def test_a_best_that_was_damaged_is_not_loaded(fit: Make, scripted: Make, tmp_pa
 
 def test_a_best_that_was_replaced_is_not_loaded(fit: Make, tmp_path: Path) -> None:
     class Replace(Plugin):
-        @on(TrainEnd)
-        def replace(self, run: Run, event: TrainEnd) -> None:
+        @on(LastBoundary)
+        def replace(self, run: Run, event: LastBoundary) -> None:
             state = storage.load(tmp_path / "run_epoch_2_iter_2.pth")
             other = storage.Store(tmp_path / "aside", "run")
             other.open()
@@ -504,7 +538,7 @@ def test_arguments_are_checked(tmp_path: Path, options: dict[str, Any], words: s
         Checkpoint(tmp_path, **options)
 
 
-def test_others_receive_the_closing_before_the_best_comes_back(fit: Make, scripted: Make, tmp_path: Path) -> None:
+def test_others_receive_the_closing_after_the_best_has_come_back(fit: Make, scripted: Make, tmp_path: Path) -> None:
     task, seen = scripted([1.0, 2.0]), list[Tensor]()
 
     class Closing(Plugin):
@@ -513,4 +547,4 @@ def test_others_receive_the_closing_before_the_best_comes_back(fit: Make, script
             seen.append(task.model.weight.detach().clone())
 
     fit(Checkpoint(tmp_path, load_best="weights", **MONITOR), [1.0, 2.0], Closing(), task=task)
-    assert torch.equal(seen[0], storage.load(tmp_path / "run_epoch_2_iter_2.pth")["modules"]["model"]["weight"])
+    assert torch.equal(seen[0], storage.load(tmp_path / "run_epoch_1_iter_1.pth")["modules"]["model"]["weight"])

@@ -253,7 +253,7 @@ def test_closed_after_a_failure(
 
 @pytest.mark.parametrize("phase", ["fit", "test"])
 def test_closed_after_a_failure_in_an_evaluation(task: Make, batches: Make, sgd: Any, phase: str) -> None:
-    trainer = Trainer([bar(), ValidationSchedule(Every(steps=1))], device="cpu")
+    trainer = Trainer([bar(), ValidationSchedule(Every(steps=1), at_end=False)], device="cpu")
 
     def fail(run: Run, event: ValidationBatchEnd | TestBatchEnd) -> None:
         raise ArithmeticError
@@ -380,7 +380,7 @@ def test_a_metric_is_printed_once(task: Make, batches: Make, sgd: Any, clock: Cl
 
 def test_plain_lines_by_steps_with_metrics(task: Make, batches: Make, sgd: Any) -> None:
     file = io.StringIO()
-    plugins = [plain(file), LogSchedule(At(steps=2)), ValidationSchedule(At(steps=3))]
+    plugins = [plain(file), LogSchedule(At(steps=2)), ValidationSchedule(At(steps=3), at_end=False)]
     result = Trainer(plugins, device="cpu").fit(task(), batches(4), validation=batches(1), optimizer=sgd, steps=4)
     first, second, last = file.getvalue().splitlines()
 

@@ -76,7 +76,7 @@ def usual(folder: Path, *more: Any) -> list[Any]:
     schedules = [
         h.LogSchedule(h.Every(steps=3)),
         h.ValidationSchedule(h.Every(epochs=1)),
-        h.SaveSchedule(h.Every(steps=5)),
+        h.SaveSchedule(h.Every(steps=5), at_end=False),
     ]
     return [Recorder(folder), *schedules, h.Checkpoint(folder / "checkpoints", resume="auto"), *more]
 
@@ -150,7 +150,8 @@ def test_events_are_in_order_and_requests_follow_the_event_that_they_were_made_i
 
     assert [name(each) for each in attempt.entries] == [
         "train_start", "epoch_start", "Batches", "0 log", "log", "Batches", "1 save", "save_point", "checkpoint_saved",
-        "epoch_end", "2 validation", "validation_start", "validation_end", "train_end", "TimesEntry", "run_closed",
+        "epoch_end", "2 validation", "validation_start", "validation_end", "last_boundary", "train_end", "TimesEntry",
+        "run_closed",
     ]  # fmt: skip
     asked = {each.event: each.data["asked"] for each in events(attempt) if "asked" in each.data}
     assert asked == {"log": [0], "save_point": [1], "epoch_end": [], "validation_start": [2], "train_end": []}

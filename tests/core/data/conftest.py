@@ -158,7 +158,7 @@ def fitted(
     batches: list[Any] = []
     losses: list[float] = []
     capture = [] if seed is None else [RNGCapture(seed)]
-    saves = [SaveSchedule(At(steps=sorted(cut_at)))] if cut_at else []
+    saves = [SaveSchedule(At(steps=sorted(cut_at)), at_end=False)] if cut_at else []
     saves += [SaveSchedule(Every(steps=1)), SaveSchedule(Every(epochs=1)).named("epochs")] * cut_everywhere
     trainer = Trainer([*capture, *saves, *plugins], device=device)
 

@@ -799,7 +799,7 @@ def test_all_events_of_a_run_are_those_of_one_with_a_single_loss_but_for_the_tur
     assert recorder.trace == [
         *("train_start", "epoch_start", "batch_start"),
         *("gradients_ready", "step_end", "gradients_ready", "step_end"),
-        *("batch_end", "should_stop", "epoch_end", "should_stop", "train_end", "run_closed"),
+        *("batch_end", "should_stop", "epoch_end", "should_stop", "last_boundary", "train_end", "run_closed"),
     ]
 
 

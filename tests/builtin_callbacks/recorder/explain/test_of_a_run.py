@@ -50,7 +50,7 @@ def test_the_story_of_a_run(tmp_path: Path) -> None:
     plugins = [
         h.LogSchedule(h.Every(steps=2)),
         h.ValidationSchedule(h.Every(epochs=1)),
-        h.SaveSchedule(h.Every(steps=4)),
+        h.SaveSchedule(h.Every(steps=4), at_end=False),
         h.Checkpoint(tmp_path / "checkpoints", keep_last=1),
         Eventful(),
         Clumsy(),
@@ -72,7 +72,7 @@ def test_the_story_of_a_run(tmp_path: Path) -> None:
     assert brief(read(tmp_path))[0] == "stopped by eventful at step 12: eleven are enough"
     shown = facts(read(tmp_path))
     (loss,) = [chart for chart in shown["charts"] if chart["name"] == "loss"]
-    assert [curve["total"] for curve in loss["curves"]] == [6, 1]
+    assert [curve["total"] for curve in loss["curves"]] == [6, 2]
     assert [piece["x"] for piece in loss["curves"][0]["pieces"]] == [[2, 4, 6, 8, 10, 12]]
 
 
@@ -81,7 +81,7 @@ def test_a_roll_back_loses_work(tmp_path: Path) -> None:
     broken[5] = (broken[5][0] * float("nan"), broken[5][1])
     plugins = [
         h.LogSchedule(h.Every(steps=1)),
-        h.SaveSchedule(h.Every(steps=2)),
+        h.SaveSchedule(h.Every(steps=2), at_end=False),
         h.Checkpoint(tmp_path / "checkpoints"),
         h.RollBack(),
         Recorder(tmp_path),

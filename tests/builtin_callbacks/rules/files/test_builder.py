@@ -359,7 +359,7 @@ def test_it_receives_only_what_its_rules_need() -> None:
     assert received(rules(controller("True", triggers=["on_step_end"]), metrics=[])) == always | {h.StepEnd}
     assert received(rules(controller("True"), metrics=[LOSS])) == always | {h.Log}
     on_save = rules(controller("True", triggers=["on_save"]), metrics=[])
-    assert received(on_save) == always | {h.CheckpointSaved, h.SavePoint, h.TrainEnd}
+    assert received(on_save) == always | {h.CheckpointSaved, h.SavePoint, h.LastBoundary}
     stateful = rules(controller("True", triggers=["epoch_end"]), metrics=[STATE])
     assert received(stateful) == always | {
         h.EpochEnd,
@@ -367,7 +367,7 @@ def test_it_receives_only_what_its_rules_need() -> None:
         h.ValidationEnd,
         h.TestEnd,
         h.SavePoint,
-        h.TrainEnd,
+        h.LastBoundary,
     }
 
 

@@ -18,6 +18,7 @@ from heliograph import (
     Event,
     Every,
     GradientNorm,
+    LastBoundary,
     LearningRate,
     Log,
     LogSchedule,
@@ -26,7 +27,6 @@ from heliograph import (
     SaveSchedule,
     StepEnd,
     TestEnd,
-    TrainEnd,
     Trainer,
     TrainStart,
     ValidationEnd,
@@ -259,7 +259,7 @@ def test_the_rank() -> None:
 
 def test_a_final_save_is_still_one_when_it_is_loaded() -> None:
     metric, resumed = TrainingState("state"), TrainingState("state")
-    for event in (TrainEnd(), SavePoint()):
+    for event in (LastBoundary(), SavePoint()):
         metric.compute(place(), event)
     resumed.load_state_dict(metric.state_dict())
     assert resumed.compute(place(), CheckpointSaved(Path("a"), False))["is_final"]

@@ -162,7 +162,7 @@ def test_the_formats_of_the_examples(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_line_of_a_real_save(
     task: Make, batches: Make, sgd: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer = Trainer([SaveSchedule(At(steps=2)), Checkpoint(tmp_path, background=False)], device="cpu")
+    trainer = Trainer([SaveSchedule(At(steps=2), at_end=False), Checkpoint(tmp_path, background=False)], device="cpu")
     operation, metric = LogControl("log", "{state[global_step]} {state[epoch]:.1f} {path}"), TrainingState("state")
 
     def fire(run: Any, event: CheckpointSaved) -> None:

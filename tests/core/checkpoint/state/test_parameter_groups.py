@@ -124,7 +124,7 @@ class Ended:
 
 
 def saving(folder: Path, **options: Any) -> list[Any]:
-    return [SaveSchedule(Every(steps=1)), Checkpoint(folder, keep_last=None, **options)]
+    return [SaveSchedule(Every(steps=1), at_end=False), Checkpoint(folder, keep_last=None, **options)]
 
 
 @pytest.mark.sample(2)

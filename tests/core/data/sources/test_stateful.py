@@ -116,7 +116,7 @@ def test_a_chain_of_resumes_saved_before_anything_is_read(fit: Make, noisy: Make
     whole = fit(Shards(), cut_at=[3, 5])
     for step in (3, 5):
         saved: dict[str, Any] = {}
-        trainer = Trainer([SaveSchedule(At(steps=99))], device="cpu")
+        trainer = Trainer([SaveSchedule(At(steps=99), at_end=False)], device="cpu")
         trainer.bus.on(TrainStart, lambda run, event, step=step: run.resume(whole.cuts[step]))
         trainer.bus.on(CheckpointLoaded, lambda run, event: run.control.request_save("at once"))
         trainer.bus.on(SavePoint, lambda run, event, saved=saved: saved or saved.update(run.state_dict()))
@@ -145,7 +145,7 @@ def test_nothing_is_read_again(noisy: Make, fit: Make) -> None:
 def test_an_epoch_that_was_left_early_is_begun_again(noisy: Make) -> None:
     """As `iter(loader)` does, so the state is not kept across its border."""
     saved: dict[int, Any] = {}
-    trainer = Trainer([SaveSchedule(At(steps=3))], device="cpu")
+    trainer = Trainer([SaveSchedule(At(steps=3), at_end=False)], device="cpu")
 
     def leave(run: Any, event: BatchEnd) -> None:
         if run.progress.steps == 2:

@@ -1,0 +1,97 @@
+"""What of a run is saved when it ends: what is missing, what is lost, and how to resume it, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...core.metrics.monitor import Monitor
+from ...events import Progress, Run
+
+
+@dataclass(slots=True)
+class Saved:
+    """What a run has saved and measured.
+
+    Attributes:
+        steps: of the newest checkpoint, None where there is none.
+        batches: of it, by which a measurement of the same weights is known; -1 where it is not this training's.
+        asked_at: the step of the newest save.
+        measured_at: the step at which the monitored metric was measured last, None where it was not.
+        is_loaded_back: whether the weights are no longer those that were trained last.
+        error: what failed the run.
+    """
+
+    steps: int | None = None
+    batches: int = -1
+    asked_at: int | None = None
+    measured_at: int | None = None
+    is_loaded_back: bool = False
+    error: BaseException | None = None
+
+    def hold(self, progress: Progress, *, is_own: bool = True) -> None:
+        """Note where the newest checkpoint is."""
+        self.steps, self.batches = progress.steps, progress.batches if is_own else -1
+
+    def late(self, run: Run) -> str:
+        """Return what to say of a save that comes when the best was loaded back; it is not written."""
+        return (
+            f"A save was asked for when the best checkpoint had been loaded back, and was not written: the weights are "
+            f"no longer those of step {run.progress.steps}. Ask for it at LastBoundary, as SaveSchedule does, or "
+            f"earlier."
+        )
+
+    def missing(self, run: Run, folder: Path, monitor: Monitor | None, load_best: str | None) -> Iterator[str]:
+        """Yield a sentence for each thing that was asked for and is not there, at the end of a run that ended well."""
+        steps = run.progress.steps
+        if self.steps is None and run.progress.batches:
+            yield (
+                f"No checkpoint was written to {folder}, no save was asked for in {steps} steps: add "
+                f"SaveSchedule(Every(epochs=1)), which also asks for one at the end."
+            )
+        if self.steps is None or not run.progress.batches:
+            return
+        if self.steps < steps:
+            yield (
+                f"The newest checkpoint in {folder} is of step {self.steps}, and the run ended at step {steps}: "
+                f"{_steps(steps - self.steps)} not in it. A SaveSchedule without at_end=False saves the end, too."
+            )
+        is_empty = load_best is not None and not self.is_loaded_back
+        if monitor is not None and run.best_checkpoint is not None and is_empty:
+            yield f"load_best has loaded nothing back: {monitor.name!r} was not a number at any checkpoint."
+        if monitor is not None and run.best_checkpoint is None:
+            measured = "never measured" if self.measured_at is None else f"measured last at step {self.measured_at}"
+            back = "" if load_best is None else ", and so load_best has loaded nothing back"
+            yield (
+                f"No checkpoint is the best by {monitor.name!r}, since none was saved where it was measured{back}: it "
+                f"was {measured}, and the last save was at step {self.asked_at}. Let them meet, as in "
+                f"ValidationSchedule(Every(steps=100)) and SaveSchedule(Every(steps=200))."
+            )
+
+    def report(self, run: Run, error: BaseException | None, folder: Path, path: Path | None) -> None:
+        """Add to the notes of a run that ended early, and to those of its error, how it can be resumed."""
+        if text := self.lost(run, folder, path):
+            run.note(text)
+            if error is not None:
+                error.add_note(f"heliograph: {text}")
+
+    def lost(self, run: Run, folder: Path, path: Path | None) -> str | None:
+        """Return which checkpoint is the newest, what is lost without it, and how to resume; None for nothing."""
+        steps = run.progress.steps
+        if path is None or self.steps is None:
+            return f"no checkpoint was written: {_steps(steps)} lost" if steps else None
+        loss = f"{_steps(steps - self.steps)} lost" if steps > self.steps else "no step is lost"
+        name = "" if run.name == "run" else f" in a run of name={run.name!r}"
+        return (
+            f"the newest checkpoint is {path}, of step {self.steps}, {loss}; to resume it, "
+            f"Checkpoint({str(folder)!r}, resume={_resume(folder, path)!r}){name}"
+        )
+
+
+def _resume(folder: Path, path: Path) -> str:
+    return "auto" if path.parent.resolve() == folder.resolve() else str(path)
+
+
+def _steps(number: int) -> str:
+    return "1 step is" if number == 1 else f"{number} steps are"
