@@ -84,7 +84,7 @@ def _plugin_changes(what: str, before: Mapping[str, Any], now: Mapping[str, Any]
 def _plugin(run: Run, name: str) -> dict[str, Any]:
     plugin, plugins = run.plugins[name], run.plugins
     affects = affects_training(plugin)
-    options = _options(plugin) if affects else {}
+    options = plugin_options(plugin) if affects else {}
     kind = f"{type(plugin).__module__}.{type(plugin).__qualname__}"
     return {"class": kind, "affects_training": affects, "enabled": plugins.is_enabled(name), "options": options}
 
@@ -115,7 +115,7 @@ def has_state(plugin: Any) -> bool:
     return hasattr(plugin, "state_dict") and bool(plugin.state_dict())
 
 
-def _options(plugin: Any) -> dict[str, Any]:
+def plugin_options(plugin: Any) -> dict[str, Any]:
     """Return the attributes of a plugin: the public ones of a built-in, all of the user's."""
     skip = {"name", *ignored_names(plugin)}
     names = [name for name in vars(plugin) if name not in skip and not (_is_ours(plugin) and name.startswith("_"))]
