@@ -75,7 +75,9 @@ def state_is_plain(subject: Subject) -> None:
         assert same(state, plugin.state_dict()), "Reading the state twice gives two results."
 
 
-@rule("Let load_state_dict() put back all that state_dict() returns, and let no handler change it before the run continues.")
+@rule(
+    "Let load_state_dict() put back all that state_dict() returns, and no handler change it before the run continues."
+)
 def resumes(subject: Subject) -> None:
     """A state that a new plugin object loads in a new run equals the state that was saved."""
     plugin = subject.make()
