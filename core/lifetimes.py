@@ -17,6 +17,8 @@ from ..events.catalogue import Status
 from .result import RunResult, StrictError
 
 if TYPE_CHECKING:
+    from weakref import ReferenceType
+
     from ..events.run import CheckpointSource
     from .checkpoint.state.compatibility import BatchChange
     from .checkpoint.unseen.comparison import UnseenState
@@ -41,6 +43,7 @@ class EpochWork:
         has_begun: whether `EpochStart` was emitted.
         batches: the batches that the user's own loop reads.
         contexts: what is open until the batch ends.
+        averaged: the gradients that the user's own loop has averaged over the ranks, by the ids of their parameters.
     """
 
     batch: Any = None
@@ -54,6 +57,7 @@ class EpochWork:
     has_begun: bool = False
     batches: Iterator[Any] = field(default_factory=lambda: iter(()))
     contexts: ExitStack = field(default_factory=ExitStack)
+    averaged: dict[int, ReferenceType[Tensor] | None] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -1,13 +1,19 @@
-"""What only a loop of your own needs: mistakes in it as errors, and a step with gradients that it has computed."""
+"""What only a loop of your own needs: mistakes in it as errors, and steps with gradients that it has computed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
+from weakref import ReferenceType, ref
+
+from torch import Tensor
 
 from ..events.checks import known_names
 from . import loop
 from .context import RunContext
+from .stepping.optimizers import trained_parameters
+from .stepping.windows import OptimizerWindow
 
 
 def check_stepped(run: RunContext, batches: Iterator[Any], *, must_step: bool) -> Iterator[Any]:
@@ -48,4 +54,29 @@ def step_with_gradients(run: RunContext, optimizer: str) -> None:
             f"of loss.backward() and run.step_with_gradients; in a train_function, call iterator.step(loss)."
         )
     run.work.is_unstepped = False
+    if run.control.is_shared:
+        window.exchange = partial(_average_rest, run, window)
+        if not run.stepping.is_named:  # else the step begins with it
+            window.exchange()
     loop.close_window(run, window)
+    for each in trained_parameters(window.optimizer):
+        run.work.averaged.pop(id(each), None)  # a gradient that is set to zero stays the same object
+
+
+def average_gradients(run: RunContext) -> None:
+    """Average over all ranks the gradients that the user's own loop has computed, of every optimizer."""
+    windows = run.stepping.by_name.values()
+    parameters = [each for window in windows for each in trained_parameters(window.optimizer)]
+    run.engine.exchange_gradients(parameters)
+    run.work.averaged = {id(each): None if each.grad is None else ref(each.grad) for each in parameters}
+
+
+def _average_rest(run: RunContext, window: OptimizerWindow) -> None:
+    """Average the gradients of an optimizer over all ranks, unless they are those that were averaged."""
+    parameters, averaged = trained_parameters(window.optimizer), run.work.averaged
+    if not all(id(each) in averaged and _is(each.grad, averaged[id(each)]) for each in parameters):
+        run.engine.exchange_gradients(parameters)
+
+
+def _is(gradient: Tensor | None, averaged: ReferenceType[Tensor] | None) -> bool:
+    return gradient is (None if averaged is None else averaged())

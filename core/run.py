@@ -134,6 +134,8 @@ class TrainRun(RunContext):
     def step_with_gradients(self, optimizer: str) -> None:
         """Step an optimizer with the gradients that your own loop has computed, without `run.step(loss)`.
 
+        On several ranks they are averaged first, unless `average_gradients` has done it. A collective.
+
         Args:
             optimizer: its name, one of `run.optimizers`.
 
@@ -144,6 +146,16 @@ class TrainRun(RunContext):
         from .own_loop import step_with_gradients
 
         step_with_gradients(self, optimizer)
+
+    def average_gradients(self) -> None:
+        """Average over all ranks the gradients that your own loop has computed, before it clips them, say.
+
+        Call it after the last backward pass before `step_with_gradients`, which averages them itself where this was not
+        called. A collective: every rank must call it.
+        """
+        from .own_loop import average_gradients
+
+        average_gradients(self)
 
     def result_or_raise(self, *, exits: bool = True) -> RunResult:
         """Return the result of a run that is closed, as `fit` does.

@@ -68,6 +68,7 @@ LAYERS = [
     "builtin_callbacks.recorder",
     "builtin_callbacks.rules",
     "builtin_callbacks.ray",
+    "testing.conformance",
     "testing.resume",
     "testing",
     "demo",

@@ -25,7 +25,9 @@ from heliograph import (
 )
 from heliograph.testing import Recorder
 from heliograph.tests.kit import Batch, class_batches, linear_classifier
+from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 
 class SkipSecond(Plugin):
@@ -312,3 +314,38 @@ def test_the_result_or_what_a_plugin_left_to_be_raised() -> None:
     with pytest.raises(SystemExit) as info:
         run.result_or_raise()
     assert info.value.code == 7
+
+
+def own_gradients(names: tuple[str, ...], clips: bool) -> list[Tensor]:
+    """Train with own backward passes on these ranks, which share each batch; return the weights."""
+    task = linear_classifier()
+    optimizers = {
+        name: torch.optim.SGD([each], 0.5) for name, each in zip(names, task.model.parameters(), strict=False)
+    }
+    inputs, targets = class_batches(1, size=16)[0]
+    trainer = Trainer(use_cpu=True)
+    run = trainer.run(
+        task,
+        TensorDataset(inputs, targets),
+        optimizer=optimizers or torch.optim.SGD(task.model.parameters(), 0.5),
+        epochs=2,
+        loader_params={"global_batch_size": 8},
+    )
+    with run:
+        for _ in run.epochs():
+            for batch in run.batches():
+                torch.autograd.backward(loss_of(task, batch))
+                if clips:
+                    run.average_gradients()
+                    nn.utils.clip_grad_norm_(task.model.parameters(), 0.1)
+                for name in run.optimizers:
+                    run.step_with_gradients(name)
+    return [each.detach().clone() for each in task.model.parameters()]
+
+
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("names", [(), ("weight", "bias")])
+def test_gradients_of_its_own_are_averaged_over_the_ranks(ranks: Pool, names: tuple[str, ...], clips: bool) -> None:
+    expected = own_gradients(names, clips)
+    for weights in ranks(2).run(own_gradients, names, clips):
+        torch.testing.assert_close(weights, expected, rtol=0, atol=1e-6)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+from torch.autograd import Variable
 
+from ....core.stepping.optimizers import trained_parameters
 from .returned_values import check_numbers
 
 if TYPE_CHECKING:
@@ -21,11 +24,13 @@ class TrainingBatches:
     Attributes:
         run: the run, for example for `run.engine.autocast()`.
         samples: the number of samples that this rank has read in this pass.
+        in_step: whether `step` is running, which averages the gradients itself.
     """
 
     def __init__(self, run: TrainRun) -> None:
         self.run = run
         self.samples = 0
+        self.in_step = False
         self._has_loss = False  # whether `step` was called for the current batch
         self._is_started = False
 
@@ -68,14 +73,17 @@ class TrainingBatches:
         names = list(self.run.optimizers)
         if not 0 <= optimizer < len(names):
             raise ValueError(f"optimizer= is an index below {len(names)}, the number of optimizers; got {optimizer}.")
-        self._has_loss = True
-        self.run.step(loss, names[optimizer])
+        self._has_loss = self.in_step = True
+        try:
+            self.run.step(loss, names[optimizer])
+        finally:
+            self.in_step = False
 
 
 class SteppedOptimizer:
     """An optimizer as a train_function gets it: its step is a step of the loop, all else is the optimizer's own.
 
-    The gradients are averaged over all ranks, handlers see them, and the step is counted.
+    Handlers see the gradients, which are averages over all ranks, and the step is counted.
     """
 
     def __init__(self, run: TrainRun, name: str) -> None:
@@ -107,14 +115,15 @@ def train_pass(run: TrainRun, recipe: Recipe, parts: Parts) -> None:
     assert recipe.train_function is not None
     optimizers = [SteppedOptimizer(run, name) for name in run.optimizers]
     batches, before = TrainingBatches(run), run.progress.steps + run.progress.skipped_steps
-    returned = recipe.train_function(
-        recipe.config,
-        parts.model,
-        batches,
-        parts.criterion,
-        optimizers if isinstance(parts.optimizer, list) else optimizers[0],
-        parts.scheduler,
-    )
+    with _averaged_backward(run, batches):
+        returned = recipe.train_function(
+            recipe.config,
+            parts.model,
+            batches,
+            parts.criterion,
+            optimizers if isinstance(parts.optimizer, list) else optimizers[0],
+            parts.scheduler,
+        )
     if batches.samples and run.progress.steps + run.progress.skipped_steps == before:
         raise RuntimeError(
             "train_function trained nothing: for each batch of its iterator, call loss.backward() and optimizer.step() "
@@ -122,3 +131,34 @@ def train_pass(run: TrainRun, recipe: Recipe, parts: Parts) -> None:
         )
     for name, value in check_numbers(returned, "train_function").items():
         run.track(name, value, batches.samples)
+
+
+@contextmanager
+def _averaged_backward(run: TrainRun, batches: TrainingBatches) -> Iterator[None]:
+    """Average the gradients over all ranks at the end of each backward pass of the function, as torch's DDP does.
+
+    The function may clip or log them before `optimizer.step()`.
+    """
+    if run.engine.world_size == 1:
+        yield
+        return
+    is_due = False
+
+    def finish() -> None:
+        nonlocal is_due
+        is_due = False
+        run.average_gradients()
+
+    def wait_for_end(_: Tensor) -> None:
+        nonlocal is_due
+        if not is_due and not batches.in_step:
+            is_due = True
+            Variable._execution_engine.queue_callback(finish)  # called when the whole backward pass is done
+
+    parameters = [each for optimizer in run.optimizers.values() for each in trained_parameters(optimizer)]
+    handles = [each.register_post_accumulate_grad_hook(wait_for_end) for each in parameters]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

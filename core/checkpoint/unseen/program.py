@@ -105,7 +105,7 @@ def _plugin_changes(
 def _plugin(run: Run, name: str) -> dict[str, Any]:
     plugin, plugins = run.plugins[name], run.plugins
     affects = affects_training(plugin)
-    options = _options(plugin) if affects else {}
+    options = plugin_options(plugin) if affects else {}
     kind = f"{type(plugin).__module__}.{type(plugin).__qualname__}"
     facts: dict[str, Any] = {
         "class": kind,
@@ -146,7 +146,7 @@ def has_state(plugin: Any) -> bool:
     return hasattr(plugin, "state_dict") and bool(plugin.state_dict())
 
 
-def _options(plugin: Any) -> dict[str, Any]:
+def plugin_options(plugin: Any) -> dict[str, Any]:
     """Return the attributes of a plugin: the public ones of a built-in, all of the user's."""
     skip = {"name", *ignored_names(plugin)}
     names = [name for name in vars(plugin) if name not in skip and not (_is_ours(plugin) and name.startswith("_"))]

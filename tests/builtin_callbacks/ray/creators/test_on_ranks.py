@@ -56,6 +56,16 @@ def test_functions_equal_the_default_training_and_validation(two: Any, function:
     assert own.result.progress.samples == HELD_OUT
 
 
+@pytest.mark.parametrize("to_none", [True, False])
+def test_a_function_clips_the_gradients_of_all_ranks(two: Any, to_none: bool) -> None:
+    options: dict[str, Any] = {"train_function": creators.train_and_clip, "config": {"to_none": to_none}}
+    alone, together = make(**options), make(**options, launcher=two)
+    expected, returned = alone.train(passes=2), together.train(passes=2)
+    assert expected["train/norm"] > 0.1  # so each step is clipped
+    assert returned == pytest.approx(expected, abs=1e-6)
+    torch.testing.assert_close(weights(together), weights(alone), rtol=0, atol=1e-6)
+
+
 def test_several_models_are_trained_alike(two: Any) -> None:
     options: dict[str, Any] = {
         "model_creator": creators.pair,

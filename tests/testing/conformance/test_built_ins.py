@@ -1,0 +1,83 @@
+"""Every built-in plugin keeps every rule for plugins."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import heliograph as h
+import optuna
+import pytest
+import torch
+from heliograph.plugins import discover
+from heliograph.testing import check_plugin
+
+RULES = {
+    "controller_metrics": [{"name": "loss", "class": "HistoryBasedMetric", "arguments": {"window_size": 2}}],
+    "controllers": [
+        {
+            "name": "save",
+            "triggers": ["on_log", "step_end"],
+            "rule": "len(loss.training_loss.loss) >= 0",
+            "operations": ["hfcontrols.should_save"],
+            "patience": {"patience_threshold": 1},
+        }
+    ],
+}
+
+
+@functools.cache
+def trial() -> optuna.Trial:
+    """Return the same trial at every call: the checkpoint of another is refused."""
+    return optuna.create_study(pruner=optuna.pruners.NopPruner()).ask()
+
+
+BUILT_INS: dict[str, Callable[[Path], h.Plugin]] = {
+    "checkpoint": lambda folder: h.Checkpoint(folder, keep_best=1, monitor="validation/loss"),
+    "compile": lambda folder: h.Compile(backend="eager"),
+    "early_stopping": lambda folder: h.EarlyStopping(patience=1, min_delta=0.5),
+    "ema": lambda folder: h.EMA(0.9),
+    "exception_pass_through": lambda folder: h.ExceptionPassThrough(),
+    "file_log": lambda folder: h.FileLog(folder),
+    "gradient_accumulation": lambda folder: h.GradientAccumulation(2),
+    "gradient_clipping": lambda folder: h.GradientClipping(1.0, value=0.5),
+    "gradient_norm": lambda folder: h.GradientNorm(per_module=True),
+    "handler_times": lambda folder: h.HandlerTimes(),
+    "jsonl_log": lambda folder: h.JsonlLog(folder / "log.jsonl"),
+    "learning_rate": lambda folder: h.LearningRate("plateau", monitor="validation/loss"),
+    "log_schedule": lambda folder: h.LogSchedule(h.Every(steps=2), at_start=True, at_end=True),
+    "nan_guard": lambda folder: h.NaNGuard("skip"),
+    "optuna": lambda folder: h.Optuna(trial()),
+    "preemption": lambda folder: h.Preemption(deadline=600),
+    "profile": lambda folder: h.Profile(folder, wait=1, warmup=1, active=1),
+    "progress": lambda folder: h.ProgressBar(plain=False, interval=0),
+    "ray_report": lambda folder: h.RayReport(),
+    "recorder": lambda folder: h.Recorder(folder),
+    "rng_capture": lambda folder: h.RNGCapture(),
+    "roll_back": lambda folder: h.RollBack(),
+    "rule_controller": lambda folder: h.RuleController(RULES),
+    "save_schedule": lambda folder: h.SaveSchedule(h.Every(batches=1), at_start=True, at_end=True),
+    "tensorboard": lambda folder: h.TensorBoard(folder / "tensorboard"),
+    "validation_schedule": lambda folder: h.ValidationSchedule(h.Every(samples=3), at_start=True, at_end=True),
+}
+
+
+def test_every_built_in_is_in_the_list() -> None:
+    assert {each.name for each in discover() if each.package == "heliograph"} == BUILT_INS.keys()
+
+
+@pytest.mark.parametrize("name", BUILT_INS)
+def test_a_built_in_conforms(name: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        "learning_rate": {"make_scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau},
+        "rng_capture": {"draws": True},  # it seeds the generators
+    }
+    check_plugin(lambda: BUILT_INS[name](tmp_path), **options.get(name, {}))
+    assert BUILT_INS[name](tmp_path).name == name
+
+
+@pytest.mark.parametrize("per", ["step", "epoch"])
+def test_the_other_learning_rates_conform(per: Any) -> None:
+    check_plugin(lambda: h.LearningRate(per))
