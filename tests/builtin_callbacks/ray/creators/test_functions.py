@@ -12,6 +12,7 @@ from heliograph.builtin_callbacks.ray.creators.train_pass import SteppedOptimize
 from heliograph.testing import Recorder
 from heliograph.tests.builtin_callbacks.ray.creators import creators
 from heliograph.tests.builtin_callbacks.ray.creators.creators import SAMPLES, make, weights
+from torch import nn
 
 BOTH = pytest.mark.parametrize("function", [creators.train_as_usual, creators.train_through_the_loop])
 PAIR = {
@@ -51,6 +52,28 @@ def test_its_events_are_those_of_a_fit(function: Any) -> None:
         make(**options, plugin_creator=lambda config: [Listen()]).train(passes=2)
     assert "step_end" in traces[0]
     assert traces[0] == traces[1]
+
+
+@pytest.mark.parametrize("function", [None, creators.train_as_usual])
+def test_a_part_that_its_creator_has_put_into_eval_mode_stays_so(function: Any) -> None:
+    """`validate` in between switches all modules, and back."""
+    modes: list[list[bool]] = []
+
+    class Look(h.Plugin):
+        @h.on(h.EpochStart)
+        def look(self, run: h.Run, event: h.EpochStart) -> None:
+            modes.append([part.training for module in run.modules.values() for part in module.children()])
+
+    def model(config: Any) -> nn.Module:
+        made = creators.model(config)
+        made.get_submodule("1").eval()
+        return made
+
+    trainer = make(model_creator=model, train_function=function, plugin_creator=lambda config: [Look()])
+    trainer.train()
+    trainer.validate()
+    trainer.train()
+    assert modes == [[True, False, True]] * 2
 
 
 @BOTH
