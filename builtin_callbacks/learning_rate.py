@@ -108,7 +108,7 @@ class LearningRate(Plugin):
                     f"after each {after}, and there was none. The learning rate stayed as it was."
                 )
             elif past := past_its_length(scheduler):
-                run.warn(f"{what} went on past its length, {past}.")
+                run.warn(f"{what} was stepped beyond its length, {past}.")
 
     def state_dict(self) -> dict[str, Any]:
         """Return how many steps there were when schedulers were last stepped, and which optimizers had some since."""
@@ -152,13 +152,13 @@ def past_its_length(scheduler: Any) -> str:
     taken = getattr(scheduler, "last_epoch", 0)
     if taken > (length := getattr(scheduler, "T_max", taken)):
         return (
-            f"stepped {taken} times where T_max is {length}: after that a cosine comes back up. Make it as long as the "
+            f"{taken} times where T_max is {length}: after that a cosine comes back up. Make it as long as the "
             f"run, or take CosineAnnealingWarmRestarts"
         )
     is_off = taken > 0 and max(scheduler.get_last_lr()) < 1e-9 * max(getattr(scheduler, "base_lrs", [0.0]))
     if is_off and taken > (length := getattr(scheduler, "total_iters", taken)):
         return (
-            f"stepped {taken} times where total_iters is {length}: after that the learning rate is 0, and nothing is "
+            f"{taken} times where total_iters is {length}: after that the learning rate is 0, and nothing is "
             f"trained. Make it as long as the run"
         )
     return ""

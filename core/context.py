@@ -428,6 +428,7 @@ class RunContext(ABC):
         """Return a context for the handlers of `TrainStart`, within which a plugin can isolate observers.
 
         Raises:
+            StrictError: they have warned, and the trainer is strict.
             ValueError: one of them has put modules into the task that would not be trained.
         """
         if not self.bus.receiver_count:
@@ -441,6 +442,7 @@ class RunContext(ABC):
             given.check(self.optimizers.values(), self.engine.world_size)
         if text := warning_of_frozen(self.modules):
             self.warn(text)
+        self.outcome.raise_if_strict()
 
     def emit(self, event: Event) -> None:
         """Emit an event on this run's bus; what waits for a positioned loader is done after one that is apart."""

@@ -42,7 +42,6 @@ def epochs(run: RunContext) -> Iterator[int]:
     with run.starting():
         run.plugins.reset()
         run.emit(ev.TrainStart())
-    run.outcome.raise_if_strict()
     run.prepare_comparison()
     restore_or_continue(run)
     run.log_plan()

@@ -146,7 +146,7 @@ def checkpoint_names(folder: Path) -> list[str]:
 
 
 def newest_log(folder: Path) -> Path:
-    """Return the newest file of `JsonlLog(folder / "log.jsonl")`: a training that begins afresh has another."""
+    """Return the newest file of `JsonlLog(folder / "log.jsonl")`: a training that starts fresh has another."""
     return max(folder.glob("log*.jsonl"), key=lambda path: (len(path.name), path.name))
 
 

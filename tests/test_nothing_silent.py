@@ -216,7 +216,7 @@ CHANGES: Mapping[str, Change] = {
     "a plateau was not looked for": both(wanted(rate="plateau", plateau="train/loss"), given(scheduler_steps={"": 0})),
     "the scheduler was stepped otherwise": given(scheduler_steps={"": 5}),
     "gradients were not clipped": given(largest_norm=1.1),
-    "it went on after a stop": both(does("stop"), added(Mark("asked", name="stop"), after="BatchEnd")),
+    "it continued after a stop": both(does("stop"), added(Mark("asked", name="stop"), after="BatchEnd")),
     "nobody asked for the stop": given(status="stopped"),
     "an error that is not for users": given(error="KeyError: 'm'"),
     "events are missing": without("RunClosed"),

@@ -307,14 +307,14 @@ def in_sequence(optimizer: torch.optim.Optimizer) -> SequentialLR:
     [
         (
             partial(CosineAnnealingLR, T_max=4),
-            "The scheduler CosineAnnealingLR went on past its length, stepped 6 times where T_max is 4",
+            "The scheduler CosineAnnealingLR was stepped beyond its length, 6 times where T_max is 4",
         ),
-        (in_sequence, "The scheduler SequentialLR went on past its length, stepped 4 times where T_max is 3"),
+        (in_sequence, "The scheduler SequentialLR was stepped beyond its length, 4 times where T_max is 3"),
         (
             partial(PolynomialLR, total_iters=5),
-            "stepped 6 times where total_iters is 5: after that the learning rate is 0",
+            "6 times where total_iters is 5: after that the learning rate is 0",
         ),
-        (partial(LinearLR, end_factor=0.0, total_iters=5), "stepped 6 times where total_iters is 5"),
+        (partial(LinearLR, end_factor=0.0, total_iters=5), "6 times where total_iters is 5"),
     ],
 )
 def test_a_scheduler_that_went_on_past_its_length_is_a_warning(scheduler: Any, words: str) -> None:
@@ -359,11 +359,12 @@ def test_of_several_schedulers_the_one_that_was_never_stepped_is_named() -> None
         def training_step(self, run: Run, batch: Any) -> Losses:
             yield "first", nn.functional.cross_entropy(self.first(batch[0]), batch[1])
 
-    (warning,) = fit_to_the_end(
+    of_optimizer, warning = fit_to_the_end(
         {"first": partial(StepLR, step_size=1), "second": partial(StepLR, step_size=1)},
         task=OneSided(),
         optimizer={"first": kit.sgd(), "second": kit.sgd()},
     )
+    assert of_optimizer.startswith("The optimizer 'second' was never stepped")
     assert warning.startswith("The scheduler StepLR of 'second' was never stepped in 6 steps: LearningRate('step')")
 
 

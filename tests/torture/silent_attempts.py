@@ -61,7 +61,7 @@ class Account:
         said: the warnings of the result, but for those about the witness.
         plugin_errors: how many errors of each observer the result lists.
         best: the name of the file that the result calls the best.
-        at: where it was resumed; None where it began afresh.
+        at: where it was resumed; None where it started fresh.
         weights: a digest of the task's at the end.
         stored: a digest of the weights in each checkpoint on disk at the end.
         files_before: a digest of each file on disk when it began.

@@ -65,7 +65,7 @@ KEYWORDS: Mapping[str, tuple[str, ...]] = {
     "a plateau was not looked for": ("plateau", "monitor", "learning rate", "learning_rate"),
     "the scheduler was stepped otherwise": ("schedul", "learning rate", "learning_rate"),
     "gradients were not clipped": ("clip",),
-    "it went on after a stop": ("stop",),
+    "it continued after a stop": ("stop",),
     "nobody asked for the stop": (),
     "an error that is not for users": (),
     "events are missing": (),
@@ -200,7 +200,7 @@ def _stops(program: Program, account: Account) -> Iterator[tuple[str, str]]:
     asked = [index for index, mark in enumerate(account.marks) if (mark.what, mark.name) == ("asked", "stop")]
     early = early_stop(program, account)
     if asked and _batches_after(account, asked[0]) > program.accumulation:
-        yield "it went on after a stop", f"{_batches_after(account, asked[0])} batches more"
+        yield "it continued after a stop", f"{_batches_after(account, asked[0])} batches more"
     if early is not None and _batches_after(account, early) > program.accumulation:
         yield "no early stop", f"{_batches_after(account, early)} batches more"
     if account.status == "stopped" and not asked and program.stops_early is None:
