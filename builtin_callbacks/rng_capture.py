@@ -134,7 +134,7 @@ class RNGCapture(Plugin):
         if event.resumed:
             self._set_aside(run)
 
-    @on(SavePoint, CheckpointSaved, CheckpointPruned, lane=Lane.TRANSFORM)
+    @on(SavePoint, CheckpointSaved, CheckpointPruned, lane=Lane.TRANSFORM, optional=True)
     def begin_save(self, run: Run, event: SavePoint | CheckpointSaved | CheckpointPruned) -> None:
         """Take back what is drawn here: a run that resumes from the state that is saved does not draw it."""
         self._set_aside(run)

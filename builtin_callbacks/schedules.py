@@ -24,7 +24,6 @@ from ..events import (
     ValidationCut,
     ValidationEnd,
 )
-from ..events.bus import PluginName
 from ..plugins import Plugin, on
 from ..plugins.filters import Filter
 
@@ -178,14 +177,11 @@ class SaveSchedule(Schedule):
 
     @on(TrainStart, lane=Lane.REPORT)
     def look_for_writer(self, run: Run, event: TrainStart) -> None:
-        """Say so where no plugin writes anything at a save, to judge by who handles it after `MEASURE`."""
-        for each in run.bus.signal(SavePoint).subscriptions.values():
-            is_on = not isinstance(each.owner, PluginName) or run.plugins.is_enabled(each.owner)
-            if is_on and each.position[0] > Lane.MEASURE:
-                return
-        run.warn(f"{self.name} asks for saves, and no plugin writes any: add Checkpoint('runs/x') to the plugins.")
+        """Say so where no plugin writes anything at a save."""
+        if not run.plugins.write_saves():
+            run.warn(f"{self.name} asks for saves, and no plugin writes any: add Checkpoint('runs/x') to the plugins.")
 
-    @on(SavePoint, lane=Lane.MEASURE)
+    @on(SavePoint, lane=Lane.MEASURE, optional=True)
     def note(self, run: Run, event: SavePoint) -> None:
         """Remember that it was done, for whichever plugin."""
         self._last = self.moment(run.progress)

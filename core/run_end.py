@@ -10,7 +10,7 @@ from ..events.errors import describe_error, place_of
 from . import loop
 from .context import RunContext
 from .result import ResumeReport, RunResult
-from .shortfall import warn_of_errors, warn_of_shortfall
+from .shortfall import warn_of_closing, warn_of_shortfall
 
 
 def close_run(run: RunContext, error: BaseException | None) -> None:
@@ -35,7 +35,7 @@ def close_run(run: RunContext, error: BaseException | None) -> None:
         owner, event, error = secondary.pop(0)
         where += f"; in {owner} on {event}"
         run.outcome.status = _status(run, error)
-    warn_of_errors(run)
+    warn_of_closing(run)
     run.bus.blamed = None  # keeps no traceback, and so no batch, alive
     run.outcome.result = _result(run, error)
     if error is None:

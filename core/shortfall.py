@@ -19,7 +19,7 @@ def warn_of_shortfall(run: RunContext) -> None:
 
     Nothing of it waits for the device. What only plugins know they say themselves, with `run.warn`.
     """
-    warn_of_errors(run)
+    warn_of_closing(run)
     if run.phase == "train" and not run.progress.steps and not (run.control.stopped and not run.progress.batches):
         run.warn(_no_step(run))
     if ev.EpochStart not in run.outcome.emitted:
@@ -28,14 +28,16 @@ def warn_of_shortfall(run: RunContext) -> None:
         *_unread_validation(run),
         *_uncalled(run),
         *_skipped(run),
-        *_due(run),
+        *_unwritten(run),
         *_without_gradient(run),
     ):
         run.warn(sentence)
 
 
-def warn_of_errors(run: RunContext) -> None:
-    """Say which observers failed, unless it is said; again when all plugins are closed."""
+def warn_of_closing(run: RunContext) -> None:
+    """Say which observers failed, unless it is said, and what was requested when it was too late."""
+    for sentence in _due(run):
+        run.warn(sentence)
     for name, errors in run.plugins.errors().items():
         if not any(f"Plugin {name!r}" in said for said in run.warnings):
             run.warn(f"Plugin {name!r} failed, and the run continued: {errors[-1]}.")
@@ -71,6 +73,12 @@ def _skipped(run: RunContext) -> Iterator[str]:
         asked = Counter(request.by for request in run.control.history if request.verb == "skip_step")
         by = ", ".join(f"{name} ({count})" for name, count in asked.most_common()) or "the gradient scaler of fp16"
         yield f"{skipped} of {skipped + steps} optimizer steps were skipped, by {by}."
+
+
+def _unwritten(run: RunContext) -> Iterator[str]:
+    is_said = any("no plugin writes any" in said for said in run.warnings)
+    if ev.SavePoint in run.outcome.emitted and not is_said and not run.plugins.write_saves():
+        yield "Saves were requested, and no plugin writes any: add Checkpoint('runs/x') to the plugins."
 
 
 def _due(run: RunContext) -> Iterator[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 from weakref import WeakSet
 
-from ..events import Bus, Event, PluginChanged, Progress
+from ..events import Bus, Event, Lane, PluginChanged, Progress, SavePoint
 from ..events.bus import PluginName, Subscription, current_owner
 from ..events.checks import known_names
 
@@ -208,6 +208,14 @@ class Plugins:
                 if not self._forgive_state(entry, "describe", "it cannot say what it will do", error):
                     raise
         return {name: text for name, text in texts.items() if text}
+
+    def write_saves(self) -> bool:
+        """Return whether anybody writes at a save, to judge by who handles `SavePoint` after `MEASURE`."""
+        return any(
+            each.position[0] > Lane.MEASURE
+            and not (isinstance(each.owner, PluginName) and not self._entries[each.owner].enabled)
+            for each in self._bus.signal(SavePoint).subscriptions.values()
+        )
 
     def uncalled(self, emitted: Container[type[Event]]) -> list[str]:
         """Return a sentence for each handler that a training did not call, though it is not optional.

@@ -13,11 +13,12 @@ from .order import Handler
 # What all is well without.
 OPTIONAL = frozenset({
     ev.CheckpointLoaded, ev.CheckpointPruned, ev.CheckpointSaved, ev.LastBoundary, ev.PluginChanged, ev.PluginFailed,
-    ev.Replay, ev.ResumeVerified, ev.RunClosed, ev.RunFailed, ev.SavePoint, ev.TestBatchEnd, ev.TestBatchStart,
+    ev.Replay, ev.ResumeVerified, ev.RunClosed, ev.RunFailed, ev.TestBatchEnd, ev.TestBatchStart,
     ev.TestEnd, ev.TestStart, ev.TrainEnd, ev.ValidationCut,
 })  # fmt: skip
 MENDS: dict[type[Event], str] = {
     ev.Log: "nobody requested a log: add LogSchedule(Every(steps=50))",
+    ev.SavePoint: "nobody requested a save: add SaveSchedule(Every(epochs=1))",
     ev.EpochEnd: "the run ended within its first epoch",
     **dict.fromkeys(
         (ev.ValidationStart, ev.ValidationBatchStart, ev.ValidationBatchEnd, ev.ValidationEnd),

@@ -253,13 +253,13 @@ class Checkpoint(Plugin):
             self._writer.drain()  # the tidying after that save
             self._tidy(run, self._last, self._judge(), [])
 
-    @on(ValidationEnd, Log, lane=Lane.REPORT)
+    @on(ValidationEnd, Log, lane=Lane.REPORT, optional=True)
     def check_names(self, run: Run, event: ValidationEnd | Log) -> None:
         """Refuse a metric in the names of the files that does not exist, now that those of others are there."""
         if run.engine.is_main:
             self._file_names.check(run, event)
 
-    @on(SavePoint, lane=Lane.PERSIST)
+    @on(SavePoint, lane=Lane.PERSIST, optional=True)
     def save(self, run: Run, event: SavePoint) -> None:
         """Write; then, or when it is written, emit that and remove what is no longer kept."""
 

@@ -100,7 +100,7 @@ class RuleController(Plugin):
         if isinstance(event, CheckpointLoaded) and event.path is not None:  # emitted after the state that it holds
             self._active.take(run, CheckpointSaved(event.path, is_best=event.path == run.best_checkpoint))
 
-    @on(SavePoint, lane=Lane.DECIDE)
+    @on(SavePoint, lane=Lane.DECIDE, optional=True)
     def handle_before_saving(self, run: Run, event: Event) -> None:
         """Do so before the state is stored."""
         self._active.take(run, event)

@@ -64,6 +64,7 @@ class Account:
         at: where it was resumed; None where it started fresh.
         weights: a digest of the task's at the end.
         stored: a digest of the weights in each checkpoint on disk at the end.
+        averages: the same of the average that validations were measured on, where it holds one.
         files_before: a digest of each file on disk when it began.
         files: the same at the end.
         lines_before: the lines of the logs on disk when it began.
@@ -87,6 +88,7 @@ class Account:
     at: Place | None = None
     weights: int = 0
     stored: Mapping[str, int] = field(default_factory=dict)
+    averages: Mapping[str, int] = field(default_factory=dict)
     files_before: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     lines_before: tuple[str, ...] = ()
@@ -146,6 +148,7 @@ class Attempts:
             at=places[loaded[0]] if loaded else None,
             weights=digest(modules),
             stored=_stored(self.folder),
+            averages=_stored(self.folder, averaged=True),
             files_before=files,
             files=_files(self.folder),
             lines_before=lines,
@@ -226,8 +229,13 @@ def _checkpoints(folder: Path) -> dict[str, Any]:
     return {path.name: torch.load(path, weights_only=True) for path in paths}
 
 
-def _stored(folder: Path) -> dict[str, int]:
-    return {name: digest_of_state(state["modules"]) for name, state in _checkpoints(folder).items()}
+def _stored(folder: Path, *, averaged: bool = False) -> dict[str, int]:
+    found = {}
+    for name, state in _checkpoints(folder).items():
+        averages = (state["plugins"].get("ema") or {}).get("weights", {}) if averaged else {}
+        modules = {each: {**weights, **averages.get(each, {})} for each, weights in state["modules"].items()}
+        found[name] = digest_of_state(modules)
+    return found
 
 
 def _places(folder: Path) -> dict[str, Place]:

@@ -63,10 +63,10 @@ KEYWORDS: Mapping[str, tuple[str, ...]] = {
     "an error was swallowed": (),
     "an observer was switched off": ("switched off", "observer", "disabled"),
     "a plateau was not looked for": ("plateau", "monitor", "learning rate", "learning_rate"),
-    "the scheduler was stepped otherwise": ("schedul", "learning rate", "learning_rate"),
+    "the scheduler was stepped otherwise": ("no optimizer step", "schedul", "learning rate", "learning_rate"),
     "gradients were not clipped": ("clip",),
     "it continued after a stop": ("stop",),
-    "nobody asked for the stop": (),
+    "nobody asked for the stop": ("the run ended early",),
     "an error that is not for users": (),
     "events are missing": (),
     "a validation was not whole": ("validation",),
@@ -323,7 +323,9 @@ def _lines_written(program: Program, account: Account) -> Iterator[tuple[str, st
 
 
 def _early_data(program: Program, account: Account) -> Iterator[tuple[str, str]]:
-    exhausted = [each for each in epochs_of(account) if each.is_ended and each.batches == program.whole]
+    exhausted = [
+        each for each in epochs_of(account) if each.is_ended and not each.is_cut and each.batches == program.whole
+    ]
     if program.data == "short" and program.whole < program.batches and exhausted:
         yield "data ended early", f"after {program.whole} of {program.batches} batches"
 
@@ -365,16 +367,16 @@ def _best(program: Program, account: Account) -> Iterator[tuple[str, str]]:
         if account.happened("stepped"):
             yield "no best checkpoint", f"{len(values)} saves were measured by {keeps.monitor}"
         return
-    weights = account.stored.get(account.best)
+    weights, loaded = account.stored.get(account.best), account.averages.get(account.best)
     if values and not any(isnan(value) for value, _ in values):
         ways = [(marks, by_weights) for marks in (account.marks, _training(account)) for by_weights in (False, True)]
         allowed = [best for marks, way in ways for best in best_of(judged(marks, monitor, by_weights=way))]
         if weights not in allowed:
             yield "not the best checkpoint", f"{account.best} is not that of {min(value for value, _ in values)}"
     exported = account.happened("exported")
-    if keeps.load_best and exported and exported[0].weights != weights:
+    if keeps.load_best and exported and exported[0].weights != loaded:
         yield "the best came after TrainEnd", f"a handler of it finds other weights than those of {account.best}"
-    if keeps.load_best and account.weights != weights:
+    if keeps.load_best and account.weights != loaded:
         yield "the best was not loaded", f"the task has other weights than {account.best}"
 
 
