@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 FOLD = 64
+EVALUATIONS = ("validation", "test")
 
 
 class Sum:
@@ -166,6 +167,22 @@ class Means:
                 load_object(own, self._saved.pop(name))
         with torch.no_grad(), named_errors(name, value.outputs, value.targets):
             own.update(value.outputs, value.targets)
+
+
+def own_name(name: str, phase: str) -> str:
+    """Return the name of a value within its phase: `loss` for `train/loss`, as people write it.
+
+    Raises:
+        ValueError: it is of another phase.
+    """
+    split, _, rest = name.partition("/")
+    if rest and (split == phase or {split, phase} == {*EVALUATIONS}):  # a test may be the validation's step
+        return rest
+    if split in ("train", *EVALUATIONS):
+        raise ValueError(
+            f"{name!r} cannot be tracked in {phase}, where each value becomes {phase}/<name>: track {rest!r}."
+        )
+    return name
 
 
 def fresh_copy(metric: Any, outputs: Any = None) -> Any:
