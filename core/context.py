@@ -39,7 +39,7 @@ from ..plugins import Plugins
 from .data.training_data import TrainingData
 from .engines.options import warning_of_frozen
 from .lifetimes import Action, EpochWork, Hooks, Outcome, Resumption
-from .metrics.values import Metrics, own_name
+from .metrics.values import Metrics
 from .result import check_line
 from .settings import Settings
 from .stepping.optimizers import GivenModules
@@ -249,7 +249,11 @@ class RunContext(ABC):
     def track(self, name: str, value: Any, weight: float = 1.0) -> None:
         """Add a value to the running mean of `<phase>/<name>`."""
         if self.tracks:
-            self.means.add(name if "/" not in name else own_name(name, self.phase), value, weight)
+            if "/" in name:
+                from .metrics.means import own_name
+
+                name = own_name(name, self.phase)
+            self.means.add(name, value, weight)
 
     def note(self, text: str) -> None:
         """Add a line that the result shows."""

@@ -13,8 +13,7 @@ from ..events import Request
 from ..events import catalogue as ev
 from ..events.catalogue import Phase
 from .context import RunContext
-from .metrics.means import Means
-from .metrics.values import own_name
+from .metrics.means import Means, own_name
 
 EVENTS: dict[Phase, tuple[Any, Any, Any, Any]] = {
     "validation": (ev.ValidationStart, ev.ValidationBatchStart, ev.ValidationBatchEnd, ev.ValidationEnd),

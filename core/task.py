@@ -111,15 +111,22 @@ class Supervised(Task):
         return ("loss", *self.metrics) if type(self).validation_step is Supervised.validation_step else None
 
     def _measure(self, outputs: Any, targets: Any) -> Iterator[tuple[str, Any]]:
-        from .metrics.means import Measured, named_errors
-
         for name, metric in self.metrics.items():
-            if is_metric_object(metric):
-                yield name, Measured(metric, outputs, targets)
-            else:
-                with named_errors(name, outputs, targets):
-                    value = metric(outputs, targets)
-                yield name, value
+            try:
+                is_object = hasattr(metric, "compute") and is_metric_object(metric)
+                value = _measured(metric, outputs, targets) if is_object else metric(outputs, targets)
+            except Exception as error:
+                from .metrics.means import describe_metric
+
+                error.add_note(describe_metric(name, outputs, targets))
+                raise
+            yield name, value
+
+
+def _measured(metric: Any, outputs: Any, targets: Any) -> Any:
+    from .metrics.means import Measured
+
+    return Measured(metric, outputs, targets)
 
 
 def _no_pair(batch: dict[Any, Any]) -> TypeError:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 FOLD = 64
+EVALUATIONS = ("validation", "test")
 
 
 class Sum:
@@ -164,8 +164,28 @@ class Means:
             own = self._objects[name] = self._idle.pop(name, None) or fresh_copy(value.metric, value.outputs)
             if name in self._saved:
                 load_object(own, self._saved.pop(name))
-        with torch.no_grad(), named_errors(name, value.outputs, value.targets):
-            own.update(value.outputs, value.targets)
+        try:
+            with torch.no_grad():
+                own.update(value.outputs, value.targets)
+        except Exception as error:
+            error.add_note(describe_metric(name, value.outputs, value.targets))
+            raise
+
+
+def own_name(name: str, phase: str) -> str:
+    """Return the name of a value within its phase: `loss` for `train/loss`, as people write it.
+
+    Raises:
+        ValueError: it is of another phase.
+    """
+    split, _, rest = name.partition("/")
+    if rest and (split == phase or {split, phase} == {*EVALUATIONS}):  # a test may be the validation's step
+        return rest
+    if split in ("train", *EVALUATIONS):
+        raise ValueError(
+            f"{name!r} cannot be tracked in {phase}, where each value becomes {phase}/<name>: track {rest!r}."
+        )
+    return name
 
 
 def fresh_copy(metric: Any, outputs: Any = None) -> Any:
@@ -195,18 +215,10 @@ def compute_scalars(objects: Mapping[str, Any]) -> dict[str, float]:
     return {name: float(value) for name, value in computed.items()}
 
 
-@contextmanager
-def named_errors(name: str, outputs: Any, targets: Any) -> Iterator[None]:
-    """Add to an error of a metric which one it is, and what it was given."""
-    try:
-        yield
-    except Exception as error:
-        given = " and ".join(
-            str(list(each.shape)) if isinstance(each, Tensor) else f"a {type(each).__name__}"
-            for each in (outputs, targets)
-        )
-        error.add_note(f"heliograph: in the metric {name!r}, given outputs and targets of {given}")
-        raise
+def describe_metric(name: str, outputs: Any, targets: Any) -> str:
+    """Return which metric failed, and what it was given, as a note for its error."""
+    given = (str(list(each.shape)) if isinstance(each, Tensor) else type(each).__name__ for each in (outputs, targets))
+    return f"heliograph: in the metric {name!r}, given outputs and targets of {' and '.join(given)}"
 
 
 def object_state(metric: Any) -> dict[str, Any]:

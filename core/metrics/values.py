@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self
 
-EVALUATIONS = ("validation", "test")
-
 
 class Metrics(dict[str, float]):
     """Values by name. What is put in is kept as a number of Python's own, so that it can be logged and saved.
@@ -48,22 +46,6 @@ def is_metric_object(value: Any) -> bool:
     return not isinstance(value, type) and all(
         callable(getattr(value, name, None)) for name in ("update", "compute", "reset")
     )
-
-
-def own_name(name: str, phase: str) -> str:
-    """Return the name of a value within its phase: `loss` for `train/loss`, as people write it.
-
-    Raises:
-        ValueError: it is of another phase.
-    """
-    split, _, rest = name.partition("/")
-    if rest and (split == phase or {split, phase} == {*EVALUATIONS}):  # a test may be the validation's step
-        return rest
-    if split in ("train", *EVALUATIONS):
-        raise ValueError(
-            f"{name!r} cannot be tracked in {phase}, where each value becomes {phase}/<name>: track {rest!r}."
-        )
-    return name
 
 
 def _number(name: str, value: Any) -> float:

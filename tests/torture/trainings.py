@@ -193,7 +193,7 @@ def make_run(name: str, random: Random) -> FakeRun:
     run.training_id, run.progress, run.task = f"{random.getrandbits(128):032x}", progress, None
     run.last_checkpoint = run.best_checkpoint = run.batch_note = None
     run.has_left_group = False
-    run.validation_sets = run.metrics = {"validation": 1}
+    run.validation_sets, run.metrics = ("",), {"validation/loss": 1.0}
     run.resumed_at, run.origin = None, progress  # nothing to compare: it keeps no losses
     run.bus = SimpleNamespace(
         on=lambda *arguments, **options: SimpleNamespace(remove=lambda: None),

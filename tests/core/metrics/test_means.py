@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from heliograph import Every, LogSchedule, Run, Supervised, ValidationSchedule, accuracy
-from heliograph.core.metrics.means import Means, Sum
-from heliograph.core.metrics.values import Metrics, own_name
+from heliograph.core.metrics.means import Means, Sum, own_name
+from heliograph.core.metrics.values import Metrics
 from heliograph.tests import kit
 
 
