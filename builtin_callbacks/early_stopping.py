@@ -57,6 +57,10 @@ class EarlyStopping(Plugin):
         """Forget the former run."""
         self.best, self.failed_readings, self._stopped_by_nan = None, 0, False
 
+    def describe(self, run: Run) -> str:
+        """Say when training is stopped."""
+        return f"stops when {self.monitor.name} has not improved {self.patience} times in a row"
+
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Check that the metric will be measured."""

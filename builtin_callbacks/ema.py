@@ -77,6 +77,11 @@ class EMA(Plugin):
         """Forget the former run."""
         self.weights, self._updates, self._trained = {}, {}, []
 
+    def describe(self, run: Run) -> str:
+        """Say what is averaged, and what for."""
+        uses = ["validates with it"] * self.validate + ["leaves it at the end"] * self.load_at_end
+        return f"averages the weights, decay {self.decay:g}" + "".join(f", {use}" for use in uses)
+
     @on(TrainStart, lane=Lane.TRANSFORM)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Refuse sharded parameters."""

@@ -76,6 +76,10 @@ class FileLog(Plugin):
         self._captured_before = False
         self._lost, self._error = 0, ""
 
+    def describe(self, run: Run) -> str:
+        """Say where lines are written."""
+        return f"logs to {self.path or self.folder}"
+
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Forget the file of a former training."""

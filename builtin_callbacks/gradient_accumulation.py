@@ -89,6 +89,11 @@ class GradientAccumulation(Plugin):
         whole = next(number for first, number in reversed(self.schedule.items()) if first <= epoch)
         return whole // self._processes
 
+    def describe(self, run: Run) -> str:
+        """Say how many micro-batches make a step."""
+        rest = "".join(f", {number} from epoch {epoch} on" for epoch, number in self.schedule.items() if epoch)
+        return f"steps after {self.schedule[0]} micro-batches{rest}"
+
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
         """See how many processes there are.

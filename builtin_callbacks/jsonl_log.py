@@ -68,6 +68,10 @@ class JsonlLog(Plugin):
         self._attempt = uuid4().hex[:8]
         self._position = NOTHING
 
+    def describe(self, run: Run) -> str:
+        """Say where lines are written."""
+        return f"logs to {self._current or self.path}"
+
     @on(CheckpointLoaded)
     def go_on(self, run: Run, event: CheckpointLoaded) -> None:
         """Cut off what was written after the checkpoint when the next line comes."""

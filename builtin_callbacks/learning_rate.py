@@ -50,6 +50,12 @@ class LearningRate(Plugin):
         """Forget what the former run stepped."""
         self._steps_before, self._stepped, self._ever_stepped = 0, set(), set()
 
+    def describe(self, run: Run) -> str:
+        """Say which schedulers are stepped, and when."""
+        kinds = ", ".join(type(each).__name__ for each in run.schedulers.values()) or "no scheduler"
+        when = f"each {self.per}" if self.monitor is None else f"each measurement of {self.monitor.name}"
+        return f"steps {kinds} after {when}"
+
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Check that there is something to step."""

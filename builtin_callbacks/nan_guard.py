@@ -43,6 +43,11 @@ class NaNGuard(Plugin):
         self._skips, self._stop_reason = {}, ""
         self._losses = WindowLosses()
 
+    def describe(self, run: Run) -> str:
+        """Say what is done about a loss that is not a number."""
+        acts = {"raise": "fails the run", "skip": "skips the step", "stop": "skips the step, and stops the run"}
+        return f"{acts[self.action]} when a loss is not a number"
+
     @on(BatchStart)
     def remember(self, run: Run, event: BatchStart) -> None:
         """Keep the losses of a window's earlier micro-batches, on the device."""

@@ -95,6 +95,11 @@ class RNGCapture(Plugin):
             raise RuntimeError("The private NumPy generator is made when a run begins: there is none yet.")
         return self._generator
 
+    def describe(self, run: Run) -> str:
+        """Say which seed everything random has."""
+        seed = run.data.seed if run.data.seed is not None else self.seed
+        return "seeds everything random" + (f" with {seed}" if seed is not None else "")
+
     @on(TrainStart, lane=Lane.TRANSFORM)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Seed everything."""

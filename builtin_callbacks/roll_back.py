@@ -49,6 +49,10 @@ class RollBack(Plugin):
         """Forget the former run."""
         self.times, self.skipped, self._paths, self._losses = 0, set(), [], WindowLosses()
 
+    def describe(self, run: Run) -> str:
+        """Say when the run goes back, and how often."""
+        return f"goes back to the last checkpoint when a loss is not a number, at most {self.max_times} times"
+
     @on(CheckpointSaved)
     def remember(self, run: Run, event: CheckpointSaved) -> None:
         """Remember where there is something to go back to; a folder may hold checkpoints of another training, too."""

@@ -44,6 +44,7 @@ class Schedule(Plugin):
     """
 
     at_end = True
+    verb = "asks"
 
     def __init__(self, when: Filter, *, at_start: bool = False, at_end: bool | None = None) -> None:
         if not isinstance(when, Filter):
@@ -55,6 +56,11 @@ class Schedule(Plugin):
         self._last = -1
         self._origin: Progress | None = None
         self._saved: Mapping[str, Any] | None = None
+
+    def describe(self, run: Run) -> str:
+        """Say when it is asked for."""
+        moments = [str(self.when), *["at the start"] * self.at_start, *["at the end"] * self.at_end]
+        return f"{self.verb} {', '.join(moments)}"
 
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
@@ -131,6 +137,7 @@ class LogSchedule(Schedule):
     """
 
     asks = ("log",)
+    verb = "logs"
     at_end = False
 
     @on(Log, lane=Lane.MEASURE, optional=True)
@@ -150,6 +157,7 @@ class ValidationSchedule(Schedule):
     """
 
     asks = ("validation",)
+    verb = "validates"
     needs = ("validation data",)
 
     @on(ValidationEnd, ValidationCut, lane=Lane.MEASURE, optional=True)
@@ -174,6 +182,7 @@ class SaveSchedule(Schedule):
 
     affects_training = False
     asks = ("save",)
+    verb = "saves"
 
     @on(TrainStart, lane=Lane.REPORT)
     def look_for_writer(self, run: Run, event: TrainStart) -> None:

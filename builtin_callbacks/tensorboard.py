@@ -43,6 +43,10 @@ class TensorBoard(Plugin):
         """Start the clock of the throughput, and hide nothing of what was drawn before."""
         self._since = self._purge = None
 
+    def describe(self, run: Run) -> str:
+        """Say where curves are written."""
+        return f"logs to {self._path}"
+
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Choose a folder that holds no other run."""

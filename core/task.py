@@ -63,7 +63,7 @@ class Supervised(Task):
             `compute`. Read only when they are logged.
 
     Raises:
-        TypeError: the model is not a `nn.Module`, or a metric is neither of these; in a run, a batch is a dict.
+        TypeError: the model is not a `nn.Module`, or a metric is neither of these; in a run, a batch is not a pair.
         ValueError: a metric is called `loss`.
     """
 
@@ -86,9 +86,12 @@ class Supervised(Task):
 
     def training_step(self, run: Run, batch: Any) -> Tensor:
         """Return the loss; the outputs are `run.outputs` until the batch ends, if there are handlers."""
-        if isinstance(batch, dict):
+        if isinstance(batch, dict | Tensor):
             raise _no_pair(batch)
-        inputs, targets = batch
+        try:
+            inputs, targets = batch
+        except (TypeError, ValueError) as error:
+            raise _no_pair(batch) from error
         outputs = self.model(inputs)
         if run.bus.receiver_count:
             run.outputs = outputs
@@ -100,9 +103,12 @@ class Supervised(Task):
 
     def validation_step(self, run: Run, batch: Any) -> Evaluation:
         """Return the loss and the metrics."""
-        if isinstance(batch, dict):
+        if isinstance(batch, dict | Tensor):
             raise _no_pair(batch)
-        inputs, targets = batch
+        try:
+            inputs, targets = batch
+        except (TypeError, ValueError) as error:
+            raise _no_pair(batch) from error
         run.outputs = outputs = self.model(inputs)
         return {"loss": self.loss_fn(outputs, targets), **dict(self._measure(outputs, targets))}
 
@@ -129,12 +135,23 @@ def _measured(metric: Any, outputs: Any, targets: Any) -> Any:
     return Measured(metric, outputs, targets)
 
 
-def _no_pair(batch: dict[Any, Any]) -> TypeError:
-    """Return what to raise where a batch, which would come apart into its keys, is a dict."""
+def _no_pair(batch: Any) -> TypeError:
+    """Return what to raise where a batch is not a pair: a dict or a tensor would come apart into keys or rows."""
+    if isinstance(batch, dict):
+        return TypeError(
+            f"Supervised takes batches of (inputs, targets), got a dict with the keys {sorted(map(str, batch))}. Of a "
+            f"Ray dataset, name the two columns in their order: loader_params={{'columns': ('image', 'label')}}. Of "
+            f"others, give a collate_fn that makes pairs, or subclass Task, whose training_step(run, batch) gets the "
+            f"dict."
+        )
+    from .checkpoint.unseen.values import describe
+
+    parts = f": {', '.join(map(describe, batch[:8]))}" if isinstance(batch, list | tuple) else ""
     return TypeError(
-        f"Supervised takes batches of (inputs, targets), got a dict with the keys {sorted(map(str, batch))}. Of a Ray "
-        f"dataset, name the two columns in their order: loader_params={{'columns': ('image', 'label')}}. Of others, "
-        f"give a collate_fn that makes pairs, or subclass Task, whose training_step(run, batch) gets the dict."
+        f"Supervised takes batches of (inputs, targets), got {describe(batch)}{parts}. Give several inputs as one, as "
+        f"in ((ids, mask), targets): the model is called with the first part, the loss with its outputs and the "
+        f"second. A dataset or a collate_fn makes such pairs. Or subclass Task, whose training_step(run, batch) gets "
+        f"the batch as it is."
     )
 
 

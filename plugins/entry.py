@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
+from inspect import getmembers, isfunction, signature
 from typing import Any
 
 from ..events import Event
@@ -120,14 +121,30 @@ def _handlers_of(plugin: object, name: str) -> Iterator[tuple[type[Event], Handl
     if isinstance(plugin, type):
         raise TypeError(f"{plugin.__name__} is a class: register an object of it, {plugin.__name__}(...).")
     if not (marks := list(marked_methods(type(plugin)))):
-        form = "an object with methods marked @on, as in\n    @on(EpochEnd)\n    def report(self, run, event): ..."
-        raise TypeError(f"{plugin!r} is not a plugin: register {form}")
+        _check_without_handlers(plugin)
     for method_name, mark in marks:
         method: Callable[..., Any] = getattr(plugin, method_name)
         for event in mark.events:
             check_receiver(method, event)
             if event not in getattr(plugin, "ignores", ()):
                 yield event, Handler(name, method, mark)
+
+
+def _check_without_handlers(plugin: object) -> None:
+    """Raise TypeError unless an object without handlers is a `Plugin` that has a state or declares something."""
+    kind = type(plugin)
+    for name, method in getmembers(kind, isfunction):
+        if list(signature(method).parameters)[1:] == ["run", "event"]:
+            raise TypeError(
+                f"No event calls {kind.__name__}.{name}(run, event): mark it with its event, as in\n    @on(EpochEnd)\n"
+                f"    def {name}(self, run, event): ..."
+            )
+    declares = any(getattr(plugin, attribute, ()) for attribute in ("asks", "needs", "exclusive"))
+    if isinstance(plugin, Plugin) and (declares or _overrides(plugin, "state_dict")):
+        return
+    form = "an object with methods marked @on, as in\n    @on(EpochEnd)\n    def report(self, run, event): ..."
+    rest = "\nA Plugin without such methods has a state, or declares what functions on the bus request, in asks."
+    raise TypeError(f"{plugin!r} is not a plugin: register {form}{rest if isinstance(plugin, Plugin) else ''}")
 
 
 KILL_SWITCH = "HELIOGRAPH_DISABLE_PLUGINS"

@@ -171,6 +171,13 @@ class Checkpoint(Plugin):
         self._world_size = 1
         self._saved = Saved()
 
+    def describe(self, run: Run) -> str:
+        """Say where checkpoints are written, and which are kept."""
+        kept = "all" if self._kept.keep_last is None else f"the last {self._kept.keep_last}"
+        best = f" and the best {self._kept.keep_best} by {self.monitor.name}" if self.monitor is not None else ""
+        back = f", loads the best {self.load_best} back at the end" if self.load_best else ""
+        return f"writes checkpoints to {self.folder}, keeps {kept}{best}{back}"
+
     @on(TrainStart, lane=Lane.PERSIST)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Take the folder, forget the former run, and find what to resume from."""

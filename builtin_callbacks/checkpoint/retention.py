@@ -22,7 +22,7 @@ class Retention:
     """
 
     def __init__(self, keep_last: int | None, keep_best: int, monitor: Monitor | None) -> None:
-        self._keep_last, self._keep_best, self._monitor = keep_last, keep_best, monitor
+        self.keep_last, self.keep_best, self._monitor = keep_last, keep_best, monitor
         self.begin(())
 
     def begin(self, entries: Iterable[Entry], damaged: Collection[Path] = ()) -> None:
@@ -54,9 +54,9 @@ class Retention:
     def rule(self) -> str:
         """Why a checkpoint is no longer kept, in words."""
         best = (
-            "" if self._monitor is None else f", and not among the keep_best={self._keep_best} by {self._monitor.name}"
+            "" if self._monitor is None else f", and not among the keep_best={self.keep_best} by {self._monitor.name}"
         )
-        return f"keep_last={self._keep_last}{best}"
+        return f"keep_last={self.keep_last}{best}"
 
     def drop(self, is_pinned: Callable[[Path], bool]) -> list[Path]:
         """Forget the checkpoints that are no longer kept and return where they lie, the oldest first.
@@ -64,11 +64,11 @@ class Retention:
         Args:
             is_pinned: whether a checkpoint stays whatever happens; such ones do not count among the newest.
         """
-        if self._keep_last is None:
+        if self.keep_last is None:
             return []
         loose = [entry for entry in self._entries if entry.training_id and not is_pinned(entry.path)]
         good = [entry for entry in loose if entry.path not in self._damaged]
-        kept = {entry.path for entry in (*good[-self._keep_last :], *self._ranked_entries()[: self._keep_best])}
+        kept = {entry.path for entry in (*good[-self.keep_last :], *self._ranked_entries()[: self.keep_best])}
         doomed = [entry.path for entry in loose if entry.path not in kept]
         gone = set(doomed)
         self._entries = [entry for entry in self._entries if entry.path not in gone]

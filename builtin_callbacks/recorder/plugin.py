@@ -94,6 +94,10 @@ class Recorder(Plugin):
         self._sets: dict[str, int] = {}
         self._custom: dict[type[Event], int] = {}
 
+    def describe(self, run: Run) -> str:
+        """Say where the recording is."""
+        return f"records to {self.path or self.folder}"
+
     @on(TrainStart, lane=Lane.TRANSFORM)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Close the former run; whether its file is continued depends on the state that is loaded."""

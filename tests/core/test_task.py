@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph import Every, RunResult, Supervised, load_weights
+from heliograph import Every, RunResult, Supervised, Trainer, load_weights
 from heliograph.core.engines.weights import check_fits
 from heliograph.tests import kit
 from heliograph.tests.kit import adam, saving
@@ -163,3 +163,27 @@ def test_extra_state_is_the_module_s_own_business() -> None:
     check_fits({"model": now}, {"model": wide.state_dict()})
     with pytest.raises(ValueError, match=r"model\.weight has the shape \[2, 1\]"):
         check_fits({"model": now}, {"model": wide.state_dict() | {"weight": torch.zeros(2, 1)}})
+
+
+PAIRS = r"^Supervised takes batches of \(inputs, targets\), got "
+
+
+@pytest.mark.parametrize(
+    ("batch", "found"),
+    [
+        (
+            (torch.ones(2, 4), torch.ones(2), torch.ones(2, 3)),
+            r"a tuple of 3: a tensor \[2, 4\], a tensor \[2\], a ten",
+        ),
+        ([torch.ones(2, 4)], r"a list of 1: a tensor \[2, 4\]\. Give several inputs as one, as in \(\(ids, mask\), "),
+        (torch.ones(2, 4), r"a tensor \[2, 4\]\. .* Or subclass Task"),  # whose two rows are no pair
+        (torch.ones(3, 4), r"a tensor \[3, 4\]\. "),
+        (3, r"an int\. "),
+        ({"inputs": 1, "targets": 2}, r"a dict with the keys \['inputs', 'targets'\]"),
+    ],
+)
+def test_a_batch_that_is_not_a_pair_is_refused(batch: Any, found: str) -> None:
+    run, task = kit.make_run(Trainer(device="cpu")), kit.linear_classifier()
+    for step in (task.training_step, task.validation_step):
+        with pytest.raises(TypeError, match=PAIRS + found):
+            step(run, batch)

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from math import inf
+from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import Mock
 
@@ -131,6 +132,56 @@ def test_the_trainer_registers_in_the_order_of_its_list() -> None:
 def test_what_is_no_plugin_is_refused_with_the_form(plugins: Plugins, thing: object) -> None:
     with pytest.raises(TypeError, match=r"is not a plugin: register an object with methods marked @on, as in\n +@on\("):
         plugins.register(thing)
+    assert len(plugins) == 0
+
+
+class Holder(Plugin):
+    """Has a state that functions of the user change, and no handlers."""
+
+    def __init__(self, value: int = 0) -> None:
+        self.value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.value = state["value"]
+
+
+def test_a_plugin_may_have_a_state_and_no_handlers(tmp_path: Path) -> None:
+    first, second = Holder(), Holder()
+    for holder, epochs in ((first, 1), (second, 2)):
+        trainer = Trainer([holder, *kit.saving(tmp_path, Every(epochs=1), resume="auto")], device="cpu")
+
+        def count(run: Run, event: BatchEnd, holder: Holder = holder) -> None:
+            holder.value += 1
+
+        trainer.bus.on(BatchEnd, count)
+        assert kit.fit(trainer, epochs=epochs).plugin_errors == {}
+    assert (first.value, second.value) == (2, 4)
+
+
+def test_a_plugin_may_declare_what_functions_request() -> None:
+    class Declaring(Plugin):
+        asks = ("stop",)
+
+    def stop(run: Run, event: BatchEnd) -> None:
+        run.control.stop("enough")
+
+    trainer = Trainer([Declaring()], device="cpu")
+    trainer.bus.on(BatchEnd, stop)
+    result = kit.fit(trainer, epochs=None)
+    assert (result.status, result.reason, result.progress.batches) == ("stopped", "enough", 1)
+
+
+def test_a_handler_without_its_mark_is_named(plugins: Plugins) -> None:
+    class Forgetful(Holder):
+        def judge(self, run: Run, event: BatchEnd) -> None: ...
+
+    with pytest.raises(
+        TypeError, match=r"^No event calls Forgetful\.judge\(run, event\): mark it .*\n +@on\(EpochEnd\)\n"
+    ):
+        plugins.register(Forgetful())
     assert len(plugins) == 0
 
 

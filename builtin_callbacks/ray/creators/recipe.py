@@ -10,6 +10,7 @@ from ....core.engines.contract import LoopEngine
 from ....core.engines.options import EngineOptions
 from ....core.settings import check_name
 from ....events.checks import check_whole_number, known_names
+from .raysgd import explain_argument
 
 Config = Mapping[str, Any]
 StepFrequency = Literal["batch", "epoch", "manual"]
@@ -64,10 +65,11 @@ class Recipe:
     def _check_names(self) -> None:
         """Check here what each rank would check later."""
         if unknown := sorted(self.options.keys() - EngineOptions.__annotations__.keys()):
+            name, value = unknown[0], dict(self.options)[unknown[0]]
             known = {"launcher", *EngineOptions.__annotations__, *(each.name for each in fields(self))} - {"options"}
             raise TypeError(
-                f"CreatorTrainer has no argument {unknown[0]!r}.{known_names(unknown[0], known)} docs/raysgd.md has a "
-                f"table of RaySGD's arguments."
+                f"CreatorTrainer has no argument {name!r}.{explain_argument(name, value) or known_names(name, known)} "
+                f"docs/raysgd.md has a table of RaySGD's arguments."
             )
         check_name(self.name)
 

@@ -110,12 +110,12 @@ def train_pass(run: TrainRun, recipe: Recipe, parts: Parts) -> None:
 
     Raises:
         RuntimeError: it has read batches and never stepped an optimizer.
-        TypeError: it returned something else than a dict of numbers.
+        TypeError: it returned something else than a dict of numbers, or made a scheduler.
     """
     assert recipe.train_function is not None
     optimizers = [SteppedOptimizer(run, name) for name in run.optimizers]
     batches, before = TrainingBatches(run), run.progress.steps + run.progress.skipped_steps
-    with _averaged_backward(run, batches):
+    with _averaged_backward(run, batches), _scheduler_explained():
         returned = recipe.train_function(
             recipe.config,
             parts.model,
@@ -131,6 +131,22 @@ def train_pass(run: TrainRun, recipe: Recipe, parts: Parts) -> None:
         )
     for name, value in check_numbers(returned, "train_function").items():
         run.track(name, value, batches.samples)
+
+
+@contextmanager
+def _scheduler_explained() -> Iterator[None]:
+    """Say where schedulers are made, in what torch raises where a function makes one."""
+    try:
+        yield
+    except TypeError as error:
+        if SteppedOptimizer.__name__ not in str(error):
+            raise
+        raise TypeError(
+            "train_function made a scheduler (or what else takes an optimizer of torch) of the optimizer that it was "
+            "given, whose steps are those of the loop. Make schedulers in scheduler_creator(optimizer, config), with "
+            "scheduler_step_freq=None, and call scheduler.step() in the function: so they are kept from pass to pass "
+            "and saved."
+        ) from error
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Unpack
+from typing import Any, NoReturn, Protocol, Unpack
 
 from ....core.checkpoint import storage
 from ....core.checkpoint.state.ranks import join_shards
@@ -16,9 +16,10 @@ from ....core.engines.contract import LoopEngine
 from ....core.engines.options import EngineOptions
 from ....core.result import RunResult
 from ....core.system.errors import SEEN, RankFailed
-from ....events.checks import check_whole_number
+from ....events.checks import check_whole_number, known_names
 from .packed_state import pack_state, unpack_state
 from .parts import by_name, load_weights, make_model
+from .raysgd import NoArguments, check_file, explain_method, refuse_arguments
 from .recipe import Config, Recipe, StepFrequency
 from .schedulers import step_schedulers
 from .state_transfer import PassResult
@@ -82,11 +83,11 @@ class CreatorTrainer:
 
     def __init__(
         self,
-        *,
         model_creator: Callable[[Any], Any],
         data_creator: Callable[[Any], Any],
         optimizer_creator: Callable[[Any, Any], Any],
         loss_creator: Callable[..., Any],
+        *,
         scheduler_creator: Callable[[Any, Any], Any] | None = None,
         scheduler_step_freq: StepFrequency | None = "batch",
         config: Config | None = None,
@@ -133,7 +134,13 @@ class CreatorTrainer:
         self.result: RunResult | None = None
         self.messages: list[tuple[int, Any]] = []
 
-    def train(self, max_retries: int = 0, *, passes: int = 1) -> dict[str, float]:
+    def __getattr__(self, name: str) -> NoReturn:
+        def known(name: str) -> str:
+            return known_names(name, [each for each in dir(type(self)) if not each.startswith("_")])
+
+        raise AttributeError(explain_method(name, known), name=name, obj=self)
+
+    def train(self, max_retries: int = 0, *, passes: int = 1, **others: Unpack[NoArguments]) -> dict[str, float]:
         """Train for some passes over the data; return the metrics of the last one.
 
         A pass in which a rank is lost (it died, or it hung until the engine's timeout) is repeated from its start, in
@@ -143,16 +150,19 @@ class CreatorTrainer:
         Args:
             max_retries: how many times each pass may be repeated.
             passes: the number of passes.
+            **others: none; those of RaySGD are an error that says what to write instead.
 
         Returns:
             The means over all samples of the pass, such as `train/loss`, and the latest values of other metrics.
 
         Raises:
+            TypeError: there is no such argument.
             ValueError: an argument is out of its range, or arguments contradict each other.
             RuntimeError: this process is one of several ranks itself.
             RankFailed: a rank was lost, once more than `max_retries`.
             BaseException: what your code raised.
         """
+        refuse_arguments("train", others)
         for name, number, least in (("max_retries", max_retries, 0), ("passes", passes, 1)):
             check_whole_number(f"{name}=", number, at_least=least)
         goal, failures, reached = self._done + passes, 0, self._done
@@ -169,14 +179,19 @@ class CreatorTrainer:
                     raise
                 logger.warning("pass %d is repeated, retry %d of %d: %s", reached, failures, max_retries, error)
 
-    def validate(self) -> dict[str, float]:
+    def validate(self, **others: Unpack[NoArguments]) -> dict[str, float]:
         """Validate, each rank its share of the data; return the means over all samples, such as `validation/loss`.
 
+        Args:
+            **others: none; those of RaySGD are an error that says what to write instead.
+
         Raises:
+            TypeError: there is no such argument.
             ValueError: there is no validation set.
             RuntimeError: this process is one of several ranks itself.
             BaseException: what your code raised.
         """
+        refuse_arguments("validate", others)
         self.result = self._run(validate, validate, self._done)
         return dict(self.result.metrics)
 
@@ -205,7 +220,7 @@ class CreatorTrainer:
             RuntimeError: nothing was trained yet.
             ValueError: the name is not that of a checkpoint.
         """
-        path, state = Path(path), unpack_state(self._trained())
+        path, state = check_file(path), unpack_state(self._trained())
         store = storage.Store(path.parent, state["run_name"], training_of(state))
         store.open()
         try:
@@ -233,8 +248,16 @@ class CreatorTrainer:
             load_weights(by_name("model", model), unpack_state(self._state))
         return model
 
-    def shutdown(self) -> None:
-        """Release the state. No process runs between calls. May be called more than once."""
+    def shutdown(self, **others: Unpack[NoArguments]) -> None:
+        """Release the state. No process runs between calls. May be called more than once.
+
+        Args:
+            **others: none; those of RaySGD are an error that says what to write instead.
+
+        Raises:
+            TypeError: there is no such argument.
+        """
+        refuse_arguments("shutdown", others)
         self._state, self._is_shut_down = None, True
 
     def _run(

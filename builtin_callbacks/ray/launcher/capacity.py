@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Mapping
 from time import monotonic
 from typing import Any
@@ -14,6 +15,7 @@ from .sizes import Sizes
 
 FIRST_WARNING = 15.0  # seconds without a worker
 WARNING_INTERVAL = 60.0  # seconds
+OF_A_GROUP = re.compile(r"_group_(\d+_)?[0-9a-f]{16,}$")  # CPU_group_1_<id>: what a placement group has reserved of CPU
 
 logger = logging.getLogger("heliograph")
 
@@ -63,9 +65,9 @@ def _describe_cluster(wanted: Mapping[str, float]) -> str:
 
 
 def _select(resources: Mapping[str, float], wanted: Mapping[str, float]) -> dict[str, float]:
-    """Return the resources without the names of nodes, and without memory unless it is wanted."""
+    """Return the resources without names of nodes and shares of placement groups; memory only if it is wanted."""
     return {
         name: amount
         for name, amount in sorted(resources.items())
-        if name in wanted or not (name.startswith("node:") or name.endswith("memory"))
+        if name in wanted or not (name.startswith("node:") or name.endswith("memory") or OF_A_GROUP.search(name))
     }

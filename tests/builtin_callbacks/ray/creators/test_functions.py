@@ -13,6 +13,7 @@ from heliograph.testing import Recorder
 from heliograph.tests.builtin_callbacks.ray.creators import creators
 from heliograph.tests.builtin_callbacks.ray.creators.creators import SAMPLES, make, weights
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 
 BOTH = pytest.mark.parametrize("function", [creators.train_as_usual, creators.train_through_the_loop])
 PAIR = {
@@ -160,6 +161,23 @@ def test_its_iterator_is_for_one_pass_and_a_step_takes_no_closure() -> None:
         make(train_function=twice).train()
     with pytest.raises(TypeError, match="takes no closure"):
         make(train_function=by_closure).train()
+
+
+@pytest.mark.parametrize("make_scheduler", [StepLR, ReduceLROnPlateau])
+def test_a_scheduler_is_not_made_in_it(make_scheduler: Any) -> None:
+    def function(config: Any, model: Any, iterator: Any, criterion: Any, optimizer: Any, scheduler: Any) -> Any:
+        make_scheduler(optimizer, **({"step_size": 1} if make_scheduler is StepLR else {}))
+
+    with pytest.raises(TypeError, match=r"^train_function made a scheduler .* Make schedulers in scheduler_creator\("):
+        make(train_function=function).train()
+
+
+def test_another_error_of_types_is_raised_as_it_is() -> None:
+    def function(*args: Any) -> Any:
+        raise TypeError("not an int")
+
+    with pytest.raises(TypeError, match=r"^not an int\b"):
+        make(train_function=function).train()
 
 
 def test_training_nothing_is_an_error() -> None:

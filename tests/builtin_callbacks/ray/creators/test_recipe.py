@@ -19,7 +19,11 @@ from heliograph.tests.builtin_callbacks.ray.creators.creators import make
         ({"engine": 3}, TypeError, "engine= takes the name of an engine, or a function"),
         ({"launcher": 2}, TypeError, r"such as LocalLauncher\(2\)"),
         ({"launcher": LocalLauncher}, TypeError, r"such as LocalLauncher\(2\)"),
-        ({"num_replicas": 2}, TypeError, r"no argument 'num_replicas'.*launcher, .*raysgd"),
+        (
+            {"batchsize": 2},
+            TypeError,
+            r"no argument 'batchsize'\. Did you mean 'batch_size'\? Known: .*launcher, .*raysgd",
+        ),
         ({"seed": "0"}, ValueError, "seed= must be a whole number"),
         ({"name": "a/b"}, ValueError, "name= becomes part of file names"),
         ({"dataloader_config": [1]}, TypeError, "dataloader_config= takes a dict"),

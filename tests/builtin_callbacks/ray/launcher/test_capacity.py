@@ -40,6 +40,21 @@ def test_a_warning_about_missing_resources_is_repeated_at_an_interval(
     assert set(caplog.messages) == {f"waiting for 1..2 workers of {{'unicorn': 1.0}}: {LINE}"}
 
 
+def test_what_placement_groups_have_reserved_is_not_in_it(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = "8a0d2f5e31c24b5f9d7be0a4c6c101000000"
+    kinds = ("CPU", "GPU", "memory", "bundle", "unicorn")
+    groups = {f"{kind}_group_{part}{key}": 1.0 for kind in kinds for part in ("", "0_", "12_")}
+    others = {"age_group_3": 4.0}  # a resource that somebody has called so
+    monkeypatch.setattr(cluster, "cluster_resources", lambda: {**THERE, **groups, **others})
+    monkeypatch.setattr(cluster, "available_resources", lambda: {"CPU": 1.0, **groups})
+    wait, cluster.now = StartupMonitor(UNICORNS), 20.0
+    wait.check()
+    there = "the cluster has {'CPU': 2.0, 'GPU': 1.0, 'age_group_3': 4.0}, of which {'CPU': 1.0} are free"
+    assert caplog.messages == [f"waiting for 1..2 workers of {{'unicorn': 1.0}}: {there}"]
+
+
 def test_memory_is_in_the_warning_if_a_worker_takes_it(cluster: Any, caplog: pytest.LogCaptureFixture) -> None:
     wait, cluster.now = StartupMonitor(Sizes(2, 2, None, {"memory": 8e9}, None)), 20.0
     wait.check()
