@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from ..events import Progress
 from ..events import catalogue as ev
 from .context import RunContext
 
 FEW = 5  # so many skipped steps need no word, nor does one of a hundred: the scale of fp16 is found by skipping
 NAMED = 5  # so many parameters are named
-OF_EVERY_BATCH = {ev.BatchStart, ev.GradientsReady, ev.StepEnd, ev.BatchEnd, ev.ShouldStop}
-OF_EVERY_VALIDATION = {ev.ValidationBatchStart, ev.ValidationBatchEnd}
+OF_BATCHES = frozenset({ev.BatchStart, ev.BatchEnd, ev.ShouldStop})
+OF_VALIDATIONS = frozenset({ev.ValidationBatchStart, ev.ValidationBatchEnd})
 
 
 def warn_of_shortfall(run: RunContext) -> None:
@@ -63,16 +64,25 @@ def _uncalled(run: RunContext) -> list[str]:
     """Return the handlers that were not called; the rest of a resumed run may be too short for some."""
     if run.resumed_at is not None and run.progress.epoch <= run.resumed_at.epoch + 1:
         return []
-    emitted = run.outcome.emitted | OF_EVERY_BATCH
-    return run.plugins.uncalled(emitted | OF_EVERY_VALIDATION if ev.ValidationStart in emitted else emitted)
+    progress, emitted = run.progress, set(run.outcome.emitted)
+    for happened, events in (
+        (progress.batches, OF_BATCHES),
+        (progress.steps, {ev.StepEnd}),
+        (progress.steps + progress.skipped_steps, {ev.GradientsReady}),
+        (ev.ValidationStart in emitted, OF_VALIDATIONS),
+    ):
+        emitted |= events if happened else set()
+    return run.plugins.uncalled(emitted)
 
 
 def _skipped(run: RunContext) -> Iterator[str]:
-    skipped, steps = run.progress.skipped_steps, run.progress.steps
-    if steps and skipped > max(FEW, (skipped + steps) // 100):
-        asked = Counter(request.by for request in run.control.history if request.verb == "skip_step")
-        by = ", ".join(f"{name} ({count})" for name, count in asked.most_common()) or "the gradient scaler of fp16"
-        yield f"{skipped} of {skipped + steps} optimizer steps were skipped, by {by}."
+    before, now = run.resumed_at or Progress(), run.progress
+    skipped, steps = now.skipped_steps - before.skipped_steps, now.steps - before.steps
+    if now.steps and skipped > max(FEW, (skipped + steps) // 100):
+        by = Counter(request.by for request in run.control.history if request.verb == "skip_step")
+        by["the engine"] = skipped - by.total()
+        names = ", ".join(f"{name} ({count})" for name, count in by.most_common() if count > 0)
+        yield f"{skipped} of {skipped + steps} optimizer steps were skipped, by {names}."
 
 
 def _unwritten(run: RunContext) -> Iterator[str]:

@@ -11,6 +11,7 @@ import torch
 from heliograph import (
     BatchEnd,
     BatchStart,
+    CheckpointLoaded,
     Event,
     Every,
     GradientsReady,
@@ -162,8 +163,8 @@ def test_a_handler_that_is_optional_need_not_be_called() -> None:
         @on(ValidationEnd, optional=True)
         def export(self, run: Run, event: ValidationEnd) -> None: ...
 
-        @on(SavePoint)
-        def save(self, run: Run, event: SavePoint) -> None: ...
+        @on(CheckpointLoaded)
+        def resume(self, run: Run, event: CheckpointLoaded) -> None: ...
 
     assert fit(Exports()).warnings == ()
 

@@ -367,7 +367,9 @@ def _best(program: Program, account: Account) -> Iterator[tuple[str, str]]:
         if account.happened("stepped"):
             yield "no best checkpoint", f"{len(values)} saves were measured by {keeps.monitor}"
         return
-    weights, loaded = account.stored.get(account.best), account.averages.get(account.best)
+    weights = loaded = account.stored.get(account.best)
+    if keeps.monitor.startswith("validation/"):  # measured on an average, where there is one
+        loaded = account.averages.get(account.best)
     if values and not any(isnan(value) for value, _ in values):
         ways = [(marks, by_weights) for marks in (account.marks, _training(account)) for by_weights in (False, True)]
         allowed = [best for marks, way in ways for best in best_of(judged(marks, monitor, by_weights=way))]

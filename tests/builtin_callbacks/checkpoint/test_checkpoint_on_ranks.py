@@ -699,9 +699,8 @@ def end_within_an_epoch(folder: Path, background: bool) -> tuple[Any, ...]:
         engine=DDPEngine(device="cpu"),
     )
     task = make_task()
-    result = trainer.fit(
-        task, make_data(), loader_params={"batch_size": 4}, validation=make_data(8), optimizer=adam(0.1), steps=3
-    )
+    options: dict[str, Any] = {"loader_params": {"batch_size": 4}, "validation": make_data(8), "steps": 3}
+    result = trainer.fit(task, make_data(), optimizer=adam(0.1), **options)
     weights = {name: value.clone() for name, value in task.model.state_dict().items()}
     return result.best_checkpoint, result.warnings, result.metrics["validation/loss"], weights
 
