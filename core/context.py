@@ -364,7 +364,7 @@ class RunContext(ABC):
         self.stepping.bind(self.engine)
         is_shared, batch, length = self.control.is_shared, self.progress.batch, self.batches_per_epoch
         is_over = is_shared and batch > 0 and self.is_last_batch
-        ahead = self.work.reads_ahead
+        ahead = self.work.reads_ahead and not isinstance(self.train_loader, Iterator)  # which would lose an item
         batches = self.data.open(self.progress, partial(self._report, report_replay), is_over=is_over, ahead=ahead)
         self.hooks.call_positioned()
         mark = partial(setattr, self.work, "is_last_seen")

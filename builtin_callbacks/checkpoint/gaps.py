@@ -16,7 +16,7 @@ class Saved:
 
     Attributes:
         steps: of the newest checkpoint, None where there is none.
-        batches: of it, by which a measurement of the same weights is known; -1 where it is not this training's.
+        windows: of it, by which a measurement of the same weights is known; -1 where it is not this training's.
         asked_at: the step of the newest save.
         measured_at: the step at which the monitored metric was measured last, None where it was not.
         is_loaded_back: whether the weights are no longer those that were trained last.
@@ -24,7 +24,7 @@ class Saved:
     """
 
     steps: int | None = None
-    batches: int = -1
+    windows: int = -1
     asked_at: int | None = None
     measured_at: int | None = None
     is_loaded_back: bool = False
@@ -32,7 +32,7 @@ class Saved:
 
     def hold(self, progress: Progress, *, is_own: bool = True) -> None:
         """Note where the newest checkpoint is."""
-        self.steps, self.batches = progress.steps, progress.batches if is_own else -1
+        self.steps, self.windows = progress.steps, windows(progress) if is_own else -1
 
     def late(self, run: Run) -> str:
         """Return what to say of a save that comes when the best was loaded back; it is not written."""
@@ -95,3 +95,8 @@ def _resume(folder: Path, path: Path) -> str:
 
 def _steps(number: int) -> str:
     return "1 step is" if number == 1 else f"{number} steps are"
+
+
+def windows(progress: Progress) -> int:
+    """Return how many windows of micro-batches have ended: while that is the same, so are the weights."""
+    return progress.steps + progress.skipped_steps

@@ -37,7 +37,7 @@ from ...plugins import Plugin, on
 from . import file_names
 from . import shards as sharding
 from .best import Extent, load_best
-from .gaps import Saved
+from .gaps import Saved, windows
 from .repeated.proof import ACTIONS, OnDifference, Proof
 from .resume import ResumePoint, find, share_state
 from .retention import Retention
@@ -168,7 +168,6 @@ class Checkpoint(Plugin):
         self._last: Path | None = None
         self._value: float | None = None
         self._value_at = -1
-        self._world_size = 1
         self._saved = Saved()
 
     def describe(self, run: Run) -> str:
@@ -186,7 +185,6 @@ class Checkpoint(Plugin):
         self.close()  # a second interrupt may have left the former run's writing as it was
         self._last, self._value, self._value_at, self._saved = None, None, -1, Saved()
         self._file_names.begin()
-        self._world_size = run.engine.world_size
         if self.monitor is not None:
             self.monitor.check_measured(run)
         if self.sharded and not isinstance(run.engine, ShardingEngine):
@@ -235,8 +233,6 @@ class Checkpoint(Plugin):
         for note in notes:
             run.note(note)
         run.best_checkpoint = best
-        if self._value_at > run.progress.batches:  # counted in smaller batches
-            self._value_at = -1
         self._proof.continue_from(run)
         if event.path is not None:
             self._last = run.last_checkpoint = event.path
@@ -254,9 +250,9 @@ class Checkpoint(Plugin):
             return
         if self._saved.is_loaded_back:
             return
-        self._value, self._value_at = float(self.monitor.read(event.metrics)), run.progress.batches
+        self._value, self._value_at = float(self.monitor.read(event.metrics)), windows(run.progress)
         self._saved.measured_at = run.progress.steps
-        if self._saved.batches == self._value_at and self._last is not None:
+        if self._saved.windows == self._value_at and self._last is not None:
             self._writer.drain()  # the tidying after that save
             self._tidy(run, self._last, self._judge(), [])
 
@@ -284,7 +280,7 @@ class Checkpoint(Plugin):
         self._is_open, self._saved.asked_at = True, run.progress.steps
         doubt_late_listeners(run, self.name)
         name = on_main(run.engine, prepare)
-        judged_by = self._judge() if self._value_at == run.progress.batches else None
+        judged_by = self._judge() if self._value_at == windows(run.progress) else None
         if isinstance(run.engine, ShardingEngine) and self._is_sharded(run.engine):
             self._save_shards(run, run.engine, name, judged_by)
         else:
@@ -356,19 +352,12 @@ class Checkpoint(Plugin):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the value by which the run's present state competes, and how often it went back."""
-        return {
-            "value": self._value,
-            "value_at": self._value_at,
-            "world_size": self._world_size,
-            "returns": self._proof.returns,
-        }
+        return {"value": self._value, "measured_at": self._value_at, "returns": self._proof.returns}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue; which checkpoints there are is read from the folder."""
         self._proof.returns = max(self._proof.returns, state.get("returns", 0))
-        self._value, self._value_at = state.get("value"), state.get("value_at", -1)
-        if state.get("world_size", 1) != self._world_size:  # which counts batches otherwise
-            self._value_at = -1
+        self._value, self._value_at = state.get("value"), state.get("measured_at", -1)
 
     def close(self) -> None:
         """Finish the writing, and let others write to the folder; not while something is still being written."""
@@ -444,7 +433,7 @@ class Checkpoint(Plugin):
         self._saved.hold(place)
         run.emit(CheckpointSaved(path, is_best=best == path))
         replaced, self._replaces = self._replaces, []
-        measured = self._judge() if self._value_at == place.batches else None  # while it was written, too
+        measured = self._judge() if self._value_at == windows(place) else None  # while it was written, too
         self._tidy(run, path, None if measured == judged_by else measured, replaced)
 
     def _judge(self) -> storage.JudgedBy | None:
