@@ -67,10 +67,22 @@ class DeviceEngine:
     def set_up(
         self, task: Any, modules: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
     ) -> None:
-        """Move modules to the device."""
+        """Move modules to the device.
+
+        Raises:
+            ValueError: several processes compute the model together.
+        """
+        self.refuse_shared(modules)
         for module in modules.values():
             module.to(self.device)
         self.precision.begin(self.device, optimizers)
+
+    def refuse_shared(self, modules: Mapping[str, nn.Module]) -> None:
+        """Raise ValueError where several processes compute the model together, such as a tensor-parallel one."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            from .weights import refuse_shared_weights
+
+            refuse_shared_weights(modules, type(self).__name__, self.world_size)
 
     def tear_down(self) -> None:
         """Do nothing: nothing is wrapped."""

@@ -1,4 +1,4 @@
-"""Saved weights: compared with a task's modules, and loaded, into expanded tensors, too."""
+"""The weights of a task's modules: refused where processes share them, compared with saved ones, and loaded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,64 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
+
+
+def refuse_shared_weights(modules: Mapping[str, nn.Module], engine: str, processes: int) -> None:
+    """Raise where several processes compute one model together, such as a tensor-parallel one.
+
+    They need the same batches, and engines give each process batches of its own.
+
+    Args:
+        modules: of the task, by name.
+        engine: its name.
+        processes: how many the engine trains with.
+
+    Raises:
+        ValueError: a parameter or buffer is a `DTensor`, or a layer communicates with some of the processes only.
+    """
+    from torch.distributed.tensor import DTensor
+
+    for root, module in modules.items():
+        for name, each in _tensors(module):
+            if isinstance(each, DTensor) and (size := each.device_mesh.size()) > 1:
+                found = f"{root}.{name} is a DTensor, of which each of {size} processes has a part or a copy"
+                raise ValueError(f"{found}{_other_batches(engine, processes)}")
+        if processes > 1:
+            for name, part in module.named_modules(prefix=root):
+                if (held := _partial_group(part, processes)) is not None:
+                    attribute, size = held
+                    found = f"{name}.{attribute} is a group of {size} of the {processes} processes"
+                    raise ValueError(
+                        f"{found}{_other_batches(engine, processes)} If each process of that group takes a batch of "
+                        f"its own, keep the group outside of the layers that have parameters."
+                    )
+
+
+def _other_batches(engine: str, processes: int) -> str:
+    each = "each process gets other batches" if processes > 1 else "each process trains a model of its own"
+    return (
+        f", so they compute one model together, as in tensor parallelism: they need the same batches, and with "
+        f"{engine} {each}. Give a model with whole parameters in each process; FSDPEngine() divides a large one. A run "
+        f"with FSDPEngine that failed leaves a model divided: build a new task."
+    )
+
+
+def _partial_group(layer: nn.Module, processes: int) -> tuple[str, int] | None:
+    """Return the attribute and size of a group of some of the processes that a layer with parameters holds."""
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+    if isinstance(layer, _NormBase) or next(layer.parameters(recurse=False), None) is None:
+        return None  # norms share statistics of different batches
+    for name, value in vars(layer).items():
+        sizes = [value.size()] if isinstance(value, ProcessGroup) else []
+        sizes += value.mesh.shape if isinstance(value, DeviceMesh) else []
+        for size in sizes:
+            if 1 < size < processes:
+                return name, size
+    return None
 
 
 def loadable(module: nn.Module, saved: Mapping[str, Any]) -> dict[str, Any]:

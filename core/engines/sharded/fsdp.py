@@ -141,6 +141,7 @@ class FSDPEngine(ProcessEngine):
                 that is not of the modules.
         """
         refuse_several_losses(self, task, optimizers)
+        self.refuse_shared(modules)
         self._check_same(modules)
         for optimizer in optimizers.values():
             check_trained(optimizer, modules)
