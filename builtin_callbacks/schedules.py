@@ -170,6 +170,8 @@ class SaveSchedule(Schedule):
     @on(TrainStart, lane=Lane.REPORT)
     def look_for_writer(self, run: Run, event: TrainStart) -> None:
         """Say so where no plugin writes anything at a save, to judge by who handles it after `MEASURE`."""
+        if run.is_replay:
+            return
         for each in run.bus.signal(SavePoint).subscriptions.values():
             is_on = not isinstance(each.owner, PluginName) or run.plugins.is_enabled(each.owner)
             if is_on and each.position[0] > Lane.MEASURE:
