@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...core.metrics.monitor import Monitor
-from ...events import Progress, Run
+from ...events import Run
 
 
 @dataclass(slots=True)
@@ -30,9 +30,9 @@ class Saved:
     is_loaded_back: bool = False
     error: BaseException | None = None
 
-    def hold(self, progress: Progress, *, is_own: bool = True) -> None:
+    def hold(self, steps: int, batches: int) -> None:
         """Note where the newest checkpoint is."""
-        self.steps, self.batches = progress.steps, progress.batches if is_own else -1
+        self.steps, self.batches = steps, batches
 
     def late(self, run: Run) -> str:
         """Return what to say of a save that comes when the best was loaded back; it is not written."""

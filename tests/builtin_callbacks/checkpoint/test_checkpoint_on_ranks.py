@@ -705,7 +705,12 @@ def end_within_an_epoch(folder: Path, background: bool) -> tuple[Any, ...]:
     )
     task = make_task()
     result = trainer.fit(
-        task, make_data(), loader_params={"batch_size": 4}, validation=make_data(8), optimizer=adam(0.1), steps=3
+        task,
+        make_data(),
+        loader_params={"batch_size": 4},
+        validation=DataLoader(make_data(8), 4),
+        optimizer=adam(0.1),
+        steps=3,
     )
     weights = {name: value.clone() for name, value in task.model.state_dict().items()}
     return result.best_checkpoint, result.warnings, result.metrics["validation/loss"], weights
