@@ -63,7 +63,8 @@ def test_plugins_verbose_lists_package_version_state_class_and_events(capsys: py
     assert lines[start + 1 : start + 4] == [
         "    Save the state of a run in files, and resume from them.",
         "    class: heliograph.builtin_callbacks.checkpoint.plugin:Checkpoint",
-        "    events: checkpoint_loaded, log, run_closed, save_point, train_end, train_start, validation_end",
+        "    events: checkpoint_loaded, last_boundary, log, run_closed, run_failed, save_point, train_end, train_start, "
+        "validation_end",
     ]
     assert max(map(len, lines)) <= 100
 

@@ -233,7 +233,7 @@ def check_end(kill: Kill | None, attempt: Attempt) -> None:
     error = attempt.error
     if kill is None or kill.how == "stop":
         assert error is None, f"{kill}: {error}"
-        if attempt.hits - {h.TrainEnd, h.RunClosed}:  # in time to be received
+        if attempt.hits - {h.LastBoundary, h.TrainEnd, h.RunClosed}:  # in time to be received
             assert attempt.watch.final["status"] == "stopped", str(kill)
     elif kill.ranks == BOTH:
         assert isinstance(error, alone.Killed | h.RankFailed), f"{kill}: {error!r}"
@@ -350,7 +350,7 @@ RICH = Scenario(
     meddles=True,
     several=True,
 )
-ONCE = (h.TrainStart, h.CheckpointLoaded, h.Replay, h.EpochEnd, h.TrainEnd, h.RunFailed, h.RunClosed)
+ONCE = (h.TrainStart, h.CheckpointLoaded, h.Replay, h.EpochEnd, h.LastBoundary, h.TrainEnd, h.RunFailed, h.RunClosed)
 
 
 def twice(event: type[h.Event], one: int, other: int) -> tuple[Kill, ...]:

@@ -30,9 +30,9 @@ class Saved:
     is_loaded_back: bool = False
     error: BaseException | None = None
 
-    def hold(self, progress: Progress, *, is_own: bool = True) -> None:
+    def hold(self, steps: int, windows: int) -> None:
         """Note where the newest checkpoint is."""
-        self.steps, self.windows = progress.steps, windows(progress) if is_own else -1
+        self.steps, self.windows = steps, windows
 
     def late(self, run: Run) -> str:
         """Return what to say of a save that comes when the best was loaded back; it is not written."""

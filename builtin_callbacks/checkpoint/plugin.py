@@ -23,7 +23,6 @@ from ...events import (
     Lane,
     LastBoundary,
     Log,
-    Progress,
     Run,
     RunClosed,
     RunFailed,
@@ -236,7 +235,7 @@ class Checkpoint(Plugin):
         self._proof.continue_from(run)
         if event.path is not None:
             self._last = run.last_checkpoint = event.path
-            self._saved.hold(run.progress, is_own=is_newest)
+            self._saved.hold(run.progress.steps, windows(run.progress) if is_newest else -1)
             if is_newest:  # a kill may have come between the last save and its tidying, and nothing may be left to save
                 self._tidy(run, event.path, None, [])
 
@@ -286,7 +285,9 @@ class Checkpoint(Plugin):
         else:
             state = self._writer.hold(run)
             write = partial(self._write, name, state, judged_by)
-            self._writer.do(run, write, partial(self._report_save, run, run.progress.copy(), judged_by))
+            self._writer.do(
+                run, write, partial(self._report_save, run, (run.progress.steps, windows(run.progress)), judged_by)
+            )
         self._proof.save(run)
 
     @on(LastBoundary, lane=Lane.PERSIST)
@@ -394,7 +395,7 @@ class Checkpoint(Plugin):
         """Let every rank write its shards, then the main rank the rest; it is a checkpoint only then."""
         tensors, rest = engine.shard_state(run.modules, run.optimizers)
         state = self._writer.hold(run, rest)
-        place = run.progress.copy()
+        place = (run.progress.steps, windows(run.progress))
         needed = sum(run.engine.gather_objects(sharding.room_for(tensors, is_main=run.engine.is_main)))
         folder = on_main(run.engine, lambda: self._open_store(run).begin_shards(needed))
         write = sharding.begin(engine, tensors, folder, run.engine.rank, in_background=self.background)
@@ -425,15 +426,15 @@ class Checkpoint(Plugin):
         return entry.path, self._best()
 
     def _report_save(
-        self, run: Run, place: Progress, judged_by: storage.JudgedBy | None, where: tuple[Path, Path | None]
+        self, run: Run, place: tuple[int, int], judged_by: storage.JudgedBy | None, where: tuple[Path, Path | None]
     ) -> None:
         """Announce a durable checkpoint, then remove what is no longer kept."""
         path, best = where
         self._last, run.last_checkpoint, run.best_checkpoint = path, path, best
-        self._saved.hold(place)
+        self._saved.hold(*place)
         run.emit(CheckpointSaved(path, is_best=best == path))
         replaced, self._replaces = self._replaces, []
-        measured = self._judge() if self._value_at == windows(place) else None  # while it was written, too
+        measured = self._judge() if self._value_at == place[1] else None  # while it was written, too
         self._tidy(run, path, None if measured == judged_by else measured, replaced)
 
     def _judge(self) -> storage.JudgedBy | None:

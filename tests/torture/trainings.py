@@ -183,6 +183,9 @@ class FakeRun(SimpleNamespace):
     def note(self, text: str) -> None:
         self.notes.append(text)
 
+    def warn(self, text: str) -> None:
+        self.notes.append(text)
+
     def emit(self, event: object) -> None: ...
 
 
@@ -201,6 +204,7 @@ def make_run(name: str, random: Random) -> FakeRun:
         signal=lambda event: SimpleNamespace(listeners=lambda: iter(())),
     )
     run.plugins = SimpleNamespace(names=list)
+    run.control = SimpleNamespace(history=[])
     return run
 
 

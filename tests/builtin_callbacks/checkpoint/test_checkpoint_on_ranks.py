@@ -103,7 +103,7 @@ def train(
 ) -> tuple[RunResult, Weights, Recorder]:
     """Train on as many ranks as there are."""
     recorder, task = Recorder(), make_task()
-    schedules = [SaveSchedule(every or Every(steps=2)), ValidationSchedule(Every(epochs=1))]
+    schedules = [SaveSchedule(every or Every(steps=2), at_end=False), ValidationSchedule(Every(epochs=1))]
     trainer = Trainer([RNGCapture(3), *schedules, *plugins, recorder, checkpoint], engine=DDPEngine(device="cpu"))
     result = trainer.fit(
         task,
@@ -330,7 +330,7 @@ def refuse_and_scale(folder: Path) -> dict[str, Any]:
         change = options.pop("batch_change", "refuse")
         checkpoint = Checkpoint(folder / "other", resume=path, batch_change=change)
         recorder, task = Recorder(), make_task()
-        plugins = [*options.pop("plugins", ()), SaveSchedule(Every(steps=100)), recorder, checkpoint]
+        plugins = [*options.pop("plugins", ()), SaveSchedule(Every(steps=100), at_end=False), recorder, checkpoint]
         trainer = Trainer(plugins, engine=DDPEngine(device="cpu"))
         data = DataLoader(make_data(), batch_size=options.pop("batch_size"))
         optimizer = torch.optim.SGD(task.model.parameters(), lr=0.5)
@@ -346,7 +346,7 @@ def refuse_and_scale(folder: Path) -> dict[str, Any]:
 
 def write_alone(folder: Path) -> None:
     task = make_task()
-    trainer = Trainer([SaveSchedule(Every(steps=2)), Checkpoint(folder)], device="cpu")
+    trainer = Trainer([SaveSchedule(Every(steps=2), at_end=False), Checkpoint(folder)], device="cpu")
     optimizer = torch.optim.SGD(task.model.parameters(), lr=0.5)
     trainer.fit(task, DataLoader(make_data(), batch_size=BATCH), optimizer=optimizer, steps=2)
 
@@ -425,7 +425,9 @@ def lack_room(folder: Path, background: bool) -> tuple[tuple[str, str], list[tup
         return 10 if saves > 1 else 10**9
 
     checkpoint = Checkpoint(folder, background=background)
-    trainer = Trainer([SaveSchedule(Every(steps=2)), recorder, checkpoint], engine=DDPEngine(device="cpu"))
+    trainer = Trainer(
+        [SaveSchedule(Every(steps=2), at_end=False), recorder, checkpoint], engine=DDPEngine(device="cpu")
+    )
     with pytest.MonkeyPatch.context() as patch:
         if trainer.engine.is_main:
             patch.setattr(Files, "free", free)
@@ -461,7 +463,8 @@ def lose_a_peer(folder: Path) -> tuple[str, list[str], list[str]]:
             raise ArithmeticError("on purpose")
 
     trainer = Trainer(
-        [SaveSchedule(Every(steps=2)), Checkpoint(folder, background=True)], engine=DDPEngine(device="cpu")
+        [SaveSchedule(Every(steps=2), at_end=False), Checkpoint(folder, background=True)],
+        engine=DDPEngine(device="cpu"),
     )
     trainer.bus.on(BatchEnd, fail)
     trainer.bus.on(RunFailed, lambda run, event: gate.set())
@@ -477,7 +480,8 @@ def lose_a_peer(folder: Path) -> tuple[str, list[str], list[str]]:
 
 def test_the_main_rank_finishes_what_it_writes_when_a_peer_fails(ranks: Pool, tmp_path: Path) -> None:
     main, other = ranks(2).run(lose_a_peer, tmp_path)
-    assert main == ("RankFailed", ["run_epoch_0_iter_2.pth"], [])
+    assert main[:2] == ("RankFailed", ["run_epoch_0_iter_2.pth"])
+    assert [note[:25] for note in main[2]] == ["the newest checkpoint is "]
     assert other[:2] == ("ArithmeticError", [])
     assert other[2] == [
         "the save under way is finished by the main rank, and not reported on this one, as the run did not end on all "
@@ -539,7 +543,8 @@ def lose_a_peer_during_a_removal(folder: Path) -> tuple[str, list[str], tuple[st
 
 def test_a_removal_is_no_save_that_a_rank_gives_up(ranks: Pool, tmp_path: Path) -> None:
     main, other = ranks(2).run(lose_a_peer_during_a_removal, tmp_path)
-    assert main == ("RankFailed", ["run_epoch_0_iter_2.pth"], ())
+    assert main[:2] == ("RankFailed", ["run_epoch_0_iter_2.pth"])
+    assert [note[:25] for note in main[2]] == ["the newest checkpoint is "]
     assert other == ("ArithmeticError", [], ())
 
 
@@ -699,8 +704,14 @@ def end_within_an_epoch(folder: Path, background: bool) -> tuple[Any, ...]:
         engine=DDPEngine(device="cpu"),
     )
     task = make_task()
-    options: dict[str, Any] = {"loader_params": {"batch_size": 4}, "validation": make_data(8), "steps": 3}
-    result = trainer.fit(task, make_data(), optimizer=adam(0.1), **options)
+    result = trainer.fit(
+        task,
+        make_data(),
+        loader_params={"batch_size": 4},
+        validation=DataLoader(make_data(8), 4),
+        optimizer=adam(0.1),
+        steps=3,
+    )
     weights = {name: value.clone() for name, value in task.model.state_dict().items()}
     return result.best_checkpoint, result.warnings, result.metrics["validation/loss"], weights
 

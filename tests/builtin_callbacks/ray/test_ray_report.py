@@ -75,7 +75,7 @@ def fit(task: Make, batches: Make, sgd: Make, weights: Make) -> Fit:
 
 
 def saving(folder: Path, every: Any = None, **options: Any) -> list[Any]:
-    return [SaveSchedule(every or Every(batches=2)), Checkpoint(folder, **options)]
+    return [SaveSchedule(every or Every(batches=2), at_end=False), Checkpoint(folder, **options)]
 
 
 def equal(some: list[Tensor], others: list[Tensor]) -> bool:
@@ -150,7 +150,7 @@ def test_a_validation_without_a_save_is_reported_at_the_next_batch(fit: Fit, tmp
             seen.append((run.progress.batches, len(session.reports)))
 
     with on_ray(FakeSession(tmp_path)) as session:
-        result, _ = fit(ValidationSchedule(Every(batches=4)), Looks(), validates=True)
+        result, _ = fit(ValidationSchedule(Every(batches=4), at_end=False), Looks(), validates=True)
     assert [(facts["step"], names) for facts, names in session.reports] == [(4, None), (8, None)]
     assert seen[4:6] == [(5, 1), (6, 1)]
     assert session.reports[-1][0]["validation/loss"] == result.metrics["validation/loss"]

@@ -168,7 +168,7 @@ def test_a_resumed_run_is_explained_with_what_came_before(folder: Path, tmp_path
 
 def test_the_recording_is_replayed(folder: Path) -> None:
     rules = RuleController(folder / "rules.yaml")
-    schedules = [LogSchedule(Every(steps=3)), ValidationSchedule(Every(epochs=1))]
+    schedules = [LogSchedule(Every(steps=3)), ValidationSchedule(Every(epochs=1), at_end=False)]
     replayed = replay(recording_in(folder), [*schedules, EarlyStopping(patience=50), rules])
     asked = [(each.request.by, each.request.verb, each.request.step) for each in replayed.asked]
     assert asked == [

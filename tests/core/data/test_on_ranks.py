@@ -129,7 +129,7 @@ def trained(
 
     trainer.bus.on(BatchEnd, report)
     if cut_at is not None:
-        trainer.plugins.register(SaveSchedule(At(steps=cut_at)))
+        trainer.plugins.register(SaveSchedule(At(steps=cut_at), at_end=False))
         trainer.bus.on(SavePoint, keep, lane=Lane.PERSIST)
     if saved is not None:
         state = torch.load(BytesIO(saved), weights_only=True)
