@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ..events import Progress
 from ..events import catalogue as ev
 from .context import RunContext
+from .host import is_preempted
 
 FEW = 5  # so many skipped steps need no word, nor does one of a hundred: the scale of fp16 is found by skipping
 NAMED = 5  # so many parameters are named
@@ -23,7 +24,7 @@ def warn_of_shortfall(run: RunContext) -> None:
     warn_of_closing(run)
     if run.phase == "train" and not run.progress.steps and not (run.control.stopped and not run.progress.batches):
         run.warn(_no_step(run))
-    if ev.EpochStart not in run.outcome.emitted:
+    if ev.EpochStart not in run.outcome.emitted or is_preempted(run):  # which a resumed run continues
         return
     for sentence in (
         *_unread_validation(run),
@@ -104,8 +105,9 @@ def _without_gradient(run: RunContext) -> Iterator[str]:
         for name, parameter in module.named_parameters()
     }
     for window in run.stepping.by_name.values():
-        if window.without_gradient:
-            missing = [names.get(id(each), "an unnamed one") for each in window.without_gradient]
+        # those of a module that was replaced are none of the task's
+        missing = [names[id(each)] for each in window.without_gradient or () if id(each) in names]
+        if missing:
             more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
             yield (
                 f"{len(missing)} parameters never had a gradient, and were not trained: "

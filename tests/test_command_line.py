@@ -60,11 +60,11 @@ def test_plugins_verbose_lists_package_version_state_class_and_events(capsys: py
     assert main(["plugins", "-v"]) == 0
     lines = capsys.readouterr().out.splitlines()
     start = lines.index(f"checkpoint (package heliograph {heliograph.__version__}, available)")
-    assert lines[start + 1 : start + 4] == [
+    assert lines[start + 1 : start + 5] == [
         "    Save the state of a run in files, and resume from them.",
         "    class: heliograph.builtin_callbacks.checkpoint.plugin:Checkpoint",
-        "    events: checkpoint_loaded, last_boundary, log, run_closed, run_failed, save_point, train_end, train_start, "
-        "validation_end",
+        "    events: checkpoint_loaded, last_boundary, log, run_closed, run_failed, save_point, train_end,",
+        "    train_start, validation_end",
     ]
     assert max(map(len, lines)) <= 100
 

@@ -28,7 +28,7 @@ WRONG: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (h.GradientAccumulation, {"n": {0: 1, "a": 2}}, "The epoch of a schedule of accumulation must be a whole number"),
     (h.GradientClipping, {"norm": "1"}, "norm must be a number, more than 0, or None; got '1'."),
     (h.GradientNorm, {"per_module": 1}, "per_module is True or False, got 1."),
-    (h.ProgressBar, {"metrics": "train/loss"}, "metrics is a list of names, ['train/loss'], not 'train/loss'."),
+    (h.ProgressBar, {"metrics": "train/loss"}, "metrics takes a list of names, got 'train/loss': give ['train/loss']."),
     (h.ProgressBar, {"plain": 1}, "plain is True or False, or None, got 1."),
     (h.RNGCapture, {"probe": 0}, "probe is True or False, got 0."),
     (h.RNGCapture, {"isolate_validation": None}, "isolate_validation is True or False, got None."),

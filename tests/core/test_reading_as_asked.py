@@ -127,7 +127,7 @@ def test_the_last_window_of_an_epoch_has_its_true_weight(kind: Any) -> None:
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_a_run_resumed_after_any_step_equals_one_that_was_never_interrupted(kind: Any, accumulated: int) -> None:
     def plugins() -> list[Any]:
-        return [GradientAccumulation(accumulated), SaveSchedule(Every(steps=1))]
+        return [GradientAccumulation(accumulated), SaveSchedule(Every(steps=1), at_end=False)]
 
     states: list[Any] = []
     whole = weights(kind(class_batches(5)), *plugins(), states=states)

@@ -204,7 +204,7 @@ def test_data_that_end_for_good_end_the_run(options: dict[str, Any], done: str, 
     reason = "the data ended: the train loader yielded no batch in epoch 1"
     assert (result.status, result.stopped_by, result.reason) == ("stopped", "the loop", reason)
     assert (result.progress.epoch, result.progress.steps) == (1, 2)
-    assert events == ["save_point", "epoch_end", "train_end", "save_point", "run_closed"]
+    assert events == ["save_point", "epoch_end", "save_point", "train_end", "run_closed"]
     assert result.warnings == (
         f"The train loader yielded no batch in epoch 1, so the run ended early: {done}. A generator can be read only "
         f"once: give a list, a DataLoader, or an object whose __iter__ starts again.",

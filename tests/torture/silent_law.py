@@ -47,7 +47,7 @@ KEYWORDS: Mapping[str, tuple[str, ...]] = {
     "there is no such metric": ("never", "monitor", "metric"),
     "a metric was never measured": ("never", "monitor", "metric"),
     "no early stop": ("monitor", "early"),
-    "no best checkpoint": ("best", "monitor"),
+    "no best checkpoint": ("best", "monitor", "no checkpoint was written"),
     "not the best checkpoint": ("best",),
     "the best came after TrainEnd": ("best",),
     "the best was not loaded": ("best",),

@@ -190,7 +190,7 @@ class FakeRun(SimpleNamespace):
 
 
 def make_run(name: str, random: Random) -> FakeRun:
-    progress = SimpleNamespace(epoch=0, steps=0, batches=0)
+    progress = SimpleNamespace(epoch=0, steps=0, skipped_steps=0, batches=0)
     run = FakeRun(
         name=name, engine=Engine(), is_replay=False, checkpoint_source=None, saved=None, resumed_from=None, notes=[]
     )

@@ -393,7 +393,7 @@ def test_losses_that_come_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_the_progress_bar_reports(tmp_path: Path) -> None:
     fit(tmp_path, 9)
     file = io.StringIO()
-    fit(tmp_path, 9, h.ProgressBar(plain=True, file=file))
+    fit(tmp_path, 9, h.ProgressBar(plain=True, file=file, show_plan=False))
     assert file.getvalue().splitlines()[:2] == [
         "run  resumed at step 5",
         "run  verified: 4 repeated steps equal, bit for bit",
@@ -408,8 +408,8 @@ def test_the_progress_bar_reports(tmp_path: Path) -> None:
 
 def test_the_progress_bar_reports_a_return(tmp_path: Path) -> None:
     file = io.StringIO()
-    fit(tmp_path, 8, Turns(7), h.ProgressBar(plain=True, file=file))
-    assert [line for line in file.getvalue().splitlines() if "step 5" in line] == ["run  went back to step 5"]
+    fit(tmp_path, 8, Turns(7), h.ProgressBar(plain=True, file=file, show_plan=False))
+    assert [line for line in file.getvalue().splitlines() if "step 5" in line][:1] == ["run  went back to step 5"]
 
 
 def test_a_recording_reports_and_replays(tmp_path: Path) -> None:

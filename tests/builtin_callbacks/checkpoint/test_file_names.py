@@ -39,7 +39,8 @@ def test_what_is_not_measured_yet_is_left_out_and_noted_once(tmp_path: Path) -> 
 
     names = checkpoint_names(tmp_path)
     assert names[:2] == ["run_epoch_0_iter_1.pth", "run_epoch_0_iter_2.pth"]
-    assert [name.rpartition("_")[0] for name in names[2:]] == ["run_epoch_1_iter_3_loss", "run_epoch_1_iter_4_loss"]
+    ends = ["run_epoch_1_iter_3_loss", "run_epoch_1_iter_4_loss", "run_epoch_2_iter_4_loss"]
+    assert [name.rpartition("_")[0] for name in names[2:]] == ends
     note = "run_epoch_0_iter_1.pth is named without 'validation/loss', which was not measured before"
     assert result.notes == (note,)
     assert result.warnings == ()
@@ -105,7 +106,7 @@ def test_a_metric_of_the_user_may_come_at_any_time(tmp_path: Path) -> None:
 
     result = fit(Checkpoint(tmp_path, metadata="{score}"), Late())
 
-    assert checkpoint_names(tmp_path) == ["run_epoch_1_iter_4_0.25.pth"]
+    assert checkpoint_names(tmp_path) == ["run_epoch_2_iter_4_0.25.pth"]
     assert result.warnings == ()
 
 

@@ -300,7 +300,7 @@ def test_closed_when_disabled_in_the_midst_and_back_when_enabled(task: Make, bat
 
 
 def test_the_postfix_shows_logged_metrics_only(task: Make, batches: Make, sgd: Any) -> None:
-    plugins = [bar(), LogSchedule(At(steps=2)), ValidationSchedule(At(steps=3))]
+    plugins = [bar(), LogSchedule(At(steps=2)), ValidationSchedule(At(steps=3), at_end=False)]
     trainer = Trainer(plugins, device="cpu")
     result = trainer.fit(task(), batches(4), validation=batches(1), optimizer=sgd, steps=4)
     shown = BARS[0].postfixes
@@ -363,7 +363,11 @@ def test_plain_lines_at_an_interval(task: Make, batches: Make, sgd: Any, clock: 
 def test_a_metric_is_printed_once(task: Make, batches: Make, sgd: Any, clock: Clock) -> None:
     """A validation's line, and the next one at its interval after it."""
     file = io.StringIO()
-    plugins = [plain(file, plain_interval=10.0), LogSchedule(At(steps=2)), ValidationSchedule(At(steps=3))]
+    plugins = [
+        plain(file, plain_interval=10.0),
+        LogSchedule(At(steps=2)),
+        ValidationSchedule(At(steps=3), at_end=False),
+    ]
     trainer = Trainer(plugins, device="cpu")
     taking(trainer, clock, 4.0)
     result = trainer.fit(task(), batches(4), validation=batches(1), optimizer=sgd, steps=7)
@@ -397,7 +401,11 @@ def test_the_order_of_metrics_is_that_of_before_the_resume(task: Make, batches: 
     orders = []
     for resume in (None, "auto"):
         file = io.StringIO()
-        schedules = [LogSchedule(Every(steps=2)), ValidationSchedule(Every(steps=3)), SaveSchedule(At(steps=2))]
+        schedules = [
+            LogSchedule(Every(steps=2)),
+            ValidationSchedule(Every(steps=3)),
+            SaveSchedule(At(steps=2), at_end=False),
+        ]
         plugins = [plain(file), *schedules, Checkpoint(tmp_path, resume=resume), RNGCapture()]
         Trainer(plugins, device="cpu").fit(task(), batches(6), validation=batches(1), optimizer=sgd, epochs=1)
         lines = file.getvalue().splitlines()

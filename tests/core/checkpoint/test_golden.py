@@ -32,12 +32,12 @@ from heliograph.tests.ranks_pool import Pool
 GOLDEN = Path(__file__).parents[2] / "golden" / "schema_3"
 STEPS = (4, 6)
 METRICS = {  # of the whole run; floating point may differ by machine
-    "train/loss": 0.02836698107421398,
+    "train/loss": 0.055523077646891274,
     "train/learning_rate": 0.025,
     "validation/loss": 0.12448422610759735,
 }
 RANKS_METRICS = {
-    "train/loss": 0.3046712651848793,
+    "train/loss": 0.2722378472487132,
     "train/learning_rate": 0.025,
     "validation/loss": 0.06334178149700165,
 }
@@ -175,7 +175,6 @@ def test_the_recording_is_replayed(folder: Path) -> None:
         ("log_schedule", "log", 3),
         ("validation_schedule", "validation", 4),
         ("log_schedule", "log", 6),
-        ("rule_controller", "log", 6),
     ]
 
 

@@ -189,7 +189,7 @@ def test_a_state_that_no_checkpoint_can_hold_stops_no_save() -> None:
             self.seen: set[int] = set()
 
     saved: list[Any] = []
-    trainer = Trainer([LogSchedule(Every(steps=4)), SaveSchedule(Every(steps=3))], device="cpu")
+    trainer = Trainer([LogSchedule(Every(steps=4)), SaveSchedule(Every(steps=3), at_end=False)], device="cpu")
     trainer.bus.on(SavePoint, lambda run, event: saved.append(run.state_dict()["means"]))
     kit.fit(trainer, task=kit.linear_classifier(metrics={"own": Hiding()}), train=BATCHES, steps=4)
     assert [each["own"] for each in saved][:1] == [{}]

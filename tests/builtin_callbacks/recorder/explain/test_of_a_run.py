@@ -69,7 +69,7 @@ def test_the_story_of_a_run(tmp_path: Path) -> None:
     assert [(line[1], line[-1]) for line in saves] == [("4", "8"), ("8", "12"), ("12", "run_epoch_1_iter_12.pth")]
     assert "pruned: keep_last=1" in text
     assert "clumsy failed on log, and the run continued: OSError: no space left" in text
-    assert brief(read(tmp_path))[0] == "stopped by eventful at step 12: eleven are enough"
+    assert brief(read(tmp_path))[0] == "stopped by eventful at step 12: eleven are enough (1 warning)"
     shown = facts(read(tmp_path))
     (loss,) = [chart for chart in shown["charts"] if chart["name"] == "loss"]
     assert [curve["total"] for curve in loss["curves"]] == [6, 2]

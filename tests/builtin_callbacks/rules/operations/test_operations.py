@@ -95,7 +95,7 @@ def test_what_is_asked_for_where_it_is_done_is_not_done_again(about: str, names:
     triggers = {"save": ["on_save", "save_point"], "log": ["on_log"], "validation": ["on_evaluate"]}
     source = rules(controller("True", triggers=triggers[about], operations=[f"{names}.{actions[about]}"]))
     every = Every(steps=3)
-    schedules = [SaveSchedule(every), LogSchedule(every), ValidationSchedule(every), Checkpoint(tmp_path)]
+    schedules = [SaveSchedule(every, at_end=False), LogSchedule(every), ValidationSchedule(every), Checkpoint(tmp_path)]
     trainer, done = Trainer([*schedules, RuleController(source)], device="cpu"), list[tuple[str, int]]()
     for kind in (Log, ValidationEnd, SavePoint):
         trainer.bus.on(kind, lambda run, event: done.append((event.name, run.progress.steps)))
