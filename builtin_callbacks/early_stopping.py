@@ -74,7 +74,7 @@ class EarlyStopping(Plugin):
         elif self.failed_readings >= self.patience:
             self._stop(run)
 
-    @on(ValidationEnd, Log)
+    @on(ValidationEnd, Log, optional=True)
     def read(self, run: Run, event: ValidationEnd | Log) -> None:
         """Judge the metric where it was measured in a fit."""
         if self.monitor.is_for(run, event):

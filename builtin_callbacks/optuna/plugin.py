@@ -115,7 +115,7 @@ class Optuna(Plugin):
         if self.pruned_at is not None:
             run.control.stop(self._reason)
 
-    @on(ValidationEnd)
+    @on(ValidationEnd, optional=True)
     def report(self, run: Run, event: ValidationEnd) -> None:
         """Report, and ask the pruner, on the main rank; do on every rank what it says."""
         if not self.monitor.is_for(run, event):
