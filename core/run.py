@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from .settings import Settings
 if TYPE_CHECKING:
     from .engines.contract import LoopEngine
 
-_ENGINES: dict[int, int] = {}  # by the ids of those that are in a run, the thread that it is in
+_RUNS: WeakKeyDictionary[TrainRun, int] = WeakKeyDictionary()  # those that have begun and not ended; their threads
 
 
 class TrainRun(RunContext):
@@ -52,7 +53,7 @@ class TrainRun(RunContext):
         except RuntimeError:
             self.hooks.closing.close()  # without an error: the engine stays in its group, for the run that uses it
             raise
-        _ENGINES[id(self.engine)] = get_ident()
+        _RUNS[self] = get_ident()
         try:
             self._prepare()
         except BaseException as error:  # a run that does not begin has no other end
@@ -60,7 +61,7 @@ class TrainRun(RunContext):
                 self.hooks.closing.__exit__(type(error), error, error.__traceback__)
                 self.engine.abandon()
             finally:
-                del _ENGINES[id(self.engine)]
+                _RUNS.pop(self, None)
             raise
         self._gradients.__enter__()
         self._entered = True
@@ -76,7 +77,7 @@ class TrainRun(RunContext):
             if self.phase == "train" and error is None and (host := current_host()) is not None:
                 host.ended(self.result)
         finally:
-            del _ENGINES[id(self.engine)]
+            _RUNS.pop(self, None)
 
     def state_dict(self, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return one consistent snapshot of everything that a resumed run needs; see `heliograph.Run`."""
@@ -174,7 +175,7 @@ class TrainRun(RunContext):
         return self.result
 
     def _check_free(self) -> None:
-        if id(self.engine) in _ENGINES:
+        if is_in_run(self.engine):
             raise RuntimeError(
                 f"This {type(self.engine).__name__} is in a run, whose modules and optimizers it holds until that "
                 f"ends: use another Trainer with an engine of its own."
@@ -200,12 +201,12 @@ class TrainRun(RunContext):
 
 def is_in_run(engine: LoopEngine) -> bool:
     """Return whether an engine is in a run."""
-    return id(engine) in _ENGINES
+    return any(run.engine is engine for run in list(_RUNS))
 
 
 def apart_from_others() -> AbstractContextManager[None]:
     """Return a context for a run in which one within another, in a handler say, leaves that the draws it would have."""
-    if get_ident() not in _ENGINES.values():
+    if get_ident() not in list(_RUNS.values()):
         return nullcontext()
     from .data.draws.rng import kept
 

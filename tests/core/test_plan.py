@@ -73,7 +73,8 @@ def test_frozen_parameters_are_counted_apart() -> None:
     ],
 )
 def test_the_length(plugins: list[Any], options: dict[str, Any], length: str) -> None:
-    assert " ".join(" ".join(plan(*plugins, **options)[3:]).split()) == f"length: {length}"
+    said = " ".join(" ".join(plan(*plugins, **options)[3:]).split())
+    assert said.startswith(f"length: {length}")
 
 
 class Embeds(Plugin):

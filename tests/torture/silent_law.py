@@ -369,7 +369,7 @@ def _best(program: Program, account: Account) -> Iterator[tuple[str, str]]:
         return
     weights = loaded = account.stored.get(account.best)
     if keeps.monitor.startswith("validation/"):  # measured on an average, where there is one
-        loaded = account.averages.get(account.best)
+        loaded = account.averages.get(account.best, weights)
     if values and not any(isnan(value) for value, _ in values):
         ways = [(marks, by_weights) for marks in (account.marks, _training(account)) for by_weights in (False, True)]
         allowed = [best for marks, way in ways for best in best_of(judged(marks, monitor, by_weights=way))]
