@@ -99,6 +99,8 @@ def _due(run: RunContext) -> Iterator[str]:
 
 
 def _without_gradient(run: RunContext) -> Iterator[str]:
+    if run.progress.steps == (run.resumed_at or Progress()).steps:
+        return
     names = {
         id(parameter): f"{owner}.{name}" if len(run.modules) > 1 else name
         for owner, module in run.modules.items()
@@ -114,5 +116,5 @@ def _without_gradient(run: RunContext) -> Iterator[str]:
                 f"{', '.join(missing[:NAMED])}{more}. Freeze them with requires_grad_(False), or pass "
                 f"allow_unused_parameters=True to fit."
             )
-        elif window.without_gradient is None and run.progress.steps and run.stepping.is_named:
+        elif window.without_gradient is None and run.stepping.is_named:
             yield f"The optimizer {window.name!r} was never stepped: training_step yielded no loss for it."

@@ -18,6 +18,7 @@ class Saved:
         steps: of the newest checkpoint, None where there is none.
         windows: of it, by which a measurement of the same weights is known; -1 where it is not this training's.
         asked_at: the step of the newest save.
+        asked_in: its window.
         measured_at: the step at which the monitored metric was measured last, None where it was not.
         is_loaded_back: whether the weights are no longer those that were trained last.
         error: what failed the run.
@@ -26,6 +27,7 @@ class Saved:
     steps: int | None = None
     windows: int = -1
     asked_at: int | None = None
+    asked_in: int = -1
     measured_at: int | None = None
     is_loaded_back: bool = False
     error: BaseException | None = None

@@ -249,10 +249,12 @@ class Checkpoint(Plugin):
             return
         if self._saved.is_loaded_back:
             return
+        if self._saved.asked_in == windows(run.progress):
+            self._writer.drain()  # that save and its tidying: this measurement is its, and the next one may be another's
         self._value, self._value_at = float(self.monitor.read(event.metrics)), windows(run.progress)
         self._saved.measured_at = run.progress.steps
         if self._saved.windows == self._value_at and self._last is not None:
-            self._writer.drain()  # the tidying after that save
+            self._writer.drain()
             self._tidy(run, self._last, self._judge(), [])
 
     @on(ValidationEnd, Log, lane=Lane.REPORT, optional=True)
@@ -276,7 +278,7 @@ class Checkpoint(Plugin):
             if self._saved.steps != run.progress.steps:
                 run.warn(self._saved.late(run))
             return
-        self._is_open, self._saved.asked_at = True, run.progress.steps
+        self._is_open, self._saved.asked_at, self._saved.asked_in = True, run.progress.steps, windows(run.progress)
         doubt_late_listeners(run, self.name)
         name = on_main(run.engine, prepare)
         judged_by = self._judge() if self._value_at == windows(run.progress) else None

@@ -74,7 +74,7 @@ class Account:
         off_average: how far the task's weights are from the average at the end.
         tested: the metric of a test.
         given: what it is with the weights as they were given.
-        averaged: what it is with the average of the training's weights.
+        averaged: what it is with the average of the training's weights; None where it left others.
     """
 
     kind: Literal["training", "resume", "rerun", "test"]
@@ -118,6 +118,7 @@ class Attempts:
         self.notebook = Notebook()
         self.witness = Witness(ref(self.notebook))
         self.trainer: h.Trainer | None = None
+        self.has_loaded = False  # whether the training ended well, with a best checkpoint or an average to load
 
     def accounts(self) -> tuple[Account, ...]:
         """Carry out everything; return an account of each attempt."""
@@ -138,6 +139,8 @@ class Attempts:
         parts = parts_of(program, notebook, seed)
         notebook.weights = digest(modules_of(parts.task))
         result, error = _caught(lambda: self._fit(program, parts, kind))
+        has_best = result is not None and (program.loads_average or result.best_checkpoint is not None)
+        self.has_loaded = has_best and any(mark.what == "TrainEnd" for mark in notebook.marks)
         loaded = [mark.name for mark in notebook.marks if mark.what == "CheckpointLoaded"]
         modules = modules_of(parts.task)
         account = Account(
@@ -189,6 +192,8 @@ class Attempts:
                 parameter.data.fill_(0.3)
         batches = random_batches(VALIDATION, TEST)
         given = _loss(task, batches)
+        loads = program.loads_average or (program.keeps is not None and program.keeps.load_best is not None)
+        is_replaced = program.then != "test" or (loads and self.has_loaded)
         trainer = self.trainer
         result, error = (None, "") if trainer is None else _caught(lambda: trainer.test(task, batches))
         account = Account(
@@ -197,7 +202,7 @@ class Attempts:
             error=error,
             tested=None if result is None else result.metrics["test/loss"],
             given=given,
-            averaged=_averaged_loss(trained, task, batches) if program.then == "test" else None,
+            averaged=None if is_replaced else _averaged_loss(trained, task, batches),
         )
         return _completed(account, result)
 

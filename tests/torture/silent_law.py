@@ -45,7 +45,7 @@ KEYWORDS: Mapping[str, tuple[str, ...]] = {
     "tested with other weights": ("ema", "average"),
     "not the average at the end": ("ema", "average"),
     "there is no such metric": ("never", "monitor", "metric"),
-    "a metric was never measured": ("never", "monitor", "metric"),
+    "a metric was never measured": ("never", "monitor", "metric", "no checkpoint was written"),
     "no early stop": ("monitor", "early"),
     "no best checkpoint": ("best", "monitor", "no checkpoint was written"),
     "not the best checkpoint": ("best",),
@@ -109,7 +109,8 @@ def missing(program: Program, account: Account) -> Iterator[tuple[str, str]]:
         claims = (_tested, _errors)
     elif not account.error and account.at is None:
         claims = (*claims, *WHEN_FRESH)
-    for claim in claims:
+    is_stopped = account.status == "stopped" and not account.happened("BatchEnd")
+    for claim in () if is_stopped else claims:  # a run that is stopped before its first batch says so
         yield from claim(program, account)
 
 
@@ -161,7 +162,9 @@ def _epochs(program: Program, account: Account) -> Iterator[tuple[str, str]]:
         in_epoch = sum(mark.what == "read" for mark in epoch.marks)
         read += in_epoch
         is_whole = read == program.whole if program.data == "one-shot" else epoch.batches == program.whole
-        if epoch.is_ended and not is_whole and not epoch.is_cut:
+        may_be_due = account.at is not None and any(deed.verb == "end_epoch" for deed in program.deeds)
+        was_due = may_be_due and epoch is epochs[0]  # the run before may have asked for it
+        if epoch.is_ended and not is_whole and not epoch.is_cut and not was_due:
             text = f"epoch {epoch.number} had {epoch.batches} of {program.whole} batches, nobody asked for it"
             yield "an epoch was cut", text
         is_last = epoch is epochs[-1]  # then nobody needs the rest of the stream
@@ -247,7 +250,8 @@ def _saves(program: Program, account: Account) -> Iterator[tuple[str, str]]:
     """Where a run saves, its last step is on disk."""
     asked = bool(account.happened("SavePoint")) or any(verb == "save" for _, verb in asked_by_plugins(account))
     if program.keeps is None:
-        if asked or any(timing.what == "save" for timing in program.timings):
+        may_write = any(deed.at == "SavePoint" for deed in program.deeds)
+        if not may_write and (asked or any(timing.what == "save" for timing in program.timings)):
             yield "saves without a Checkpoint", f"{len(account.happened('SavePoint'))} save points"
         return
     stepped = account.happened("stepped")
@@ -425,8 +429,7 @@ def _scheduler_steps(program: Program, account: Account, name: str) -> int:
 def _tested(program: Program, account: Account) -> Iterator[tuple[str, str]]:
     """A test is of the weights as they are given; of those that the training left, it may be of their average."""
     allowed = [account.given]
-    loads = program.loads_average or (program.keeps is not None and program.keeps.load_best is not None)
-    if program.decay is not None and account.averaged is not None and not loads:
+    if program.decay is not None and account.averaged is not None:
         allowed.append(account.averaged)
     if account.tested is None or isnan(account.tested) or any(isnan(each) for each in allowed):
         return
