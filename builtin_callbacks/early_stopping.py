@@ -59,7 +59,9 @@ class EarlyStopping(Plugin):
 
     def describe(self, run: Run) -> str:
         """Say when training is stopped."""
-        return f"stops when {self.monitor.name} has not improved {self.patience} times in a row"
+        way = "smaller" if self.monitor.mode == "min" else "larger"
+        times = "once" if self.patience == 1 else f"{self.patience} times in a row"
+        return f"stops when {self.monitor.name} has not become {way} {times}"
 
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
@@ -111,6 +113,8 @@ class EarlyStopping(Plugin):
             self._stop(run)
 
     def _stop(self, run: Run) -> None:
-        best = "no number yet" if self.best is None else f"{self.best:.6g}"
         checks = "1 check" if self.failed_readings == 1 else f"{self.failed_readings} checks"
-        run.control.stop(f"{self.monitor.name} has not improved on {best} in {checks}")
+        if self.best is None:
+            run.control.stop(f"{self.monitor.name} was not a number in {checks}")
+        else:
+            run.control.stop(f"{self.monitor.name} has not improved on {self.best:.6g} in {checks}")

@@ -51,6 +51,7 @@ class JsonlLog(Plugin):
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.exclusive = (f"the log {self.path.absolute()}",)
         self._file: TextIO | None = None
         self._began = False
         self._attempt = uuid4().hex[:8]

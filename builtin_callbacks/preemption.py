@@ -93,6 +93,8 @@ class Preemption(Plugin):
     def begin(self, run: Run, event: TrainStart) -> None:
         """Install the handlers, and forget the former run."""
         self._begin(run)
+        if not run.plugins.write_saves():
+            run.warn(f"Plugin {self.name!r} would stop the run and lose it: add Checkpoint('runs/x') to the plugins.")
 
     @on(BatchEnd, EpochEnd, ValidationCut)
     def look(self, run: Run, event: BatchEnd | EpochEnd | ValidationCut) -> None:
@@ -165,7 +167,8 @@ class Preemption(Plugin):
 
     def _ask(self, run: Run, received: Signals) -> None:
         self._asked = True
-        logger.warning("%s was received: run %r saves and stops", received.name, run.name)
+        saves = "saves and stops" if run.plugins.write_saves() else "stops, and no plugin saves it"
+        logger.warning("%s was received: run %r %s", received.name, run.name, saves)
         run.control.stop(f"{received.name} was received")
         if run.optimizer is not None:
             run.control.request_save(f"{received.name} was received")

@@ -96,9 +96,10 @@ class RNGCapture(Plugin):
         return self._generator
 
     def describe(self, run: Run) -> str:
-        """Say which seed everything random has."""
-        seed = run.data.seed if run.data.seed is not None else self.seed
-        return "seeds everything random" + (f" with {seed}" if seed is not None else "")
+        """Say what everything random will be seeded with; in a run, a note says it."""
+        if run.data.seed is not None:
+            return ""
+        return f"seeds everything random with {'what torch was seeded with' if self.seed is None else self.seed}"
 
     @on(TrainStart, lane=Lane.TRANSFORM)
     def begin(self, run: Run, event: TrainStart) -> None:

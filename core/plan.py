@@ -17,7 +17,7 @@ def plan_of(run: RunContext) -> str:
     lines = [_model(run), _hardware(run), _length(run), *_validation(run)]
     lines += [f"{name}: {text}" for name, text in run.plugins.descriptions(run).items()]
     if run.outcome.started:
-        lines += run.notes or ["start: from the beginning"]
+        lines += ["start: from the beginning"] * (run.resumed_at is None) + run.notes
         lines += [f"WARNING: {warning}" for warning in run.warnings]
     return "\n".join([f"run {run.name!r}", *map(WRAPPED.fill, lines)])
 
@@ -40,18 +40,21 @@ def _hardware(run: RunContext) -> str:
 def _length(run: RunContext) -> str:
     factors = batch_factors(run)
     batches, window = run.batches_per_epoch, factors["accumulation"]
-    steps = None if batches is None or window is None else ceil(batches / window)
+    if batches is not None and window is not None:
+        window = min(window, batches)  # it ends with the epoch
     parts = [count(run.max_epochs, "epoch", "epochs")] if run.max_epochs is not None else []
     if run.max_steps is not None:
         parts += [
             f"at most {count(run.max_steps, 'step', 'steps')}" if parts else count(run.max_steps, "step", "steps")
         ]
-    elif run.max_epochs is not None and steps is not None and len(run.settings.train) == 1:
-        parts += [count(run.max_epochs * steps, "step", "steps")]
+    elif run.max_epochs is not None and batches and window and len(run.settings.train) == 1:
+        done = run.progress
+        rest = max(run.max_epochs - done.epoch, 0) * ceil(batches / window) - ceil(done.batch / window)
+        parts += [count(done.steps + max(rest, 0), "step", "steps")]
     parts = parts or ["until a plugin stops it"]
     parts += ["an epoch of unknown length" if batches is None else f"{count(batches, 'batch', 'batches')} an epoch"]
     parts += [f"{window} batches a step"] if window not in (None, 1) else []
-    samples = global_batch({**factors, "batch_size": _batch_size(run)})
+    samples = global_batch({**factors, "accumulation": window, "batch_size": _batch_size(run)})
     parts += [] if samples is None else [f"global batch {samples:,}"]
     return f"length: {', '.join(parts)}"
 

@@ -169,7 +169,10 @@ class TrainRun(RunContext):
             BaseException: what a plugin left to be raised at the end.
         """
         if exits and self.outcome.exit_status is not None:
-            raise SystemExit(self.outcome.exit_status)
+            leaving = SystemExit(self.outcome.exit_status)
+            for text in (*self.result.notes, *self.result.warnings):  # nobody gets the result
+                leaving.add_note(f"heliograph: {text}")
+            raise leaving
         if self.outcome.exit_error is not None and self.result.status != "interrupted":
             raise self.outcome.exit_error
         return self.result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 from ..events import Progress
 from ..events import catalogue as ev
@@ -12,6 +13,7 @@ from .host import is_preempted
 
 FEW = 5  # so many skipped steps need no word, nor does one of a hundred: the scale of fp16 is found by skipping
 NAMED = 5  # so many parameters are named
+MEND = "Freeze them with requires_grad_(False), or pass allow_unused_parameters=True to fit."
 OF_BATCHES = frozenset({ev.BatchStart, ev.BatchEnd, ev.ShouldStop})
 OF_VALIDATIONS = frozenset({ev.ValidationBatchStart, ev.ValidationBatchEnd})
 
@@ -32,6 +34,7 @@ def warn_of_shortfall(run: RunContext) -> None:
         *_skipped(run),
         *_unwritten(run),
         *_without_gradient(run),
+        *_without_optimizer(run),
     ):
         run.warn(sentence)
 
@@ -58,7 +61,7 @@ def _no_step(run: RunContext) -> str:
 
 def _unread_validation(run: RunContext) -> Iterator[str]:
     if run.settings.evaluations and not run.progress.validations:
-        yield "The validation set was never read: no validation was due before the run ended."
+        yield "The validation set was never read: no validation was due before the run ended. Validate more often."
 
 
 def _uncalled(run: RunContext) -> list[str]:
@@ -98,23 +101,40 @@ def _due(run: RunContext) -> Iterator[str]:
             yield f"A {verb} was still due when the run ended, requested by {request.by}: {request.reason}."
 
 
+def _without_optimizer(run: RunContext) -> Iterator[str]:
+    if run.settings.allow_unused_parameters:
+        return
+    held = {
+        id(each)
+        for optimizer in run.optimizers.values()
+        for group in optimizer.param_groups
+        for each in group["params"]
+    }
+    missing = [name for name, each in _parameters(run) if each.requires_grad and id(each) not in held]
+    if missing:
+        yield f"{_named(missing)} require gradients and are in no optimizer, so they were not trained. {MEND}"
+
+
 def _without_gradient(run: RunContext) -> Iterator[str]:
     if run.progress.steps == (run.resumed_at or Progress()).steps:
         return
-    names = {
-        id(parameter): f"{owner}.{name}" if len(run.modules) > 1 else name
-        for owner, module in run.modules.items()
-        for name, parameter in module.named_parameters()
-    }
+    names = {id(each): name for name, each in _parameters(run)}
     for window in run.stepping.by_name.values():
         # those of a module that was replaced are none of the task's
         missing = [names[id(each)] for each in window.without_gradient or () if id(each) in names]
         if missing:
-            more = f" and {len(missing) - NAMED} more" if len(missing) > NAMED else ""
-            yield (
-                f"{len(missing)} parameters never had a gradient, and were not trained: "
-                f"{', '.join(missing[:NAMED])}{more}. Freeze them with requires_grad_(False), or pass "
-                f"allow_unused_parameters=True to fit."
-            )
+            yield f"{_named(missing)} never had a gradient, and were not trained. {MEND}"
         elif window.without_gradient is None and run.stepping.is_named:
             yield f"The optimizer {window.name!r} was never stepped: training_step yielded no loss for it."
+
+
+def _parameters(run: RunContext) -> Iterator[tuple[str, Any]]:
+    """Yield the parameters of the task with their names; of several modules these begin with the module's."""
+    for owner, module in run.modules.items():
+        for name, parameter in module.named_parameters():
+            yield (f"{owner}.{name}" if len(run.modules) > 1 else name), parameter
+
+
+def _named(names: list[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return f"{len(names)} parameters ({', '.join(names[:NAMED])}{more})"

@@ -72,6 +72,10 @@ class Supervised(Task):
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"Supervised(model, loss_fn) takes an nn.Module as its model, got {type(model).__name__}.")
+        if not isinstance(metrics, Mapping | None):
+            raise TypeError(
+                f"metrics= takes a dict of metrics by name, as in {{'accuracy': accuracy}}, got {metrics!r}."
+            )
         self.metrics = dict(metrics or {})
         for name, metric in self.metrics.items():
             if isinstance(metric, type) or not (callable(metric) or is_metric_object(metric)):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isnan
 from pathlib import Path
 
+from ...core.checkpoint.storage import JudgedBy
 from ...core.metrics.monitor import Monitor
 from ...events import Progress, Run
 
@@ -44,7 +46,9 @@ class Saved:
             f"earlier."
         )
 
-    def missing(self, run: Run, folder: Path, monitor: Monitor | None, load_best: str | None) -> Iterator[str]:
+    def missing(
+        self, run: Run, folder: Path, monitor: Monitor | None, load_best: str | None, best: JudgedBy | None
+    ) -> Iterator[str]:
         """Yield a sentence for each thing that was asked for and is not there, at the end of a run that ended well."""
         steps = run.progress.steps
         if self.steps is None and run.progress.batches:
@@ -59,9 +63,9 @@ class Saved:
                 f"The newest checkpoint in {folder} is of step {self.steps}, and the run ended at step {steps}: "
                 f"{_steps(steps - self.steps)} not in it. A SaveSchedule without at_end=False saves the end, too."
             )
-        is_empty = load_best is not None and not self.is_loaded_back
-        if monitor is not None and run.best_checkpoint is not None and is_empty:
-            yield f"load_best has loaded nothing back: {monitor.name!r} was not a number at any checkpoint."
+        if monitor is not None and best is not None and best[2] is not None and isnan(best[2]):
+            back = "" if load_best is None else ", and load_best has loaded nothing back"
+            yield f"No checkpoint is the best: {monitor.name!r} was not a number at any of them{back}."
         if monitor is not None and run.best_checkpoint is None:
             measured = "never measured" if self.measured_at is None else f"measured last at step {self.measured_at}"
             back = "" if load_best is None else ", and so load_best has loaded nothing back"

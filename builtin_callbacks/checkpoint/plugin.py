@@ -171,8 +171,9 @@ class Checkpoint(Plugin):
 
     def describe(self, run: Run) -> str:
         """Say where checkpoints are written, and which are kept."""
+        way = "the largest" if self.monitor is not None and self.monitor.mode == "max" else "the smallest"
         kept = "all" if self._kept.keep_last is None else f"the last {self._kept.keep_last}"
-        best = f" and the best {self._kept.keep_best} by {self.monitor.name}" if self.monitor is not None else ""
+        best = f" and the best {self._kept.keep_best} by {way} {self.monitor.name}" if self.monitor is not None else ""
         back = f", loads the best {self.load_best} back at the end" if self.load_best else ""
         return f"writes checkpoints to {self.folder}, keeps {kept}{best}{back}"
 
@@ -192,23 +193,25 @@ class Checkpoint(Plugin):
                 f"holds everything on every rank: leave it out."
             )
 
-        def look() -> tuple[str, str, Path | None, list[str]]:
+        def look() -> tuple[str, str, Path | None, list[str], str]:
             store = self._open_store(run)
             with store.steady() if run.checkpoint_source is None else nullcontext():  # a source puts files there
                 found = self._found = find(store, self.resume, run.checkpoint_source)
                 training_id, name, notes = found.choose_training(run.name, run.training_id)
                 if found.path is not None or not run.is_resuming:  # else another plugin says what it resumes
                     notes += self._claim_name(store, training_id, name)
-            return training_id, self._name, found.path, notes
+            return training_id, self._name, found.path, notes, found.warning
 
         self._found, self._replaces, self._name, self._is_open = ResumePoint(), [], "", True
-        training_id, self._proof.name, path, notes = on_main(run.engine, look)
+        training_id, self._proof.name, path, notes, warning = on_main(run.engine, look)
         run.training_id = training_id
         self._kept.begin(())
         self._writer.begin(run)
         self._proof.begin(run, self.folder)
         for note in notes:
             run.note(note)
+        if warning:
+            run.warn(warning)
         if path is not None:
             state = share_state(run.engine, path, self._found.state)
             self._found.state = None
@@ -250,7 +253,7 @@ class Checkpoint(Plugin):
         if self._saved.is_loaded_back:
             return
         if self._saved.asked_in == windows(run.progress):
-            self._writer.drain()  # that save and its tidying: this measurement is its, and the next one may be another's
+            self._writer.drain()  # that save and its tidying: the next measurement may be of other weights
         self._value, self._value_at = float(self.monitor.read(event.metrics)), windows(run.progress)
         self._saved.measured_at = run.progress.steps
         if self._saved.windows == self._value_at and self._last is not None:
@@ -331,7 +334,8 @@ class Checkpoint(Plugin):
         self._file_names.finish(run)
         if event.status in ("completed", "stopped"):
             self._proof.end(run)
-            for text in self._saved.missing(run, self.folder, self.monitor, self.load_best):
+            best = None if self._kept.best is None else self._kept.best.judged_by
+            for text in self._saved.missing(run, self.folder, self.monitor, self.load_best, best):
                 run.warn(text)
 
     def pin(self, path: str | Path | None = None) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from errno import errorcode
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ class ResumePoint:
         asked_name: the name that the program gave the run then.
         notes: what there is to say of the search.
         damaged: newer checkpoints, which cannot be read.
+        warning: what was to be resumed and is not; empty for nothing.
     """
 
     path: Path | None = None
@@ -42,6 +43,7 @@ class ResumePoint:
     asked_name: str = ""
     notes: list[str] = field(default_factory=list)
     damaged: list[Path] = field(default_factory=list)
+    warning: str = ""
 
     def choose_training(self, run_name: str, fresh_id: str) -> tuple[str, str, list[str]]:
         """Return which training a run of this name continues, under which name, and what there is to say.
@@ -104,18 +106,19 @@ def _newest(store: storage.Store, notes: list[str]) -> ResumePoint:
     if entry is not None:
         entries, _ = store.entries()
         damaged = [each.path for each in entries if each.order > entry.order]
-        return ResumePoint(
-            entry.path, state, entry.run_name, entry.family, [*notes, *_several(store, entries, entry)], damaged
-        )
+        notes += _several(store, entries, entry)
+        names = ", ".join(path.name for path in damaged)
+        warning = f"Newer checkpoints than {entry.path.name} cannot be used, and their steps are lost: {names}."
+        found = ResumePoint(entry.path, state, entry.run_name, entry.family, notes, damaged)
+        return replace(found, warning=warning) if damaged else found
     if older is not None:
         return ResumePoint(*older, store.run_name, store.run_name, notes)
     _refuse_another_s_name(store)
     if unusable := _unusable(store):
         note = f"starts fresh: none of the {unusable} in {store.folder} can be used"
         logger.warning(note)
-    else:
-        note = f"starts fresh: no checkpoint of {store.run_name!r} in {store.folder}"
-    return ResumePoint(notes=[*notes, note])
+        return ResumePoint(notes=[*notes, note], warning=f"Nothing was resumed: the run {note}.")
+    return ResumePoint(notes=[*notes, f"starts fresh: no checkpoint of {store.run_name!r} in {store.folder}"])
 
 
 def _unusable(store: storage.Store) -> str | None:

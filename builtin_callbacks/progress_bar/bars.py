@@ -161,7 +161,13 @@ class Bars:
     ) -> None:
         progress = run.progress
         if self._epochs is None:
-            facts = {"total": run.max_epochs, "initial": progress.epoch, "unit": "epoch", "desc": "epochs "}
+            facts = {
+                "total": run.max_epochs,
+                "initial": progress.epoch,
+                "unit": "epoch",
+                "desc": "epochs ",
+                "smoothing": 0,
+            }
             self._epochs = self._bar(EPOCHS, position=0, **facts)
         if self._batches is None and not finished:
             facts = {"total": run.batches_per_epoch, "initial": progress.batch, "unit": "batch", "desc": "batches"}

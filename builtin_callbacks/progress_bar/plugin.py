@@ -111,8 +111,9 @@ class ProgressBar(Plugin):
     def go_on(self, run: Run, event: CheckpointLoaded) -> None:
         """Show where the run continues; new bars begin there."""
         self._restart()
-        place = f"{'went back to' if self._has_begun else 'resumed at'} step {run.progress.steps}"
-        self._display.announce(run, place)
+        if self._has_begun or not self.show_plan:  # else the plan, which is next, says it
+            place = f"{'went back to' if self._has_begun else 'resumed at'} step {run.progress.steps}"
+            self._display.announce(run, place)
 
     @on(ResumeVerified, lane=Lane.REPORT)
     def print_verified(self, run: Run, event: ResumeVerified) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from textwrap import wrap
 
+from ...core.host import is_preempted
 from ...core.system.extras import printable
 from ...events import Run
 from ...events.catalogue import Status
@@ -55,11 +56,11 @@ def verdict(run: Run, status: Status) -> str:
         return status
     text = f"{status} at step {run.progress.steps}"
     stop = run.control.stop_request
+    newest = "" if run.last_checkpoint is None else f"; the newest checkpoint is {run.last_checkpoint}"
     if status == "stopped" and stop is not None:
-        return f"{text} by {stop.by}: {stop.reason}"
+        return f"{text} by {stop.by}: {stop.reason}" + (newest if is_preempted(run) else "")
     if status in ("interrupted", "failed"):
-        newest = run.last_checkpoint
-        return text + ("; there is no checkpoint" if newest is None else f"; the newest checkpoint is {newest}")
+        return text + (newest or "; there is no checkpoint" * (run.progress.steps > run.origin.steps))
     return text if run.is_replay else f"{status}: {run.reason(None)}"
 
 

@@ -363,3 +363,10 @@ def test_a_replay_has_a_file_of_its_own(task: Make, batches: Make, sgd: Any, tmp
 
     assert (replayed.unheld, replayed.failed) == ({}, {})
     assert places(tmp_path / "log-2") == places(log)
+
+
+def test_two_logs_of_one_path_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    with pytest.raises(ValueError, match=rf"both claim the log {path}, which only one may"):
+        Trainer([JsonlLog(path), JsonlLog(str(path)).named("again")], device="cpu")
+    Trainer([JsonlLog(path), JsonlLog(tmp_path / "other").named("again")], device="cpu")

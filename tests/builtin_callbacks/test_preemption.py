@@ -167,7 +167,17 @@ def test_it_raises_system_exit_when_all_is_closed(background: bool, fit: Make, t
     with pytest.raises(SystemExit) as caught:
         fit(Send(BatchEnd, batches=2), Preemption(), Closing(), background=background)
     assert (caught.value.code, closed) == (143, ["stopped"])
-    assert (tmp_path / "a" / "run_epoch_0_iter_2.pth").exists()
+    path = tmp_path / "a" / "run_epoch_0_iter_2.pth"
+    assert path.exists()
+    saved = f"heliograph: the newest checkpoint is {path}, of step 2, no step is lost; to resume it, Checkpoint("
+    assert any(note.startswith(saved) for note in caught.value.__notes__)
+
+
+def test_without_a_checkpoint_it_would_lose_the_run(task: Make, batches: Make, sgd: Any) -> None:
+    result = Trainer([Preemption()], device="cpu").fit(task(), batches(2), optimizer=sgd, epochs=1)
+    assert result.warnings == (
+        "Plugin 'preemption' would stop the run and lose it: add Checkpoint('runs/x') to the plugins.",
+    )
 
 
 @pytest.mark.parametrize(("signum", "requeue", "status"), [(signal.SIGUSR1, None, 138), (signal.SIGTERM, 75, 75)])

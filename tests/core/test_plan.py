@@ -14,6 +14,7 @@ from heliograph import (
     EpochStart,
     Every,
     GradientAccumulation,
+    Once,
     Plugin,
     Run,
     SaveSchedule,
@@ -139,3 +140,23 @@ def test_a_training_logs_its_plan_and_where_it_starts(tmp_path: Path, caplog: py
         assert fit(1).endswith(f"starts fresh: no checkpoint of 'run' in {tmp_path}")
         assert f"resumed at epoch 1, batch 0, step 6 from {tmp_path / 'run_epoch_1_iter_6.pth'}" in fit(2)
     assert fit(2) == ""
+
+
+def test_the_length_of_a_resumed_run_is_what_is_done_and_the_rest(tmp_path: Path) -> None:
+    def length(size: int, epochs: int) -> str:
+        data = TensorDataset(torch.randn(12, 4), torch.zeros(12).long())
+        trainer, said = Trainer([SaveSchedule(Every(epochs=1)), Checkpoint(tmp_path, resume="auto")], device="cpu"), []
+        trainer.bus.on(EpochStart, lambda run, event: said.append(run.plan()), when=Once())
+        trainer.fit(linear_classifier(), data, optimizer=sgd(), epochs=epochs, loader_params={"batch_size": size})
+        return str(said[0]).splitlines()[3]
+
+    assert length(2, 2) == "  length: 2 epochs, 12 steps, 6 batches an epoch, global batch 2"
+    assert length(4, 3) == "  length: 3 epochs, 15 steps, 3 batches an epoch, global batch 4"
+
+
+def test_a_window_ends_with_its_epoch() -> None:
+    lines = plan(GradientAccumulation(300), epochs=2)
+    assert lines[3:5] == [
+        "  length: 2 epochs, 2 steps, 6 batches an epoch, 6 batches a step, global batch",
+        "    18",
+    ]

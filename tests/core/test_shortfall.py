@@ -65,13 +65,23 @@ def two_heads(since: int | None = None) -> Supervised:
 def test_parameters_that_never_had_a_gradient(optimizer: Any) -> None:
     result = fit(task=two_heads(), optimizer=optimizer)
     assert result.warnings == (
-        "2 parameters never had a gradient, and were not trained: second.weight, second.bias. Freeze them with "
+        "2 parameters (second.weight, second.bias) never had a gradient, and were not trained. Freeze them with "
         "requires_grad_(False), or pass allow_unused_parameters=True to fit.",
     )
 
 
 def test_a_gradient_that_comes_late_is_seen() -> None:
     assert fit(task=two_heads(since=11)).warnings == ()
+
+
+def test_parameters_that_no_optimizer_holds() -> None:
+    task = two_heads()
+    optimizer = torch.optim.SGD(task.model.get_submodule("first").parameters(), lr=0.1)
+    assert fit(task=task, optimizer=optimizer).warnings == (
+        "2 parameters (second.weight, second.bias) require gradients and are in no optimizer, so they were not "
+        "trained. Freeze them with requires_grad_(False), or pass allow_unused_parameters=True to fit.",
+    )
+    assert fit(task=task, optimizer=optimizer, allow_unused_parameters=True).warnings == ()
 
 
 def test_unused_parameters_may_be_allowed() -> None:
@@ -95,8 +105,7 @@ def test_many_unused_parameters_are_counted() -> None:
             return nn.functional.cross_entropy(model[0](batch[0]), batch[1])
 
     (warning,) = fit(task=First()).warnings
-    assert warning.startswith("6 parameters never had a gradient, and were not trained: 1.weight, 1.bias, 2.weight")
-    assert "3.weight and 1 more." in warning
+    assert warning.startswith("6 parameters (1.weight, 1.bias, 2.weight, 2.bias, 3.weight and 1 more) never had a")
 
 
 def test_an_optimizer_that_is_never_stepped() -> None:
@@ -114,7 +123,9 @@ def test_an_optimizer_that_is_never_stepped() -> None:
 
 def test_a_validation_set_that_was_never_read() -> None:
     result = fit(ValidationSchedule(Every(steps=100), at_end=False), validation=BATCHES)
-    assert result.warnings == ("The validation set was never read: no validation was due before the run ended.",)
+    assert result.warnings == (
+        "The validation set was never read: no validation was due before the run ended. Validate more often.",
+    )
 
 
 def test_a_handler_whose_event_never_came() -> None:

@@ -187,3 +187,9 @@ def test_a_batch_that_is_not_a_pair_is_refused(batch: Any, found: str) -> None:
     for step in (task.training_step, task.validation_step):
         with pytest.raises(TypeError, match=PAIRS + found):
             step(run, batch)
+
+
+def test_metrics_that_are_no_dict_are_refused() -> None:
+    metrics: Any = [nn.functional.mse_loss]
+    with pytest.raises(TypeError, match="metrics= takes a dict of metrics by name"):
+        Supervised(nn.Linear(4, 2), nn.functional.cross_entropy, metrics=metrics)

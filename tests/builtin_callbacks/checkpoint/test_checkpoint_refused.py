@@ -177,6 +177,8 @@ def test_a_damaged_one_stays_until_a_newer_one_is_written(fit: Make, tmp_path: P
 
     assert result.resume.path == tmp_path / FIRST
     assert any("skipped: " in note and "is damaged: its SHA-256" in note for note in result.notes)
+    lost = f"Newer checkpoints than {FIRST} cannot be used, and their steps are lost: {SECOND}."
+    assert result.warnings == (lost,)
     assert seen[:3] == [[FIRST, SECOND]] * 3
     assert seen[3:] == [["run_epoch_2_iter_6_again.pth"]] * 3
     assert damaged not in contents(tmp_path).values()
@@ -199,7 +201,9 @@ def test_where_all_are_damaged_another_training_begins_and_they_stay(
     with caplog.at_level(logging.WARNING, "heliograph"):
         result = fit(Checkpoint(tmp_path, resume="auto"), epochs=2)
 
-    assert f"starts fresh: none of the 1 checkpoints of 'run' in {tmp_path} can be used" in result.notes
+    fresh = f"starts fresh: none of the 1 checkpoints of 'run' in {tmp_path} can be used"
+    assert fresh in result.notes
+    assert result.warnings == (f"Nothing was resumed: the run {fresh}.",)
     assert any("it stays, and this one is written as 'run-2'" in note for note in result.notes)
     assert {name: content for name, content in contents(tmp_path).items() if name in before} == before
     assert checkpoint_names(tmp_path) == ["run-2_epoch_2_iter_6.pth", FIRST]

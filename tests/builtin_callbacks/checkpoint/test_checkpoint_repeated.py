@@ -399,7 +399,7 @@ def test_the_progress_bar_reports(tmp_path: Path) -> None:
         "run  verified: 4 repeated steps equal, bit for bit",
     ]
     file = io.StringIO()
-    fit(tmp_path, 9, h.ProgressBar(plain=False, file=file, interval=0.0), at=2)
+    fit(tmp_path, 9, h.ProgressBar(plain=False, file=file, interval=0.0, show_plan=False), at=2)
     lines = file.getvalue().replace("\r", "\n").splitlines()
     assert "run  resumed at step 5" in lines
     assert "run  verified: 1 repeated step equal, bit for bit" in lines

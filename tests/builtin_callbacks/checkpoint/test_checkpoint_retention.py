@@ -442,7 +442,8 @@ def test_nan_is_no_best_to_load_back(fit: Make, scripted: Make, tmp_path: Path) 
 
     assert torch.equal(task.model.weight, watch.trained)
     assert result.warnings == (
-        "load_best has loaded nothing back: 'validation/loss' was not a number at any checkpoint.",
+        "No checkpoint is the best: 'validation/loss' was not a number at any of them, and load_best has loaded "
+        "nothing back.",
     )
 
 
