@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from ..core.host import ended_for_good
 from ..core.metrics.monitor import Monitor
 from ..events import CheckpointLoaded, Log, Run, RunClosed, TrainStart, ValidationEnd
 from ..events.checks import check_whole_number
@@ -85,7 +86,7 @@ class EarlyStopping(Plugin):
     @on(RunClosed)
     def end(self, run: Run, event: RunClosed) -> None:
         """Warn where there was nothing to judge."""
-        if event.status in ("completed", "stopped") and run.optimizer is not None:
+        if ended_for_good(run, event.status) and run.optimizer is not None:
             self.monitor.warn_unread(run, type(self).__name__)
 
     def state_dict(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from ..core.engines.weights import check_average
+from ..core.engines.weights import LEFT_WEIGHTS, check_average
 from ..events import (
     Lane,
     LastBoundary,
@@ -31,7 +31,6 @@ from ..events.checks import check_number, check_whole_number
 from ..plugins import Plugin, on
 
 Weights = dict[str, dict[str, Tensor]]
-LEFT = "the weights that a run leaves (load_at_end, load_best)"  # as Checkpoint claims them
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -64,9 +63,7 @@ class EMA(Plugin):
         self.decay = check_number("decay", decay, more_than=0, less_than=1)
         self.every = check_whole_number("every", every, of="optimizer steps", at_least=1)
         self.validate, self.load_at_end = validate, load_at_end
-        self.exclusive = ("validation_weights",) * validate + (
-            "the weights that a run leaves (load_at_end, load_best)",
-        ) * load_at_end
+        self.exclusive = ("validation_weights",) * validate + (LEFT_WEIGHTS,) * load_at_end
         self._average: Callable[..., object] = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]  # torch's
         self.weights: Weights = {}
         self._updates: dict[str, int] = {}
@@ -135,6 +132,10 @@ class EMA(Plugin):
     @on(RunClosed, lane=Lane.TRANSFORM)
     def load(self, run: Run, event: RunClosed) -> None:
         """Leave the model with the average, if that was asked for and the training ended well."""
+        if run.optimizer is not None and not self.weights and run.progress.steps and event.status == "completed":
+            run.warn(
+                f"Plugin {self.name!r} averaged nothing: it does so every {self.every} steps, and there were fewer."
+            )
         if self.load_at_end and run.optimizer is not None and event.status in ("completed", "stopped") and self.weights:
             self._copy_into(run.modules)
             run.note(f"the model has the averaged weights ({max(self._updates.values())} updates)")
@@ -248,7 +249,8 @@ class _Trained:
 def _sum(parameter: Tensor) -> Tensor:
     """Return the sum of the bits of a parameter as whole numbers, on its device."""
     parts = torch.view_as_real(parameter.detach()) if parameter.is_complex() else parameter.detach()
-    return parts.contiguous().view(INTEGERS[parts.element_size()]).sum(dtype=torch.int64)
+    bits = parts.contiguous().view(INTEGERS[parts.element_size()]).flatten()
+    return (bits * torch.arange(1, len(bits) + 1, device=bits.device)).sum(dtype=torch.int64)  # by their places, too
 
 
 def _parameters(modules: Mapping[str, nn.Module]) -> Iterator[nn.Parameter]:

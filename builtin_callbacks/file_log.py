@@ -121,7 +121,7 @@ class FileLog(Plugin):
         """Write the error with its traceback."""
         self._write(run, "failed", error=event.error)
 
-    @on(RunClosed, lane=Lane.REPORT)
+    @on(RunClosed, lane=Lane.REPORT, after=("jsonl_log", "tensorboard"))
     def write_end(self, run: Run, event: RunClosed) -> None:
         """Write how the run ended, who asked for what, and what did not happen; say how many lines are missing."""
         try:

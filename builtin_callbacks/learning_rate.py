@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from inspect import signature
 from typing import Any, Literal
 
+from ..core.host import ended_for_good
 from ..core.metrics.monitor import Monitor
 from ..events import EpochEnd, Lane, Log, Run, RunClosed, StepEnd, TrainStart, ValidationEnd
 from ..plugins import Plugin, on
@@ -18,8 +19,8 @@ class LearningRate(Plugin):
     The one of `fit(scheduler=...)` is stepped after every optimizer step, after every epoch, or on a plateau of a
     metric. Never stepped where the optimizer was not. Logs `train/learning_rate`, the one that the next step will use.
     Of several optimizers by name each has its own scheduler, or none, and is logged as `train/<name>_learning_rate`.
-    Warns at the end where a scheduler was never stepped, or beyond its length: its `T_max`, or where its rate came to
-    zero.
+    Warns at the end where a scheduler was never stepped, or beyond its length: its `T_max`, or the `total_iters` of one
+    that leaves a rate of zero.
 
     Args:
         per: `step`, `epoch` or `plateau`.
@@ -101,7 +102,7 @@ class LearningRate(Plugin):
     @on(RunClosed)
     def end(self, run: Run, event: RunClosed) -> None:
         """Warn where a scheduler did not do what it was made for."""
-        if event.status not in ("completed", "stopped") or not run.progress.steps:
+        if not ended_for_good(run, event.status) or not run.progress.steps:
             return
         if self.monitor is not None:
             self.monitor.warn_unread(run, type(self).__name__)

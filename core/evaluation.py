@@ -60,7 +60,7 @@ class Evaluation:
                     return
             if not run.control.is_shared:
                 self._check(dataset, self._counts[dataset])
-            if (count := self._counts[dataset]) < (length := self._lengths[dataset] or 0):
+            if (length := self._lengths[dataset]) is not None and (count := self._counts[dataset]) != length:
                 run.warn(f"The {self._called(dataset)} ended after {count} batches, but its length says {length}.")
 
     def close(self) -> Request | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from ..events import Run
+    from ..events.catalogue import Status
     from ..plugins import Plugins
     from .result import RunResult
 
@@ -39,6 +40,11 @@ def is_preempted(run: Run) -> bool:
         return any((each.by, each.step, each.reason) in saves for each in stops)
     by = run.plugins.declared("exclusive").get("preemption") if stops else None
     return any(each.by == by for each in stops)
+
+
+def ended_for_good(run: Run, status: Status) -> bool:
+    """Return whether a run ended well, and is not one that is preempted: a resumed run does the rest of that."""
+    return status in ("completed", "stopped") and not is_preempted(run)
 
 
 @contextmanager

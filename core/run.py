@@ -76,6 +76,8 @@ class TrainRun(RunContext):
             close_run(self, error)
             if self.phase == "train" and error is None and (host := current_host()) is not None:
                 host.ended(self.result)
+            if error is None and self.outcome.exit_status is None and self.outcome.exit_error is None:
+                self.outcome.raise_if_strict(self.result)
         finally:
             _RUNS.pop(self, None)
 

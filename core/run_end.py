@@ -39,7 +39,6 @@ def close_run(run: RunContext, error: BaseException | None) -> None:
     run.bus.blamed = None  # keeps no traceback, and so no batch, alive
     run.outcome.result = _result(run, error)
     if error is None:
-        run.outcome.raise_if_strict(run.outcome.result)
         return
     error.add_note(f"heliograph: {where}")
     for owner, event, other in secondary:
@@ -172,7 +171,13 @@ class Departure:
         return cause
 
     def finish(self) -> None:
-        """End together with the others, if nothing failed: take the wrappers off, and agree on the exit status."""
-        if not self._run.outcome.has_left_group:
-            self._run.engine.tear_down()
-            self._run.control.agree_on_exit_status()
+        """End together with the others, if nothing failed: take the wrappers off, agree on exit status and warnings."""
+        run = self._run
+        if not run.outcome.has_left_group:
+            run.engine.tear_down()
+            run.control.agree_on_exit_status()
+            if run.control.is_shared:
+                own = tuple(run.warnings)
+                for rank, others in enumerate(run.engine.gather_objects(own)):
+                    for text in others:
+                        run.warn(text if text in own else f"On rank {rank}: {text}")

@@ -80,13 +80,18 @@ def _uncalled(run: RunContext) -> list[str]:
 
 
 def _skipped(run: RunContext) -> Iterator[str]:
-    before, now = run.resumed_at or Progress(), run.progress
-    skipped, steps = now.skipped_steps - before.skipped_steps, now.steps - before.steps
-    if now.steps and skipped > max(FEW, (skipped + steps) // 100):
-        by = Counter(request.by for request in run.control.history if request.verb == "skip_step")
-        by["the engine"] = skipped - by.total()
-        names = ", ".join(f"{name} ({count})" for name, count in by.most_common() if count > 0)
-        yield f"{skipped} of {skipped + steps} optimizer steps were skipped, by {names}."
+    before, now, history = run.resumed_at or Progress(), run.progress, run.control.history
+    steps = now.steps - before.steps + (skipped := now.skipped_steps - before.skipped_steps)
+    batches, left_out = now.batches - before.batches, now.skipped_batches - before.skipped_batches
+    for verb, what, count, of in (
+        ("skip_step", "optimizer steps", skipped, steps),
+        ("skip_batch", "batches", left_out, batches),
+    ):
+        if now.steps and count > max(FEW, of // 100):
+            by = Counter(request.by for request in history if request.verb == verb)
+            by["the engine"] = count - by.total()
+            names = ", ".join(f"{name} ({times})" for name, times in by.most_common() if times > 0)
+            yield f"{count} of {of} {what} were skipped, by {names}."
 
 
 def _unwritten(run: RunContext) -> Iterator[str]:

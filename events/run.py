@@ -314,7 +314,7 @@ class Run(Protocol):
         """Say that something that was asked for has not happened, or will not; the same sentence counts once.
 
         The result has it in `warnings`. `Trainer(strict=True)` raises: before the first epoch what is said at
-        `TrainStart`, the rest when the run is closed. Say it at `RunClosed` at the latest.
+        `TrainStart`, the rest when the run is closed. Say it at `RunClosed` at the latest, before lane `REPORT`.
 
         Args:
             text: a sentence that says what is missing, why, and how to mend it.

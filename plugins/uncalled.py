@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Collection, Container, Iterator
 
 from ..events import Event
 from ..events import catalogue as ev
@@ -16,24 +16,28 @@ OPTIONAL = frozenset({
     ev.Replay, ev.ResumeVerified, ev.RunClosed, ev.RunFailed, ev.TestBatchEnd, ev.TestBatchStart,
     ev.TestEnd, ev.TestStart, ev.TrainEnd, ev.ValidationCut,
 })  # fmt: skip
-MENDS: dict[type[Event], str] = {
-    ev.Log: "nobody requested a log: add LogSchedule(Every(steps=50))",
-    ev.SavePoint: "nobody requested a save: add SaveSchedule(Every(epochs=1))",
-    ev.EpochEnd: "the run ended within its first epoch",
+WORDS: dict[type[Event], str] = {
+    ev.Log: "log",
+    ev.SavePoint: "save",
     **dict.fromkeys(
-        (ev.ValidationStart, ev.ValidationBatchStart, ev.ValidationBatchEnd, ev.ValidationEnd),
-        "there was no validation: pass validation= to fit, and add ValidationSchedule(Every(epochs=1))",
+        (ev.ValidationStart, ev.ValidationBatchStart, ev.ValidationBatchEnd, ev.ValidationEnd), "validation"
     ),
+}
+MENDS = {
+    "log": "nobody requested a log: add LogSchedule(Every(steps=50))",
+    "save": "nobody requested a save: add SaveSchedule(Every(epochs=1))",
+    "validation": "there was no validation: pass validation= to fit, and add ValidationSchedule(Every(epochs=1))",
 }
 
 
-def uncalled(entries: Iterable[PluginEntry], emitted: Container[type[Event]]) -> Iterator[str]:
+def uncalled(entries: Collection[PluginEntry], emitted: Container[type[Event]]) -> Iterator[str]:
     """Yield a sentence for each handler that was not called, though it is not optional.
 
     Args:
         entries: the plugins.
         emitted: the events of the run.
     """
+    asked = {word for entry in entries if entry.is_active for word in entry.declared("asks")}
     for entry in entries:
         if not entry.is_active:
             continue
@@ -47,18 +51,23 @@ def uncalled(entries: Iterable[PluginEntry], emitted: Container[type[Event]]) ->
                 continue
             said = f"Plugin {entry.name!r}: its handler {method} was never called"
             if not any(event in emitted for event in events):
-                yield f"{said}: {_why(events)}."
+                yield f"{said}: {_why(events, asked)}."
             elif not any(_has_passed(whens[id(handler)]) for event, handler in handlers if event in emitted):
                 yield f"{said}: its filter {whens[id(handlers[0][1])]} let no {_names(events)} through."
 
 
 def _has_passed(when: object) -> bool:
-    return not isinstance(when, Filter) or when.passed
+    """Return whether a filter let something through, as far as that can be known; time is nothing to rely on."""
+    return not isinstance(when, Filter) or when.passed or when.unit == "seconds"
 
 
-def _why(events: list[type[Event]]) -> str:
-    known = next((MENDS[event] for event in events if event in MENDS), None)
-    return known or f"nobody emitted {_names(events)}"
+def _why(events: list[type[Event]], asked: Container[str]) -> str:
+    for event in events:
+        if event is ev.EpochEnd:
+            return "the run ended within its first epoch"
+        if (word := WORDS.get(event)) is not None:
+            return f"no {word} was due before the run ended" if word in asked else MENDS[word]
+    return f"nobody emitted {_names(events)}"
 
 
 def _names(events: list[type[Event]]) -> str:

@@ -72,7 +72,8 @@ class Saved:
             yield (
                 f"No checkpoint is the best by {monitor.name!r}, since none was saved where it was measured{back}: it "
                 f"was {measured}, and the last save was at step {self.asked_at}. Let them meet, as in "
-                f"ValidationSchedule(Every(steps=100)) and SaveSchedule(Every(steps=200))."
+                f"{'Validation' if monitor.split == 'validation' else 'Log'}Schedule(Every(steps=100)) and "
+                f"SaveSchedule(Every(steps=200))."
             )
 
     def report(self, run: Run, error: BaseException | None, folder: Path, path: Path | None) -> None:

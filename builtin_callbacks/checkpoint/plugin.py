@@ -13,7 +13,8 @@ from ...core.checkpoint.state.compatibility import CHANGES, BatchChange
 from ...core.checkpoint.unseen.program import doubt_late_listeners
 from ...core.distributed.ranks.failure import on_main
 from ...core.engines.sharded.states import ShardingEngine
-from ...core.host import is_preempted
+from ...core.engines.weights import LEFT_WEIGHTS
+from ...core.host import ended_for_good, is_preempted
 from ...core.metrics.monitor import Monitor
 from ...core.system.errors import NotRecorded
 from ...events import (
@@ -156,7 +157,7 @@ class Checkpoint(Plugin):
         ignores = (Log, ValidationEnd) if self.monitor is None else self.monitor.ignores
         self.ignores = tuple(event for event in ignores if event not in self._file_names.events)
         self.asks = ("stop",) if on_difference == "stop" else ()
-        self.exclusive = ("the weights that a run leaves (load_at_end, load_best)",) if load_best else ()
+        self.exclusive = (LEFT_WEIGHTS,) if load_best else ()
         self._proof = Proof(on_difference)
         self._kept = Retention(keep_last, keep_best, self.monitor)  # used on the main rank only, as is the store
         self._writer: Writer = BackgroundWriter() if background else LoopWriter()
@@ -334,6 +335,7 @@ class Checkpoint(Plugin):
         self._file_names.finish(run)
         if event.status in ("completed", "stopped"):
             self._proof.end(run)
+        if ended_for_good(run, event.status):
             best = None if self._kept.best is None else self._kept.best.judged_by
             for text in self._saved.missing(run, self.folder, self.monitor, self.load_best, best):
                 run.warn(text)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from ...core.distributed.ranks.failure import on_main
 from ...core.distributed.ranks.membership import membership
+from ...core.host import ended_for_good
 from ...core.metrics.monitor import Monitor
 from ...core.system.errors import NotRecorded
 from ...core.system.extras import require
@@ -142,7 +143,7 @@ class Optuna(Plugin):
     @on(RunClosed, lane=Lane.REPORT)
     def report_end(self, run: Run, event: RunClosed) -> None:
         """Write down that the trial was pruned, and have it raised; warn where nothing was reported."""
-        if run.optimizer is not None and event.status in ("completed", "stopped"):
+        if run.optimizer is not None and ended_for_good(run, event.status):
             self.monitor.warn_unread(run, type(self).__name__)
         if run.optimizer is None or event.status != "stopped" or self.pruned_at is None:
             return

@@ -185,7 +185,7 @@ class ProgressBar(Plugin):
                 f"{', '.join(sorted(run.metrics))}."
             )
 
-    @on(RunClosed, lane=Lane.REPORT)
+    @on(RunClosed, lane=Lane.REPORT, after=("jsonl_log", "tensorboard", "file_log", "recorder"))
     def finish(self, run: Run, event: RunClosed) -> None:
         """Say how the run ended."""
         self._display.finish(run, event.status)

@@ -206,7 +206,7 @@ class Recorder(Plugin):
         data = attempt_facts.failure_of(run, event, losses=self.losses)
         self._note(run, event, {**data, "batches": dict(self._sets)})
 
-    @on(RunClosed, lane=Lane.REPORT)
+    @on(RunClosed, lane=Lane.REPORT, after=("jsonl_log", "tensorboard", "file_log"))
     def end(self, run: Run, event: RunClosed) -> None:
         """Note how the run ended, and the times of handlers."""
         self._finish_metrics()

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.parameter import is_lazy
 
+LEFT_WEIGHTS = "the weights that a run leaves (load_at_end, load_best)"  # which one plugin may claim
+
 
 def refuse_shared_weights(modules: Mapping[str, nn.Module], engine: str, processes: int) -> None:
     """Raise where several processes compute one model together, such as a tensor-parallel one.
