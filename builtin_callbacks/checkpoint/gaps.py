@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...core.checkpoint.storage import JudgedBy
 from ...core.metrics.monitor import Monitor
-from ...events import Progress, Run
+from ...events import Run
 
 
 @dataclass(slots=True)
@@ -18,25 +18,23 @@ class Saved:
 
     Attributes:
         steps: of the newest checkpoint, None where there is none.
-        windows: of it, by which a measurement of the same weights is known; -1 where it is not this training's.
+        own_steps: the same, by which a measurement of the same weights is known; -1 where it is not this training's.
         asked_at: the step of the newest save.
-        asked_in: its window.
         measured_at: the step at which the monitored metric was measured last, None where it was not.
         is_loaded_back: whether the weights are no longer those that were trained last.
         error: what failed the run.
     """
 
     steps: int | None = None
-    windows: int = -1
+    own_steps: int = -1
     asked_at: int | None = None
-    asked_in: int = -1
     measured_at: int | None = None
     is_loaded_back: bool = False
     error: BaseException | None = None
 
-    def hold(self, steps: int, windows: int) -> None:
+    def hold(self, steps: int, own_steps: int) -> None:
         """Note where the newest checkpoint is."""
-        self.steps, self.windows = steps, windows
+        self.steps, self.own_steps = steps, own_steps
 
     def late(self, run: Run) -> str:
         """Return what to say of a save that comes when the best was loaded back; it is not written."""
@@ -102,8 +100,3 @@ def _resume(folder: Path, path: Path) -> str:
 
 def _steps(number: int) -> str:
     return "1 step is" if number == 1 else f"{number} steps are"
-
-
-def windows(progress: Progress) -> int:
-    """Return how many windows of micro-batches have ended: while that is the same, so are the weights."""
-    return progress.steps + progress.skipped_steps

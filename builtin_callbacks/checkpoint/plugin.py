@@ -37,7 +37,7 @@ from ...plugins import Plugin, on
 from . import file_names
 from . import shards as sharding
 from .best import Extent, load_best
-from .gaps import Saved, windows
+from .gaps import Saved
 from .repeated.proof import ACTIONS, OnDifference, Proof
 from .resume import ResumePoint, find, share_state
 from .retention import Retention
@@ -239,7 +239,7 @@ class Checkpoint(Plugin):
         self._proof.continue_from(run)
         if event.path is not None:
             self._last = run.last_checkpoint = event.path
-            self._saved.hold(run.progress.steps, windows(run.progress) if is_newest else -1)
+            self._saved.hold(run.progress.steps, run.progress.steps if is_newest else -1)
             if is_newest:  # a kill may have come between the last save and its tidying, and nothing may be left to save
                 self._tidy(run, event.path, None, [])
 
@@ -253,11 +253,11 @@ class Checkpoint(Plugin):
             return
         if self._saved.is_loaded_back:
             return
-        if self._saved.asked_in == windows(run.progress):
+        if self._saved.asked_at == run.progress.steps:
             self._writer.drain()  # that save and its tidying: the next measurement may be of other weights
-        self._value, self._value_at = float(self.monitor.read(event.metrics)), windows(run.progress)
+        self._value, self._value_at = float(self.monitor.read(event.metrics)), run.progress.steps
         self._saved.measured_at = run.progress.steps
-        if self._saved.windows == self._value_at and self._last is not None:
+        if self._saved.own_steps == self._value_at and self._last is not None:
             self._writer.drain()
             self._tidy(run, self._last, self._judge(), [])
 
@@ -282,17 +282,17 @@ class Checkpoint(Plugin):
             if self._saved.steps != run.progress.steps:
                 run.warn(self._saved.late(run))
             return
-        self._is_open, self._saved.asked_at, self._saved.asked_in = True, run.progress.steps, windows(run.progress)
+        self._is_open, self._saved.asked_at = True, run.progress.steps
         doubt_late_listeners(run, self.name)
         name = on_main(run.engine, prepare)
-        judged_by = self._judge() if self._value_at == windows(run.progress) else None
+        judged_by = self._judge() if self._value_at == run.progress.steps else None
         if isinstance(run.engine, ShardingEngine) and self._is_sharded(run.engine):
             self._save_shards(run, run.engine, name, judged_by)
         else:
             state = self._writer.hold(run)
             write = partial(self._write, name, state, judged_by)
             self._writer.do(
-                run, write, partial(self._report_save, run, (run.progress.steps, windows(run.progress)), judged_by)
+                run, write, partial(self._report_save, run, (run.progress.steps, run.progress.steps), judged_by)
             )
         self._proof.save(run)
 
@@ -403,7 +403,7 @@ class Checkpoint(Plugin):
         """Let every rank write its shards, then the main rank the rest; it is a checkpoint only then."""
         tensors, rest = engine.shard_state(run.modules, run.optimizers)
         state = self._writer.hold(run, rest)
-        place = (run.progress.steps, windows(run.progress))
+        place = (run.progress.steps, run.progress.steps)
         needed = sum(run.engine.gather_objects(sharding.room_for(tensors, is_main=run.engine.is_main)))
         folder = on_main(run.engine, lambda: self._open_store(run).begin_shards(needed))
         write = sharding.begin(engine, tensors, folder, run.engine.rank, in_background=self.background)

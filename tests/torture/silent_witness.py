@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 BATCHES = 450  # in one attempt: more than 100 skipped steps in a row of windows of 3, and than any program needs
-EMPTY = 20  # epochs in a row without a batch
+EMPTY = 110  # epochs in a row without a batch: after 100, the run raises
 Batch = tuple[Tensor, Tensor]
 SEEN: tuple[Any, ...] = (
     h.TrainStart, h.BatchStart, h.GradientsReady, h.StepEnd, h.BatchEnd, h.Log, h.ValidationStart,

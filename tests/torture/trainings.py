@@ -32,7 +32,6 @@ from unittest.mock import patch
 import torch
 from heliograph import Checkpoint
 from heliograph.builtin_callbacks.checkpoint import command as commands
-from heliograph.builtin_callbacks.checkpoint.gaps import windows
 from heliograph.core.checkpoint.state.schema import SCHEMA, training_of
 from heliograph.core.checkpoint.storage import Files, Store, load
 from heliograph.core.checkpoint.storage.files import SYSTEM
@@ -341,7 +340,7 @@ class Folder:
         for _ in range(self.random.randint(0, 3)):
             run.progress.steps += self.random.choice([0, 1, 1])
             run.progress.batches += 1
-            checkpoint._value, checkpoint._value_at = self.random.random(), windows(run.progress)
+            checkpoint._value, checkpoint._value_at = self.random.random(), run.progress.steps
             checkpoint.save(run, SavePoint())  # type: ignore[arg-type]
         checkpoint.end(run, RunClosed("completed"))  # type: ignore[arg-type]
 
