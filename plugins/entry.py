@@ -13,6 +13,7 @@ from ..events import Event
 from ..events.checks import check_whole_number
 from ..events.errors import is_interrupt
 from ..events.signatures import check_receiver
+from .filters import Filter
 from .marks import marked_methods
 from .order import Handler
 from .plugin import Plugin, snake_case
@@ -59,6 +60,12 @@ class PluginEntry:
     def forgives(self, error: BaseException) -> bool:
         """Return whether a run continues in spite of its error."""
         return self.is_observer and not is_interrupt(error)
+
+    def reset_filters(self) -> None:
+        """Forget whether the filters of its handlers let something through in a former training."""
+        for when in self.filters:
+            if isinstance(when, Filter):
+                when.passed = False
 
     def declared(self, attribute: str) -> tuple[str, ...]:
         """Return a declaration such as `exclusive`; any object may leave it out."""

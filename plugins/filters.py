@@ -32,7 +32,7 @@ class Filter(ABC):
     """Lets an event through where one counter has reached or passed the next due value.
 
     Attributes:
-        passed: whether it has let one through.
+        passed: whether it has let one through in this training.
     """
 
     def __init__(self, counters: dict[str, float | Sequence[float]]) -> None:

@@ -309,6 +309,7 @@ class Plugins:
     def reset(self) -> None:
         """Before a training: reset every plugin that takes part."""
         for entry in self._entries.values():
+            entry.reset_filters()
             if not (entry.is_active and entry.has_lifecycle):
                 continue
             try:

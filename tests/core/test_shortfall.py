@@ -167,6 +167,11 @@ def test_a_handler_whose_filter_never_let_anything_through() -> None:
         "Plugin 'often': its handler act was never called: its filter every 13 steps let no step_end through.",
     )
     assert fit(Often(), epochs=3).warnings == ()
+    trainer = Trainer([Often()], device="cpu")
+    warned = [
+        len(trainer.fit(linear_classifier(), BATCHES, optimizer=sgd(), epochs=epochs).warnings) for epochs in (3, 2, 3)
+    ]
+    assert warned == [0, 1, 0]
 
 
 def test_a_handler_that_is_optional_need_not_be_called() -> None:
