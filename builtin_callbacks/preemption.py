@@ -93,7 +93,7 @@ class Preemption(Plugin):
     def begin(self, run: Run, event: TrainStart) -> None:
         """Install the handlers, and forget the former run."""
         self._begin(run)
-        if not run.plugins.write_saves():
+        if not run.plugins.writes_saves():
             run.warn(f"Plugin {self.name!r} would stop the run and lose it: add Checkpoint('runs/x') to the plugins.")
 
     @on(BatchEnd, EpochEnd, ValidationCut)
@@ -167,7 +167,7 @@ class Preemption(Plugin):
 
     def _ask(self, run: Run, received: Signals) -> None:
         self._asked = True
-        saves = "saves and stops" if run.plugins.write_saves() else "stops, and no plugin saves it"
+        saves = "saves and stops" if run.plugins.writes_saves() else "stops, and no plugin saves it"
         logger.warning("%s was received: run %r %s", received.name, run.name, saves)
         run.control.stop(f"{received.name} was received")
         if run.optimizer is not None:

@@ -187,7 +187,7 @@ class SaveSchedule(Schedule):
     @on(TrainStart, lane=Lane.REPORT)
     def look_for_writer(self, run: Run, event: TrainStart) -> None:
         """Say so where no plugin writes anything at a save."""
-        if not run.is_replay and not run.plugins.write_saves():
+        if not run.is_replay and not run.plugins.writes_saves():
             run.warn(f"{self.name} asks for saves, and no plugin writes any: add Checkpoint('runs/x') to the plugins.")
 
     @on(SavePoint, lane=Lane.MEASURE, optional=True)

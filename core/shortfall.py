@@ -96,7 +96,7 @@ def _skipped(run: RunContext) -> Iterator[str]:
 
 def _unwritten(run: RunContext) -> Iterator[str]:
     is_said = any("no plugin writes any" in said for said in run.warnings)
-    if ev.SavePoint in run.outcome.emitted and not is_said and not run.plugins.write_saves():
+    if ev.SavePoint in run.outcome.emitted and not is_said and not run.plugins.writes_saves():
         yield "Saves were requested, and no plugin writes any: add Checkpoint('runs/x') to the plugins."
 
 

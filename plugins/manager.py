@@ -209,7 +209,7 @@ class Plugins:
                     raise
         return {name: text for name, text in texts.items() if text}
 
-    def write_saves(self) -> bool:
+    def writes_saves(self) -> bool:
         """Return whether anybody writes at a save, to judge by who handles `SavePoint` after `MEASURE`."""
         return any(
             each.position[0] > Lane.MEASURE
