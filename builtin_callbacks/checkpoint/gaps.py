@@ -18,23 +18,21 @@ class Saved:
 
     Attributes:
         steps: of the newest checkpoint, None where there is none.
-        own_steps: the same, by which a measurement of the same weights is known; -1 where it is not this training's.
+        is_own: whether that is the newest of this training, so that a measurement of the same weights judges it.
         asked_at: the step of the newest save.
-        measured_at: the step at which the monitored metric was measured last, None where it was not.
         is_loaded_back: whether the weights are no longer those that were trained last.
         error: what failed the run.
     """
 
     steps: int | None = None
-    own_steps: int = -1
+    is_own: bool = False
     asked_at: int | None = None
-    measured_at: int | None = None
     is_loaded_back: bool = False
     error: BaseException | None = None
 
-    def hold(self, steps: int, own_steps: int) -> None:
+    def hold(self, steps: int, *, is_own: bool = True) -> None:
         """Note where the newest checkpoint is."""
-        self.steps, self.own_steps = steps, own_steps
+        self.steps, self.is_own = steps, is_own
 
     def late(self, run: Run) -> str:
         """Return what to say of a save that comes when the best was loaded back; it is not written."""
@@ -45,9 +43,24 @@ class Saved:
         )
 
     def missing(
-        self, run: Run, folder: Path, monitor: Monitor | None, load_best: str | None, best: JudgedBy | None
+        self,
+        run: Run,
+        folder: Path,
+        monitor: Monitor | None,
+        load_best: str | None,
+        measured_at: int,
+        best: JudgedBy | None,
     ) -> Iterator[str]:
-        """Yield a sentence for each thing that was asked for and is not there, at the end of a run that ended well."""
+        """Yield a sentence for each thing that was asked for and is not there, at the end of a run that ended well.
+
+        Args:
+            run: the run.
+            folder: where checkpoints are written.
+            monitor: what the best are chosen by.
+            load_best: what was to be loaded back.
+            measured_at: the step at which the metric was measured last, -1 where it was not.
+            best: what the best checkpoint is judged by.
+        """
         steps = run.progress.steps
         if self.steps is None and run.progress.batches:
             yield (
@@ -65,7 +78,7 @@ class Saved:
             back = "" if load_best is None else ", and load_best has loaded nothing back"
             yield f"No checkpoint is the best: {monitor.name!r} was not a number at any of them{back}."
         if monitor is not None and run.best_checkpoint is None:
-            measured = "never measured" if self.measured_at is None else f"measured last at step {self.measured_at}"
+            measured = "never measured" if measured_at < 0 else f"measured last at step {measured_at}"
             back = "" if load_best is None else ", and so load_best has loaded nothing back"
             yield (
                 f"No checkpoint is the best by {monitor.name!r}, since none was saved where it was measured{back}: it "

@@ -239,7 +239,7 @@ class Checkpoint(Plugin):
         self._proof.continue_from(run)
         if event.path is not None:
             self._last = run.last_checkpoint = event.path
-            self._saved.hold(run.progress.steps, run.progress.steps if is_newest else -1)
+            self._saved.hold(run.progress.steps, is_own=is_newest)
             if is_newest:  # a kill may have come between the last save and its tidying, and nothing may be left to save
                 self._tidy(run, event.path, None, [])
 
@@ -253,12 +253,11 @@ class Checkpoint(Plugin):
             return
         if self._saved.is_loaded_back:
             return
-        if self._saved.asked_at == run.progress.steps:
+        step, saved = run.progress.steps, self._saved
+        if step in (saved.asked_at, saved.steps):
             self._writer.drain()  # that save and its tidying: the next measurement may be of other weights
-        self._value, self._value_at = float(self.monitor.read(event.metrics)), run.progress.steps
-        self._saved.measured_at = run.progress.steps
-        if self._saved.own_steps == self._value_at and self._last is not None:
-            self._writer.drain()
+        self._value, self._value_at = float(self.monitor.read(event.metrics)), step
+        if saved.is_own and saved.steps == step and self._last is not None:
             self._tidy(run, self._last, self._judge(), [])
 
     @on(ValidationEnd, Log, lane=Lane.REPORT, optional=True)
@@ -291,9 +290,7 @@ class Checkpoint(Plugin):
         else:
             state = self._writer.hold(run)
             write = partial(self._write, name, state, judged_by)
-            self._writer.do(
-                run, write, partial(self._report_save, run, (run.progress.steps, run.progress.steps), judged_by)
-            )
+            self._writer.do(run, write, partial(self._report_save, run, run.progress.steps, judged_by))
         self._proof.save(run)
 
     @on(LastBoundary, lane=Lane.PERSIST)
@@ -337,7 +334,7 @@ class Checkpoint(Plugin):
             self._proof.end(run)
         if ended_for_good(run, event.status):
             best = None if self._kept.best is None else self._kept.best.judged_by
-            for text in self._saved.missing(run, self.folder, self.monitor, self.load_best, best):
+            for text in self._saved.missing(run, self.folder, self.monitor, self.load_best, self._value_at, best):
                 run.warn(text)
 
     def pin(self, path: str | Path | None = None) -> Path:
@@ -403,7 +400,7 @@ class Checkpoint(Plugin):
         """Let every rank write its shards, then the main rank the rest; it is a checkpoint only then."""
         tensors, rest = engine.shard_state(run.modules, run.optimizers)
         state = self._writer.hold(run, rest)
-        place = (run.progress.steps, run.progress.steps)
+        step = run.progress.steps
         needed = sum(run.engine.gather_objects(sharding.room_for(tensors, is_main=run.engine.is_main)))
         folder = on_main(run.engine, lambda: self._open_store(run).begin_shards(needed))
         write = sharding.begin(engine, tensors, folder, run.engine.rank, in_background=self.background)
@@ -411,7 +408,7 @@ class Checkpoint(Plugin):
         def commit(of_ranks: list[sharding.Shards]) -> None:
             shards = sharding.merge_shards(of_ranks)
             write = partial(self._write, name, state, judged_by, shards)
-            self._writer.do(run, write, partial(self._report_save, run, place, judged_by))
+            self._writer.do(run, write, partial(self._report_save, run, step, judged_by))
 
         self._writer.do_on_each(run, write, commit)
 
@@ -434,15 +431,15 @@ class Checkpoint(Plugin):
         return entry.path, self._best()
 
     def _report_save(
-        self, run: Run, place: tuple[int, int], judged_by: storage.JudgedBy | None, where: tuple[Path, Path | None]
+        self, run: Run, step: int, judged_by: storage.JudgedBy | None, where: tuple[Path, Path | None]
     ) -> None:
         """Announce a durable checkpoint, then remove what is no longer kept."""
         path, best = where
         self._last, run.last_checkpoint, run.best_checkpoint = path, path, best
-        self._saved.hold(*place)
+        self._saved.hold(step)
         run.emit(CheckpointSaved(path, is_best=best == path))
         replaced, self._replaces = self._replaces, []
-        measured = self._judge() if self._value_at == place[1] else None  # while it was written, too
+        measured = self._judge() if self._value_at == step else None  # while it was written, too
         self._tidy(run, path, None if measured == judged_by else measured, replaced)
 
     def _judge(self) -> storage.JudgedBy | None:
