@@ -16,6 +16,8 @@ def plan_of(run: RunContext) -> str:
     """Return the model, the hardware, the length, what each plugin will do, and where the run starts."""
     lines = [_model(run), _hardware(run), _length(run), *_validation(run)]
     lines += [f"{name}: {text}" for name, text in run.plugins.descriptions(run).items()]
+    if "rng" not in run.plugins.declared("exclusive"):
+        lines += ["seed: none is set, so another run draws other numbers; RNGCapture() sets one"]
     if run.outcome.started:
         lines += ["start: from the beginning"] * (run.resumed_at is None) + run.notes
         lines += [f"WARNING: {warning}" for warning in run.warnings]

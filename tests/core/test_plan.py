@@ -16,6 +16,7 @@ from heliograph import (
     GradientAccumulation,
     Once,
     Plugin,
+    RNGCapture,
     Run,
     SaveSchedule,
     Supervised,
@@ -45,7 +46,12 @@ def test_a_plan_says_model_hardware_and_length() -> None:
         "  model: Supervised with 10 parameters",
         "  hardware: cpu, fp32, 1 process, DeviceEngine",
         "  length: 2 epochs, 12 steps, 6 batches an epoch, global batch 3",
+        "  seed: none is set, so another run draws other numbers; RNGCapture() sets one",
     ]
+
+
+def test_the_seed_is_that_of_a_plugin_or_none() -> None:
+    assert plan(RNGCapture(7), epochs=1)[4:] == ["  rng_capture: seeds everything random with 7"]
 
 
 def test_frozen_parameters_are_counted_apart() -> None:
