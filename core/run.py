@@ -199,7 +199,7 @@ class TrainRun(RunContext):
         self.plugins.open(self)  # last: what fails before leaves the trainer free
         try:
             self.control.open()
-        except BaseException:
+        except BaseException:  # a Ctrl-C, too, must leave the plugins to the next run
             self.plugins.free()
             raise
 

@@ -17,6 +17,8 @@ Metric = Callable[[Any, Any], Tensor | float]
 Losses = Iterator[tuple[str, Tensor]]
 Evaluation = Tensor | Mapping[str, Tensor | float] | None
 
+_NOT_PAIRS = (dict, Tensor)  # which would come apart into keys or rows
+
 
 class Task:
     """Base of tasks: write `training_step`, and `validation_step` where you validate.
@@ -90,7 +92,7 @@ class Supervised(Task):
 
     def training_step(self, run: Run, batch: Any) -> Tensor:
         """Return the loss; the outputs are `run.outputs` until the batch ends, if there are handlers."""
-        if isinstance(batch, dict | Tensor):
+        if isinstance(batch, _NOT_PAIRS):
             raise _no_pair(batch)
         try:
             inputs, targets = batch
@@ -107,7 +109,7 @@ class Supervised(Task):
 
     def validation_step(self, run: Run, batch: Any) -> Evaluation:
         """Return the loss and the metrics."""
-        if isinstance(batch, dict | Tensor):
+        if isinstance(batch, _NOT_PAIRS):
             raise _no_pair(batch)
         try:
             inputs, targets = batch

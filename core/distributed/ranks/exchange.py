@@ -227,9 +227,7 @@ class Exchange:
         return tensor.cpu(), self.control
 
     def _reduce(self, tensor: Tensor, how: Reduction) -> Tensor:
-        dtype = (
-            tensor.dtype if _is_exact(tensor) else torch.int64
-        )  # gloo cannot add the small ones; they would overflow
+        dtype = tensor.dtype if _is_exact(tensor) else torch.int64  # gloo adds no small ones; they would overflow
         total = tensor.to(dtype, memory_format=torch.contiguous_format, copy=True)
         self.add_up(total, how)
         if how == "mean":
