@@ -8,6 +8,7 @@ from copy import deepcopy
 from typing import Any
 
 from ..core.host import is_preempted
+from ..core.shortfall import UNWRITTEN
 from ..events import (
     BatchEnd,
     CheckpointLoaded,
@@ -188,7 +189,7 @@ class SaveSchedule(Schedule):
     def look_for_writer(self, run: Run, event: TrainStart) -> None:
         """Say so where no plugin writes anything at a save."""
         if not run.is_replay and not run.plugins.writes_saves():
-            run.warn(f"{self.name} asks for saves, and no plugin writes any: add Checkpoint('runs/x') to the plugins.")
+            run.warn(UNWRITTEN)
 
     @on(SavePoint, lane=Lane.MEASURE, optional=True)
     def note(self, run: Run, event: SavePoint) -> None:

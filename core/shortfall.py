@@ -14,6 +14,7 @@ from .host import is_preempted
 FEW = 5  # so many skipped steps need no word, nor does one of a hundred: the scale of fp16 is found by skipping
 NAMED = 5  # so many parameters are named
 MEND = "Freeze them with requires_grad_(False), or pass allow_unused_parameters=True to fit."
+UNWRITTEN = "Saves are requested, and no plugin writes any: add Checkpoint('runs/x') to the plugins."
 OF_BATCHES = frozenset({ev.BatchStart, ev.BatchEnd, ev.ShouldStop})
 OF_VALIDATIONS = frozenset({ev.ValidationBatchStart, ev.ValidationBatchEnd})
 
@@ -95,9 +96,8 @@ def _skipped(run: RunContext) -> Iterator[str]:
 
 
 def _unwritten(run: RunContext) -> Iterator[str]:
-    is_said = any("no plugin writes any" in said for said in run.warnings)
-    if ev.SavePoint in run.outcome.emitted and not is_said and not run.plugins.writes_saves():
-        yield "Saves were requested, and no plugin writes any: add Checkpoint('runs/x') to the plugins."
+    if ev.SavePoint in run.outcome.emitted and not run.plugins.writes_saves():
+        yield UNWRITTEN
 
 
 def _due(run: RunContext) -> Iterator[str]:

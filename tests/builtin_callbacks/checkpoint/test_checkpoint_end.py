@@ -306,7 +306,7 @@ def test_a_best_that_nothing_was_measured_for_is_missed(tmp_path: Path) -> None:
 
 
 def test_a_schedule_whose_saves_nobody_writes_says_so_at_the_start() -> None:
-    words = "save_schedule asks for saves, and no plugin writes any: add Checkpoint('runs/x') to the plugins."
+    words = "Saves are requested, and no plugin writes any: add Checkpoint('runs/x') to the plugins."
     assert warnings_of(SaveSchedule(Every(epochs=1))) == (words,)
     trainer = Trainer([SaveSchedule(Every(epochs=1))], device="cpu", strict=True)
     with pytest.raises(StrictError, match="no plugin writes any") as info:
