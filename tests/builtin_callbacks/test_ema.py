@@ -181,11 +181,16 @@ def zero_in_place(task: Supervised) -> None:
             each.zero_()
 
 
+def flip_data(task: Supervised) -> None:
+    for each in task.model.parameters():
+        each.data.copy_(each.data.flip(0))
+
+
 def load_the_same(task: Supervised) -> None:
     task.model.load_state_dict({name: value.clone() for name, value in task.model.state_dict().items()})
 
 
-@pytest.mark.parametrize("change", [zero_data, zero_in_place, load_the_same])
+@pytest.mark.parametrize("change", [zero_data, zero_in_place, flip_data, load_the_same])
 def test_other_weights_than_those_that_the_training_left_are_tested_as_they_are(
     batches: Make, sgd: Any, change: Callable[[Supervised], None]
 ) -> None:
