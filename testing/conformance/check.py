@@ -18,7 +18,7 @@ from .lifecycle import (
     toggles,
 )
 from .side_effects import declares_requests, leaves_draws, lets_batches_go, shares_nothing
-from .states import migrates, resumes, rolls_back, starts_afresh, state_is_plain
+from .states import migrates, resumes, rolls_back, starts_fresh, state_is_plain
 from .subject import MakePlugin, MakeScheduler, Subject
 
 RULES = (
@@ -27,7 +27,7 @@ RULES = (
     completes,
     closes_files,
     declares_requests,
-    starts_afresh,
+    starts_fresh,
     runs_twice,
     leaves_draws,
     lets_batches_go,

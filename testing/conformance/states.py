@@ -33,7 +33,7 @@ class Resumer(Plugin):
     "Forget the former run in reset(), or in a handler of TrainStart. Where no bit of the training depends on it, set "
     "affects_training = False on a plugin that only looks, or name the attribute in resume_ignores."
 )
-def starts_afresh(subject: Subject) -> None:
+def starts_fresh(subject: Subject) -> None:
     """When a training begins, a plugin holds nothing of the former one, neither in its state nor in its attributes."""
     plugin = subject.make()
     trainer = subject.trainer(plugin)

@@ -155,7 +155,7 @@ def test_finds_a_state_of_the_former_run() -> None:
             pass
 
     changes = "'batches' of its state was 0 and is 6, batches was 0 and is 6"
-    assert finding(Bad, "starts_afresh") == f"Before any batch, in the first run {changes} in the second."
+    assert finding(Bad, "starts_fresh") == f"Before any batch, in the first run {changes} in the second."
 
 
 @pytest.mark.parametrize("policy", ["critical", "observer"])
@@ -172,7 +172,7 @@ def test_an_attribute_of_the_former_run_counts_if_the_training_may_depend_on_it(
     if policy == "observer":
         check_plugin(Collecting)
     else:
-        assert "losses was [] and is a list of 6" in finding(Collecting, "starts_afresh")
+        assert "losses was [] and is a list of 6" in finding(Collecting, "starts_fresh")
 
 
 def test_a_state_of_an_observer_counts_in_any_case() -> None:
@@ -182,7 +182,7 @@ def test_a_state_of_an_observer_counts_in_any_case() -> None:
         def begin(self, run: h.Run, event: h.TrainStart) -> None:
             pass
 
-    assert "'batches' of its state was 0 and is 6" in finding(Bad, "starts_afresh")
+    assert "'batches' of its state was 0 and is 6" in finding(Bad, "starts_fresh")
 
 
 def test_an_observer_may_hold_what_is_new_in_every_run() -> None:
