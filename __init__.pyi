@@ -5,6 +5,7 @@ from .builtin_callbacks.checkpoint.plugin import Checkpoint as Checkpoint
 from .builtin_callbacks.compile import Compile as Compile
 from .builtin_callbacks.early_stopping import EarlyStopping as EarlyStopping
 from .builtin_callbacks.ema import EMA as EMA
+from .builtin_callbacks.epoch_means import EpochMeans as EpochMeans
 from .builtin_callbacks.exception_pass_through import ExceptionPassThrough as ExceptionPassThrough
 from .builtin_callbacks.file_log import FileLog as FileLog
 from .builtin_callbacks.gradient_accumulation import GradientAccumulation as GradientAccumulation
@@ -16,6 +17,7 @@ from .builtin_callbacks.learning_rate import LearningRate as LearningRate
 from .builtin_callbacks.nan_guard import NaNGuard as NaNGuard
 from .builtin_callbacks.optuna.plugin import Optuna as Optuna
 from .builtin_callbacks.optuna.study import open_study as open_study
+from .builtin_callbacks.phase_times import PhaseTimes as PhaseTimes
 from .builtin_callbacks.preemption import Preemption as Preemption
 from .builtin_callbacks.profile.plugin import Profile as Profile
 from .builtin_callbacks.progress_bar import ProgressBar as ProgressBar

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ..events import (
+    BackwardEnd,
     BatchEnd,
     BatchStart,
     Bus,
     Control,
     Event,
+    ForwardEnd,
     GradientsReady,
     Log,
     OrderedSignal,
@@ -63,10 +65,21 @@ def part_of(path: str) -> Any:
 class HotSignals:
     """The signals of every batch, held where the loop reaches them in one step."""
 
-    __slots__ = ("batch_end", "batch_start", "gradients_ready", "log", "should_stop", "step_end")
+    __slots__ = (
+        "backward_end",
+        "batch_end",
+        "batch_start",
+        "forward_end",
+        "gradients_ready",
+        "log",
+        "should_stop",
+        "step_end",
+    )
 
     def __init__(self, bus: Bus) -> None:
         self.batch_start: OrderedSignal[BatchStart] = bus.signal(BatchStart)
+        self.forward_end: OrderedSignal[ForwardEnd] = bus.signal(ForwardEnd)
+        self.backward_end: OrderedSignal[BackwardEnd] = bus.signal(BackwardEnd)
         self.gradients_ready: OrderedSignal[GradientsReady] = bus.signal(GradientsReady)
         self.step_end: OrderedSignal[StepEnd] = bus.signal(StepEnd)
         self.batch_end: OrderedSignal[BatchEnd] = bus.signal(BatchEnd)

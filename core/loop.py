@@ -1,9 +1,9 @@
 """The loop: every event that it emits is emitted here.
 
-TrainStart, then for each epoch EpochStart, for each batch BatchStart, forward and backward, GradientsReady, optimizer
-step, StepEnd, BatchEnd, and at a step boundary what was requested, in this order: Log, validation, SavePoint,
-ShouldStop. EpochEnd is followed by such a boundary too, and so are LastBoundary and TrainEnd, but for ShouldStop.
-RunFailed after any exception; RunClosed always.
+TrainStart, then for each epoch EpochStart, for each batch BatchStart, forward, ForwardEnd, backward, BackwardEnd,
+GradientsReady, optimizer step, StepEnd, BatchEnd, and at a step boundary what was requested, in this order: Log,
+validation, SavePoint, ShouldStop. EpochEnd is followed by such a boundary too, and so are LastBoundary and TrainEnd,
+but for ShouldStop. RunFailed after any exception; RunClosed always.
 
 A validation that is cut short ends with ValidationCut. An epoch that is rolled back ends without EpochEnd, and
 CheckpointLoaded follows as in a resume.
@@ -24,8 +24,9 @@ from .epoch_end import check_exhausted, epoch_has_ended, finish_left_batch
 from .metrics.values import Metrics
 from .stepping.windows import OptimizerWindow
 
-BATCH_START, GRADIENTS_READY, STEP_END = ev.BatchStart(), ev.GradientsReady(), ev.StepEnd()
-BATCH_END, SHOULD_STOP = ev.BatchEnd(), ev.ShouldStop()
+BATCH_START, FORWARD_END, BACKWARD_END = ev.BatchStart(), ev.ForwardEnd(), ev.BackwardEnd()
+GRADIENTS_READY, STEP_END, BATCH_END = ev.GradientsReady(), ev.StepEnd(), ev.BatchEnd()
+SHOULD_STOP = ev.ShouldStop()
 
 
 def fit(run: RunContext) -> None:
@@ -139,19 +140,24 @@ def close_batch(run: RunContext) -> None:
 
 
 def step(run: RunContext, loss: Tensor, name: str | None = None) -> None:
-    """Take a loss backward and, where that ends its window, step. Emit GradientsReady and StepEnd then."""
+    """Emit ForwardEnd, take a loss backward, emit BackwardEnd; where that ends its window, step, emitting more."""
     control, stepping, size = run.control, run.stepping, run.settings.size_of(run.work.batch)
+    has_receivers, hot = run.bus.receiver_count > 0, run.hot
     window = stepping.take(name, loss) if name is not None or stepping.checked is None else stepping.checked
     window.loss = run.work.loss = loss
     if stepping.is_first_loss:
         run.progress.samples += run.data.sum_of_all_ranks(size) if control.is_shared else size
-    if (run.bus.receiver_count and run.hot.log.chain) or control.is_shared:  # of several ranks, another may log
+    if (has_receivers and hot.log.chain) or control.is_shared:  # of several ranks, another may log
         run.means.add(window.label, loss, size)
+    if has_receivers and hot.forward_end.chain:
+        hot.forward_end.emit(run, FORWARD_END)
     if control.loss_scale == 1.0:
         window.backward(loss)
     else:
         window.backward_scaled(loss, control.loss_scale)
     window.size += 1
+    if has_receivers and hot.backward_end.chain:
+        hot.backward_end.emit(run, BACKWARD_END)
     if not control.holds_step or run.is_last_batch:
         close_window(run, window)
 
@@ -207,7 +213,8 @@ def serve(run: RunContext) -> None:
     if control.pop_request("next_phase") and run.data.ask_to_advance(between_epochs=not run.progress.batch):
         control.end_epoch("the next phase was asked for", by="the loop")
     if control.pop_request("log"):
-        publish(run, ev.Log(Metrics(run.means.read(run.phase))))
+        metrics = Metrics(run.means.read(run.phase))
+        publish(run, ev.Log(metrics, run.means.weights))
         control.agree()
     if control.pop_request("validation"):
         run.progress.validations += evaluate(run, "validation")

@@ -72,6 +72,7 @@ def _uncalled(run: RunContext) -> list[str]:
     progress, emitted = run.progress, set(run.outcome.emitted)
     for happened, events in (
         (progress.batches, OF_BATCHES),
+        (progress.batches - progress.skipped_batches, {ev.ForwardEnd, ev.BackwardEnd}),
         (progress.steps, {ev.StepEnd}),
         (progress.steps + progress.skipped_steps, {ev.GradientsReady}),
         (ev.ValidationStart in emitted, OF_VALIDATIONS),

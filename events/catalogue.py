@@ -10,7 +10,8 @@ An event is a class: its name, its fields and its docstring live here and nowher
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, dataclass_transform
 
@@ -64,6 +65,14 @@ class BatchStart(Event):
     """`run.batch` was loaded and moved. Handlers may replace it, skip it, hold the step or scale the loss."""
 
 
+class ForwardEnd(Event):
+    """The loss of a batch, `run.loss`, was computed; its backward pass is next. Of several losses, one for each."""
+
+
+class BackwardEnd(Event):
+    """The loss was taken backward: its gradients are added to those of the window, and scaled where fp16 scales."""
+
+
 class GradientsReady(Event):
     """A window's gradients, those of `run.optimizer`, are whole; its step is next. Handlers may clip or drop them."""
 
@@ -84,9 +93,13 @@ class ResumeVerified(Event):
 
 
 class Log(Event):
-    """Asked-for means since the last log, off the device. `MEASURE` handlers add to `metrics`, later ones read."""
+    """Asked-for means since the last log, off the device. `MEASURE` handlers add to `metrics`, later ones read.
+
+    `weights`: how many samples, or what else they were weighted by, the means are of; empty in a replay.
+    """
 
     metrics: dict[str, float]
+    weights: Mapping[str, float] = field(default_factory=dict)
 
 
 class ValidationStart(Event):

@@ -31,6 +31,10 @@ class Engine(Protocol):
     is_main: bool
     is_local_main: bool
 
+    @property
+    def waited_seconds(self) -> float:
+        """How long this process was in the collectives above so far."""
+
     def reduce(self, value: Any, how: Reduction = "mean") -> Any:
         """Return a tensor (a new one) or a number, reduced over all ranks; of the same kind on one as on several.
 

@@ -317,10 +317,11 @@ class Listener(h.Plugin):
         loss = None if run.loss is None else str(float(run.loss.detach()))
         due = (control.should_log, control.should_validate, control.should_save, control.should_stop)
         is_over = isinstance(event, h.RunFailed | h.RunClosed)  # where nothing is reset
+        is_late = isinstance(event, h.ResumeVerified)  # replayed after the batch, in whose last handlers it was emitted
         self.events.append(
             (
                 event.name,
-                {each.name: str(getattr(event, each.name)) for each in fields(event)},  # type: ignore[arg-type]
+                {each.name: str(getattr(event, each.name)) for each in fields(event) if each.name != "weights"},  # type: ignore[arg-type]
                 counters,
                 None if isinstance(event, UNTIMED) else progress.seconds,
                 run.origin.steps,
@@ -331,7 +332,7 @@ class Listener(h.Plugin):
                 loss,
                 due if not is_over else None,
                 (control.should_end_epoch, control.is_rolling_back),
-                (control.skips_batch, control.drops_step) if not is_over else None,
+                (control.skips_batch, control.drops_step) if not is_over and not is_late else None,
                 {name: str(value) for name, value in run.metrics.items()},
             )
         )

@@ -17,7 +17,14 @@ from hypothesis import strategies as st
 
 NAN, INF = float("nan"), float("inf")
 UNITS = st.sampled_from(["steps", "epochs", "samples", "batches", "seconds", "skipped_steps", "validations"])
-WITHIN = (h.BatchStart, h.GradientsReady, h.StepEnd, h.ValidationBatchEnd)  # not recorded if the run is killed there
+WITHIN = (
+    h.BatchStart,
+    h.ForwardEnd,
+    h.BackwardEnd,
+    h.GradientsReady,
+    h.StepEnd,
+    h.ValidationBatchEnd,
+)  # not recorded if the run is killed there
 ANYWHERE = (h.BatchEnd, h.EpochStart, h.EpochEnd, h.Log, h.ValidationEnd, h.SavePoint, h.CheckpointSaved)
 VERBS = ("stop", "end_epoch", "request_log", "request_save", "disable", "enable", "raise", "request_validation")
 

@@ -7,10 +7,12 @@ from time import perf_counter
 
 from ...events import (
     CATALOGUE,
+    BackwardEnd,
     BatchEnd,
     BatchStart,
     Bus,
     Event,
+    ForwardEnd,
     GradientsReady,
     OrderedSignal,
     ShouldStop,
@@ -24,7 +26,7 @@ from ...events.bus import Probe, Receiver
 from .format.plain import NAME, shorten
 from .format.records import HandlerTime, TimesEntry
 
-HOT = (BatchStart, GradientsReady, StepEnd, BatchEnd, ShouldStop)
+HOT = (BatchStart, ForwardEnd, BackwardEnd, GradientsReady, StepEnd, BatchEnd, ShouldStop)
 EVALUATION = (ValidationBatchStart, ValidationBatchEnd, TestBatchStart, TestBatchEnd)
 FIRST = 256  # batches that are all timed, so that a short run has enough times
 STRIDE = 7919  # a prime, so that the timed batches do not coincide with a period of the training

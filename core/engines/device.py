@@ -186,6 +186,11 @@ class DeviceEngine:
     def barrier(self) -> None:
         """Do nothing: everybody is here."""
 
+    @property
+    def waited_seconds(self) -> float:
+        """None: a single process does not wait for others."""
+        return 0.0
+
     def vote(self, values: Sequence[float]) -> list[float]:
         """Return the values: one process agrees with itself."""
         return list(values)

@@ -84,10 +84,12 @@ class Means:
 
     Attributes:
         batch: the number of the batch in hand, where values of an evaluation are kept by batch.
+        weights: what the means that were read last are of, by their names; metric objects have none.
     """
 
     def __init__(self) -> None:
         self.batch = 0
+        self.weights: dict[str, float] = {}
         self._sums: dict[str, Sum] = {}
         self._objects: dict[str, Any] = {}
         self._idle: dict[str, Any] = {}  # objects that were read, and begin again
@@ -143,6 +145,7 @@ class Means:
         """Return the means as `<scope>/<name>`, and start again."""
         sums = self.sums()
         metrics = {f"{scope}/{name}": value / weight for name, (value, weight) in sums.items() if weight}
+        self.weights = {f"{scope}/{name}": weight for name, (_, weight) in sums.items() if weight}
         for name, value in self.computed().items():
             metrics[f"{scope}/{name}"] = value
         for each in self._objects.values():

@@ -65,8 +65,10 @@ def trace(*plugins: Any, quiet: set[str] = QUIET, **options: Any) -> tuple[list[
 
 
 END = ["last_boundary", "train_end", "run_closed"]
-BATCH = ["batch_start", "gradients_ready", "step_end", "batch_end"]
-HELD = ["batch_start", "batch_end"]
+PASSES = ["forward_end", "backward_end"]
+BATCH = ["batch_start", *PASSES, "gradients_ready", "step_end", "batch_end"]
+HELD = ["batch_start", *PASSES, "batch_end"]
+SKIPPED = ["batch_start", "batch_end"]
 VALIDATION = ["validation_start", "validation_batch_start", "validation_batch_end", "validation_end"]
 
 
@@ -76,11 +78,15 @@ def test_two_epochs() -> None:
         "train_start",
         "epoch_start",
         "batch_start",
+        "forward_end",
+        "backward_end",
         "gradients_ready",
         "step_end",
         "batch_end",
         "should_stop",
         "batch_start",
+        "forward_end",
+        "backward_end",
         "gradients_ready",
         "step_end",
         "batch_end",
@@ -89,11 +95,15 @@ def test_two_epochs() -> None:
         "should_stop",
         "epoch_start",
         "batch_start",
+        "forward_end",
+        "backward_end",
         "gradients_ready",
         "step_end",
         "batch_end",
         "should_stop",
         "batch_start",
+        "forward_end",
+        "backward_end",
         "gradients_ready",
         "step_end",
         "batch_end",
@@ -290,7 +300,7 @@ def test_a_run_resumed_between_two_epochs_does_not_end_the_next_one(save_at: str
 
 def test_skip_batch() -> None:
     names, result = trace(Ask(BatchStart, lambda run: run.control.skip_batch("bad data")))
-    assert names == ["train_start", "epoch_start", *HELD, *BATCH, "epoch_end", *END]
+    assert names == ["train_start", "epoch_start", *SKIPPED, *BATCH, "epoch_end", *END]
     progress = result.progress
     assert (progress.skipped_batches, progress.steps, progress.batches, progress.samples) == (1, 1, 2, 3)
 
@@ -302,7 +312,7 @@ def test_skip_step_drops_the_gradients() -> None:
     recorder = Recorder(trainer.bus)
     result = fit(trainer, task=task, train=class_batches(1))
     names = [name for name in recorder.trace if name not in QUIET]
-    assert names[2:5] == ["batch_start", "gradients_ready", "batch_end"]
+    assert names[2:7] == ["batch_start", *PASSES, "gradients_ready", "batch_end"]
     assert (result.progress.steps, result.progress.skipped_steps) == (0, 1)
     assert torch.equal(task.model.state_dict()["weight"], before)
 
@@ -348,7 +358,6 @@ def test_a_skipped_last_batch_still_steps_the_window(sized: bool) -> None:
 
     train: Any = class_batches(5) if sized else Unsized(class_batches(5))
     names, result = trace(SkipLast(), GradientAccumulation(4), train=train)
-    tail = ["batch_start", "batch_end"]
     assert names == [
         "train_start",
         "epoch_start",
@@ -356,7 +365,7 @@ def test_a_skipped_last_batch_still_steps_the_window(sized: bool) -> None:
         *HELD,
         *HELD,
         *BATCH,
-        *tail,
+        *SKIPPED,
         "epoch_end",
         *END,
     ]

@@ -121,7 +121,7 @@ def test_a_run_that_went_back_ends_like_one_that_did_not(kind: type[Event], own_
 
 def test_the_epoch_that_is_given_up_has_no_end_and_nothing_is_served_in_it_any_more() -> None:
     names, result, _ = fit(Back(BatchEnd, saved_at=1, at=2), epochs=1)
-    batch = ["batch_start", "gradients_ready", "step_end", "batch_end"]
+    batch = ["batch_start", "forward_end", "backward_end", "gradients_ready", "step_end", "batch_end"]
     served = ["log", "validation_start"] + ["validation_batch_start", "validation_batch_end"] * 2
     served += ["validation_end", "save_point", "should_stop"]
     back = ["should_stop", "checkpoint_loaded", "should_stop", "epoch_start"]

@@ -828,10 +828,13 @@ def test_a_wrong_annotation_is_refused(bus: Bus, receiver: Receiver, event: type
 @pytest.mark.parametrize(
     ("given_event", "sentence"),
     [
-        ("batch_end", r"Unknown event 'batch_end': give a subclass of .* Did you mean 'BatchEnd'\? Known: BatchEnd, "),
+        (
+            "batch_end",
+            r"Unknown event 'batch_end': give .* Did you mean 'BatchEnd'\? Known: BackwardEnd, BatchEnd, ",
+        ),
         ("BatchEnd", r"Unknown event 'BatchEnd': .* Did you mean 'BatchEnd'\?"),
         ("epoch_edn", r"Unknown event 'epoch_edn': .* Did you mean 'EpochEnd'\?"),
-        ("xyz", r"Unknown event 'xyz': give a subclass of heliograph.Event, the class itself. Known: BatchEnd, "),
+        ("xyz", r"Unknown event 'xyz': give a subclass of heliograph.Event, the class itself. Known: BackwardEnd, "),
         (Event, "Unknown event 'Event'"),
         (int, "Unknown event 'int'"),
         (BatchEnd(), r"Unknown event 'BatchEnd\(\)'"),

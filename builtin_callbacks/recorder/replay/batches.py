@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ....core.loop import BATCH_END, BATCH_START, GRADIENTS_READY, STEP_END
-from ....events import BatchEnd, BatchStart, Event, GradientsReady, ShouldStop, StepEnd
+from ....core.loop import BACKWARD_END, BATCH_END, BATCH_START, FORWARD_END, GRADIENTS_READY, STEP_END
+from ....events import BackwardEnd, BatchEnd, BatchStart, Event, ForwardEnd, GradientsReady, ShouldStop, StepEnd
 from ..format.records import Batches
 from .boundary import Boundary
 from .entries import Entries
@@ -42,6 +42,7 @@ class BatchReplay:
         self._findings, self._failure = findings, failure
         bus = run.bus
         self._batch_start, self._gradients_ready = bus.signal(BatchStart), bus.signal(GradientsReady)
+        self._forward_end, self._backward_end = bus.signal(ForwardEnd), bus.signal(BackwardEnd)
         self._step_end, self._batch_end = bus.signal(StepEnd), bus.signal(BatchEnd)
         self._should_stop = bus.signal(ShouldStop)
 
@@ -49,7 +50,15 @@ class BatchReplay:
         """Replay a block; the boundary after its last batch stays open."""
         self._requests.collect()
         is_last = self._entries.ends_epoch()
-        signals = (self._batch_start, self._gradients_ready, self._step_end, self._batch_end, self._should_stop)
+        signals = (
+            self._batch_start,
+            self._forward_end,
+            self._backward_end,
+            self._gradients_ready,
+            self._step_end,
+            self._batch_end,
+            self._should_stop,
+        )
         if any(signal.chain for signal in signals) or self._run.control.pending:
             self._replay_each(block, is_last=is_last)
         else:
@@ -98,7 +107,7 @@ class BatchReplay:
             self._findings.decide("skip_batch", did=True)
         else:
             progress.samples, run.loss = samples, loss
-            run.window += 1
+            self._replay_passes()
         if steps > progress.steps or skipped_steps > progress.skipped_steps:
             self.close_window(steps, skipped_steps)
         run.window = window
@@ -113,6 +122,19 @@ class BatchReplay:
             self._requests.add_of_finished_batches()
         if control.touched:
             self._close_requests()
+
+    def _replay_passes(self) -> None:
+        """Replay the forward and the backward pass; of several losses, those of the first."""
+        run = self._run
+        if self._requests.waiting:
+            self._add_requests(ForwardEnd, run.progress.batch + 1)
+        if self._forward_end.chain:
+            self._forward_end.emit(run, FORWARD_END)
+        run.window += 1
+        if self._requests.waiting:
+            self._add_requests(BackwardEnd, run.progress.batch + 1)
+        if self._backward_end.chain:
+            self._backward_end.emit(run, BACKWARD_END)
 
     def close_window(self, steps: int, skipped_steps: int) -> None:
         """Replay the end of a window: its step, or that it was skipped.

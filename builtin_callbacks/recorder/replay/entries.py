@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -140,7 +140,8 @@ def make_event(entry: EventEntry) -> Event | None:
     kind = KINDS.get(entry.event)
     if kind is None:
         return None
-    values = {each.name: _field(each.name, entry.data) for each in fields(kind)}  # type: ignore[arg-type]  # a dataclass
+    recorded = [each.name for each in fields(kind) if each.default_factory is MISSING]  # type: ignore[arg-type]  # a dataclass
+    values = {name: _field(name, entry.data) for name in recorded}
     return kind(**values)
 
 

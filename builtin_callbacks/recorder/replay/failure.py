@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Final
 
-from ....core.loop import BATCH_START, GRADIENTS_READY, STEP_END
-from ....events import Bus, Event, StepEnd
+from ....core.loop import BACKWARD_END, BATCH_START, FORWARD_END, GRADIENTS_READY, STEP_END
+from ....events import BackwardEnd, Bus, Event, StepEnd
 from ....events.bus import Receiver
 from ..format.records import AttemptRecord, Entry, EventEntry
 from .entries import Entries
-from .requests import RecordedRequests
+from .requests import BATCH_EVENTS, RecordedRequests
 from .run import LOSSES, ReplayRun
 from .stubs import Unrecorded
 
-AFTER_BOUNDARY: Final = (None, "batch_start", "gradients_ready", "step_end")  # in the loader, the task or a batch
+AFTER_BOUNDARY: Final = (None, *BATCH_EVENTS[:-1])  # in the loader, the task or a batch
 UNKNOWN_LOSS = Unrecorded("the loss of the batch at which the run failed", LOSSES)
 
 
@@ -82,9 +82,12 @@ class RecordedFailure:
         elif failure.counters.samples > run.progress.samples:
             loss = failure.data["loss"]
             run.progress.samples, run.loss = failure.counters.samples, UNKNOWN_LOSS if loss is None else loss
+            self._emit(run, requests, FORWARD_END)
             if failure.data["window"] > run.window or failure.data["event"] == StepEnd.name:
                 run.window += 1
-                self._close_window(failure, run, requests)
+                self._emit(run, requests, BACKWARD_END)
+                if not self.is_on(BackwardEnd.name):
+                    self._close_window(failure, run, requests)
 
     def _close_window(self, failure: EventEntry, run: ReplayRun, requests: RecordedRequests) -> None:
         if run.own_control.is_held and not run.is_last_batch:

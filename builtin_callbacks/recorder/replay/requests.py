@@ -12,8 +12,8 @@ from ..format.records import AttemptRecord, RepeatEntry, RequestEntry
 from .entries import Entries
 from .run import ReplayRun
 
-BATCH_EVENTS: Final = ("batch_start", "gradients_ready", "step_end", "batch_end")
-_ORDER: Final = {"batch_start": 0, "": 1, "gradients_ready": 2, "step_end": 3, "batch_end": 4}
+BATCH_EVENTS: Final = ("batch_start", "forward_end", "backward_end", "gradients_ready", "step_end", "batch_end")
+_ORDER: Final = {event: place for place, event in enumerate(("batch_start", "", *BATCH_EVENTS[1:]))}
 BATCH_VERBS: Final = [verb for verb, facts in VERBS.items() if facts.about in ("batch", "step")]
 
 

@@ -81,6 +81,7 @@ class RecordedEngine:
     device: Any = Unrecorded("the device")
     rank = local_rank = 0
     is_main = is_local_main = True
+    waited_seconds = 0.0
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size

@@ -76,6 +76,7 @@ class Exchange:
     Attributes:
         tensors: the torch process group for gradients and tensors on the device.
         control: that for all else.
+        waited_seconds: how long this process was in collectives so far.
         waiting_in: the name of the collective that is under way, with `time.monotonic()` of its beginning; else None.
     """
 
@@ -85,6 +86,7 @@ class Exchange:
     def __init__(self, rank: int, world_size: int, backend: str, device: torch.device) -> None:
         self.rank, self.world_size, self.backend, self.device = rank, world_size, backend, device
         self.waiting_in: tuple[str, float] | None = None
+        self.waited_seconds = 0.0
         self._refusal: tuple[str, str] | None = None
 
     def reduce(self, value: Any, how: Reduction = "mean") -> Any:
@@ -160,11 +162,14 @@ class Exchange:
                 f"{plugin} calls {name} on {event}, but its handlers run on some ranks only: the others would never "
                 f"come. Declare ranks = 'all' in the plugin, or exchange where every rank is."
             )
-        before, self.waiting_in = self.waiting_in, (name, time.monotonic())
+        before, began = self.waiting_in, time.monotonic()
+        self.waiting_in = name, began
         try:
             yield
         finally:
             self.waiting_in = before
+            if before is None:
+                self.waited_seconds += time.monotonic() - began
 
     # How they travel; for use within `collective`.
 

@@ -114,7 +114,8 @@ def _functions(frame: FrameType | None, *, everything: bool) -> str:
     return " < ".join(names)
 
 
-QUIET = (ev.BatchStart, ev.GradientsReady, ev.StepEnd, ev.Log, ev.ShouldStop, ev.Replay)  # a listener changes the loop
+OF_BATCHES = (ev.BatchStart, ev.ForwardEnd, ev.BackwardEnd, ev.GradientsReady, ev.StepEnd)
+QUIET = (*OF_BATCHES, ev.Log, ev.ShouldStop, ev.Replay)  # a listener changes the loop, or costs time in every batch
 
 
 def follow(run: Run) -> tuple[Callable[[], str], Callable[[], None]]:

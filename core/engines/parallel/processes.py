@@ -183,6 +183,11 @@ class ProcessEngine(DeviceEngine, ABC):
         if not self._is_alone:
             self._joined("barrier").barrier()
 
+    @property
+    def waited_seconds(self) -> float:
+        """How long this process was in collectives so far; of those in torch's backward passes nothing is known."""
+        return 0.0 if self.group is None else self.group.waited_seconds
+
     def vote(self, values: Sequence[float]) -> list[float]:
         """Return the largest of each value over all ranks."""
         return super().vote(values) if self._is_alone else self._joined("vote").vote(values)

@@ -121,6 +121,10 @@ class OwnEngine:
     def barrier(self) -> None:
         pass
 
+    @property
+    def waited_seconds(self) -> float:
+        return 0.0
+
     def vote(self, values: Sequence[float]) -> list[float]:
         return list(values)
 

@@ -798,7 +798,7 @@ def test_all_events_of_a_run_are_those_of_one_with_a_single_loss_but_for_the_tur
     trainer.fit(Gan(), data(1), optimizer=dict.fromkeys(NAMES, adam()), epochs=1)
     assert recorder.trace == [
         *("train_start", "epoch_start", "batch_start"),
-        *("gradients_ready", "step_end", "gradients_ready", "step_end"),
+        *("forward_end", "backward_end", "gradients_ready", "step_end") * 2,
         *("batch_end", "should_stop", "epoch_end", "should_stop", "last_boundary", "train_end", "run_closed"),
     ]
 

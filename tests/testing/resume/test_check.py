@@ -79,7 +79,7 @@ def test_a_correct_program_is_exact() -> None:
         "gradients_ready",
         "validation_batch_end",
         "batch_start",
-        "batch_end",
+        "step_end",
     ]
     assert check.batches >= 21
     assert str(check).startswith(f"exact: {check.batches} batches in 7 attempts equal those of an uninterrupted run\n")
@@ -524,8 +524,9 @@ def test_a_kill_point_that_is_never_reached() -> None:
 
 
 def test_an_event_that_does_not_exist() -> None:
-    assert "no event 'epoch_ends' to kill a run at. Did you mean 'epoch_end'? Known: batch_end, " in refused(
-        kill_at=("epoch_ends", 1)
+    assert (
+        "no event 'epoch_ends' to kill a run at. Did you mean 'epoch_end'? Known: backward_end, batch_end, "
+        in refused(kill_at=("epoch_ends", 1))
     )
     assert "no event 'run_closed' to kill a run at." in refused(kill_at=("run_closed", 1))
 

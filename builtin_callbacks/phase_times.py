@@ -1,0 +1,123 @@
+"""Measure where the time of a batch is spent."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import torch
+
+from ..events import (
+    BackwardEnd,
+    BatchEnd,
+    BatchStart,
+    EpochStart,
+    ForwardEnd,
+    GradientsReady,
+    Lane,
+    Log,
+    Run,
+    SavePoint,
+    StepEnd,
+    ValidationEnd,
+)
+from ..events.checks import check_flag
+from ..plugins import Plugin, on
+
+PHASES = ("load", "forward", "backward", "step", "wait")
+
+
+class PhaseTimes(Plugin):
+    """Log where the time of a batch is spent: seconds per batch since the last log, which every logger writes.
+
+    - `train/load_seconds`: until the loader has given the batch, on the device;
+    - `train/forward_seconds`: in the task's `training_step`, or in a loop of your own until `run.step(loss)`;
+    - `train/backward_seconds`: in the backward pass, on several ranks with the exchange of gradients;
+    - `train/step_seconds`: in the optimizer's step;
+    - `train/wait_seconds`: on several ranks, in votes and other collectives outside of the backward pass.
+
+    Handlers, logs, validations and saves are not counted; for handlers there is `HandlerTimes`. On several ranks these
+    are the times of the main rank. A GPU works later than the process that asks it to: without `synchronize` the times
+    on a GPU are those of the process.
+
+    Args:
+        synchronize: wait for the device at the end of each phase, so that its work is counted there. Slows the training
+            down.
+    """
+
+    policy = "observer"
+    draws = False
+    ranks = "main"
+    affects_training = False
+    exclusive = ("phase_times",)
+
+    def __init__(self, *, synchronize: bool = False) -> None:
+        check_flag("synchronize", synchronize)
+        self.synchronize = synchronize
+        self.reset()
+
+    def reset(self) -> None:
+        """Start at zero."""
+        self._seconds = dict.fromkeys(PHASES, 0.0)
+        self._batches = 0
+        self._waited: float | None = None
+        self._mark: float | None = None  # when the phase in hand began
+
+    @on(BatchStart, ForwardEnd, BackwardEnd, lane=Lane.REPORT)
+    def begin_phase(self, run: Run, event: BatchStart | ForwardEnd | BackwardEnd) -> None:
+        """Start the clock when the last handler has run."""
+        self._mark = perf_counter()
+
+    @on(GradientsReady, StepEnd, optional=True, lane=Lane.REPORT)
+    def begin_step(self, run: Run, event: GradientsReady | StepEnd) -> None:
+        """Start the clock of the step, or of what follows it."""
+        self._mark = perf_counter()
+
+    @on(EpochStart, BatchEnd, lane=Lane.REPORT)
+    def begin_load(self, run: Run, event: EpochStart | BatchEnd) -> None:
+        """Start the clock of the loader."""
+        self._mark = perf_counter()
+
+    @on(Log, ValidationEnd, SavePoint, lane=Lane.REPORT, optional=True)
+    def leave_out(self, run: Run, event: Log | ValidationEnd | SavePoint) -> None:
+        """Start the clock of the next batch after what is done at a boundary."""
+        self._mark = perf_counter()
+
+    @on(BatchStart, lane=Lane.TRANSFORM)
+    def end_load(self, run: Run, event: BatchStart) -> None:
+        """Stop the clock of the loader."""
+        self._add(run, "load")
+        self._batches += 1
+
+    @on(ForwardEnd, lane=Lane.TRANSFORM)
+    def end_forward(self, run: Run, event: ForwardEnd) -> None:
+        """Stop the clock of the forward pass."""
+        self._add(run, "forward")
+
+    @on(BackwardEnd, lane=Lane.TRANSFORM)
+    def end_backward(self, run: Run, event: BackwardEnd) -> None:
+        """Stop the clock of the backward pass."""
+        self._add(run, "backward")
+
+    @on(StepEnd, lane=Lane.TRANSFORM, optional=True)
+    def end_step(self, run: Run, event: StepEnd) -> None:
+        """Stop the clock of the optimizer."""
+        self._add(run, "step")
+
+    @on(Log, lane=Lane.MEASURE, optional=True)
+    def measure(self, run: Run, event: Log) -> None:
+        """Add the seconds per batch, and start at zero; in a replay, what the run measured is in the log already."""
+        if run.is_replay or not self._batches:
+            return
+        waited = run.engine.waited_seconds
+        self._seconds["wait"] = waited - (waited if self._waited is None else self._waited)
+        for phase, seconds in self._seconds.items():
+            if phase != "wait" or run.engine.world_size > 1:
+                event.metrics[f"train/{phase}_seconds"] = seconds / self._batches
+        self.reset()
+        self._waited = waited
+
+    def _add(self, run: Run, phase: str) -> None:
+        if self.synchronize and run.engine.device.type != "cpu":
+            torch.accelerator.synchronize(run.engine.device)
+        if self._mark is not None:
+            self._seconds[phase] += perf_counter() - self._mark
