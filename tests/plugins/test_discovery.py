@@ -13,8 +13,10 @@ from heliograph.plugins import Discovered, discover
 from heliograph.plugins.discovery import find
 
 BUILT_IN = {
+    "batch_transform": "batch_transforms:BatchTransform",
     "checkpoint": "checkpoint.plugin:Checkpoint",
     "compile": "compile:Compile",
+    "cut_mix": "batch_transforms:CutMix",
     "early_stopping": "early_stopping:EarlyStopping",
     "ema": "ema:EMA",
     "exception_pass_through": "exception_pass_through:ExceptionPassThrough",
@@ -26,6 +28,7 @@ BUILT_IN = {
     "jsonl_log": "jsonl_log:JsonlLog",
     "learning_rate": "learning_rate:LearningRate",
     "log_schedule": "schedules:LogSchedule",
+    "mixup": "batch_transforms:Mixup",
     "nan_guard": "nan_guard:NaNGuard",
     "optuna": "optuna.plugin:Optuna",
     "preemption": "preemption:Preemption",
