@@ -1,6 +1,9 @@
 """The public names, and the module that each is imported from when it is first used: `__init__.py` reads them here."""
 
 from .builtin_callbacks import ray as ray
+from .builtin_callbacks.batch_transforms import BatchTransform as BatchTransform
+from .builtin_callbacks.batch_transforms import CutMix as CutMix
+from .builtin_callbacks.batch_transforms import Mixup as Mixup
 from .builtin_callbacks.checkpoint.plugin import Checkpoint as Checkpoint
 from .builtin_callbacks.compile import Compile as Compile
 from .builtin_callbacks.early_stopping import EarlyStopping as EarlyStopping
@@ -52,6 +55,8 @@ from .core.data.batch_size import find_batch_size as find_batch_size
 from .core.data.loaders import LoaderParams as LoaderParams
 from .core.data.loaders import Phases as Phases
 from .core.data.module import DataModule as DataModule
+from .core.data.order.lengths import LengthGroupedSampler as LengthGroupedSampler
+from .core.data.order.lengths import TokenBudgetBatchSampler as TokenBudgetBatchSampler
 from .core.data.order.samplers import DistributedSampler as DistributedSampler
 from .core.data.order.samplers import RandomSampler as RandomSampler
 from .core.data.order.samplers import SeekableSampler as SeekableSampler

@@ -77,20 +77,21 @@ LAYERS = [
 ONE_ROOM = ("builtin_callbacks.rules.", "builtin_callbacks.ray.")
 RULES = ("language", "files", "metrics", "operations")
 PUBLIC = """
-    AccelerateEngine At BackwardEnd BatchEnd BatchStart Between Bus CATALOGUE Checkpoint CheckpointLoaded
-    CheckpointPruned CheckpointSaved Compile Control CreatorTrainer DDPEngine DataModule DataParallelEngine
-    DeviceEngine DistributedSampler EMA EarlyStopping Engine EpochEnd EpochMeans EpochStart Event Every
-    ExceptionPassThrough FSDPEngine FileLog Filter ForwardEnd GradientAccumulation GradientClipping GradientNorm
-    GradientsReady Handle HandlerTimes History JsonlLog Lane LastBoundary LearningRate LoaderParams LocalLauncher
-    Log LogSchedule LoopEngine NaNGuard NotRecorded Once Optuna OrderedSignal PhaseTimes Phases Plugin PluginChanged
-    PluginFailed Plugins Preemption Profile Progress ProgressBar RNGCapture RandomSampler RankFailed RayLauncher
-    RayReport Recorder Replay Replayed Request ResumeDiffers ResumeReport ResumeVerified RollBack RuleController
-    RuleError RuleFired RuleFiring RuleMetric RuleOperation RulePart RulePatience RuleSet RuleSpec Run RunClosed
-    RunFailed RunResult SavePoint SaveSchedule SeekableSampler SequentialSampler ShouldStop StepEnd StrictError
-    Supervised Task TensorBoard TestBatchEnd TestBatchStart TestEnd TestStart TrainEnd TrainRun TrainStart Trainer
-    TrainingError ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd ValidationSchedule
-    ValidationStart accuracy choose_engine find_batch_size launch load_weights on open_study ray register_function
-    register_metric register_mover register_operation replay
+    AccelerateEngine At BackwardEnd BatchEnd BatchStart BatchTransform Between Bus CATALOGUE Checkpoint
+    CheckpointLoaded CheckpointPruned CheckpointSaved Compile Control CreatorTrainer CutMix DDPEngine DataModule
+    DataParallelEngine DeviceEngine DistributedSampler EMA EarlyStopping Engine EpochEnd EpochMeans EpochStart Event
+    Every ExceptionPassThrough FSDPEngine FileLog Filter ForwardEnd GradientAccumulation GradientClipping
+    GradientNorm GradientsReady Handle HandlerTimes History JsonlLog Lane LastBoundary LearningRate
+    LengthGroupedSampler LoaderParams LocalLauncher Log LogSchedule LoopEngine Mixup NaNGuard NotRecorded Once
+    Optuna OrderedSignal PhaseTimes Phases Plugin PluginChanged PluginFailed Plugins Preemption Profile Progress
+    ProgressBar RNGCapture RandomSampler RankFailed RayLauncher RayReport Recorder Replay Replayed Request
+    ResumeDiffers ResumeReport ResumeVerified RollBack RuleController RuleError RuleFired RuleFiring RuleMetric
+    RuleOperation RulePart RulePatience RuleSet RuleSpec Run RunClosed RunFailed RunResult SavePoint SaveSchedule
+    SeekableSampler SequentialSampler ShouldStop StepEnd StrictError Supervised Task TensorBoard TestBatchEnd
+    TestBatchStart TestEnd TestStart TokenBudgetBatchSampler TrainEnd TrainRun TrainStart Trainer TrainingError
+    ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd ValidationSchedule ValidationStart accuracy
+    choose_engine find_batch_size launch load_weights on open_study ray register_function register_metric
+    register_mover register_operation replay
 """
 
 

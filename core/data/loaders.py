@@ -15,7 +15,8 @@ from .order.samplers import RandomSampler, SequentialSampler
 from .order.sizes import check_loader, check_no_names
 from .sources.dataloader import shield_workers
 
-ONLY_TRAINING = ("shuffle", "sampler", "drop_last", "draws_per", "as_ranks")
+ONLY_TRAINING = ("shuffle", "sampler", "batch_sampler", "drop_last", "draws_per", "as_ranks")
+INSTEAD = ("batch_size", "global_batch_size", "shuffle", "sampler", "drop_last")  # of which a batch sampler decides
 OURS = ("shuffle", "draws_per", "as_ranks", "columns")  # what torch's own loader does not take, or not so
 
 
@@ -27,6 +28,8 @@ class LoaderParams(TypedDict, total=False):
         global_batch_size: instead of it, the samples in the batches of all ranks together, of equal parts.
         shuffle: a new order in every epoch, a pure function of the run's seed and the epoch.
         sampler: any torch sampler; one with `indices(seed, epoch, start)` is gone to any position at once.
+        batch_sampler: yields the indices of each batch, such as `TokenBudgetBatchSampler`; instead of batch_size,
+            shuffle, sampler and drop_last.
         draws_per: what random draws in the dataset are keyed by: `batch` (the default, cheapest) or `sample`, which
             makes them independent of the batch size and of the number of processes too.
         as_ranks: read what so many ranks would, one batch of each in turn: a multiple of the number of processes. With
@@ -48,6 +51,7 @@ class LoaderParams(TypedDict, total=False):
     global_batch_size: int
     shuffle: bool
     sampler: Sampler[Any] | Iterable[Any]
+    batch_sampler: Sampler[list[int]] | Iterable[list[int]]
     draws_per: Literal["batch", "sample"]
     as_ranks: int
     columns: Sequence[str]
@@ -102,6 +106,11 @@ def check_params(params: Any, given: Iterable[Any]) -> None:
         if params.get(name) is not None or name in ("global_batch_size", "as_ranks", "num_workers"):
             or_else = "None" if name in ("batch_size", "prefetch_factor") else ""
             check_whole_number(f"loader_params[{name!r}]", params.get(name, 1), at_least=least, or_else=or_else)
+    if params.get("batch_sampler") is not None and (given_too := [name for name in INSTEAD if params.get(name)]):
+        raise ValueError(
+            f"loader_params['batch_sampler'] decides which samples make a batch, and in which order: leave out "
+            f"{', '.join(given_too)}."
+        )
     if "global_batch_size" in params and "batch_size" in params:
         raise ValueError("loader_params= takes batch_size, of one process, or global_batch_size, of all; not both.")
     _check_given(params, list(given))
@@ -166,6 +175,11 @@ def training_loaders(train: Any, params: LoaderParams | None, world_size: int = 
 def evaluation_loader(data: Any, params: LoaderParams | None, split: str) -> Any:
     """Return a loader of a validation or test set: every sample once, in order."""
     rest = None if params is None else {name: each for name, each in params.items() if name not in ONLY_TRAINING}
+    if params is not None and params.get("batch_sampler") is not None and is_dataset(data):
+        raise ValueError(
+            f"loader_params['batch_sampler'] is for the training data: give the {split} data as batches, as in "
+            f"DataLoader(dataset, batch_size=32)."
+        )
     loader = make_loader(data, rest, split)
     check_loader(loader, split)
     return shield_workers(loader) if type(loader) is DataLoader and loader.num_workers else loader
@@ -198,6 +212,8 @@ def make_loader(data: Any, params: Any, split: str) -> Any:
         raise TypeError(f"The {split} dataset {type(data).__name__} has no length: give it __len__.") from None
     if not size:
         raise ValueError(f"The {split} dataset is empty.")
+    if params.get("batch_sampler") is not None:
+        return DataLoader(data, **{name: value for name, value in options.items() if name not in INSTEAD})
     sampler = params.get("sampler")
     if sampler is None:
         sampler = RandomSampler(size) if params.get("shuffle") else SequentialSampler(size)

@@ -13,8 +13,10 @@ from heliograph.plugins import Discovered, discover
 from heliograph.plugins.discovery import find
 
 BUILT_IN = {
+    "batch_transform": "batch_transforms:BatchTransform",
     "checkpoint": "checkpoint.plugin:Checkpoint",
     "compile": "compile:Compile",
+    "cut_mix": "batch_transforms:CutMix",
     "early_stopping": "early_stopping:EarlyStopping",
     "ema": "ema:EMA",
     "epoch_means": "epoch_means:EpochMeans",
@@ -27,6 +29,7 @@ BUILT_IN = {
     "jsonl_log": "jsonl_log:JsonlLog",
     "learning_rate": "learning_rate:LearningRate",
     "log_schedule": "schedules:LogSchedule",
+    "mixup": "batch_transforms:Mixup",
     "nan_guard": "nan_guard:NaNGuard",
     "optuna": "optuna.plugin:Optuna",
     "phase_times": "phase_times:PhaseTimes",
@@ -128,7 +131,7 @@ def test_a_broken_plugin_harms_only_who_asks_for_it(install: Install, source: st
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
-    sentence = r"^\"?No installed plugin is named 'early_stoping'\. Did you mean 'early_stopping'\? Known: checkpoint, "
+    sentence = r"^\"?No installed plugin is named 'early_stoping'\. Did you mean 'early_stopping'\? Known: batch_transform, "
     with pytest.raises(LookupError, match=sentence):
         find("early_stoping")
 

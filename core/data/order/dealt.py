@@ -312,13 +312,16 @@ class DealtBatches(DealtOrder):
     def __init__(self, inner: Any, share: Share, *, batched: bool) -> None:
         super().__init__(inner, share)
         self.batched, self._drop_last = batched, bool(getattr(inner, "drop_last", False))
+        self.draws = not is_seekable(inner)
+        if is_seekable(inner):
+            self.kind["order"] = algorithm_of(inner)
         batches = length_of(inner)
         of_each = None if batches is None else full_batches(batches, share.ranks, drop_last=self._drop_last)
         self.length = None if of_each is None else of_each * share.turns
 
     def rounds(self) -> Iterator[Sequence[Part]]:
         """Yield as many batches as there are ranks."""
-        indices, ranks, position = self.iterate_keyed(self.inner), self.share.ranks, 0
+        indices, ranks, position = self._indices(), self.share.ranks, 0
         beginning = chosen = list(islice(indices, ranks))
         while len(chosen) == ranks or (chosen and not self._drop_last):
             parts = []
@@ -327,6 +330,12 @@ class DealtBatches(DealtOrder):
                 position += len(each) if self.batched else 1
             yield parts
             chosen = list(islice(indices, ranks))
+
+    def _indices(self) -> Iterator[Any]:
+        """Return all of an epoch; positions are those of samples, so the batches before one are counted, not read."""
+        if is_seekable(self.inner):
+            return iter(self.inner.indices(self.seed, self.epoch, 0))
+        return self.iterate_keyed(self.inner)
 
 
 class EveryNth:

@@ -1,0 +1,162 @@
+"""Change batches on the device: by a function, or by mixing their samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from math import sqrt
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..events import BatchStart, Lane, Run, TestBatchStart, ValidationBatchStart
+from ..events.checks import check_number, check_whole_number, known_names
+from ..plugins import Plugin, on
+
+PHASES = ("train", "validation", "test")
+
+
+class BatchTransform(Plugin):
+    """Replace each batch by what a function makes of it, on the device.
+
+    Whatever takes and returns a whole batch: a function of your own, a transform of torchvision's `transforms.v2`. What
+    it draws is drawn from the training's random stream, which `RNGCapture` keeps: a resumed run draws the same.
+
+    Args:
+        transform: called with a batch on the device, returns the batch to use.
+        phases: where to use it: `train`, `validation` and `test`.
+        name: of the plugin, where several are registered.
+
+    Raises:
+        TypeError: the transform cannot be called.
+        ValueError: there is no such phase.
+    """
+
+    def __init__(
+        self, transform: Callable[[Any], Any], *, phases: Iterable[str] = ("train",), name: str = "batch_transform"
+    ) -> None:
+        if not callable(transform):
+            raise TypeError(f"BatchTransform(transform) takes a function of a batch, got {transform!r}.")
+        self.name, self.transform = name, transform
+        self.phases = (phases,) if isinstance(phases, str) else tuple(phases)
+        for phase in self.phases:
+            if phase not in PHASES:
+                raise ValueError(
+                    f"phases= takes train, validation and test; got {phase!r}.{known_names(phase, PHASES)}"
+                )
+
+    def describe(self, run: Run) -> str:
+        """Say what is changed where."""
+        name = getattr(self.transform, "__name__", type(self.transform).__name__)
+        return f"changes batches by {name} in {', '.join(self.phases)}"
+
+    @on(BatchStart, ValidationBatchStart, TestBatchStart, lane=Lane.TRANSFORM)
+    def apply(self, run: Run, event: BatchStart | ValidationBatchStart | TestBatchStart) -> None:
+        """Replace the batch."""
+        if run.phase in self.phases and not run.is_replay:
+            run.batch = self.transform(run.batch)
+
+
+class _Mixing(Plugin):
+    """Mixes each sample of a training batch with the one before it; the last is before the first."""
+
+    exclusive = ("mixing",)
+
+    def __init__(self, alpha: float, classes: int | None) -> None:
+        self.alpha = check_number("alpha", alpha, more_than=0)
+        self.classes = None if classes is None else check_whole_number("classes", classes, at_least=2)
+
+    @on(BatchStart, lane=Lane.TRANSFORM)
+    def apply(self, run: Run, event: BatchStart) -> None:
+        """Mix the batch."""
+        if run.is_replay:
+            return
+        try:
+            inputs, targets = run.batch
+        except (TypeError, ValueError):
+            raise TypeError(
+                f"{type(self).__name__} takes batches of (inputs, targets), got {type(run.batch).__name__}: make such "
+                f"pairs in the dataset, or mix your batches with BatchTransform(function)."
+            ) from None
+        share = float(torch.distributions.Beta(self.alpha, self.alpha).sample())
+        inputs, share = self.mix(inputs, share)
+        run.batch = inputs, _mixed(self._probabilities(targets), share)
+
+    def mix(self, inputs: Tensor, share: float) -> tuple[Tensor, float]:
+        """Return the mixed inputs, and which share of each sample is its own."""
+        raise NotImplementedError
+
+    def _probabilities(self, targets: Tensor) -> Tensor:
+        if targets.is_floating_point():
+            return targets
+        if self.classes is None:
+            raise ValueError(
+                f"{type(self).__name__} mixes classes as probabilities: say how many there are, "
+                f"{type(self).__name__}(classes=10)."
+            )
+        return nn.functional.one_hot(targets, self.classes).to(torch.get_default_dtype())
+
+
+class Mixup(_Mixing):
+    """Train on weighted means of two samples and of their targets (Zhang et al., "mixup", ICLR 2018).
+
+    Each sample of a batch is mixed with the one before it. Batches are pairs (inputs, targets); classes [batch] become
+    probabilities [batch, classes], which `nn.functional.cross_entropy` takes, and targets that are floating-point
+    numbers are mixed as they are. Metrics of the training see the mixed targets, evaluations the true ones.
+
+    Args:
+        classes: how many there are; None where targets are floating-point numbers.
+        alpha: the weight is drawn for each batch from the distribution Beta(alpha, alpha).
+
+    Raises:
+        ValueError: a number is out of its range; in a run, targets are classes, and `classes` is missing.
+        TypeError: in a run, a batch is not a pair.
+    """
+
+    def __init__(self, classes: int | None = None, *, alpha: float = 0.2) -> None:
+        super().__init__(alpha, classes)
+
+    def mix(self, inputs: Tensor, share: float) -> tuple[Tensor, float]:
+        """Return the weighted means of the inputs."""
+        return _mixed(inputs, share), share
+
+
+class CutMix(_Mixing):
+    """Train on images with a rectangle of another image (Yun et al., "CutMix", ICCV 2019).
+
+    Each image of a batch gets the rectangle from the one before it, and the targets are weighted by the areas. As to
+    targets and metrics, see `Mixup`.
+
+    Args:
+        classes: how many there are; None where targets are floating-point numbers.
+        alpha: the share of an image that is kept is drawn for each batch from the distribution Beta(alpha, alpha).
+
+    Raises:
+        ValueError: a number is out of its range; in a run, targets are classes, and `classes` is missing, or inputs
+            are not images of shape [batch, ..., height, width].
+        TypeError: in a run, a batch is not a pair.
+    """
+
+    def __init__(self, classes: int | None = None, *, alpha: float = 1.0) -> None:
+        super().__init__(alpha, classes)
+
+    def mix(self, inputs: Tensor, share: float) -> tuple[Tensor, float]:
+        """Return the images with the rectangle, and the share of the area that is left of each."""
+        if inputs.ndim < 3:
+            raise ValueError(f"CutMix takes images [batch, ..., height, width], got inputs of {list(inputs.shape)}.")
+        height, width = inputs.shape[-2:]
+        top, bottom = _side(height, sqrt(1.0 - share))
+        left, right = _side(width, sqrt(1.0 - share))
+        mixed = inputs.clone()
+        mixed[..., top:bottom, left:right] = inputs.roll(1, 0)[..., top:bottom, left:right]
+        return mixed, 1.0 - (bottom - top) * (right - left) / (height * width)
+
+
+def _mixed(values: Tensor, share: float) -> Tensor:
+    return values.roll(1, 0).mul_(1.0 - share).add_(values, alpha=share)
+
+
+def _side(size: int, share: float) -> tuple[int, int]:
+    """Return where a part of a side begins and ends, with its centre drawn; it may reach over the edge."""
+    centre, half = int(torch.randint(size, ())), share * size / 2
+    return max(0, round(centre - half)), min(size, round(centre + half))
