@@ -131,7 +131,9 @@ def test_a_broken_plugin_harms_only_who_asks_for_it(install: Install, source: st
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
-    sentence = r"^\"?No installed plugin is named 'early_stoping'\. Did you mean 'early_stopping'\? Known: batch_transform, "
+    sentence = (
+        r"^\"?No installed plugin is named 'early_stoping'\. Did you mean 'early_stopping'\? Known: batch_transform, "
+    )
     with pytest.raises(LookupError, match=sentence):
         find("early_stoping")
 
