@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
+import heliograph
 import pytest
 from heliograph.tests import where_is
 
@@ -113,6 +115,29 @@ def test_what_replaces_a_row_is_shown_by_code_that_runs() -> None:
         if row["status"] == "replaced":
             text = (ROOT / "docs" / row["page"].partition("#")[0]).read_text(encoding="utf-8")
             assert re.search(r"^```python$", text, re.MULTILINE), key
+
+
+def called(text: str) -> Iterator[tuple[str, list[str]]]:
+    """Yield (class, keywords) of every call of a class in the code of a cell, such as `Checkpoint(folder, monitor=)`."""
+    for code in re.findall(r"`([^`]+)`", text):
+        try:
+            tree = ast.parse(re.sub(r"=(?=[,)])", "=...", code.lstrip("@")), mode="eval")
+        except SyntaxError:
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id[0].isupper():
+                yield node.func.id, [each.arg for each in node.keywords if each.arg is not None]
+
+
+def test_what_cells_call_is_public_and_takes_these_arguments() -> None:
+    count = 0
+    for key, row in where_is.rows().items():
+        for name, keywords in called(row.get("here", "")):
+            taken = inspect.signature(getattr(heliograph, name)).parameters
+            if not any(each.kind is each.VAR_KEYWORD for each in taken.values()):
+                assert set(keywords) <= set(taken), f"{key}: {name}"
+            count += 1
+    assert count > 100
 
 
 def test_the_page_is_up_to_date() -> None:
