@@ -118,7 +118,7 @@ def test_what_replaces_a_row_is_shown_by_code_that_runs() -> None:
 
 
 def called(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield (class, keywords) of every call of a class in the code of a cell, such as `Checkpoint(folder, monitor=)`."""
+    """Yield (class, keywords) of every call of a class in the code of a cell, as in `Checkpoint(folder, monitor=)`."""
     for code in re.findall(r"`([^`]+)`", text):
         try:
             tree = ast.parse(re.sub(r"=(?=[,)])", "=...", code.lstrip("@")), mode="eval")
