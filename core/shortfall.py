@@ -77,7 +77,7 @@ def _uncalled(run: RunContext) -> list[str]:
         (ev.ValidationStart in emitted, OF_VALIDATIONS),
     ):
         emitted |= events if happened else set()
-    return run.plugins.uncalled(emitted)
+    return run.plugins.uncalled(emitted, run.note)
 
 
 def _skipped(run: RunContext) -> Iterator[str]:

@@ -405,6 +405,9 @@ class Control:
     def note_optimizer(self, name: str) -> None:
         """Note which of several optimizers is next."""
 
+    def note_condition(self, change: str) -> None:
+        """Note which plugin's condition holds from now on, or does not."""
+
     def is_cut(self) -> bool:
         """Return whether the running evaluation is to be left."""
         return self.cut_request is not None

@@ -86,7 +86,8 @@ class Plugins:
         self._entries[entry.name] = self._by_object[id(plugin)] = entry
         self._claims |= claims
         for (event, handler), when in zip(entry.handlers, entry.filters, strict=True):
-            subscription = Subscription(handler.position, PluginName(entry.name), when, paused=not entry.is_active)
+            gate, paused = entry.gate_of(event), not entry.is_active
+            subscription = Subscription(handler.position, PluginName(entry.name), when, paused=paused, gate=gate)
             self._bus.signal(event).connect(handler.method, weak=False, subscription=subscription)
         self._emit_change(entry.name, "registered")
         return plugin
@@ -204,6 +205,8 @@ class Plugins:
                 continue
             try:
                 texts[entry.name] = entry.plugin.describe(run)
+                if entry.gate is not None:
+                    texts[entry.name] = f"{texts[entry.name]}, {entry.gate.condition}".lstrip(", ")
             except BaseException as error:
                 if not self._forgive_state(entry, "describe", "it cannot say what it will do", error):
                     raise
@@ -217,17 +220,18 @@ class Plugins:
             for each in self._bus.signal(SavePoint).subscriptions.values()
         )
 
-    def uncalled(self, emitted: Container[type[Event]]) -> list[str]:
+    def uncalled(self, emitted: Container[type[Event]], note: Callable[[str], None]) -> list[str]:
         """Return a sentence for each handler that a training did not call, though it is not optional.
 
         Args:
             emitted: the events of the training.
+            note: called with a line for each plugin whose condition never held, though nobody said that it would.
         """
         if not self._entries:
             return []
         from .uncalled import uncalled
 
-        return list(uncalled(self._entries.values(), emitted))
+        return list(uncalled(self._entries.values(), emitted, note))
 
     def state_dict(self, check: Check | None = None) -> dict[str, Any]:
         """Return a copy of every plugin's state by name; an observer's that cannot be read or saved is left out.
@@ -288,6 +292,7 @@ class Plugins:
         self.check_free()
         self._engine = run.engine
         for entry in self._entries.values():
+            entry.check_condition()
             before, entry.runs_on_this_rank = entry.runs_on_this_rank, self._runs_on_this_rank(entry)
             if entry.disabled_by_errors or entry.runs_on_this_rank != before:
                 self._toggle(entry, enabled=entry.enabled or entry.disabled_by_errors)

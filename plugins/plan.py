@@ -14,5 +14,6 @@ def plan(bus: Bus) -> str:
             lines.append(signal.event.name)
         for subscription in subscriptions:
             lane = Lane(int(subscription.position[0])).name if subscription.position[0] <= max(Lane) else "last"
-            lines.append(f"  {lane:<9} {subscription.owner}{' (off)' * subscription.paused}")
+            marks = " (off)" * subscription.paused + " (on a condition)" * (subscription.gate is not None)
+            lines.append(f"  {lane:<9} {subscription.owner}{marks}")
     return "\n".join(lines) or "no handlers"

@@ -80,7 +80,7 @@ class SharedControl(Control):
         self._run, self._engine = run, run.engine
         self._every = int(getattr(run.engine, "agree_every", 1))
         self._judges = self._interrupted = False
-        self._evaluations = self._optimizer_order = 0
+        self._evaluations = self._optimizer_order = self._condition_order = 0
         self._token = ""
         self._should_stop = run.bus.signal(ShouldStop)
         self._hook = SignalHook([signal.SIGINT], self._note_interrupt)
@@ -126,7 +126,8 @@ class SharedControl(Control):
         clock = progress.own_seconds if self._engine.is_main else 0.0
         news = self.pending or self.vetoed or self._interrupted
         judges = bool(self._should_stop.chain)
-        cast = [news, judges, clock, steps, -steps, batches, -batches, self._optimizer_order, -self._optimizer_order]
+        order, changes = self._optimizer_order, self._condition_order
+        cast = [news, judges, clock, steps, -steps, batches, -batches, order, -order, changes, -changes]
         any_news, any_judges, clock, *places = self._engine.vote([float(each) for each in cast])
         self._check_places(places)
         progress.set_seconds(clock)
@@ -169,6 +170,10 @@ class SharedControl(Control):
     def note_optimizer(self, name: str) -> None:
         """Note which of several optimizers is next; the next vote finds out whether it was the same on all ranks."""
         self._optimizer_order = crc32(name.encode(), self._optimizer_order)
+
+    def note_condition(self, change: str) -> None:
+        """Note a change of a plugin's condition; the next vote finds out whether it was the same on all ranks."""
+        self._condition_order = crc32(change.encode(), self._condition_order)
 
     def is_cut(self) -> bool:
         """Return whether the running evaluation is to be left, as some rank asked; inform the others if this one did.
@@ -230,18 +235,23 @@ class SharedControl(Control):
         return ballots
 
     def _check_places(self, places: Sequence[float]) -> None:
-        most_steps, fewest_steps, most_batches, fewest_batches, optimizer_order, other_order = map(abs, places)
+        most_steps, fewest_steps, most_batches, fewest_batches, order, other_order, *changes = map(abs, places)
         if most_steps != fewest_steps or most_batches != fewest_batches:
             raise RuntimeError(
                 f"The ranks are at different positions: {fewest_steps:.0f} to {most_steps:.0f} steps, "
                 f"{fewest_batches:.0f} to {most_batches:.0f} batches. What a handler decides about a batch must be "
                 f"decided in the same way on all ranks."
             )
-
-        if optimizer_order != other_order:
+        if order != other_order:
             raise RuntimeError(
                 "The ranks stepped different optimizers: training_step must yield the same names on all ranks, in one "
                 "order."
+            )
+        if changes[0] != changes[1]:
+            raise RuntimeError(
+                "The condition of a plugin held on some ranks only: what plugin.when(...) is given must say the same "
+                "on all of them. Let it read run.progress or the metrics of a validation, not the rank, a clock or a "
+                "loss; a plugin that is for one rank says so with ranks = 'main'."
             )
 
     @staticmethod

@@ -470,3 +470,41 @@ def validate_twice(rank: int) -> Any:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_validation_that_was_cut_short_leaves_the_next_one_alone(ranks: Any, rank: int) -> None:
     assert ranks(2).run(validate_twice, rank) == [("stopped", "completed", 8)] * 2
+
+
+class Late(h.Plugin):
+    """Notes the steps after which it was called."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    @h.on(h.BatchEnd)
+    def note(self, run: h.Run, event: h.BatchEnd) -> None:
+        self.steps.append(run.progress.steps)
+
+
+def condition_on_ranks(kind: str) -> Any:
+    if kind == "main":
+
+        class MainLate(Late):
+            name, ranks = "main_late", "main"
+
+        late: Late = MainLate()
+    else:
+        late = Late()
+    if kind == "alike":
+        late.when(lambda run: run.progress.steps >= 4)
+    else:
+        late.when(lambda run: run.progress.steps >= 4 and run.engine.rank == 0)
+    fit(trainer_of(late), epochs=1, validation=None)
+    return late.steps
+
+
+def test_a_condition_is_asked_on_each_rank_and_must_say_the_same_on_all(ranks: Any) -> None:
+    assert ranks(2).run(condition_on_ranks, "alike") == [[4, 5, 6], [4, 5, 6]]
+    assert ranks(2).run(condition_on_ranks, "main") == [[4, 5, 6], []]
+
+
+def test_a_condition_that_differs_between_ranks_is_an_error_before_the_next_step(ranks: Any) -> None:
+    with pytest.raises(RuntimeError, match="The condition of a plugin held on some ranks only"):
+        ranks(2).run(condition_on_ranks, "different")
