@@ -10,6 +10,7 @@ from ..events import Progress
 from ..events import catalogue as ev
 from .context import RunContext
 from .host import is_preempted
+from .settings import unmet_needs
 
 FEW = 5  # so many skipped steps need no word, nor does one of a hundred: the scale of fp16 is found by skipping
 NAMED = 5  # so many parameters are named
@@ -30,6 +31,7 @@ def warn_of_shortfall(run: RunContext) -> None:
     if ev.EpochStart not in run.outcome.emitted or is_preempted(run):  # which a resumed run continues
         return
     for sentence in (
+        *_disabled(run),
         *_unread_validation(run),
         *_uncalled(run),
         *_skipped(run),
@@ -58,6 +60,16 @@ def _no_step(run: RunContext) -> str:
         f"The run made no optimizer step, so nothing was trained. Of its {progress.batches} batches, "
         f"{progress.skipped_batches} were skipped, and {progress.skipped_steps} steps.{who}"
     )
+
+
+def _disabled(run: RunContext) -> Iterator[str]:
+    """Say what a plugin that is disabled would have asked for, where no other does and something needs it."""
+    off = run.plugins.declared("asks", enabled=False)
+    for word, name in unmet_needs(run.settings, run.plugins):
+        if word in off and word != "stop":
+            what = "stepped the scheduler" if word == "scheduler" else f"asked for a {word}"
+            so = "" if name is None else f", so {name!r} could not act"
+            yield f"While plugin {off[word]!r} was disabled, no plugin {what}{so}."
 
 
 def _unread_validation(run: RunContext) -> Iterator[str]:

@@ -183,10 +183,15 @@ class Plugins:
         """Return the names in the order of registration."""
         return list(self._entries)
 
-    def declared(self, attribute: str) -> dict[str, str]:
-        """Return, for each word of a declaration such as `asks`, the name of an enabled plugin that declares it."""
-        enabled = [entry for entry in self._entries.values() if entry.enabled]
-        return {word: entry.name for entry in enabled for word in entry.declared(attribute)}
+    def declared(self, attribute: str, *, enabled: bool = True) -> dict[str, str]:
+        """Return, for each word of a declaration such as `asks`, the name of an enabled plugin that declares it.
+
+        Args:
+            attribute: the declaration.
+            enabled: False for that of a disabled plugin.
+        """
+        entries = [entry for entry in self._entries.values() if entry.enabled == enabled]
+        return {word: entry.name for entry in entries for word in entry.declared(attribute)}
 
     def runs_apart(self, owner: str) -> bool:
         """Return whether the handlers of this owner must not disturb the training's random stream."""

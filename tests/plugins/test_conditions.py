@@ -301,17 +301,18 @@ def noisy() -> Plugin:
 
 @pytest.mark.parametrize("kill", [2, 4, 6])
 def test_a_resumed_run_asks_the_condition_again(kill: int, tmp_path: Path) -> None:
-    def train(folder: Path, **options: Any) -> tuple[list[float], h.RunResult]:
+    def train(folder: Path, **options: Any) -> tuple[list[float], h.ResumeReport | None]:
         losses = Kept()
         plugins = [*kit.saving(folder, Every(steps=2), resume="auto"), noisy(), losses]
         result = kit.fit(*plugins, train=kit.class_batches(3), **options)
-        return losses.values, result
+        return losses.values, result.resume
 
     whole, _ = train(tmp_path / "whole", steps=9)
     before, _ = train(tmp_path / "parts", steps=kill)
-    after, result = train(tmp_path / "parts", steps=9)
+    after, report = train(tmp_path / "parts", steps=9)
     assert before + after == whole
-    assert (result.resume.guarantee, result.resume.reasons) == ("exact", ())
+    assert report is not None
+    assert (report.guarantee, report.reasons) == ("exact", ())
 
 
 def test_another_condition_at_a_resume_is_said(tmp_path: Path) -> None:
@@ -320,9 +321,10 @@ def test_another_condition_at_a_resume_is_said(tmp_path: Path) -> None:
         return kit.fit(*saving, plugin, train=kit.class_batches(3), steps=steps)
 
     train(Noise().when(lambda run: run.progress.steps > 1), 2)
-    result = train(Noise().when(lambda run: run.progress.steps > 3), 4)
-    assert result.resume.guarantee == "not exact"
-    assert any("condition" in reason for reason in result.resume.reasons)
+    report = train(Noise().when(lambda run: run.progress.steps > 3), 4).resume
+    assert report is not None
+    assert report.guarantee == "not exact"
+    assert any("condition" in reason for reason in report.reasons)
 
 
 def test_the_rules_for_plugins_hold_with_a_condition() -> None:
