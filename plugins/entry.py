@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -177,12 +176,3 @@ def _check_without_handlers(plugin: object) -> None:
     form = "an object with methods marked @on, as in\n    @on(EpochEnd)\n    def report(self, run, event): ..."
     rest = "\nA Plugin without such methods has a state, or declares what functions on the bus request, in asks."
     raise TypeError(f"{plugin!r} is not a plugin: register {form}{rest if isinstance(plugin, Plugin) else ''}")
-
-
-KILL_SWITCH = "HELIOGRAPH_DISABLE_PLUGINS"
-
-
-def switched_off(name: str, package: str | None = None) -> bool:
-    """Return whether the kill-switch names a plugin; `all` or `1` names every plugin of another package."""
-    words = {word.strip() for word in os.environ.get(KILL_SWITCH, "").split(",")}
-    return name in words or (bool(words & {"all", "1"}) and package not in (None, "heliograph"))
