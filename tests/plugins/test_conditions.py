@@ -349,3 +349,35 @@ def test_replayed(tmp_path: Path) -> None:
     assert asked == ["at 3", "at 4", "at 4", "at 5"]
     replayed = h.replay(tmp_path, [stopper()])
     assert [each.reason for each in replayed.requests("stop")] == asked
+
+
+def test_a_plugin_without_a_condition_is_called_directly_and_one_with_always_where_it_must() -> None:
+    plain, conditional = Watch(), Watch().named("late").when(phases=("validation",))
+    bus = Trainer([plain, conditional], device="cpu").bus
+    direct, gated = bus.signal(h.BatchEnd).chain
+    assert direct == plain.note
+    assert gated != conditional.note
+    assert bus.signal(h.TrainStart).chain == (plain.note, conditional.note)
+
+
+def test_switched_off_and_on_a_plugin_keeps_its_condition() -> None:
+    watcher = Watch().when(phases=("validation",))
+    trainer = Trainer([validating(), watcher], device="cpu")
+    trainer.plugins.disable(watcher)
+    kit.fit(trainer, validation=kit.class_batches(1))
+    assert watcher.seen == []
+    trainer.plugins.enable(watcher)
+    kit.fit(trainer, validation=kit.class_batches(1))
+    assert watcher.names() == {
+        "train_start",
+        "validation_start",
+        "validation_batch_end",
+        "validation_end",
+        "run_closed",
+    }
+
+
+def test_a_conditional_schedule_validates_at_the_end_of_the_epochs_that_it_is_for() -> None:
+    schedule = validating().when(lambda run: run.progress.epoch >= 2)
+    result = kit.fit(schedule, validation=kit.class_batches(1), epochs=4)
+    assert [each.epoch for each in result.history] == [2, 3, 4]

@@ -283,3 +283,20 @@ def test_a_save_is_final_where_it_was_asked_for_after_the_end() -> None:
         ending.handle(event)
         received.append(ending.is_final)
     assert received == [False, False, False, False, True]
+
+
+@pytest.mark.parametrize("action", ["should_veto_save", "should_withdraw_save"])
+def test_a_rule_takes_a_save_back(action: str, tmp_path: Path) -> None:
+    """Of those after steps 2, 4 and 6, where the validation's loss is above a limit."""
+    operations = [f"hfcontrols.{action}"]
+    source = rules(controller("evalmetric.eval_loss > 1", triggers=["on_evaluate"], operations=operations))
+    every, saved = Every(steps=2), list[int]()
+    schedules = [SaveSchedule(every, at_end=False), ValidationSchedule(every, at_end=False), Checkpoint(tmp_path)]
+    trainer = Trainer([*schedules, RuleController(source)], device="cpu")
+    trainer.bus.on(SavePoint, lambda run, event: saved.append(run.progress.steps))
+    task = Scripted((1.0,), (0.5, 2.0, 0.5))
+    optimizer = torch.optim.SGD(task.model.parameters())
+    result = trainer.fit(task, data(6), validation=data(1), optimizer=optimizer, epochs=1)
+    assert saved == [2, 6]
+    (taken,) = [each for each in result.history if each.by == "rule_controller"]
+    assert (taken.verb, taken.step) == (action.removeprefix("should_"), 4)
