@@ -33,6 +33,8 @@ from ..events.checks import check_flag, check_whole_number
 from ..events.errors import describe_error
 from ..plugins import Plugin, on
 
+DECISIONS = ("stop", "end_epoch", "veto_stop", "veto_save", "skip_batch", "skip_step")
+
 
 class FileLog(Plugin):
     """Write what happens to a log file.
@@ -126,7 +128,7 @@ class FileLog(Plugin):
         """Write how the run ended, who asked for what, and what did not happen; say how many lines are missing."""
         try:
             for request in run.control.history:
-                if request.verb in ("stop", "end_epoch", "veto_stop", "skip_batch", "skip_step"):
+                if request.verb in DECISIONS or request.verb.startswith("withdraw"):
                     self._write(run, f"asked: {request}")
             for warning in run.warnings:
                 self._write(run, warning, level=logging.WARNING)

@@ -169,9 +169,9 @@ class Preemption(Plugin):
         self._asked = True
         saves = "saves and stops" if run.plugins.writes_saves() else "stops, and no plugin saves it"
         logger.warning("%s was received: run %r %s", received.name, run.name, saves)
-        run.control.stop(f"{received.name} was received")
+        run.control.stop(f"{received.name} was received", required=True)
         if run.optimizer is not None:
-            run.control.request_save(f"{received.name} was received")
+            run.control.request_save(f"{received.name} was received", required=True)
 
     def _stop_clock(self) -> None:
         if self._clock is not None:

@@ -127,7 +127,8 @@ class TrainRun(RunContext):
 
         Raises:
             TypeError: the loss is not a tensor.
-            ValueError: the loss is not a scalar; there is no optimizer of that name, or the batch had a loss for it.
+            ValueError: the loss is not a scalar; there is no optimizer of that name, or its step with a loss of this
+                batch is held.
         """
         if not self.in_hand:
             raise RuntimeError("run.step(loss) is for a batch of run.batches(): loop over them.")

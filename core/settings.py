@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import isgeneratorfunction
@@ -177,20 +177,27 @@ def evaluation(task: Any, loaders: Loaders, phase: Phase, name: str, params: Loa
 
 def check_needs(settings: Settings, plugins: Plugins) -> None:
     """Raise ValueError where something that was asked for would never happen."""
-    asked = plugins.declared("asks")
-    needs = {
-        "validation": bool(settings.evaluations),
-        "stop": settings.epochs is None and settings.steps is None,
-        "scheduler": bool(settings.schedulers),
-    }
-    for word, needed in needs.items():
-        if needed and word not in asked:
-            raise ValueError(f"As fit was called, {NEEDS[word]} A plugin of yours says so with asks = ({word!r},).")
+    off = plugins.declared("asks", enabled=False)  # such a plugin may be enabled in the run, or not be wanted in it
+    for word, name in unmet_needs(settings, plugins):
+        if word == "validation data":
+            raise ValueError(f"Plugin {name!r} would never act, there is no validation data: pass validation= to fit.")
+        if word == "stop" or word not in off:
+            who = "As fit was called," if name is None else f"Plugin {name!r} would never act:"
+            own = f"Plugin {off[word]!r} is disabled" if word in off else f"A plugin of yours says asks = ({word!r},)"
+            raise ValueError(f"{who} {NEEDS.get(word, f'no plugin asks for {word!r}.')} {own}.")
+
+
+def unmet_needs(settings: Settings, plugins: Plugins) -> Iterator[tuple[str, str | None]]:
+    """Yield each word that no enabled plugin `asks` and that `fit` needs, or, with its name, an enabled plugin."""
+    asked = {**plugins.declared("asks"), "validation data": ""}
+    endless = settings.epochs is None and settings.steps is None
+    needs = {"validation": settings.evaluations, "stop": endless, "scheduler": settings.schedulers}
+    yield from ((word, None) for word, needed in needs.items() if needed and word not in asked)
     for word, name in plugins.declared("needs").items():
         if word in ("validation", "validation data") and not settings.evaluations:
-            raise ValueError(f"Plugin {name!r} would never act, there is no validation data: pass validation= to fit.")
-        if word not in (*asked, "validation data"):
-            raise ValueError(f"Plugin {name!r} would never act: {NEEDS.get(word, f'no plugin asks for {word!r}.')}")
+            yield "validation data", name
+        elif word not in asked:
+            yield word, name
 
 
 def check_name(name: str) -> str:

@@ -66,6 +66,7 @@ class Trainer:
             )
         for plugin in plugins:
             self.plugins.register(plugin)
+        self.plugins.load_added()
 
     def fit(
         self,

@@ -62,14 +62,18 @@ class Saved:
             best: what the best checkpoint is judged by.
         """
         steps = run.progress.steps
-        if self.steps is None and run.progress.batches:
+        history = run.control.history
+        takers = dict.fromkeys(each.by for each in history if each.verb in ("veto_save", "withdraw_save"))
+        if self.steps is None and run.progress.batches and takers:
+            yield f"No checkpoint was written to {folder}: the saves were vetoed or withdrawn, by {', '.join(takers)}."
+        elif self.steps is None and run.progress.batches:
             yield (
                 f"No checkpoint was written to {folder}, no save was asked for in {steps} steps: add "
                 f"SaveSchedule(Every(epochs=1)), which also asks for one at the end."
             )
         if self.steps is None or not run.progress.batches:
             return
-        if self.steps < steps:
+        if self.steps < steps and not takers:  # else somebody has decided so
             yield (
                 f"The newest checkpoint in {folder} is of step {self.steps}, and the run ended at step {steps}: "
                 f"{_steps(steps - self.steps)} not in it. A SaveSchedule without at_end=False saves the end, too."

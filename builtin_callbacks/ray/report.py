@@ -184,8 +184,8 @@ class RayReport(Plugin):
             return
         self._is_exiting, self._notice = True, notice
         logger.warning("%s: run %r saves and stops", notice.reason, run.name)
-        run.control.request_save(notice.reason, by=notice.by)
-        run.control.stop(notice.reason, by=notice.by)
+        run.control.request_save(notice.reason, by=notice.by, required=True)
+        run.control.stop(notice.reason, by=notice.by, required=True)
 
     def _is_log_due(self, run: Run) -> bool:
         """Return whether a log is to be reported, by the main rank's clock. A collective."""
