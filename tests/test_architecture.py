@@ -83,13 +83,13 @@ PUBLIC = """
     FileLog Filter GradientAccumulation GradientClipping GradientNorm GradientsReady Handle HandlerTimes History
     JsonlLog Lane LastBoundary LearningRate LoaderParams LocalLauncher Log LogSchedule LoopEngine NaNGuard NotRecorded
     Once
-    Optuna OrderedSignal Phases Plugin PluginChanged PluginFailed Plugins Preemption Profile Progress
+    Optuna OrderedSignal Periodic Phases Plugin PluginChanged PluginFailed Plugins Preemption Profile Progress
     ProgressBar RNGCapture RandomSampler RankFailed RayLauncher RayReport Recorder Replay Replayed Request
     ResumeDiffers ResumeReport ResumeVerified RollBack RuleController RuleError RuleFired RuleFiring RuleMetric
     RuleOperation RulePart
     RulePatience RuleSet RuleSpec Run RunClosed RunFailed RunResult SavePoint SaveSchedule SeekableSampler
-    SequentialSampler ShouldStop StepEnd StrictError Supervised Task TensorBoard TestBatchEnd TestBatchStart TestEnd
-    TestStart TrainEnd TrainRun TrainStart Trainer TrainingError ValidationBatchEnd ValidationBatchStart
+    SequentialSampler ShouldStop StepEnd Streams StrictError Supervised Task TensorBoard TestBatchEnd TestBatchStart
+    TestEnd TestStart TrainEnd TrainRun TrainStart Trainer TrainingError ValidationBatchEnd ValidationBatchStart
     ValidationCut ValidationEnd ValidationSchedule ValidationStart accuracy choose_engine find_batch_size launch
     load_weights on open_study ray register_function register_metric register_mover register_operation replay
 """
