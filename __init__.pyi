@@ -52,6 +52,7 @@ from .builtin_callbacks.schedules import ValidationSchedule as ValidationSchedul
 from .builtin_callbacks.tensorboard import TensorBoard as TensorBoard
 from .core.checkpoint.storage import load_weights as load_weights
 from .core.data.batch_size import find_batch_size as find_batch_size
+from .core.data.evaluation_sets import Periodic as Periodic
 from .core.data.loaders import LoaderParams as LoaderParams
 from .core.data.loaders import Phases as Phases
 from .core.data.module import DataModule as DataModule
@@ -61,6 +62,7 @@ from .core.data.order.samplers import DistributedSampler as DistributedSampler
 from .core.data.order.samplers import RandomSampler as RandomSampler
 from .core.data.order.samplers import SeekableSampler as SeekableSampler
 from .core.data.order.samplers import SequentialSampler as SequentialSampler
+from .core.data.streams import Streams as Streams
 from .core.distributed.launch import launch as launch
 from .core.engines.choice.engine_choice import choose_engine as choose_engine
 from .core.engines.contract import LoopEngine as LoopEngine

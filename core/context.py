@@ -104,6 +104,7 @@ class RunContext(ABC):
     is_replay = False
 
     batch: Any = part_of("work.batch")
+    stream: str | None = part_of("work.stream")
     outputs: Any = part_of("work.outputs")
     loss: Tensor | None = part_of("work.loss")
     evaluation_batches: int | None = part_of("outcome.evaluation_batches")
@@ -390,7 +391,12 @@ class RunContext(ABC):
             from .data.last_batch import mark_last
 
             batches = mark_last(batches, mark)
-        return self.engine.feed(batches)
+        fed, source = self.engine.feed(batches), self.data.source
+        if source is None or not source.parts:
+            return fed
+        from .data.sources.streams import counted
+
+        return counted(source, fed, self.progress, partial(setattr, self.work, "stream"))
 
     def _report(self, report_replay: Callable[[int, int], None], done: int, batches: int) -> None:
         what = f"{batches} batches of epoch {self.progress.epoch} again to reach the position of the checkpoint"

@@ -31,7 +31,13 @@ class Evaluation:
     def __init__(self, run: RunContext, phase: Phase, loaders: Mapping[str, Iterable[Any]]) -> None:
         if not loaders:
             raise ValueError(f"A {phase} was asked for, but there is no {phase} data: pass {phase}= to fit.")
-        self.loaders = loaders
+        every, self._limits = run.settings.every, run.settings.limits
+        self._numbers = {dataset: number for number, dataset in enumerate(loaders)}
+        self.loaders = loaders = {
+            dataset: loader
+            for dataset, loader in loaders.items()
+            if dataset not in every or (run.progress.validations + 1) % every[dataset] == 0
+        }
         self._run = run
         self._phase = phase
         self._forward = run.engine.bind_evaluation(getattr(run.task, f"{phase}_step"))
@@ -40,7 +46,10 @@ class Evaluation:
         run.control.is_evaluating = True
         if run.control.is_shared:
             run.data.agree_on_seed()
-        self._lengths = {dataset: run.data.evaluation_length(loader) for dataset, loader in loaders.items()}
+        self._lengths = {
+            dataset: run.data.evaluation_length(loader, self._limits.get(dataset))
+            for dataset, loader in loaders.items()
+        }
         lengths = self._lengths.values()
         run.evaluation_batches = None if None in lengths else sum(length or 0 for length in lengths)
         run.progress.evaluated = 0
@@ -48,11 +57,12 @@ class Evaluation:
     def batches(self) -> Iterator[tuple[str, Any]]:
         """Yield (name of the set, batch on the device), until the last one or until the evaluation is cut short."""
         run = self._run
-        for number, (dataset, loader) in enumerate(self.loaders.items()):
+        for dataset, loader in self.loaders.items():
             if run.control.is_cut():
                 return
             run.means = means = self._means[dataset]
-            for batch in run.engine.feed(run.data.evaluate(loader, number, run.progress.validations)):
+            place = self._numbers[dataset], run.progress.validations, self._limits.get(dataset)
+            for batch in run.engine.feed(run.data.evaluate(loader, *place)):
                 means.batch = self._counts[dataset]
                 self._counts[dataset] += 1
                 yield dataset, batch

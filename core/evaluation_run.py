@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..events import Bus
 from ..events.catalogue import Phase
 from ..plugins import Plugins
-from .data.loaders import LoaderParams, check_params, params_of_one_process
+from .data.evaluation_sets import named_sets, plain_sets
+from .data.loaders import LoaderParams, check_params, params_of_one_process, shared_params
 from .data.module import DataModule
 from .data.module_life import data_of_phase
 from .run import TrainRun, apart_from_others, is_in_run
@@ -29,6 +30,7 @@ def evaluation_run(
     phase: Phase,
     params: LoaderParams | None,
     name: str,
+    limit: Any = None,
 ) -> TrainRun:
     """Return a run for the sets of one phase; see `Trainer.validate` and `Trainer.test`."""
     with ExitStack() as life:
@@ -37,10 +39,14 @@ def evaluation_run(
         life.enter_context(engine.process())
         with opening():
             loaders = data_of_phase(data, phase, life, engine)
-        params = data.loader_params if params is None and isinstance(data, DataModule) else params
-        check_params(params, loaders.values() if isinstance(loaders, Mapping) else [loaders])
+        if params is None and isinstance(data, DataModule):
+            params = shared_params(data.loader_params)
+        loaders = plain_sets(
+            named_sets(loaders)
+        )  # periodic ones, of a data module say, are read by every run of this kind
+        check_params(params, loaders.values())
         params = params_of_one_process(params, engine.world_size)
-        checked = evaluation(task, loaders, phase, name, params)
+        checked = evaluation(task, loaders, phase, name, params, limit)
         run = TrainRun(checked, bus, plugins, engine, phase)
         run.hooks.closing.push(life.pop_all())
     return run

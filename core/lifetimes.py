@@ -32,6 +32,7 @@ class EpochWork:
 
     Attributes:
         batch: the current batch.
+        stream: the one of several streams that it is of; None where it is of all, or there is one.
         outputs: what the task's step left for handlers.
         loss: the last training loss.
         in_hand: whether a batch is being processed.
@@ -47,6 +48,7 @@ class EpochWork:
     """
 
     batch: Any = None
+    stream: str | None = None
     outputs: Any = None
     loss: Tensor | None = None
     in_hand: bool = False

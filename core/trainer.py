@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
@@ -81,14 +81,20 @@ class Trainer:
         Args:
             task: an object with `training_step(run, batch)`, such as `Supervised(model, loss_fn)`.
             train: an iterable of batches, sized or not, read again in every epoch; a dataset, with `loader_params`;
-                `Phases(...)` of such; or a `DataModule`.
+                several of these by name, or `Streams(...)` of them; `Phases(...)` of such; or a `DataModule`.
             on_interrupt: whether Ctrl-C raises KeyboardInterrupt, or returns a result with status `interrupted`; also
                 whether an exit status that a plugin asked for raises SystemExit, or is only in the result. The first
                 Ctrl-C closes the run properly, a second one leaves at once and raises in any case.
             **options: as follows.
             loader_params: how to batch a dataset, such as `{"batch_size": 32, "shuffle": True, "num_workers": 4}`;
-                see `LoaderParams`.
-            validation: an iterable of batches or a dataset, or several by name.
+                see `LoaderParams`. For several streams also by their names, `{"batch_size": 32, "digit":
+                {"batch_size": 8}}`.
+            validation: an iterable of batches or a dataset, or several by name; in place of one, `Periodic(data,
+                every=5)` is read by every fifth validation only.
+            limit_train: how many batches of an epoch each process reads, such as 100, or which fraction of them, such
+                as 0.1, rounded down, at least one. For several streams also by their names: the batches of each pass.
+            limit_validation: the same for the batches of each validation set, those of all ranks together, or by the
+                names of the sets.
             optimizer: an optimizer, or a function that makes one from the list of the task's parameters. Or several by
                 name, for a `training_step` that yields `(name, loss)` for each; a function gets the parameters of the
                 task's module of that name.
@@ -147,7 +153,13 @@ class Trainer:
         return run
 
     def validate(
-        self, task: Any, validation: Any, *, loader_params: LoaderParams | None = None, name: str = "run"
+        self,
+        task: Any,
+        validation: Any,
+        *,
+        loader_params: LoaderParams | None = None,
+        limit: float | Mapping[str, float] | None = None,
+        name: str = "run",
     ) -> RunResult:
         """Run the task's `validation_step` over one or several sets; the means are in `result.metrics`.
 
@@ -155,20 +167,30 @@ class Trainer:
             task: an object with `validation_step(run, batch)`.
             validation: an iterable of batches, a dataset, several of them by name, or a `DataModule`.
             loader_params: how to batch a dataset.
+            limit: how many batches of each set are read, or which fraction of them, or some limits by name; see `fit`.
             name: the run's name.
         """
-        return self._evaluate(task, validation, "validation", loader_params, name)
+        return self._evaluate(task, validation, "validation", loader_params, name, limit)
 
-    def test(self, task: Any, test: Any, *, loader_params: LoaderParams | None = None, name: str = "run") -> RunResult:
+    def test(
+        self,
+        task: Any,
+        test: Any,
+        *,
+        loader_params: LoaderParams | None = None,
+        limit: float | Mapping[str, float] | None = None,
+        name: str = "run",
+    ) -> RunResult:
         """Run the task's `test_step` over one or several sets; the means are in `result.metrics`.
 
         Args:
             task: an object with `test_step(run, batch)`.
             test: an iterable of batches, a dataset, several of them by name, or a `DataModule`.
             loader_params: how to batch a dataset.
+            limit: as for `validate`.
             name: the run's name.
         """
-        return self._evaluate(task, test, "test", loader_params, name)
+        return self._evaluate(task, test, "test", loader_params, name, limit)
 
     def plan(self, task: Any = None, train: Any = None, **options: Unpack[settings.FitOptions]) -> str:
         """Return the handlers of each event, in the order in which they run.
@@ -203,10 +225,12 @@ class Trainer:
             complete_options(module, options)
         return train
 
-    def _evaluate(self, task: Any, data: Any, phase: Phase, params: LoaderParams | None, name: str) -> RunResult:
+    def _evaluate(
+        self, task: Any, data: Any, phase: Phase, params: LoaderParams | None, name: str, limit: Any
+    ) -> RunResult:
         from .evaluation_run import evaluation_run
 
-        with evaluation_run(self.bus, self.plugins, self.engine, task, data, phase, params, name) as run:
+        with evaluation_run(self.bus, self.plugins, self.engine, task, data, phase, params, name, limit) as run:
             run.outcome.is_strict = self.strict
             loop.evaluate(run, phase)
         return run.result_or_raise()

@@ -92,6 +92,7 @@ class Run(Protocol):
         max_steps: the run's length in optimizer steps, None where it has no such limit.
         evaluation_batches: batches of the running validation or test, all sets together; None where that is unknown.
         batch: the current batch; a `TRANSFORM` handler of `BatchStart` may replace it.
+        stream: of a training on weighted streams, the name of the one that the current or last batch is of; else None.
         loss: the last training loss, unscaled; it lives until the next forward or the end of the epoch.
         outputs: what the task's step has put here for handlers; None after the batch.
         window: how many micro-batches have added gradients since the last step; of several optimizers that of the one
@@ -140,6 +141,7 @@ class Run(Protocol):
     max_steps: int | None
     evaluation_batches: int | None
     batch: Any
+    stream: str | None
     loss: Any
     outputs: Any
     window: int

@@ -83,15 +83,15 @@ PUBLIC = """
     Every ExceptionPassThrough FSDPEngine FileLog Filter ForwardEnd GradientAccumulation GradientClipping
     GradientNorm GradientsReady Handle HandlerTimes History JsonlLog Lane LastBoundary LearningRate
     LengthGroupedSampler LoaderParams LocalLauncher Log LogSchedule LoopEngine Mixup NaNGuard NotRecorded Once
-    Optuna OrderedSignal PhaseTimes Phases Plugin PluginChanged PluginFailed Plugins Preemption Profile Progress
-    ProgressBar RNGCapture RandomSampler RankFailed RayLauncher RayReport Recorder Replay Replayed Request
+    Optuna OrderedSignal Periodic PhaseTimes Phases Plugin PluginChanged PluginFailed Plugins Preemption Profile
+    Progress ProgressBar RNGCapture RandomSampler RankFailed RayLauncher RayReport Recorder Replay Replayed Request
     ResumeDiffers ResumeReport ResumeVerified RollBack RuleController RuleError RuleFired RuleFiring RuleMetric
     RuleOperation RulePart RulePatience RuleSet RuleSpec Run RunClosed RunFailed RunResult SavePoint SaveSchedule
-    SeekableSampler SequentialSampler ShouldStop StepEnd StrictError Supervised Task TensorBoard TestBatchEnd
-    TestBatchStart TestEnd TestStart TokenBudgetBatchSampler TrainEnd TrainRun TrainStart Trainer TrainingError
-    ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd ValidationSchedule ValidationStart accuracy
-    choose_engine find_batch_size launch load_weights on open_study ray register_function register_metric
-    register_mover register_operation replay
+    SeekableSampler SequentialSampler ShouldStop StepEnd Streams StrictError Supervised Task TensorBoard
+    TestBatchEnd TestBatchStart TestEnd TestStart TokenBudgetBatchSampler TrainEnd TrainRun TrainStart Trainer
+    TrainingError ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd ValidationSchedule
+    ValidationStart accuracy choose_engine find_batch_size launch load_weights on open_study ray register_function
+    register_metric register_mover register_operation replay
 """
 
 

@@ -103,6 +103,7 @@ def _facts(path: Path, state: Mapping[str, Any], entry: Entry | None) -> Iterato
     yield "position", f"epoch {place['epoch']}, batch {place['batch']}, step {place['steps']}"
     counted = f"{place['samples']} samples, {place['validations']} validations, {place['earlier_seconds']:.1f} s"
     yield "so far", counted
+    yield from _several("streams", (f"{name} {count} batches" for name, count in place.get("streams", {}).items()))
     yield "saved", _time(state["saved_at"])
     yield "size", _size(path)
     yield "marks", ", ".join(_marks(path, name)) or "none"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -15,6 +16,7 @@ from .order.shares import Share
 from .order.sizes import length_of
 from .sources.contract import Source, Sourced
 from .sources.dataloader import IterableSource, MapSource
+from .sources.limited import Limit, limited_length
 from .sources.stateful import is_stateful
 from .sources.stateless import Reading, SequenceSource
 
@@ -35,12 +37,16 @@ class EvaluationData:
         self._share, self._note, self._engine = share, note, engine
         self._sources: dict[int, Source | None] = {}
 
-    def length(self, loader: Any) -> int | None:
+    def length(self, loader: Any, limit: Limit | None = None) -> int | None:
         """Return how many batches of a loader this process reads, None where that is unknown."""
         source = self._source(loader) if self._share.world_size > 1 else None
-        return length_of(loader) if source is None else source.length
+        length = length_of(loader) if source is None else source.length
+        most = None if limit is None else self._most(loader, limit)
+        return length if length is None or most is None else min(length, most)
 
-    def open(self, loader: Any, number: int, validations: int, seed: int | None) -> Iterator[Any]:
+    def open(
+        self, loader: Any, number: int, validations: int, seed: int | None, limit: Limit | None = None
+    ) -> Iterator[Any]:
         """Return the batches that this process reads.
 
         Args:
@@ -48,17 +54,27 @@ class EvaluationData:
             number: of the set, among those of the evaluation.
             validations: how many there were before.
             seed: what a `DataLoader` draws by; None where a single process continues its random stream.
+            limit: of the batches of all ranks together, from the beginning of the set.
         """
         source = self._source(loader) if seed is not None else None
         if source is None or seed is None:
-            return iter(loader)
-        key = int.from_bytes(digest(seed, number, size=7, purpose=b"validation"), "little")
-        return source.open(Reading(key, validations, 0, True, _ignore))
+            batches = iter(loader)
+        else:
+            key = int.from_bytes(digest(seed, number, size=7, purpose=b"validation"), "little")
+            batches = source.open(Reading(key, validations, 0, True, _ignore))
+        return batches if limit is None else islice(batches, self._most(loader, limit))
 
     def close(self) -> None:
         """Let worker processes go."""
         for source in filter(None, self._sources.values()):
             source.close()
+
+    def _most(self, loader: Any, limit: Limit) -> int:
+        """Return how many batches this process reads at most, so that all ranks together read the limit."""
+        whole, share, source = length_of(loader), self._share, self._source(loader)
+        most = limited_length(limit, whole, "validation or test set")
+        is_dealt = share.world_size > 1 and source is not None and not source.as_it_is
+        return len(range(share.rank, most, share.world_size)) if is_dealt else most
 
     def _source(self, loader: Any) -> Source | None:
         if id(loader) not in self._sources:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from .loaders import LoaderParams
 
 
@@ -18,7 +20,7 @@ class DataModule:
         loader_params: how to batch the datasets that the methods return; see `LoaderParams`. What `fit` is given wins.
     """
 
-    loader_params: LoaderParams | None = None
+    loader_params: LoaderParams | Mapping[str, Any] | None = None
     _prepared = False
 
     def prepare(self) -> None:
@@ -28,7 +30,7 @@ class DataModule:
         """Open files, split, tokenize: what this process needs."""
 
     def train(self) -> Any:
-        """Return the training data: a dataset, a loader, or `Phases(...)` of them."""
+        """Return the training data: a dataset, a loader, several of them by name, or `Phases(...)` of such."""
         raise TypeError(f"{type(self).__name__} needs a method train() to be trained on.")
 
     def validation(self) -> Any:

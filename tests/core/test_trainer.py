@@ -22,7 +22,6 @@ from heliograph import (
     GradientsReady,
     LearningRate,
     LogSchedule,
-    Phases,
     Plugin,
     ProgressBar,
     Run,
@@ -267,12 +266,8 @@ def test_validation_data_that_end_for_good_are_an_error() -> None:
         fit(trainer, validation=iter(class_batches(2)), epochs=2)
 
 
-@pytest.mark.parametrize("params", [None, {"batch_size": 2}])
-@pytest.mark.parametrize("wrap", [dict, Phases])
-def test_a_dict_of_loaders_is_refused(wrap: Any, params: Any) -> None:
+def test_a_dict_of_loaders_in_a_dict_of_sets_is_refused() -> None:
     named = {"a": class_batches(1), "b": class_batches(1)}
-    with pytest.raises(TypeError, match=r"a dict with the keys \['a', 'b'\], and a loader yields batches: give one of"):
-        fit(train=wrap(named), loader_params=params)
     with pytest.raises(TypeError, match=r"The validation x loader is a dict with the keys \['a', 'b'\]"):
         fit(Trainer([ValidationSchedule(Every(epochs=1))], device="cpu"), validation={"x": named})
 

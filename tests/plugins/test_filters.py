@@ -27,7 +27,7 @@ FIELDS = {
 class FakeRun:
     """As much of a run as a filter asks for: where it is, and where it began."""
 
-    def __init__(self, **counters: int) -> None:
+    def __init__(self, **counters: Any) -> None:
         self.progress = Progress(**counters)
         self.origin = self.progress.copy()
 

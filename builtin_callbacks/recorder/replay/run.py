@@ -21,7 +21,7 @@ from ....events.errors import describe_error
 from ....events.run import CheckpointSource
 from ..format.records import AttemptRecord, Counters
 from .control import ReplayControl
-from .stubs import RecordedData, RecordedEngine, RecordedOptimizer, Unrecorded
+from .stubs import RecordedData, RecordedEngine, RecordedOptimizer, Unrecorded, UnrecordedCounts
 
 LOSSES = "Record them with Recorder(..., losses=True)."
 COUNTERS = ("epoch", "batch", "earlier_batches", "steps", "skipped_steps", "skipped_batches", "samples", "validations", "evaluated")  # fmt: skip  # noqa: E501
@@ -70,6 +70,7 @@ class ReplayRun:
     scheduler: Any = Unrecorded("the scheduler")
     train_loader: Any = Unrecorded("the loader")
     batch: Any = Unrecorded("the batches themselves")
+    stream: Any = Unrecorded("which of several streams a batch is of")
     outputs: Any = Unrecorded("the outputs of the task's step")
     plugin_seconds: Any = Unrecorded("the time of each plugin so far", "`explain` shows the times at the end.")
 
@@ -85,7 +86,7 @@ class ReplayRun:
         self.recording: Path | None = path
         self.phase: Phase = attempt.phase
         self.trains = attempt.phase == "train"
-        self.progress = Progress()
+        self.progress = Progress(streams=UnrecordedCounts())
         self.progress.set_seconds(0.0)
         self.origin = self.progress.copy()
         self.own_control = ReplayControl(self.progress, on_request)

@@ -354,7 +354,7 @@ class Store:
             size=0,
             sha256="",
             schema=SCHEMA,
-            progress=state["progress"],
+            progress={name: count for name, count in state["progress"].items() if name != "streams"},
             metrics=state["metrics"],
             versions=state.get("versions", {}),
             world=state.get("world", {"size": 1}),

@@ -341,9 +341,18 @@ def read_together(
     if rest is None:
         return _vote(((batch, False) for batch in batches), data, engine, size_of, None)
     left = islice(batches, max(0, rest))
-    if data.source is not None and data.source.even and size_of is batch_size:
+    if data.source is not None and data.source.even and _goes_by_shape(size_of):
         return left  # the ranks have equally many, and equally long ones
     return _vote(((batch, False) for batch in left), data, engine, size_of, None)
+
+
+def _goes_by_shape(size_of: Callable[[Any], int]) -> bool:
+    """Return whether samples are not counted by code of the user's, which may find other numbers on each rank."""
+    if size_of is batch_size:
+        return True
+    from ...data.streams import StreamSizes
+
+    return isinstance(size_of, StreamSizes)
 
 
 def _vote(
