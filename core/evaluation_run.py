@@ -1,4 +1,4 @@
-"""A validation or test outside of a training; a run that fails before it begins, as its data module does."""
+"""A validation, test or prediction of its own; a run that fails before it begins, as its data module does."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..events import Bus
 from ..events.catalogue import Phase
 from ..plugins import Plugins
+from .data.evaluation_data import check_in_order
 from .data.loaders import LoaderParams, check_params, params_of_one_process
 from .data.module import DataModule
 from .data.module_life import data_of_phase
@@ -30,7 +31,7 @@ def evaluation_run(
     params: LoaderParams | None,
     name: str,
 ) -> TrainRun:
-    """Return a run for the sets of one phase; see `Trainer.validate` and `Trainer.test`."""
+    """Return a run for the sets of one phase; see `Trainer.validate`, `Trainer.test` and `Trainer.predict`."""
     with ExitStack() as life:
         life.enter_context(apart_from_others())
         opening = life.enter_context(failing_with_data(bus, plugins, engine, task, phase, name))
@@ -41,6 +42,9 @@ def evaluation_run(
         check_params(params, loaders.values() if isinstance(loaders, Mapping) else [loaders])
         params = params_of_one_process(params, engine.world_size)
         checked = evaluation(task, loaders, phase, name, params)
+        if phase == "predict":
+            for loader in checked.evaluations[phase].values():
+                check_in_order(loader)
         run = TrainRun(checked, bus, plugins, engine, phase)
         run.hooks.closing.push(life.pop_all())
     return run

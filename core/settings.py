@@ -50,7 +50,7 @@ class FitOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Settings:
-    """The checked form of the arguments of one `fit`, `validate` or `test`."""
+    """The checked form of the arguments of one `fit`, `validate`, `test` or `predict`."""
 
     name: str
     task: Any
@@ -163,7 +163,7 @@ def _training_loaders(
 
 
 def evaluation(task: Any, loaders: Loaders, phase: Phase, name: str, params: LoaderParams | None = None) -> Settings:
-    """Return the settings of a validation or test; a single set has the empty name."""
+    """Return the settings of a validation, test or prediction; a single set has the empty name."""
     from .data.loaders import evaluation_loader
 
     check_task(task, f"{phase}_step")

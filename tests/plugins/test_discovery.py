@@ -28,6 +28,7 @@ BUILT_IN = {
     "log_schedule": "schedules:LogSchedule",
     "nan_guard": "nan_guard:NaNGuard",
     "optuna": "optuna.plugin:Optuna",
+    "prediction_writer": "prediction_writer:PredictionWriter",
     "preemption": "preemption:Preemption",
     "profile": "profile.plugin:Profile",
     "progress": "progress_bar:ProgressBar",

@@ -12,6 +12,9 @@ from ....events import (
     Event,
     GradientsReady,
     Log,
+    PredictBatchEnd,
+    PredictBatchStart,
+    PredictStart,
     Run,
     SavePoint,
     ShouldStop,
@@ -29,7 +32,10 @@ from ..errors import RuleTypeError
 from ..text import show
 from .functions import Function, function
 
-EVALUATING = (ValidationStart, ValidationBatchStart, ValidationBatchEnd, TestStart, TestBatchStart, TestBatchEnd)
+EVALUATING = (
+    ValidationStart, ValidationBatchStart, ValidationBatchEnd, TestStart, TestBatchStart, TestBatchEnd,
+    PredictStart, PredictBatchStart, PredictBatchEnd,
+)  # fmt: skip
 Verb = Literal["stop", "end_epoch", "request_log", "request_validation", "request_save", "next_phase", "skip_batch", "hold_step", "skip_step", "veto_stop", "cut_validation"]  # fmt: skip  # noqa: E501
 
 
