@@ -14,6 +14,7 @@ import torch
 from heliograph.builtin_callbacks.recorder.explain.story import story
 from heliograph.builtin_callbacks.recorder.format.reader import read
 from heliograph.builtin_callbacks.recorder.format.records import EventEntry
+from heliograph.builtin_callbacks.recorder.timeline.page import page
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches, linear_classifier
 from torch import Tensor
@@ -102,6 +103,7 @@ def test_a_recording_has_it_and_explains_and_replays_it(tmp_path: Path) -> None:
     assert [entry.event for entry in entries] == ["predict_start", "predict_end", "run_closed"]
     assert entries[1].data == {"metrics": {"predict/a/seen": 2.0, "predict/b/seen": 2.0}, "batches": {"a": 2, "b": 1}}
     assert "prediction, started" in str(story(recording))
+    assert '"kind":"prediction"' in page(recording).replace('": "', '":"')
     h.replay(result.recording, [again])
     assert again.seen == live.seen
     assert live.seen[-2:] == ["predict predict_batch_end 1", "the loop over predict_batches was left"]
