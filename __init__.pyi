@@ -21,6 +21,7 @@ from .builtin_callbacks.nan_guard import NaNGuard as NaNGuard
 from .builtin_callbacks.optuna.plugin import Optuna as Optuna
 from .builtin_callbacks.optuna.study import open_study as open_study
 from .builtin_callbacks.phase_times import PhaseTimes as PhaseTimes
+from .builtin_callbacks.prediction_writer import PredictionWriter as PredictionWriter
 from .builtin_callbacks.preemption import Preemption as Preemption
 from .builtin_callbacks.profile.plugin import Profile as Profile
 from .builtin_callbacks.progress_bar import ProgressBar as ProgressBar
@@ -73,6 +74,8 @@ from .core.engines.parallel.data_parallel import DataParallelEngine as DataParal
 from .core.engines.parallel.ddp import DDPEngine as DDPEngine
 from .core.engines.sharded.fsdp import FSDPEngine as FSDPEngine
 from .core.metrics.means import accuracy as accuracy
+from .core.outputs.reader import read_prediction_batches as read_prediction_batches
+from .core.outputs.reader import read_predictions as read_predictions
 from .core.result import ResumeReport as ResumeReport
 from .core.result import RunResult as RunResult
 from .core.result import StrictError as StrictError

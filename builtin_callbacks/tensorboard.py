@@ -10,7 +10,7 @@ from typing import Any
 
 from ..core.checkpoint.storage import clean
 from ..core.system.extras import require
-from ..events import CheckpointLoaded, Lane, Log, Run, RunClosed, TestEnd, TrainStart, ValidationEnd
+from ..events import CheckpointLoaded, Lane, Log, PredictEnd, Run, RunClosed, TestEnd, TrainStart, ValidationEnd
 from ..plugins import Plugin, on
 
 
@@ -85,8 +85,8 @@ class TensorBoard(Plugin):
             rate = float(optimizer.param_groups[0]["lr"])
             event.metrics.setdefault(f"train/{run.label('learning_rate', name)}", rate)
 
-    @on(Log, ValidationEnd, TestEnd, lane=Lane.REPORT)
-    def write(self, run: Run, event: Log | ValidationEnd | TestEnd) -> None:
+    @on(Log, ValidationEnd, TestEnd, PredictEnd, lane=Lane.REPORT)
+    def write(self, run: Run, event: Log | ValidationEnd | TestEnd | PredictEnd) -> None:
         """Write scalars at the current step."""
         writer = self._open(run)
         for name, value in event.metrics.items():

@@ -269,6 +269,19 @@ class RunContext(ABC):
                 name = own_name(name, self.phase)
             self.means.add(name, value, weight)
 
+    def collect(self, name: str, value: Any) -> None:
+        """Keep a value of the batch in hand until the evaluation ends."""
+        from .outputs.collection import running
+
+        running(self.work.collection, self.control).add(name, value, self.size_of(self.batch))
+
+    @property
+    def collected(self) -> Mapping[str, Any]:
+        """What was collected in the evaluation that ends."""
+        from .outputs.collection import whole_of
+
+        return whole_of(self.work.collection)
+
     def note(self, text: str) -> None:
         """Add a line that the result shows."""
         self.notes.append(check_line("note", text))
@@ -334,7 +347,8 @@ class RunContext(ABC):
         if self.outcome.status == "stopped" and control.stop_request is not None:
             return control.stop_request.reason
         if not self.settings.train:
-            return f"{count(progress.evaluated, 'batch', 'batches')} evaluated"
+            done = "predicted" if self.phase == "predict" else "evaluated"
+            return f"{count(progress.evaluated, 'batch', 'batches')} {done}"
         if resumed_at is not None and progress.batches == resumed_at.batches:
             return f"nothing left to do: resumed at epoch {progress.epoch}, step {progress.steps}"
         if self.max_epochs is not None and progress.epoch >= self.max_epochs:

@@ -1,8 +1,8 @@
-"""One validation or test within a run: its batches, its metrics, and its end where it is cut short."""
+"""One validation, test or prediction within a run: its batches, its metrics, its end where it is cut short."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,15 +14,22 @@ from ..events import catalogue as ev
 from ..events.catalogue import Phase
 from .context import RunContext
 from .metrics.means import Means, own_name
+from .outputs.collection import Collection
 
 EVENTS: dict[Phase, tuple[Any, Any, Any, Any]] = {
     "validation": (ev.ValidationStart, ev.ValidationBatchStart, ev.ValidationBatchEnd, ev.ValidationEnd),
     "test": (ev.TestStart, ev.TestBatchStart, ev.TestBatchEnd, ev.TestEnd),
+    "predict": (ev.PredictStart, ev.PredictBatchStart, ev.PredictBatchEnd, ev.PredictEnd),
 }
 
 
 class Evaluation:
     """The sets of a phase, their step and their means, weighted by samples.
+
+    Attributes:
+        events: of the start, the start and the end of a batch, and the end.
+        is_whole: whether it was not cut short.
+        collection: what is collected, and which set is read.
 
     Raises:
         ValueError: there is no set to evaluate.
@@ -30,7 +37,8 @@ class Evaluation:
 
     def __init__(self, run: RunContext, phase: Phase, loaders: Mapping[str, Iterable[Any]]) -> None:
         if not loaders:
-            raise ValueError(f"A {phase} was asked for, but there is no {phase} data: pass {phase}= to fit.")
+            mend = f"pass {phase}= to fit" if run.settings.train else "the dict of sets is empty"
+            raise ValueError(f"A {phase} was asked for, but there is no {phase} data: {mend}.")
         every, self._limits = run.settings.every, run.settings.limits
         self._numbers = {dataset: number for number, dataset in enumerate(loaders)}
         self.loaders = loaders = {
@@ -38,6 +46,7 @@ class Evaluation:
             for dataset, loader in loaders.items()
             if dataset not in every or (run.progress.validations + 1) % every[dataset] == 0
         }
+        self.events, self.is_whole = EVENTS[phase], False
         self._run = run
         self._phase = phase
         self._forward = run.engine.bind_evaluation(getattr(run.task, f"{phase}_step"))
@@ -53,17 +62,19 @@ class Evaluation:
         lengths = self._lengths.values()
         run.evaluation_batches = None if None in lengths else sum(length or 0 for length in lengths)
         run.progress.evaluated = 0
+        self.collection = run.work.collection = Collection(run.engine.rank, run.engine.world_size)
 
     def batches(self) -> Iterator[tuple[str, Any]]:
         """Yield (name of the set, batch on the device), until the last one or until the evaluation is cut short."""
-        run = self._run
+        run, collection = self._run, self.collection
         for dataset, loader in self.loaders.items():
             if run.control.is_cut():
                 return
             run.means = means = self._means[dataset]
+            collection.dataset, collection.is_dealt = dataset, run.data.deals_out(loader)
             place = self._numbers[dataset], run.progress.validations, self._limits.get(dataset)
             for batch in run.engine.feed(run.data.evaluate(loader, *place)):
-                means.batch = self._counts[dataset]
+                collection.batch = means.batch = self._counts[dataset]
                 self._counts[dataset] += 1
                 yield dataset, batch
                 if run.control.is_cut():
@@ -77,7 +88,9 @@ class Evaluation:
         """End; return the request that cut it short, if one did. A collective."""
         control = self._run.control
         control.agree_on_validation()
-        return control.close_validation()
+        cut = control.close_validation()
+        self.is_whole = cut is None
+        return cut
 
     def stop_after(self, cut: Request) -> None:
         """Stop a run of which the evaluation that was cut short was the last part."""
@@ -85,7 +98,7 @@ class Evaluation:
         if outcome.finished or not outcome.started:
             self._run.control.stop_once(cut)
 
-    def step(self, batch: Any) -> None:
+    def step(self, batch: Any) -> Any:
         """Run the task's step on a batch and add what it returns to the means."""
         run = self._run
         values = self._forward(run, batch)
@@ -94,20 +107,26 @@ class Evaluation:
             named = values if isinstance(values, Mapping) else {"loss": values}
             for name, value in named.items():
                 run.means.add(name if "/" not in name else own_name(name, self._phase), value, weight)
-        run.progress.samples += weight * (not run.settings.train)
-        run.progress.evaluated += 1
+        self._count(weight)
 
     def metrics(self) -> dict[str, float]:
         """Return the means as `<phase>/<name>`, or `<phase>/<dataset>/<name>` for a named set. A collective.
 
-        On several ranks all read the same, and `progress` then counts the batches and samples of all of them.
+        On several ranks all read the same, and `progress` then counts the batches and samples of all of them. What was
+        collected is joined.
         """
         if self._run.control.is_shared:
             self._exchange()
+        else:
+            self.collection.join()
         metrics: dict[str, float] = {}
         for dataset, means in self._means.items():
             metrics |= means.read(f"{self._phase}/{dataset}" if dataset else self._phase)
         return metrics
+
+    def _count(self, samples: int) -> None:
+        self._run.progress.samples += samples * (not self._run.settings.train)
+        self._run.progress.evaluated += 1
 
     def _exchange(self) -> None:
         """Replace each set's means by those over all ranks."""
@@ -116,16 +135,18 @@ class Evaluation:
         run, progress = self._run, self._run.progress
         kept = {dataset: means for dataset, means in self._means.items() if isinstance(means, Terms)}
         own = {dataset: (means.take(), list(means.objects)) for dataset, means in kept.items()}
-        of_ranks = run.engine.gather_objects((own, self._counts, progress.evaluated, progress.samples))
+        keys = self.collection.keys
+        of_ranks = run.engine.gather_objects((own, self._counts, progress.evaluated, progress.samples, keys))
         for dataset, means in kept.items():
-            self._check(dataset, sum(counts[dataset] for _, counts, _, _ in of_ranks))
-            terms, names = zip(*(each[dataset] for each, _, _, _ in of_ranks), strict=True)
+            self._check(dataset, sum(counts[dataset] for _, counts, *_ in of_ranks))
+            terms, names = zip(*(each[dataset] for each, *_ in of_ranks), strict=True)
             self._means[dataset] = merge_means(terms, run.engine)
             for name, value in compute_together(means.objects, names, run.engine).items():
                 self._means[dataset].add(name, value)
-        progress.evaluated = sum(evaluated for _, _, evaluated, _ in of_ranks)
+        progress.evaluated = sum(evaluated for _, _, evaluated, *_ in of_ranks)
         if not run.settings.train:
-            progress.samples = sum(samples for _, _, _, samples in of_ranks)
+            progress.samples = sum(samples for _, _, _, samples, _ in of_ranks)
+        self.collection.gather({key for *_, keys in of_ranks for key in keys}, run.engine)
 
     def _check(self, dataset: str, batches: int) -> None:
         if not batches:
@@ -152,14 +173,14 @@ def _eval_mode(modules: Mapping[str, nn.Module]) -> Iterator[None]:
 
 
 @contextmanager
-def evaluating(run: RunContext, phase: Phase) -> Iterator[Evaluation]:
+def evaluating(run: RunContext, phase: Phase, kind: Callable[..., Evaluation] = Evaluation) -> Iterator[Evaluation]:
     """Set another phase within this context: eval mode, no gradients, means of its own."""
     former, means = run.phase, run.means
     run.phase = phase
     try:
         with _eval_mode(run.modules), torch.no_grad(), run.engine.evaluating():
-            yield Evaluation(run, phase, run.settings.evaluations.get(phase, {}))
+            yield kind(run, phase, run.settings.evaluations.get(phase, {}))
     finally:
-        run.control.is_evaluating = False
+        run.control.is_evaluating, run.work.collection = False, None
     # Not reached after an error: `run.phase` is then the one that failed.
     run.phase, run.means, run.work.batch, run.work.outputs = former, means, None, None

@@ -1,4 +1,4 @@
-"""A validation or test outside of a training; a run that fails before it begins, as its data module does."""
+"""A validation, test or prediction of its own; a run that fails before it begins, as its data module does."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..events import Bus
 from ..events.catalogue import Phase
 from ..plugins import Plugins
+from .data.evaluation_data import check_in_order
 from .data.evaluation_sets import named_sets, plain_sets
 from .data.loaders import LoaderParams, check_params, params_of_one_process, shared_params
 from .data.module import DataModule
@@ -32,7 +33,7 @@ def evaluation_run(
     name: str,
     limit: Any = None,
 ) -> TrainRun:
-    """Return a run for the sets of one phase; see `Trainer.validate` and `Trainer.test`."""
+    """Return a run for the sets of one phase; see `Trainer.validate`, `Trainer.test` and `Trainer.predict`."""
     with ExitStack() as life:
         life.enter_context(apart_from_others())
         opening = life.enter_context(failing_with_data(bus, plugins, engine, task, phase, name))
@@ -47,6 +48,9 @@ def evaluation_run(
         check_params(params, loaders.values())
         params = params_of_one_process(params, engine.world_size)
         checked = evaluation(task, loaders, phase, name, params, limit)
+        if phase == "predict":
+            for loader in checked.evaluations[phase].values():
+                check_in_order(loader)
         run = TrainRun(checked, bus, plugins, engine, phase)
         run.hooks.closing.push(life.pop_all())
     return run

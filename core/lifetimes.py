@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..events.run import CheckpointSource
     from .checkpoint.state.compatibility import BatchChange
     from .checkpoint.unseen.comparison import UnseenState
+    from .outputs.collection import Collection
 
 Action = Callable[[], None]
 
@@ -45,6 +46,7 @@ class EpochWork:
         batches: the batches that the user's own loop reads.
         contexts: what is open until the batch ends.
         averaged: the gradients that the user's own loop has averaged over the ranks, by the ids of their parameters.
+        collection: what the running evaluation collects.
     """
 
     batch: Any = None
@@ -60,6 +62,7 @@ class EpochWork:
     batches: Iterator[Any] = field(default_factory=lambda: iter(()))
     contexts: ExitStack = field(default_factory=ExitStack)
     averaged: dict[int, ReferenceType[Tensor] | None] = field(default_factory=dict)
+    collection: Collection | None = None
 
 
 @dataclass(slots=True)
@@ -118,6 +121,7 @@ class Outcome:
         evaluation_batches: those of the last validation or test, all sets together; None where that is unknown.
         replacement: the error to raise instead of the one that failed the run.
         exit_error: what `fit` raises instead of returning.
+        predictions: the outputs of all samples.
         result: how it went, once the run is closed.
     """
 
@@ -141,6 +145,7 @@ class Outcome:
     exit_status: int | None = None
     exit_error: BaseException | None = None
     replacement: BaseException | None = None
+    predictions: Any = None
     result: RunResult = field(init=False)
 
     def raise_if_strict(self, result: RunResult | None = None) -> None:

@@ -14,7 +14,7 @@ CheckpointLoaded follows as in a resume.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -23,6 +23,9 @@ from .context import RunContext
 from .epoch_end import check_exhausted, epoch_has_ended, finish_left_batch
 from .metrics.values import Metrics
 from .stepping.windows import OptimizerWindow
+
+if TYPE_CHECKING:
+    from .evaluation import Evaluation
 
 BATCH_START, FORWARD_END, BACKWARD_END = ev.BatchStart(), ev.ForwardEnd(), ev.BackwardEnd()
 GRADIENTS_READY, STEP_END, BATCH_END = ev.GradientsReady(), ev.StepEnd(), ev.BatchEnd()
@@ -224,35 +227,38 @@ def serve(run: RunContext) -> None:
             run.emit(ev.SavePoint())
 
 
-def publish(run: RunContext, event: ev.Log | ev.ValidationEnd | ev.TestEnd) -> None:
+def publish(run: RunContext, event: ev.Log | ev.ValidationEnd | ev.TestEnd | ev.PredictEnd) -> None:
     """Emit an event with metrics, then add these to the metrics of the run."""
     run.emit(event)
     run.metrics.update(event.metrics)
 
 
 def evaluate(run: RunContext, phase: ev.Phase) -> bool:
-    """Run every validation or test set in eval mode, without gradients; return whether it was not cut short.
+    """Run every set of a phase in eval mode, without gradients; return whether it was not cut short."""
+    from .evaluation import evaluating  # loaded where something is evaluated
 
-    Emit the start, the events of each batch, and the end with the metrics, or ValidationCut.
-    """
-    from .evaluation import EVENTS, evaluating  # loaded where something is evaluated
-
-    start, batch_start, batch_end, end = EVENTS[phase]
-    before, after = run.bus.signal(batch_start), run.bus.signal(batch_end)
     with evaluating(run, phase) as evaluation:
-        run.emit(start())
-        for dataset, run.work.batch in evaluation.batches():
-            if before.chain:
-                before.emit(run, batch_start(dataset))
-            evaluation.step(run.work.batch)
-            if after.chain:
-                after.emit(run, batch_end(dataset))
-        if cut := evaluation.close():
-            run.emit(ev.ValidationCut(cut.reason))
-            evaluation.stop_after(cut)
-        else:
-            publish(run, end(Metrics(evaluation.metrics())))
-    return cut is None
+        for batch in evaluated(run, evaluation):
+            evaluation.step(batch)
+    return evaluation.is_whole
+
+
+def evaluated(run: RunContext, evaluation: Evaluation) -> Iterator[Any]:
+    """Yield each batch of an evaluation. Emit the start, the events of each batch, and the end or ValidationCut."""
+    start, batch_start, batch_end, end = evaluation.events
+    before, after = run.bus.signal(batch_start), run.bus.signal(batch_end)
+    run.emit(start())
+    for dataset, run.work.batch in evaluation.batches():
+        if before.chain:
+            before.emit(run, batch_start(dataset))
+        yield run.work.batch
+        if after.chain:
+            after.emit(run, batch_end(dataset))
+    if cut := evaluation.close():
+        run.emit(ev.ValidationCut(cut.reason))
+        evaluation.stop_after(cut)
+    else:
+        publish(run, end(Metrics(evaluation.metrics())))
 
 
 def close_epoch(run: RunContext) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from ..events import History, Progress
 from ..events.catalogue import Status
@@ -76,6 +77,7 @@ class RunResult:
         resume: what a resume of this run is worth, and what this one was resumed from; None without training.
         plugin_errors: the forgiven errors of observer plugins.
         plugin_seconds: time in each plugin's handlers, where `HandlerTimes` measured it.
+        predictions: what `predict` computed for all samples; None of other runs, and without `gather`.
     """
 
     status: Status
@@ -95,6 +97,7 @@ class RunResult:
     warnings: tuple[str, ...] = ()
     plugin_errors: dict[str, tuple[str, ...]] = field(default_factory=dict)
     plugin_seconds: dict[str, float] = field(default_factory=dict)
+    predictions: Any = field(default=None, compare=False)  # tensors compare element by element
 
     def __str__(self) -> str:
         from .system.extras import printable_lines
@@ -105,6 +108,7 @@ class RunResult:
             f"epochs {place.epoch}, steps {place.steps}, samples {place.samples}, {self.seconds:.1f} s",
         ]
         lines += [f"{name} {value:.6g}" for name, value in sorted(self.metrics.items())]
+        lines += self._predicted()
         lines += [f"{label} checkpoint {path}" for label, path in self._checkpoints() if path]
         lines += self._worth()
         lines += self.notes
@@ -115,7 +119,8 @@ class RunResult:
     def __repr__(self) -> str:
         count = len(self.warnings)
         warned = f", {count} warning{'s' * (count > 1)}" if count else ""
-        return f"<RunResult: {self._ending}, epochs {self.progress.epoch}, steps {self.progress.steps}{warned}>"
+        (done,) = self._predicted() or [f"epochs {self.progress.epoch}, steps {self.progress.steps}"]
+        return f"<RunResult: {self._ending}, {done}{warned}>"
 
     def _repr_html_(self) -> str:
         from html import escape
@@ -139,6 +144,13 @@ class RunResult:
         from ..plugins.discovery import find
 
         return str(find("result", "heliograph.explainers").load()(self))
+
+    def _predicted(self) -> list[str]:
+        if self.predictions is None:
+            return []
+        from .outputs.tree import shape_of
+
+        return [f"predictions {shape_of(self.predictions)}"]
 
     def _worth(self) -> list[str]:
         """Return a line on how exact this run's resume was, or one from its checkpoint would be."""

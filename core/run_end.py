@@ -133,6 +133,7 @@ def _result(run: RunContext, error: BaseException | None) -> RunResult:
         warnings=tuple(run.warnings),
         plugin_errors=run.plugins.errors(),
         plugin_seconds=dict(run.plugin_seconds),
+        predictions=run.outcome.predictions,
     )
 
 

@@ -54,7 +54,7 @@ class FitOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Settings:
-    """The checked form of the arguments of one `fit`, `validate` or `test`."""
+    """The checked form of the arguments of one `fit`, `validate`, `test` or `predict`."""
 
     name: str
     task: Any
@@ -185,7 +185,7 @@ def _validation_sets(task: Any, options: FitOptions, params: LoaderParams | None
 def evaluation(
     task: Any, loaders: Loaders, phase: Phase, name: str, params: LoaderParams | None = None, limit: Any = None
 ) -> Settings:
-    """Return the settings of a validation or test; a single set has the empty name."""
+    """Return the settings of a validation, test or prediction; a single set has the empty name."""
     from .data.evaluation_sets import evaluation_sets
 
     check_task(task, f"{phase}_step")

@@ -43,6 +43,14 @@ class Task:
         """Do as in validation, unless overridden."""
         return self.validation_step(run, batch)
 
+    def predict_step(self, run: Run, batch: Any) -> Any:
+        """Return the outputs of a batch, for `trainer.predict`.
+
+        They are tensors or arrays whose first dimension is the samples, lists with an item for each sample, or dicts
+        and tuples of these. Averages of values that are tracked with `run.track` are in the result's metrics.
+        """
+        raise TypeError(f"{type(self).__name__} needs a method predict_step(run, batch) that returns the outputs.")
+
     def validation_names(self) -> Iterable[str] | None:
         """Return the names of all values that `validation_step` measures, such as `loss`; None where that is not known.
 
@@ -117,6 +125,14 @@ class Supervised(Task):
             raise _no_pair(batch) from error
         run.outputs = outputs = self.model(inputs)
         return {"loss": self.loss_fn(outputs, targets), **dict(self._measure(outputs, targets))}
+
+    def predict_step(self, run: Run, batch: Any) -> Any:
+        """Return what the model returns for the inputs of a batch, which may come with targets or without.
+
+        A list or tuple of two is taken for (inputs, targets), of one for (inputs,); all else is the inputs themselves.
+        """
+        is_pair = type(batch) in (list, tuple) and len(batch) in (1, 2)
+        return self.model(batch[0] if is_pair else batch)
 
     def validation_names(self) -> Iterable[str] | None:
         """Return `loss` and the names of the metrics, unless a subclass measures by a step of its own."""

@@ -1,9 +1,10 @@
-"""The trainer: holds the bus, the plugins and the engine; `fit`, `validate` and `test` are runs of it."""
+"""The trainer: holds the bus, the plugins and the engine; `fit`, `validate`, `test` and `predict` are runs of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ..events import Bus
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Trainer:
-    """Reusable: calls of `fit`, `validate` and `test` follow one another and never disturb each other.
+    """Reusable: calls of `fit`, `validate`, `test` and `predict` follow one another and never disturb each other.
 
     Args:
         plugins: plugin objects, in the order in which they run within a lane.
@@ -192,6 +193,53 @@ class Trainer:
         """
         return self._evaluate(task, test, "test", loader_params, name, limit)
 
+    def predict(
+        self, task: Any, data: Any, *, loader_params: LoaderParams | None = None, name: str = "run", gather: bool = True
+    ) -> RunResult:
+        """Run the task's `predict_step` over one or several sets; the outputs are in `result.predictions`.
+
+        They are joined, on the CPU, in the order of the data: tensors and arrays along their first dimension, lists one
+        after the other, within the dicts and tuples that the step returns. Of several sets there is a dict by their
+        names. On several ranks, each of which computes every so many batches, every rank gets all of them.
+
+        Args:
+            task: an object with `predict_step(run, batch)`, such as `Supervised(model, loss_fn)`.
+            data: an iterable of batches, a dataset, several of them by name, or a `DataModule`.
+            loader_params: how to batch a dataset.
+            name: the run's name.
+            gather: whether the outputs are kept, which takes memory for all of them in every process; without it,
+                plugins such as `PredictionWriter` take them batch by batch, and `result.predictions` is None.
+
+        Raises:
+            TypeError: the task has no `predict_step`; an output is of a type that cannot be joined.
+            ValueError: the outputs of some batches are not like those of others; a loader shuffles or drops samples;
+                without `gather`, nobody would take the outputs.
+        """
+        from .prediction import predict
+
+        make_run = partial(self._evaluation, task, data, "predict", loader_params, name)
+        return predict(self.bus, self.plugins, make_run, gather=gather)
+
+    def predict_batches(
+        self, task: Any, data: Any, *, loader_params: LoaderParams | None = None, name: str = "run"
+    ) -> Iterator[Any]:
+        """Yield what the task's `predict_step` returns for each batch of this process; nothing is kept.
+
+        The outputs are as the step returns them, on its device. Of several sets by name, `(name, outputs)` is yielded.
+        Of W ranks, rank r has the batches r, r + W, r + 2W, ... of each set. The run begins with the first batch, and
+        ends with the last or when the loop is left: it is then stopped. While it is under way, the model is in eval
+        mode; gradients are as you set them.
+
+        Args:
+            task: see `predict`.
+            data: see `predict`.
+            loader_params: how to batch a dataset.
+            name: the run's name.
+        """
+        from .prediction import each_batch
+
+        return each_batch(partial(self._evaluation, task, data, "predict", loader_params, name))
+
     def plan(self, task: Any = None, train: Any = None, **options: Unpack[settings.FitOptions]) -> str:
         """Return the handlers of each event, in the order in which they run.
 
@@ -228,9 +276,15 @@ class Trainer:
     def _evaluate(
         self, task: Any, data: Any, phase: Phase, params: LoaderParams | None, name: str, limit: Any
     ) -> RunResult:
-        from .evaluation_run import evaluation_run
-
-        with evaluation_run(self.bus, self.plugins, self.engine, task, data, phase, params, name, limit) as run:
-            run.outcome.is_strict = self.strict
+        with self._evaluation(task, data, phase, params, name, limit) as run:
             loop.evaluate(run, phase)
         return run.result_or_raise()
+
+    def _evaluation(
+        self, task: Any, data: Any, phase: Phase, params: LoaderParams | None, name: str, limit: Any = None
+    ) -> TrainRun:
+        from .evaluation_run import evaluation_run
+
+        run = evaluation_run(self.bus, self.plugins, self.engine, task, data, phase, params, name, limit)
+        run.outcome.is_strict = self.strict
+        return run

@@ -21,7 +21,8 @@ class Progress:
         skipped_batches: micro-batches that were skipped.
         samples: samples trained on, by all ranks together.
         validations: finished validations.
-        evaluated: batches done in the running or last validation or test; on several ranks, when it has ended, by all.
+        evaluated: batches done in the running or last validation, test or prediction; on several ranks, when it has
+            ended, by all.
         earlier_seconds: training time of the runs that this one resumes.
         streams: batches of each of several training streams that this process has taken, by name.
     """

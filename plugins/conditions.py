@@ -18,6 +18,7 @@ OF_WINDOWS = (ev.BatchStart, ev.ForwardEnd, ev.BackwardEnd, ev.GradientsReady, e
 OF_EVALUATIONS = frozenset({
     ev.ValidationStart, ev.ValidationBatchStart, ev.ValidationBatchEnd, ev.ValidationEnd, ev.ValidationCut,
     ev.TestStart, ev.TestBatchStart, ev.TestBatchEnd, ev.TestEnd,
+    ev.PredictStart, ev.PredictBatchStart, ev.PredictBatchEnd, ev.PredictEnd,
 })  # fmt: skip
 OF_LOOP = frozenset({
     ev.EpochStart, ev.BatchEnd, ev.Log, ev.SavePoint, ev.ShouldStop, ev.EpochEnd, ev.LastBoundary, ev.TrainEnd,

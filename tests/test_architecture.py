@@ -53,6 +53,7 @@ LAYERS = [
     "core.checkpoint.state",
     "core.checkpoint.storage",
     "core.checkpoint",
+    "core.outputs",
     "core.stepping",
     "core",
     "builtin_callbacks",
@@ -83,14 +84,15 @@ PUBLIC = """
     Every ExceptionPassThrough FSDPEngine FileLog Filter ForwardEnd GradientAccumulation GradientClipping
     GradientNorm GradientsReady Handle HandlerTimes History JsonlLog Lane LastBoundary LearningRate
     LengthGroupedSampler LoaderParams LocalLauncher Log LogSchedule LoopEngine Mixup NaNGuard NotRecorded Once
-    Optuna OrderedSignal Periodic PhaseTimes Phases Plugin PluginChanged PluginFailed Plugins Preemption Profile
-    Progress ProgressBar RNGCapture RandomSampler RankFailed RayLauncher RayReport Recorder Replay Replayed Request
-    ResumeDiffers ResumeReport ResumeVerified RollBack RuleController RuleError RuleFired RuleFiring RuleMetric
-    RuleOperation RulePart RulePatience RuleSet RuleSpec Run RunClosed RunFailed RunResult SavePoint SaveSchedule
-    SeekableSampler SequentialSampler ShouldStop StepEnd Streams StrictError Supervised Task TensorBoard
-    TestBatchEnd TestBatchStart TestEnd TestStart TokenBudgetBatchSampler TrainEnd TrainRun TrainStart Trainer
-    TrainingError ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd ValidationSchedule
-    ValidationStart accuracy choose_engine find_batch_size launch load_weights on open_study ray register_function
+    Optuna OrderedSignal Periodic PhaseTimes Phases Plugin PluginChanged PluginFailed Plugins PredictBatchEnd
+    PredictBatchStart PredictEnd PredictStart PredictionWriter Preemption Profile Progress ProgressBar RNGCapture
+    RandomSampler RankFailed RayLauncher RayReport Recorder Replay Replayed Request ResumeDiffers ResumeReport
+    ResumeVerified RollBack RuleController RuleError RuleFired RuleFiring RuleMetric RuleOperation RulePart
+    RulePatience RuleSet RuleSpec Run RunClosed RunFailed RunResult SavePoint SaveSchedule SeekableSampler
+    SequentialSampler ShouldStop StepEnd Streams StrictError Supervised Task TensorBoard TestBatchEnd TestBatchStart
+    TestEnd TestStart TokenBudgetBatchSampler TrainEnd TrainRun TrainStart Trainer TrainingError ValidationBatchEnd
+    ValidationBatchStart ValidationCut ValidationEnd ValidationSchedule ValidationStart accuracy choose_engine
+    find_batch_size launch load_weights on open_study ray read_prediction_batches read_predictions register_function
     register_metric register_mover register_operation replay
 """
 
@@ -167,6 +169,7 @@ def test_a_verb_of_the_control_is_named_where_it_is_declared_described_and_used(
     assert modules_that_name("cut_validation") == {
         "heliograph.events.control",
         "heliograph.events.verbs",
+        "heliograph.core.prediction",
         "heliograph.builtin_callbacks.preemption",
         "heliograph.builtin_callbacks.ray.report",
         "heliograph.builtin_callbacks.rules.operations.requests",

@@ -11,10 +11,10 @@ if TYPE_CHECKING:
 
 
 class DataModule:
-    """Base of data modules: write `train`, and what else there is. Give one to `fit`, `validate` or `test`.
+    """Base of data modules, for `fit`, `validate`, `test` and `predict`: write `train`, and what else there is.
 
     A run calls `prepare` (once per object, and on one process per machine, for which the others wait), then `set_up`,
-    then `train` and `validation` or `test`; and, however it ends, `tear_down`.
+    then `train` and `validation`, or `test`, or `predict`; and, however it ends, `tear_down`.
 
     Attributes:
         loader_params: how to batch the datasets that the methods return; see `LoaderParams`. What `fit` is given wins.
@@ -40,6 +40,10 @@ class DataModule:
     def test(self) -> Any:
         """Return the test data, one dataset or loader or several by name."""
         raise TypeError(f"{type(self).__name__} needs a method test() to be tested on.")
+
+    def predict(self) -> Any:
+        """Return the data to predict, one dataset or loader or several by name."""
+        raise TypeError(f"{type(self).__name__} needs a method predict() to be predicted on.")
 
     def tear_down(self) -> None:
         """Close what `set_up` opened; also called after a `set_up` that failed."""

@@ -167,6 +167,10 @@ class TrainingData:
         """Return how many batches of a validation set this process reads, None where that is unknown."""
         return self._evaluations.length(loader, limit)
 
+    def deals_out(self, loader: Any) -> bool:
+        """Return whether every batch of an evaluation's loader is read by one rank."""
+        return self._engine is None or self._evaluations.deals_out(loader)
+
     def sum_of_all_ranks(self, size: int) -> int:
         """Return the samples of the batches that all ranks have in hand.
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 FOLD = 64
 EVALUATIONS = ("validation", "test")
+PHASES = ("train", *EVALUATIONS, "predict")
 
 
 class Sum:
@@ -184,7 +185,7 @@ def own_name(name: str, phase: str) -> str:
     split, _, rest = name.partition("/")
     if rest and (split == phase or {split, phase} == {*EVALUATIONS}):  # a test may be the validation's step
         return rest
-    if split in ("train", *EVALUATIONS):
+    if split in PHASES:
         raise ValueError(
             f"{name!r} cannot be tracked in {phase}, where each value becomes {phase}/<name>: track {rest!r}."
         )

@@ -33,6 +33,7 @@ BUILT_IN = {
     "nan_guard": "nan_guard:NaNGuard",
     "optuna": "optuna.plugin:Optuna",
     "phase_times": "phase_times:PhaseTimes",
+    "prediction_writer": "prediction_writer:PredictionWriter",
     "preemption": "preemption:Preemption",
     "profile": "profile.plugin:Profile",
     "progress": "progress_bar:ProgressBar",

@@ -117,6 +117,8 @@ EVENTS: Mapping[str, Mapping[str, Form]] = {
     "validation_cut": {"reason": is_text, "batches": COUNTS},
     "test_start": COUNTED,
     "test_end": MEASURED,
+    "predict_start": COUNTED,
+    "predict_end": MEASURED,
     "plugin_changed": {"plugin": is_text, "change": is_text, "by": is_text},
     "plugin_failed": {"plugin": is_text, "event": is_text, "error": is_text},
     "run_failed": {

@@ -52,8 +52,8 @@ class EventEntry:
             `epoch_start`: `batches`, the epoch's length or None;
             `log`, `validation_start`, `save_point`, `epoch_end`, `train_end`: `asked`, the numbers of the requests that
             they serve;
-            `validation_start`, `test_start`: `batches`, the number to come or None;
-            `validation_end`, `validation_cut`, `test_end`: `batches`, the number done by set;
+            `validation_start`, `test_start`, `predict_start`: `batches`, the number to come or None;
+            `validation_end`, `validation_cut`, `test_end`, `predict_end`: `batches`, the number done by set;
             `checkpoint_loaded`: `origin`, the counters at which the run continues, and `in_boundary`, whether only
             `ShouldStop` was left of its boundary (missing in older recordings);
             `run_failed`: `error` (its type), `text`, `phase`, `plugin`, `event`, `batches` (the number done by set in

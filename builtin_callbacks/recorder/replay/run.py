@@ -71,6 +71,7 @@ class ReplayRun:
     train_loader: Any = Unrecorded("the loader")
     batch: Any = Unrecorded("the batches themselves")
     stream: Any = Unrecorded("which of several streams a batch is of")
+    collected: Any = Unrecorded("what an evaluation has collected")
     outputs: Any = Unrecorded("the outputs of the task's step")
     plugin_seconds: Any = Unrecorded("the time of each plugin so far", "`explain` shows the times at the end.")
 
@@ -185,6 +186,10 @@ class ReplayRun:
 
     def track(self, name: str, value: Any, weight: float = 1.0) -> None:
         """Do nothing: logs are recorded, with all that was tracked."""
+
+    def collect(self, name: str, value: Any) -> None:
+        """Raise `NotRecorded`."""
+        raise NotRecorded("the batches of an evaluation, to collect from")
 
     def roll_back(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
         """Roll back if the recorded run did so here, to the same checkpoint.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ....events import Event, Log, Run, TestEnd, ValidationEnd
+from ....events import Event, Log, PredictEnd, Run, TestEnd, ValidationEnd
 from ....events.checks import known_names
 from ..base import Ending, RuleMetric
 from ..errors import RuleError
@@ -13,11 +13,12 @@ from ..text import show
 from .log_history import LOGGED, Entry, LogHistory, entry_of, has_loss
 from .names import fractional_epoch, under_both_names
 
-SOURCES: dict[str, type[ValidationEnd | TestEnd]] = {
-    "on_evaluate": ValidationEnd,
-    "validation_end": ValidationEnd,
-    "on_predict": TestEnd,
-    "test_end": TestEnd,
+SOURCES: dict[str, tuple[type[ValidationEnd | TestEnd | PredictEnd], ...]] = {
+    "on_evaluate": (ValidationEnd,),
+    "validation_end": (ValidationEnd,),
+    "on_predict": (TestEnd, PredictEnd),
+    "test_end": (TestEnd,),
+    "predict_end": (PredictEnd,),
 }
 
 
@@ -108,14 +109,15 @@ class TrainingState(RuleMetric):
 
 
 class EvalMetrics(RuleMetric):
-    """The metrics of the last validation or test, a dict: each by our name and by the ancestors', `epoch` and `step`.
+    """The metrics of the last validation, test or prediction, a dict: each by both names, `epoch` and `step`.
 
-    Such as `validation/loss` and `eval_loss`, and of a named set `validation/<set>/loss` and `eval_<set>_loss`; of a
-    test, `test/loss` and `test_loss`. None before.
+    Ours and the ancestors', such as `validation/loss` and `eval_loss`, and of a named set `validation/<set>/loss` and
+    `eval_<set>_loss`; of a test, `test/loss` and `test_loss`. None before.
 
     Args:
         name: what rules call it.
-        source_event: `on_evaluate` (or `validation_end`) or `on_predict` (or `test_end`).
+        source_event: `on_evaluate` (or `validation_end`), or `on_predict` (or one of both, `test_end` and
+            `predict_end`).
 
     Raises:
         RuleError: it is another one.
@@ -130,7 +132,7 @@ class EvalMetrics(RuleMetric):
             got = show(source_event)
             raise RuleError(f"EvalMetrics takes the metrics of a source_event, got {got}.{known_names(got, SOURCES)}")
         self._source = SOURCES[source_event]
-        self.events = (self._source,)
+        self.events = self._source
         self._metrics: dict[str, float] | None = None
 
     def compute(self, run: Run, event: Event) -> dict[str, float] | None:

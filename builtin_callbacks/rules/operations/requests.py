@@ -16,6 +16,9 @@ from ....events import (
     GradientsReady,
     LastBoundary,
     Log,
+    PredictBatchEnd,
+    PredictBatchStart,
+    PredictStart,
     Run,
     SavePoint,
     ShouldStop,
@@ -39,7 +42,10 @@ from .functions import Function, function
 BEFORE_SAVES = (
     EpochStart, BatchStart, GradientsReady, StepEnd, BatchEnd, Log, ValidationEnd, EpochEnd, LastBoundary, TrainEnd,
 )  # fmt: skip
-EVALUATING = (ValidationStart, ValidationBatchStart, ValidationBatchEnd, TestStart, TestBatchStart, TestBatchEnd)
+EVALUATING = (
+    ValidationStart, ValidationBatchStart, ValidationBatchEnd, TestStart, TestBatchStart, TestBatchEnd,
+    PredictStart, PredictBatchStart, PredictBatchEnd,
+)  # fmt: skip
 Verb = Literal["stop", "end_epoch", "request_log", "request_validation", "request_save", "next_phase", "skip_batch", "hold_step", "skip_step", "veto_stop", "veto_save", "cut_validation"]  # fmt: skip  # noqa: E501
 
 

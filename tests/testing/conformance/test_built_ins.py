@@ -50,6 +50,7 @@ BUILT_INS: dict[str, Callable[[Path], h.Plugin]] = {
     "log_schedule": lambda folder: h.LogSchedule(h.Every(steps=2), at_start=True, at_end=True),
     "nan_guard": lambda folder: h.NaNGuard("skip"),
     "optuna": lambda folder: h.Optuna(trial()),
+    "prediction_writer": lambda folder: h.PredictionWriter(folder, overwrite=True),
     "preemption": lambda folder: h.Preemption(deadline=600),
     "profile": lambda folder: h.Profile(folder, wait=1, warmup=1, active=1),
     "progress": lambda folder: h.ProgressBar(plain=False, interval=0),
