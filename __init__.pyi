@@ -45,7 +45,7 @@ from .builtin_callbacks.schedules import LogSchedule as LogSchedule
 from .builtin_callbacks.schedules import SaveSchedule as SaveSchedule
 from .builtin_callbacks.schedules import ValidationSchedule as ValidationSchedule
 from .builtin_callbacks.tensorboard import TensorBoard as TensorBoard
-from .core.checkpoint.storage import load_weights as load_weights
+from .core.checkpoint.weights import load_weights as load_weights
 from .core.data.batch_size import find_batch_size as find_batch_size
 from .core.data.loaders import LoaderParams as LoaderParams
 from .core.data.loaders import Phases as Phases

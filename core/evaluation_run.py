@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..events import Bus
 from ..events.catalogue import Phase
 from ..plugins import Plugins
+from .checkpoint.weights import load_for_run
 from .data.loaders import LoaderParams, check_params, params_of_one_process
 from .data.module import DataModule
 from .data.module_life import data_of_phase
@@ -29,6 +31,7 @@ def evaluation_run(
     phase: Phase,
     params: LoaderParams | None,
     name: str,
+    weights: str | Path | None = None,
 ) -> TrainRun:
     """Return a run for the sets of one phase; see `Trainer.validate` and `Trainer.test`."""
     with ExitStack() as life:
@@ -41,7 +44,10 @@ def evaluation_run(
         check_params(params, loaders.values() if isinstance(loaders, Mapping) else [loaders])
         params = params_of_one_process(params, engine.world_size)
         checked = evaluation(task, loaders, phase, name, params)
+        note = None if weights is None else load_for_run(plugins, engine, task, weights, name)
         run = TrainRun(checked, bus, plugins, engine, phase)
+        if note is not None:
+            run.note(note)
         run.hooks.closing.push(life.pop_all())
     return run
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ..events import Bus
@@ -146,7 +147,13 @@ class Trainer:
         return run
 
     def validate(
-        self, task: Any, validation: Any, *, loader_params: LoaderParams | None = None, name: str = "run"
+        self,
+        task: Any,
+        validation: Any,
+        *,
+        loader_params: LoaderParams | None = None,
+        name: str = "run",
+        weights: str | Path | None = None,
     ) -> RunResult:
         """Run the task's `validation_step` over one or several sets; the means are in `result.metrics`.
 
@@ -155,10 +162,20 @@ class Trainer:
             validation: an iterable of batches, a dataset, several of them by name, or a `DataModule`.
             loader_params: how to batch a dataset.
             name: the run's name.
+            weights: load these first, as `load_weights` does, and leave them in the task: `best` or `last`, of the
+                trainer's `Checkpoint`; or the path of a file or a folder.
         """
-        return self._evaluate(task, validation, "validation", loader_params, name)
+        return self._evaluate(task, validation, "validation", loader_params, name, weights)
 
-    def test(self, task: Any, test: Any, *, loader_params: LoaderParams | None = None, name: str = "run") -> RunResult:
+    def test(
+        self,
+        task: Any,
+        test: Any,
+        *,
+        loader_params: LoaderParams | None = None,
+        name: str = "run",
+        weights: str | Path | None = None,
+    ) -> RunResult:
         """Run the task's `test_step` over one or several sets; the means are in `result.metrics`.
 
         Args:
@@ -166,8 +183,10 @@ class Trainer:
             test: an iterable of batches, a dataset, several of them by name, or a `DataModule`.
             loader_params: how to batch a dataset.
             name: the run's name.
+            weights: load these first, as `load_weights` does, and leave them in the task: `best` or `last`, of the
+                trainer's `Checkpoint`; or the path of a file or a folder.
         """
-        return self._evaluate(task, test, "test", loader_params, name)
+        return self._evaluate(task, test, "test", loader_params, name, weights)
 
     def plan(self, task: Any = None, train: Any = None, **options: Unpack[settings.FitOptions]) -> str:
         """Return the handlers of each event, in the order in which they run.
@@ -202,10 +221,12 @@ class Trainer:
             complete_options(module, options)
         return train
 
-    def _evaluate(self, task: Any, data: Any, phase: Phase, params: LoaderParams | None, name: str) -> RunResult:
+    def _evaluate(
+        self, task: Any, data: Any, phase: Phase, params: LoaderParams | None, name: str, weights: str | Path | None
+    ) -> RunResult:
         from .evaluation_run import evaluation_run
 
-        with evaluation_run(self.bus, self.plugins, self.engine, task, data, phase, params, name) as run:
+        with evaluation_run(self.bus, self.plugins, self.engine, task, data, phase, params, name, weights) as run:
             run.outcome.is_strict = self.strict
             loop.evaluate(run, phase)
         return run.result_or_raise()

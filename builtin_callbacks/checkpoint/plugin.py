@@ -164,6 +164,7 @@ class Checkpoint(Plugin):
         self._store: storage.Store | None = None
         self._found, self._replaces = ResumePoint(), list[storage.Entry]()
         self._name = ""  # what the names of its files begin with, when that is known
+        self._training: str | None = None  # which it has saved, or resumed
         self._is_open = False
         self._last: Path | None = None
         self._value: float | None = None
@@ -184,7 +185,7 @@ class Checkpoint(Plugin):
         if run.is_replay:
             raise NotRecorded("the state of the run, such as its weights")
         self.close()  # a second interrupt may have left the former run's writing as it was
-        self._last, self._value, self._value_at, self._saved = None, None, -1, Saved()
+        self._last, self._value, self._value_at, self._saved, self._training = None, None, -1, Saved(), None
         self._file_names.begin()
         if self.monitor is not None:
             self.monitor.check_measured(run)
@@ -233,6 +234,7 @@ class Checkpoint(Plugin):
             return self._best(), is_newest, self._name, notes
 
         best, is_newest, self._proof.name, notes = on_main(run.engine, look)
+        self._training = run.training_id
         for note in notes:
             run.note(note)
         run.best_checkpoint = best
@@ -281,7 +283,7 @@ class Checkpoint(Plugin):
             if self._saved.steps != run.progress.steps:
                 run.warn(self._saved.late(run))
             return
-        self._is_open, self._saved.asked_at = True, run.progress.steps
+        self._is_open, self._saved.asked_at, self._training = True, run.progress.steps, run.training_id
         doubt_late_listeners(run, self.name)
         name = on_main(run.engine, prepare)
         judged_by = self._judge() if self._value_at == run.progress.steps else None
@@ -355,6 +357,13 @@ class Checkpoint(Plugin):
         entry = storage.read_manifest(Path(path or self._last or ""))
         storage.Store(entry.path.parent, entry.run_name).pin(entry.path)
         return entry.path
+
+    def where_saved(self) -> tuple[Path, str | None]:
+        """Return the folder, and the id of the training that this object has saved there, if it has.
+
+        That is where `trainer.test(task, data, weights="best")` looks.
+        """
+        return self.folder, self._training
 
     def state_dict(self) -> dict[str, Any]:
         """Return the value by which the run's present state competes, and how often it went back."""
