@@ -23,7 +23,15 @@ from .checkpoint.state.compatibility import (
     saved_scheduler_classes,
 )
 from .checkpoint.state.ranks import fit_to_engine, gather_rank_parts, load_parts, select_rank_part
-from .checkpoint.state.schema import SCHEMA, check_plain, check_schema, training_of, versions
+from .checkpoint.state.schema import (
+    SCHEMA,
+    WEIGHTS_ONLY,
+    check_plain,
+    check_resumable,
+    check_schema,
+    training_of,
+    versions,
+)
 from .context import RunContext
 from .engines.weights import check_fits
 
@@ -81,6 +89,32 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
     return {**snapshot, "ranks": parts if run.engine.is_main else []}
 
 
+def capture_weights(run: RunContext) -> dict[str, Any]:
+    """Return what others need of a snapshot: the weights, their averages, the counters and the metrics. A collective.
+
+    Raises:
+        TypeError: some of it is neither a plain type nor a tensor.
+    """
+    states = run.plugins.state_dict(check_plain).items()
+    snapshot = {
+        "schema": SCHEMA,
+        "saved_at": time(),
+        "versions": versions(),
+        "world": batch_factors(run),
+        "run_name": run.name,
+        "training_id": run.training_id,
+        WEIGHTS_ONLY: True,
+        "progress": run.progress.state_dict(),
+        "modules": run.engine.pack(run.modules, {})[0],
+        "metrics": dict(run.metrics),
+        "plugins": {name: each for name, each in states if each and {"weights", "evaluates"} <= each.keys()},
+        **{name: {} for name in ("control", "data", "optimizers", "schedulers")},
+        "ranks": [],
+    }
+    check_plain(snapshot, "state")
+    return snapshot
+
+
 def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     """Continue a run from a snapshot; return this rank's part of it.
 
@@ -89,6 +123,7 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     """
     resumption = run.resumption
     check_schema(saved)
+    check_resumable(saved, resumption.path)
     if resumption.is_resume:  # a run that goes back stays the training that it is
         run.training_id = training_of(saved)
     saved = fit_to_engine(select_rank_part(saved, run.engine.rank, run.engine.world_size), run.engine, resumption.path)
