@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from ..events import Request
 from ..events import catalogue as ev
 from ..events.catalogue import Phase
 from .context import RunContext
+from .metrics.log_rows import add_row
 from .metrics.means import Means, own_name
 
 EVENTS: dict[Phase, tuple[Any, Any, Any, Any]] = {
@@ -32,8 +34,8 @@ class Evaluation:
         if not loaders:
             raise ValueError(f"A {phase} was asked for, but there is no {phase} data: pass {phase}= to fit.")
         self.loaders = loaders
-        self._run = run
-        self._phase = phase
+        self._run, self._phase = run, phase
+        self._began, self._samples = perf_counter(), 0
         self._forward = run.engine.bind_evaluation(getattr(run.task, f"{phase}_step"))
         self._means: dict[str, Means] = {dataset: run.means.for_evaluation() for dataset in loaders}
         self._counts = dict.fromkeys(loaders, 0)
@@ -84,6 +86,7 @@ class Evaluation:
             named = values if isinstance(values, Mapping) else {"loss": values}
             for name, value in named.items():
                 run.means.add(name if "/" not in name else own_name(name, self._phase), value, weight)
+        self._samples += weight
         run.progress.samples += weight * (not run.settings.train)
         run.progress.evaluated += 1
 
@@ -97,7 +100,13 @@ class Evaluation:
         metrics: dict[str, float] = {}
         for dataset, means in self._means.items():
             metrics |= means.read(f"{self._phase}/{dataset}" if dataset else self._phase)
+        add_row(self._run, self._pace(), by_the_clock=True)
         return metrics
+
+    def _pace(self) -> dict[str, float]:
+        """Return how long it took, and its throughput: by the clock, and so no metrics of the run."""
+        seconds = perf_counter() - self._began
+        return {f"{self._phase}/seconds": seconds, f"{self._phase}/samples_per_second": self._samples / seconds}
 
     def _exchange(self) -> None:
         """Replace each set's means by those over all ranks."""
@@ -106,7 +115,7 @@ class Evaluation:
         run, progress = self._run, self._run.progress
         kept = {dataset: means for dataset, means in self._means.items() if isinstance(means, Terms)}
         own = {dataset: (means.take(), list(means.objects)) for dataset, means in kept.items()}
-        of_ranks = run.engine.gather_objects((own, self._counts, progress.evaluated, progress.samples))
+        of_ranks = run.engine.gather_objects((own, self._counts, progress.evaluated, self._samples))
         for dataset, means in kept.items():
             self._check(dataset, sum(counts[dataset] for _, counts, _, _ in of_ranks))
             terms, names = zip(*(each[dataset] for each, _, _, _ in of_ranks), strict=True)
@@ -114,8 +123,9 @@ class Evaluation:
             for name, value in compute_together(means.objects, names, run.engine).items():
                 self._means[dataset].add(name, value)
         progress.evaluated = sum(evaluated for _, _, evaluated, _ in of_ranks)
+        self._samples = sum(samples for _, _, _, samples in of_ranks)
         if not run.settings.train:
-            progress.samples = sum(samples for _, _, _, samples in of_ranks)
+            progress.samples = self._samples
 
     def _check(self, dataset: str, batches: int) -> None:
         if not batches:

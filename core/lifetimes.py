@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..events.run import CheckpointSource
     from .checkpoint.state.compatibility import BatchChange
     from .checkpoint.unseen.comparison import UnseenState
+    from .metrics.log_rows import LogRows
 
 Action = Callable[[], None]
 
@@ -116,6 +117,7 @@ class Outcome:
         evaluation_batches: those of the last validation or test, all sets together; None where that is unknown.
         replacement: the error to raise instead of the one that failed the run.
         exit_error: what `fit` raises instead of returning.
+        rows: what was logged, None where nothing was.
         result: how it went, once the run is closed.
     """
 
@@ -139,6 +141,7 @@ class Outcome:
     exit_status: int | None = None
     exit_error: BaseException | None = None
     replacement: BaseException | None = None
+    rows: LogRows | None = None
     result: RunResult = field(init=False)
 
     def raise_if_strict(self, result: RunResult | None = None) -> None:

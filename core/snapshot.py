@@ -83,6 +83,7 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
         **({"plugin_versions": numbers} if (numbers := run.plugins.state_versions()) else {}),
         **({} if run.resumption.given_rates is None else {"given_rates": run.resumption.given_rates}),
         **({} if shards is None else {"shards": dict(shards)}),
+        **({} if run.outcome.rows is None else {"log_history": run.outcome.rows.state_dict() | _totals(run)}),
     }
     check_plain(snapshot, "state")
     parts = gather_rank_parts(run.engine, snapshot)
@@ -141,6 +142,7 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     run.control.load_state_dict(saved["control"], at_save_point=run.in_boundary)
     run.metrics.update(saved["metrics"])
     run.means.load_state_dict(saved.get("means", {}))
+    _load_rows(run, saved)
     # A return may be to what the run was resumed from.
     resumption.batch_change = saved.get("batch_change", resumption.batch_change)
     resumption.restores_attributes = saved.get("restore_attributes", resumption.restores_attributes)
@@ -160,6 +162,19 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     for level, change in find_differences(run, saved, versions(), resumption.fresh_plugins):
         run.data.doubt(level, change)
     return saved
+
+
+def _totals(run: RunContext) -> dict[str, Any]:
+    return {"totals": {name: list(each) for name, each in run.means.totals.items()}}
+
+
+def _load_rows(run: RunContext, saved: Mapping[str, Any]) -> None:
+    """Continue with the rows of a snapshot; where it has none, without any."""
+    from .metrics.log_rows import LogRows
+
+    state = saved.get("log_history")
+    run.outcome.rows = None if state is None else LogRows.of_state(state, run.outcome.rows)
+    run.means.totals = {name: (value, weight) for name, (value, weight) in (state or {}).get("totals", {}).items()}
 
 
 def load_training(run: RunContext, saved: Mapping[str, Any]) -> None:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from .data.loaders import LoaderParams
     from .engines.contract import LoopEngine
 
+    Params = LoaderParams | None
+    Weights = str | Path | None
+
 
 class Trainer:
     """Reusable: calls of `fit`, `validate` and `test` follow one another and never disturb each other.
@@ -147,13 +150,7 @@ class Trainer:
         return run
 
     def validate(
-        self,
-        task: Any,
-        validation: Any,
-        *,
-        loader_params: LoaderParams | None = None,
-        name: str = "run",
-        weights: str | Path | None = None,
+        self, task: Any, validation: Any, *, loader_params: Params = None, name: str = "run", weights: Weights = None
     ) -> RunResult:
         """Run the task's `validation_step` over one or several sets; the means are in `result.metrics`.
 
@@ -168,13 +165,7 @@ class Trainer:
         return self._evaluate(task, validation, "validation", loader_params, name, weights)
 
     def test(
-        self,
-        task: Any,
-        test: Any,
-        *,
-        loader_params: LoaderParams | None = None,
-        name: str = "run",
-        weights: str | Path | None = None,
+        self, task: Any, test: Any, *, loader_params: Params = None, name: str = "run", weights: Weights = None
     ) -> RunResult:
         """Run the task's `test_step` over one or several sets; the means are in `result.metrics`.
 
@@ -221,9 +212,7 @@ class Trainer:
             complete_options(module, options)
         return train
 
-    def _evaluate(
-        self, task: Any, data: Any, phase: Phase, params: LoaderParams | None, name: str, weights: str | Path | None
-    ) -> RunResult:
+    def _evaluate(self, task: Any, data: Any, phase: Phase, params: Params, name: str, weights: Weights) -> RunResult:
         from .evaluation_run import evaluation_run
 
         with evaluation_run(self.bus, self.plugins, self.engine, task, data, phase, params, name, weights) as run:

@@ -1,0 +1,107 @@
+"""What a training has logged, as rows: bounded, and small in a checkpoint."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Self
+
+import torch
+
+from .means import added
+
+LONGEST = 10_000  # rows: a few MB in memory, and 8 bytes for each value in a checkpoint
+Row = dict[str, float]
+
+
+def add_row(run: Any, metrics: Mapping[str, float], *, by_the_clock: bool = False) -> None:
+    """Add what was logged or measured now to the rows of a run's result.
+
+    Args:
+        run: the run.
+        metrics: by name.
+        by_the_clock: whether they are of this process, and not of the training: no checkpoint holds them.
+    """
+    outcome, progress, length = run.outcome, run.progress, run.batches_per_epoch
+    if outcome.rows is None:
+        outcome.rows = LogRows()
+    epoch = progress.epoch + (min(1.0, progress.batch / length) if length else 0.0)
+    outcome.rows.add(progress.steps, epoch, {} if by_the_clock else metrics)
+    if by_the_clock:
+        outcome.rows.paces[progress.steps] = dict(metrics)
+
+
+class LogRows:
+    """A row for each optimizer step at which something was logged, validated or tested: `step`, `epoch`, the metrics.
+
+    The newest 10,000 are kept. A checkpoint holds them as two tensors.
+
+    Attributes:
+        rows: the rows, the oldest first.
+        dropped: how many older ones are no longer there.
+        paces: by step, what belongs to its row by the clock.
+    """
+
+    def __init__(self) -> None:
+        self.rows: deque[Row] = deque()
+        self.dropped = 0
+        self.paces: dict[int, Row] = {}
+
+    def finish(self, run: Any) -> None:
+        """At the end of a training that did not fail: read what was not logged. On several ranks a collective."""
+        run.means.totals = added(run.means.totals, run.means.sums())
+        if self.dropped:
+            run.note(
+                f"log_history holds the newest {LONGEST:,} rows, and {self.dropped:,} older ones are not in it: log "
+                f"less often, or keep all of them in a file, JsonlLog('log.jsonl')"
+            )
+
+    def as_results(self, run: Any) -> dict[str, Any]:
+        """Return the rows, and the mean of each training value over all that was read, as the result names them."""
+        totals = run.means.totals if run.settings.train else {}
+        means = {f"train/{name}": value / weight for name, (value, weight) in totals.items() if weight}
+        rows = [{**row, **self.paces.get(int(row["step"]), {}), **row} for row in self.rows]
+        return {"log_history": rows, "means": means}
+
+    def add(self, step: int, epoch: float, metrics: Mapping[str, float]) -> None:
+        """Add what is known at a step; what was measured at the same step is one row.
+
+        Args:
+            step: optimizer steps.
+            epoch: finished epochs, with the part of the present one.
+            metrics: by name.
+        """
+        if not self.rows or self.rows[-1]["step"] != step:
+            self.rows.append({"step": step, "epoch": epoch})
+        if len(self.rows) > LONGEST:
+            self.paces.pop(int(self.rows.popleft()["step"]), None)
+            self.dropped += 1
+        self.rows[-1].update(metrics)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the rows as a table of float64, and where it has a value."""
+        names = list({name: None for row in self.rows for name in row})
+        table = [[row.get(name, 0.0) for name in names] for row in self.rows]
+        return {
+            "names": names,
+            "values": torch.tensor(table, dtype=torch.float64),
+            "known": torch.tensor([[name in row for name in names] for row in self.rows]),
+            "dropped": self.dropped,
+        }
+
+    @classmethod
+    def of_state(cls, state: Mapping[str, Any], former: LogRows | None = None) -> Self:
+        """Return the rows of a saved state.
+
+        Args:
+            state: the state.
+            former: those of a run that goes back, which knows what the clock said.
+        """
+        made, names = cls(), state["names"]
+        for values, known in zip(state["values"].tolist(), state["known"].tolist(), strict=True):
+            row = {name: value for name, value, is_known in zip(names, values, known, strict=True) if is_known}
+            made.rows.append({**row, "step": int(row["step"])})
+        made.dropped = state["dropped"]
+        paces = {} if former is None else former.paces
+        made.paces = {step: paces[step] for row in made.rows if (step := int(row["step"])) in paces}
+        return made
