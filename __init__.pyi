@@ -6,6 +6,7 @@ from .builtin_callbacks.compile import Compile as Compile
 from .builtin_callbacks.early_stopping import EarlyStopping as EarlyStopping
 from .builtin_callbacks.ema import EMA as EMA
 from .builtin_callbacks.exception_pass_through import ExceptionPassThrough as ExceptionPassThrough
+from .builtin_callbacks.export.plugin import Export as Export
 from .builtin_callbacks.file_log import FileLog as FileLog
 from .builtin_callbacks.gradient_accumulation import GradientAccumulation as GradientAccumulation
 from .builtin_callbacks.gradient_clipping import GradientClipping as GradientClipping

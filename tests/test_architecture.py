@@ -58,6 +58,7 @@ LAYERS = [
     "builtin_callbacks",
     "builtin_callbacks.checkpoint.repeated",
     "builtin_callbacks.checkpoint",
+    "builtin_callbacks.export",
     "builtin_callbacks.optuna",
     "builtin_callbacks.profile",
     "builtin_callbacks.progress_bar",
@@ -79,7 +80,7 @@ RULES = ("language", "files", "metrics", "operations")
 PUBLIC = """
     AccelerateEngine At BatchEnd BatchStart Between Bus CATALOGUE Checkpoint CheckpointLoaded CheckpointPruned
     CheckpointSaved Compile Control CreatorTrainer DDPEngine DataModule DataParallelEngine DeviceEngine
-    DistributedSampler EMA EarlyStopping Engine EpochEnd EpochStart Event Every ExceptionPassThrough FSDPEngine
+    DistributedSampler EMA EarlyStopping Engine EpochEnd EpochStart Event Every ExceptionPassThrough Export FSDPEngine
     FileLog Filter GradientAccumulation GradientClipping GradientNorm GradientsReady Handle HandlerTimes History
     JsonlLog Lane LastBoundary LearningRate LoaderParams LocalLauncher Log LogSchedule LoopEngine NaNGuard NotRecorded
     Once
