@@ -179,7 +179,10 @@ class RayReport(Plugin):
         """Stage the report of a full checkpoint; return also whether its metrics include all unreported ones."""
         if read_manifest(path).weights_only:
             return None, False
-        staged = stage_report(run.name, path, run.best_checkpoint)
+        best = run.best_checkpoint
+        if best is not None and read_manifest(best).weights_only:
+            best = None
+        staged = stage_report(run.name, path, best)
         return staged, self._unreported is not None and contains_all(staged.metrics, self._unreported)
 
     def _request_exit(self, run: Run, session: Session) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from array import array
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -34,18 +34,44 @@ def add_row(run: Any, metrics: Mapping[str, float], *, by_the_clock: bool = Fals
 class LogRows:
     """A row for each optimizer step at which something was logged, validated or tested: `step`, `epoch`, the metrics.
 
-    The newest 10,000 are kept. A checkpoint holds them as two tensors.
+    The newest 10,000 are kept, by column, so that a save copies them in no time. A checkpoint holds two tensors.
 
     Attributes:
-        rows: the rows, the oldest first.
-        dropped: how many older ones are no longer there.
+        dropped: how many older rows are no longer there.
         paces: by step, what belongs to its row by the clock.
     """
 
     def __init__(self) -> None:
-        self.rows: deque[Row] = deque()
         self.dropped = 0
         self.paces: dict[int, Row] = {}
+        self._count = 0
+        self._values: dict[str, array[float]] = {}
+        self._known: dict[str, bytearray] = {}  # whether a row has a value there
+
+    @property
+    def rows(self) -> list[Row]:
+        """The rows, the oldest first."""
+        rows: list[Row] = [{} for _ in range(self._count)]
+        for name, values in self._values.items():
+            for row, value, is_known in zip(rows, values, self._known[name], strict=True):
+                if is_known:
+                    row[name] = value
+        for row in rows:
+            row["step"] = int(row["step"])
+        return rows
+
+    def add(self, step: int, epoch: float, metrics: Mapping[str, float]) -> None:
+        """Add what is known at a step; what was measured at the same step is one row.
+
+        Args:
+            step: optimizer steps.
+            epoch: finished epochs, with the part of the present one.
+            metrics: by name.
+        """
+        if not self._count or self._values["step"][-1] != step:
+            self._append()
+            self._set({"step": step, "epoch": epoch})
+        self._set(metrics)
 
     def finish(self, run: Any) -> None:
         """At the end of a training that did not fail: read what was not logged. On several ranks a collective."""
@@ -63,29 +89,14 @@ class LogRows:
         rows = [{**row, **self.paces.get(int(row["step"]), {}), **row} for row in self.rows]
         return {"log_history": rows, "means": means}
 
-    def add(self, step: int, epoch: float, metrics: Mapping[str, float]) -> None:
-        """Add what is known at a step; what was measured at the same step is one row.
-
-        Args:
-            step: optimizer steps.
-            epoch: finished epochs, with the part of the present one.
-            metrics: by name.
-        """
-        if not self.rows or self.rows[-1]["step"] != step:
-            self.rows.append({"step": step, "epoch": epoch})
-        if len(self.rows) > LONGEST:
-            self.paces.pop(int(self.rows.popleft()["step"]), None)
-            self.dropped += 1
-        self.rows[-1].update(metrics)
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the rows as a table of float64, and where it has a value."""
-        names = list({name: None for row in self.rows for name in row})
-        table = [[row.get(name, 0.0) for name in names] for row in self.rows]
+        """Return a row of values for each name, as float64, and where there is one."""
+        shape = (len(self._values), self._count)
+        values, known = (bytearray().join(each.values()) for each in (self._values, self._known))
         return {
-            "names": names,
-            "values": torch.tensor(table, dtype=torch.float64),
-            "known": torch.tensor([[name in row for name in names] for row in self.rows]),
+            "names": list(self._values),
+            "values": torch.frombuffer(values, dtype=torch.float64).reshape(shape),
+            "known": torch.frombuffer(known, dtype=torch.bool).reshape(shape),
             "dropped": self.dropped,
         }
 
@@ -97,11 +108,27 @@ class LogRows:
             state: the state.
             former: those of a run that goes back, which knows what the clock said.
         """
-        made, names = cls(), state["names"]
-        for values, known in zip(state["values"].tolist(), state["known"].tolist(), strict=True):
-            row = {name: value for name, value, is_known in zip(names, values, known, strict=True) if is_known}
-            made.rows.append({**row, "step": int(row["step"])})
-        made.dropped = state["dropped"]
+        made = cls()
+        made.dropped, made._count = state["dropped"], state["values"].shape[1]
+        for name, values, known in zip(state["names"], state["values"], state["known"], strict=True):
+            made._values[name], made._known[name] = array("d", values.tolist()), bytearray(known.tolist())
         paces = {} if former is None else former.paces
-        made.paces = {step: paces[step] for row in made.rows if (step := int(row["step"])) in paces}
+        made.paces = {step: paces[step] for step in map(int, made._values["step"]) if step in paces}
         return made
+
+    def _append(self) -> None:
+        for name, values in self._values.items():
+            values.append(0.0)
+            self._known[name].append(False)
+        self._count += 1
+        if self._count > LONGEST:
+            self.paces.pop(int(self._values["step"][0]), None)
+            for name, values in self._values.items():
+                del values[0], self._known[name][0]
+            self._count, self.dropped = self._count - 1, self.dropped + 1
+
+    def _set(self, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            if name not in self._values:
+                self._values[name], self._known[name] = array("d", bytes(8 * self._count)), bytearray(self._count)
+            self._values[name][-1], self._known[name][-1] = value, True
