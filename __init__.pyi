@@ -10,6 +10,7 @@ from .builtin_callbacks.early_stopping import EarlyStopping as EarlyStopping
 from .builtin_callbacks.ema import EMA as EMA
 from .builtin_callbacks.epoch_means import EpochMeans as EpochMeans
 from .builtin_callbacks.exception_pass_through import ExceptionPassThrough as ExceptionPassThrough
+from .builtin_callbacks.export.plugin import Export as Export
 from .builtin_callbacks.file_log import FileLog as FileLog
 from .builtin_callbacks.gradient_accumulation import GradientAccumulation as GradientAccumulation
 from .builtin_callbacks.gradient_clipping import GradientClipping as GradientClipping
@@ -51,7 +52,7 @@ from .builtin_callbacks.schedules import LogSchedule as LogSchedule
 from .builtin_callbacks.schedules import SaveSchedule as SaveSchedule
 from .builtin_callbacks.schedules import ValidationSchedule as ValidationSchedule
 from .builtin_callbacks.tensorboard import TensorBoard as TensorBoard
-from .core.checkpoint.storage import load_weights as load_weights
+from .core.checkpoint.weights import load_weights as load_weights
 from .core.data.batch_size import find_batch_size as find_batch_size
 from .core.data.evaluation_sets import Periodic as Periodic
 from .core.data.loaders import LoaderParams as LoaderParams

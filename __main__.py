@@ -57,7 +57,7 @@ def _run(arguments: Sequence[str]) -> int:
     run.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     for module in (explain_command, replay_command, rules, verify_resume):
         module.add_command(commands)
-    commands.add_parser("checkpoint", help="inspect, verify, migrate, consolidate or prune checkpoints", add_help=False)
+    commands.add_parser("checkpoint", help="inspect, verify, migrate, export or prune checkpoints", add_help=False)
     if arguments[:1] == ["checkpoint"]:
         from heliograph.builtin_callbacks.checkpoint import command as checkpoint
 

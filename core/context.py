@@ -299,7 +299,7 @@ class RunContext(ABC):
         return self.pending_state is not None
 
     @abstractmethod
-    def state_dict(self, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def state_dict(self, shards: Mapping[str, Any] | None = None, *, weights_only: bool = False) -> dict[str, Any]:
         """Return one consistent snapshot of everything that a resumed run needs."""
 
     def resume(self, saved: Mapping[str, Any], path: Path | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from ..events import Request
 from ..events import catalogue as ev
 from ..events.catalogue import Phase
 from .context import RunContext
+from .metrics.log_rows import add_row
 from .metrics.means import Means, own_name
 from .outputs.collection import Collection
 
@@ -47,8 +49,8 @@ class Evaluation:
             if dataset not in every or (run.progress.validations + 1) % every[dataset] == 0
         }
         self.events, self.is_whole = EVENTS[phase], False
-        self._run = run
-        self._phase = phase
+        self._run, self._phase = run, phase
+        self._began, self._samples = perf_counter(), 0
         self._forward = run.engine.bind_evaluation(getattr(run.task, f"{phase}_step"))
         self._means: dict[str, Means] = {dataset: run.means.for_evaluation() for dataset in loaders}
         self._counts = dict.fromkeys(loaders, 0)
@@ -122,11 +124,18 @@ class Evaluation:
         metrics: dict[str, float] = {}
         for dataset, means in self._means.items():
             metrics |= means.read(f"{self._phase}/{dataset}" if dataset else self._phase)
+        add_row(self._run, self._pace(), by_the_clock=True)
         return metrics
 
     def _count(self, samples: int) -> None:
+        self._samples += samples
         self._run.progress.samples += samples * (not self._run.settings.train)
         self._run.progress.evaluated += 1
+
+    def _pace(self) -> dict[str, float]:
+        """Return how long it took, and its throughput: by the clock, and so no metrics of the run."""
+        seconds = perf_counter() - self._began
+        return {f"{self._phase}/seconds": seconds, f"{self._phase}/samples_per_second": self._samples / seconds}
 
     def _exchange(self) -> None:
         """Replace each set's means by those over all ranks."""
@@ -136,7 +145,7 @@ class Evaluation:
         kept = {dataset: means for dataset, means in self._means.items() if isinstance(means, Terms)}
         own = {dataset: (means.take(), list(means.objects)) for dataset, means in kept.items()}
         keys = self.collection.keys
-        of_ranks = run.engine.gather_objects((own, self._counts, progress.evaluated, progress.samples, keys))
+        of_ranks = run.engine.gather_objects((own, self._counts, progress.evaluated, self._samples, keys))
         for dataset, means in kept.items():
             self._check(dataset, sum(counts[dataset] for _, counts, *_ in of_ranks))
             terms, names = zip(*(each[dataset] for each, *_ in of_ranks), strict=True)
@@ -144,8 +153,9 @@ class Evaluation:
             for name, value in compute_together(means.objects, names, run.engine).items():
                 self._means[dataset].add(name, value)
         progress.evaluated = sum(evaluated for _, _, evaluated, *_ in of_ranks)
+        self._samples = sum(samples for _, _, _, samples, _ in of_ranks)
         if not run.settings.train:
-            progress.samples = sum(samples for _, _, _, samples, _ in of_ranks)
+            progress.samples = self._samples
         self.collection.gather({key for *_, keys in of_ranks for key in keys}, run.engine)
 
     def _check(self, dataset: str, batches: int) -> None:

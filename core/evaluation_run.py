@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..events import Bus
 from ..events.catalogue import Phase
 from ..plugins import Plugins
+from .checkpoint.weights import load_for_run
 from .data.evaluation_data import check_in_order
 from .data.evaluation_sets import named_sets, plain_sets
 from .data.loaders import LoaderParams, check_params, params_of_one_process, shared_params
@@ -32,6 +34,7 @@ def evaluation_run(
     params: LoaderParams | None,
     name: str,
     limit: Any = None,
+    weights: str | Path | None = None,
 ) -> TrainRun:
     """Return a run for the sets of one phase; see `Trainer.validate`, `Trainer.test` and `Trainer.predict`."""
     with ExitStack() as life:
@@ -51,7 +54,10 @@ def evaluation_run(
         if phase == "predict":
             for loader in checked.evaluations[phase].values():
                 check_in_order(loader)
+        note = None if weights is None else load_for_run(plugins, engine, task, weights, name)
         run = TrainRun(checked, bus, plugins, engine, phase)
+        if note is not None:
+            run.note(note)
         run.hooks.closing.push(life.pop_all())
     return run
 

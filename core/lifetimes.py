@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..events.run import CheckpointSource
     from .checkpoint.state.compatibility import BatchChange
     from .checkpoint.unseen.comparison import UnseenState
+    from .metrics.log_rows import LogRows
     from .outputs.collection import Collection
 
 Action = Callable[[], None]
@@ -122,6 +123,7 @@ class Outcome:
         replacement: the error to raise instead of the one that failed the run.
         exit_error: what `fit` raises instead of returning.
         predictions: the outputs of all samples.
+        rows: what was logged, None where nothing was.
         result: how it went, once the run is closed.
     """
 
@@ -146,6 +148,7 @@ class Outcome:
     exit_error: BaseException | None = None
     replacement: BaseException | None = None
     predictions: Any = None
+    rows: LogRows | None = None
     result: RunResult = field(init=False)
 
     def raise_if_strict(self, result: RunResult | None = None) -> None:

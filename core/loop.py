@@ -228,9 +228,12 @@ def serve(run: RunContext) -> None:
 
 
 def publish(run: RunContext, event: ev.Log | ev.ValidationEnd | ev.TestEnd | ev.PredictEnd) -> None:
-    """Emit an event with metrics, then add these to the metrics of the run."""
+    """Emit an event with metrics, then add these to the metrics and the rows of the run."""
+    from .metrics.log_rows import add_row  # loaded where something is logged
+
     run.emit(event)
     run.metrics.update(event.metrics)
+    add_row(run, event.metrics)
 
 
 def evaluate(run: RunContext, phase: ev.Phase) -> bool:

@@ -81,11 +81,11 @@ class TrainRun(RunContext):
         finally:
             _RUNS.pop(self, None)
 
-    def state_dict(self, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def state_dict(self, shards: Mapping[str, Any] | None = None, *, weights_only: bool = False) -> dict[str, Any]:
         """Return one consistent snapshot of everything that a resumed run needs; see `heliograph.Run`."""
-        from .snapshot import capture
+        from . import snapshot
 
-        return capture(self, shards)
+        return snapshot.capture_weights(self) if weights_only else snapshot.capture(self, shards)
 
     def plan(self) -> str:
         """Return what will happen, in a few lines; see `heliograph.Run`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ..events import Bus
@@ -22,6 +23,10 @@ from .run import TrainRun, apart_from_others
 if TYPE_CHECKING:
     from .data.loaders import LoaderParams
     from .engines.contract import LoopEngine
+
+    Params = LoaderParams | None
+    Weights = str | Path | None
+    Limit = float | Mapping[str, float] | None
 
 
 class Trainer:
@@ -158,9 +163,10 @@ class Trainer:
         task: Any,
         validation: Any,
         *,
-        loader_params: LoaderParams | None = None,
-        limit: float | Mapping[str, float] | None = None,
+        loader_params: Params = None,
+        limit: Limit = None,
         name: str = "run",
+        weights: Weights = None,
     ) -> RunResult:
         """Run the task's `validation_step` over one or several sets; the means are in `result.metrics`.
 
@@ -170,17 +176,20 @@ class Trainer:
             loader_params: how to batch a dataset.
             limit: how many batches of each set are read, or which fraction of them, or some limits by name; see `fit`.
             name: the run's name.
+            weights: load these first, as `load_weights` does, and leave them in the task: `best` or `last`, of the
+                trainer's `Checkpoint`; or the path of a file or a folder.
         """
-        return self._evaluate(task, validation, "validation", loader_params, name, limit)
+        return self._evaluate(task, validation, "validation", loader_params, name, limit, weights)
 
     def test(
         self,
         task: Any,
         test: Any,
         *,
-        loader_params: LoaderParams | None = None,
-        limit: float | Mapping[str, float] | None = None,
+        loader_params: Params = None,
+        limit: Limit = None,
         name: str = "run",
+        weights: Weights = None,
     ) -> RunResult:
         """Run the task's `test_step` over one or several sets; the means are in `result.metrics`.
 
@@ -190,11 +199,21 @@ class Trainer:
             loader_params: how to batch a dataset.
             limit: as for `validate`.
             name: the run's name.
+            weights: load these first, as `load_weights` does, and leave them in the task: `best` or `last`, of the
+                trainer's `Checkpoint`; or the path of a file or a folder.
         """
-        return self._evaluate(task, test, "test", loader_params, name, limit)
+        return self._evaluate(task, test, "test", loader_params, name, limit, weights)
 
     def predict(
-        self, task: Any, data: Any, *, loader_params: LoaderParams | None = None, name: str = "run", gather: bool = True
+        self,
+        task: Any,
+        data: Any,
+        *,
+        loader_params: Params = None,
+        limit: Limit = None,
+        name: str = "run",
+        weights: Weights = None,
+        gather: bool = True,
     ) -> RunResult:
         """Run the task's `predict_step` over one or several sets; the outputs are in `result.predictions`.
 
@@ -206,7 +225,9 @@ class Trainer:
             task: an object with `predict_step(run, batch)`, such as `Supervised(model, loss_fn)`.
             data: an iterable of batches, a dataset, several of them by name, or a `DataModule`.
             loader_params: how to batch a dataset.
+            limit: as in `validate`.
             name: the run's name.
+            weights: as in `test`.
             gather: whether the outputs are kept, which takes memory for all of them in every process; without it,
                 plugins such as `PredictionWriter` take them batch by batch, and `result.predictions` is None.
 
@@ -217,11 +238,18 @@ class Trainer:
         """
         from .prediction import predict
 
-        make_run = partial(self._evaluation, task, data, "predict", loader_params, name)
+        make_run = partial(self._evaluation, task, data, "predict", loader_params, name, limit, weights)
         return predict(self.bus, self.plugins, make_run, gather=gather)
 
     def predict_batches(
-        self, task: Any, data: Any, *, loader_params: LoaderParams | None = None, name: str = "run"
+        self,
+        task: Any,
+        data: Any,
+        *,
+        loader_params: Params = None,
+        limit: Limit = None,
+        name: str = "run",
+        weights: Weights = None,
     ) -> Iterator[Any]:
         """Yield what the task's `predict_step` returns for each batch of this process; nothing is kept.
 
@@ -234,11 +262,13 @@ class Trainer:
             task: see `predict`.
             data: see `predict`.
             loader_params: how to batch a dataset.
+            limit: as in `validate`.
             name: the run's name.
+            weights: as in `test`.
         """
         from .prediction import each_batch
 
-        return each_batch(partial(self._evaluation, task, data, "predict", loader_params, name))
+        return each_batch(partial(self._evaluation, task, data, "predict", loader_params, name, limit, weights))
 
     def plan(self, task: Any = None, train: Any = None, **options: Unpack[settings.FitOptions]) -> str:
         """Return the handlers of each event, in the order in which they run.
@@ -273,18 +303,16 @@ class Trainer:
             complete_options(module, options)
         return train
 
-    def _evaluate(
-        self, task: Any, data: Any, phase: Phase, params: LoaderParams | None, name: str, limit: Any
-    ) -> RunResult:
-        with self._evaluation(task, data, phase, params, name, limit) as run:
+    def _evaluate(self, task: Any, data: Any, phase: Phase, *options: Any) -> RunResult:
+        with self._evaluation(task, data, phase, *options) as run:
             loop.evaluate(run, phase)
         return run.result_or_raise()
 
     def _evaluation(
-        self, task: Any, data: Any, phase: Phase, params: LoaderParams | None, name: str, limit: Any = None
+        self, task: Any, data: Any, phase: Phase, params: Params, name: str, limit: Limit, weights: Weights
     ) -> TrainRun:
         from .evaluation_run import evaluation_run
 
-        run = evaluation_run(self.bus, self.plugins, self.engine, task, data, phase, params, name, limit)
+        run = evaluation_run(self.bus, self.plugins, self.engine, task, data, phase, params, name, limit, weights)
         run.outcome.is_strict = self.strict
         return run

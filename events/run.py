@@ -262,13 +262,14 @@ class Run(Protocol):
         `<set>/<name>`.
         """
 
-    def state_dict(self, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def state_dict(self, shards: Mapping[str, Any] | None = None, *, weights_only: bool = False) -> dict[str, Any]:
         """Return one consistent snapshot of everything that a resumed run needs, as plain types and tensors.
 
         On several ranks a collective: every rank must call it. The main rank gets the whole, the others their own.
 
         Args:
             shards: what describes the shards that are saved beside it: it holds no weights then.
+            weights_only: return only the weights, averages of them, counters and metrics: no run can resume it.
         """
 
     def resume(self, saved: Mapping[str, Any], path: Path | None = None) -> None:

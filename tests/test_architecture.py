@@ -59,6 +59,7 @@ LAYERS = [
     "builtin_callbacks",
     "builtin_callbacks.checkpoint.repeated",
     "builtin_callbacks.checkpoint",
+    "builtin_callbacks.export",
     "builtin_callbacks.optuna",
     "builtin_callbacks.profile",
     "builtin_callbacks.progress_bar",
@@ -81,7 +82,7 @@ PUBLIC = """
     AccelerateEngine At BackwardEnd BatchEnd BatchStart BatchTransform Between Bus CATALOGUE Checkpoint
     CheckpointLoaded CheckpointPruned CheckpointSaved Compile Control CreatorTrainer CutMix DDPEngine DataModule
     DataParallelEngine DeviceEngine DistributedSampler EMA EarlyStopping Engine EpochEnd EpochMeans EpochStart Event
-    Every ExceptionPassThrough FSDPEngine FileLog Filter ForwardEnd GradientAccumulation GradientClipping
+    Every ExceptionPassThrough Export FSDPEngine FileLog Filter ForwardEnd GradientAccumulation GradientClipping
     GradientNorm GradientsReady Handle HandlerTimes History JsonlLog Lane LastBoundary LearningRate
     LengthGroupedSampler LoaderParams LocalLauncher Log LogSchedule LoopEngine Mixup NaNGuard NotRecorded Once
     Optuna OrderedSignal Periodic PhaseTimes Phases Plugin PluginChanged PluginFailed Plugins PredictBatchEnd

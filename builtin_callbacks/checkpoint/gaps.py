@@ -10,6 +10,7 @@ from pathlib import Path
 from ...core.checkpoint.storage import JudgedBy
 from ...core.metrics.monitor import Monitor
 from ...events import Run
+from .weights_only import lost
 
 
 @dataclass(slots=True)
@@ -91,9 +92,11 @@ class Saved:
                 f"SaveSchedule(Every(steps=200))."
             )
 
-    def report(self, run: Run, error: BaseException | None, folder: Path, path: Path | None) -> None:
+    def report(
+        self, run: Run, error: BaseException | None, folder: Path, path: Path | None, *, weights_only: bool = False
+    ) -> None:
         """Add to the notes of a run that ended early, and to those of its error, how it can be resumed."""
-        if text := self.lost(run, folder, path):
+        if text := lost(path, self.steps) if weights_only else self.lost(run, folder, path):
             run.note(text)
             if error is not None:
                 error.add_note(f"heliograph: {text}")

@@ -86,11 +86,13 @@ class Means:
     Attributes:
         batch: the number of the batch in hand, where values of an evaluation are kept by batch.
         weights: what the means that were read last are of, by their names; metric objects have none.
+        totals: the sum and its weight of all that was read so far, by name.
     """
 
     def __init__(self) -> None:
         self.batch = 0
         self.weights: dict[str, float] = {}
+        self.totals: dict[str, tuple[float, float]] = {}
         self._sums: dict[str, Sum] = {}
         self._objects: dict[str, Any] = {}
         self._idle: dict[str, Any] = {}  # objects that were read, and begin again
@@ -145,6 +147,7 @@ class Means:
     def read(self, scope: str) -> dict[str, float]:
         """Return the means as `<scope>/<name>`, and start again."""
         sums = self.sums()
+        self.totals = added(self.totals, sums)
         metrics = {f"{scope}/{name}": value / weight for name, (value, weight) in sums.items() if weight}
         self.weights = {f"{scope}/{name}": weight for name, (_, weight) in sums.items() if weight}
         for name, value in self.computed().items():
@@ -174,6 +177,18 @@ class Means:
         except Exception as error:
             error.add_note(describe_metric(name, value.outputs, value.targets))
             raise
+
+
+Totals = dict[str, tuple[float, float]]
+
+
+def added(one: Totals, other: Totals) -> Totals:
+    """Return sums and their weights, added up by name."""
+    totals = dict(one)
+    for name, (value, weight) in other.items():
+        value_before, weight_before = totals.get(name, (0.0, 0.0))
+        totals[name] = value_before + value, weight_before + weight
+    return totals
 
 
 def own_name(name: str, phase: str) -> str:

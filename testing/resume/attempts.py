@@ -208,6 +208,7 @@ class Watcher:
         del state["data"]["doubts"]  # the guarantee and its reasons report them
         for name in OF_THE_PROCESS:
             del state[name]
+        state.pop("log_history", None)  # of metrics, which are compared one by one, and of the clock
         for name, own in state.pop("plugins").items():
             state[f"plugin {name}"] = own
         for what, value in state.items():

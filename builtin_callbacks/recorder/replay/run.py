@@ -234,7 +234,7 @@ class ReplayRun:
         """Note the error that would have replaced the first one."""
         self.note(f"this error would have replaced the first one: {describe_error(error)}")
 
-    def state_dict(self, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def state_dict(self, shards: Mapping[str, Any] | None = None, *, weights_only: bool = False) -> dict[str, Any]:
         """Raise `NotRecorded`."""
         raise NotRecorded("the state of the run, such as its weights")
 

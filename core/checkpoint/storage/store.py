@@ -13,7 +13,7 @@ from stat import S_ISREG
 from time import time
 from typing import Any
 
-from ..state.schema import SCHEMA, training_of
+from ..state.schema import SCHEMA, WEIGHTS_ONLY, training_of
 from . import reader
 from .files import NOT_THERE, SYSTEM, Files, prepare_folder
 from .folder import Manifests
@@ -359,6 +359,7 @@ class Store:
             versions=state.get("versions", {}),
             world=state.get("world", {"size": 1}),
             judged_by=judged_by,
+            weights_only=bool(state.get(WEIGHTS_ONLY)),
         )
 
     def _free_path(self, wanted: Path, training: str, replace_unknown: bool) -> Path:
