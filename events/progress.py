@@ -19,6 +19,7 @@ class Progress:
         skipped_steps: windows whose step was dropped, by a plugin or by the engine.
         skipped_batches: micro-batches that were skipped.
         samples: samples trained on, by all ranks together.
+        tokens: what the losses that are sums were sums over, by all ranks together; counted when a window ends.
         validations: finished validations.
         evaluated: batches done in the running or last validation or test; on several ranks, when it has ended, by all.
         earlier_seconds: training time of the runs that this one resumes.
@@ -31,6 +32,7 @@ class Progress:
     skipped_steps: int = 0
     skipped_batches: int = 0
     samples: int = 0
+    tokens: int = 0
     validations: int = 0
     evaluated: int = 0
     earlier_seconds: float = 0.0
@@ -76,6 +78,7 @@ class Progress:
         Raises:
             ValueError: a counter is missing, unknown or negative.
         """
+        state = {"tokens": 0, **state}  # not in older checkpoints
         expected = self.state_dict().keys()
         if state.keys() != expected or any(value < 0 for value in state.values()):
             raise ValueError(f"Progress needs counters of at least 0 for {sorted(expected)}, got {state}.")

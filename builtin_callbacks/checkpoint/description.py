@@ -101,8 +101,9 @@ def _facts(path: Path, state: Mapping[str, Any], entry: Entry | None) -> Iterato
     yield "run", name if name == asked else f"{name}, asked for as {asked}"
     yield "training", training_of(state)
     yield "position", f"epoch {place['epoch']}, batch {place['batch']}, step {place['steps']}"
-    counted = f"{place['samples']} samples, {place['validations']} validations, {place['earlier_seconds']:.1f} s"
-    yield "so far", counted
+    tokens = f"{place['tokens']} tokens, " if place.get("tokens") else ""
+    trained = f"{place['samples']} samples, {tokens}{place['validations']} validations"
+    yield "so far", f"{trained}, {place['earlier_seconds']:.1f} s"
     yield "saved", _time(state["saved_at"])
     yield "size", _size(path)
     yield "marks", ", ".join(_marks(path, name)) or "none"
