@@ -14,6 +14,7 @@ from ..events import catalogue as ev
 from ..events.catalogue import Phase
 from .context import RunContext
 from .metrics.means import Means, own_name
+from .stepping.counts import add_value, check_unweighed, weight_of
 
 EVENTS: dict[Phase, tuple[Any, Any, Any, Any]] = {
     "validation": (ev.ValidationStart, ev.ValidationBatchStart, ev.ValidationBatchEnd, ev.ValidationEnd),
@@ -83,7 +84,14 @@ class Evaluation:
         if values is not None:
             named = values if isinstance(values, Mapping) else {"loss": values}
             for name, value in named.items():
-                run.means.add(name if "/" not in name else own_name(name, self._phase), value, weight)
+                name = name if "/" not in name else own_name(name, self._phase)
+                if value.__class__ is tuple or run.work.weight is not None:
+                    add_value(run, name, value, weight)
+                else:
+                    run.means.add(name, value, weight)
+            if run.work.weight is not None:
+                check_unweighed(weight_of(run))
+                run.work.weight = None
         run.progress.samples += weight * (not run.settings.train)
         run.progress.evaluated += 1
 

@@ -15,7 +15,7 @@ from ...events.checks import known_names
 from ..engines.contract import LoopEngine
 from ..engines.options import modules_of
 from .optimizers import Optimizer, check_optimizer, held_parameters, trained_parameters
-from .windows import OptimizerWindow, Windows, check_loss
+from .windows import OptimizerWindow, Windows, check_taken
 
 END = object()
 
@@ -64,11 +64,11 @@ class NamedWindows(Windows):
             window.backward = partial(window.backward_scaled, scale=1.0)
             window.exchange = partial(self._exchange, engine, window)
 
-    def take(self, name: str | None, loss: Any) -> OptimizerWindow:
-        """Return the window that a loss is for.
+    def take(self, run: Any, name: str | None, loss: Any) -> tuple[OptimizerWindow, Tensor]:
+        """Return the window that a loss is for, and the loss; of a sum with its count, the mean.
 
         Raises:
-            TypeError: the loss is not a tensor.
+            TypeError: the loss is not a tensor, nor a sum with its count.
             ValueError: there is no such optimizer, or it had its loss of this batch; the loss is not a scalar.
         """
         if (window := self.by_name.get(name or "")) is None:
@@ -79,13 +79,13 @@ class NamedWindows(Windows):
                 f"A second loss of this batch for the optimizer {name!r}, which takes one step per batch: add the two "
                 f"up, as in yield {name!r}, first + second."
             )
-        check_loss(loss)
+        checked = check_taken(run, window, loss)
         if not self.taken:
             self.latest.clear()
         self.is_first_loss = not self.taken
         self.taken.add(window.name)
-        self.latest[window.name] = loss
-        return window
+        self.latest[window.name] = checked
+        return window, checked
 
     def select(self, window: OptimizerWindow, control: Control) -> Tensor | None:
         """See the base class."""
