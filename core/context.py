@@ -282,6 +282,18 @@ class RunContext(ABC):
 
         return whole_of(self.work.collection)
 
+    def weigh(self, count: Any) -> None:
+        """Say what the losses of the batch in hand are means over."""
+        from .stepping.counts import weigh
+
+        weigh(self, count)
+
+    @property
+    def window_count(self) -> float | None:
+        """What the gradients in hand were divided by, a sum over all ranks; None where losses have no counts."""
+        counts = self.stepping.current.counts
+        return None if counts is None else float(counts.count)
+
     def note(self, text: str) -> None:
         """Add a line that the result shows."""
         self.notes.append(check_line("note", text))
@@ -365,6 +377,11 @@ class RunContext(ABC):
         """Call `action` at every `settle()`."""
         if action not in self.hooks.settling:
             self.hooks.settling.append(action)
+
+    def when_exchanging(self, action: Action) -> None:
+        """Call `action` when the gradients of a window are complete, before they are divided by its counts."""
+        if action not in self.hooks.exchanging:
+            self.hooks.exchanging.append(action)
 
     def when_leaving(self, action: Action) -> None:
         """Call `action` before this rank leaves its group for an error: to wait for what uses the group in a thread."""

@@ -17,6 +17,7 @@ from .context import RunContext
 from .metrics.log_rows import add_row
 from .metrics.means import Means, own_name
 from .outputs.collection import Collection
+from .stepping.counts import add_value, check_unweighed, weight_of
 
 EVENTS: dict[Phase, tuple[Any, Any, Any, Any]] = {
     "validation": (ev.ValidationStart, ev.ValidationBatchStart, ev.ValidationBatchEnd, ev.ValidationEnd),
@@ -108,7 +109,14 @@ class Evaluation:
         if values is not None:
             named = values if isinstance(values, Mapping) else {"loss": values}
             for name, value in named.items():
-                run.means.add(name if "/" not in name else own_name(name, self._phase), value, weight)
+                name = name if "/" not in name else own_name(name, self._phase)
+                if value.__class__ is tuple or run.work.weight is not None:
+                    add_value(run, name, value, weight)
+                else:
+                    run.means.add(name, value, weight)
+            if run.work.weight is not None:
+                check_unweighed(weight_of(run))
+                run.work.weight = None
         self._count(weight)
 
     def metrics(self) -> dict[str, float]:

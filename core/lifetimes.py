@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .checkpoint.unseen.comparison import UnseenState
     from .metrics.log_rows import LogRows
     from .outputs.collection import Collection
+    from .stepping.counts import Weight
 
 Action = Callable[[], None]
 
@@ -46,6 +47,7 @@ class EpochWork:
         has_begun: whether `EpochStart` was emitted.
         batches: the batches that the user's own loop reads.
         contexts: what is open until the batch ends.
+        weight: what `run.weigh` was given for a batch.
         averaged: the gradients that the user's own loop has averaged over the ranks, by the ids of their parameters.
         collection: what the running evaluation collects.
     """
@@ -62,6 +64,7 @@ class EpochWork:
     has_begun: bool = False
     batches: Iterator[Any] = field(default_factory=lambda: iter(()))
     contexts: ExitStack = field(default_factory=ExitStack)
+    weight: Weight | None = None
     averaged: dict[int, ReferenceType[Tensor] | None] = field(default_factory=dict)
     collection: Collection | None = None
 
@@ -171,6 +174,7 @@ class Hooks:
     Attributes:
         positioned: once, when the loader is at its position.
         settling: at every `run.settle()`.
+        exchanging: when the gradients of a window are complete, before they are divided by its counts.
         leaving: before this rank leaves its group for an error.
         closing: when the run is closed.
         apart: what handlers of observers run within.
@@ -178,6 +182,7 @@ class Hooks:
 
     positioned: list[Action] = field(default_factory=list)
     settling: list[Action] = field(default_factory=list)
+    exchanging: list[Action] = field(default_factory=list)
     leaving: list[Action] = field(default_factory=list)
     closing: ExitStack = field(default_factory=ExitStack)
     apart: Callable[[], AbstractContextManager[Any]] = nullcontext

@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from ..events import catalogue as ev
 from .context import RunContext
 from .epoch_end import check_exhausted, epoch_has_ended, finish_left_batch
@@ -142,15 +140,18 @@ def close_batch(run: RunContext) -> None:
         boundary(run)
 
 
-def step(run: RunContext, loss: Tensor, name: str | None = None) -> None:
+def step(run: RunContext, loss: Any, name: str | None = None) -> None:
     """Emit ForwardEnd, take a loss backward, emit BackwardEnd; where that ends its window, step, emitting more."""
     control, stepping, size = run.control, run.stepping, run.settings.size_of(run.work.batch)
     has_receivers, hot = run.bus.receiver_count > 0, run.hot
-    window = stepping.take(name, loss) if name is not None or stepping.checked is None else stepping.checked
+    window = stepping.checked
+    if window is None or name is not None or loss.__class__ is tuple:
+        window, loss = stepping.take(run, name, loss)
     window.loss = run.work.loss = loss
     if stepping.is_first_loss:
         run.progress.samples += run.data.sum_of_all_ranks(size) if control.is_shared else size
-    if (has_receivers and hot.log.chain) or control.is_shared:  # of several ranks, another may log
+    logs = (has_receivers and hot.log.chain) or control.is_shared  # of several ranks, another may log
+    if logs and window.counts is None:
         run.means.add(window.label, loss, size)
     if has_receivers and hot.forward_end.chain:
         hot.forward_end.emit(run, FORWARD_END)
@@ -169,6 +170,8 @@ def close_window(run: RunContext, window: OptimizerWindow) -> None:
     """Emit GradientsReady, step with the gradients unless they are dropped, and emit StepEnd."""
     control, stepping, hot, has_receivers = run.control, run.stepping, run.hot, run.bus.receiver_count > 0
     run.work.loss = stepping.select(window, control)
+    if window.counts is not None:
+        window.counts.normalise()
     if has_receivers and hot.gradients_ready.chain:
         run.engine.unscale(window.optimizer)
         hot.gradients_ready.emit(run, GRADIENTS_READY)

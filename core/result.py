@@ -114,7 +114,8 @@ class RunResult:
         place = self.progress
         lines = [
             f"{self._ending}: {self.reason}",
-            f"epochs {place.epoch}, steps {place.steps}, samples {place.samples}, {self.seconds:.1f} s",
+            f"epochs {place.epoch}, steps {place.steps}, samples {place.samples}, "
+            f"{f'tokens {place.tokens}, ' if place.tokens else ''}{self.seconds:.1f} s",
         ]
         lines += [f"{name} {value:.6g}" for name, value in sorted(self.metrics.items())]
         lines += self._predicted()

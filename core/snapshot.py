@@ -82,6 +82,7 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
         "filters": run.plugins.filter_states(run.origin, check_plain),
         **({"plugin_versions": numbers} if (numbers := run.plugins.state_versions()) else {}),
         **({} if run.resumption.given_rates is None else {"given_rates": run.resumption.given_rates}),
+        **({"count_units": dict(run.stepping.units)} if run.stepping.units else {}),
         **({} if shards is None else {"shards": dict(shards)}),
         **({} if run.outcome.rows is None else {"log_history": run.outcome.rows.state_dict() | _totals(run)}),
     }
@@ -136,6 +137,7 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     if "task" in saved.get("task", {}):
         run.task.load_state_dict(deepcopy(saved["task"]["task"]))
     run.progress.load_state_dict(progress)
+    run.stepping.units = dict(saved.get("count_units", {}))
     run.work.is_last_seen = saved.get("last_seen", False)
     run.work.has_begun = saved.get("epoch_begun", run.progress.batch > 0)
     run.in_boundary = saved.get("at_save_point", False)

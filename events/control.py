@@ -93,6 +93,7 @@ class Control:
         holds_step: whether it is accumulated without an optimizer step.
         drops_step: whether the current gradients are dropped.
         loss_scale: the factor on its loss.
+        mean_scale: what of it only makes the mean of a window.
         stop_request: the first request to stop, None without.
         is_evaluating: whether a validation or test runs, which can be cut short.
         cut_request: the request that cuts the running validation or test short, None without.
@@ -119,6 +120,7 @@ class Control:
         "leaving",
         "loss_scale",
         "max_skips",
+        "mean_scale",
         "pending",
         "skips",
         "skips_batch",
@@ -239,10 +241,19 @@ class Control:
         self.record("hold_step", reason, by)
         self.holds_step = self.touched = True
 
-    def scale_loss(self, factor: float, reason: str, *, by: str | None = None) -> None:
-        """From `BatchStart`: multiply this micro-batch's loss for the backward pass; several factors multiply up."""
+    def scale_loss(self, factor: float, reason: str, *, by: str | None = None, averages: bool = False) -> None:
+        """From `BatchStart`: multiply this micro-batch's loss for the backward pass; several factors multiply up.
+
+        Args:
+            factor: what to multiply by.
+            reason: why, for people.
+            by: who asks; by default the plugin whose handler calls.
+            averages: whether the factor only makes the mean over a window, as 1/n does. A loss that is a sum, with its
+                count, does without it: its window is divided by the counts.
+        """
         self.record("scale_loss", reason, by)
         self.loss_scale *= factor
+        self.mean_scale *= factor if averages else 1.0
         self.touched = True
 
     def skip_step(self, reason: str, *, by: str | None = None) -> None:
@@ -311,6 +322,11 @@ class Control:
             self.stop(cut.reason, by=cut.by)
         self.decide()
 
+    def drop_step(self, reason: str) -> None:
+        """Drop the gradients of a window, as all ranks do."""
+        self._add("skip_step", reason, "the loop")
+        self.drops_step = self.touched = True
+
     def leave_out_batch(self, reason: str) -> None:
         """Skip the current batch, at which the user's own loop was left."""
         self._add("skip_batch", reason, "the caller")
@@ -378,7 +394,7 @@ class Control:
     def close_batch(self) -> None:
         """Forget what was asked for one batch."""
         self.skips_batch = self.holds_step = self.drops_step = self.touched = False
-        self.loss_scale = 1.0
+        self.loss_scale = self.mean_scale = 1.0
 
     def close_epoch(self) -> None:
         """Forget what was asked for one epoch."""

@@ -20,6 +20,7 @@ class Progress:
         skipped_steps: windows whose step was dropped, by a plugin or by the engine.
         skipped_batches: micro-batches that were skipped.
         samples: samples trained on, by all ranks together.
+        tokens: what the losses that are sums were sums over, by all ranks together; counted when a window ends.
         validations: finished validations.
         evaluated: batches done in the running or last validation, test or prediction; on several ranks, when it has
             ended, by all.
@@ -34,6 +35,7 @@ class Progress:
     skipped_steps: int = 0
     skipped_batches: int = 0
     samples: int = 0
+    tokens: int = 0
     validations: int = 0
     evaluated: int = 0
     earlier_seconds: float = 0.0
@@ -82,7 +84,9 @@ class Progress:
             ValueError: a counter is missing, unknown or negative.
         """
         streams, expected = dict(state.get("streams", {})), Progress().state_dict().keys()
-        counters = {name: value for name, value in state.items() if name != "streams"}
+        counters = {"tokens": 0} | {
+            name: value for name, value in state.items() if name != "streams"
+        }  # as of older ones
         if counters.keys() != expected or any(value < 0 for value in (*counters.values(), *streams.values())):
             raise ValueError(f"Progress needs counters of at least 0 for {sorted(expected)}, got {state}.")
         for name, value in counters.items():

@@ -262,6 +262,27 @@ class Run(Protocol):
         `<set>/<name>`.
         """
 
+    def weigh(self, count: Any) -> None:
+        """Say what the losses of the batch in hand are means over, such as the number of its tokens.
+
+        The gradients of a window, of all ranks, are then those of one batch, and the tracked losses are means over
+        what is counted; see "Losses over tokens" in the documentation. To be called in `training_step`, before
+        `run.step(loss)`, in `validation_step` and `test_step`, or in a handler of `BatchStart`; once for each loss.
+        A step that returns a sum with its count needs no such call.
+
+        Args:
+            count: at least 0; an integer, or a tensor of one element, which stays on its device.
+
+        Raises:
+            RuntimeError: there is no batch in hand, or it was weighed already.
+            TypeError: the count is neither a number nor a tensor of one.
+            ValueError: it is negative or not finite.
+        """
+
+    @property
+    def window_count(self) -> float | None:
+        """In `GradientsReady` and `StepEnd`: the count, of all ranks, that the gradients were divided by; else None."""
+
     def state_dict(self, shards: Mapping[str, Any] | None = None, *, weights_only: bool = False) -> dict[str, Any]:
         """Return one consistent snapshot of everything that a resumed run needs, as plain types and tensors.
 
@@ -312,6 +333,12 @@ class Run(Protocol):
         """Call `action` at every `settle()`: it waits for what its plugin does in the background, and emits its events.
 
         It is called before the run rolls back, too. To give the same action again does nothing.
+        """
+
+    def when_exchanging(self, action: Callable[[], None]) -> None:
+        """Call `action` when a window's gradients are complete and its losses have counts, before they are divided.
+
+        For one who keeps parts of the gradients elsewhere. To give the same action again does nothing.
         """
 
     def when_leaving(self, action: Callable[[], None]) -> None:

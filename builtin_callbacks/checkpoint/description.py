@@ -104,8 +104,9 @@ def _facts(path: Path, state: Mapping[str, Any], entry: Entry | None) -> Iterato
     if state.get(WEIGHTS_ONLY):
         yield "holds", "only weights: for load_weights and `checkpoint export`, not for a resume"
     yield "position", f"epoch {place['epoch']}, batch {place['batch']}, step {place['steps']}"
-    counted = f"{place['samples']} samples, {place['validations']} validations, {place['earlier_seconds']:.1f} s"
-    yield "so far", counted
+    tokens = f"{place['tokens']} tokens, " if place.get("tokens") else ""
+    trained = f"{place['samples']} samples, {tokens}{place['validations']} validations"
+    yield "so far", f"{trained}, {place['earlier_seconds']:.1f} s"
     yield from _several("streams", (f"{name} {count} batches" for name, count in place.get("streams", {}).items()))
     yield "saved", _time(state["saved_at"])
     yield "size", _size(path)

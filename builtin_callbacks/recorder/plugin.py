@@ -120,7 +120,7 @@ class Recorder(Plugin):
         progress = attempt.progress
         pack(
             attempt.buffer, at, attempt.hundredths, progress.steps, progress.skipped_steps, progress.skipped_batches,
-            progress.samples, run.window, progress.batch,
+            progress.samples, run.window, progress.tokens, progress.batch,
         )  # fmt: skip
         attempt.at = at + ROW_SIZE
 

@@ -24,7 +24,8 @@ class Sum:
     __slots__ = ("host", "part", "pending", "start", "total", "weight")
 
     def __init__(self, host: float = 0.0, weight: float = 0.0, start: float = 0.0, pending: int = 0) -> None:
-        self.host, self.weight = host, weight
+        self.host = host
+        self.weight: Any = weight  # a tensor where counts are on a device
         self.start, self.pending = start, pending
         self.total: Tensor | None = None
         self.part: Tensor | None = None
@@ -50,8 +51,8 @@ class Sum:
     def state(self) -> list[float]:
         """Return what `Sum(*state)` continues from, to the last bit; waits for the device."""
         if self.total is None or self.part is None:
-            return [self.host, self.weight, self.start, self.pending]
-        return [self.host + self.total.item(), self.weight, self.part.item(), self.pending]
+            return [self.host, float(self.weight), self.start, self.pending]
+        return [self.host + self.total.item(), float(self.weight), self.part.item(), self.pending]
 
     def _begin(self, name: str, value: Tensor) -> Tensor:
         check_scalar(name, value)
@@ -116,6 +117,11 @@ class Means:
             entry.host += float(value) * weight  # type: ignore[arg-type]  # an object is never among the sums
         entry.weight += weight
 
+    def add_sum(self, name: str, total: Tensor | float, count: Tensor | float) -> None:
+        """Add a sum with its count, which is kept where it is until it is read."""
+        self.add(name, total)
+        self._sums[name].weight += count - 1.0
+
     def for_evaluation(self) -> Means:
         """Return new means for one set of an evaluation."""
         return Means()
@@ -142,7 +148,12 @@ class Means:
             values = torch.stack([self._sums[name].on_device() for name in names]).tolist()
             for name, value in zip(names, values, strict=True):
                 sums[name] += value
-        return {name: (value, self._sums[name].weight) for name, value in sums.items()}
+        weights = {name: float(self._sums[name].weight) for name in sums}
+        if wrong := [name for name, weight in weights.items() if weight != weight]:
+            raise ValueError(
+                f"{wrong[0]!r} was given with a count that is negative or not a number, or 0 where the sum is not."
+            )
+        return {name: (value, weights[name]) for name, value in sums.items()}
 
     def read(self, scope: str) -> dict[str, float]:
         """Return the means as `<scope>/<name>`, and start again."""

@@ -15,7 +15,7 @@ from ...events.checks import known_names
 from ..engines.contract import LoopEngine
 from ..engines.options import modules_of
 from .optimizers import Optimizer, check_optimizer, held_parameters, trained_parameters
-from .windows import OptimizerWindow, Windows, check_loss
+from .windows import OptimizerWindow, Windows, check_taken
 
 END = object()
 
@@ -64,11 +64,11 @@ class NamedWindows(Windows):
             window.backward = partial(window.backward_scaled, scale=1.0)
             window.exchange = partial(self._exchange, engine, window)
 
-    def take(self, name: str | None, loss: Any) -> OptimizerWindow:
-        """Return the window that a loss is for.
+    def take(self, run: Any, name: str | None, loss: Any) -> tuple[OptimizerWindow, Tensor]:
+        """Return the window that a loss is for, and the loss; of a sum with its count, the mean.
 
         Raises:
-            TypeError: the loss is not a tensor.
+            TypeError: the loss is not a tensor, nor a sum with its count.
             ValueError: there is no such optimizer, or its step with a loss of this batch is held; the loss is not a
                 scalar.
         """
@@ -80,13 +80,13 @@ class NamedWindows(Windows):
                 f"A second loss of this batch for the optimizer {name!r}, whose step with the first one is held: "
                 f"several steps per batch take no accumulation. Or add the two up: yield {name!r}, first + second."
             )
-        check_loss(loss)
+        checked = check_taken(run, window, loss)
         if not self.taken:
             self.latest.clear()
         self.is_first_loss = not self.taken
         self.taken.add(window.name)
-        self.latest.append(loss)
-        return window
+        self.latest.append(checked)
+        return window, checked
 
     def select(self, window: OptimizerWindow, control: Control) -> Tensor | None:
         """See the base class."""

@@ -17,6 +17,7 @@ COUNTERS = [
     "skipped_steps",
     "skipped_batches",
     "samples",
+    "tokens",
     "validations",
     "evaluated",
 ]

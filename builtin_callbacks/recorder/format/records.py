@@ -33,6 +33,7 @@ class Counters:
     validations: int = 0
     evaluated: int = 0
     seconds: float = 0.0
+    tokens: int = 0
 
     @property
     def batches(self) -> int:
@@ -93,6 +94,7 @@ class Batches:
         clock: seconds since the attempt began, after the last.
         steps, skipped_steps, skipped_batches, samples, window: after each batch.
         centiseconds: the run's clock after each, in hundredths of a second.
+        tokens: after each, None if losses have no counts.
         losses: of each, None if losses are not recorded, or if the run was killed before they were read.
     """
 
@@ -105,6 +107,7 @@ class Batches:
     window: tuple[int, ...]
     centiseconds: tuple[int, ...]
     losses: tuple[float, ...] | None = None
+    tokens: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -133,6 +136,7 @@ class Batches:
             first.validations,
             first.evaluated,
             self.centiseconds[index] / 100,
+            0 if self.tokens is None else self.tokens[index],
         )
 
 

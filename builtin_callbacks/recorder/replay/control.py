@@ -62,10 +62,10 @@ class ReplayControl(Control):
     def holds_step(self, value: bool) -> None:
         self.is_held = value
 
-    def scale_loss(self, factor: float, reason: str, *, by: str | None = None) -> None:
+    def scale_loss(self, factor: float, reason: str, *, by: str | None = None, averages: bool = False) -> None:
         """Scale the loss, also where the factors of others are unknown."""
         unknown, self._scale_is_unknown = self._scale_is_unknown, False
-        super().scale_loss(factor, reason, by=by)
+        super().scale_loss(factor, reason, by=by, averages=averages)
         self._scale_is_unknown = unknown
 
     def add_recorded(self, recorded: Request) -> Request:

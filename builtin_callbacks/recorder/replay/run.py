@@ -24,7 +24,7 @@ from .control import ReplayControl
 from .stubs import RecordedData, RecordedEngine, RecordedOptimizer, Unrecorded, UnrecordedCounts
 
 LOSSES = "Record them with Recorder(..., losses=True)."
-COUNTERS = ("epoch", "batch", "earlier_batches", "steps", "skipped_steps", "skipped_batches", "samples", "validations", "evaluated")  # fmt: skip  # noqa: E501
+COUNTERS = ("epoch", "batch", "earlier_batches", "steps", "skipped_steps", "skipped_batches", "samples", "validations", "evaluated", "tokens")  # fmt: skip  # noqa: E501
 
 
 class ReplayRun:
@@ -62,6 +62,7 @@ class ReplayRun:
     ranks_meet = False
     training_id: Any = Unrecorded("the id of the training")
     plugins: Any = Unrecorded("the plugins of the run")
+    window_count: Any = Unrecorded("the counts of the losses")
     validation_loaders: Any = Unrecorded("the validation loaders")
     batch_losses: Any = Unrecorded("the losses of a batch, each by itself")
     task: Any = Unrecorded("the task")
@@ -191,6 +192,9 @@ class ReplayRun:
         """Raise `NotRecorded`."""
         raise NotRecorded("the batches of an evaluation, to collect from")
 
+    def weigh(self, count: Any) -> None:
+        """Do nothing: the tokens are recorded."""
+
     def roll_back(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
         """Roll back if the recorded run did so here, to the same checkpoint.
 
@@ -217,6 +221,9 @@ class ReplayRun:
         """Call `action` at every `settle()`."""
         if action not in self._settling:
             self._settling.append(action)
+
+    def when_exchanging(self, action: Callable[[], None]) -> None:
+        """Do nothing: a replay has no gradients."""
 
     def when_leaving(self, action: Callable[[], None]) -> None:
         """Do nothing: a replay has no other ranks."""

@@ -57,7 +57,7 @@ class TrainingState(RuleMetric):
     `epoch` (finished epochs, with the part of the current one), `global_step` and `step` (optimizer steps),
     `max_steps` and `num_train_epochs` (None where there is no such limit), `log_history` (the newest last),
     `best_model_checkpoint`, `is_world_process_zero`, `is_local_process_zero`, `is_final` (whether the newest save was
-    requested after the training's end), and the counters of `Progress`: `batch`, `batches`, `samples`,
+    requested after the training's end), and the counters of `Progress`: `batch`, `batches`, `samples`, `tokens`,
     `skipped_steps`, `skipped_batches`, `validations`, `seconds`.
     """
 
@@ -92,6 +92,7 @@ class TrainingState(RuleMetric):
             "batch": progress.batch,
             "batches": progress.batches,
             "samples": progress.samples,
+            "tokens": progress.tokens,
             "skipped_steps": progress.skipped_steps,
             "skipped_batches": progress.skipped_batches,
             "validations": progress.validations,

@@ -81,7 +81,7 @@ class SharedControl(Control):
         self.is_shared = True
         self._run, self._engine = run, run.engine
         self._every = int(getattr(run.engine, "agree_every", 1))
-        self._judges = self._interrupted = False
+        self._judges = self._interrupted = self._drops_alike = False
         self._evaluations = self._optimizer_order = self._condition_order = 0
         self._token = ""
         self._withdrawn: dict[Verb, Request] = {}
@@ -160,12 +160,20 @@ class SharedControl(Control):
         if skips:
             self.skips_batch = self.touched = True
 
+    def drop_step(self, reason: str) -> None:
+        """See the base class; there is nothing to vote on."""
+        super().drop_step(reason)
+        self._drops_alike = True
+
     def agree_on_step(self) -> None:
         """Let gradients that one rank drops be dropped by all, where some plugin declares that it may.
 
         Raises:
             RuntimeError: a rank drops them that is not expected to.
         """
+        if self._drops_alike:
+            self._drops_alike = False
+            return
         dropped = self._votes("skip_step", self.votes_on_steps, asked=self.drops_step)
         if dropped and self._engine.vote([self.drops_step])[0]:
             self.drops_step = self.touched = True
