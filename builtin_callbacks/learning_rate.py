@@ -5,12 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from inspect import signature
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ..core.host import ended_for_good
 from ..core.metrics.monitor import Monitor
 from ..events import EpochEnd, Lane, Log, Run, RunClosed, StepEnd, TrainStart, ValidationEnd
+from ..events.checks import known_names
 from ..plugins import Plugin, on
+
+Per = Literal["step", "epoch", "plateau"]
 
 
 class LearningRate(Plugin):
@@ -23,23 +26,27 @@ class LearningRate(Plugin):
     that leaves a rate of zero.
 
     Args:
-        per: `step`, `epoch` or `plateau`.
+        per: `step`, `epoch` or `plateau`; or one of them for each scheduler, by the name of its optimizer.
         monitor: the metric that a plateau is judged by; only with `plateau`.
 
     Raises:
         ValueError: `per` is unknown, or a monitor is given without `plateau`; at the run's start, there is no
-            scheduler.
+            scheduler, or `per` names other schedulers than there are.
     """
 
     exclusive = ("scheduler",)
     asks = ("scheduler",)
 
-    def __init__(self, per: Literal["step", "epoch", "plateau"], *, monitor: str | None = None) -> None:
-        if per not in ("step", "epoch", "plateau"):
-            raise ValueError(f"LearningRate(per) is 'step', 'epoch' or 'plateau', got {per!r}.")
-        if (monitor is not None) != (per == "plateau"):
+    def __init__(self, per: Per | Mapping[str, Per], *, monitor: str | None = None) -> None:
+        given = list(per.values()) if isinstance(per, Mapping) else [per]
+        if not given or any(each not in get_args(Per) for each in given):
+            raise ValueError(
+                f"LearningRate(per) is 'step', 'epoch' or 'plateau', or a dict of these by the names of optimizers; "
+                f"got {per!r}."
+            )
+        if (monitor is not None) != ("plateau" in given):
             raise ValueError("monitor= goes with LearningRate('plateau', monitor='validation/loss'), and only with it.")
-        self.per = per
+        self.per = dict(per) if isinstance(per, Mapping) else per
         self._steps_before = 0
         self._stepped: set[str] = set()
         self._ever_stepped: set[str] = set()  # in this run
@@ -53,28 +60,38 @@ class LearningRate(Plugin):
 
     def describe(self, run: Run) -> str:
         """Say which schedulers are stepped, and when."""
-        kinds = ", ".join(type(each).__name__ for each in run.schedulers.values()) or "no scheduler"
-        when = f"each {self.per}" if self.monitor is None else f"each measurement of {self.monitor.name}"
-        return f"steps {kinds} after {when}"
+        kinds: dict[str, list[str]] = {}
+        for name, scheduler in run.schedulers.items():
+            kinds.setdefault(self.per_of(name) or "nothing", []).append(type(scheduler).__name__)
+        parts = [f"{', '.join(each)} after {self._moment(per)}" for per, each in kinds.items()]
+        return f"steps {' and '.join(parts) or 'no scheduler'}"
+
+    def per_of(self, name: str) -> Per | None:
+        """Return after what the scheduler of an optimizer is stepped; None where that is not said."""
+        return self.per.get(name) if isinstance(self.per, dict) else self.per
 
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Check that there is something to step."""
         if not run.schedulers:
             raise ValueError("LearningRate steps a scheduler, but fit was given none: pass scheduler= to fit.")
-        for scheduler in run.schedulers.values():
-            if ("metrics" in signature(scheduler.step).parameters) != (self.per == "plateau"):
+        if isinstance(self.per, dict):
+            for name in sorted(self.per.keys() ^ run.schedulers.keys()):
+                what = "names no scheduler" if name in self.per else "does not say when to step the scheduler"
+                known = known_names(name, run.schedulers)
+                raise ValueError(f"LearningRate({self.per!r}) {what} {name!r}.{known if name in self.per else ''}")
+        for name, scheduler in run.schedulers.items():
+            per = self.per_of(name)
+            if ("metrics" in signature(scheduler.step).parameters) != (per == "plateau"):
                 kind = type(scheduler).__name__
-                raise ValueError(
-                    f"LearningRate({self.per!r}) does not fit {kind}: only a plateau scheduler takes a metric."
-                )
+                raise ValueError(f"LearningRate({per!r}) does not fit {kind}: only a plateau scheduler takes a metric.")
         if self.monitor is not None:
             self.monitor.check_measured(run)
 
     @on(StepEnd)
     def after_step(self, run: Run, event: StepEnd) -> None:
         """Step per optimizer step; else remember which optimizer was stepped."""
-        if self.per != "step":
+        if self.per_of(run.optimizer_name) != "step":
             self._stepped.add(run.optimizer_name)
         elif run.scheduler is not None:
             run.scheduler.step()
@@ -83,11 +100,11 @@ class LearningRate(Plugin):
     @on(EpochEnd, optional=True)
     def after_epoch(self, run: Run, event: EpochEnd) -> None:
         """Step per epoch, if the optimizer was stepped in it."""
-        if self.per == "epoch":
+        if due := self._due(run, "epoch"):
             with warnings.catch_warnings():
                 if run.origin.steps:  # the optimizer's steps may have been taken before the resume: torch cannot know
                     warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
-                for name in self._due(run):
+                for name in due:
                     run.schedulers[name].step()
 
     @on(ValidationEnd, Log, optional=True)
@@ -96,7 +113,7 @@ class LearningRate(Plugin):
         if self.monitor is None or not self.monitor.is_for(run, event):
             return
         value = self.monitor.read(event.metrics)  # a NaN is handed on: it compares as no improvement
-        for name in self._due(run):
+        for name in self._due(run, "plateau"):
             run.schedulers[name].step(value)
 
     @on(RunClosed)
@@ -109,10 +126,11 @@ class LearningRate(Plugin):
         for name, scheduler in run.schedulers.items():
             what = f"The scheduler {type(scheduler).__name__}" + f" of {name!r}" * (len(run.optimizers) > 1)
             if not (name in self._ever_stepped or run.origin.steps or was_stepped(scheduler)):
-                after = {"step": "step of its optimizer", "epoch": "epoch", "plateau": "measurement"}[self.per]
+                after = {"step": "step of its optimizer", "epoch": "epoch", "plateau": "measurement"}
                 run.warn(
                     f"{what} was never stepped in {run.progress.steps} steps: LearningRate({self.per!r}) steps it "
-                    f"after each {after}, and there was none. The learning rate stayed as it was."
+                    f"after each {after[self.per_of(name) or 'step']}, and there was none. The learning rate stayed as "
+                    f"it was."
                 )
             elif past := past_its_length(scheduler):
                 run.warn(f"{what} was stepped beyond its length, {past}.")
@@ -131,14 +149,20 @@ class LearningRate(Plugin):
         for name, optimizer in run.optimizers.items():
             event.metrics[f"train/{run.label('learning_rate', name)}"] = float(optimizer.param_groups[0]["lr"])
 
-    def _due(self, run: Run) -> list[str]:
-        """Return the schedulers whose optimizers were stepped since they were; start to watch for steps again."""
-        if run.progress.steps == self._steps_before:
-            return []
-        alone = len(run.optimizers) == 1  # stepped whenever there was a step, with or without its event
-        due = [name for name in run.schedulers if alone or name in self._stepped]
-        self._steps_before, self._stepped = run.progress.steps, set()
-        self._ever_stepped.update(due)
+    def _moment(self, per: str) -> str:
+        return f"each {per}" if per != "plateau" or self.monitor is None else f"each measurement of {self.monitor.name}"
+
+    def _due(self, run: Run, per: Per) -> list[str]:
+        """Return the schedulers whose optimizers were stepped since they were; start to watch for their steps again."""
+        due = [name for name in run.schedulers if self.per_of(name) == per]
+        if len(run.optimizers) == 1:  # stepped whenever there was a step, with or without its event
+            due = due if run.progress.steps != self._steps_before else []
+        else:
+            due = [name for name in due if name in self._stepped]
+        if due:
+            self._steps_before = run.progress.steps
+            self._stepped.difference_update(due)
+            self._ever_stepped.update(due)
         return due
 
 

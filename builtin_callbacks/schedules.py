@@ -50,7 +50,7 @@ class Schedule(Plugin):
     def __init__(self, when: Filter, *, at_start: bool = False, at_end: bool | None = None) -> None:
         if not isinstance(when, Filter):
             raise TypeError(f"{type(self).__name__}(when) takes a filter such as Every(steps=100), got {when!r}.")
-        self.when, self.at_start = deepcopy(when), at_start
+        self.filter, self.at_start = deepcopy(when), at_start
         if at_end is not None:
             self.at_end = at_end
         self._waits: Handle | None = None
@@ -60,7 +60,7 @@ class Schedule(Plugin):
 
     def describe(self, run: Run) -> str:
         """Say when it is asked for."""
-        moments = [str(self.when), *["at the start"] * self.at_start, *["at the end"] * self.at_end]
+        moments = [str(self.filter), *["at the start"] * self.at_start, *["at the end"] * self.at_end]
         return f"{self.verb} {', '.join(moments)}"
 
     @on(TrainStart)
@@ -73,7 +73,7 @@ class Schedule(Plugin):
         """Continue from what was saved."""
         self._origin = run.origin
         self._last = self.moment(run.origin) if self._saved is None else self._saved["last"]
-        self.when.load_state_dict(run.origin, {} if self._saved is None else self._saved["filter"])
+        self.filter.load_state_dict(run.origin, {} if self._saved is None else self._saved["filter"])
         self._saved = None
 
     @on(EpochStart)
@@ -85,8 +85,8 @@ class Schedule(Plugin):
     @on(BatchEnd, EpochEnd)
     def ask_when_due(self, run: Run, event: BatchEnd | EpochEnd) -> None:
         """Ask within an epoch, and at its end."""
-        if self.when(run):
-            self.ask(run, str(self.when))
+        if self.filter(run):
+            self.ask(run, str(self.filter))
 
     @on(LastBoundary, lane=Lane.REPORT)
     def finish(self, run: Run, event: LastBoundary) -> None:
@@ -106,7 +106,7 @@ class Schedule(Plugin):
         """Return when it was last done, and what is due next."""
         if self._saved is not None:  # not taken over yet
             return dict(self._saved)
-        return {} if self._origin is None else {"last": self._last, "filter": self.when.state_dict(self._origin)}
+        return {} if self._origin is None else {"last": self._last, "filter": self.filter.state_dict(self._origin)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep the state until the run has its new origin."""

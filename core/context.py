@@ -104,6 +104,7 @@ class RunContext(ABC):
     is_replay = False
 
     batch: Any = part_of("work.batch")
+    stream: str | None = part_of("work.stream")
     outputs: Any = part_of("work.outputs")
     loss: Tensor | None = part_of("work.loss")
     evaluation_batches: int | None = part_of("outcome.evaluation_batches")
@@ -268,6 +269,31 @@ class RunContext(ABC):
                 name = own_name(name, self.phase)
             self.means.add(name, value, weight)
 
+    def collect(self, name: str, value: Any) -> None:
+        """Keep a value of the batch in hand until the evaluation ends."""
+        from .outputs.collection import running
+
+        running(self.work.collection, self.control).add(name, value, self.size_of(self.batch))
+
+    @property
+    def collected(self) -> Mapping[str, Any]:
+        """What was collected in the evaluation that ends."""
+        from .outputs.collection import whole_of
+
+        return whole_of(self.work.collection)
+
+    def weigh(self, count: Any) -> None:
+        """Say what the losses of the batch in hand are means over."""
+        from .stepping.counts import weigh
+
+        weigh(self, count)
+
+    @property
+    def window_count(self) -> float | None:
+        """What the gradients in hand were divided by, a sum over all ranks; None where losses have no counts."""
+        counts = self.stepping.current.counts
+        return None if counts is None else float(counts.count)
+
     def note(self, text: str) -> None:
         """Add a line that the result shows."""
         self.notes.append(check_line("note", text))
@@ -285,7 +311,7 @@ class RunContext(ABC):
         return self.pending_state is not None
 
     @abstractmethod
-    def state_dict(self, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def state_dict(self, shards: Mapping[str, Any] | None = None, *, weights_only: bool = False) -> dict[str, Any]:
         """Return one consistent snapshot of everything that a resumed run needs."""
 
     def resume(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
@@ -333,7 +359,8 @@ class RunContext(ABC):
         if self.outcome.status == "stopped" and control.stop_request is not None:
             return control.stop_request.reason
         if not self.settings.train:
-            return f"{count(progress.evaluated, 'batch', 'batches')} evaluated"
+            done = "predicted" if self.phase == "predict" else "evaluated"
+            return f"{count(progress.evaluated, 'batch', 'batches')} {done}"
         if resumed_at is not None and progress.batches == resumed_at.batches:
             return f"nothing left to do: resumed at epoch {progress.epoch}, step {progress.steps}"
         if self.max_epochs is not None and progress.epoch >= self.max_epochs:
@@ -350,6 +377,11 @@ class RunContext(ABC):
         """Call `action` at every `settle()`."""
         if action not in self.hooks.settling:
             self.hooks.settling.append(action)
+
+    def when_exchanging(self, action: Action) -> None:
+        """Call `action` when the gradients of a window are complete, before they are divided by its counts."""
+        if action not in self.hooks.exchanging:
+            self.hooks.exchanging.append(action)
 
     def when_leaving(self, action: Action) -> None:
         """Call `action` before this rank leaves its group for an error: to wait for what uses the group in a thread."""
@@ -390,7 +422,12 @@ class RunContext(ABC):
             from .data.last_batch import mark_last
 
             batches = mark_last(batches, mark)
-        return self.engine.feed(batches)
+        fed, source = self.engine.feed(batches), self.data.source
+        if source is None or not source.parts:
+            return fed
+        from .data.sources.streams import counted
+
+        return counted(source, fed, self.progress, partial(setattr, self.work, "stream"))
 
     def _report(self, report_replay: Callable[[int, int], None], done: int, batches: int) -> None:
         what = f"{batches} batches of epoch {self.progress.epoch} again to reach the position of the checkpoint"

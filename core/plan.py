@@ -8,13 +8,14 @@ from textwrap import TextWrapper
 
 from .checkpoint.state.compatibility import batch_factors, global_batch
 from .context import RunContext, count
+from .data.streams import Streams
 
 WRAPPED = TextWrapper(80, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 
 def plan_of(run: RunContext) -> str:
     """Return the model, the hardware, the length, what each plugin will do, and where the run starts."""
-    lines = [_model(run), _hardware(run), _length(run), *_validation(run)]
+    lines = [_model(run), _hardware(run), _length(run), *_streams(run), *_validation(run)]
     lines += [f"{name}: {text}" for name, text in run.plugins.descriptions(run).items()]
     if "rng" not in run.plugins.declared("exclusive"):
         lines += ["seed: none is set, so another run draws other numbers; RNGCapture() sets one"]
@@ -66,9 +67,17 @@ def _batch_size(run: RunContext) -> int | None:
     loader = run.train_loader
     if isinstance(loader, list | tuple):
         return run.size_of(loader[0])
-    return run.data.batch_size if hasattr(loader, "batch_size") else None
+    loaders = loader.loaders.values() if isinstance(loader, Streams) else [loader]
+    return run.data.batch_size if all(hasattr(each, "batch_size") for each in loaders) else None
+
+
+def _streams(run: RunContext) -> Iterator[str]:
+    if isinstance(run.train_loader, Streams):
+        yield f"streams: {run.train_loader.describe()}"
 
 
 def _validation(run: RunContext) -> Iterator[str]:
     if sets := run.validation_sets:
-        yield f"validation: {count(len(sets), 'set', 'sets')} {', '.join(filter(None, sets))}".rstrip()
+        every = run.settings.every
+        named = [f"{name} (in every {every[name]})" if name in every else name for name in sets if name]
+        yield f"validation: {count(len(sets), 'set', 'sets')} {', '.join(named)}".rstrip()

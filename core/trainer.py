@@ -1,9 +1,11 @@
-"""The trainer: holds the bus, the plugins and the engine; `fit`, `validate` and `test` are runs of it."""
+"""The trainer: holds the bus, the plugins and the engine; `fit`, `validate`, `test` and `predict` are runs of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from ..events import Bus
@@ -22,9 +24,13 @@ if TYPE_CHECKING:
     from .data.loaders import LoaderParams
     from .engines.contract import LoopEngine
 
+    Params = LoaderParams | None
+    Weights = str | Path | None
+    Limit = float | Mapping[str, float] | None
+
 
 class Trainer:
-    """Reusable: calls of `fit`, `validate` and `test` follow one another and never disturb each other.
+    """Reusable: calls of `fit`, `validate`, `test` and `predict` follow one another and never disturb each other.
 
     Args:
         plugins: plugin objects, in the order in which they run within a lane.
@@ -66,6 +72,7 @@ class Trainer:
             )
         for plugin in plugins:
             self.plugins.register(plugin)
+        self.plugins.load_added()
 
     def fit(
         self,
@@ -80,14 +87,20 @@ class Trainer:
         Args:
             task: an object with `training_step(run, batch)`, such as `Supervised(model, loss_fn)`.
             train: an iterable of batches, sized or not, read again in every epoch; a dataset, with `loader_params`;
-                `Phases(...)` of such; or a `DataModule`.
+                several of these by name, or `Streams(...)` of them; `Phases(...)` of such; or a `DataModule`.
             on_interrupt: whether Ctrl-C raises KeyboardInterrupt, or returns a result with status `interrupted`; also
                 whether an exit status that a plugin asked for raises SystemExit, or is only in the result. The first
                 Ctrl-C closes the run properly, a second one leaves at once and raises in any case.
             **options: as follows.
             loader_params: how to batch a dataset, such as `{"batch_size": 32, "shuffle": True, "num_workers": 4}`;
-                see `LoaderParams`.
-            validation: an iterable of batches or a dataset, or several by name.
+                see `LoaderParams`. For several streams also by their names, `{"batch_size": 32, "digit":
+                {"batch_size": 8}}`.
+            validation: an iterable of batches or a dataset, or several by name; in place of one, `Periodic(data,
+                every=5)` is read by every fifth validation only.
+            limit_train: how many batches of an epoch each process reads, such as 100, or which fraction of them, such
+                as 0.1, rounded down, at least one. For several streams also by their names: the batches of each pass.
+            limit_validation: the same for the batches of each validation set, those of all ranks together, or by the
+                names of the sets.
             optimizer: an optimizer, or a function that makes one from the list of the task's parameters. Or several by
                 name, for a `training_step` that yields `(name, loss)` for each; a function gets the parameters of the
                 task's module of that name.
@@ -146,7 +159,14 @@ class Trainer:
         return run
 
     def validate(
-        self, task: Any, validation: Any, *, loader_params: LoaderParams | None = None, name: str = "run"
+        self,
+        task: Any,
+        validation: Any,
+        *,
+        loader_params: Params = None,
+        limit: Limit = None,
+        name: str = "run",
+        weights: Weights = None,
     ) -> RunResult:
         """Run the task's `validation_step` over one or several sets; the means are in `result.metrics`.
 
@@ -154,20 +174,101 @@ class Trainer:
             task: an object with `validation_step(run, batch)`.
             validation: an iterable of batches, a dataset, several of them by name, or a `DataModule`.
             loader_params: how to batch a dataset.
+            limit: how many batches of each set are read, or which fraction of them, or some limits by name; see `fit`.
             name: the run's name.
+            weights: load these first, as `load_weights` does, and leave them in the task: `best` or `last`, of the
+                trainer's `Checkpoint`; or the path of a file or a folder.
         """
-        return self._evaluate(task, validation, "validation", loader_params, name)
+        return self._evaluate(task, validation, "validation", loader_params, name, limit, weights)
 
-    def test(self, task: Any, test: Any, *, loader_params: LoaderParams | None = None, name: str = "run") -> RunResult:
+    def test(
+        self,
+        task: Any,
+        test: Any,
+        *,
+        loader_params: Params = None,
+        limit: Limit = None,
+        name: str = "run",
+        weights: Weights = None,
+    ) -> RunResult:
         """Run the task's `test_step` over one or several sets; the means are in `result.metrics`.
 
         Args:
             task: an object with `test_step(run, batch)`.
             test: an iterable of batches, a dataset, several of them by name, or a `DataModule`.
             loader_params: how to batch a dataset.
+            limit: as for `validate`.
             name: the run's name.
+            weights: load these first, as `load_weights` does, and leave them in the task: `best` or `last`, of the
+                trainer's `Checkpoint`; or the path of a file or a folder.
         """
-        return self._evaluate(task, test, "test", loader_params, name)
+        return self._evaluate(task, test, "test", loader_params, name, limit, weights)
+
+    def predict(
+        self,
+        task: Any,
+        data: Any,
+        *,
+        loader_params: Params = None,
+        limit: Limit = None,
+        name: str = "run",
+        weights: Weights = None,
+        gather: bool = True,
+    ) -> RunResult:
+        """Run the task's `predict_step` over one or several sets; the outputs are in `result.predictions`.
+
+        They are joined, on the CPU, in the order of the data: tensors and arrays along their first dimension, lists one
+        after the other, within the dicts and tuples that the step returns. Of several sets there is a dict by their
+        names. On several ranks, each of which computes every so many batches, every rank gets all of them.
+
+        Args:
+            task: an object with `predict_step(run, batch)`, such as `Supervised(model, loss_fn)`.
+            data: an iterable of batches, a dataset, several of them by name, or a `DataModule`.
+            loader_params: how to batch a dataset.
+            limit: as in `validate`.
+            name: the run's name.
+            weights: as in `test`.
+            gather: whether the outputs are kept, which takes memory for all of them in every process; without it,
+                plugins such as `PredictionWriter` take them batch by batch, and `result.predictions` is None.
+
+        Raises:
+            TypeError: the task has no `predict_step`; an output is of a type that cannot be joined.
+            ValueError: the outputs of some batches are not like those of others; a loader shuffles or drops samples;
+                without `gather`, nobody would take the outputs.
+        """
+        from .prediction import predict
+
+        make_run = partial(self._evaluation, task, data, "predict", loader_params, name, limit, weights)
+        return predict(self.bus, self.plugins, make_run, gather=gather)
+
+    def predict_batches(
+        self,
+        task: Any,
+        data: Any,
+        *,
+        loader_params: Params = None,
+        limit: Limit = None,
+        name: str = "run",
+        weights: Weights = None,
+    ) -> Iterator[Any]:
+        """Yield what the task's `predict_step` returns for each batch of this process; nothing is kept.
+
+        The outputs are as the step returns them, on its device. Of several sets by name, `(name, outputs)` is yielded.
+        Of W ranks, rank r has the batches r, r + W, r + 2W, ... of each set. The run begins with the first batch, and
+        ends with the last or when the loop is left: it is then stopped. While it is under way, the model is in eval
+        mode; gradients are as you set them.
+
+        Args:
+            task: see `predict`.
+            data: see `predict`.
+            loader_params: how to batch a dataset.
+            limit: as in `validate`.
+            name: the run's name.
+            weights: as in `test`.
+        """
+        from .prediction import each_batch
+
+        return each_batch(partial(self._evaluation, task, data, "predict", loader_params, name, limit, weights))
 
     def plan(self, task: Any = None, train: Any = None, **options: Unpack[settings.FitOptions]) -> str:
         """Return the handlers of each event, in the order in which they run.
@@ -202,10 +303,16 @@ class Trainer:
             complete_options(module, options)
         return train
 
-    def _evaluate(self, task: Any, data: Any, phase: Phase, params: LoaderParams | None, name: str) -> RunResult:
-        from .evaluation_run import evaluation_run
-
-        with evaluation_run(self.bus, self.plugins, self.engine, task, data, phase, params, name) as run:
-            run.outcome.is_strict = self.strict
+    def _evaluate(self, task: Any, data: Any, phase: Phase, *options: Any) -> RunResult:
+        with self._evaluation(task, data, phase, *options) as run:
             loop.evaluate(run, phase)
         return run.result_or_raise()
+
+    def _evaluation(
+        self, task: Any, data: Any, phase: Phase, params: Params, name: str, limit: Limit, weights: Weights
+    ) -> TrainRun:
+        from .evaluation_run import evaluation_run
+
+        run = evaluation_run(self.bus, self.plugins, self.engine, task, data, phase, params, name, limit, weights)
+        run.outcome.is_strict = self.strict
+        return run

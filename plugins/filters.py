@@ -24,6 +24,7 @@ COUNTERS = {
     "seconds": "seconds",
     "skipped_steps": "skipped_steps",
     "steps": "steps",
+    "tokens": "tokens",
     "validations": "validations",
 }
 

@@ -27,12 +27,14 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
+Mode = Literal["cycle", "min", "max", "weighted"]
 Kind = Literal[
-    "map", "torch", "phases", "iterable", "unsized iterable",
+    "cycle", "min", "max", "weighted", "map", "torch", "phases", "iterable", "unsized iterable",
     "foreign", "unsized foreign", "stateful", "unsized stateful", "list",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
-IN_WORKERS = KINDS[:5]
+MODES: tuple[Mode, ...] = get_args(Mode)
+IN_WORKERS = KINDS[:9]
 
 
 # What is run, and where it is killed.
@@ -201,10 +203,25 @@ class SizedCursor(Cursor):
         return ceil(self.stream.size / self.batch_size)
 
 
+def streams_of(scenario: Scenario, mode: Mode, poisoned: int | None) -> h.Streams:
+    """Return two datasets and a loader that is read again; without a length where that may be."""
+    size, batch_size = scenario.samples, scenario.batch_size
+    more: dict[str, Any] = {"length": ceil(size / batch_size)} if mode == "weighted" else {}
+    made = SizedReader if mode == "cycle" else Reader
+    foreign = made(SizedStream(size + 2 if mode == "min" else size // 3, None, shuffled=scenario.shuffled), batch_size)
+    weights = {"long": 2.0, "short": 1, "foreign": 1.5} if mode == "weighted" else None
+    streams = {"long": Samples(size, poisoned), "short": Samples(size - 5), "foreign": foreign}
+    return h.Streams(streams, mode=mode, weights=weights, **more)
+
+
 def data_of(scenario: Scenario, workers: int) -> dict[str, Any]:
     """Return the training data, with how to read it."""
     kind, size, batch_size, shuffled = scenario.kind, scenario.samples, scenario.batch_size, scenario.shuffled
     poisoned = size // 2 if scenario.poison else None
+    if kind in MODES:
+        params: Any = {"batch_size": batch_size, "shuffle": shuffled, "collate_fn": collate}
+        params |= {"num_workers": workers, "short": {"num_workers": 0, "drop_last": True}}
+        return {"train": streams_of(scenario, kind, poisoned), "loader_params": params}
     if kind in ("map", "phases"):
         params = {"batch_size": batch_size, "shuffle": shuffled, "num_workers": workers, "collate_fn": collate}
         data = Samples(size, poisoned)
@@ -224,6 +241,11 @@ def data_of(scenario: Scenario, workers: int) -> dict[str, Any]:
     if "foreign" in kind:
         return {"train": (Reader if "unsized" in kind else SizedReader)(stream, batch_size)}
     return {"train": DataLoader(stream, batch_size, num_workers=workers, collate_fn=collate)}
+
+
+def joined(batch: Any) -> Tensor:
+    """Return a batch; of several streams, all in one."""
+    return torch.cat([part for part in batch.values() if part is not None]) if isinstance(batch, dict) else batch
 
 
 class Net(nn.Module):
@@ -248,7 +270,8 @@ class Drawing(h.Task):
     def __init__(self) -> None:
         self.model = Net()
 
-    def training_step(self, run: h.Run, batch: Tensor) -> Tensor:
+    def training_step(self, run: h.Run, given: Any) -> Tensor:
+        batch = joined(given)
         run.track("mean", batch.mean(), len(batch))
         outputs: Tensor = self.model(batch + draw() / 10)
         return (outputs - batch.sum(1, keepdim=True)).square().mean()

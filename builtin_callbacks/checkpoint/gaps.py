@@ -10,6 +10,7 @@ from pathlib import Path
 from ...core.checkpoint.storage import JudgedBy
 from ...core.metrics.monitor import Monitor
 from ...events import Run
+from .weights_only import lost
 
 
 @dataclass(slots=True)
@@ -62,14 +63,18 @@ class Saved:
             best: what the best checkpoint is judged by.
         """
         steps = run.progress.steps
-        if self.steps is None and run.progress.batches:
+        history = run.control.history
+        takers = dict.fromkeys(each.by for each in history if each.verb in ("veto_save", "withdraw_save"))
+        if self.steps is None and run.progress.batches and takers:
+            yield f"No checkpoint was written to {folder}: the saves were vetoed or withdrawn, by {', '.join(takers)}."
+        elif self.steps is None and run.progress.batches:
             yield (
                 f"No checkpoint was written to {folder}, no save was asked for in {steps} steps: add "
                 f"SaveSchedule(Every(epochs=1)), which also asks for one at the end."
             )
         if self.steps is None or not run.progress.batches:
             return
-        if self.steps < steps:
+        if self.steps < steps and not takers:  # else somebody has decided so
             yield (
                 f"The newest checkpoint in {folder} is of step {self.steps}, and the run ended at step {steps}: "
                 f"{_steps(steps - self.steps)} not in it. A SaveSchedule without at_end=False saves the end, too."
@@ -87,9 +92,11 @@ class Saved:
                 f"SaveSchedule(Every(steps=200))."
             )
 
-    def report(self, run: Run, error: BaseException | None, folder: Path, path: Path | None) -> None:
+    def report(
+        self, run: Run, error: BaseException | None, folder: Path, path: Path | None, *, weights_only: bool = False
+    ) -> None:
         """Add to the notes of a run that ended early, and to those of its error, how it can be resumed."""
-        if text := self.lost(run, folder, path):
+        if text := lost(path, self.steps) if weights_only else self.lost(run, folder, path):
             run.note(text)
             if error is not None:
                 error.add_note(f"heliograph: {text}")

@@ -137,11 +137,12 @@ class TrainingData:
         assert self.seed is not None
         place = progress.epoch, progress.batch
         checker, within = self._checker(progress), self._consumed_of(progress)
+        ahead = ahead and self.source.length is None
         reading = Reading(
             self.seed % 2**63, *place, self._captured, report, is_over, checker, self._probes, ahead, within
         )
         batches = self.source.open(reading)
-        return self._last.follow(batches, progress) if self._is_replayed else batches
+        return self._last.follow(batches, progress, self.source) if self._is_replayed else batches
 
     def agree_on_seed(self) -> None:
         """Choose a seed where none is given; on several ranks it is the main rank's, and this is a collective."""
@@ -150,20 +151,25 @@ class TrainingData:
         if self._engine is not None and not self._seed_is_agreed:
             self.seed, self._seed_is_agreed = self._engine.broadcast(self.seed), True
 
-    def evaluate(self, loader: Any, number: int, validations: int) -> Iterator[Any]:
+    def evaluate(self, loader: Any, number: int, validations: int, limit: float | None = None) -> Iterator[Any]:
         """Return the batches of a validation set; what a `DataLoader` draws is keyed as in the training.
 
         Args:
             loader: as the user gave it.
             number: of the set, among those of the validation.
             validations: how many there were before.
+            limit: how many of its batches are read, or which fraction of them; None for all.
         """
         seed = self.seed if self._captured or self._engine is not None else None
-        return self._evaluations.open(loader, number, validations, seed)
+        return self._evaluations.open(loader, number, validations, seed, limit)
 
-    def evaluation_length(self, loader: Any) -> int | None:
+    def evaluation_length(self, loader: Any, limit: float | None = None) -> int | None:
         """Return how many batches of a validation set this process reads, None where that is unknown."""
-        return self._evaluations.length(loader)
+        return self._evaluations.length(loader, limit)
+
+    def deals_out(self, loader: Any) -> bool:
+        """Return whether every batch of an evaluation's loader is read by one rank."""
+        return self._engine is None or self._evaluations.deals_out(loader)
 
     def sum_of_all_ranks(self, size: int) -> int:
         """Return the samples of the batches that all ranks have in hand.
@@ -211,7 +217,7 @@ class TrainingData:
         place = {"seed": self.seed, "phase": self.phase, "advances": self.advances, "doubts": doubts}
         if self.source is None:
             return {**place, "source": None, "layout": None, "state": {}}
-        own = self.source.state_dict(between_epochs=progress.batch == 0)
+        own = self.source.state_dict(progress.batch)
         last = self._last.digest(progress.batch) if self._is_replayed and progress.batch else None
         kind, layout = dict(self.source.kind), self.source.layout.state_dict()
         within = {"within": consumed} if (consumed := self._consumed_of(progress)) else {}

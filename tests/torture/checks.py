@@ -90,6 +90,7 @@ def _state(path: Path) -> dict[str, Any]:
     for name in ("file_log", "jsonl_log", "recorder", "tensorboard"):  # dates, and the names of attempts
         state["plugins"].pop(name, None)
     state["metrics"].pop(SPEED, None)
+    state.pop("log_history", None)  # durations
     return state
 
 

@@ -51,7 +51,7 @@ def is_counters(values: Any) -> bool:
     """Return whether values are those of `Counters`."""
     return (
         type(values) is list
-        and list(map(type, values)) == COUNTER_TYPES
+        and list(map(type, values)) in (COUNTER_TYPES, [*COUNTER_TYPES, int])
         and min(values) >= 0
         and max(values) < LIMIT
         and isfinite(values[9])
@@ -82,7 +82,9 @@ def _by_name(form: Form) -> Form:
 
 def _is_origin(value: Any) -> bool:
     names = (*COUNTERS, "seconds")
-    return type(value) is dict and value.keys() == {*names} and is_counters([value[name] for name in names])
+    if type(value) is not dict or value.keys() - {"tokens"} != {*names}:
+        return False
+    return is_counters([*(value[name] for name in names), value.get("tokens", 0)])  # older recordings lack them
 
 
 def _is_status(value: Any) -> bool:
@@ -117,6 +119,8 @@ EVENTS: Mapping[str, Mapping[str, Form]] = {
     "validation_cut": {"reason": is_text, "batches": COUNTS},
     "test_start": COUNTED,
     "test_end": MEASURED,
+    "predict_start": COUNTED,
+    "predict_end": MEASURED,
     "plugin_changed": {"plugin": is_text, "change": is_text, "by": is_text},
     "plugin_failed": {"plugin": is_text, "event": is_text, "error": is_text},
     "run_failed": {
