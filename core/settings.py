@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from inspect import isgeneratorfunction
-from typing import TYPE_CHECKING, Any, TypedDict
+from inspect import Parameter, isgeneratorfunction, signature
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import torch
 
@@ -34,18 +34,40 @@ NEEDS = {
 
 
 class FitOptions(TypedDict, total=False):
-    """The keywords of `Trainer.fit` and `Trainer.run`; see there."""
+    """The keywords of `Trainer.fit` and `Trainer.run`; see there. Their signatures are made from this list."""
 
-    loader_params: LoaderParams | None
     validation: Loaders | None
     optimizer: Optimizers
     scheduler: Any
     epochs: int | None
     steps: int | None
+    loader_params: LoaderParams | None
     max_skipped_steps: int | None
     name: str
     hyper_parameters: Mapping[str, Any] | None
     allow_unused_parameters: bool
+
+
+DEFAULTS: Mapping[str, Any] = {  # None for those that are not named here
+    "max_skipped_steps": MAX_SKIPPED_STEPS,
+    "name": "run",
+    "allow_unused_parameters": False,
+}
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def shows_options(method: _Method) -> _Method:
+    """Let `inspect.signature`, and so `fit?` in a notebook, show each option of a method instead of `**options`."""
+    whole = signature(method)
+    *own, _ = whole.parameters.values()
+    defaults = {"optimizer": Parameter.empty, **DEFAULTS}
+    options = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=kind.__forward_arg__)
+        for name, kind in FitOptions.__annotations__.items()
+    ]
+    shown = whole.replace(parameters=sorted([*options, *own], key=lambda each: each.kind))
+    method.__signature__ = shown  # type: ignore[attr-defined]  # inspect reads it
+    return method
 
 
 @dataclass(frozen=True)
@@ -90,15 +112,16 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
 
         tail = hint(unknown) or known_names(unknown, FitOptions.__annotations__)
         raise TypeError(f"fit has no argument {unknown!r}.{tail}")
+    options = {**DEFAULTS, **options}  # type: ignore[typeddict-item]  # their names are checked
     check_task(task, "training_step")
     loaders, params = _training_loaders(train, options.get("loader_params"), world_size)
     epochs, steps = (
         None if options.get(unit) is None else check_whole_number(f"{unit}=", options.get(unit), at_least=1)
         for unit in ("epochs", "steps")
     )
-    if (most := options.get("max_skipped_steps", MAX_SKIPPED_STEPS)) is not None:
+    if (most := options["max_skipped_steps"]) is not None:
         most = check_whole_number("max_skipped_steps=", most, of="skipped steps in a row", at_least=1)
-    allow_unused = options.get("allow_unused_parameters", False)
+    allow_unused = options["allow_unused_parameters"]
     check_flag("allow_unused_parameters=", allow_unused)
     check_parts(task)
     several = isinstance(options.get("optimizer"), Mapping)
@@ -117,7 +140,7 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
         if not isinstance(key, str):
             raise TypeError(f"hyper_parameters= takes values by name, as in {{'lr': 0.01}}; got the key {key!r}.")
     return Settings(
-        name=check_name(options.get("name", "run")),
+        name=check_name(options["name"]),
         task=task,
         train=loaders,
         per_sample=(params or {}).get("draws_per") == "sample",

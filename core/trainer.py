@@ -67,6 +67,7 @@ class Trainer:
         for plugin in plugins:
             self.plugins.register(plugin)
 
+    @settings.shows_options
     def fit(
         self,
         task: Any,
@@ -81,12 +82,6 @@ class Trainer:
             task: an object with `training_step(run, batch)`, such as `Supervised(model, loss_fn)`.
             train: an iterable of batches, sized or not, read again in every epoch; a dataset, with `loader_params`;
                 `Phases(...)` of such; or a `DataModule`.
-            on_interrupt: whether Ctrl-C raises KeyboardInterrupt, or returns a result with status `interrupted`; also
-                whether an exit status that a plugin asked for raises SystemExit, or is only in the result. The first
-                Ctrl-C closes the run properly, a second one leaves at once and raises in any case.
-            **options: as follows.
-            loader_params: how to batch a dataset, such as `{"batch_size": 32, "shuffle": True, "num_workers": 4}`;
-                see `LoaderParams`.
             validation: an iterable of batches or a dataset, or several by name.
             optimizer: an optimizer, or a function that makes one from the list of the task's parameters. Or several by
                 name, for a `training_step` that yields `(name, loss)` for each; a function gets the parameters of the
@@ -96,6 +91,8 @@ class Trainer:
             epochs: how many epochs; with `steps`, whichever comes first. Counted from the run's first beginning: a
                 resumed run does the rest.
             steps: how many optimizer steps.
+            loader_params: how to batch a dataset, such as `{"batch_size": 32, "shuffle": True, "num_workers": 4}`;
+                see `LoaderParams`.
             max_skipped_steps: how many steps and batches in a row may be skipped, by plugins or by fp16, without an
                 optimizer step in between; 100 by default, None for any number. More are an error, which names who
                 skipped: they would never end a run by `steps`.
@@ -103,6 +100,9 @@ class Trainer:
             hyper_parameters: a description of this run, for loggers.
             allow_unused_parameters: whether all is well where parameters of the optimizer never have a gradient; else
                 the result warns.
+            on_interrupt: whether Ctrl-C raises KeyboardInterrupt, or returns a result with status `interrupted`; also
+                whether an exit status that a plugin asked for raises SystemExit, or is only in the result. The first
+                Ctrl-C closes the run properly, a second one leaves at once and raises in any case.
 
         Returns:
             How the run ended. A failure raises.
@@ -123,6 +123,7 @@ class Trainer:
                 raise
         return run.result_or_raise(exits=on_interrupt == "raise")
 
+    @settings.shows_options
     def run(self, task: Any, train: Any, **options: Unpack[settings.FitOptions]) -> TrainRun:
         """Return a run for a loop of your own, with the arguments of `fit`.
 
