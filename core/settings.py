@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 import torch
 
 from ..events.catalogue import Phase
-from ..events.checks import check_flag, check_whole_number, known_names
+from ..events.checks import check_flag, check_number, check_whole_number, known_names
 from ..plugins import Plugins
 from .data.order.sizes import check_loader, size_counter
 from .engines.options import modules_of
@@ -25,11 +25,11 @@ MAX_SKIPPED_STEPS = 100  # as in the HF Trainer
 Loader = Iterable[Any]
 Loaders = Loader | Mapping[str, Loader]
 NEEDS = {
-    "validation": "no plugin ever asks for a validation: add ValidationSchedule(Every(epochs=1)).",
+    "validation": "no plugin ever asks for a validation: add ValidationSchedule(epochs=1).",
     "stop": "the run has no end: pass epochs= or steps=, or add a plugin that stops it, such as EarlyStopping.",
     "scheduler": "no plugin steps the scheduler: add LearningRate('step') or LearningRate('epoch').",
-    "save": "no plugin ever asks for a save: add SaveSchedule(Every(epochs=1)).",
-    "log": "no plugin ever asks for a log: add LogSchedule(Every(steps=50)).",
+    "save": "no plugin ever asks for a save: add SaveSchedule(epochs=1), or give Checkpoint every=Every(epochs=1).",
+    "log": "no plugin ever asks for a log: add LogSchedule(steps=50).",
 }
 
 
@@ -39,7 +39,7 @@ class FitOptions(TypedDict, total=False):
     validation: Loaders | None
     optimizer: Optimizers
     scheduler: Any
-    epochs: int | None
+    epochs: float | None
     steps: int | None
     loader_params: LoaderParams | None
     max_skipped_steps: int | None
@@ -58,15 +58,13 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 def shows_options(method: _Method) -> _Method:
     """Let `inspect.signature`, and so `fit?` in a notebook, show each option of a method instead of `**options`."""
-    whole = signature(method)
-    *own, _ = whole.parameters.values()
-    defaults = {"optimizer": Parameter.empty, **DEFAULTS}
-    options = [
+    shown, defaults = signature(method), {"optimizer": Parameter.empty, **DEFAULTS}
+    parameters = [each for each in shown.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+    parameters[3:3] = [  # after self, task and train
         Parameter(name, Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=kind.__forward_arg__)
         for name, kind in FitOptions.__annotations__.items()
     ]
-    shown = whole.replace(parameters=sorted([*options, *own], key=lambda each: each.kind))
-    method.__signature__ = shown  # type: ignore[attr-defined]  # inspect reads it
+    method.__signature__ = shown.replace(parameters=parameters)  # type: ignore[attr-defined]  # inspect reads it
     return method
 
 
@@ -83,7 +81,7 @@ class Settings:
     optimizers: Mapping[str, torch.optim.Optimizer] = field(default_factory=dict)
     schedulers: Mapping[str, Any] = field(default_factory=dict)
     several: bool = False  # the optimizers were given by name, for a loss of its own each
-    epochs: int | None = None
+    epochs: float | None = None  # an int, unless there is a fraction
     steps: int | None = None
     max_skipped_steps: int | None = MAX_SKIPPED_STEPS
     hyper_parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -114,11 +112,8 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
         raise TypeError(f"fit has no argument {unknown!r}.{tail}")
     options = {**DEFAULTS, **options}  # type: ignore[typeddict-item]  # their names are checked
     check_task(task, "training_step")
-    loaders, params = _training_loaders(train, options.get("loader_params"), world_size)
-    epochs, steps = (
-        None if options.get(unit) is None else check_whole_number(f"{unit}=", options.get(unit), at_least=1)
-        for unit in ("epochs", "steps")
-    )
+    loaders, params = training_loaders(train, options.get("loader_params"), world_size)
+    epochs, steps = check_length(options.get("epochs"), options.get("steps"))
     if (most := options["max_skipped_steps"]) is not None:
         most = check_whole_number("max_skipped_steps=", most, of="skipped steps in a row", at_least=1)
     allow_unused = options["allow_unused_parameters"]
@@ -157,6 +152,14 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
     )
 
 
+def check_length(epochs: object, steps: object) -> tuple[float | None, int | None]:
+    """Return the epochs, an int unless there is a fraction, and the steps of a run; ValueError unless positive."""
+    if epochs is not None:
+        epochs = check_number("epochs=", epochs, more_than=0)
+        epochs = int(epochs) if epochs == int(epochs) else epochs
+    return epochs, None if steps is None else check_whole_number("steps=", steps, at_least=1)
+
+
 def _optimizers(given: Any, task: Any) -> dict[str, torch.optim.Optimizer]:
     if not isinstance(given, Mapping):
         return {SINGLE: make_optimizer(given, task)}
@@ -173,16 +176,16 @@ def _schedulers(given: Any, optimizers: Mapping[str, torch.optim.Optimizer], *, 
     return make_schedulers(given, optimizers, several=several)
 
 
-def _training_loaders(
+def training_loaders(
     train: Any, params: LoaderParams | None, world_size: int
 ) -> tuple[Sequence[Loader], LoaderParams | None]:
     """Return the loader of each phase, and the parameters as one process goes by them."""
     if params is None and type(train) in (list, tuple):  # of batches
         check_loader(train, "train")
         return [train], None
-    from .data.loaders import params_of_one_process, training_loaders
+    from .data import loaders
 
-    return training_loaders(train, params, world_size), params_of_one_process(params, world_size)
+    return loaders.training_loaders(train, params, world_size), loaders.params_of_one_process(params, world_size)
 
 
 def evaluation(task: Any, loaders: Loaders, phase: Phase, name: str, params: LoaderParams | None = None) -> Settings:

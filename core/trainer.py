@@ -86,10 +86,12 @@ class Trainer:
             optimizer: an optimizer, or a function that makes one from the list of the task's parameters. Or several by
                 name, for a `training_step` that yields `(name, loss)` for each; a function gets the parameters of the
                 task's module of that name.
-            scheduler: a learning-rate scheduler, or a function that makes one from the optimizer; stepped by the plugin
+            scheduler: a learning-rate scheduler, or a function that makes one from the optimizer, or from the optimizer
+                and the number of optimizer steps that are planned, such as `warmup_cosine(0.03)`; stepped by the plugin
                 `LearningRate`. By the names of their optimizers, where these have names.
             epochs: how many epochs; with `steps`, whichever comes first. Counted from the run's first beginning: a
-                resumed run does the rest.
+                resumed run does the rest. 1.5 ends within the second epoch, without its end event, after that part
+                of its steps, rounded up; the loader has a length then.
             steps: how many optimizer steps.
             loader_params: how to batch a dataset, such as `{"batch_size": 32, "shuffle": True, "num_workers": 4}`;
                 see `LoaderParams`.
@@ -145,6 +147,33 @@ class Trainer:
             run.outcome.is_strict = self.strict
             run.hooks.closing.push(life.pop_all())
         return run
+
+    def planned_steps(
+        self,
+        train: Any,
+        *,
+        epochs: float | None = None,
+        steps: int | None = None,
+        loader_params: LoaderParams | None = None,
+    ) -> int:
+        """Return how many optimizer steps a `fit` with these arguments plans, from its first beginning to its end.
+
+        Gradient accumulation, the ranks, a last window that is shorter and a batch that is left out are counted. Steps
+        that are skipped, and epochs that end early, are not foreseen. Of several optimizers by name, their rounds are
+        counted, in each of which every one may step once. On several ranks a collective.
+
+        Args:
+            train: see `fit`; a `DataModule` is prepared, set up and torn down.
+            epochs: see `fit`.
+            steps: see `fit`.
+            loader_params: see `fit`.
+
+        Raises:
+            ValueError: the number is not known before the run: a loader has no length, or phases are not equally long.
+        """
+        from .length import count_steps
+
+        return count_steps(self.engine, self.plugins, train, epochs, steps, loader_params)
 
     def validate(
         self, task: Any, validation: Any, *, loader_params: LoaderParams | None = None, name: str = "run"

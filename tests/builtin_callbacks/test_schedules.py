@@ -375,7 +375,7 @@ def test_what_is_switched_off_catches_up_once(task: Make, batches: Make, sgd: An
 @pytest.mark.parametrize("when", [100, None, "every epoch"])
 def test_what_is_no_filter_is_refused(when: Any) -> None:
     for kind in (LogSchedule, ValidationSchedule, SaveSchedule):
-        with pytest.raises(TypeError, match=rf"{kind.__name__}\(when\) takes a filter such as Every"):
+        with pytest.raises(TypeError, match=rf"{kind.__name__} takes an interval, as in {kind.__name__}\(steps=100\)"):
             kind(when)
 
 
