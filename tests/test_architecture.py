@@ -92,6 +92,7 @@ PUBLIC = """
     TestStart TrainEnd TrainRun TrainStart Trainer TrainingError ValidationBatchEnd ValidationBatchStart
     ValidationCut ValidationEnd ValidationSchedule ValidationStart accuracy choose_engine find_batch_size launch
     load_weights on open_study ray register_function register_metric register_mover register_operation replay
+    warmup_cosine warmup_linear
 """
 
 
