@@ -48,11 +48,8 @@ class FitOptions(TypedDict, total=False):
     allow_unused_parameters: bool
 
 
-DEFAULTS: Mapping[str, Any] = {  # None for those that are not named here
-    "max_skipped_steps": MAX_SKIPPED_STEPS,
-    "name": "run",
-    "allow_unused_parameters": False,
-}
+# None for those that are not named here.
+DEFAULTS: dict[str, Any] = {"max_skipped_steps": MAX_SKIPPED_STEPS, "name": "run", "allow_unused_parameters": False}
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 

@@ -222,7 +222,9 @@ class Between(Filter):
         """Return whether the event passes."""
         if run.origin is not self._origin:
             self._begin(run)
-        low, high = (round(value, 6) for value in self.in_units(self.values))
+        low, high = self.values
+        if self.unit == FRACTION:
+            low, high = (round(value, 6) for value in self.in_units(self.values))
         passes = low <= self._count(run.progress) <= high
         self.passed = self.passed or passes
         return passes

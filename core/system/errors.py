@@ -17,7 +17,7 @@ ACCUMULATE = "Gradients of several batches are added up by the plugin GradientAc
 SEED = "Random generators are seeded, and kept for a resume, by the plugin RNGCapture(seed)."
 BATCHES = "How a dataset is batched is given to fit: loader_params={'batch_size': 32, 'shuffle': True}."
 OPTIMIZER = "fit takes an optimizer, or a function that makes one: optimizer=partial(torch.optim.Adam, lr=0.001)."
-SCHEDULER = "fit takes scheduler=, and the plugin LearningRate('step') or LearningRate('epoch') steps it."
+SCHEDULER = "fit takes scheduler=, such as warmup_cosine(0.03), and the plugin LearningRate('step') steps it."
 TASK = "fit(task, train) begins with the task: Supervised(model, loss_fn, metrics={'accuracy': accuracy}), say."
 FIT = "It is an argument of fit: trainer.fit(task, train, optimizer=..., epochs=...)."
 PRECISION = "Precision and determinism are options of the trainer: Trainer(precision='bf16', deterministic=True)."
