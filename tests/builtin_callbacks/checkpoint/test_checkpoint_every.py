@@ -61,7 +61,7 @@ def test_without_it_somebody_else_must_ask(tmp_path: Path) -> None:
         saves(Checkpoint(tmp_path))
 
 
-def test_nobody_hears_of_every_batch_without_it(tmp_path: Path) -> None:
+def test_without_it_no_handler_is_called_at_each_batch(tmp_path: Path) -> None:
     trainer = Trainer([SaveSchedule(epochs=1), Checkpoint(tmp_path)], device="cpu")
     owners = [str(each.owner) for each in trainer.bus.signal(BatchEnd).subscriptions.values()]
     assert owners == ["save_schedule"]
