@@ -81,6 +81,8 @@ from .core.result import ResumeReport as ResumeReport
 from .core.result import RunResult as RunResult
 from .core.result import StrictError as StrictError
 from .core.run import TrainRun as TrainRun
+from .core.stepping.warmup import warmup_cosine as warmup_cosine
+from .core.stepping.warmup import warmup_linear as warmup_linear
 from .core.system.errors import NotRecorded as NotRecorded
 from .core.system.errors import RankFailed as RankFailed
 from .core.system.errors import ResumeDiffers as ResumeDiffers

@@ -74,6 +74,7 @@ class Trainer:
             self.plugins.register(plugin)
         self.plugins.load_added()
 
+    @settings.shows_options
     def fit(
         self,
         task: Any,
@@ -88,13 +89,6 @@ class Trainer:
             task: an object with `training_step(run, batch)`, such as `Supervised(model, loss_fn)`.
             train: an iterable of batches, sized or not, read again in every epoch; a dataset, with `loader_params`;
                 several of these by name, or `Streams(...)` of them; `Phases(...)` of such; or a `DataModule`.
-            on_interrupt: whether Ctrl-C raises KeyboardInterrupt, or returns a result with status `interrupted`; also
-                whether an exit status that a plugin asked for raises SystemExit, or is only in the result. The first
-                Ctrl-C closes the run properly, a second one leaves at once and raises in any case.
-            **options: as follows.
-            loader_params: how to batch a dataset, such as `{"batch_size": 32, "shuffle": True, "num_workers": 4}`;
-                see `LoaderParams`. For several streams also by their names, `{"batch_size": 32, "digit":
-                {"batch_size": 8}}`.
             validation: an iterable of batches or a dataset, or several by name; in place of one, `Periodic(data,
                 every=5)` is read by every fifth validation only.
             limit_train: how many batches of an epoch each process reads, such as 100, or which fraction of them, such
@@ -104,11 +98,16 @@ class Trainer:
             optimizer: an optimizer, or a function that makes one from the list of the task's parameters. Or several by
                 name, for a `training_step` that yields `(name, loss)` for each; a function gets the parameters of the
                 task's module of that name.
-            scheduler: a learning-rate scheduler, or a function that makes one from the optimizer; stepped by the plugin
+            scheduler: a learning-rate scheduler, or a function that makes one from the optimizer, or from the optimizer
+                and the number of optimizer steps that are planned, such as `warmup_cosine(0.03)`; stepped by the plugin
                 `LearningRate`. By the names of their optimizers, where these have names.
             epochs: how many epochs; with `steps`, whichever comes first. Counted from the run's first beginning: a
-                resumed run does the rest.
+                resumed run does the rest. 1.5 ends within the second epoch, without its end event, after that part
+                of its steps, rounded up; the loader has a length then.
             steps: how many optimizer steps.
+            loader_params: how to batch a dataset, such as `{"batch_size": 32, "shuffle": True, "num_workers": 4}`;
+                see `LoaderParams`. For several streams also by their names, `{"batch_size": 32, "digit":
+                {"batch_size": 8}}`.
             max_skipped_steps: how many steps and batches in a row may be skipped, by plugins or by fp16, without an
                 optimizer step in between; 100 by default, None for any number. More are an error, which names who
                 skipped: they would never end a run by `steps`.
@@ -116,6 +115,9 @@ class Trainer:
             hyper_parameters: a description of this run, for loggers.
             allow_unused_parameters: whether all is well where parameters of the optimizer never have a gradient; else
                 the result warns.
+            on_interrupt: whether Ctrl-C raises KeyboardInterrupt, or returns a result with status `interrupted`; also
+                whether an exit status that a plugin asked for raises SystemExit, or is only in the result. The first
+                Ctrl-C closes the run properly, a second one leaves at once and raises in any case.
 
         Returns:
             How the run ended. A failure raises.
@@ -136,6 +138,7 @@ class Trainer:
                 raise
         return run.result_or_raise(exits=on_interrupt == "raise")
 
+    @settings.shows_options
     def run(self, task: Any, train: Any, **options: Unpack[settings.FitOptions]) -> TrainRun:
         """Return a run for a loop of your own, with the arguments of `fit`.
 
@@ -157,6 +160,36 @@ class Trainer:
             run.outcome.is_strict = self.strict
             run.hooks.closing.push(life.pop_all())
         return run
+
+    def planned_steps(
+        self,
+        train: Any,
+        *,
+        epochs: float | None = None,
+        steps: int | None = None,
+        limit_train: Limit = None,
+        loader_params: LoaderParams | Mapping[str, Any] | None = None,
+    ) -> int:
+        """Return how many optimizer steps a `fit` with these arguments plans, from its first beginning to its end.
+
+        Gradient accumulation, the ranks, a last window that is shorter and a batch that is left out are counted. Steps
+        that are skipped, and epochs that end early, are not foreseen. Of several optimizers by name, their rounds are
+        counted, in each of which every one may step once. On several ranks a collective.
+
+        Args:
+            train: see `fit`; a `DataModule` is prepared, set up and torn down.
+            epochs: see `fit`.
+            steps: see `fit`.
+            limit_train: see `fit`.
+            loader_params: see `fit`.
+
+        Raises:
+            ValueError: the number is not known before the run: a loader has no length, or phases are not equally long.
+        """
+        from .length import count_steps
+
+        options = {"loader_params": loader_params, "limit_train": limit_train}
+        return count_steps(self.engine, self.plugins, train, epochs, steps, options)
 
     def validate(
         self,

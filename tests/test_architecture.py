@@ -94,7 +94,7 @@ PUBLIC = """
     TestEnd TestStart TokenBudgetBatchSampler TrainEnd TrainRun TrainStart Trainer TrainingError ValidationBatchEnd
     ValidationBatchStart ValidationCut ValidationEnd ValidationSchedule ValidationStart accuracy choose_engine
     find_batch_size launch load_weights on open_study ray read_prediction_batches read_predictions register_function
-    register_metric register_mover register_operation replay
+    register_metric register_mover register_operation replay warmup_cosine warmup_linear
 """
 
 

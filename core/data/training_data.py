@@ -90,6 +90,11 @@ class TrainingData:
         return [each.layout.state_dict() for each in self._sources]
 
     @property
+    def lengths(self) -> list[int | None]:
+        """The batches of an epoch of this process, for each phase; None where that is unknown."""
+        return [each.length for each in self._sources]
+
+    @property
     def is_last_phase(self) -> bool:
         """Whether no phase follows."""
         return self.phase + 1 >= len(self._sources)

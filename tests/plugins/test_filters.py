@@ -302,7 +302,7 @@ def test_exactly_one_counter() -> None:
 
 
 def test_an_unknown_counter_is_refused_with_the_nearest() -> None:
-    known = "Known: batches, emissions, epochs, samples, seconds, skipped_steps, steps, tokens, validations."
+    known = "Known: batches, emissions, epochs, fraction, samples, seconds, skipped_steps, steps, tokens, validations."
     with pytest.raises(ValueError, match=rf"^Unknown counter 'step'\. Did you mean 'steps'\? {known}$"):
         Every(step=3)
     with pytest.raises(ValueError, match=r"^Unknown counter 'epoch'\. Did you mean 'epochs'\?"):
