@@ -28,6 +28,9 @@ COUNTERS = {
 }
 
 
+SOON = 1e-9  # seconds
+
+
 class Filter(ABC):
     """Lets an event through where one counter has reached or passed the next due value.
 
@@ -75,6 +78,18 @@ class Filter(ABC):
     @abstractmethod
     def due_after(self, count: float) -> float:
         """Return the next due value above `count`."""
+
+    def shorten(self) -> None:
+        """Be due at the first occasion, as in a rehearsal, which does not last until the true one."""
+        self.values = [SOON if self.unit == "seconds" else 1]
+
+    def times(self, totals: Mapping[str, float]) -> int | None:
+        """Return how often it would be due in a run; None where that is not known.
+
+        Args:
+            totals: what the run would count, such as `{"steps": 1000, "epochs": 10}`.
+        """
+        return sum(value <= totals[self.unit] for value in self.values) if self.unit in totals else None
 
     def __str__(self) -> str:
         return self._rule
@@ -130,6 +145,10 @@ class Every(Filter):
         """Return the next multiple."""
         return (count // self.values[0] + 1) * self.values[0]
 
+    def times(self, totals: Mapping[str, float]) -> int | None:
+        """Return how many multiples there are."""
+        return int(totals[self.unit] // self.values[0]) if self.unit in totals else None
+
 
 class At(Filter):
     """Once at each of the given counts: `At(steps=100)`, `At(epochs=[1, 5])`."""
@@ -162,6 +181,13 @@ class Between(Filter):
     def due_after(self, count: float) -> float:
         """Return the lower end."""
         return self.values[0]
+
+    def shorten(self) -> None:
+        """Be between nothing and everything."""
+        self.values = [0, inf]
+
+    def times(self, totals: Mapping[str, float]) -> None:
+        """Return None: how often it is asked is not known."""
 
 
 class Once(Filter):

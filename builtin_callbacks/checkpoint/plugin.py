@@ -178,6 +178,15 @@ class Checkpoint(Plugin):
         back = f", loads the best {self.load_best} back at the end" if self.load_best else ""
         return f"writes checkpoints to {self.folder}, keeps {kept}{best}{back}"
 
+    def rehearse(self, folder: Path) -> list[Path]:
+        """Write elsewhere, and resume only what was written there."""
+        former, self.folder, self.resume = self.folder, folder, "auto"
+        return [former]
+
+    def forecast(self, totals: Mapping[str, float]) -> Mapping[str, int]:
+        """Return how many checkpoints would be kept, unless all are."""
+        return {} if self._kept.keep_last is None else {"kept": self._kept.keep_last + self._kept.keep_best}
+
     @on(TrainStart, lane=Lane.PERSIST)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Take the folder, forget the former run, and find what to resume from."""
