@@ -64,6 +64,9 @@ from .core.engines.parallel.data_parallel import DataParallelEngine as DataParal
 from .core.engines.parallel.ddp import DDPEngine as DDPEngine
 from .core.engines.sharded.fsdp import FSDPEngine as FSDPEngine
 from .core.metrics.means import accuracy as accuracy
+from .core.rehearsal.first_batches import Overfitting as Overfitting
+from .core.rehearsal.range_test import LearningRateSearch as LearningRateSearch
+from .core.rehearsal.report import Rehearsal as Rehearsal
 from .core.result import ResumeReport as ResumeReport
 from .core.result import RunResult as RunResult
 from .core.result import StrictError as StrictError

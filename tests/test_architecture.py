@@ -54,6 +54,7 @@ LAYERS = [
     "core.checkpoint.storage",
     "core.checkpoint",
     "core.stepping",
+    "core.rehearsal",
     "core",
     "builtin_callbacks",
     "builtin_callbacks.checkpoint.repeated",
@@ -82,7 +83,7 @@ PUBLIC = """
     DistributedSampler EMA EarlyStopping Engine EpochEnd EpochStart Event Every ExceptionPassThrough FSDPEngine
     FileLog Filter GradientAccumulation GradientClipping GradientNorm GradientsReady Handle HandlerTimes History
     JsonlLog Lane LastBoundary LearningRate LoaderParams LocalLauncher Log LogSchedule LoopEngine NaNGuard NotRecorded
-    Once
+    LearningRateSearch Once Overfitting Rehearsal
     Optuna OrderedSignal Phases Plugin PluginChanged PluginFailed Plugins Preemption Profile Progress
     ProgressBar RNGCapture RandomSampler RankFailed RayLauncher RayReport Recorder Replay Replayed Request
     ResumeDiffers ResumeReport ResumeVerified RollBack RuleController RuleError RuleFired RuleFiring RuleMetric
