@@ -101,6 +101,15 @@ class Schedule(Plugin):
         """Return whether something is left to be asked for at the end."""
         return self.at_end and run.progress.batches > 0 and self.moment(run.progress) != self._recurrence.last
 
+    def forecast(self, totals: Mapping[str, float]) -> Mapping[str, int]:
+        """Return how often it would be asked for."""
+        times = self.filter.times(totals)
+        if times is None:
+            return {}
+        unit, last = self.filter.unit, self.filter.values[-1]
+        is_left = self.at_end and not (unit in ("steps", "batches", "epochs") and times and totals[unit] % last == 0)
+        return {self.asks[0]: times + self.at_start + is_left}
+
     def state_dict(self) -> dict[str, Any]:
         """Return when it was last done, and what is due next."""
         return self._recurrence.state_dict()

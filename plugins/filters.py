@@ -31,6 +31,7 @@ COUNTERS = {
 
 FRACTION = "fraction"  # of the planned steps of the run, rounded up to a step
 NO_COUNTERS = ("emissions", FRACTION)  # of `Progress`
+SOON = 1e-9  # seconds
 
 
 class Filter(ABC):
@@ -104,6 +105,20 @@ class Filter(ABC):
     @abstractmethod
     def due_after(self, count: float) -> float:
         """Return the next due value above `count`."""
+
+    def shorten(self) -> None:
+        """Be due at the first occasion, as in a rehearsal, which does not last until the true one."""
+        if self.unit == FRACTION:
+            self.unit, self._count = "steps", attrgetter("steps")
+        self.values = [SOON if self.unit == "seconds" else 1]
+
+    def times(self, totals: Mapping[str, float]) -> int | None:
+        """Return how often it would be due in a run; None where that is not known.
+
+        Args:
+            totals: what the run would count, such as `{"steps": 1000, "epochs": 10}`.
+        """
+        return sum(value <= totals[self.unit] for value in self.values) if self.unit in totals else None
 
     def __str__(self) -> str:
         values = ", ".join(map(str, self.values))
@@ -192,6 +207,18 @@ class Every(Filter):
             number += 1
         return _up(number * interval) if slack else number * interval
 
+    def shorten(self) -> None:
+        """Be due at the first occasion."""
+        super().shorten()
+        self.after = None
+
+    def times(self, totals: Mapping[str, float]) -> int | None:
+        """Return how many multiples there are, from `after` on."""
+        if self.unit not in totals:
+            return None
+        before = 0 if self.after is None else ceil(round(self.after / self.values[0], 6)) - 1
+        return max(0, int(round(totals[self.unit] / self.values[0], 6)) - before)
+
 
 class At(Filter):
     """Once at each of the given counts: `At(steps=100)`, `At(epochs=[1, 5])`, `At(fraction=[0.5, 0.9])` of the run.
@@ -233,6 +260,13 @@ class Between(Filter):
     def due_after(self, count: float) -> float:
         """Return the lower end."""
         return self.values[0]
+
+    def shorten(self) -> None:
+        """Be between nothing and everything."""
+        self.values = [0, inf]
+
+    def times(self, totals: Mapping[str, float]) -> None:
+        """Return None: how often it is asked is not known."""
 
 
 class Once(Filter):

@@ -210,6 +210,18 @@ class Checkpoint(Plugin):
         when = "" if self.every is None else f" {self.every} and at the end"
         return f"writes {what} to {self.folder}{when}, keeps {kept}{best}{back}"
 
+    def rehearse(self, folder: Path) -> list[Path]:
+        """Write elsewhere, and resume only what was written there."""
+        former, self.folder = self.folder, folder
+        self.resume = None if self.weights_only else "auto"
+        return [former]
+
+    def forecast(self, totals: Mapping[str, float]) -> Mapping[str, int]:
+        """Return how many checkpoints would be kept, unless all are, and how often this plugin asks for one."""
+        kept = {} if self._kept.keep_last is None else {"kept": self._kept.keep_last + self._kept.keep_best}
+        times = None if self.every is None else self.every.times(totals)
+        return kept | ({} if times is None else {"save": times + 1})
+
     @on(TrainStart, lane=Lane.PERSIST)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Take the folder, forget the former run, and find what to resume from."""

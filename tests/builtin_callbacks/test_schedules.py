@@ -439,3 +439,18 @@ def test_validations_and_saves_are_asked_for_at_the_end_unless_that_is_switched_
 
     expected = asks[(LogSchedule, ValidationSchedule, SaveSchedule).index(kind)]
     assert [each.reason for each in result.history] == ["at the end"] * expected
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (LogSchedule(Every(steps=100)), {"log": 10}),
+        (ValidationSchedule(Every(steps=300)), {"validation": 4}),  # and at the end
+        (ValidationSchedule(Every(steps=300), at_start=True, at_end=False), {"validation": 4}),
+        (SaveSchedule(Every(epochs=5)), {"save": 2}),
+        (SaveSchedule(Every(epochs=50)), {"save": 1}),
+        (SaveSchedule(Every(samples=10)), {}),
+    ],
+)
+def test_how_often_it_would_ask(schedule: Any, expected: dict[str, int]) -> None:
+    assert schedule.forecast({"steps": 1000, "epochs": 10}) == expected
