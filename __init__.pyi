@@ -77,10 +77,15 @@ from .core.engines.sharded.fsdp import FSDPEngine as FSDPEngine
 from .core.metrics.means import accuracy as accuracy
 from .core.outputs.reader import read_prediction_batches as read_prediction_batches
 from .core.outputs.reader import read_predictions as read_predictions
+from .core.rehearsal.first_batches import Overfitting as Overfitting
+from .core.rehearsal.range_test import LearningRateSearch as LearningRateSearch
+from .core.rehearsal.report import Rehearsal as Rehearsal
 from .core.result import ResumeReport as ResumeReport
 from .core.result import RunResult as RunResult
 from .core.result import StrictError as StrictError
 from .core.run import TrainRun as TrainRun
+from .core.stepping.warmup import warmup_cosine as warmup_cosine
+from .core.stepping.warmup import warmup_linear as warmup_linear
 from .core.system.errors import NotRecorded as NotRecorded
 from .core.system.errors import RankFailed as RankFailed
 from .core.system.errors import ResumeDiffers as ResumeDiffers

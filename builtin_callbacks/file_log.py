@@ -84,6 +84,11 @@ class FileLog(Plugin):
         """Say where lines are written."""
         return f"logs to {self.path or self.folder}"
 
+    def rehearse(self, folder: Path) -> list[Path]:
+        """Write a file elsewhere."""
+        former, self.folder = self.folder, folder
+        return [former]
+
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Forget the file of a former training."""

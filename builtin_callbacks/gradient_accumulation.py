@@ -81,10 +81,17 @@ class GradientAccumulation(Plugin):
         self._sums: RankSums | None = None
         self.weight = weight
 
-    def number(self, epoch: int) -> int:
-        """Return the micro-batches of this process per step in an epoch."""
+    def number(self, epoch: int, world_size: int | None = None) -> int:
+        """Return the micro-batches of this process per step in an epoch.
+
+        Args:
+            epoch: its index.
+            world_size: the number of processes of a run that is yet to begin; by default that of the run.
+        """
         whole = next(number for first, number in reversed(self.schedule.items()) if first <= epoch)
-        return whole // self._processes
+        if self.as_ranks is None:
+            return whole
+        return whole // (world_size or self._processes)
 
     def describe(self, run: Run) -> str:
         """Say how many micro-batches make a step."""

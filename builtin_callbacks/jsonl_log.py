@@ -75,6 +75,11 @@ class JsonlLog(Plugin):
         """Say where lines are written."""
         return f"logs to {self._current or self.path}"
 
+    def rehearse(self, folder: Path) -> list[Path]:
+        """Write a file elsewhere."""
+        former, self.path = self.path, folder / self.path.name
+        return [former.parent]
+
     @on(CheckpointLoaded)
     def go_on(self, run: Run, event: CheckpointLoaded) -> None:
         """Cut off what was written after the checkpoint when the next line comes."""

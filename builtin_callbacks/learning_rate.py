@@ -9,7 +9,8 @@ from typing import Any, Literal, get_args
 
 from ..core.host import ended_for_good
 from ..core.metrics.monitor import Monitor
-from ..events import EpochEnd, Lane, Log, Run, RunClosed, StepEnd, TrainStart, ValidationEnd
+from ..core.stepping.warmup import WarmupScheduler
+from ..events import CheckpointLoaded, EpochEnd, Lane, Log, Run, RunClosed, StepEnd, TrainStart, ValidationEnd
 from ..events.checks import known_names
 from ..plugins import Plugin, on
 
@@ -23,7 +24,7 @@ class LearningRate(Plugin):
     metric. Never stepped where the optimizer was not. Logs `train/learning_rate`, the one that the next step will use.
     Of several optimizers by name each has its own scheduler, or none, and is logged as `train/<name>_learning_rate`.
     Warns at the end where a scheduler was never stepped, or beyond its length: its `T_max`, or the `total_iters` of one
-    that leaves a rate of zero.
+    that leaves a rate of zero; or, of one that was made for the planned steps of a run, more or less often than that.
 
     Args:
         per: `step`, `epoch` or `plateau`; or one of them for each scheduler, by the name of its optimizer.
@@ -31,7 +32,7 @@ class LearningRate(Plugin):
 
     Raises:
         ValueError: `per` is unknown, or a monitor is given without `plateau`; at the run's start, there is no
-            scheduler, or `per` names other schedulers than there are.
+            scheduler, or `per` names other schedulers than there are, or one is for another `per`.
     """
 
     exclusive = ("scheduler",)
@@ -48,6 +49,7 @@ class LearningRate(Plugin):
             raise ValueError("monitor= goes with LearningRate('plateau', monitor='validation/loss'), and only with it.")
         self.per = dict(per) if isinstance(per, Mapping) else per
         self._steps_before = 0
+        self._planned: dict[str, int] = {}  # the steps that schedulers are made for
         self._stepped: set[str] = set()
         self._ever_stepped: set[str] = set()  # in this run
         self.monitor = None if monitor is None else Monitor(monitor, "min")
@@ -60,9 +62,11 @@ class LearningRate(Plugin):
 
     def describe(self, run: Run) -> str:
         """Say which schedulers are stepped, and when."""
+        planned = {name: f" of {steps} steps" for name, steps in run.scheduler_steps.items()}
         kinds: dict[str, list[str]] = {}
         for name, scheduler in run.schedulers.items():
-            kinds.setdefault(self.per_of(name) or "nothing", []).append(type(scheduler).__name__)
+            kind = f"{type(scheduler).__name__}{planned.get(name, '')}"
+            kinds.setdefault(self.per_of(name) or "nothing", []).append(kind)
         parts = [f"{', '.join(each)} after {self._moment(per)}" for per, each in kinds.items()]
         return f"steps {' and '.join(parts) or 'no scheduler'}"
 
@@ -75,6 +79,7 @@ class LearningRate(Plugin):
         """Check that there is something to step."""
         if not run.schedulers:
             raise ValueError("LearningRate steps a scheduler, but fit was given none: pass scheduler= to fit.")
+        self._planned = dict(run.scheduler_steps)
         if isinstance(self.per, dict):
             for name in sorted(self.per.keys() ^ run.schedulers.keys()):
                 what = "names no scheduler" if name in self.per else "does not say when to step the scheduler"
@@ -82,11 +87,34 @@ class LearningRate(Plugin):
                 raise ValueError(f"LearningRate({self.per!r}) {what} {name!r}.{known if name in self.per else ''}")
         for name, scheduler in run.schedulers.items():
             per = self.per_of(name)
+            if isinstance(scheduler, WarmupScheduler) and per != "step":
+                raise ValueError(
+                    f"LearningRate({per!r}) does not fit {type(scheduler).__name__}, which counts optimizer steps: use "
+                    f"LearningRate('step')."
+                )
             if ("metrics" in signature(scheduler.step).parameters) != (per == "plateau"):
                 kind = type(scheduler).__name__
                 raise ValueError(f"LearningRate({per!r}) does not fit {kind}: only a plateau scheduler takes a metric.")
         if self.monitor is not None:
             self.monitor.check_measured(run)
+
+    @on(CheckpointLoaded, optional=True)
+    def compare_lengths(self, run: Run, event: CheckpointLoaded) -> None:
+        """Say what becomes of a scheduler that was made for another number of steps."""
+        before, self._planned = self._planned, dict(run.scheduler_steps)
+        for name in sorted(
+            name for name in self._planned if before.get(name, self._planned[name]) != self._planned[name]
+        ):
+            scheduler, now = run.schedulers[name], self._planned[name]
+            text = f"scheduler {type(scheduler).__name__} was made for {before[name]} steps, the run now plans {now}"
+            run.data.doubt("not exact", f"the {text}")
+            if isinstance(scheduler, WarmupScheduler):
+                run.note(f"the {text}: from step {run.progress.steps} on the learning rate is that of the new length")
+            else:
+                run.warn(
+                    f"The {text}: its state was restored, and with it whatever length it keeps. Resume with the former "
+                    f"length, or set the new one in a handler of CheckpointLoaded."
+                )
 
     @on(StepEnd)
     def after_step(self, run: Run, event: StepEnd) -> None:
@@ -134,14 +162,18 @@ class LearningRate(Plugin):
                 )
             elif past := past_its_length(scheduler):
                 run.warn(f"{what} was stepped beyond its length, {past}.")
+            elif self.per_of(name) == "step" and event.status == "completed" and name in run.scheduler_steps:
+                self._warn_of_other_length(run, what, getattr(scheduler, "last_epoch", run.progress.steps), name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how many steps there were when schedulers were last stepped, and which optimizers had some since."""
-        return {"steps_before": self._steps_before, "stepped": sorted(self._stepped)}
+        """Return the steps when schedulers were last stepped, which optimizers had some since, and planned lengths."""
+        planned = {"planned": dict(self._planned)} if self._planned else {}
+        return {"steps_before": self._steps_before, "stepped": sorted(self._stepped), **planned}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from there."""
         self._steps_before, self._stepped = state["steps_before"], set(state["stepped"])
+        self._planned = dict(state.get("planned", {}))
 
     @on(Log, lane=Lane.MEASURE, optional=True)
     def report(self, run: Run, event: Log) -> None:
@@ -151,6 +183,16 @@ class LearningRate(Plugin):
 
     def _moment(self, per: str) -> str:
         return f"each {per}" if per != "plateau" or self.monitor is None else f"each measurement of {self.monitor.name}"
+
+    def _warn_of_other_length(self, run: Run, what: str, taken: int, name: str) -> None:
+        """Warn where a scheduler was not stepped as often as planned, and skips are not why."""
+        planned = run.scheduler_steps[name]
+        if abs(planned - taken) > run.progress.skipped_steps + run.progress.skipped_batches:
+            run.warn(
+                f"{what} was made for the {planned} steps that the run planned, and was stepped {taken} times, so that "
+                f"it did not end with the run. Where epochs end early, or loaders are not as long as they say, pass "
+                f"steps=."
+            )
 
     def _due(self, run: Run, per: Per) -> list[str]:
         """Return the schedulers whose optimizers were stepped since they were; start to watch for their steps again."""

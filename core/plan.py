@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import ceil
 from textwrap import TextWrapper
 
 from .checkpoint.state.compatibility import batch_factors, global_batch
@@ -50,10 +49,9 @@ def _length(run: RunContext) -> str:
         parts += [
             f"at most {count(run.max_steps, 'step', 'steps')}" if parts else count(run.max_steps, "step", "steps")
         ]
-    elif run.max_epochs is not None and batches and window and len(run.settings.train) == 1:
+    elif run.planned_steps is not None and batches is not None:
         done = run.progress
-        rest = max(run.max_epochs - done.epoch, 0) * ceil(batches / window) - ceil(done.batch / window)
-        parts += [count(done.steps + max(rest, 0), "step", "steps")]
+        parts += [count(done.steps + run.length.left(done.epoch, done.batch, batches), "step", "steps")]
     parts = parts or ["until a plugin stops it"]
     parts += ["an epoch of unknown length" if batches is None else f"{count(batches, 'batch', 'batches')} an epoch"]
     parts += [f"{window} batches a step"] if window not in (None, 1) else []

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from inspect import isgeneratorfunction
-from typing import TYPE_CHECKING, Any, TypedDict
+from inspect import Parameter, isgeneratorfunction, signature
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
 import torch
 
 from ..events.catalogue import Phase
-from ..events.checks import check_flag, check_whole_number, known_names
+from ..events.checks import check_flag, check_number, check_whole_number, known_names
 from ..plugins import Plugins
 from .data.order.sizes import batch_size, check_loader, size_counter
 from .engines.options import modules_of
@@ -27,29 +27,46 @@ MAX_SKIPPED_STEPS = 100  # as in the HF Trainer
 Loader = Iterable[Any]
 Loaders = Loader | Mapping[str, Loader]
 NEEDS = {
-    "validation": "no plugin ever asks for a validation: add ValidationSchedule(Every(epochs=1)).",
+    "validation": "no plugin ever asks for a validation: add ValidationSchedule(epochs=1).",
     "stop": "the run has no end: pass epochs= or steps=, or add a plugin that stops it, such as EarlyStopping.",
     "scheduler": "no plugin steps the scheduler: add LearningRate('step') or LearningRate('epoch').",
-    "save": "no plugin ever asks for a save: add SaveSchedule(Every(epochs=1)).",
-    "log": "no plugin ever asks for a log: add LogSchedule(Every(steps=50)).",
+    "save": "no plugin ever asks for a save: add SaveSchedule(epochs=1), or give Checkpoint every=Every(epochs=1).",
+    "log": "no plugin ever asks for a log: add LogSchedule(steps=50).",
 }
 
 
 class FitOptions(TypedDict, total=False):
-    """The keywords of `Trainer.fit` and `Trainer.run`; see there."""
+    """The keywords of `Trainer.fit` and `Trainer.run`; see there. Their signatures are made from this list."""
 
-    loader_params: LoaderParams | Mapping[str, Any] | None
     validation: Loaders | None
     limit_train: float | Mapping[str, float] | None
     limit_validation: float | Mapping[str, float] | None
     optimizer: Optimizers
     scheduler: Any
-    epochs: int | None
+    epochs: float | None
     steps: int | None
+    loader_params: LoaderParams | Mapping[str, Any] | None
     max_skipped_steps: int | None
     name: str
     hyper_parameters: Mapping[str, Any] | None
     allow_unused_parameters: bool
+
+
+# None for those that are not named here.
+DEFAULTS: dict[str, Any] = {"max_skipped_steps": MAX_SKIPPED_STEPS, "name": "run", "allow_unused_parameters": False}
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def shows_options(method: _Method) -> _Method:
+    """Let `inspect.signature`, and so `fit?` in a notebook, show each option of a method instead of `**options`."""
+    shown, defaults = signature(method), {"optimizer": Parameter.empty, **DEFAULTS}
+    parameters = [each for each in shown.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+    parameters[3:3] = [  # after self, task and train
+        Parameter(name, Parameter.KEYWORD_ONLY, default=defaults.get(name), annotation=kind.__forward_arg__)
+        for name, kind in FitOptions.__annotations__.items()
+    ]
+    method.__signature__ = shown.replace(parameters=parameters)  # type: ignore[attr-defined]  # inspect reads it
+    return method
 
 
 @dataclass(frozen=True)
@@ -68,7 +85,7 @@ class Settings:
     optimizers: Mapping[str, torch.optim.Optimizer] = field(default_factory=dict)
     schedulers: Mapping[str, Any] = field(default_factory=dict)
     several: bool = False  # the optimizers were given by name, for a loss of its own each
-    epochs: int | None = None
+    epochs: float | None = None  # an int, unless there is a fraction
     steps: int | None = None
     max_skipped_steps: int | None = MAX_SKIPPED_STEPS
     hyper_parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -97,15 +114,13 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
 
         tail = hint(unknown) or known_names(unknown, FitOptions.__annotations__)
         raise TypeError(f"fit has no argument {unknown!r}.{tail}")
+    options = {**DEFAULTS, **options}  # type: ignore[typeddict-item]  # their names are checked
     check_task(task, "training_step")
-    loaders, params, counts = _training_loaders(train, options, world_size)
-    epochs, steps = (
-        None if options.get(unit) is None else check_whole_number(f"{unit}=", options.get(unit), at_least=1)
-        for unit in ("epochs", "steps")
-    )
-    if (most := options.get("max_skipped_steps", MAX_SKIPPED_STEPS)) is not None:
+    loaders, params, counts = training_loaders(train, options, world_size)
+    epochs, steps = check_length(options.get("epochs"), options.get("steps"))
+    if (most := options["max_skipped_steps"]) is not None:
         most = check_whole_number("max_skipped_steps=", most, of="skipped steps in a row", at_least=1)
-    allow_unused = options.get("allow_unused_parameters", False)
+    allow_unused = options["allow_unused_parameters"]
     check_flag("allow_unused_parameters=", allow_unused)
     check_parts(task)
     several = isinstance(options.get("optimizer"), Mapping)
@@ -123,7 +138,7 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
         if not isinstance(key, str):
             raise TypeError(f"hyper_parameters= takes values by name, as in {{'lr': 0.01}}; got the key {key!r}.")
     return Settings(
-        name=check_name(options.get("name", "run")),
+        name=check_name(options["name"]),
         task=task,
         train=loaders,
         per_sample=(params or {}).get("draws_per") == "sample",
@@ -143,6 +158,14 @@ def training(task: Any, train: Any, options: FitOptions, world_size: int) -> Set
     )
 
 
+def check_length(epochs: object, steps: object) -> tuple[float | None, int | None]:
+    """Return the epochs, an int unless there is a fraction, and the steps of a run; ValueError unless positive."""
+    if epochs is not None:
+        epochs = check_number("epochs=", epochs, more_than=0)
+        epochs = int(epochs) if epochs == int(epochs) else epochs
+    return epochs, None if steps is None else check_whole_number("steps=", steps, at_least=1)
+
+
 def _optimizers(given: Any, task: Any) -> dict[str, torch.optim.Optimizer]:
     if not isinstance(given, Mapping):
         return {SINGLE: make_optimizer(given, task)}
@@ -159,7 +182,7 @@ def _schedulers(given: Any, optimizers: Mapping[str, torch.optim.Optimizer], *, 
     return make_schedulers(given, optimizers, several=several)
 
 
-def _training_loaders(train: Any, options: FitOptions, world_size: int) -> TrainingLoaders:
+def training_loaders(train: Any, options: Mapping[str, Any], world_size: int) -> TrainingLoaders:
     """Return the loader of each phase, with the parameters as one process goes by them, and what counts samples."""
     is_plain = options.get("loader_params") is None and options.get("limit_train") is None
     if is_plain and type(train) in (list, tuple):  # of batches

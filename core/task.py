@@ -196,6 +196,11 @@ def check_task(task: Any, *steps: str) -> None:
             )
 
 
+def can_validate(task: Any) -> bool:
+    """Return whether a task has a validation step of its own."""
+    return getattr(type(task), "validation_step", Task.validation_step) is not Task.validation_step
+
+
 def check_parts(task: Any) -> None:
     """Raise ValueError where a task hides modules or parameters that would never be trained, moved or saved."""
     for name, value in {} if isinstance(task, nn.Module) else vars(task).items():

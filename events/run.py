@@ -88,7 +88,7 @@ class Run(Protocol):
         engine: the hardware.
         bus: the signals, to connect to.
         plugins: the trainer's `heliograph.Plugins`: to look one up, to enable or disable it.
-        max_epochs: the run's length in epochs, None where it has no such limit.
+        max_epochs: the run's length in epochs, perhaps a fraction such as 1.5; None where it has no such limit.
         max_steps: the run's length in optimizer steps, None where it has no such limit.
         evaluation_batches: batches of the running validation, test or prediction, all sets together; None where that is
             unknown.
@@ -138,7 +138,7 @@ class Run(Protocol):
     scheduler: Any
     optimizer_name: str
     bus: Bus
-    max_epochs: int | None
+    max_epochs: float | None
     max_steps: int | None
     evaluation_batches: int | None
     batch: Any
@@ -181,6 +181,25 @@ class Run(Protocol):
     @property
     def batches_per_epoch(self) -> int | None:
         """Its length, None where that is unknown."""
+
+    @property
+    def planned_steps(self) -> int | None:
+        """The optimizer steps from the run's first beginning to its end; None where that is unknown before.
+
+        Steps that are skipped, and epochs that end early, are not foreseen.
+        """
+
+    @property
+    def scheduler_steps(self) -> Mapping[str, int]:
+        """For how many steps those schedulers were made that are functions of it, by the names of their optimizers."""
+
+    @property
+    def epoch_fraction(self) -> float | None:
+        """How many epochs are done, such as 1.25; None where the loader has no length."""
+
+    @property
+    def fraction(self) -> float | None:
+        """Which part of the planned steps is done, from 0 to 1; None where these are unknown."""
 
     @property
     def engine(self) -> Engine:

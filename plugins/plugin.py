@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ..events import Event, Run
@@ -37,6 +38,8 @@ class Plugin:
         needs: what some plugin must request, or this one would never act.
         state_version: of the form of its state; raise it when that changes, and write `migrate_state`.
         condition: what `when` was given; None where its handlers are always called.
+        rehearses: False for one that is left out of `trainer.rehearse`, since what it does cannot be taken back, such
+            as a report to another program.
     """
 
     name: str = "plugin"
@@ -52,6 +55,7 @@ class Plugin:
     needs: tuple[str, ...] = ()
     state_version: int = 1
     condition: Condition | None = None
+    rehearses: bool = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -117,6 +121,24 @@ class Plugin:
     def migrate_state(self, state: dict[str, Any], version: int) -> Mapping[str, Any]:
         """Return a state that was saved with an older `state_version` as `load_state_dict` takes it now."""
         raise NotImplementedError
+
+    def rehearse(self, folder: Path) -> Iterable[Path]:
+        """Write to `folder` from now on, and return where this would have written instead.
+
+        Called before a rehearsal, in which nothing may be written elsewhere. Set attributes and open nothing: all of
+        them are put back after it. Whatever continues what lies in its own place, a resume say, does so in `folder`.
+        """
+        return ()
+
+    def forecast(self, totals: Mapping[str, float]) -> Mapping[str, int]:
+        """Return how often this would request a `log`, a `validation` and a `save` in a run, where that is known.
+
+        One that writes checkpoints also returns how many would be `kept` at once, where it does not keep all.
+
+        Args:
+            totals: what the run would count, as far as it is known: `epochs`, `batches`, `samples`, `seconds`, `steps`.
+        """
+        return {}
 
     def close(self) -> None:
         """Close files, bars and the like. Called after `RunClosed`, when disabled, when unregistered."""

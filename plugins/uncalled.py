@@ -27,9 +27,9 @@ WORDS: dict[type[Event], str] = {
     ),
 }
 MENDS = {
-    "log": "nobody requested a log: add LogSchedule(Every(steps=50))",
-    "save": "nobody requested a save: add SaveSchedule(Every(epochs=1))",
-    "validation": "there was no validation: pass validation= to fit, and add ValidationSchedule(Every(epochs=1))",
+    "log": "nobody requested a log: add LogSchedule(steps=50)",
+    "save": "nobody requested a save: add SaveSchedule(epochs=1)",
+    "validation": "there was no validation: pass validation= to fit, and add ValidationSchedule(epochs=1)",
 }
 
 

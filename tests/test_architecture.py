@@ -55,6 +55,7 @@ LAYERS = [
     "core.checkpoint",
     "core.outputs",
     "core.stepping",
+    "core.rehearsal",
     "core",
     "builtin_callbacks",
     "builtin_callbacks.checkpoint.repeated",
@@ -84,17 +85,18 @@ PUBLIC = """
     DataParallelEngine DeviceEngine DistributedSampler EMA EarlyStopping Engine EpochEnd EpochMeans EpochStart Event
     Every ExceptionPassThrough Export FSDPEngine FileLog Filter ForwardEnd GradientAccumulation GradientClipping
     GradientNorm GradientsReady Handle HandlerTimes History JsonlLog Lane LastBoundary LearningRate
-    LengthGroupedSampler LoaderParams LocalLauncher Log LogSchedule LoopEngine Mixup NaNGuard NotRecorded Once
-    Optuna OrderedSignal Periodic PhaseTimes Phases Plugin PluginChanged PluginFailed Plugins PredictBatchEnd
-    PredictBatchStart PredictEnd PredictStart PredictionWriter Preemption Profile Progress ProgressBar RNGCapture
-    RandomSampler RankFailed RayLauncher RayReport Recorder Replay Replayed Request ResumeDiffers ResumeReport
-    ResumeVerified RollBack RuleController RuleError RuleFired RuleFiring RuleMetric RuleOperation RulePart
-    RulePatience RuleSet RuleSpec Run RunClosed RunFailed RunResult SavePoint SaveSchedule SeekableSampler
-    SequentialSampler ShouldStop StepEnd Streams StrictError Supervised Task TensorBoard TestBatchEnd TestBatchStart
-    TestEnd TestStart TokenBudgetBatchSampler TrainEnd TrainRun TrainStart Trainer TrainingError ValidationBatchEnd
-    ValidationBatchStart ValidationCut ValidationEnd ValidationSchedule ValidationStart accuracy choose_engine
-    find_batch_size launch load_weights on open_study ray read_prediction_batches read_predictions register_function
-    register_metric register_mover register_operation replay
+    LearningRateSearch LengthGroupedSampler LoaderParams LocalLauncher Log LogSchedule LoopEngine Mixup NaNGuard
+    NotRecorded Once Optuna OrderedSignal Overfitting Periodic PhaseTimes Phases Plugin PluginChanged PluginFailed
+    Plugins PredictBatchEnd PredictBatchStart PredictEnd PredictStart PredictionWriter Preemption Profile Progress
+    ProgressBar RNGCapture RandomSampler RankFailed RayLauncher RayReport Recorder Rehearsal Replay Replayed Request
+    ResumeDiffers ResumeReport ResumeVerified RollBack RuleController RuleError RuleFired RuleFiring RuleMetric
+    RuleOperation RulePart RulePatience RuleSet RuleSpec Run RunClosed RunFailed RunResult SavePoint SaveSchedule
+    SeekableSampler SequentialSampler ShouldStop StepEnd Streams StrictError Supervised Task TensorBoard
+    TestBatchEnd TestBatchStart TestEnd TestStart TokenBudgetBatchSampler TrainEnd TrainRun TrainStart Trainer
+    TrainingError ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd ValidationSchedule
+    ValidationStart accuracy choose_engine find_batch_size launch load_weights on open_study ray
+    read_prediction_batches read_predictions register_function register_metric register_mover register_operation
+    replay warmup_cosine warmup_linear
 """
 
 

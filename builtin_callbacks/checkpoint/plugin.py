@@ -18,9 +18,11 @@ from ...core.host import ended_for_good, is_preempted
 from ...core.metrics.monitor import Monitor
 from ...core.system.errors import NotRecorded
 from ...events import (
+    BatchEnd,
     CheckpointLoaded,
     CheckpointPruned,
     CheckpointSaved,
+    EpochEnd,
     Lane,
     LastBoundary,
     Log,
@@ -34,6 +36,7 @@ from ...events import (
 )
 from ...events.checks import check_flag, check_whole_number
 from ...plugins import Plugin, on
+from ...plugins.filters import Filter
 from . import file_names
 from . import shards as sharding
 from .best import Extent, load_best
@@ -42,6 +45,7 @@ from .repeated.proof import ACTIONS, OnDifference, Proof
 from .resume import ResumePoint, find, share_state
 from .retention import Retention
 from .run_names import ON_EXISTING, OnExisting, claim_name
+from .save_requests import SaveRequests
 from .weights_only import NoProof, check_options, full_ones, warn_at_start
 from .writers import BackgroundWriter, LoopWriter, Writer
 
@@ -58,6 +62,9 @@ class Checkpoint(Plugin):
 
     Args:
         folder: where to write; made where it is missing.
+        every: when to save, such as `Every(epochs=1)`, `Every(seconds=600)` or `At(fraction=[0.5, 0.9])`; and at the
+            end of the training. None leaves it to others to ask for saves, such as `SaveSchedule`; both together save
+            once at a boundary.
         metadata: the end of the name: a template of metric names such as `"accuracy_{validation/accuracy:.4f}"`, or a
             function of the run; by default what the task's `checkpoint_metadata(run)` returns, if it has one. On
             several ranks the main one is asked. A part whose metric was not measured yet is left out, with a note.
@@ -107,12 +114,12 @@ class Checkpoint(Plugin):
     """
 
     affects_training = False
-    needs = ("save",)
 
     def __init__(
         self,
         folder: str | Path,
         *,
+        every: Filter | None = None,
         metadata: file_names.Metadata | None = None,
         keep_last: int | None = 1,
         keep_best: int = 0,
@@ -172,8 +179,12 @@ class Checkpoint(Plugin):
         self.on_existing: OnExisting = on_existing
         self.monitor = None if monitor is None else Monitor(monitor, mode)
         ignores = (Log, ValidationEnd) if self.monitor is None else self.monitor.ignores
+        self._requests = SaveRequests(every)
+        self.every = self._requests.every
+        ignores += () if self.every is not None else (BatchEnd, EpochEnd)
         self.ignores = tuple(event for event in ignores if event not in self._file_names.events)
-        self.asks = ("stop",) if on_difference == "stop" else ()
+        self.asks = ("stop",) * (on_difference == "stop") + ("save",) * (self.every is not None)
+        self.needs = () if self.every is not None else ("save",)
         self.exclusive = (LEFT_WEIGHTS,) if load_best else ()
         self._proof = NoProof() if weights_only else Proof(on_difference)
         self._kept = Retention(keep_last, keep_best, self.monitor)  # used on the main rank only, as is the store
@@ -196,7 +207,20 @@ class Checkpoint(Plugin):
         best = f" and the best {self._kept.keep_best} by {way} {self.monitor.name}" if self.monitor is not None else ""
         back = f", loads the best {self.load_best} back at the end" if self.load_best else ""
         what = "weights" if self.weights_only else "checkpoints"
-        return f"writes {what} to {self.folder}, keeps {kept}{best}{back}"
+        when = "" if self.every is None else f" {self.every} and at the end"
+        return f"writes {what} to {self.folder}{when}, keeps {kept}{best}{back}"
+
+    def rehearse(self, folder: Path) -> list[Path]:
+        """Write elsewhere, and resume only what was written there."""
+        former, self.folder = self.folder, folder
+        self.resume = None if self.weights_only else "auto"
+        return [former]
+
+    def forecast(self, totals: Mapping[str, float]) -> Mapping[str, int]:
+        """Return how many checkpoints would be kept, unless all are, and how often this plugin asks for one."""
+        kept = {} if self._kept.keep_last is None else {"kept": self._kept.keep_last + self._kept.keep_best}
+        times = None if self.every is None else self.every.times(totals)
+        return kept | ({} if times is None else {"save": times + 1})
 
     @on(TrainStart, lane=Lane.PERSIST)
     def begin(self, run: Run, event: TrainStart) -> None:
@@ -206,6 +230,7 @@ class Checkpoint(Plugin):
         self.close()  # a second interrupt may have left the former run's writing as it was
         self._last, self._value, self._value_at, self._saved, self._training = None, None, -1, Saved(), None
         self._file_names.begin()
+        self._requests.begin(run)
         if self.monitor is not None:
             self.monitor.check_measured(run)
         others = full_ones(run, Checkpoint) if self.weights_only else []
@@ -246,6 +271,7 @@ class Checkpoint(Plugin):
     @on(CheckpointLoaded, lane=Lane.PERSIST)
     def note_kept(self, run: Run, event: CheckpointLoaded) -> None:
         """Find what of this training is on disk, and note it."""
+        self._requests.resume(run)
 
         def look() -> tuple[storage.Entry | None, Path | None, bool, str, list[str]]:
             store, training_id = self._open_store(run), run.training_id
@@ -271,6 +297,16 @@ class Checkpoint(Plugin):
             self._saved.hold(run.progress.steps, is_own=is_newest)
             if is_newest:  # a kill may have come between the last save and its tidying, and nothing may be left to save
                 self._tidy(run, event.path, None, [])
+
+    @on(BatchEnd, EpochEnd)
+    def ask_when_due(self, run: Run, event: BatchEnd | EpochEnd) -> None:
+        """Ask for a save, with `every`."""
+        self._requests.ask_when_due(run)
+
+    @on(LastBoundary)
+    def ask_at_end(self, run: Run, event: LastBoundary) -> None:
+        """Ask for the last one, with `every`."""
+        self._requests.finish(run)
 
     @on(ValidationEnd, Log, optional=True)
     def read(self, run: Run, event: ValidationEnd | Log) -> None:
@@ -311,6 +347,7 @@ class Checkpoint(Plugin):
                 run.warn(self._saved.late(run))
             return
         self._is_open, self._saved.asked_at, self._training = True, run.progress.steps, run.training_id
+        self._requests.note(run)
         if not self.weights_only:
             doubt_late_listeners(run, self.name)
         name = on_main(run.engine, prepare)
@@ -396,12 +433,14 @@ class Checkpoint(Plugin):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the value by which the run's present state competes, and how often it went back."""
-        return {"value": self._value, "measured_at": self._value_at, "returns": self._proof.returns}
+        own = {"value": self._value, "measured_at": self._value_at, "returns": self._proof.returns}
+        return {**own, **self._requests.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue; which checkpoints there are is read from the folder."""
         self._proof.returns = max(self._proof.returns, state.get("returns", 0))
         self._value, self._value_at = state.get("value"), state.get("measured_at", -1)
+        self._requests.load_state_dict(state)
 
     def close(self) -> None:
         """Finish the writing, and let others write to the folder; not while something is still being written."""

@@ -102,6 +102,11 @@ class Export(Plugin):
         """Say what is exported, and where to."""
         return f"exports {self._chosen(run)} to {self.path} at the end"
 
+    def rehearse(self, folder: Path) -> list[Path]:
+        """Write elsewhere."""
+        former, self.path = self.path, folder / self.path.name
+        return [former.parent]
+
     @on(TrainStart, lane=Lane.PERSIST)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Refuse what would fail at the end; wait for the first batch where no example was given."""

@@ -71,6 +71,7 @@ class RayReport(Plugin):
     patience = 30.0  # seconds for workers that Ray has ended to exit and release the checkpoint folder
     affects_training = False
     exclusive = ("ray_report",)  # no asks: it requests saves and stops only when a machine is taken away
+    rehearses = False  # what is reported to Ray stays there
 
     def __init__(self, interval: float = 10.0) -> None:
         self.interval = float(check_number("interval", interval, of="seconds", at_least=0))

@@ -101,6 +101,11 @@ class Recorder(Plugin):
         """Say where the recording is."""
         return f"records to {self.path or self.folder}"
 
+    def rehearse(self, folder: Path) -> list[Path]:
+        """Record elsewhere."""
+        former, self.folder, self.path = self.folder, folder, None
+        return [former]
+
     @on(TrainStart, lane=Lane.TRANSFORM)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Close the former run; whether its file is continued depends on the state that is loaded."""

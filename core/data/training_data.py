@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,6 +44,7 @@ class TrainingData:
         phase: which of the loaders is read, from 0.
         advances: whether the next epoch reads the next phase's loader.
         together: samples of the batches that all ranks have in hand, where these may differ in size; else None.
+        evaluated: how many batches of each validation set are read at most; all where that is None.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class TrainingData:
         self.advances = False
         self.seed: int | None = None
         self.together: int | None = None
+        self.evaluated: int | None = None
         self._captured = self._probes = self._seed_is_agreed = False
         self._doubts: list[tuple[Guarantee, str]] = []
         self._expected: bytes | None = None  # the digest of the last batch before the snapshot
@@ -88,6 +91,11 @@ class TrainingData:
     def layouts(self) -> list[dict[str, Any]]:
         """How the epochs of each phase lie in the batches of all processes, as plain types."""
         return [each.layout.state_dict() for each in self._sources]
+
+    @property
+    def lengths(self) -> list[int | None]:
+        """The batches of an epoch of this process, for each phase; None where that is unknown."""
+        return [each.length for each in self._sources]
 
     @property
     def is_last_phase(self) -> bool:
@@ -161,11 +169,12 @@ class TrainingData:
             limit: how many of its batches are read, or which fraction of them; None for all.
         """
         seed = self.seed if self._captured or self._engine is not None else None
-        return self._evaluations.open(loader, number, validations, seed, limit)
+        return islice(self._evaluations.open(loader, number, validations, seed, limit), self.evaluated)
 
     def evaluation_length(self, loader: Any, limit: float | None = None) -> int | None:
         """Return how many batches of a validation set this process reads, None where that is unknown."""
-        return self._evaluations.length(loader, limit)
+        length = self._evaluations.length(loader, limit)
+        return length if length is None or self.evaluated is None else min(length, self.evaluated)
 
     def deals_out(self, loader: Any) -> bool:
         """Return whether every batch of an evaluation's loader is read by one rank."""

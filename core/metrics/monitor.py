@@ -108,9 +108,9 @@ class Monitor:
         if self._readings or (self.name in run.metrics and not self._misses):
             return
         if self.split == "validation":
-            mend = "validate more often, as with ValidationSchedule(Every(epochs=1))"
+            mend = "validate more often, as with ValidationSchedule(epochs=1)"
         else:
-            mend = "log more often, as with LogSchedule(Every(steps=10))"
+            mend = "log more often, as with LogSchedule(steps=10)"
         mend = f"of {self._misses} measurements none had it" if self._misses else mend
         run.warn(f"{plugin} never acted: {self.name!r}, which it monitors, was not measured in this run; {mend}.")
 

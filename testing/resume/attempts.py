@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from heliograph.builtin_callbacks.checkpoint.repeated.rows import Rows
 from heliograph.builtin_callbacks.checkpoint.repeated.suspects import listeners_to_epoch_start
+from heliograph.core.checkpoint.state.leaves import Leaf, Leaves, leaves
 from heliograph.core.data.streams import Streams
 from heliograph.core.trainer import Trainer
 from heliograph.events import CATALOGUE, Event, Lane, Log, Run, SavePoint, ValidationEnd
 from heliograph.events.guarantee import Guarantee
-from heliograph.testing.resume.facts import Fact, Leaf, Leaves, leaves
+from heliograph.testing.resume.facts import Fact
 from heliograph.testing.resume.moments import AFTER_THE_END, Moment, MomentCounter
 from heliograph.testing.resume.suspects import worker_suspects
 

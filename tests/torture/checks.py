@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from heliograph.core.checkpoint import storage
+from heliograph.core.checkpoint.state.leaves import leaves
 from heliograph.demo.training import NAME
-from heliograph.testing.resume.facts import leaves
 from heliograph.tests.kit import newest_log
 
 CLOCKS = ("time", "attempt", "training")

@@ -47,6 +47,11 @@ def is_number(value: Any) -> bool:
     return type(value) is float or (type(value) is int and abs(value) < 2**512)
 
 
+def _is_length(value: Any) -> bool:
+    """Return whether a value is a number of epochs, perhaps with a fraction."""
+    return is_count(value) or (type(value) is float and 0 < value < LIMIT)
+
+
 def is_counters(values: Any) -> bool:
     """Return whether values are those of `Counters`."""
     return (
@@ -136,7 +141,7 @@ ADDED: Mapping[str, dict[str, Form]] = {"run_closed": {"warnings": _each(is_text
 OPTIONAL: dict[str, Form] = {"asked": _each(is_count), "emission": is_count}
 ATTEMPT: Mapping[str, Form] = {
     "name": is_text, "phase": _is_phase, "began": _is_moment, "run": is_text, "world_size": is_count,
-    "max_epochs": _or_none(is_count), "max_steps": _or_none(is_count), "validation_sets": _each(is_text),
+    "max_epochs": _or_none(_is_length), "max_steps": _or_none(is_count), "validation_sets": _each(is_text),
     "optimizers": _each(is_text), "hyper_parameters": _by_name(lambda _: True), "versions": _by_name(is_text),
     "losses": is_flag, "plan": _by_name(_each(is_text)),
 }  # fmt: skip
@@ -156,6 +161,6 @@ def check_attempt(about: Any) -> None:
     """Raise ValueError unless an attempt has all its fields."""
     if type(about) is not dict or not about.keys() >= ATTEMPT.keys():
         raise ValueError("an attempt with fields missing")
-    for name, form in ATTEMPT.items():
-        if not form(about[name]):
+    for name, form in {**ATTEMPT, "planned_steps": _or_none(is_count)}.items():  # older recordings lack the last
+        if not form(about.get(name)):
             raise ValueError(f"an attempt with {name!r} of another type")

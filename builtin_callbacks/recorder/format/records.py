@@ -205,7 +205,7 @@ class AttemptRecord:
         began: when, in UTC, ISO format.
         run: the run's name.
         world_size: how many ranks there were; the main rank recorded.
-        max_epochs: its length in epochs, None without such a limit.
+        max_epochs: its length in epochs, perhaps with a fraction; None without such a limit.
         max_steps: its length in optimizer steps, None without such a limit.
         validation_sets: their names; one empty name for a single set.
         optimizers: their names.
@@ -215,6 +215,7 @@ class AttemptRecord:
         plan: by event, the names of its handlers' owners, in the order in which they run.
         entries: what happened, in order.
         damage: what could not be read, in words.
+        planned_steps: the optimizer steps that were planned, None where they were not known; older recordings lack it.
     """
 
     name: str
@@ -222,7 +223,7 @@ class AttemptRecord:
     began: str
     run: str
     world_size: int
-    max_epochs: int | None
+    max_epochs: float | None
     max_steps: int | None
     validation_sets: tuple[str, ...]
     optimizers: tuple[str, ...]
@@ -232,6 +233,7 @@ class AttemptRecord:
     plan: Mapping[str, tuple[str, ...]]
     entries: tuple[Entry, ...]
     damage: tuple[str, ...] = ()
+    planned_steps: int | None = None
 
     @property
     def status(self) -> Status | None:

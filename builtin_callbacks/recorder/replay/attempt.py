@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from ....events import Bus, Event, GradientsReady, LastBoundary, StepEnd
 from ....events.control import Verb
+from ....plugins.filters import plan_filters
 from ..format.records import AttemptRecord, Batches, Counters, Entry, EventEntry, RepeatEntry, RequestEntry
 from .batches import BatchReplay
 from .boundary import Boundary
@@ -149,6 +150,7 @@ class AttemptReplay:
 
     def _start(self, entry: EventEntry) -> None:
         self.run.started = True
+        plan_filters(self.run.bus, self.run)
         self._emit(entry)
         if self._entries.next_milestone_name() != "checkpoint_loaded":
             self._begin()

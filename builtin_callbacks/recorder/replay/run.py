@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....core.length import epochs_done, part_done
 from ....core.metrics.values import Metrics
 from ....core.result import check_line
 from ....core.stepping.optimizers import SINGLE
@@ -69,6 +70,7 @@ class ReplayRun:
     modules: Any = Unrecorded("the modules")
     schedulers: Any = Unrecorded("the schedulers")
     scheduler: Any = Unrecorded("the scheduler")
+    scheduler_steps: Any = Unrecorded("the steps that schedulers were made for")
     train_loader: Any = Unrecorded("the loader")
     batch: Any = Unrecorded("the batches themselves")
     stream: Any = Unrecorded("which of several streams a batch is of")
@@ -101,6 +103,7 @@ class ReplayRun:
         self.is_named = self.trains and tuple(attempt.optimizers) != (SINGLE,)
         self.engine, self.data = RecordedEngine(attempt.world_size), RecordedData()
         self.max_epochs, self.max_steps = attempt.max_epochs, attempt.max_steps
+        self.planned_steps = attempt.planned_steps
         self.validation_sets = attempt.validation_sets
         self.batches_per_epoch: int | None = None
         self.evaluation_batches: int | None = None
@@ -138,6 +141,16 @@ class ReplayRun:
         if self.is_named:
             raise NotRecorded("the window of each of several optimizers")
         return {self.optimizer_name: self.window}
+
+    @property
+    def epoch_fraction(self) -> float | None:
+        """How many epochs are done."""
+        return epochs_done(self.progress, self.batches_per_epoch)
+
+    @property
+    def fraction(self) -> float | None:
+        """Which part of the planned steps is done."""
+        return part_done(self.progress, self.planned_steps, skips=self.max_epochs is not None)
 
     @property
     def is_last_batch(self) -> bool:

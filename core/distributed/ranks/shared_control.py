@@ -29,7 +29,7 @@ class SharedRun(Run, Protocol):
     Attributes:
         outcome: what becomes its result; ranks agree on its `exit_status`.
         pending_state: a state that is to be applied, and its file, if there is one.
-        last_step: the optimizer step that ends the run, infinite where none does.
+        is_complete: whether the run has its length.
         engine: what connects the ranks.
     """
 
@@ -37,7 +37,7 @@ class SharedRun(Run, Protocol):
     pending_state: tuple[Mapping[str, Any], Path | None] | None
 
     @property
-    def last_step(self) -> float:
+    def is_complete(self) -> bool:
         """See the class."""
 
     @property
@@ -115,7 +115,7 @@ class SharedControl(Control):
             return False
         run, progress = self._run, self._progress
         done = progress.steps + progress.skipped_steps
-        return done % self._every == 0 or run.is_last_batch or progress.steps >= run.last_step
+        return done % self._every == 0 or run.is_last_batch or run.is_complete
 
     def agree(self) -> None:
         """Make the open requests the same on all ranks.

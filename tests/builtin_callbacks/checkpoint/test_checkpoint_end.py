@@ -285,8 +285,8 @@ def test_a_checkpoint_that_writes_none_is_missed(tmp_path: Path) -> None:
         def never(self, run: Run, event: LastBoundary) -> None: ...
 
     assert warnings_of(Asks(), Checkpoint(tmp_path)) == (
-        f"No checkpoint was written to {tmp_path}, no save was asked for in 6 steps: add "
-        f"SaveSchedule(Every(epochs=1)), which also asks for one at the end.",
+        f"No checkpoint was written to {tmp_path}, no save was asked for in 6 steps: give it "
+        f"every=Every(epochs=1), which also asks for one at the end.",
     )
 
 
