@@ -42,7 +42,7 @@ from heliograph.core.rehearsal.report import Rehearsal
 from heliograph.tests.kit import adam, class_batches, linear_classifier, sgd
 from torch import Tensor, nn
 
-FIRST_STEP = ["batch_start", "gradients_ready", "step_end", "batch_end", "log"]
+FIRST_STEP = ["batch_start", "forward_end", "backward_end", "gradients_ready", "step_end", "batch_end", "log"]
 VALIDATION = [
     "validation_start",
     *["validation_batch_start", "validation_batch_end"] * 2,
@@ -52,13 +52,13 @@ SAVE = ["save_point", "checkpoint_saved"]
 WHOLE = [
     *["train_start", "epoch_start"],
     *[*FIRST_STEP, *VALIDATION, *SAVE, "should_stop"],
-    *["batch_start", "gradients_ready", "step_end", "batch_end", "should_stop"],
+    *["batch_start", "forward_end", "backward_end", "gradients_ready", "step_end", "batch_end", "should_stop"],
     *["epoch_end", "log", *VALIDATION, *SAVE, "checkpoint_pruned", "should_stop"],
     *["last_boundary", "train_end", "run_closed"],
 ]
 RESUMED = [
     *["train_start", "checkpoint_loaded", "should_stop", "epoch_start"],
-    *["batch_start", "gradients_ready", "step_end", "batch_end", "should_stop"],
+    *["batch_start", "forward_end", "backward_end", "gradients_ready", "step_end", "batch_end", "should_stop"],
     *["epoch_end", "log", *VALIDATION, *SAVE, "checkpoint_pruned", "should_stop"],
     *["last_boundary", "train_end", "run_closed"],
 ]
