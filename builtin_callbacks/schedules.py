@@ -106,8 +106,7 @@ class Schedule(Plugin):
         times = self.filter.times(totals)
         if times is None:
             return {}
-        unit, last = self.filter.unit, self.filter.values[-1]
-        is_left = self.at_end and not (unit in ("steps", "batches", "epochs") and times and totals[unit] % last == 0)
+        is_left = self.at_end and not self.filter.is_due_at_end(totals)
         return {self.asks[0]: times + self.at_start + is_left}
 
     def state_dict(self) -> dict[str, Any]:

@@ -339,17 +339,20 @@ class Trainer:
         with unhosted():
             return rehearse(self, loop.fit, task, train, options, folder)
 
-    def overfit(self, task: Any, train: Any, *, batches: int = 1, steps: int = 100, **options: Any) -> Overfitting:
+    def overfit(
+        self, task: Any, train: Any, *, batches: int = 1, steps: int = 100, validate: bool = True, **options: Any
+    ) -> Overfitting:
         """Train on the first batches over and over, and put everything back: a loss that stays up shows a mistake.
 
         Plugins that log, validate, save, stop or only look on take no part; the others do. A task that validates does
-        so at the end, on the same batches.
+        so at the end, on the same batches, unless these are of several streams by name.
 
         Args:
             task: see `fit`.
             train: see `fit`.
             batches: how many batches.
             steps: how many optimizer steps.
+            validate: False where the task's validation step takes other batches than its training step.
             **options: the other arguments of `fit`, without `epochs` and `validation`.
 
         Returns:
@@ -358,9 +361,8 @@ class Trainer:
         from .rehearsal.first_batches import overfit
         from .task import can_validate
 
-        return overfit(
-            self, loop.fit, (task, train, options), batches=batches, steps=steps, validates=can_validate(task)
-        )
+        validates = validate and can_validate(task) and not isinstance(train, Mapping)
+        return overfit(self, loop.fit, (task, train, options), batches=batches, steps=steps, validates=validates)
 
     def find_learning_rate(
         self,

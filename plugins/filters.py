@@ -31,6 +31,7 @@ COUNTERS = {
 
 FRACTION = "fraction"  # of the planned steps of the run, rounded up to a step
 NO_COUNTERS = ("emissions", FRACTION)  # of `Progress`
+EXACT = ("batches", "epochs", "steps")  # counters of which the end is known
 SOON = 1e-9  # seconds
 
 
@@ -119,6 +120,11 @@ class Filter(ABC):
             totals: what the run would count, such as `{"steps": 1000, "epochs": 10}`.
         """
         return sum(value <= totals[self.unit] for value in self.values) if self.unit in totals else None
+
+    def is_due_at_end(self, totals: Mapping[str, float]) -> bool:
+        """Return whether it would be due at the last step of a run, as far as that is known; see `times`."""
+        end = totals.get(self.unit)
+        return end is not None and self.unit in EXACT and self.due_after(end - 1) == end
 
     def __str__(self) -> str:
         values = ", ".join(map(str, self.values))

@@ -219,8 +219,9 @@ class Checkpoint(Plugin):
     def forecast(self, totals: Mapping[str, float]) -> Mapping[str, int]:
         """Return how many checkpoints would be kept, unless all are, and how often this plugin asks for one."""
         kept = {} if self._kept.keep_last is None else {"kept": self._kept.keep_last + self._kept.keep_best}
-        times = None if self.every is None else self.every.times(totals)
-        return kept | ({} if times is None else {"save": times + 1})
+        if self.every is None or (times := self.every.times(totals)) is None:
+            return kept
+        return kept | {"save": times + (not self.every.is_due_at_end(totals))}
 
     @on(TrainStart, lane=Lane.PERSIST)
     def begin(self, run: Run, event: TrainStart) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -47,8 +48,7 @@ def rehearse(
         options: the other arguments of its `fit`.
         folder: where the temporary folder is made.
     """
-    sets = options.get("validation")
-    data = [train, *(sets.values() if isinstance(sets, Mapping) else [sets])]
+    data = [train, options.get("validation")]
     refuse_iterators(data)
     leave = left_out(trainer.plugins)
     engine, users = trainer.engine, [task, options, *trainer.plugins]
@@ -146,7 +146,7 @@ def _report(runs: _Runs, whole: tuple[Seen, Any], resumed: tuple[Seen | None, An
     prediction = predict(runs.planned, seen, plugins)
     kept = _kept(plugins, prediction.saves)
     size = None if seen.bytes is None or kept is None else seen.bytes * (kept + 1)
-    writers = [name for name in runs.targets if "save" in getattr(runs.trainer.plugins[name], "needs", ())]
+    writers = [name for name in runs.targets if keeps_states(runs.trainer.plugins[name])]
     rooms = {name: [(path, *room(path)) for path in paths] for name, paths in runs.targets.items()}
     free = [space for name in writers for _, space, reason in rooms[name] if not reason]
     problems = [*_of_runs(seen, result, again, resumed_result), *watch.problems()]
@@ -226,7 +226,8 @@ def placed(where: str) -> Iterator[None]:
 
 def refuse_iterators(data: list[Any]) -> None:
     """Raise ValueError for data that can be read only once."""
-    for each in data:
+    named = [each.values() if isinstance(each, Mapping) else [each] for each in data]
+    for each in chain.from_iterable(named):
         if isinstance(each, Iterator):
             raise ValueError(
                 f"A {type(each).__name__} can be read only once, so what is read of it here could not be put back: "

@@ -449,6 +449,8 @@ def test_validations_and_saves_are_asked_for_at_the_end_unless_that_is_switched_
         (ValidationSchedule(Every(steps=300), at_start=True, at_end=False), {"validation": 4}),
         (SaveSchedule(Every(epochs=5)), {"save": 2}),
         (SaveSchedule(Every(epochs=50)), {"save": 1}),
+        (SaveSchedule(At(steps=[1, 500])), {"save": 3}),
+        (SaveSchedule(At(steps=[1, 1000])), {"save": 2}),
         (SaveSchedule(Every(samples=10)), {}),
     ],
 )

@@ -75,6 +75,7 @@ def test_several_batches_in_turn_and_the_validation_on_the_same() -> None:
     assert [*first, *first, first[0]] == SINK
     assert found.metrics["validation/loss"] < found.first_loss
     assert found.batches == 2
+    assert overfit(validate=False).metrics == {}
 
 
 def test_the_first_batches_are_those_of_the_shuffled_run_and_read_once() -> None:

@@ -193,10 +193,11 @@ def test_what_fit_would_refuse_is_refused(tmp_path: Path) -> None:
         rehearse([], validation=None, epoch=3)
 
 
-@pytest.mark.parametrize("where", ["train", "validation"])
+@pytest.mark.parametrize("where", ["train", "stream", "validation"])
 def test_data_that_can_be_read_only_once_are_refused(where: str) -> None:
     stream = iter(class_batches(3))
-    train, options = (stream, {}) if where == "train" else (None, {"validation": {"a": stream}})
+    given = {"train": stream, "stream": {"a": stream, "b": class_batches(2)}}
+    train, options = (given.get(where), {} if where in given else {"validation": {"a": stream}})
     with pytest.raises(ValueError, match="A list_iterator can be read only once"):
         rehearse([ValidationSchedule(Every(epochs=1))], None, train, **options)
     assert len(list(stream)) == 3
@@ -434,3 +435,35 @@ def test_readers_of_events_of_ones_own_are_called() -> None:
     found = trainer.rehearse(linear_classifier(), class_batches(2), optimizer=sgd(), epochs=1)
     assert SINK == ["custom"]
     assert "custom" in found.events
+
+
+class Streams(Task):
+    """Trains on batches by name, and validates on others."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Linear(4, 2)
+
+    def training_step(self, run: Run, batch: dict[str, Any]) -> Tensor:
+        losses = [nn.functional.cross_entropy(self.model(inputs), classes) for inputs, classes in batch.values()]
+        return torch.stack(losses).mean()
+
+    def validation_step(self, run: Run, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(self.model(batch[0]), batch[1])
+
+
+def test_streams_and_a_checkpoint_that_requests_its_saves(tmp_path: Path) -> None:
+    rarely = Every(epochs=10)
+    trainer = Trainer([RNGCapture(), Checkpoint(tmp_path / "runs", every=rarely), ValidationSchedule(rarely)])
+    streams: dict[str, Any] = {"train": {"a": class_batches(4), "b": class_batches(6)}, "optimizer": adam(0.1)}
+    found = trainer.rehearse(Streams(), **streams, validation=class_batches(3), epochs=20)
+    assert found.ok
+    assert found.resume == "exact"
+    assert found.prediction.saves == 2
+    assert found.bytes is not None
+    assert found.free_bytes is not None
+    assert list(tmp_path.iterdir()) == []
+    overfitting = trainer.overfit(Streams(), **streams, steps=5)
+    assert overfitting.last_loss < overfitting.first_loss
+    assert overfitting.metrics == {}
+    assert len(trainer.find_learning_rate(Streams(), **streams, steps=7, highest=1.0).rates) == 7
