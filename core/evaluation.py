@@ -152,18 +152,19 @@ class Evaluation:
         run, progress = self._run, self._run.progress
         kept = {dataset: means for dataset, means in self._means.items() if isinstance(means, Terms)}
         own = {dataset: (means.take(), list(means.objects)) for dataset, means in kept.items()}
-        keys = self.collection.keys
-        of_ranks = run.engine.gather_objects((own, self._counts, progress.evaluated, self._samples, keys))
+        counted = progress.evaluated, progress.samples, self._samples  # a step of the user's may count samples, too
+        of_ranks = run.engine.gather_objects((own, self._counts, counted, self.collection.keys))
         for dataset, means in kept.items():
             self._check(dataset, sum(counts[dataset] for _, counts, *_ in of_ranks))
             terms, names = zip(*(each[dataset] for each, *_ in of_ranks), strict=True)
             self._means[dataset] = merge_means(terms, run.engine)
             for name, value in compute_together(means.objects, names, run.engine).items():
                 self._means[dataset].add(name, value)
-        progress.evaluated = sum(evaluated for _, _, evaluated, *_ in of_ranks)
-        self._samples = sum(samples for _, _, _, samples, _ in of_ranks)
+        progress.evaluated, samples, self._samples = (
+            sum(column) for column in zip(*(each for _, _, each, _ in of_ranks), strict=True)
+        )
         if not run.settings.train:
-            progress.samples = self._samples
+            progress.samples = samples
         self.collection.gather({key for *_, keys in of_ranks for key in keys}, run.engine)
 
     def _check(self, dataset: str, batches: int) -> None:

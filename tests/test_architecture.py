@@ -138,7 +138,7 @@ def test_no_circle_of_imports() -> None:
 def test_what_a_minimal_training_loads() -> None:
     """2,986 lines in 44 modules before every run compared what was asked for with what happened."""
     loaded = loaded_by_a_minimal_training()
-    assert sum(loaded.values()) <= 3600
+    assert sum(loaded.values()) <= 3920
     assert len(loaded) <= 45
 
 
@@ -146,7 +146,7 @@ def test_folders_are_small() -> None:
     """One file for each plugin beside the folders of the larger ones; else at most 16 in a folder, 20 for a run."""
     limits = {"builtin_callbacks": 30, "core": 20}
     assert not {folder: count for folder, count in folder_sizes().items() if count > limits.get(folder, 16)}
-    assert len(files("core")) <= 160
+    assert len(files("core")) <= 165
 
 
 def test_tests_mirror_the_rooms() -> None:

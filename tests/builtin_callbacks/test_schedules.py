@@ -92,8 +92,8 @@ def test_a_counter_in_place_of_a_filter(served: Make, counter: Any, places: list
 
 
 def test_a_counter_is_in_the_words_of_the_plan_as_its_filter_is() -> None:
-    assert str(LogSchedule(steps=50).when) == str(Every(steps=50))
-    assert str(SaveSchedule(seconds=600).when) == "every 600 seconds"
+    assert str(LogSchedule(steps=50).filter) == str(Every(steps=50))
+    assert str(SaveSchedule(seconds=600).filter) == "every 600 seconds"
 
 
 @pytest.mark.parametrize(
