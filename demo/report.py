@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from heliograph.core.result import RunResult
@@ -50,7 +50,7 @@ def draw_curves(log: Path, picture: Path, resumed: int | None) -> None:
 
 def summary(
     result: RunResult,
-    best: dict[str, float],
+    best: Mapping[str, float],
     accuracy: float,
     parts: Sequence[tuple[str, str, str]],
     story: Sequence[str],
