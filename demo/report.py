@@ -85,7 +85,7 @@ def summary(
     )
 
 
-def _ending(result: RunResult, best: dict[str, float], accuracy: float) -> list[str]:
+def _ending(result: RunResult, best: Mapping[str, float], accuracy: float) -> list[str]:
     requester = f" by {result.stopped_by}" if result.stopped_by else ""
     at = result.progress
     return [
