@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import wrap
+from typing import NoReturn
 
 from heliograph.builtin_callbacks.recorder import command as explain_command
 from heliograph.builtin_callbacks.recorder.replay import command as replay_command
@@ -17,6 +18,7 @@ from heliograph.builtin_callbacks.rules import command as rules
 from heliograph.core.system.extras import ROOT, printable, version
 from heliograph.events import CATALOGUE
 from heliograph.plugins.discovery import NOT_INSTALLED, Discovered, discover
+from heliograph.plugins.environment import VARIABLE
 from heliograph.plugins.installed import OWN, states_of
 from heliograph.testing import command as verify_resume
 
@@ -44,9 +46,18 @@ def _run(arguments: Sequence[str]) -> int:
     plugins = commands.add_parser("plugins", help="list the installed plugins and what they do")
     plugins.add_argument("-v", "--verbose", action="store_true", help="with package, version, class and events")
     commands.add_parser("events", help="list the events in the order in which the loop emits them")
+    run = commands.add_parser(
+        "run", help="run a program with other plugins: heliograph run --disable progress train.py"
+    )
+    run.add_argument("--disable", action="append", default=[], metavar="NAME", help="do not call a plugin, by its name")
+    run.add_argument(
+        "--enable", action="append", default=[], metavar="NAME", help="add an installed plugin, by its name"
+    )
+    run.add_argument("script", type=Path, help="the program")
+    run.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments")
     for module in (explain_command, replay_command, rules, verify_resume):
         module.add_command(commands)
-    commands.add_parser("checkpoint", help="inspect, verify, migrate, consolidate or prune checkpoints", add_help=False)
+    commands.add_parser("checkpoint", help="inspect, verify, migrate, export or prune checkpoints", add_help=False)
     if arguments[:1] == ["checkpoint"]:
         from heliograph.builtin_callbacks.checkpoint import command as checkpoint
 
@@ -56,6 +67,11 @@ def _run(arguments: Sequence[str]) -> int:
         return _plugins(verbose=options.verbose)
     if options.command == "events":
         print(event_list())
+    elif options.command == "run":
+        if not options.script.is_file():
+            print(f"heliograph run: there is no file {options.script}", file=sys.stderr)
+            return 2
+        _become(options.script, options.arguments, options.disable, options.enable)
     elif options.command == "demo":
         return _demo(options.folder, options.epochs)
     else:
@@ -125,6 +141,15 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"a whole number of at least 1 is needed, got {text!r}")
     return int(text)
+
+
+def _become(script: Path, arguments: Sequence[str], off: Sequence[str], added: Sequence[str]) -> NoReturn:
+    """Replace this process by one that runs a program, so that signals and the exit status are the program's own."""
+    former = [os.environ[VARIABLE]] if os.environ.get(VARIABLE) else []
+    words = [*former, *(f"-{name}" for name in off), *(f"+{name}" for name in added)]
+    sys.stdout.flush()
+    environment = {**os.environ, VARIABLE: ",".join(words)}
+    os.execve(sys.executable, [sys.executable, str(script), *arguments], environment)  # noqa: S606  # no shell is meant
 
 
 def _demo(folder: Path, epochs: int) -> int:

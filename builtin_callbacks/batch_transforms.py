@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..events import BatchStart, Lane, Run, TestBatchStart, ValidationBatchStart
+from ..events import BatchStart, Lane, PredictBatchStart, Run, TestBatchStart, ValidationBatchStart
 from ..events.checks import check_number, check_whole_number, known_names
 from ..plugins import Plugin, on
 
-PHASES = ("train", "validation", "test")
+PHASES = ("train", "validation", "test", "predict")
 
 
 class BatchTransform(Plugin):
@@ -24,7 +24,7 @@ class BatchTransform(Plugin):
 
     Args:
         transform: called with a batch on the device, returns the batch to use.
-        phases: where to use it: `train`, `validation` and `test`.
+        phases: where to use it: `train`, `validation`, `test` and `predict`.
         name: of the plugin, where several are registered.
 
     Raises:
@@ -42,7 +42,7 @@ class BatchTransform(Plugin):
         for phase in self.phases:
             if phase not in PHASES:
                 raise ValueError(
-                    f"phases= takes train, validation and test; got {phase!r}.{known_names(phase, PHASES)}"
+                    f"phases= takes train, validation, test and predict; got {phase!r}.{known_names(phase, PHASES)}"
                 )
 
     def describe(self, run: Run) -> str:
@@ -50,8 +50,8 @@ class BatchTransform(Plugin):
         name = getattr(self.transform, "__name__", type(self.transform).__name__)
         return f"changes batches by {name} in {', '.join(self.phases)}"
 
-    @on(BatchStart, ValidationBatchStart, TestBatchStart, lane=Lane.TRANSFORM)
-    def apply(self, run: Run, event: BatchStart | ValidationBatchStart | TestBatchStart) -> None:
+    @on(BatchStart, ValidationBatchStart, TestBatchStart, PredictBatchStart, lane=Lane.TRANSFORM)
+    def apply(self, run: Run, event: BatchStart | ValidationBatchStart | TestBatchStart | PredictBatchStart) -> None:
         """Replace the batch."""
         if run.phase in self.phases and not run.is_replay:
             run.batch = self.transform(run.batch)

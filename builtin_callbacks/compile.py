@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..events import Lane, Run, RunClosed, TestStart, TrainStart, ValidationStart
+from ..events import Lane, PredictStart, Run, RunClosed, TestStart, TrainStart, ValidationStart
 from ..events.checks import check_flag
 from ..events.errors import describe_error
 from ..plugins import Plugin, on
@@ -38,8 +38,8 @@ class Compile(Plugin):
         self.fallback, self.options = fallback, options
         self._restore: list[Callable[[], None]] = []
 
-    @on(TrainStart, ValidationStart, TestStart, lane=Lane.TRANSFORM)
-    def begin(self, run: Run, event: TrainStart | ValidationStart | TestStart) -> None:
+    @on(TrainStart, ValidationStart, TestStart, PredictStart, lane=Lane.TRANSFORM)
+    def begin(self, run: Run, event: TrainStart | ValidationStart | TestStart | PredictStart) -> None:
         """Put the compiled code in place; it is made at the first call."""
         if self._restore:
             return

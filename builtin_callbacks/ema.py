@@ -16,6 +16,8 @@ from ..core.engines.weights import LEFT_WEIGHTS, check_average
 from ..events import (
     Lane,
     LastBoundary,
+    PredictEnd,
+    PredictStart,
     Run,
     RunClosed,
     RunFailed,
@@ -104,8 +106,8 @@ class EMA(Plugin):
                 average.copy_(value)
         self._updates[run.optimizer_name] = updates + 1
 
-    @on(ValidationStart, TestStart, lane=Lane.TRANSFORM, optional=True)
-    def put_in(self, run: Run, event: ValidationStart | TestStart) -> None:
+    @on(ValidationStart, TestStart, PredictStart, lane=Lane.TRANSFORM, optional=True)
+    def put_in(self, run: Run, event: ValidationStart | TestStart | PredictStart) -> None:
         """Evaluate with the averaged weights, if that was asked for, there are any, and they are those of the model."""
         if not (self.validate and self.weights):
             return
@@ -117,8 +119,8 @@ class EMA(Plugin):
                 f"weights that the training left: others were loaded since, or it is another model"
             )
 
-    @on(ValidationEnd, ValidationCut, TestEnd, lane=Lane.TRANSFORM, optional=True)
-    def put_back(self, run: Run, event: ValidationEnd | ValidationCut | TestEnd) -> None:
+    @on(ValidationEnd, ValidationCut, TestEnd, PredictEnd, lane=Lane.TRANSFORM, optional=True)
+    def put_back(self, run: Run, event: ValidationEnd | ValidationCut | TestEnd | PredictEnd) -> None:
         """Continue with the trained weights."""
         self._swap_out()
 

@@ -18,7 +18,7 @@ class ExceptionPassThrough(Plugin):
 
     Args:
         train: types that pass while training or validating.
-        test: types that pass while testing.
+        test: types that pass while testing or predicting.
 
     Raises:
         TypeError: something listed is not an exception type.
@@ -37,7 +37,7 @@ class ExceptionPassThrough(Plugin):
     def choose(self, run: Run, event: RunFailed) -> None:
         """Wrap the error, unless it is on the list of its phase."""
         error = event.error
-        listed = self.test if event.phase == "test" else self.train
+        listed = self.test if event.phase in ("test", "predict") else self.train
         if isinstance(error, Exception) and not isinstance(error, listed):
             place = f"epoch {run.progress.epoch}, step {run.progress.steps}"
             culprit = f", plugin {event.plugin!r} on {event.event}" if event.plugin else ""

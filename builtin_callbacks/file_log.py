@@ -20,6 +20,8 @@ from ..events import (
     EpochStart,
     Lane,
     Log,
+    PredictEnd,
+    PredictStart,
     Run,
     RunClosed,
     RunFailed,
@@ -32,6 +34,8 @@ from ..events import (
 from ..events.checks import check_flag, check_whole_number
 from ..events.errors import describe_error
 from ..plugins import Plugin, on
+
+DECISIONS = ("stop", "end_epoch", "veto_stop", "veto_save", "skip_batch", "skip_step")
 
 
 class FileLog(Plugin):
@@ -80,13 +84,18 @@ class FileLog(Plugin):
         """Say where lines are written."""
         return f"logs to {self.path or self.folder}"
 
+    def rehearse(self, folder: Path) -> list[Path]:
+        """Write a file elsewhere."""
+        former, self.folder = self.folder, folder
+        return [former]
+
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Forget the file of a former training."""
         self.path, self._lost = None, 0
 
-    @on(EpochStart, ValidationStart, TestStart, lane=Lane.TRANSFORM)
-    def open(self, run: Run, event: EpochStart | ValidationStart | TestStart) -> None:
+    @on(EpochStart, ValidationStart, TestStart, PredictStart, lane=Lane.TRANSFORM)
+    def open(self, run: Run, event: EpochStart | ValidationStart | TestStart | PredictStart) -> None:
         """Take in what others log from now on."""
         if self._handler is None:
             self._open(run)
@@ -96,10 +105,11 @@ class FileLog(Plugin):
         """Write where the run continues."""
         self._write(run, f"resumed at epoch {run.progress.epoch}, step {run.progress.steps} from {event.path}")
 
-    @on(Log, ValidationEnd, TestEnd, lane=Lane.REPORT, optional=True)
-    def write_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd) -> None:
-        """Write metrics."""
-        self._write(run, "  ".join(f"{name} {value:.6g}" for name, value in event.metrics.items()))
+    @on(Log, ValidationEnd, TestEnd, PredictEnd, lane=Lane.REPORT, optional=True)
+    def write_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd | PredictEnd) -> None:
+        """Write metrics; a prediction may have none."""
+        metrics = "  ".join(f"{name} {value:.6g}" for name, value in event.metrics.items())
+        self._write(run, metrics or f"batches done: {run.progress.evaluated}")
 
     @on(EpochEnd, lane=Lane.REPORT, optional=True)
     def write_epoch(self, run: Run, event: EpochEnd) -> None:
@@ -126,7 +136,7 @@ class FileLog(Plugin):
         """Write how the run ended, who asked for what, and what did not happen; say how many lines are missing."""
         try:
             for request in run.control.history:
-                if request.verb in ("stop", "end_epoch", "veto_stop", "skip_batch", "skip_step"):
+                if request.verb in DECISIONS or request.verb.startswith("withdraw"):
                     self._write(run, f"asked: {request}")
             for warning in run.warnings:
                 self._write(run, warning, level=logging.WARNING)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter
 
-from ..events import EpochStart, Event, Lane, Run, TrainStart
+from ..events import EpochStart, Event, Lane, PredictStart, Run, TestStart, TrainStart, ValidationStart
 from ..events.bus import Receiver
 from ..plugins import Plugin, on
 
@@ -26,6 +26,21 @@ class HandlerTimes(Plugin):
 
     @on(TrainStart, EpochStart, lane=Lane.TRANSFORM)
     def begin(self, run: Run, event: TrainStart | EpochStart) -> None:
+        """Start the clocks."""
+        self._begin(run)
+
+    @on(ValidationStart, TestStart, PredictStart, lane=Lane.TRANSFORM, optional=True)
+    def begin_evaluation(self, run: Run, event: ValidationStart | TestStart | PredictStart) -> None:
+        """Start them in a run that consists of nothing else."""
+        self._begin(run)
+
+    def close(self) -> None:
+        """Take the clocks off."""
+        if self._take_off is not None:
+            self._take_off()
+            self._take_off = None
+
+    def _begin(self, run: Run) -> None:
         """Start the clocks, unless they go."""
         if self._take_off is not None:
             return
@@ -44,9 +59,3 @@ class HandlerTimes(Plugin):
             return timed
 
         self._take_off = run.bus.intercept(clocked)
-
-    def close(self) -> None:
-        """Take the clocks off."""
-        if self._take_off is not None:
-            self._take_off()
-            self._take_off = None

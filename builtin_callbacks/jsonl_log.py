@@ -18,6 +18,7 @@ from ..events import (
     EpochStart,
     Lane,
     Log,
+    PredictEnd,
     Run,
     RunClosed,
     RunFailed,
@@ -33,13 +34,14 @@ NOTHING: Final = "0:"
 class JsonlLog(Plugin):
     """Write what happens to a file of JSON lines.
 
-    There is a line for every log, validation, test, checkpoint and ending.
+    There is a line for every log, validation, test, prediction, checkpoint and ending.
 
     Each line has `event`, `time` (UTC), `attempt` (a random name of the fit that wrote it), `training` (the same in all
     attempts of a training, null outside of one), `run`, `epoch`, `step` and the event's data. Nothing of another
     training is removed: where `log.jsonl` holds one, a fresh fit writes `log-2.jsonl`, and notes that in the result. A
     resumed one appends to its own file, and first cuts off the lines that were written after its checkpoint, so no line
-    is there twice; tests and validations on their own append. Lines that could not be written are a warning.
+    is there twice; tests, predictions and validations on their own append. Lines that could not be written are a
+    warning.
 
     Args:
         path: the file; its folder is made where it is missing.
@@ -73,6 +75,11 @@ class JsonlLog(Plugin):
         """Say where lines are written."""
         return f"logs to {self._current or self.path}"
 
+    def rehearse(self, folder: Path) -> list[Path]:
+        """Write a file elsewhere."""
+        former, self.path = self.path, folder / self.path.name
+        return [former.parent]
+
     @on(CheckpointLoaded)
     def go_on(self, run: Run, event: CheckpointLoaded) -> None:
         """Cut off what was written after the checkpoint when the next line comes."""
@@ -86,8 +93,8 @@ class JsonlLog(Plugin):
         """Note that training begins: the end of a run that was refused is not written among the lines of another."""
         self._underway = True
 
-    @on(Log, ValidationEnd, TestEnd, lane=Lane.REPORT)
-    def write_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd) -> None:
+    @on(Log, ValidationEnd, TestEnd, PredictEnd, lane=Lane.REPORT)
+    def write_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd | PredictEnd) -> None:
         """Write metrics; JSON knows no NaN, so one is written as a string."""
         metrics = {name: float(value) if math.isfinite(value) else str(value) for name, value in event.metrics.items()}
         self._write(run, event.name, {"metrics": metrics})

@@ -5,12 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from inspect import signature
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from ..core.host import ended_for_good
 from ..core.metrics.monitor import Monitor
-from ..events import EpochEnd, Lane, Log, Run, RunClosed, StepEnd, TrainStart, ValidationEnd
+from ..core.stepping.warmup import WarmupScheduler
+from ..events import CheckpointLoaded, EpochEnd, Lane, Log, Run, RunClosed, StepEnd, TrainStart, ValidationEnd
+from ..events.checks import known_names
 from ..plugins import Plugin, on
+
+Per = Literal["step", "epoch", "plateau"]
 
 
 class LearningRate(Plugin):
@@ -20,27 +24,32 @@ class LearningRate(Plugin):
     metric. Never stepped where the optimizer was not. Logs `train/learning_rate`, the one that the next step will use.
     Of several optimizers by name each has its own scheduler, or none, and is logged as `train/<name>_learning_rate`.
     Warns at the end where a scheduler was never stepped, or beyond its length: its `T_max`, or the `total_iters` of one
-    that leaves a rate of zero.
+    that leaves a rate of zero; or, of one that was made for the planned steps of a run, more or less often than that.
 
     Args:
-        per: `step`, `epoch` or `plateau`.
+        per: `step`, `epoch` or `plateau`; or one of them for each scheduler, by the name of its optimizer.
         monitor: the metric that a plateau is judged by; only with `plateau`.
 
     Raises:
         ValueError: `per` is unknown, or a monitor is given without `plateau`; at the run's start, there is no
-            scheduler.
+            scheduler, or `per` names other schedulers than there are, or one is for another `per`.
     """
 
     exclusive = ("scheduler",)
     asks = ("scheduler",)
 
-    def __init__(self, per: Literal["step", "epoch", "plateau"], *, monitor: str | None = None) -> None:
-        if per not in ("step", "epoch", "plateau"):
-            raise ValueError(f"LearningRate(per) is 'step', 'epoch' or 'plateau', got {per!r}.")
-        if (monitor is not None) != (per == "plateau"):
+    def __init__(self, per: Per | Mapping[str, Per], *, monitor: str | None = None) -> None:
+        given = list(per.values()) if isinstance(per, Mapping) else [per]
+        if not given or any(each not in get_args(Per) for each in given):
+            raise ValueError(
+                f"LearningRate(per) is 'step', 'epoch' or 'plateau', or a dict of these by the names of optimizers; "
+                f"got {per!r}."
+            )
+        if (monitor is not None) != ("plateau" in given):
             raise ValueError("monitor= goes with LearningRate('plateau', monitor='validation/loss'), and only with it.")
-        self.per = per
+        self.per = dict(per) if isinstance(per, Mapping) else per
         self._steps_before = 0
+        self._planned: dict[str, int] = {}  # the steps that schedulers are made for
         self._stepped: set[str] = set()
         self._ever_stepped: set[str] = set()  # in this run
         self.monitor = None if monitor is None else Monitor(monitor, "min")
@@ -53,28 +62,64 @@ class LearningRate(Plugin):
 
     def describe(self, run: Run) -> str:
         """Say which schedulers are stepped, and when."""
-        kinds = ", ".join(type(each).__name__ for each in run.schedulers.values()) or "no scheduler"
-        when = f"each {self.per}" if self.monitor is None else f"each measurement of {self.monitor.name}"
-        return f"steps {kinds} after {when}"
+        planned = {name: f" of {steps} steps" for name, steps in run.scheduler_steps.items()}
+        kinds: dict[str, list[str]] = {}
+        for name, scheduler in run.schedulers.items():
+            kind = f"{type(scheduler).__name__}{planned.get(name, '')}"
+            kinds.setdefault(self.per_of(name) or "nothing", []).append(kind)
+        parts = [f"{', '.join(each)} after {self._moment(per)}" for per, each in kinds.items()]
+        return f"steps {' and '.join(parts) or 'no scheduler'}"
+
+    def per_of(self, name: str) -> Per | None:
+        """Return after what the scheduler of an optimizer is stepped; None where that is not said."""
+        return self.per.get(name) if isinstance(self.per, dict) else self.per
 
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Check that there is something to step."""
         if not run.schedulers:
             raise ValueError("LearningRate steps a scheduler, but fit was given none: pass scheduler= to fit.")
-        for scheduler in run.schedulers.values():
-            if ("metrics" in signature(scheduler.step).parameters) != (self.per == "plateau"):
-                kind = type(scheduler).__name__
+        self._planned = dict(run.scheduler_steps)
+        if isinstance(self.per, dict):
+            for name in sorted(self.per.keys() ^ run.schedulers.keys()):
+                what = "names no scheduler" if name in self.per else "does not say when to step the scheduler"
+                known = known_names(name, run.schedulers)
+                raise ValueError(f"LearningRate({self.per!r}) {what} {name!r}.{known if name in self.per else ''}")
+        for name, scheduler in run.schedulers.items():
+            per = self.per_of(name)
+            if isinstance(scheduler, WarmupScheduler) and per != "step":
                 raise ValueError(
-                    f"LearningRate({self.per!r}) does not fit {kind}: only a plateau scheduler takes a metric."
+                    f"LearningRate({per!r}) does not fit {type(scheduler).__name__}, which counts optimizer steps: use "
+                    f"LearningRate('step')."
                 )
+            if ("metrics" in signature(scheduler.step).parameters) != (per == "plateau"):
+                kind = type(scheduler).__name__
+                raise ValueError(f"LearningRate({per!r}) does not fit {kind}: only a plateau scheduler takes a metric.")
         if self.monitor is not None:
             self.monitor.check_measured(run)
+
+    @on(CheckpointLoaded, optional=True)
+    def compare_lengths(self, run: Run, event: CheckpointLoaded) -> None:
+        """Say what becomes of a scheduler that was made for another number of steps."""
+        before, self._planned = self._planned, dict(run.scheduler_steps)
+        for name in sorted(
+            name for name in self._planned if before.get(name, self._planned[name]) != self._planned[name]
+        ):
+            scheduler, now = run.schedulers[name], self._planned[name]
+            text = f"scheduler {type(scheduler).__name__} was made for {before[name]} steps, the run now plans {now}"
+            run.data.doubt("not exact", f"the {text}")
+            if isinstance(scheduler, WarmupScheduler):
+                run.note(f"the {text}: from step {run.progress.steps} on the learning rate is that of the new length")
+            else:
+                run.warn(
+                    f"The {text}: its state was restored, and with it whatever length it keeps. Resume with the former "
+                    f"length, or set the new one in a handler of CheckpointLoaded."
+                )
 
     @on(StepEnd)
     def after_step(self, run: Run, event: StepEnd) -> None:
         """Step per optimizer step; else remember which optimizer was stepped."""
-        if self.per != "step":
+        if self.per_of(run.optimizer_name) != "step":
             self._stepped.add(run.optimizer_name)
         elif run.scheduler is not None:
             run.scheduler.step()
@@ -83,11 +128,11 @@ class LearningRate(Plugin):
     @on(EpochEnd, optional=True)
     def after_epoch(self, run: Run, event: EpochEnd) -> None:
         """Step per epoch, if the optimizer was stepped in it."""
-        if self.per == "epoch":
+        if due := self._due(run, "epoch"):
             with warnings.catch_warnings():
                 if run.origin.steps:  # the optimizer's steps may have been taken before the resume: torch cannot know
                     warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
-                for name in self._due(run):
+                for name in due:
                     run.schedulers[name].step()
 
     @on(ValidationEnd, Log, optional=True)
@@ -96,7 +141,7 @@ class LearningRate(Plugin):
         if self.monitor is None or not self.monitor.is_for(run, event):
             return
         value = self.monitor.read(event.metrics)  # a NaN is handed on: it compares as no improvement
-        for name in self._due(run):
+        for name in self._due(run, "plateau"):
             run.schedulers[name].step(value)
 
     @on(RunClosed)
@@ -109,21 +154,26 @@ class LearningRate(Plugin):
         for name, scheduler in run.schedulers.items():
             what = f"The scheduler {type(scheduler).__name__}" + f" of {name!r}" * (len(run.optimizers) > 1)
             if not (name in self._ever_stepped or run.origin.steps or was_stepped(scheduler)):
-                after = {"step": "step of its optimizer", "epoch": "epoch", "plateau": "measurement"}[self.per]
+                after = {"step": "step of its optimizer", "epoch": "epoch", "plateau": "measurement"}
                 run.warn(
                     f"{what} was never stepped in {run.progress.steps} steps: LearningRate({self.per!r}) steps it "
-                    f"after each {after}, and there was none. The learning rate stayed as it was."
+                    f"after each {after[self.per_of(name) or 'step']}, and there was none. The learning rate stayed as "
+                    f"it was."
                 )
             elif past := past_its_length(scheduler):
                 run.warn(f"{what} was stepped beyond its length, {past}.")
+            elif self.per_of(name) == "step" and event.status == "completed" and name in run.scheduler_steps:
+                self._warn_of_other_length(run, what, getattr(scheduler, "last_epoch", run.progress.steps), name)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return how many steps there were when schedulers were last stepped, and which optimizers had some since."""
-        return {"steps_before": self._steps_before, "stepped": sorted(self._stepped)}
+        """Return the steps when schedulers were last stepped, which optimizers had some since, and planned lengths."""
+        planned = {"planned": dict(self._planned)} if self._planned else {}
+        return {"steps_before": self._steps_before, "stepped": sorted(self._stepped), **planned}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from there."""
         self._steps_before, self._stepped = state["steps_before"], set(state["stepped"])
+        self._planned = dict(state.get("planned", {}))
 
     @on(Log, lane=Lane.MEASURE, optional=True)
     def report(self, run: Run, event: Log) -> None:
@@ -131,14 +181,30 @@ class LearningRate(Plugin):
         for name, optimizer in run.optimizers.items():
             event.metrics[f"train/{run.label('learning_rate', name)}"] = float(optimizer.param_groups[0]["lr"])
 
-    def _due(self, run: Run) -> list[str]:
-        """Return the schedulers whose optimizers were stepped since they were; start to watch for steps again."""
-        if run.progress.steps == self._steps_before:
-            return []
-        alone = len(run.optimizers) == 1  # stepped whenever there was a step, with or without its event
-        due = [name for name in run.schedulers if alone or name in self._stepped]
-        self._steps_before, self._stepped = run.progress.steps, set()
-        self._ever_stepped.update(due)
+    def _moment(self, per: str) -> str:
+        return f"each {per}" if per != "plateau" or self.monitor is None else f"each measurement of {self.monitor.name}"
+
+    def _warn_of_other_length(self, run: Run, what: str, taken: int, name: str) -> None:
+        """Warn where a scheduler was not stepped as often as planned, and skips are not why."""
+        planned = run.scheduler_steps[name]
+        if abs(planned - taken) > run.progress.skipped_steps + run.progress.skipped_batches:
+            run.warn(
+                f"{what} was made for the {planned} steps that the run planned, and was stepped {taken} times, so that "
+                f"it did not end with the run. Where epochs end early, or loaders are not as long as they say, pass "
+                f"steps=."
+            )
+
+    def _due(self, run: Run, per: Per) -> list[str]:
+        """Return the schedulers whose optimizers were stepped since they were; start to watch for their steps again."""
+        due = [name for name in run.schedulers if self.per_of(name) == per]
+        if len(run.optimizers) == 1:  # stepped whenever there was a step, with or without its event
+            due = due if run.progress.steps != self._steps_before else []
+        else:
+            due = [name for name in due if name in self._stepped]
+        if due:
+            self._steps_before = run.progress.steps
+            self._stepped.difference_update(due)
+            self._ever_stepped.update(due)
         return due
 
 

@@ -16,6 +16,8 @@ from ..events import (
     CheckpointLoaded,
     EpochEnd,
     Lane,
+    PredictBatchEnd,
+    PredictStart,
     Run,
     RunFailed,
     TestBatchEnd,
@@ -37,12 +39,12 @@ logger = logging.getLogger("heliograph")
 class Preemption(Plugin):
     """Save and stop when the cluster sends a signal.
 
-    A training does so at the next step boundary, a validation or test at the next batch. A validation that is cut short
-    is postponed: the resumed run begins with it. The result says `stopped`, by whom and by which signal; when the run
-    is closed, `fit`, `validate` and `test` raise SystemExit, so that the exit status is right (but see
-    `fit(on_interrupt=...)`). Where the training was over when the signal came, the result says `completed`, and the
-    exit status still shows the signal. A second signal while the run stops changes nothing. A veto of the stop holds
-    this one too, but not the save.
+    A training does so at the next step boundary, a validation, test or prediction at the next batch. A validation that
+    is cut short is postponed: the resumed run begins with it. The result says `stopped`, by whom and by which signal;
+    when the run is closed, `fit`, `validate`, `test` and `predict` raise SystemExit, so that the exit status is right
+    (but see `fit(on_interrupt=...)`). Where the training was over when the signal came, the result says `completed`,
+    and the exit status still shows the signal. A second signal while the run stops changes nothing. A veto of the stop
+    holds this one too, but not the save.
 
     The handlers are installed when a run begins and given back when it is closed; a handler in Python that was there
     before is called as well. Put the plugin last: plugins are closed in their order, and a signal during the closing
@@ -111,15 +113,15 @@ class Preemption(Plugin):
         if self._received is not None:
             self._ask(run, self._received)
 
-    @on(ValidationStart, TestStart, lane=Lane.TRANSFORM, optional=True)
-    def begin_evaluation(self, run: Run, event: ValidationStart | TestStart) -> None:
+    @on(ValidationStart, TestStart, PredictStart, lane=Lane.TRANSFORM, optional=True)
+    def begin_evaluation(self, run: Run, event: ValidationStart | TestStart | PredictStart) -> None:
         """Cut a validation short that begins although a signal came; begin a run that consists of nothing else."""
         if self._run is not run:
             self._begin(run)
         self._cut(run)
 
-    @on(ValidationBatchEnd, TestBatchEnd, optional=True)
-    def look_in_evaluation(self, run: Run, event: ValidationBatchEnd | TestBatchEnd) -> None:
+    @on(ValidationBatchEnd, TestBatchEnd, PredictBatchEnd, optional=True)
+    def look_in_evaluation(self, run: Run, event: ValidationBatchEnd | TestBatchEnd | PredictBatchEnd) -> None:
         """Cut it short where a signal came."""
         self._cut(run)
 
@@ -169,9 +171,9 @@ class Preemption(Plugin):
         self._asked = True
         saves = "saves and stops" if run.plugins.writes_saves() else "stops, and no plugin saves it"
         logger.warning("%s was received: run %r %s", received.name, run.name, saves)
-        run.control.stop(f"{received.name} was received")
+        run.control.stop(f"{received.name} was received", required=True)
         if run.optimizer is not None:
-            run.control.request_save(f"{received.name} was received")
+            run.control.request_save(f"{received.name} was received", required=True)
 
     def _stop_clock(self) -> None:
         if self._clock is not None:

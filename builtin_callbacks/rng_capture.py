@@ -19,6 +19,8 @@ from ..events import (
     EpochStart,
     Lane,
     LastBoundary,
+    PredictEnd,
+    PredictStart,
     Run,
     SavePoint,
     TestEnd,
@@ -150,14 +152,14 @@ class RNGCapture(Plugin):
         """Take back what is drawn here: a run that was stopped and is resumed has an end of its own."""
         self._set_aside(run)
 
-    @on(ValidationStart, TestStart, lane=Lane.TRANSFORM, optional=True)
-    def isolate(self, run: Run, event: ValidationStart | TestStart) -> None:
+    @on(ValidationStart, TestStart, PredictStart, lane=Lane.TRANSFORM, optional=True)
+    def isolate(self, run: Run, event: ValidationStart | TestStart | PredictStart) -> None:
         """Set the training stream aside."""
         if self.isolate_validation:
             self._before_validation = self._capture()
 
-    @on(ValidationEnd, ValidationCut, TestEnd, lane=Lane.REPORT, optional=True)
-    def put_back(self, run: Run, event: ValidationEnd | ValidationCut | TestEnd) -> None:
+    @on(ValidationEnd, ValidationCut, TestEnd, PredictEnd, lane=Lane.REPORT, optional=True)
+    def put_back(self, run: Run, event: ValidationEnd | ValidationCut | TestEnd | PredictEnd) -> None:
         """Continue with the training stream."""
         if self._before_validation is not None:
             self._restore(self._before_validation)

@@ -10,6 +10,7 @@ import torch
 
 from ..core.checkpoint import storage
 from ..core.checkpoint.state.ranks import join_weights
+from ..core.checkpoint.state.schema import check_resumable
 from ..core.metrics.monitor import WindowLosses
 from ..events import BatchStart, CheckpointLoaded, CheckpointSaved, GradientsReady, Lane, Run
 from ..events.checks import check_whole_number
@@ -116,6 +117,7 @@ class RollBack(Plugin):
         for path in [path for path in reversed(self._paths) if path.exists()]:
             try:
                 state = storage.load(path)
+                check_resumable(state, path)
                 _check_finite(run, state, path)
             except (OSError, ValueError) as error:
                 passed_over.append(str(error))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from copy import deepcopy
 from typing import Any
 
 from ..core.host import is_preempted
@@ -27,66 +26,66 @@ from ..events import (
 )
 from ..plugins import Plugin, on
 from ..plugins.filters import Filter
+from ..plugins.recurrence import Recurrence, make_filter
 
 
 class Schedule(Plugin):
     """Ask for something whenever a filter says so, on absolute counters.
 
     Args:
-        when: such as `Every(steps=100)`, `Every(epochs=1)`, `Every(seconds=600)`, `Every(samples=10_000)`, `At(...)`.
+        when: a filter, such as `At(steps=[10, 100])`; or leave it out, and give a counter.
         at_start: also before the first batch.
         at_end: also when training is over, completed or stopped, unless it was done at the last step anyway, or nothing
             was trained; by default for validations and saves, not for logs. A save before the end of the last epoch
             does not count: the state is another one after it. A save comes first, so that a run that resumes from it
             and is longer equals one that had not ended there.
+        **counter: instead of a filter, what `Every` takes: `steps=100`, `epochs=1`, `seconds=600`, `samples=10_000`,
+            `fraction=0.1` of the run, perhaps with `after=`.
 
     Raises:
-        TypeError: `when` is not a filter.
+        TypeError: there is neither a filter nor a counter, or both.
+        ValueError: the counter is not one, or its number is not positive; at the run's start, the length that a
+            fraction is of is not known.
     """
 
     at_end = True
     verb = "asks"
 
-    def __init__(self, when: Filter, *, at_start: bool = False, at_end: bool | None = None) -> None:
-        if not isinstance(when, Filter):
-            raise TypeError(f"{type(self).__name__}(when) takes a filter such as Every(steps=100), got {when!r}.")
-        self.when, self.at_start = deepcopy(when), at_start
+    def __init__(
+        self, when: Filter | None = None, *, at_start: bool = False, at_end: bool | None = None, **counter: float
+    ) -> None:
+        self.filter, self.at_start = make_filter(type(self).__name__, when, counter, "at_start", "at_end"), at_start
         if at_end is not None:
             self.at_end = at_end
         self._waits: Handle | None = None
-        self._last = -1
-        self._origin: Progress | None = None
-        self._saved: Mapping[str, Any] | None = None
+        self._recurrence = Recurrence(self.filter)
 
     def describe(self, run: Run) -> str:
         """Say when it is asked for."""
-        moments = [str(self.when), *["at the start"] * self.at_start, *["at the end"] * self.at_end]
+        moments = [str(self.filter), *["at the start"] * self.at_start, *["at the end"] * self.at_end]
         return f"{self.verb} {', '.join(moments)}"
 
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
         """Forget the former run."""
-        self._last, self._origin, self._saved = -1, run.origin, None
+        self._recurrence.begin(run)
 
     @on(CheckpointLoaded)
     def go_on(self, run: Run, event: CheckpointLoaded) -> None:
         """Continue from what was saved."""
-        self._origin = run.origin
-        self._last = self.moment(run.origin) if self._saved is None else self._saved["last"]
-        self.when.load_state_dict(run.origin, {} if self._saved is None else self._saved["filter"])
-        self._saved = None
+        self._recurrence.resume(run, self.moment)
 
     @on(EpochStart)
     def start(self, run: Run, event: EpochStart) -> None:
         """Ask at the start, unless it is done."""
-        if self.at_start and run.progress.epoch == run.progress.batches == 0 and self._last < 0:
+        if self.at_start and run.progress.epoch == run.progress.batches == 0 and self._recurrence.last < 0:
             self.ask(run, "at the start")
 
     @on(BatchEnd, EpochEnd)
     def ask_when_due(self, run: Run, event: BatchEnd | EpochEnd) -> None:
         """Ask within an epoch, and at its end."""
-        if self.when(run):
-            self.ask(run, str(self.when))
+        if self.filter(run):
+            self.ask(run, str(self.filter))
 
     @on(LastBoundary, lane=Lane.REPORT)
     def finish(self, run: Run, event: LastBoundary) -> None:
@@ -100,17 +99,23 @@ class Schedule(Plugin):
 
     def is_left(self, run: Run) -> bool:
         """Return whether something is left to be asked for at the end."""
-        return self.at_end and run.progress.batches > 0 and self.moment(run.progress) != self._last
+        return self.at_end and run.progress.batches > 0 and self.moment(run.progress) != self._recurrence.last
+
+    def forecast(self, totals: Mapping[str, float]) -> Mapping[str, int]:
+        """Return how often it would be asked for."""
+        times = self.filter.times(totals)
+        if times is None:
+            return {}
+        is_left = self.at_end and not self.filter.is_due_at_end(totals)
+        return {self.asks[0]: times + self.at_start + is_left}
 
     def state_dict(self) -> dict[str, Any]:
         """Return when it was last done, and what is due next."""
-        if self._saved is not None:  # not taken over yet
-            return dict(self._saved)
-        return {} if self._origin is None else {"last": self._last, "filter": self.when.state_dict(self._origin)}
+        return self._recurrence.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep the state until the run has its new origin."""
-        self._saved = state or None
+        self._recurrence.load_state_dict(state)
 
     def close(self) -> None:
         """Wait for no save."""
@@ -144,7 +149,7 @@ class LogSchedule(Schedule):
     @on(Log, lane=Lane.MEASURE, optional=True)
     def note(self, run: Run, event: Log) -> None:
         """Remember that it was done, for whichever plugin."""
-        self._last = self.moment(run.progress)
+        self._recurrence.last = self.moment(run.progress)
 
     def ask(self, run: Run, reason: str) -> None:
         """Request a log."""
@@ -164,7 +169,7 @@ class ValidationSchedule(Schedule):
     @on(ValidationEnd, ValidationCut, lane=Lane.MEASURE, optional=True)
     def note(self, run: Run, event: ValidationEnd | ValidationCut) -> None:
         """Remember that it was done, for whichever plugin, or cut short: this run does not repeat it."""
-        self._last = self.moment(run.progress)
+        self._recurrence.last = self.moment(run.progress)
 
     def is_left(self, run: Run) -> bool:
         """Return whether it is left to be done at the end; a process that is to be taken away has no time for it."""
@@ -194,7 +199,7 @@ class SaveSchedule(Schedule):
     @on(SavePoint, lane=Lane.MEASURE, optional=True)
     def note(self, run: Run, event: SavePoint) -> None:
         """Remember that it was done, for whichever plugin."""
-        self._last = self.moment(run.progress)
+        self._recurrence.last = self.moment(run.progress)
 
     @on(LastBoundary)
     def finish(self, run: Run, event: LastBoundary) -> None:

@@ -9,18 +9,20 @@ from time import perf_counter
 from typing import Any
 
 from ..core.checkpoint.storage import clean
+from ..core.metrics.rates import Rates
 from ..core.system.extras import require
-from ..events import CheckpointLoaded, Lane, Log, Run, RunClosed, TestEnd, TrainStart, ValidationEnd
+from ..events import CheckpointLoaded, Lane, Log, PredictEnd, Run, RunClosed, TestEnd, TrainStart, ValidationEnd
 from ..plugins import Plugin, on
 
 
 class TensorBoard(Plugin):
     """Write metrics and learning rates for TensorBoard.
 
-    The throughput, `train/samples_per_second`, is measured over the time since the last log, validation included. The
-    gradient norm is there when `GradientClipping` is. Where the folder holds the curves of another run, a fresh one
-    writes to a folder in it, `<run>_<date>_<time>`, which TensorBoard shows beside them. A run that is resumed or goes
-    back writes to its own folder again; steps beyond the checkpoint are purged.
+    The throughput, `train/samples_per_second` and, where losses are sums over tokens, `train/tokens_per_second`, is
+    measured over the time since the last log, validation included. The gradient norm is there when
+    `GradientClipping` is. Where the folder holds the curves of another run, a fresh one writes to a folder in it,
+    `<run>_<date>_<time>`, which TensorBoard shows beside them. A run that is resumed or goes back writes to its own
+    folder again; steps beyond the checkpoint are purged.
 
     Args:
         folder: where the event files go; made where it is missing.
@@ -35,17 +37,22 @@ class TensorBoard(Plugin):
         self.folder = Path(folder)
         self._summary_writer = _summary_writer()
         self._writer: Any = None
-        self._since: tuple[float, int] | None = None
+        self._rates = Rates()
         self._purge: int | None = None
         self._path = self.folder  # of this run
 
     def reset(self) -> None:
         """Start the clock of the throughput, and hide nothing of what was drawn before."""
-        self._since = self._purge = None
+        self._rates, self._purge = Rates(), None
 
     def describe(self, run: Run) -> str:
         """Say where curves are written."""
         return f"logs to {self._path}"
+
+    def rehearse(self, folder: Path) -> list[Path]:
+        """Write the curves elsewhere."""
+        former, self.folder, self._path = self.folder, folder, folder
+        return [former]
 
     @on(TrainStart)
     def begin(self, run: Run, event: TrainStart) -> None:
@@ -60,7 +67,7 @@ class TensorBoard(Plugin):
     def go_on(self, run: Run, event: CheckpointLoaded) -> None:
         """Hide only what was drawn after the checkpoint; measure the throughput again from here."""
         self.close()
-        self._since = None
+        self._rates = Rates()
         self._purge = run.origin.steps + 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -77,16 +84,15 @@ class TensorBoard(Plugin):
         """Add the throughput and the learning rate; in a replay, what the run measured is in the log already."""
         if run.is_replay:
             return
-        now, samples = perf_counter(), run.progress.samples
-        if self._since is not None and now > self._since[0]:
-            event.metrics["train/samples_per_second"] = (samples - self._since[1]) / (now - self._since[0])
-        self._since = now, samples
+        for name, rate in self._rates.read(run.progress, perf_counter()).items():
+            if name != "steps_per_second":
+                event.metrics[f"train/{name}"] = rate
         for name, optimizer in run.optimizers.items():
             rate = float(optimizer.param_groups[0]["lr"])
             event.metrics.setdefault(f"train/{run.label('learning_rate', name)}", rate)
 
-    @on(Log, ValidationEnd, TestEnd, lane=Lane.REPORT)
-    def write(self, run: Run, event: Log | ValidationEnd | TestEnd) -> None:
+    @on(Log, ValidationEnd, TestEnd, PredictEnd, lane=Lane.REPORT)
+    def write(self, run: Run, event: Log | ValidationEnd | TestEnd | PredictEnd) -> None:
         """Write scalars at the current step."""
         writer = self._open(run)
         for name, value in event.metrics.items():

@@ -6,7 +6,8 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from functools import cached_property, partial
+from itertools import islice
 from math import inf
 from operator import attrgetter
 from pathlib import Path
@@ -50,6 +51,7 @@ from .stepping.windows import Windows
 if TYPE_CHECKING:
     from ..events.run import CheckpointSource
     from .engines.contract import LoopEngine
+    from .length import Length
     from .metrics.means import Means
 
 logger = logging.getLogger("heliograph")
@@ -104,6 +106,7 @@ class RunContext(ABC):
     is_replay = False
 
     batch: Any = part_of("work.batch")
+    stream: str | None = part_of("work.stream")
     outputs: Any = part_of("work.outputs")
     loss: Tensor | None = part_of("work.loss")
     evaluation_batches: int | None = part_of("outcome.evaluation_batches")
@@ -115,8 +118,12 @@ class RunContext(ABC):
     hyper_parameters: Mapping[str, Any] = part_of("settings.hyper_parameters")
     optimizers: Mapping[str, Any] = part_of("settings.optimizers")
     schedulers: Mapping[str, Any] = part_of("settings.schedulers")
-    max_epochs: int | None = part_of("settings.epochs")
+    max_epochs: float | None = part_of("settings.epochs")
     max_steps: int | None = part_of("settings.steps")
+    planned_steps: int | None = part_of("length.steps")
+    scheduler_steps: Mapping[str, int] = part_of("length.scheduler_steps")
+    epoch_fraction: float | None = part_of("length.epoch_fraction")
+    fraction: float | None = part_of("length.fraction")
     optimizer: Any = part_of("stepping.current.optimizer")
     scheduler: Any = part_of("stepping.current.scheduler")
     optimizer_name: str = part_of("stepping.current.name")
@@ -153,6 +160,8 @@ class RunContext(ABC):
             settings.train, engine, self.note, per_sample=settings.per_sample, as_ranks=settings.as_ranks
         )
         self.hooks.closing.callback(self.data.close)
+        if settings.schedulers or isinstance(settings.epochs, float):
+            self.settings = settings = self.length.complete(settings)
         self.stepping = _windows(settings)
         self.control = _control(self)
         self._means: Means | None = None
@@ -182,9 +191,26 @@ class RunContext(ABC):
         return inf if self.settings.steps is None else self.settings.steps
 
     @property
+    def last_batch(self) -> float:
+        """After how many batches of the epoch the run ends, if that is with a fraction of it; else infinite."""
+        return self.length.last_batch if isinstance(self.settings.epochs, float) else inf
+
+    @property
     def is_complete(self) -> bool:
         """Whether the requested length is reached."""
-        return self.progress.steps >= self.last_step or self.progress.epoch >= (self.settings.epochs or inf)
+        return self.progress.steps >= self.last_step or self.has_epochs
+
+    @property
+    def has_epochs(self) -> bool:
+        """Whether the requested epochs are done, with the fraction of the last."""
+        return self.progress.epoch >= (self.settings.epochs or inf) or self.progress.batch >= self.last_batch
+
+    @cached_property
+    def length(self) -> Length:
+        """The length that is planned."""
+        from .length import Length
+
+        return Length(self.settings, self.data, self.plugins, self.engine.world_size, self.progress)
 
     @property
     def epoch_is_over(self) -> bool:
@@ -268,6 +294,31 @@ class RunContext(ABC):
                 name = own_name(name, self.phase)
             self.means.add(name, value, weight)
 
+    def collect(self, name: str, value: Any) -> None:
+        """Keep a value of the batch in hand until the evaluation ends."""
+        from .outputs.collection import running
+
+        running(self.work.collection, self.control).add(name, value, self.size_of(self.batch))
+
+    @property
+    def collected(self) -> Mapping[str, Any]:
+        """What was collected in the evaluation that ends."""
+        from .outputs.collection import whole_of
+
+        return whole_of(self.work.collection)
+
+    def weigh(self, count: Any) -> None:
+        """Say what the losses of the batch in hand are means over."""
+        from .stepping.counts import weigh
+
+        weigh(self, count)
+
+    @property
+    def window_count(self) -> float | None:
+        """What the gradients in hand were divided by, a sum over all ranks; None where losses have no counts."""
+        counts = self.stepping.current.counts
+        return None if counts is None else float(counts.count)
+
     def note(self, text: str) -> None:
         """Add a line that the result shows."""
         self.notes.append(check_line("note", text))
@@ -285,7 +336,7 @@ class RunContext(ABC):
         return self.pending_state is not None
 
     @abstractmethod
-    def state_dict(self, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def state_dict(self, shards: Mapping[str, Any] | None = None, *, weights_only: bool = False) -> dict[str, Any]:
         """Return one consistent snapshot of everything that a resumed run needs."""
 
     def resume(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
@@ -333,11 +384,12 @@ class RunContext(ABC):
         if self.outcome.status == "stopped" and control.stop_request is not None:
             return control.stop_request.reason
         if not self.settings.train:
-            return f"{count(progress.evaluated, 'batch', 'batches')} evaluated"
+            done = "predicted" if self.phase == "predict" else "evaluated"
+            return f"{count(progress.evaluated, 'batch', 'batches')} {done}"
         if resumed_at is not None and progress.batches == resumed_at.batches:
             return f"nothing left to do: resumed at epoch {progress.epoch}, step {progress.steps}"
-        if self.max_epochs is not None and progress.epoch >= self.max_epochs:
-            return f"{count(progress.epoch, 'epoch', 'epochs')} done"
+        if self.max_epochs is not None and self.has_epochs:
+            return f"{count(max(progress.epoch, self.max_epochs), 'epoch', 'epochs')} done"
         return f"{count(progress.steps, 'step', 'steps')} done"
 
     # What plugins let the run call.
@@ -350,6 +402,11 @@ class RunContext(ABC):
         """Call `action` at every `settle()`."""
         if action not in self.hooks.settling:
             self.hooks.settling.append(action)
+
+    def when_exchanging(self, action: Action) -> None:
+        """Call `action` when the gradients of a window are complete, before they are divided by its counts."""
+        if action not in self.hooks.exchanging:
+            self.hooks.exchanging.append(action)
 
     def when_leaving(self, action: Action) -> None:
         """Call `action` before this rank leaves its group for an error: to wait for what uses the group in a thread."""
@@ -376,6 +433,7 @@ class RunContext(ABC):
         """Return the rest of the epoch's batches, on the device."""
         self.stepping.bind(self.engine)
         is_shared, batch, length = self.control.is_shared, self.progress.batch, self.batches_per_epoch
+        last = self.last_batch
         is_over = is_shared and batch > 0 and self.is_last_batch
         ahead = self.work.reads_ahead and not isinstance(self.train_loader, Iterator)  # which would lose an item
         batches = self.data.open(self.progress, partial(self._report, report_replay), is_over=is_over, ahead=ahead)
@@ -384,13 +442,20 @@ class RunContext(ABC):
         if is_shared:
             from .distributed.ranks.shared_control import read_together
 
-            rest = (0 if self.work.is_last_seen else None) if length is None else length - batch
+            rest = (0 if self.work.is_last_seen else None) if length is None else int(min(length, last)) - batch
             batches = read_together(batches, self.data, self.engine, rest, self.size_of, mark if ahead else None)
         elif length is None and ahead:
             from .data.last_batch import mark_last
 
             batches = mark_last(batches, mark)
-        return self.engine.feed(batches)
+        elif last < inf:
+            batches = islice(batches, max(0, int(last) - batch))
+        fed, source = self.engine.feed(batches), self.data.source
+        if source is None or not source.parts:
+            return fed
+        from .data.sources.streams import counted
+
+        return counted(source, fed, self.progress, partial(setattr, self.work, "stream"))
 
     def _report(self, report_replay: Callable[[int, int], None], done: int, batches: int) -> None:
         what = f"{batches} batches of epoch {self.progress.epoch} again to reach the position of the checkpoint"
@@ -451,8 +516,10 @@ class RunContext(ABC):
         if not self.bus.receiver_count:
             yield
         else:
+            from ..plugins.filters import plan_filters
             from ..plugins.isolation import isolation
 
+            plan_filters(self.bus, self)
             given = GivenModules(self.task)
             with isolation(self.bus, self.plugins, self.hooks):
                 yield
@@ -501,7 +568,7 @@ def _control(run: RunContext) -> Control:
     return control
 
 
-def count(number: int, one: str, several: str) -> str:
+def count(number: float, one: str, several: str) -> str:
     """Return how many there are of something, in words."""
     return f"{number} {one if number == 1 else several}"
 

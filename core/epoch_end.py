@@ -10,6 +10,8 @@ def check_exhausted(run: RunContext) -> None:
 
     One that has yielded batches in earlier epochs, and yields no more, ends the run.
     """
+    if run.progress.batch >= run.last_batch:
+        return
     batch, expected, is_shared = run.progress.batch, run.batches_per_epoch, run.control.is_shared
     if batch == 0 and run.progress.batches and (expected is None or not is_shared):
         _stop_without_data(run)

@@ -1,9 +1,10 @@
-"""One validation or test within a run: its batches, its metrics, and its end where it is cut short."""
+"""One validation, test or prediction within a run: its batches, its metrics, its end where it is cut short."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -13,16 +14,25 @@ from ..events import Request
 from ..events import catalogue as ev
 from ..events.catalogue import Phase
 from .context import RunContext
+from .metrics.log_rows import add_row
 from .metrics.means import Means, own_name
+from .outputs.collection import Collection
+from .stepping.counts import add_value, check_unweighed, weight_of
 
 EVENTS: dict[Phase, tuple[Any, Any, Any, Any]] = {
     "validation": (ev.ValidationStart, ev.ValidationBatchStart, ev.ValidationBatchEnd, ev.ValidationEnd),
     "test": (ev.TestStart, ev.TestBatchStart, ev.TestBatchEnd, ev.TestEnd),
+    "predict": (ev.PredictStart, ev.PredictBatchStart, ev.PredictBatchEnd, ev.PredictEnd),
 }
 
 
 class Evaluation:
     """The sets of a phase, their step and their means, weighted by samples.
+
+    Attributes:
+        events: of the start, the start and the end of a batch, and the end.
+        is_whole: whether it was not cut short.
+        collection: what is collected, and which set is read.
 
     Raises:
         ValueError: there is no set to evaluate.
@@ -30,30 +40,44 @@ class Evaluation:
 
     def __init__(self, run: RunContext, phase: Phase, loaders: Mapping[str, Iterable[Any]]) -> None:
         if not loaders:
-            raise ValueError(f"A {phase} was asked for, but there is no {phase} data: pass {phase}= to fit.")
-        self.loaders = loaders
-        self._run = run
-        self._phase = phase
+            mend = f"pass {phase}= to fit" if run.settings.train else "the dict of sets is empty"
+            raise ValueError(f"A {phase} was asked for, but there is no {phase} data: {mend}.")
+        every, self._limits = run.settings.every, run.settings.limits
+        self._numbers = {dataset: number for number, dataset in enumerate(loaders)}
+        self.loaders = loaders = {
+            dataset: loader
+            for dataset, loader in loaders.items()
+            if dataset not in every or (run.progress.validations + 1) % every[dataset] == 0
+        }
+        self.events, self.is_whole = EVENTS[phase], False
+        self._run, self._phase = run, phase
+        self._began, self._samples = perf_counter(), 0
         self._forward = run.engine.bind_evaluation(getattr(run.task, f"{phase}_step"))
         self._means: dict[str, Means] = {dataset: run.means.for_evaluation() for dataset in loaders}
         self._counts = dict.fromkeys(loaders, 0)
         run.control.is_evaluating = True
         if run.control.is_shared:
             run.data.agree_on_seed()
-        self._lengths = {dataset: run.data.evaluation_length(loader) for dataset, loader in loaders.items()}
+        self._lengths = {
+            dataset: run.data.evaluation_length(loader, self._limits.get(dataset))
+            for dataset, loader in loaders.items()
+        }
         lengths = self._lengths.values()
         run.evaluation_batches = None if None in lengths else sum(length or 0 for length in lengths)
         run.progress.evaluated = 0
+        self.collection = run.work.collection = Collection(run.engine.rank, run.engine.world_size)
 
     def batches(self) -> Iterator[tuple[str, Any]]:
         """Yield (name of the set, batch on the device), until the last one or until the evaluation is cut short."""
-        run = self._run
-        for number, (dataset, loader) in enumerate(self.loaders.items()):
+        run, collection = self._run, self.collection
+        for dataset, loader in self.loaders.items():
             if run.control.is_cut():
                 return
             run.means = means = self._means[dataset]
-            for batch in run.engine.feed(run.data.evaluate(loader, number, run.progress.validations)):
-                means.batch = self._counts[dataset]
+            collection.dataset, collection.is_dealt = dataset, run.data.deals_out(loader)
+            place = self._numbers[dataset], run.progress.validations, self._limits.get(dataset)
+            for batch in run.engine.feed(run.data.evaluate(loader, *place)):
+                collection.batch = means.batch = self._counts[dataset]
                 self._counts[dataset] += 1
                 yield dataset, batch
                 if run.control.is_cut():
@@ -67,7 +91,9 @@ class Evaluation:
         """End; return the request that cut it short, if one did. A collective."""
         control = self._run.control
         control.agree_on_validation()
-        return control.close_validation()
+        cut = control.close_validation()
+        self.is_whole = cut is None
+        return cut
 
     def stop_after(self, cut: Request) -> None:
         """Stop a run of which the evaluation that was cut short was the last part."""
@@ -75,7 +101,7 @@ class Evaluation:
         if outcome.finished or not outcome.started:
             self._run.control.stop_once(cut)
 
-    def step(self, batch: Any) -> None:
+    def step(self, batch: Any) -> Any:
         """Run the task's step on a batch and add what it returns to the means."""
         run = self._run
         values = self._forward(run, batch)
@@ -83,21 +109,41 @@ class Evaluation:
         if values is not None:
             named = values if isinstance(values, Mapping) else {"loss": values}
             for name, value in named.items():
-                run.means.add(name if "/" not in name else own_name(name, self._phase), value, weight)
-        run.progress.samples += weight * (not run.settings.train)
-        run.progress.evaluated += 1
+                name = name if "/" not in name else own_name(name, self._phase)
+                if value.__class__ is tuple or run.work.weight is not None:
+                    add_value(run, name, value, weight)
+                else:
+                    run.means.add(name, value, weight)
+            if run.work.weight is not None:
+                check_unweighed(weight_of(run))
+                run.work.weight = None
+        self._count(weight)
 
     def metrics(self) -> dict[str, float]:
         """Return the means as `<phase>/<name>`, or `<phase>/<dataset>/<name>` for a named set. A collective.
 
-        On several ranks all read the same, and `progress` then counts the batches and samples of all of them.
+        On several ranks all read the same, and `progress` then counts the batches and samples of all of them. What was
+        collected is joined.
         """
         if self._run.control.is_shared:
             self._exchange()
+        else:
+            self.collection.join()
         metrics: dict[str, float] = {}
         for dataset, means in self._means.items():
             metrics |= means.read(f"{self._phase}/{dataset}" if dataset else self._phase)
+        add_row(self._run, self._pace(), by_the_clock=True)
         return metrics
+
+    def _count(self, samples: int) -> None:
+        self._samples += samples
+        self._run.progress.samples += samples * (not self._run.settings.train)
+        self._run.progress.evaluated += 1
+
+    def _pace(self) -> dict[str, float]:
+        """Return how long it took, and its throughput: by the clock, and so no metrics of the run."""
+        seconds = perf_counter() - self._began
+        return {f"{self._phase}/seconds": seconds, f"{self._phase}/samples_per_second": self._samples / seconds}
 
     def _exchange(self) -> None:
         """Replace each set's means by those over all ranks."""
@@ -106,16 +152,20 @@ class Evaluation:
         run, progress = self._run, self._run.progress
         kept = {dataset: means for dataset, means in self._means.items() if isinstance(means, Terms)}
         own = {dataset: (means.take(), list(means.objects)) for dataset, means in kept.items()}
-        of_ranks = run.engine.gather_objects((own, self._counts, progress.evaluated, progress.samples))
+        counted = progress.evaluated, progress.samples, self._samples  # a step of the user's may count samples, too
+        of_ranks = run.engine.gather_objects((own, self._counts, counted, self.collection.keys))
         for dataset, means in kept.items():
-            self._check(dataset, sum(counts[dataset] for _, counts, _, _ in of_ranks))
-            terms, names = zip(*(each[dataset] for each, _, _, _ in of_ranks), strict=True)
+            self._check(dataset, sum(counts[dataset] for _, counts, *_ in of_ranks))
+            terms, names = zip(*(each[dataset] for each, *_ in of_ranks), strict=True)
             self._means[dataset] = merge_means(terms, run.engine)
             for name, value in compute_together(means.objects, names, run.engine).items():
                 self._means[dataset].add(name, value)
-        progress.evaluated = sum(evaluated for _, _, evaluated, _ in of_ranks)
+        progress.evaluated, samples, self._samples = (
+            sum(column) for column in zip(*(each for _, _, each, _ in of_ranks), strict=True)
+        )
         if not run.settings.train:
-            progress.samples = sum(samples for _, _, _, samples in of_ranks)
+            progress.samples = samples
+        self.collection.gather({key for *_, keys in of_ranks for key in keys}, run.engine)
 
     def _check(self, dataset: str, batches: int) -> None:
         if not batches:
@@ -142,14 +192,14 @@ def _eval_mode(modules: Mapping[str, nn.Module]) -> Iterator[None]:
 
 
 @contextmanager
-def evaluating(run: RunContext, phase: Phase) -> Iterator[Evaluation]:
+def evaluating(run: RunContext, phase: Phase, kind: Callable[..., Evaluation] = Evaluation) -> Iterator[Evaluation]:
     """Set another phase within this context: eval mode, no gradients, means of its own."""
     former, means = run.phase, run.means
     run.phase = phase
     try:
         with _eval_mode(run.modules), torch.no_grad(), run.engine.evaluating():
-            yield Evaluation(run, phase, run.settings.evaluations.get(phase, {}))
+            yield kind(run, phase, run.settings.evaluations.get(phase, {}))
     finally:
-        run.control.is_evaluating = False
+        run.control.is_evaluating, run.work.collection = False, None
     # Not reached after an error: `run.phase` is then the one that failed.
     run.phase, run.means, run.work.batch, run.work.outputs = former, means, None, None

@@ -1,15 +1,19 @@
-"""A validation or test outside of a training; a run that fails before it begins, as its data module does."""
+"""A validation, test or prediction of its own; a run that fails before it begins, as its data module does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..events import Bus
 from ..events.catalogue import Phase
 from ..plugins import Plugins
-from .data.loaders import LoaderParams, check_params, params_of_one_process
+from .checkpoint.weights import load_for_run
+from .data.evaluation_data import check_in_order
+from .data.evaluation_sets import named_sets, plain_sets
+from .data.loaders import LoaderParams, check_params, params_of_one_process, shared_params
 from .data.module import DataModule
 from .data.module_life import data_of_phase
 from .run import TrainRun, apart_from_others, is_in_run
@@ -29,19 +33,31 @@ def evaluation_run(
     phase: Phase,
     params: LoaderParams | None,
     name: str,
+    limit: Any = None,
+    weights: str | Path | None = None,
 ) -> TrainRun:
-    """Return a run for the sets of one phase; see `Trainer.validate` and `Trainer.test`."""
+    """Return a run for the sets of one phase; see `Trainer.validate`, `Trainer.test` and `Trainer.predict`."""
     with ExitStack() as life:
         life.enter_context(apart_from_others())
         opening = life.enter_context(failing_with_data(bus, plugins, engine, task, phase, name))
         life.enter_context(engine.process())
         with opening():
             loaders = data_of_phase(data, phase, life, engine)
-        params = data.loader_params if params is None and isinstance(data, DataModule) else params
-        check_params(params, loaders.values() if isinstance(loaders, Mapping) else [loaders])
+        if params is None and isinstance(data, DataModule):
+            params = shared_params(data.loader_params)
+        loaders = plain_sets(
+            named_sets(loaders)
+        )  # periodic ones, of a data module say, are read by every run of this kind
+        check_params(params, loaders.values())
         params = params_of_one_process(params, engine.world_size)
-        checked = evaluation(task, loaders, phase, name, params)
+        checked = evaluation(task, loaders, phase, name, params, limit)
+        if phase == "predict":
+            for loader in checked.evaluations[phase].values():
+                check_in_order(loader)
+        note = None if weights is None else load_for_run(plugins, engine, task, weights, name)
         run = TrainRun(checked, bus, plugins, engine, phase)
+        if note is not None:
+            run.note(note)
         run.hooks.closing.push(life.pop_all())
     return run
 

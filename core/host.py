@@ -48,6 +48,17 @@ def ended_for_good(run: Run, status: Status) -> bool:
 
 
 @contextmanager
+def unhosted() -> Iterator[None]:
+    """Have no training that begins within ask a host."""
+    former = _hosts.pop(os.getpid(), None)
+    try:
+        yield
+    finally:
+        if former is not None:
+            _hosts[os.getpid()] = former
+
+
+@contextmanager
 def hosted_by(host: Host) -> Iterator[None]:
     """Have every training that begins within ask this host."""
     former = current_host()

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from ..events.run import CheckpointSource
     from .checkpoint.state.compatibility import BatchChange
     from .checkpoint.unseen.comparison import UnseenState
+    from .metrics.log_rows import LogRows
+    from .outputs.collection import Collection
+    from .stepping.counts import Weight
 
 Action = Callable[[], None]
 
@@ -32,6 +35,7 @@ class EpochWork:
 
     Attributes:
         batch: the current batch.
+        stream: the one of several streams that it is of; None where it is of all, or there is one.
         outputs: what the task's step left for handlers.
         loss: the last training loss.
         in_hand: whether a batch is being processed.
@@ -43,10 +47,13 @@ class EpochWork:
         has_begun: whether `EpochStart` was emitted.
         batches: the batches that the user's own loop reads.
         contexts: what is open until the batch ends.
+        weight: what `run.weigh` was given for a batch.
         averaged: the gradients that the user's own loop has averaged over the ranks, by the ids of their parameters.
+        collection: what the running evaluation collects.
     """
 
     batch: Any = None
+    stream: str | None = None
     outputs: Any = None
     loss: Tensor | None = None
     in_hand: bool = False
@@ -57,7 +64,9 @@ class EpochWork:
     has_begun: bool = False
     batches: Iterator[Any] = field(default_factory=lambda: iter(()))
     contexts: ExitStack = field(default_factory=ExitStack)
+    weight: Weight | None = None
     averaged: dict[int, ReferenceType[Tensor] | None] = field(default_factory=dict)
+    collection: Collection | None = None
 
 
 @dataclass(slots=True)
@@ -116,6 +125,8 @@ class Outcome:
         evaluation_batches: those of the last validation or test, all sets together; None where that is unknown.
         replacement: the error to raise instead of the one that failed the run.
         exit_error: what `fit` raises instead of returning.
+        predictions: the outputs of all samples.
+        rows: what was logged, None where nothing was.
         result: how it went, once the run is closed.
     """
 
@@ -139,6 +150,8 @@ class Outcome:
     exit_status: int | None = None
     exit_error: BaseException | None = None
     replacement: BaseException | None = None
+    predictions: Any = None
+    rows: LogRows | None = None
     result: RunResult = field(init=False)
 
     def raise_if_strict(self, result: RunResult | None = None) -> None:
@@ -161,6 +174,7 @@ class Hooks:
     Attributes:
         positioned: once, when the loader is at its position.
         settling: at every `run.settle()`.
+        exchanging: when the gradients of a window are complete, before they are divided by its counts.
         leaving: before this rank leaves its group for an error.
         closing: when the run is closed.
         apart: what handlers of observers run within.
@@ -168,6 +182,7 @@ class Hooks:
 
     positioned: list[Action] = field(default_factory=list)
     settling: list[Action] = field(default_factory=list)
+    exchanging: list[Action] = field(default_factory=list)
     leaving: list[Action] = field(default_factory=list)
     closing: ExitStack = field(default_factory=ExitStack)
     apart: Callable[[], AbstractContextManager[Any]] = nullcontext

@@ -14,15 +14,16 @@ CheckpointLoaded follows as in a resume.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from ..events import catalogue as ev
 from .context import RunContext
 from .epoch_end import check_exhausted, epoch_has_ended, finish_left_batch
 from .metrics.values import Metrics
 from .stepping.windows import OptimizerWindow
+
+if TYPE_CHECKING:
+    from .evaluation import Evaluation
 
 BATCH_START, FORWARD_END, BACKWARD_END = ev.BatchStart(), ev.ForwardEnd(), ev.BackwardEnd()
 GRADIENTS_READY, STEP_END, BATCH_END = ev.GradientsReady(), ev.StepEnd(), ev.BatchEnd()
@@ -139,15 +140,18 @@ def close_batch(run: RunContext) -> None:
         boundary(run)
 
 
-def step(run: RunContext, loss: Tensor, name: str | None = None) -> None:
+def step(run: RunContext, loss: Any, name: str | None = None) -> None:
     """Emit ForwardEnd, take a loss backward, emit BackwardEnd; where that ends its window, step, emitting more."""
     control, stepping, size = run.control, run.stepping, run.settings.size_of(run.work.batch)
     has_receivers, hot = run.bus.receiver_count > 0, run.hot
-    window = stepping.take(name, loss) if name is not None or stepping.checked is None else stepping.checked
+    window = stepping.checked
+    if window is None or name is not None or loss.__class__ is tuple:
+        window, loss = stepping.take(run, name, loss)
     window.loss = run.work.loss = loss
     if stepping.is_first_loss:
         run.progress.samples += run.data.sum_of_all_ranks(size) if control.is_shared else size
-    if (has_receivers and hot.log.chain) or control.is_shared:  # of several ranks, another may log
+    logs = (has_receivers and hot.log.chain) or control.is_shared  # of several ranks, another may log
+    if logs and window.counts is None:
         run.means.add(window.label, loss, size)
     if has_receivers and hot.forward_end.chain:
         hot.forward_end.emit(run, FORWARD_END)
@@ -166,6 +170,8 @@ def close_window(run: RunContext, window: OptimizerWindow) -> None:
     """Emit GradientsReady, step with the gradients unless they are dropped, and emit StepEnd."""
     control, stepping, hot, has_receivers = run.control, run.stepping, run.hot, run.bus.receiver_count > 0
     run.work.loss = stepping.select(window, control)
+    if window.counts is not None:
+        window.counts.normalise()
     if has_receivers and hot.gradients_ready.chain:
         run.engine.unscale(window.optimizer)
         hot.gradients_ready.emit(run, GRADIENTS_READY)
@@ -224,35 +230,41 @@ def serve(run: RunContext) -> None:
             run.emit(ev.SavePoint())
 
 
-def publish(run: RunContext, event: ev.Log | ev.ValidationEnd | ev.TestEnd) -> None:
-    """Emit an event with metrics, then add these to the metrics of the run."""
+def publish(run: RunContext, event: ev.Log | ev.ValidationEnd | ev.TestEnd | ev.PredictEnd) -> None:
+    """Emit an event with metrics, then add these to the metrics and the rows of the run."""
+    from .metrics.log_rows import add_row  # loaded where something is logged
+
     run.emit(event)
     run.metrics.update(event.metrics)
+    add_row(run, event.metrics)
 
 
 def evaluate(run: RunContext, phase: ev.Phase) -> bool:
-    """Run every validation or test set in eval mode, without gradients; return whether it was not cut short.
+    """Run every set of a phase in eval mode, without gradients; return whether it was not cut short."""
+    from .evaluation import evaluating  # loaded where something is evaluated
 
-    Emit the start, the events of each batch, and the end with the metrics, or ValidationCut.
-    """
-    from .evaluation import EVENTS, evaluating  # loaded where something is evaluated
-
-    start, batch_start, batch_end, end = EVENTS[phase]
-    before, after = run.bus.signal(batch_start), run.bus.signal(batch_end)
     with evaluating(run, phase) as evaluation:
-        run.emit(start())
-        for dataset, run.work.batch in evaluation.batches():
-            if before.chain:
-                before.emit(run, batch_start(dataset))
-            evaluation.step(run.work.batch)
-            if after.chain:
-                after.emit(run, batch_end(dataset))
-        if cut := evaluation.close():
-            run.emit(ev.ValidationCut(cut.reason))
-            evaluation.stop_after(cut)
-        else:
-            publish(run, end(Metrics(evaluation.metrics())))
-    return cut is None
+        for batch in evaluated(run, evaluation):
+            evaluation.step(batch)
+    return evaluation.is_whole
+
+
+def evaluated(run: RunContext, evaluation: Evaluation) -> Iterator[Any]:
+    """Yield each batch of an evaluation. Emit the start, the events of each batch, and the end or ValidationCut."""
+    start, batch_start, batch_end, end = evaluation.events
+    before, after = run.bus.signal(batch_start), run.bus.signal(batch_end)
+    run.emit(start())
+    for dataset, run.work.batch in evaluation.batches():
+        if before.chain:
+            before.emit(run, batch_start(dataset))
+        yield run.work.batch
+        if after.chain:
+            after.emit(run, batch_end(dataset))
+    if cut := evaluation.close():
+        run.emit(ev.ValidationCut(cut.reason))
+        evaluation.stop_after(cut)
+    else:
+        publish(run, end(Metrics(evaluation.metrics())))
 
 
 def close_epoch(run: RunContext) -> None:

@@ -48,6 +48,8 @@ def step_with_gradients(run: RunContext, optimizer: str) -> None:
         why = "precision='fp16' scales the loss"
     elif (control.holds_step and not run.is_last_batch) or control.loss_scale != 1.0:
         why = "A plugin holds the step of this batch or scales its loss"
+    elif window.counts is not None and window.size:
+        why = "Micro-batches with counts are held in the window"
     if why is not None:
         raise RuntimeError(
             f"{why}, so the gradients that your loop has computed cannot be stepped with: call run.step(loss) instead "

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from math import ceil
 from textwrap import TextWrapper
 
 from .checkpoint.state.compatibility import batch_factors, global_batch
 from .context import RunContext, count
+from .data.streams import Streams
 
 WRAPPED = TextWrapper(80, initial_indent="  ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
 
 
 def plan_of(run: RunContext) -> str:
     """Return the model, the hardware, the length, what each plugin will do, and where the run starts."""
-    lines = [_model(run), _hardware(run), _length(run), *_validation(run)]
+    lines = [_model(run), _hardware(run), _length(run), *_streams(run), *_validation(run)]
     lines += [f"{name}: {text}" for name, text in run.plugins.descriptions(run).items()]
     if "rng" not in run.plugins.declared("exclusive"):
         lines += ["seed: none is set, so another run draws other numbers; RNGCapture() sets one"]
@@ -49,10 +49,9 @@ def _length(run: RunContext) -> str:
         parts += [
             f"at most {count(run.max_steps, 'step', 'steps')}" if parts else count(run.max_steps, "step", "steps")
         ]
-    elif run.max_epochs is not None and batches and window and len(run.settings.train) == 1:
+    elif run.planned_steps is not None and batches is not None:
         done = run.progress
-        rest = max(run.max_epochs - done.epoch, 0) * ceil(batches / window) - ceil(done.batch / window)
-        parts += [count(done.steps + max(rest, 0), "step", "steps")]
+        parts += [count(done.steps + run.length.left(done.epoch, done.batch, batches), "step", "steps")]
     parts = parts or ["until a plugin stops it"]
     parts += ["an epoch of unknown length" if batches is None else f"{count(batches, 'batch', 'batches')} an epoch"]
     parts += [f"{window} batches a step"] if window not in (None, 1) else []
@@ -66,9 +65,17 @@ def _batch_size(run: RunContext) -> int | None:
     loader = run.train_loader
     if isinstance(loader, list | tuple):
         return run.size_of(loader[0])
-    return run.data.batch_size if hasattr(loader, "batch_size") else None
+    loaders = loader.loaders.values() if isinstance(loader, Streams) else [loader]
+    return run.data.batch_size if all(hasattr(each, "batch_size") for each in loaders) else None
+
+
+def _streams(run: RunContext) -> Iterator[str]:
+    if isinstance(run.train_loader, Streams):
+        yield f"streams: {run.train_loader.describe()}"
 
 
 def _validation(run: RunContext) -> Iterator[str]:
     if sets := run.validation_sets:
-        yield f"validation: {count(len(sets), 'set', 'sets')} {', '.join(filter(None, sets))}".rstrip()
+        every = run.settings.every
+        named = [f"{name} (in every {every[name]})" if name in every else name for name in sets if name]
+        yield f"validation: {count(len(sets), 'set', 'sets')} {', '.join(named)}".rstrip()

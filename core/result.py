@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Any
 
 from ..events import History, Progress
 from ..events.catalogue import Status
@@ -65,6 +67,12 @@ class RunResult:
         stopped_on_rank: which of several processes that was, None where all of them did.
         progress: the counters at the end.
         metrics: the latest value of every metric.
+        means: the mean of each training value over the whole training, such as `train/loss`: over all samples, those
+            before a resume included. Empty where nothing is logged.
+        log_history: a row for each step at which something was logged or measured: `step`, `epoch` (with the part of
+            the present one) and the metrics, as in `pandas.DataFrame(result.log_history)`. A validation adds how long
+            it took and its throughput, `validation/seconds` and `validation/samples_per_second`. The newest 10,000
+            rows, those before a resume included (but for what is by the clock).
         best_checkpoint: the file of the best state, if one was kept.
         last_checkpoint: the file of the newest state, if one was written.
         recording: where what happened is recorded, if a plugin recorded it.
@@ -76,6 +84,7 @@ class RunResult:
         resume: what a resume of this run is worth, and what this one was resumed from; None without training.
         plugin_errors: the forgiven errors of observer plugins.
         plugin_seconds: time in each plugin's handlers, where `HandlerTimes` measured it.
+        predictions: what `predict` computed for all samples; None of other runs, and without `gather`.
     """
 
     status: Status
@@ -95,6 +104,9 @@ class RunResult:
     warnings: tuple[str, ...] = ()
     plugin_errors: dict[str, tuple[str, ...]] = field(default_factory=dict)
     plugin_seconds: dict[str, float] = field(default_factory=dict)
+    means: dict[str, float] = field(default_factory=dict)
+    log_history: list[dict[str, float]] = field(default_factory=list)
+    predictions: Any = field(default=None, compare=False)  # tensors compare element by element
 
     def __str__(self) -> str:
         from .system.extras import printable_lines
@@ -102,9 +114,11 @@ class RunResult:
         place = self.progress
         lines = [
             f"{self._ending}: {self.reason}",
-            f"epochs {place.epoch}, steps {place.steps}, samples {place.samples}, {self.seconds:.1f} s",
+            f"epochs {place.epoch}, steps {place.steps}, samples {place.samples}, "
+            f"{f'tokens {place.tokens}, ' if place.tokens else ''}{self.seconds:.1f} s",
         ]
         lines += [f"{name} {value:.6g}" for name, value in sorted(self.metrics.items())]
+        lines += self._predicted()
         lines += [f"{label} checkpoint {path}" for label, path in self._checkpoints() if path]
         lines += self._worth()
         lines += self.notes
@@ -115,7 +129,8 @@ class RunResult:
     def __repr__(self) -> str:
         count = len(self.warnings)
         warned = f", {count} warning{'s' * (count > 1)}" if count else ""
-        return f"<RunResult: {self._ending}, epochs {self.progress.epoch}, steps {self.progress.steps}{warned}>"
+        (done,) = self._predicted() or [f"epochs {self.progress.epoch}, steps {self.progress.steps}"]
+        return f"<RunResult: {self._ending}, {done}{warned}>"
 
     def _repr_html_(self) -> str:
         from html import escape
@@ -139,6 +154,36 @@ class RunResult:
         from ..plugins.discovery import find
 
         return str(find("result", "heliograph.explainers").load()(self))
+
+    def _predicted(self) -> list[str]:
+        if self.predictions is None:
+            return []
+        from .outputs.tree import shape_of
+
+        return [f"predictions {shape_of(self.predictions)}"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all of it for `json.dump`: paths as text, and what JSON has no number for, such as NaN, too."""
+        from .system.json_values import to_json_value
+
+        return {each.name: to_json_value(getattr(self, each.name)) for each in fields(self)}
+
+    def plot(self, path: str | Path | None = None, *, names: Sequence[str] = ()) -> Any:
+        """Draw the curves of `log_history`; return the matplotlib figure.
+
+        There is a panel for each name, such as `loss` for `train/loss`, `validation/loss` and `validation/<set>/loss`.
+
+        Args:
+            path: where to save it too, such as `curves.png`.
+            names: what to draw; by default all but what is by the clock, such as `seconds`.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+            ValueError: nothing was logged, or nothing of such a name.
+        """
+        from .metrics.curves import plot
+
+        return plot(self.log_history, path, names)
 
     def _worth(self) -> list[str]:
         """Return a line on how exact this run's resume was, or one from its checkpoint would be."""

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
 
 from ..events import Bus
 from ..events.catalogue import Phase
@@ -25,6 +24,7 @@ from .settings import Settings
 
 if TYPE_CHECKING:
     from .engines.contract import LoopEngine
+    from .task import Loss
 
 _RUNS: WeakKeyDictionary[TrainRun, int] = WeakKeyDictionary()  # those that have begun and not ended; their threads
 
@@ -81,11 +81,11 @@ class TrainRun(RunContext):
         finally:
             _RUNS.pop(self, None)
 
-    def state_dict(self, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def state_dict(self, shards: Mapping[str, Any] | None = None, *, weights_only: bool = False) -> dict[str, Any]:
         """Return one consistent snapshot of everything that a resumed run needs; see `heliograph.Run`."""
-        from .snapshot import capture
+        from . import snapshot
 
-        return capture(self, shards)
+        return snapshot.capture_weights(self) if weights_only else snapshot.capture(self, shards)
 
     def plan(self) -> str:
         """Return what will happen, in a few lines; see `heliograph.Run`."""
@@ -116,18 +116,19 @@ class TrainRun(RunContext):
         self.work.batches = check_stepped(self, loop.batches(self), must_step=must_step)
         return self.work.batches
 
-    def step(self, loss: Tensor, optimizer: str | None = None) -> None:
+    def step(self, loss: Loss, optimizer: str | None = None) -> None:
         """Take the loss of the current batch backward and step the optimizer, unless the step is held.
 
         Args:
-            loss: a scalar tensor, averaged over the samples of the batch.
+            loss: a scalar tensor, averaged over the samples of the batch; or a sum with its count, `(loss_sum, count)`.
             optimizer: the name of the one that this loss is for, where several were given by name. Its parameters are
                 the only ones that the loss leaves gradients in; call this once for each, and compute each loss after
                 the step of the one before.
 
         Raises:
-            TypeError: the loss is not a tensor.
-            ValueError: the loss is not a scalar; there is no optimizer of that name, or the batch had a loss for it.
+            TypeError: the loss is not a tensor, nor a sum with its count.
+            ValueError: the loss is not a scalar; its count is not valid; there is no optimizer of that name, or its
+                step with a loss of this batch is held.
         """
         if not self.in_hand:
             raise RuntimeError("run.step(loss) is for a batch of run.batches(): loop over them.")

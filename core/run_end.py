@@ -122,6 +122,7 @@ def _result(run: RunContext, error: BaseException | None) -> RunResult:
         stopped_on_rank=asked.rank if run.outcome.status == "stopped" and asked is not None else None,
         progress=run.progress.copy(),
         metrics=dict(run.metrics),
+        **({} if run.outcome.rows is None else run.outcome.rows.as_results(run)),
         best_checkpoint=run.best_checkpoint,
         last_checkpoint=run.last_checkpoint,
         recording=run.recording,
@@ -133,6 +134,7 @@ def _result(run: RunContext, error: BaseException | None) -> RunResult:
         warnings=tuple(run.warnings),
         plugin_errors=run.plugins.errors(),
         plugin_seconds=dict(run.plugin_seconds),
+        predictions=run.outcome.predictions,
     )
 
 
@@ -174,6 +176,8 @@ class Departure:
         """End together with the others, if nothing failed: take the wrappers off, agree on exit status and warnings."""
         run = self._run
         if not run.outcome.has_left_group:
+            if run.outcome.rows is not None and run.settings.train:
+                run.outcome.rows.finish(run)
             run.engine.tear_down()
             run.control.agree_on_exit_status()
             if run.control.is_shared:

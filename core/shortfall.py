@@ -10,6 +10,7 @@ from ..events import Progress
 from ..events import catalogue as ev
 from .context import RunContext
 from .host import is_preempted
+from .settings import unmet_needs
 
 FEW = 5  # so many skipped steps need no word, nor does one of a hundred: the scale of fp16 is found by skipping
 NAMED = 5  # so many parameters are named
@@ -30,6 +31,7 @@ def warn_of_shortfall(run: RunContext) -> None:
     if ev.EpochStart not in run.outcome.emitted or is_preempted(run):  # which a resumed run continues
         return
     for sentence in (
+        *_disabled(run),
         *_unread_validation(run),
         *_uncalled(run),
         *_skipped(run),
@@ -60,6 +62,16 @@ def _no_step(run: RunContext) -> str:
     )
 
 
+def _disabled(run: RunContext) -> Iterator[str]:
+    """Say what a plugin that is disabled would have asked for, where no other does and something needs it."""
+    off = run.plugins.declared("asks", enabled=False)
+    for word, name in unmet_needs(run.settings, run.plugins):
+        if word in off and word != "stop":
+            what = "stepped the scheduler" if word == "scheduler" else f"asked for a {word}"
+            so = "" if name is None else f", so {name!r} could not act"
+            yield f"While plugin {off[word]!r} was disabled, no plugin {what}{so}."
+
+
 def _unread_validation(run: RunContext) -> Iterator[str]:
     if run.settings.evaluations and not run.progress.validations:
         yield "The validation set was never read: no validation was due before the run ended. Validate more often."
@@ -78,7 +90,7 @@ def _uncalled(run: RunContext) -> list[str]:
         (ev.ValidationStart in emitted, OF_VALIDATIONS),
     ):
         emitted |= events if happened else set()
-    return run.plugins.uncalled(emitted)
+    return run.plugins.uncalled(emitted, run.note)
 
 
 def _skipped(run: RunContext) -> Iterator[str]:

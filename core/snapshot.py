@@ -23,7 +23,15 @@ from .checkpoint.state.compatibility import (
     saved_scheduler_classes,
 )
 from .checkpoint.state.ranks import fit_to_engine, gather_rank_parts, load_parts, select_rank_part
-from .checkpoint.state.schema import SCHEMA, check_plain, check_schema, training_of, versions
+from .checkpoint.state.schema import (
+    SCHEMA,
+    WEIGHTS_ONLY,
+    check_plain,
+    check_resumable,
+    check_schema,
+    training_of,
+    versions,
+)
 from .context import RunContext
 from .engines.weights import check_fits
 
@@ -74,11 +82,39 @@ def capture(run: RunContext, shards: Mapping[str, Any] | None = None) -> dict[st
         "filters": run.plugins.filter_states(run.origin, check_plain),
         **({"plugin_versions": numbers} if (numbers := run.plugins.state_versions()) else {}),
         **({} if run.resumption.given_rates is None else {"given_rates": run.resumption.given_rates}),
+        **({"count_units": dict(run.stepping.units)} if run.stepping.units else {}),
         **({} if shards is None else {"shards": dict(shards)}),
+        **({} if run.outcome.rows is None else {"log_history": run.outcome.rows.state_dict() | _totals(run)}),
     }
     check_plain(snapshot, "state")
     parts = gather_rank_parts(run.engine, snapshot)
     return {**snapshot, "ranks": parts if run.engine.is_main else []}
+
+
+def capture_weights(run: RunContext) -> dict[str, Any]:
+    """Return what others need of a snapshot: the weights, their averages, the counters and the metrics. A collective.
+
+    Raises:
+        TypeError: some of it is neither a plain type nor a tensor.
+    """
+    states = run.plugins.state_dict(check_plain).items()
+    snapshot = {
+        "schema": SCHEMA,
+        "saved_at": time(),
+        "versions": versions(),
+        "world": batch_factors(run),
+        "run_name": run.name,
+        "training_id": run.training_id,
+        WEIGHTS_ONLY: True,
+        "progress": run.progress.state_dict(),
+        "modules": run.engine.pack(run.modules, {})[0],
+        "metrics": dict(run.metrics),
+        "plugins": {name: each for name, each in states if each and {"weights", "evaluates"} <= each.keys()},
+        **{name: {} for name in ("control", "data", "optimizers", "schedulers")},
+        "ranks": [],
+    }
+    check_plain(snapshot, "state")
+    return snapshot
 
 
 def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,6 +125,7 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     """
     resumption = run.resumption
     check_schema(saved)
+    check_resumable(saved, resumption.path)
     if resumption.is_resume:  # a run that goes back stays the training that it is
         run.training_id = training_of(saved)
     saved = fit_to_engine(select_rank_part(saved, run.engine.rank, run.engine.world_size), run.engine, resumption.path)
@@ -100,12 +137,14 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     if "task" in saved.get("task", {}):
         run.task.load_state_dict(deepcopy(saved["task"]["task"]))
     run.progress.load_state_dict(progress)
+    run.stepping.units = dict(saved.get("count_units", {}))
     run.work.is_last_seen = saved.get("last_seen", False)
     run.work.has_begun = saved.get("epoch_begun", run.progress.batch > 0)
     run.in_boundary = saved.get("at_save_point", False)
     run.control.load_state_dict(saved["control"], at_save_point=run.in_boundary)
     run.metrics.update(saved["metrics"])
     run.means.load_state_dict(saved.get("means", {}))
+    _load_rows(run, saved)
     # A return may be to what the run was resumed from.
     resumption.batch_change = saved.get("batch_change", resumption.batch_change)
     resumption.restores_attributes = saved.get("restore_attributes", resumption.restores_attributes)
@@ -125,6 +164,19 @@ def apply(run: RunContext, saved: Mapping[str, Any]) -> dict[str, Any]:
     for level, change in find_differences(run, saved, versions(), resumption.fresh_plugins):
         run.data.doubt(level, change)
     return saved
+
+
+def _totals(run: RunContext) -> dict[str, Any]:
+    return {"totals": {name: list(each) for name, each in run.means.totals.items()}}
+
+
+def _load_rows(run: RunContext, saved: Mapping[str, Any]) -> None:
+    """Continue with the rows of a snapshot; where it has none, without any."""
+    from .metrics.log_rows import LogRows
+
+    state = saved.get("log_history")
+    run.outcome.rows = None if state is None else LogRows.of_state(state, run.outcome.rows)
+    run.means.totals = {name: (value, weight) for name, (value, weight) in (state or {}).get("totals", {}).items()}
 
 
 def load_training(run: RunContext, saved: Mapping[str, Any]) -> None:

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from ..events import Run
 
 Metric = Callable[[Any, Any], Tensor | float]
-Losses = Iterator[tuple[str, Tensor]]
-Evaluation = Tensor | Mapping[str, Tensor | float] | None
+Loss = Tensor | tuple[Tensor, float | Tensor]  # a mean, or a sum with its count
+Losses = Iterator[tuple[str, Loss]]
+Value = Tensor | float | tuple[Tensor | float, float | Tensor]
+Evaluation = Value | Mapping[str, Value] | None
 
 _NOT_PAIRS = (dict, Tensor)  # which would come apart into keys or rows
 
@@ -27,8 +29,12 @@ class Task:
     be an `nn.Module` instead of a subclass of this: what counts are the method names.
     """
 
-    def training_step(self, run: Run, batch: Any) -> Tensor | Losses:
+    def training_step(self, run: Run, batch: Any) -> Loss | Losses:
         """Return the loss of a batch, a scalar tensor, averaged over its samples.
+
+        Or return `(loss_sum, count)`, a sum over tokens, say, and how many these are, as a number or a tensor of one:
+        the gradients of a step are then divided by the counts of all its micro-batches, on all ranks, and so are the
+        tracked losses. `run.weigh(count)` says of a loss that is a mean what it is a mean over.
 
         Where `fit` is given several optimizers by name, yield `(name, loss)` for each instead. What follows a `yield`
         runs when that loss was taken backward and, unless the step is held, its optimizer was stepped.
@@ -36,12 +42,23 @@ class Task:
         raise TypeError(f"{type(self).__name__} needs a method training_step(run, batch) that returns the loss.")
 
     def validation_step(self, run: Run, batch: Any) -> Evaluation:
-        """Return the loss of a batch, or values by name; they are averaged, weighted by samples."""
+        """Return the loss of a batch, or values by name; they are averaged, weighted by samples.
+
+        One that is given as `(sum, count)` is averaged over what is counted; see `training_step`.
+        """
         raise TypeError(f"{type(self).__name__} needs a method validation_step(run, batch) to be validated.")
 
     def test_step(self, run: Run, batch: Any) -> Evaluation:
         """Do as in validation, unless overridden."""
         return self.validation_step(run, batch)
+
+    def predict_step(self, run: Run, batch: Any) -> Any:
+        """Return the outputs of a batch, for `trainer.predict`.
+
+        They are tensors or arrays whose first dimension is the samples, lists with an item for each sample, or dicts
+        and tuples of these. Averages of values that are tracked with `run.track` are in the result's metrics.
+        """
+        raise TypeError(f"{type(self).__name__} needs a method predict_step(run, batch) that returns the outputs.")
 
     def validation_names(self) -> Iterable[str] | None:
         """Return the names of all values that `validation_step` measures, such as `loss`; None where that is not known.
@@ -118,6 +135,14 @@ class Supervised(Task):
         run.outputs = outputs = self.model(inputs)
         return {"loss": self.loss_fn(outputs, targets), **dict(self._measure(outputs, targets))}
 
+    def predict_step(self, run: Run, batch: Any) -> Any:
+        """Return what the model returns for the inputs of a batch, which may come with targets or without.
+
+        A list or tuple of two is taken for (inputs, targets), of one for (inputs,); all else is the inputs themselves.
+        """
+        is_pair = type(batch) in (list, tuple) and len(batch) in (1, 2)
+        return self.model(batch[0] if is_pair else batch)
+
     def validation_names(self) -> Iterable[str] | None:
         """Return `loss` and the names of the metrics, unless a subclass measures by a step of its own."""
         return ("loss", *self.metrics) if type(self).validation_step is Supervised.validation_step else None
@@ -169,6 +194,11 @@ def check_task(task: Any, *steps: str) -> None:
                 f"{type(task).__name__} has no {step}(run, batch), so it cannot be the task here. Wrap a plain model "
                 f"in Supervised(model, loss_fn), or subclass Task."
             )
+
+
+def can_validate(task: Any) -> bool:
+    """Return whether a task has a validation step of its own."""
+    return getattr(type(task), "validation_step", Task.validation_step) is not Task.validation_step
 
 
 def check_parts(task: Any) -> None:

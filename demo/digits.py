@@ -70,7 +70,7 @@ def run_demo(folder: Path, epochs: int) -> bool:
         result = train(trainer, supervised, epochs)
         assert result.best_checkpoint is not None
         assert result.resume is not None
-        best = h.load_weights(supervised, result.best_checkpoint)
+        best = h.load_weights(supervised, result.best_checkpoint).metrics
         with trainer.plugins.disabled("progress"):
             tested = trainer.test(supervised, DataLoader(test, batch_size=300), name=NAME)
         draw_curves(folder / "log.jsonl", folder / "curves.png", result.resume.step)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from heliograph.core.result import RunResult
@@ -50,7 +50,7 @@ def draw_curves(log: Path, picture: Path, resumed: int | None) -> None:
 
 def summary(
     result: RunResult,
-    best: dict[str, float],
+    best: Mapping[str, float],
     accuracy: float,
     parts: Sequence[tuple[str, str, str]],
     story: Sequence[str],
@@ -85,7 +85,7 @@ def summary(
     )
 
 
-def _ending(result: RunResult, best: dict[str, float], accuracy: float) -> list[str]:
+def _ending(result: RunResult, best: Mapping[str, float], accuracy: float) -> list[str]:
     requester = f" by {result.stopped_by}" if result.stopped_by else ""
     at = result.progress
     return [

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 E = TypeVar("E", bound=Event)
 Receiver = Callable[..., Any]
 When = Callable[["Run"], bool]
+Gate = Callable[["Run", Event], bool]
 Position = tuple[int | Fraction, ...]  # the lane, and the position in it
 Interceptor = Callable[[Receiver, str], Receiver]
 Probe = Callable[[Iterator[Receiver], Mapping[int, str]], Iterator[Receiver]]
@@ -52,6 +53,7 @@ class Subscription:
         position: where it runs among the receivers.
         owner: the plugin whose handler it is, or that connected it within a handler; else its own name.
         when: the filter; None lets every event pass.
+        gate: the condition of its plugin, asked before the filter; None for none.
         paused: whether it is not called.
     """
 
@@ -59,6 +61,7 @@ class Subscription:
     owner: str = ""
     when: When | None = None
     paused: bool = False
+    gate: Gate | None = None
 
 
 class OrderedSignal(Signal, Generic[E]):
@@ -215,14 +218,14 @@ class OrderedSignal(Signal, Generic[E]):
 
     def _link(self, key: Any, subscription: Subscription) -> Receiver:
         """Return the receiver itself, or a closure where it is weak, filtered or bound to a sender; intercepted."""
-        held, senders, when = self.receivers[key], self._by_receiver[key], subscription.when
-        if not isinstance(held, weakref.ref) and ANY_ID in senders and when is None:
+        held, senders, when, gate = self.receivers[key], self._by_receiver[key], subscription.when, subscription.gate
+        if not isinstance(held, weakref.ref) and ANY_ID in senders and when is None and gate is None:
             return self._bus.intercepted(held, subscription.owner)
 
         def link(run: Run, *, event: Event) -> None:
             receiver = held() if isinstance(held, weakref.ref) else held
-            is_sender = ANY_ID in senders or make_id(run) in senders
-            if receiver is not None and is_sender and (when is None or when(run)):
+            passes = (ANY_ID in senders or make_id(run) in senders) and (gate is None or gate(run, event))
+            if receiver is not None and passes and (when is None or when(run)):
                 receiver(run, event=event)
 
         return self._bus.intercepted(link, subscription.owner)

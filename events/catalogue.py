@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal, dataclass_transform
 
-Phase = Literal["train", "validation", "test"]
+Phase = Literal["train", "validation", "test", "predict"]
 Status = Literal["completed", "stopped", "interrupted", "failed"]
 
 
@@ -125,7 +125,7 @@ class ValidationEnd(Event):
 
 
 class ValidationCut(Event):
-    """Instead of `ValidationEnd` or `TestEnd`, where a plugin cut it short; modules are still in eval mode."""
+    """Instead of `ValidationEnd`, `TestEnd` or `PredictEnd`, where it was cut short; modules are still in eval mode."""
 
     reason: str
 
@@ -192,6 +192,28 @@ class TestBatchEnd(Event):
 
 class TestEnd(Event):
     """All test sets are done. `MEASURE` handlers may add to `metrics`."""
+
+    metrics: dict[str, float]
+
+
+class PredictStart(Event):
+    """A prediction begins: modules are in eval mode and gradients are off."""
+
+
+class PredictBatchStart(Event):
+    """`run.batch` of the set `dataset` was loaded and moved; the name is empty for a single set."""
+
+    dataset: str
+
+
+class PredictBatchEnd(Event):
+    """`predict_step` ran on the batch; `run.outputs` is what it returned."""
+
+    dataset: str
+
+
+class PredictEnd(Event):
+    """All sets are predicted; the metrics are what was tracked. `MEASURE` handlers may add to `metrics`."""
 
     metrics: dict[str, float]
 

@@ -6,14 +6,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
 from .bus import current_handler, is_within
 from .progress import Progress, Skips
 
-Verb = Literal["stop", "veto_stop", "end_epoch", "skip_batch", "skip_step", "hold_step", "scale_loss", "log", "validation", "save", "next_phase", "cut_validation", "roll_back"]  # fmt: skip  # noqa: E501
+Verb = Literal["stop", "veto_stop", "end_epoch", "skip_batch", "skip_step", "hold_step", "scale_loss", "log", "validation", "save", "next_phase", "cut_validation", "roll_back", "veto_save", "withdraw_stop", "withdraw_end_epoch", "withdraw_log", "withdraw_validation", "withdraw_save"]  # fmt: skip  # noqa: E501
+Pending = Literal["stop", "end_epoch", "log", "validation", "save"]  # what can be withdrawn
 Counter = Literal["skipped_steps", "skipped_batches"]  # of the progress
-_COUNTED = ("hold_step", "scale_loss", "veto_stop")  # requested for every batch or boundary: counted, not listed
+_COUNTED = ("hold_step", "scale_loss", "veto_stop", "veto_save")  # for every batch or boundary: counted, not listed
 # The verbs that have an effect from handlers of one event only.
 _ONLY_IN: Mapping[Verb, tuple[str, str]] = {
     "skip_batch": ("BatchStart", "batch_start"),
@@ -29,7 +30,8 @@ class Request:
     """One entry of the history: who asked for what, why, and where the run was.
 
     `rank` is the process that asked, where the ranks have agreed on it; None where this process is the only one.
-    `event` is the one whose handler asked, empty where no handler did.
+    `event` is the one whose handler asked, empty where no handler did. `required` is one that is neither withdrawn nor
+    vetoed.
     """
 
     verb: Verb
@@ -41,6 +43,7 @@ class Request:
     times: int = 1
     rank: int | None = None
     event: str = ""
+    required: bool = False
 
     def __str__(self) -> str:
         times = f" (x{self.times})" if self.times > 1 else ""
@@ -90,6 +93,7 @@ class Control:
         holds_step: whether it is accumulated without an optimizer step.
         drops_step: whether the current gradients are dropped.
         loss_scale: the factor on its loss.
+        mean_scale: what of it only makes the mean of a window.
         stop_request: the first request to stop, None without.
         is_evaluating: whether a validation or test runs, which can be cut short.
         cut_request: the request that cuts the running validation or test short, None without.
@@ -104,6 +108,7 @@ class Control:
         "_later",
         "_postponed",
         "_progress",
+        "_save_vetoed",
         "_vetoed",
         "agreed",
         "cut_request",
@@ -115,6 +120,7 @@ class Control:
         "leaving",
         "loss_scale",
         "max_skips",
+        "mean_scale",
         "pending",
         "skips",
         "skips_batch",
@@ -131,7 +137,7 @@ class Control:
         self.cut_request: Request | None = None
         self._end_request: Request | None = None
         self._back_request: Request | None = None
-        self.pending = self.leaving = self.stopped = self._vetoed = False
+        self.pending = self.leaving = self.stopped = self._vetoed = self._save_vetoed = False
         self.agreed: BaseException | None = None
         self.votes_on_batches = self.votes_on_steps = self.is_evaluating = self.is_shared = False
         self._progress = progress
@@ -144,15 +150,17 @@ class Control:
 
     # Verbs for any event.
 
-    def stop(self, reason: str, *, by: str | None = None) -> None:
+    def stop(self, reason: str, *, by: str | None = None, required: bool = False) -> None:
         """End the run at the next boundary; the first one to ask is named in the result.
 
         Args:
             reason: why, for people.
             by: who asks; by default the plugin whose handler calls.
+            required: whether no plugin may withdraw it, as where the machine is taken away.
         """
         request = self.record("stop", reason, by)
         self.stop_request = self.stop_request or request
+        self.stop_request.required |= required
         self.pending = True
 
     def end_epoch(self, reason: str, *, by: str | None = None) -> None:
@@ -169,13 +177,54 @@ class Control:
         """Request a validation at the next boundary."""
         self._request("validation", reason, by)
 
-    def request_save(self, reason: str, *, by: str | None = None) -> None:
-        """Request a `SavePoint` at the next boundary, after its validation."""
+    def request_save(self, reason: str, *, by: str | None = None, required: bool = False) -> None:
+        """Request a `SavePoint` at the next boundary, after its validation.
+
+        Args:
+            reason: why, for people.
+            by: who asks; by default the plugin whose handler calls.
+            required: whether no plugin may withdraw or veto it, as where the machine is taken away.
+        """
         self._request("save", reason, by)
+        self._due["save"].required |= required
 
     def next_phase(self, reason: str, *, by: str | None = None) -> None:
         """End the epoch at the next boundary, and read the next phase's data from then on, if there is one."""
         self._request("next_phase", reason, by)
+
+    def withdraw(self, verb: Pending, reason: str, *, by: str | None = None) -> bool:
+        """Take back what was requested for the next boundary, by whomever, and was not served yet.
+
+        Who asks again afterwards is served. On several ranks it is a vote like a request, and takes back what any rank
+        has asked for until then.
+
+        Args:
+            verb: `stop`, `end_epoch`, `log`, `validation` or `save`.
+            reason: why, for people.
+            by: who takes it back; by default the plugin whose handler calls.
+
+        Returns:
+            Whether there was something to take back, and it was not required; on several ranks True: they vote on it.
+        """
+        if verb not in get_args(Pending):
+            raise ValueError(f"control.withdraw takes one of {', '.join(get_args(Pending))}; got {verb!r}.")
+        rest = self.open_requests()
+        if (found := rest.pop(verb, None)) is None or found.required:
+            return False
+        self.record(cast("Verb", f"withdraw_{verb}"), reason, by)
+        self.adopt(rest, vetoed=self._vetoed)
+        self.pending = True  # a boundary ends a veto
+        return True
+
+    def veto_save(self, reason: str, *, by: str | None = None) -> None:
+        """From any event before `SavePoint`, such as `ValidationEnd`: let this boundary, or the next, write nothing.
+
+        What was requested for it is dropped, but for a save that is required. After a training it holds until its end.
+        """
+        if is_within("save_point", "should_stop"):
+            raise _too_late("veto_save", "an event before SavePoint, such as BatchEnd or ValidationEnd")
+        self.record("veto_save", reason, by)
+        self._save_vetoed = self.pending = True
 
     # Verbs for one event.
 
@@ -192,10 +241,19 @@ class Control:
         self.record("hold_step", reason, by)
         self.holds_step = self.touched = True
 
-    def scale_loss(self, factor: float, reason: str, *, by: str | None = None) -> None:
-        """From `BatchStart`: multiply this micro-batch's loss for the backward pass; several factors multiply up."""
+    def scale_loss(self, factor: float, reason: str, *, by: str | None = None, averages: bool = False) -> None:
+        """From `BatchStart`: multiply this micro-batch's loss for the backward pass; several factors multiply up.
+
+        Args:
+            factor: what to multiply by.
+            reason: why, for people.
+            by: who asks; by default the plugin whose handler calls.
+            averages: whether the factor only makes the mean over a window, as 1/n does. A loss that is a sum, with its
+                count, does without it: its window is divided by the counts.
+        """
         self.record("scale_loss", reason, by)
         self.loss_scale *= factor
+        self.mean_scale *= factor if averages else 1.0
         self.touched = True
 
     def skip_step(self, reason: str, *, by: str | None = None) -> None:
@@ -264,6 +322,11 @@ class Control:
             self.stop(cut.reason, by=cut.by)
         self.decide()
 
+    def drop_step(self, reason: str) -> None:
+        """Drop the gradients of a window, as all ranks do."""
+        self._add("skip_step", reason, "the loop")
+        self.drops_step = self.touched = True
+
     def leave_out_batch(self, reason: str) -> None:
         """Skip the current batch, at which the user's own loop was left."""
         self._add("skip_batch", reason, "the caller")
@@ -293,7 +356,10 @@ class Control:
 
     def pop_request(self, verb: Verb) -> bool:
         """Return whether something was requested for the boundary, and count it as served; never while rolling back."""
-        return self._due.pop(verb, None) is not None and not self.is_rolling_back
+        request = self._due.pop(verb, None)
+        if request is None or self.is_rolling_back:
+            return False
+        return verb != "save" or request.required or not self._save_vetoed
 
     def close_validation(self) -> Request | None:
         """Return the request that cut a validation short; postpone the validation and the save due after it.
@@ -319,7 +385,7 @@ class Control:
         self.stopped = self.should_stop and not self._vetoed and not self.is_rolling_back
         self.leaving = self.stopped or self.should_end_epoch or self.is_rolling_back
         self.pending = bool(self._due) or self.should_stop or self.leaving
-        self._vetoed = False
+        self._vetoed = self._save_vetoed = False
 
     def release(self) -> None:
         """Make what a resumed run is to serve at its next boundary due."""
@@ -328,7 +394,7 @@ class Control:
     def close_batch(self) -> None:
         """Forget what was asked for one batch."""
         self.skips_batch = self.holds_step = self.drops_step = self.touched = False
-        self.loss_scale = 1.0
+        self.loss_scale = self.mean_scale = 1.0
 
     def close_epoch(self) -> None:
         """Forget what was asked for one epoch."""
@@ -346,7 +412,7 @@ class Control:
         self._due.clear()
         self._later.clear()
         self._postponed.clear()
-        self._back_request, self.leaving, self._vetoed = None, False, False
+        self._back_request, self.leaving, self._vetoed, self._save_vetoed = None, False, False, False
         self.pending = self.should_stop
 
     @property
@@ -404,6 +470,9 @@ class Control:
 
     def note_optimizer(self, name: str) -> None:
         """Note which of several optimizers is next."""
+
+    def note_condition(self, change: str) -> None:
+        """Note which plugin's condition holds from now on, or does not."""
 
     def is_cut(self) -> bool:
         """Return whether the running evaluation is to be left."""

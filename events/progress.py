@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from time import monotonic
-from typing import Self
+from typing import Any, Self
 
 
 @dataclass(slots=True)
@@ -19,9 +20,12 @@ class Progress:
         skipped_steps: windows whose step was dropped, by a plugin or by the engine.
         skipped_batches: micro-batches that were skipped.
         samples: samples trained on, by all ranks together.
+        tokens: what the losses that are sums were sums over, by all ranks together; counted when a window ends.
         validations: finished validations.
-        evaluated: batches done in the running or last validation or test; on several ranks, when it has ended, by all.
+        evaluated: batches done in the running or last validation, test or prediction; on several ranks, when it has
+            ended, by all.
         earlier_seconds: training time of the runs that this one resumes.
+        streams: batches of each of several training streams that this process has taken, by name.
     """
 
     epoch: int = 0
@@ -31,9 +35,11 @@ class Progress:
     skipped_steps: int = 0
     skipped_batches: int = 0
     samples: int = 0
+    tokens: int = 0
     validations: int = 0
     evaluated: int = 0
     earlier_seconds: float = 0.0
+    streams: dict[str, int] = field(default_factory=dict)
     _since: float = field(default_factory=monotonic, repr=False, compare=False)
     _agreed: float | None = field(default=None, repr=False, compare=False)
 
@@ -63,24 +69,29 @@ class Progress:
 
     def copy(self) -> Self:
         """Return a copy; its clock runs."""
-        return replace(self)
+        return replace(self, streams=dict(self.streams))
 
-    def state_dict(self) -> dict[str, int | float]:
-        """Return the counters, with the seconds until now."""
-        counters = {each.name: getattr(self, each.name) for each in fields(self) if each.name[0] != "_"}
-        return counters | {"earlier_seconds": self.seconds}
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counters, with the seconds until now; those of the streams where there are several."""
+        names = [each.name for each in fields(self) if each.name[0] != "_" and each.name != "streams"]
+        counters = {name: getattr(self, name) for name in names} | {"earlier_seconds": self.seconds}
+        return counters | ({"streams": dict(self.streams)} if self.streams else {})
 
-    def load_state_dict(self, state: dict[str, int | float]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from saved counters.
 
         Raises:
             ValueError: a counter is missing, unknown or negative.
         """
-        expected = self.state_dict().keys()
-        if state.keys() != expected or any(value < 0 for value in state.values()):
+        streams, expected = dict(state.get("streams", {})), Progress().state_dict().keys()
+        counters = {"tokens": 0} | {
+            name: value for name, value in state.items() if name != "streams"
+        }  # as of older ones
+        if counters.keys() != expected or any(value < 0 for value in (*counters.values(), *streams.values())):
             raise ValueError(f"Progress needs counters of at least 0 for {sorted(expected)}, got {state}.")
-        for name, value in state.items():
+        for name, value in counters.items():
             setattr(self, name, value)
+        self.streams = streams
         self._since, self._agreed = monotonic(), None
 
 

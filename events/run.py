@@ -67,11 +67,11 @@ class CheckpointSource(Protocol):
 
 
 class Run(Protocol):
-    """One `fit`, `validate` or `test`, fresh for every call. Plugins read; what they may write is said so.
+    """One `fit`, `validate`, `test` or `predict`, fresh for every call. Plugins read; what they may write is said so.
 
     Attributes:
         name: the run's name, as in file names; a `TRANSFORM` handler of `TrainStart` may replace it.
-        phase: what is running now: train, validation or test.
+        phase: what is running now: train, validation, test or predict.
         progress: where the run is.
         origin: where this run began: zeros, or the resumed position. A new object for every start.
         control: what to ask of the loop.
@@ -88,12 +88,14 @@ class Run(Protocol):
         engine: the hardware.
         bus: the signals, to connect to.
         plugins: the trainer's `heliograph.Plugins`: to look one up, to enable or disable it.
-        max_epochs: the run's length in epochs, None where it has no such limit.
+        max_epochs: the run's length in epochs, perhaps a fraction such as 1.5; None where it has no such limit.
         max_steps: the run's length in optimizer steps, None where it has no such limit.
-        evaluation_batches: batches of the running validation or test, all sets together; None where that is unknown.
+        evaluation_batches: batches of the running validation, test or prediction, all sets together; None where that is
+            unknown.
         batch: the current batch; a `TRANSFORM` handler of `BatchStart` may replace it.
+        stream: of a training on weighted streams, the name of the one that the current or last batch is of; else None.
         loss: the last training loss, unscaled; it lives until the next forward or the end of the epoch.
-        outputs: what the task's step has put here for handlers; None after the batch.
+        outputs: what the task's step has put here for handlers, what `predict_step` returned; None after the batch.
         window: how many micro-batches have added gradients since the last step; of several optimizers that of the one
             that is stepped, elsewhere the longest.
         best_checkpoint: the file of the best state; written by the plugin that stores it.
@@ -136,10 +138,11 @@ class Run(Protocol):
     scheduler: Any
     optimizer_name: str
     bus: Bus
-    max_epochs: int | None
+    max_epochs: float | None
     max_steps: int | None
     evaluation_batches: int | None
     batch: Any
+    stream: str | None
     loss: Any
     outputs: Any
     window: int
@@ -178,6 +181,25 @@ class Run(Protocol):
     @property
     def batches_per_epoch(self) -> int | None:
         """Its length, None where that is unknown."""
+
+    @property
+    def planned_steps(self) -> int | None:
+        """The optimizer steps from the run's first beginning to its end; None where that is unknown before.
+
+        Steps that are skipped, and epochs that end early, are not foreseen.
+        """
+
+    @property
+    def scheduler_steps(self) -> Mapping[str, int]:
+        """For how many steps those schedulers were made that are functions of it, by the names of their optimizers."""
+
+    @property
+    def epoch_fraction(self) -> float | None:
+        """How many epochs are done, such as 1.25; None where the loader has no length."""
+
+    @property
+    def fraction(self) -> float | None:
+        """Which part of the planned steps is done, from 0 to 1; None where these are unknown."""
 
     @property
     def engine(self) -> Engine:
@@ -233,13 +255,61 @@ class Run(Protocol):
         The phase is put before the name, and may be there already: `loss` and `train/loss` are the same in training.
         """
 
-    def state_dict(self, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def collect(self, name: str, value: Any) -> None:
+        """In a validation, test or prediction: keep a value of the batch in hand for `run.collected`.
+
+        It is copied to the CPU, where all of a set needs memory, on several ranks in every process. A validation that
+        is cut short gives nothing of it.
+
+        Args:
+            name: what to call it, without `/`.
+            value: tensors or arrays whose first dimension is the samples, lists with an item for each sample, or dicts
+                and tuples of these; alike for all batches but for the number of samples.
+
+        Raises:
+            RuntimeError: no evaluation runs, or it has no batch in hand.
+            TypeError: the value is of another type.
+            ValueError: it is not like those of the batches before; on several ranks, the loader is read by each as it
+                is, so its batches have no order.
+        """
+
+    @property
+    def collected(self) -> Mapping[str, Any]:
+        """What was collected, of the whole set, in the order of the data, on every rank the same.
+
+        For handlers of `ValidationEnd`, `TestEnd` and `PredictEnd`; empty elsewhere. By name; of a named set as
+        `<set>/<name>`.
+        """
+
+    def weigh(self, count: Any) -> None:
+        """Say what the losses of the batch in hand are means over, such as the number of its tokens.
+
+        The gradients of a window, of all ranks, are then those of one batch, and the tracked losses are means over
+        what is counted; see "Losses over tokens" in the documentation. To be called in `training_step`, before
+        `run.step(loss)`, in `validation_step` and `test_step`, or in a handler of `BatchStart`; once for each loss.
+        A step that returns a sum with its count needs no such call.
+
+        Args:
+            count: at least 0; an integer, or a tensor of one element, which stays on its device.
+
+        Raises:
+            RuntimeError: there is no batch in hand, or it was weighed already.
+            TypeError: the count is neither a number nor a tensor of one.
+            ValueError: it is negative or not finite.
+        """
+
+    @property
+    def window_count(self) -> float | None:
+        """In `GradientsReady` and `StepEnd`: the count, of all ranks, that the gradients were divided by; else None."""
+
+    def state_dict(self, shards: Mapping[str, Any] | None = None, *, weights_only: bool = False) -> dict[str, Any]:
         """Return one consistent snapshot of everything that a resumed run needs, as plain types and tensors.
 
         On several ranks a collective: every rank must call it. The main rank gets the whole, the others their own.
 
         Args:
             shards: what describes the shards that are saved beside it: it holds no weights then.
+            weights_only: return only the weights, averages of them, counters and metrics: no run can resume it.
         """
 
     def resume(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
@@ -265,8 +335,8 @@ class Run(Protocol):
     def exit_with(self, status: int) -> None:
         """Let the process exit with this status (0 to 255), unless the run fails.
 
-        `fit`, `validate` and `test` raise SystemExit with it when the run is closed; with `fit(on_interrupt="return")`,
-        and in the user's own loop, it is in `result.exit_status` only.
+        `fit`, `validate`, `test` and `predict` raise SystemExit with it when the run is closed; with
+        `fit(on_interrupt="return")`, and in the user's own loop, it is in `result.exit_status` only.
         """
 
     def raise_when_closed(self, error: BaseException) -> None:
@@ -282,6 +352,12 @@ class Run(Protocol):
         """Call `action` at every `settle()`: it waits for what its plugin does in the background, and emits its events.
 
         It is called before the run rolls back, too. To give the same action again does nothing.
+        """
+
+    def when_exchanging(self, action: Callable[[], None]) -> None:
+        """Call `action` when a window's gradients are complete and its losses have counts, before they are divided.
+
+        For one who keeps parts of the gradients elsewhere. To give the same action again does nothing.
         """
 
     def when_leaving(self, action: Callable[[], None]) -> None:

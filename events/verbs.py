@@ -40,5 +40,23 @@ VERBS: Final[Mapping[Verb, VerbFacts]] = {
     "next_phase": VerbFacts("epoch", "next phase", "next phases", "next phase"),
     "cut_validation": VerbFacts("evaluation", "cut validation", "cut validations", "validation cut short"),
     "roll_back": VerbFacts("run", "roll-back", "roll-backs", "roll-back"),
+    "veto_save": VerbFacts("boundary", "veto of a save", "vetoes of saves", "save vetoed"),
+    "withdraw_stop": VerbFacts("run", "withdrawn stop", "withdrawn stops", "stop withdrawn"),
+    "withdraw_end_epoch": VerbFacts(
+        "epoch", "withdrawn end of an epoch", "withdrawn ends of epochs", "end of the epoch withdrawn"
+    ),
+    "withdraw_log": VerbFacts("boundary", "withdrawn log", "withdrawn logs", "log withdrawn"),
+    "withdraw_validation": VerbFacts(
+        "boundary", "withdrawn validation", "withdrawn validations", "validation withdrawn"
+    ),
+    "withdraw_save": VerbFacts("boundary", "withdrawn save", "withdrawn saves", "save withdrawn"),
 }
+TAKEN_BACK: Final[Mapping[Verb, Verb]] = {
+    "withdraw_stop": "stop",
+    "withdraw_end_epoch": "end_epoch",
+    "withdraw_log": "log",
+    "withdraw_validation": "validation",
+    "withdraw_save": "save",
+    "veto_save": "save",
+}  # what each takes back
 EVALUATION_VERB: Final[Verb] = next(verb for verb, facts in VERBS.items() if facts.about == "evaluation")

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..events.checks import known_names
 from ..events.errors import describe_error
-from .entry import switched_off
+from .environment import switched_off
 
 GROUP = "heliograph.plugins"
 NOT_INSTALLED = (

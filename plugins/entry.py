@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from inspect import getmembers, isfunction, signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..events import Event
+from ..events.bus import Gate
 from ..events.checks import check_whole_number
 from ..events.errors import is_interrupt
 from ..events.signatures import check_receiver
@@ -17,6 +17,9 @@ from .filters import Filter
 from .marks import marked_methods
 from .order import Handler
 from .plugin import Plugin, snake_case
+
+if TYPE_CHECKING:
+    from .conditions import ConditionGate
 
 
 @dataclass(slots=True)
@@ -31,6 +34,7 @@ class PluginEntry:
     runs_on_this_rank: bool = True
     disabled_by_errors: bool = False
     errors: list[str] = field(default_factory=list)
+    gate: ConditionGate | None = None
 
     @property
     def is_active(self) -> bool:
@@ -66,6 +70,21 @@ class PluginEntry:
         for when in self.filters:
             if isinstance(when, Filter):
                 when.passed = False
+        if self.gate is not None:
+            self.gate.reset()
+
+    def check_condition(self) -> None:
+        """Raise RuntimeError where the plugin was given its condition after it was registered."""
+        known = None if self.gate is None else self.gate.condition
+        if self.has_lifecycle and self.plugin.condition is not known:
+            raise RuntimeError(
+                f"Plugin {self.name!r} was given a condition when it was registered already, where it has no effect: "
+                f"call when() before, as in Trainer([{type(self.plugin).__name__}(...).when(...)])."
+            )
+
+    def gate_of(self, event: type[Event]) -> Gate | None:
+        """Return what decides whether a handler of an event is called; None where it always is."""
+        return None if self.gate is None else self.gate.of(event)
 
     def declared(self, attribute: str) -> tuple[str, ...]:
         """Return a declaration such as `exclusive`; any object may leave it out."""
@@ -96,6 +115,11 @@ def make_entry(plugin: Any, name: str | None = None) -> PluginEntry:
     entry = PluginEntry(name, plugin, handlers, [deepcopy(handler.mark.when) for _, handler in handlers])
     _check_declarations(entry)
     _check_state(entry)
+    if entry.has_lifecycle and plugin.condition is not None:
+        from .conditions import ConditionGate
+
+        agrees = entry.ranks == "all" and not entry.is_observer
+        entry.gate = ConditionGate(plugin.condition, [event for event, _ in handlers], name if agrees else None)
     return entry
 
 
@@ -152,12 +176,3 @@ def _check_without_handlers(plugin: object) -> None:
     form = "an object with methods marked @on, as in\n    @on(EpochEnd)\n    def report(self, run, event): ..."
     rest = "\nA Plugin without such methods has a state, or declares what functions on the bus request, in asks."
     raise TypeError(f"{plugin!r} is not a plugin: register {form}{rest if isinstance(plugin, Plugin) else ''}")
-
-
-KILL_SWITCH = "HELIOGRAPH_DISABLE_PLUGINS"
-
-
-def switched_off(name: str, package: str | None = None) -> bool:
-    """Return whether the kill-switch names a plugin; `all` or `1` names every plugin of another package."""
-    words = {word.strip() for word in os.environ.get(KILL_SWITCH, "").split(",")}
-    return name in words or (bool(words & {"all", "1"}) and package not in (None, "heliograph"))

@@ -10,11 +10,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from math import inf
+from math import ceil, floor, inf
 from operator import attrgetter
 from typing import Any
 
-from ..events import Progress, Run
+from ..events import Bus, Progress, Run
 from ..events.checks import check_number, check_whole_number, known_names
 
 COUNTERS = {
@@ -24,8 +24,15 @@ COUNTERS = {
     "seconds": "seconds",
     "skipped_steps": "skipped_steps",
     "steps": "steps",
+    "tokens": "tokens",
     "validations": "validations",
 }
+
+
+FRACTION = "fraction"  # of the planned steps of the run, rounded up to a step
+NO_COUNTERS = ("emissions", FRACTION)  # of `Progress`
+EXACT = ("batches", "epochs", "steps")  # counters of which the end is known
+SOON = 1e-9  # seconds
 
 
 class Filter(ABC):
@@ -40,32 +47,56 @@ class Filter(ABC):
             given = ", ".join(counters) or "none"
             raise ValueError(f"{type(self).__name__} takes exactly one counter, got {given}: Every(steps=100), say.")
         self.unit, given_value = next(iter(counters.items()))
-        if self.unit not in COUNTERS and self.unit != "emissions":
-            raise ValueError(f"Unknown counter {self.unit!r}.{known_names(self.unit, [*COUNTERS, 'emissions'])}")
+        if self.unit not in COUNTERS and self.unit not in NO_COUNTERS:
+            raise ValueError(f"Unknown counter {self.unit!r}.{known_names(self.unit, [*COUNTERS, *NO_COUNTERS])}")
         values: list[Any] = [given_value]
         if isinstance(given_value, Iterable) and not isinstance(given_value, str):
             values = list(given_value)
         if not values:
             raise ValueError(f"{type(self).__name__}({self.unit}=...) takes at least one number.")
-        what = f"The argument of {type(self).__name__}({self.unit}=...)"
-        if self.unit == "seconds":
-            self.values = sorted(check_number(what, value, more_than=0) for value in values)
-        else:
-            self.values = sorted(check_whole_number(what, value, at_least=1) for value in values)
+        self.values = sorted(self._check(f"The argument of {type(self).__name__}({self.unit}=...)", values))
+        self._planned: int | None = None  # steps, of which a fraction is counted
+        self._counts_skips = False
         self._origin: Progress | None = None
         self.passed = False
         self._due: float = inf
         self._emissions = 0
         self._count: Callable[[Progress], float]
-        if self.unit == "emissions":
-            self._count = self._next_emission
+        if self.unit in NO_COUNTERS:
+            self._count = self._next_emission if self.unit == "emissions" else self._steps_of_all
         else:
             self._count = attrgetter(COUNTERS[self.unit])
+
+    def _check(self, what: str, values: Iterable[Any]) -> list[float]:
+        if self.unit == FRACTION:
+            return [check_number(what, value, more_than=0, at_most=1) for value in values]
+        if self.unit == "seconds":
+            return [check_number(what, value, more_than=0) for value in values]
+        return [check_whole_number(what, value, at_least=1) for value in values]
+
+    def plan(self, run: Run) -> None:
+        """Take the length of a run that begins, if this counts fractions of it.
+
+        Raises:
+            ValueError: the length is not known.
+        """
+        if self.unit == FRACTION:
+            self._planned, self._counts_skips = run.planned_steps, run.max_epochs is not None
+            if self._planned is None and run.optimizers:  # in an evaluation there is nothing to count
+                raise ValueError(
+                    f"{type(self).__name__}({FRACTION}=...) needs the number of optimizer steps of the run before it "
+                    f"begins: pass steps=, or epochs= with loaders that have a length; or count something else, as in "
+                    f"{type(self).__name__}(steps=100)."
+                )
+
+    def in_units(self, values: Iterable[float]) -> list[float]:
+        """Return values in the unit of the counter: fractions of the run as steps, which are not rounded."""
+        return [value * self._planned if self._planned else value for value in values]
 
     def __call__(self, run: Run) -> bool:
         """Return whether the event passes."""
         if run.origin is not self._origin:
-            self.load_state_dict(run.origin, {})
+            self._begin(run)
         count = self._count(run.progress)
         if count < self._due:
             return False
@@ -76,13 +107,34 @@ class Filter(ABC):
     def due_after(self, count: float) -> float:
         """Return the next due value above `count`."""
 
+    def shorten(self) -> None:
+        """Be due at the first occasion, as in a rehearsal, which does not last until the true one."""
+        if self.unit == FRACTION:
+            self.unit, self._count = "steps", attrgetter("steps")
+        self.values = [SOON if self.unit == "seconds" else 1]
+
+    def times(self, totals: Mapping[str, float]) -> int | None:
+        """Return how often it would be due in a run; None where that is not known.
+
+        Args:
+            totals: what the run would count, such as `{"steps": 1000, "epochs": 10}`.
+        """
+        return sum(value <= totals[self.unit] for value in self.values) if self.unit in totals else None
+
+    def is_due_at_end(self, totals: Mapping[str, float]) -> bool:
+        """Return whether it would be due at the last step of a run, as far as that is known; see `times`."""
+        end = totals.get(self.unit)
+        return end is not None and self.unit in EXACT and self.due_after(end - 1) == end
+
     def __str__(self) -> str:
-        return self._rule
+        values = ", ".join(map(str, self.values))
+        return f"{type(self).__name__.lower()} {values} of the run" if self.unit == FRACTION else self._rule
 
     @property
     def _rule(self) -> str:
         """The text by which a saved state is matched with its filter: it never changes."""
-        return f"{type(self).__name__.lower()} {', '.join(map(str, self.values))} {self.unit}"
+        of = f" of {self._planned} steps" if self._planned else ""
+        return f"{type(self).__name__.lower()} {', '.join(map(str, self.values))} {self.unit}{of}"
 
     def state_dict(self, origin: Progress) -> dict[str, Any]:
         """Return what `load_state_dict` takes.
@@ -109,38 +161,87 @@ class Filter(ABC):
         count = counts[self.unit] if self.unit in counts else self._count(origin)
         self._due = state["due"] if state.get("rule") == self._rule else self.due_after(count)
 
+    def _begin(self, run: Run) -> None:
+        self.plan(run)
+        self.load_state_dict(run.origin, {})
+
+    def _steps_of_all(self, progress: Progress) -> float:
+        return progress.steps + self._counts_skips * progress.skipped_steps
+
     def _next_emission(self, progress: Progress) -> float:
         self._emissions += 1
         return self._emissions
 
 
 class Every(Filter):
-    """Every n of one counter: `Every(steps=100)`, `Every(seconds=60)`, `Every(emissions=3)`."""
+    """Every n of one counter: `Every(steps=100)`, `Every(seconds=60)`, `Every(fraction=0.1)` of the run.
 
-    def __init__(self, **counter: float) -> None:
+    Args:
+        after: in the same unit; nothing before it. `Every(steps=100, after=1000)` begins with step 1000.
+        **counter: one of `batches`, `epochs`, `samples`, `seconds`, `skipped_steps`, `steps`, `validations`,
+            `emissions` of the event, `fraction` of the optimizer steps that the run plans.
+
+    Raises:
+        ValueError: not one counter, or a number that is not positive; in a run, the length that a fraction is of is not
+            known.
+    """
+
+    def __init__(self, *, after: float | None = None, **counter: float) -> None:
         super().__init__(dict(counter))
         if len(self.values) != 1:
             raise ValueError(f"Every({self.unit}=...) takes one number, got {self.values}; At takes several.")
+        self.after = None if after is None else self._check(f"after= of Every({self.unit}=...)", [after])[0]
 
     def __str__(self) -> str:
+        after = "" if self.after is None else f" after {self.after}"
+        if self.values != [1] or self.unit == FRACTION:
+            return super().__str__() + after * (self.unit == FRACTION)
         unit = "batch" if self.unit == "batches" else self.unit.removesuffix("s")
-        return f"every {unit.replace('_', ' ')}" if self.values == [1] else super().__str__()
+        return f"every {unit.replace('_', ' ')}{after}"
+
+    @property
+    def _rule(self) -> str:
+        return super()._rule + ("" if self.after is None else f" after {self.after}")
 
     def due_after(self, count: float) -> float:
-        """Return the next multiple."""
-        return (count // self.values[0] + 1) * self.values[0]
+        """Return the next multiple, which is not before `after`."""
+        (interval,), slack = self.in_units(self.values), 1e-9 if self.unit == FRACTION else 0
+        number = floor(count / interval + slack) + 1 if slack else count // interval + 1
+        if self.after is not None:
+            number = max(number, ceil(self.in_units([self.after])[0] / interval - slack))
+        while slack and _up(number * interval) <= count:  # several in one step
+            number += 1
+        return _up(number * interval) if slack else number * interval
+
+    def shorten(self) -> None:
+        """Be due at the first occasion."""
+        super().shorten()
+        self.after = None
+
+    def times(self, totals: Mapping[str, float]) -> int | None:
+        """Return how many multiples there are, from `after` on."""
+        if self.unit not in totals:
+            return None
+        before = 0 if self.after is None else ceil(round(self.after / self.values[0], 6)) - 1
+        return max(0, int(round(totals[self.unit] / self.values[0], 6)) - before)
 
 
 class At(Filter):
-    """Once at each of the given counts: `At(steps=100)`, `At(epochs=[1, 5])`."""
+    """Once at each of the given counts: `At(steps=100)`, `At(epochs=[1, 5])`, `At(fraction=[0.5, 0.9])` of the run.
+
+    Args:
+        **counter: one of those of `Every`.
+    """
 
     def __init__(self, **counter: float | Sequence[float]) -> None:
         super().__init__(counter)
 
     def due_after(self, count: float) -> float:
         """Return the next of the counts."""
-        index = bisect_right(self.values, count)
-        return self.values[index] if index < len(self.values) else inf
+        values = self.in_units(self.values)
+        dues = list(map(_up, values)) if self.unit == FRACTION else values
+        index = bisect_right(dues, count)
+        return dues[index] if index < len(dues) else inf
 
 
 class Between(Filter):
@@ -154,14 +255,24 @@ class Between(Filter):
     def __call__(self, run: Run) -> bool:
         """Return whether the event passes."""
         if run.origin is not self._origin:
-            self.load_state_dict(run.origin, {})
-        passes = self.values[0] <= self._count(run.progress) <= self.values[1]
+            self._begin(run)
+        low, high = self.values
+        if self.unit == FRACTION:
+            low, high = (round(value, 6) for value in self.in_units(self.values))
+        passes = low <= self._count(run.progress) <= high
         self.passed = self.passed or passes
         return passes
 
     def due_after(self, count: float) -> float:
         """Return the lower end."""
         return self.values[0]
+
+    def shorten(self) -> None:
+        """Be between nothing and everything."""
+        self.values = [0, inf]
+
+    def times(self, totals: Mapping[str, float]) -> None:
+        """Return None: how often it is asked is not known."""
 
 
 class Once(Filter):
@@ -173,3 +284,20 @@ class Once(Filter):
     def due_after(self, count: float) -> float:
         """Return 1, then nothing."""
         return 1 if count == 0 else inf
+
+
+def _up(steps: float) -> int:
+    """Return a number of steps rounded up, but for what a float is off."""
+    return ceil(round(steps, 6))
+
+
+def plan_filters(bus: Bus, run: Run) -> None:
+    """Let the filters of all handlers take the length of a run that begins.
+
+    Raises:
+        ValueError: one counts fractions, and the length is not known.
+    """
+    for signal in bus.signals():
+        for subscription in signal.subscriptions.values():
+            if isinstance(subscription.when, Filter):
+                subscription.when.plan(run)

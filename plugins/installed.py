@@ -54,7 +54,7 @@ def print_state(name: str) -> None:
 
 def _state(plugin: Discovered, limit: float) -> State:
     if plugin.switched_off:
-        return State("switched off", "not imported: HELIOGRAPH_DISABLE_PLUGINS names it")
+        return State("switched off", "not imported: HELIOGRAPH_PLUGINS names it")
     if plugin.package == OWN:
         return _imported(plugin)
     code = f"from {__name__} import print_state; print_state({f'{plugin.package}:{plugin.name}'!r})"

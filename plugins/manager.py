@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -72,7 +73,8 @@ class Plugins:
             ValueError: a name or an exclusive capability is taken, or the order has a cycle.
             RuntimeError: this trainer is in a run, and the plugin is in one of another trainer.
         """
-        from .entry import KILL_SWITCH, make_entry, switched_off
+        from .entry import make_entry
+        from .environment import VARIABLE, switched_off
 
         entry = make_entry(plugin, name)
         claims = dict.fromkeys(entry.declared("exclusive"), entry.name)
@@ -81,12 +83,13 @@ class Plugins:
             _check_in_no_run(entry)
         entry.enabled, entry.runs_on_this_rank = not switched_off(entry.name), self._runs_on_this_rank(entry)
         if not entry.enabled:
-            warnings.warn(f"Plugin {entry.name!r} is switched off by {KILL_SWITCH}.", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"Plugin {entry.name!r} is switched off by {VARIABLE}.", RuntimeWarning, stacklevel=2)
         self._order.add(entry.handlers)
         self._entries[entry.name] = self._by_object[id(plugin)] = entry
         self._claims |= claims
         for (event, handler), when in zip(entry.handlers, entry.filters, strict=True):
-            subscription = Subscription(handler.position, PluginName(entry.name), when, paused=not entry.is_active)
+            gate, paused = entry.gate_of(event), not entry.is_active
+            subscription = Subscription(handler.position, PluginName(entry.name), when, paused=paused, gate=gate)
             self._bus.signal(event).connect(handler.method, weak=False, subscription=subscription)
         self._emit_change(entry.name, "registered")
         return plugin
@@ -107,20 +110,27 @@ class Plugins:
         """Import an installed plugin by its entry-point name, make it with `options` and register it.
 
         Returns:
-            The plugin; None, with a warning, where the kill-switch names it.
+            The plugin; None, with a warning, where the environment disables it.
 
         Raises:
             LookupError: no installed plugin has this name.
             ImportError: it cannot be imported.
         """
         from .discovery import find
-        from .entry import KILL_SWITCH
+        from .environment import VARIABLE
 
         found = find(name)
         if found.switched_off:
-            warnings.warn(f"Plugin {name!r} is switched off by {KILL_SWITCH}.", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"Plugin {name!r} is switched off by {VARIABLE}.", RuntimeWarning, stacklevel=2)
             return None
         return self.register(found.load()(**options))
+
+    def load_added(self) -> None:
+        """Load the plugins that the environment adds, as `HELIOGRAPH_PLUGINS=+handler_times` does."""
+        if _heeds_environment():
+            from .environment import load_added
+
+            load_added(self.names(), self.load)
 
     @staticmethod
     def available() -> list[Discovered]:
@@ -131,11 +141,11 @@ class Plugins:
 
     def enable(self, *keys: Key) -> None:
         """Call the handlers of plugins again, each in its former position."""
-        from .entry import KILL_SWITCH, switched_off
+        from .environment import VARIABLE, switched_off
 
         for entry in [self._find(key) for key in keys]:
             if switched_off(entry.name):
-                warnings.warn(f"{entry.name!r} stays off, {KILL_SWITCH} names it.", RuntimeWarning, stacklevel=2)
+                warnings.warn(f"{entry.name!r} stays off, {VARIABLE} names it.", RuntimeWarning, stacklevel=2)
             else:
                 self._toggle(entry, enabled=True)
 
@@ -182,10 +192,15 @@ class Plugins:
         """Return the names in the order of registration."""
         return list(self._entries)
 
-    def declared(self, attribute: str) -> dict[str, str]:
-        """Return, for each word of a declaration such as `asks`, the name of an enabled plugin that declares it."""
-        enabled = [entry for entry in self._entries.values() if entry.enabled]
-        return {word: entry.name for entry in enabled for word in entry.declared(attribute)}
+    def declared(self, attribute: str, *, enabled: bool = True) -> dict[str, str]:
+        """Return, for each word of a declaration such as `asks`, the name of an enabled plugin that declares it.
+
+        Args:
+            attribute: the declaration.
+            enabled: False for that of a disabled plugin.
+        """
+        entries = [entry for entry in self._entries.values() if entry.enabled == enabled]
+        return {word: entry.name for entry in entries for word in entry.declared(attribute)}
 
     def runs_apart(self, owner: str) -> bool:
         """Return whether the handlers of this owner must not disturb the training's random stream."""
@@ -198,16 +213,9 @@ class Plugins:
 
     def descriptions(self, run: Run) -> dict[str, str]:
         """Return what each active plugin says that it will do in a run, by its name, where it says something."""
-        texts: dict[str, str] = {}
-        for entry in self._entries.values():
-            if not (entry.is_active and hasattr(entry.plugin, "describe")):
-                continue
-            try:
-                texts[entry.name] = entry.plugin.describe(run)
-            except BaseException as error:
-                if not self._forgive_state(entry, "describe", "it cannot say what it will do", error):
-                    raise
-        return {name: text for name, text in texts.items() if text}
+        from .plan import descriptions
+
+        return descriptions(self._entries.values(), run, self._forgive_state)
 
     def writes_saves(self) -> bool:
         """Return whether anybody writes at a save, to judge by who handles `SavePoint` after `MEASURE`."""
@@ -217,17 +225,18 @@ class Plugins:
             for each in self._bus.signal(SavePoint).subscriptions.values()
         )
 
-    def uncalled(self, emitted: Container[type[Event]]) -> list[str]:
+    def uncalled(self, emitted: Container[type[Event]], note: Callable[[str], None]) -> list[str]:
         """Return a sentence for each handler that a training did not call, though it is not optional.
 
         Args:
             emitted: the events of the training.
+            note: called with a line for each plugin whose condition never held, though nobody said that it would.
         """
         if not self._entries:
             return []
         from .uncalled import uncalled
 
-        return list(uncalled(self._entries.values(), emitted))
+        return list(uncalled(self._entries.values(), emitted, note))
 
     def state_dict(self, check: Check | None = None) -> dict[str, Any]:
         """Return a copy of every plugin's state by name; an observer's that cannot be read or saved is left out.
@@ -286,8 +295,13 @@ class Plugins:
             RuntimeError: a run of this trainer has not ended, or one of another trainer that has a plugin of this one.
         """
         self.check_free()
+        if _heeds_environment():
+            from .environment import changes
+
+            run.note(changes(self.names(), [each.name for each in self.available()]))
         self._engine = run.engine
         for entry in self._entries.values():
+            entry.check_condition()
             before, entry.runs_on_this_rank = entry.runs_on_this_rank, self._runs_on_this_rank(entry)
             if entry.disabled_by_errors or entry.runs_on_this_rank != before:
                 self._toggle(entry, enabled=entry.enabled or entry.disabled_by_errors)
@@ -410,6 +424,10 @@ class Plugins:
             names = ", ".join(entry.name for entry in matches)
             raise LookupError(f"Several plugins are of class {given}: choose by name, one of {names}.")
         raise LookupError(f"No plugin {given!r} is registered.{known_names(given, self._entries)}")
+
+
+def _heeds_environment() -> bool:
+    return bool(os.environ.get("HELIOGRAPH_PLUGINS") or os.environ.get("HELIOGRAPH_DISABLE_PLUGINS"))
 
 
 def _check_in_no_run(entry: PluginEntry) -> None:

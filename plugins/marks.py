@@ -18,6 +18,7 @@ E = TypeVar("E", bound=Event)
 E1 = TypeVar("E1", bound=Event)
 E2 = TypeVar("E2", bound=Event)
 E3 = TypeVar("E3", bound=Event)
+E4 = TypeVar("E4", bound=Event)
 E_co = TypeVar("E_co", bound=Event, covariant=True)
 _MARK = "__heliograph_mark__"
 
@@ -68,6 +69,10 @@ def on(event: type[E1], /, **options: Unpack[Options]) -> Marker[E1]: ...
 def on(event: type[E1], event2: type[E2], /, **options: Unpack[Options]) -> Marker[E1 | E2]: ...
 @overload
 def on(event: type[E1], event2: type[E2], event3: type[E3], /, **options: Unpack[Options]) -> Marker[E1 | E2 | E3]: ...
+@overload
+def on(
+    event: type[E1], event2: type[E2], event3: type[E3], event4: type[E4], /, **options: Unpack[Options]
+) -> Marker[E1 | E2 | E3 | E4]: ...
 def on(*events: type[Event], **options: Unpack[Options]) -> Marker[Any]:
     """Mark a method `(self, run, event)` as a handler of one or more events.
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, Literal, Self
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ..events import Event, Run
+
+if TYPE_CHECKING:
+    from ..events.bus import When
+    from .conditions import Condition
 
 Policy = Literal["critical", "observer"]
 Ranks = Literal["all", "main", "local_main"]
@@ -32,6 +37,9 @@ class Plugin:
             `skip_batch` and `skip_step`, for which they vote at every batch or step.
         needs: what some plugin must request, or this one would never act.
         state_version: of the form of its state; raise it when that changes, and write `migrate_state`.
+        condition: what `when` was given; None where its handlers are always called.
+        rehearses: False for one that is left out of `trainer.rehearse`, since what it does cannot be taken back, such
+            as a report to another program.
     """
 
     name: str = "plugin"
@@ -46,6 +54,8 @@ class Plugin:
     asks: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     state_version: int = 1
+    condition: Condition | None = None
+    rehearses: bool = True
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -55,6 +65,29 @@ class Plugin:
     def named(self, name: str) -> Self:
         """Give this object a name of its own, so that two of a class can be registered."""
         self.name = name
+        return self
+
+    def when(self, condition: When | None = None, *, phases: Sequence[str] = (), sets: Sequence[str] = ()) -> Self:
+        """Call the handlers of this object only while a condition holds; give it before the plugin is registered.
+
+        The condition is asked before each handler. Within a window of micro-batches, and within a validation or test,
+        what it said before the first of them counts for the others: none is split. `TrainStart`, `CheckpointLoaded`,
+        `RunFailed` and `RunClosed` always come. What several calls are given must all hold. Nothing of it is saved:
+        a resumed run asks again.
+
+        Args:
+            condition: a function of the run, such as `lambda run: run.progress.epoch >= 3`, or `Between(...)`; on
+                several ranks it must say the same on all of them.
+            phases: the phases to be called in: `train`, `validation`, `test`.
+            sets: names of validation or test sets: of evaluations, to be called for the batches of these only.
+
+        Raises:
+            TypeError: nothing is given, or what is no condition.
+            ValueError: there is no such phase, or no phase or set in which all calls hold.
+        """
+        from .conditions import Condition
+
+        self.condition = Condition(self.condition, condition, phases, sets)
         return self
 
     def reset(self) -> None:
@@ -88,6 +121,24 @@ class Plugin:
     def migrate_state(self, state: dict[str, Any], version: int) -> Mapping[str, Any]:
         """Return a state that was saved with an older `state_version` as `load_state_dict` takes it now."""
         raise NotImplementedError
+
+    def rehearse(self, folder: Path) -> Iterable[Path]:
+        """Write to `folder` from now on, and return where this would have written instead.
+
+        Called before a rehearsal, in which nothing may be written elsewhere. Set attributes and open nothing: all of
+        them are put back after it. Whatever continues what lies in its own place, a resume say, does so in `folder`.
+        """
+        return ()
+
+    def forecast(self, totals: Mapping[str, float]) -> Mapping[str, int]:
+        """Return how often this would request a `log`, a `validation` and a `save` in a run, where that is known.
+
+        One that writes checkpoints also returns how many would be `kept` at once, where it does not keep all.
+
+        Args:
+            totals: what the run would count, as far as it is known: `epochs`, `batches`, `samples`, `seconds`, `steps`.
+        """
+        return {}
 
     def close(self) -> None:
         """Close files, bars and the like. Called after `RunClosed`, when disabled, when unregistered."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
 
 from ..events import Event
 from ..events import catalogue as ev
+from ..events.checks import known_names
+from .conditions import ConditionGate
 from .entry import PluginEntry
 from .filters import Filter
 from .order import Handler
@@ -13,6 +15,7 @@ from .order import Handler
 # What all is well without.
 OPTIONAL = frozenset({
     ev.CheckpointLoaded, ev.CheckpointPruned, ev.CheckpointSaved, ev.LastBoundary, ev.PluginChanged, ev.PluginFailed,
+    ev.PredictBatchEnd, ev.PredictBatchStart, ev.PredictEnd, ev.PredictStart,
     ev.Replay, ev.ResumeVerified, ev.RunClosed, ev.RunFailed, ev.TestBatchEnd, ev.TestBatchStart,
     ev.TestEnd, ev.TestStart, ev.TrainEnd, ev.ValidationCut,
 })  # fmt: skip
@@ -24,23 +27,30 @@ WORDS: dict[type[Event], str] = {
     ),
 }
 MENDS = {
-    "log": "nobody requested a log: add LogSchedule(Every(steps=50))",
-    "save": "nobody requested a save: add SaveSchedule(Every(epochs=1))",
-    "validation": "there was no validation: pass validation= to fit, and add ValidationSchedule(Every(epochs=1))",
+    "log": "nobody requested a log: add LogSchedule(steps=50)",
+    "save": "nobody requested a save: add SaveSchedule(epochs=1)",
+    "validation": "there was no validation: pass validation= to fit, and add ValidationSchedule(epochs=1)",
 }
 
 
-def uncalled(entries: Collection[PluginEntry], emitted: Container[type[Event]]) -> Iterator[str]:
+def uncalled(
+    entries: Collection[PluginEntry], emitted: Container[type[Event]], note: Callable[[str], None]
+) -> Iterator[str]:
     """Yield a sentence for each handler that was not called, though it is not optional.
 
     Args:
         entries: the plugins.
         emitted: the events of the run.
+        note: called with a line for each plugin whose condition never held, though nobody said that it would.
     """
     asked = {word for entry in entries if entry.is_active for word in entry.declared("asks")}
     for entry in entries:
         if not entry.is_active:
             continue
+        if entry.gate is not None:
+            yield from _shut(entry.name, entry.gate, note)
+            if not entry.gate.passed:
+                continue
         methods: dict[str, list[tuple[type[Event], Handler]]] = {}
         for event, handler in entry.handlers:
             methods.setdefault(handler.method.__name__, []).append((event, handler))
@@ -54,6 +64,22 @@ def uncalled(entries: Collection[PluginEntry], emitted: Container[type[Event]]) 
                 yield f"{said}: {_why(events, asked)}."
             elif not any(_has_passed(whens[id(handler)]) for event, handler in handlers if event in emitted):
                 yield f"{said}: its filter {whens[id(handlers[0][1])]} let no {_names(events)} through."
+
+
+def _shut(name: str, gate: ConditionGate, note: Callable[[str], None]) -> Iterator[str]:
+    """Yield a sentence where a condition never held, or where its sets never came."""
+    condition = gate.condition
+    if not gate.passed:
+        said = f"Plugin {name!r} was never on: it is called {condition}"
+        if condition.is_planned:
+            yield f"{said}."
+        else:
+            note(said)
+    for each in condition.sets if gate.seen else ():
+        if each not in gate.seen:
+            yield f"Plugin {name!r} waits for batches of the set {each!r}, which came in no evaluation." + known_names(
+                each, gate.seen
+            )
 
 
 def _has_passed(when: object) -> bool:

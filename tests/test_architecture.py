@@ -53,11 +53,14 @@ LAYERS = [
     "core.checkpoint.state",
     "core.checkpoint.storage",
     "core.checkpoint",
+    "core.outputs",
     "core.stepping",
+    "core.rehearsal",
     "core",
     "builtin_callbacks",
     "builtin_callbacks.checkpoint.repeated",
     "builtin_callbacks.checkpoint",
+    "builtin_callbacks.export",
     "builtin_callbacks.optuna",
     "builtin_callbacks.profile",
     "builtin_callbacks.progress_bar",
@@ -80,18 +83,20 @@ PUBLIC = """
     AccelerateEngine At BackwardEnd BatchEnd BatchStart BatchTransform Between Bus CATALOGUE Checkpoint
     CheckpointLoaded CheckpointPruned CheckpointSaved Compile Control CreatorTrainer CutMix DDPEngine DataModule
     DataParallelEngine DeviceEngine DistributedSampler EMA EarlyStopping Engine EpochEnd EpochMeans EpochStart Event
-    Every ExceptionPassThrough FSDPEngine FileLog Filter ForwardEnd GradientAccumulation GradientClipping
+    Every ExceptionPassThrough Export FSDPEngine FileLog Filter ForwardEnd GradientAccumulation GradientClipping
     GradientNorm GradientsReady Handle HandlerTimes History JsonlLog Lane LastBoundary LearningRate
-    LengthGroupedSampler LoaderParams LocalLauncher Log LogSchedule LoopEngine Mixup NaNGuard NotRecorded Once
-    Optuna OrderedSignal PhaseTimes Phases Plugin PluginChanged PluginFailed Plugins Preemption Profile Progress
-    ProgressBar RNGCapture RandomSampler RankFailed RayLauncher RayReport Recorder Replay Replayed Request
+    LearningRateSearch LengthGroupedSampler LoaderParams LocalLauncher Log LogSchedule LoopEngine Mixup NaNGuard
+    NotRecorded Once Optuna OrderedSignal Overfitting Periodic PhaseTimes Phases Plugin PluginChanged PluginFailed
+    Plugins PredictBatchEnd PredictBatchStart PredictEnd PredictStart PredictionWriter Preemption Profile Progress
+    ProgressBar RNGCapture RandomSampler RankFailed RayLauncher RayReport Recorder Rehearsal Replay Replayed Request
     ResumeDiffers ResumeReport ResumeVerified RollBack RuleController RuleError RuleFired RuleFiring RuleMetric
     RuleOperation RulePart RulePatience RuleSet RuleSpec Run RunClosed RunFailed RunResult SavePoint SaveSchedule
-    SeekableSampler SequentialSampler ShouldStop StepEnd StrictError Supervised Task TensorBoard TestBatchEnd
-    TestBatchStart TestEnd TestStart TokenBudgetBatchSampler TrainEnd TrainRun TrainStart Trainer TrainingError
-    ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd ValidationSchedule ValidationStart accuracy
-    choose_engine find_batch_size launch load_weights on open_study ray register_function register_metric
-    register_mover register_operation replay
+    SeekableSampler SequentialSampler ShouldStop StepEnd Streams StrictError Supervised Task TensorBoard
+    TestBatchEnd TestBatchStart TestEnd TestStart TokenBudgetBatchSampler TrainEnd TrainRun TrainStart Trainer
+    TrainingError ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd ValidationSchedule
+    ValidationStart accuracy choose_engine find_batch_size launch load_weights on open_study ray
+    read_prediction_batches read_predictions register_function register_metric register_mover register_operation
+    replay warmup_cosine warmup_linear
 """
 
 
@@ -133,7 +138,7 @@ def test_no_circle_of_imports() -> None:
 def test_what_a_minimal_training_loads() -> None:
     """2,986 lines in 44 modules before every run compared what was asked for with what happened."""
     loaded = loaded_by_a_minimal_training()
-    assert sum(loaded.values()) <= 3600
+    assert sum(loaded.values()) <= 3920
     assert len(loaded) <= 45
 
 
@@ -141,7 +146,7 @@ def test_folders_are_small() -> None:
     """One file for each plugin beside the folders of the larger ones; else at most 16 in a folder, 20 for a run."""
     limits = {"builtin_callbacks": 30, "core": 20}
     assert not {folder: count for folder, count in folder_sizes().items() if count > limits.get(folder, 16)}
-    assert len(files("core")) <= 140
+    assert len(files("core")) <= 165
 
 
 def test_tests_mirror_the_rooms() -> None:
@@ -167,6 +172,7 @@ def test_a_verb_of_the_control_is_named_where_it_is_declared_described_and_used(
     assert modules_that_name("cut_validation") == {
         "heliograph.events.control",
         "heliograph.events.verbs",
+        "heliograph.core.prediction",
         "heliograph.builtin_callbacks.preemption",
         "heliograph.builtin_callbacks.ray.report",
         "heliograph.builtin_callbacks.rules.operations.requests",

@@ -79,10 +79,10 @@ def test_a_broken_or_switched_off_plugin_is_listed_as_such(
     assert broken.split(maxsplit=1) == ["weather:weather", "broken: it rains"]
     main(["plugins", "-v"])
     assert "weather (package weather 1.2, broken)\n    it rains\n" in capsys.readouterr().out
-    monkeypatch.setenv("HELIOGRAPH_DISABLE_PLUGINS", "weather")
+    monkeypatch.setenv("HELIOGRAPH_PLUGINS", "-weather")
     main(["plugins"])
     off = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("weather"))
-    assert off.split(maxsplit=1)[1] == "switched off: not imported: HELIOGRAPH_DISABLE_PLUGINS names it"
+    assert off.split(maxsplit=1)[1] == "switched off: not imported: HELIOGRAPH_PLUGINS names it"
 
 
 def test_plugins_says_where_heliograph_itself_is_not_installed(
@@ -145,3 +145,24 @@ def test_what_a_terminal_cannot_show_is_spelt_out(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("heliograph.__main__.event_list", lambda: "caf\u00e9")
     assert main(["events"]) == 0
     assert terminal.buffer.getvalue() == b"caf\\xe9\n"
+
+
+def test_run_replaces_itself_by_a_program_with_other_plugins(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os, sys\nprint(os.environ['HELIOGRAPH_PLUGINS'], sys.argv[1:])\nsys.exit(3)\n"
+    )
+    command = [sys.executable, "-m", "heliograph", "run", "--disable", "progress", "--enable", "handler_times"]
+    environment = {**os.environ, "HELIOGRAPH_PLUGINS": "-tensorboard"}
+    done = subprocess.run(
+        [*command, str(tmp_path / "train.py"), "--epochs", "3"], env=environment, capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr, done.returncode) == (
+        "-tensorboard,-progress,+handler_times ['--epochs', '3']\n",
+        "",
+        3,
+    )
+
+
+def test_run_without_its_program(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["run", str(tmp_path / "train.py")]) == 2
+    assert capsys.readouterr().err == f"heliograph run: there is no file {tmp_path / 'train.py'}\n"

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import heliograph
 import pytest
-from heliograph.plugins.entry import KILL_SWITCH
+from heliograph.plugins.environment import VARIABLE
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -48,7 +48,7 @@ def mentioned(pattern: str) -> list[str]:
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(KILL_SWITCH, "")
+    monkeypatch.setenv(VARIABLE, "")
     module = ModuleType(f"docs_of_{page.stem.lower()}")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     for body, line in blocks(page):

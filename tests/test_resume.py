@@ -27,12 +27,16 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
+Mode = Literal["cycle", "min", "max", "weighted"]
 Kind = Literal[
-    "map", "torch", "phases", "iterable", "unsized iterable",
+    "cycle", "min", "max", "weighted", "map", "torch", "phases", "iterable", "unsized iterable",
     "foreign", "unsized foreign", "stateful", "unsized stateful", "list",
 ]  # fmt: skip
 KINDS: tuple[Kind, ...] = get_args(Kind)
-IN_WORKERS = KINDS[:5]
+MODES: tuple[Mode, ...] = get_args(Mode)
+IN_WORKERS = KINDS[:9]
+Poison = Literal["skip", "roll back"]
+Steps = Literal["step", "epoch", "plateau", "warmup"]
 
 
 # What is run, and where it is killed.
@@ -58,22 +62,26 @@ class Kill:
 
 @dataclass(frozen=True)
 class Scenario:
-    """A run and how it is interrupted. `workers` has a number for each attempt, in turn; the rest says itself."""
+    """A run and how it is interrupted. `workers` has a number for each attempt, in turn; the rest says itself.
+
+    With `asks` the `Checkpoint` asks for saves by itself.
+    """
 
     kind: Kind = "map"
     shuffled: bool = True
     samples: int = 16
     batch_size: int = 4
-    epochs: int | None = 2
+    epochs: float | None = 2
     steps: int | None = None
     accumulation: int = 1
-    scheduler: Literal["step", "epoch", "plateau"] | None = None
-    save: Mapping[str, int] = field(default_factory=lambda: {"batches": 2})
-    validate: Mapping[str, int] | None = None
-    log: Mapping[str, int] = field(default_factory=lambda: {"steps": 2})
+    scheduler: Steps | None = None
+    save: Mapping[str, float] = field(default_factory=lambda: {"batches": 2})
+    validate: Mapping[str, float] | None = None
+    log: Mapping[str, float] = field(default_factory=lambda: {"steps": 2})
+    asks: bool = False
     ends: bool = False
     patience: int | None = None
-    poison: Literal["skip", "roll back"] | None = None
+    poison: Poison | None = None
     nudges: bool = False
     meddles: bool = False
     background: bool = False
@@ -201,10 +209,25 @@ class SizedCursor(Cursor):
         return ceil(self.stream.size / self.batch_size)
 
 
+def streams_of(scenario: Scenario, mode: Mode, poisoned: int | None) -> h.Streams:
+    """Return two datasets and a loader that is read again; without a length where that may be."""
+    size, batch_size = scenario.samples, scenario.batch_size
+    more: dict[str, Any] = {"length": ceil(size / batch_size)} if mode == "weighted" else {}
+    made = SizedReader if mode == "cycle" else Reader
+    foreign = made(SizedStream(size + 2 if mode == "min" else size // 3, None, shuffled=scenario.shuffled), batch_size)
+    weights = {"long": 2.0, "short": 1, "foreign": 1.5} if mode == "weighted" else None
+    streams = {"long": Samples(size, poisoned), "short": Samples(size - 5), "foreign": foreign}
+    return h.Streams(streams, mode=mode, weights=weights, **more)
+
+
 def data_of(scenario: Scenario, workers: int) -> dict[str, Any]:
     """Return the training data, with how to read it."""
     kind, size, batch_size, shuffled = scenario.kind, scenario.samples, scenario.batch_size, scenario.shuffled
     poisoned = size // 2 if scenario.poison else None
+    if kind in MODES:
+        params: Any = {"batch_size": batch_size, "shuffle": shuffled, "collate_fn": collate}
+        params |= {"num_workers": workers, "short": {"num_workers": 0, "drop_last": True}}
+        return {"train": streams_of(scenario, kind, poisoned), "loader_params": params}
     if kind in ("map", "phases"):
         params = {"batch_size": batch_size, "shuffle": shuffled, "num_workers": workers, "collate_fn": collate}
         data = Samples(size, poisoned)
@@ -224,6 +247,11 @@ def data_of(scenario: Scenario, workers: int) -> dict[str, Any]:
     if "foreign" in kind:
         return {"train": (Reader if "unsized" in kind else SizedReader)(stream, batch_size)}
     return {"train": DataLoader(stream, batch_size, num_workers=workers, collate_fn=collate)}
+
+
+def joined(batch: Any) -> Tensor:
+    """Return a batch; of several streams, all in one."""
+    return torch.cat([part for part in batch.values() if part is not None]) if isinstance(batch, dict) else batch
 
 
 class Net(nn.Module):
@@ -248,7 +276,8 @@ class Drawing(h.Task):
     def __init__(self) -> None:
         self.model = Net()
 
-    def training_step(self, run: h.Run, batch: Tensor) -> Tensor:
+    def training_step(self, run: h.Run, given: Any) -> Tensor:
+        batch = joined(given)
         run.track("mean", batch.mean(), len(batch))
         outputs: Tensor = self.model(batch + draw() / 10)
         return (outputs - batch.sum(1, keepdim=True)).square().mean()
@@ -316,8 +345,9 @@ class Quarrel(h.Plugin):
                 pass
 
 
-def scheduler_of(scenario: Scenario) -> Callable[[torch.optim.Optimizer], Any] | None:
-    kinds: dict[str, Callable[[torch.optim.Optimizer], Any]] = {
+def scheduler_of(scenario: Scenario) -> Callable[..., Any] | None:
+    kinds: dict[str, Callable[..., Any]] = {
+        "warmup": h.warmup_cosine(0.3),
         "step": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 5),
         "epoch": lambda optimizer: lr_scheduler.StepLR(optimizer, 1, 0.7),
         "plateau": lambda optimizer: lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5),
@@ -333,17 +363,19 @@ def plugins_of(scenario: Scenario, folder: Path) -> list[Any]:
     plugins.append(h.RollBack(9) if scenario.poison == "roll back" else h.NaNGuard("skip"))
     if scenario.scheduler is not None:
         plateau = scenario.scheduler == "plateau"
-        plugins.append(h.LearningRate(scenario.scheduler, monitor=monitor if plateau else None))
+        per = "step" if scenario.scheduler == "warmup" else scenario.scheduler
+        plugins.append(h.LearningRate(per, monitor=monitor if plateau else None))
     if scenario.validate is not None:
         plugins.append(h.ValidationSchedule(h.Every(**scenario.validate), at_start=ends, at_end=ends))
     if scenario.patience is not None:
         plugins.append(h.EarlyStopping(monitor, patience=scenario.patience))
     plugins += [Nudge()] * scenario.nudges + ([Meddle(), Quarrel()] if scenario.meddles else [])
+    every = h.Every(**scenario.save) if scenario.asks else None
     return [
         *plugins,
         h.LogSchedule(h.Every(**scenario.log), at_start=ends, at_end=ends),
-        h.SaveSchedule(h.Every(**scenario.save), at_start=ends, at_end=ends),
-        h.Checkpoint(folder, resume="auto", background=scenario.background),
+        *([] if scenario.asks else [h.SaveSchedule(h.Every(**scenario.save), at_start=ends, at_end=ends)]),
+        h.Checkpoint(folder, every=every, resume="auto", background=scenario.background),
         h.JsonlLog(folder / "log.jsonl"),
     ]
 
@@ -435,6 +467,8 @@ class Killer(h.Plugin):
         self.hits: set[type[h.Event]] = set()
 
     def count_down(self, run: h.Run, event: h.Event) -> None:
+        if isinstance(event, h.SavePoint) and h.TrainEnd in self.hits:  # it is the one that a late strike asked for
+            return
         self.count += isinstance(event, self.counted)
         if self.count >= self.kill.nth or isinstance(event, h.TrainEnd):
             self.hits.add(type(event))
@@ -568,23 +602,28 @@ def scenarios(draw: st.DrawFn, kinds: tuple[Kind, ...] = KINDS, *, parallel: boo
     validate = draw(st.one_of(st.none(), batches, each_epoch))
     ends = how == "raise" and draw(st.booleans())  # a stop is an end: what is done there is done once more
     background = draw(st.booleans())
+    has_length = kind != "phases" and ("unsized" not in kind or steps is not None)  # one that is known before the run
+    later = st.builds(lambda each, after: {"batches": each, "after": after}, st.integers(1, 3), st.integers(1, 9))
+    parts = st.sampled_from(({"fraction": 0.3}, {"fraction": 0.2, "after": 0.5})) if has_length else later
     # Where to roll back to is certain only with a save at the start, and with none under way.
-    poisons = (None, "skip", "roll back") if ends and not background else (None, "skip")
+    poisons: tuple[Poison | None, ...] = (None, "skip", "roll back") if ends and not background else (None, "skip")
+    poison: Poison | None = draw(st.sampled_from(poisons)) if windows > 1 else None
     return Scenario(
         kind=kind,
         shuffled=draw(st.booleans()),
         samples=samples,
         batch_size=batch_size,
-        epochs=draw(st.integers(2, 3)) if steps is None else None,
+        epochs=draw(st.sampled_from((2, 3, *([1.4, 2.5] if has_length else [])))) if steps is None else None,
         steps=steps,
         accumulation=accumulation,
-        scheduler=draw(st.sampled_from((None, "step", "epoch", "plateau"))),
-        save=draw(st.one_of(batches, each_epoch)),
+        scheduler=draw(st.sampled_from((None, "step", "epoch", "plateau", *(["warmup"] if has_length else [])))),
+        save=draw(st.one_of(batches, each_epoch, parts, later)),
         validate=validate,
-        log={"steps": draw(st.integers(1, 3))},
+        log=draw(st.one_of(st.builds(lambda each: {"steps": each}, st.integers(1, 3)), parts)),
         ends=ends,
+        asks=poison != "roll back" and draw(st.booleans()),
         patience=draw(st.sampled_from((None, 2, 4))),
-        poison=draw(st.sampled_from(poisons)) if windows > 1 else None,
+        poison=poison,
         nudges=draw(st.booleans()),
         meddles=windows > 2 and draw(st.booleans()),
         background=background,

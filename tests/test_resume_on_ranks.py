@@ -24,7 +24,14 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
 BOTH = (0, 1)
-DEALT = ("map", "torch", "phases", "list")  # each rank reads its share; of the other kinds each reads what it has
+DEALT = (
+    *alone.MODES,
+    "map",
+    "torch",
+    "phases",
+    "list",
+)  # each rank reads its share; of the other kinds each reads what it has
+SCHEDULERS: tuple[alone.Steps | None, ...] = (None, "step", "epoch", "plateau")
 Events = set[type[h.Event]]
 
 
@@ -60,7 +67,8 @@ class Pair(h.Task):
     def __init__(self) -> None:
         self.first, self.second = alone.Net(), alone.Net()
 
-    def training_step(self, run: h.Run, batch: Tensor) -> Iterator[tuple[str, Tensor]]:
+    def training_step(self, run: h.Run, given: Any) -> Iterator[tuple[str, Tensor]]:
+        batch = alone.joined(given)
         for name, model in run.modules.items():
             outputs: Tensor = model(batch + alone.draw() / 10)
             loss = (outputs - batch.sum(1, keepdim=True)).square().mean()
@@ -276,9 +284,11 @@ def drawn(seed: int) -> Scenario:
     how: Literal["raise", "stop"] = pick(("raise", "stop"))
     ends = how == "raise" and pick((True, False))  # a stop is an end: what is done there is done once more
     background = pick((True, False))
-    schedules = {"batches": numbers.randint(1, 5)}, {"batches": numbers.randint(1, 5)}, {"epochs": 1}
+    schedules = {"batches": numbers.randint(1, 5)}, {"batches": numbers.randint(1, 3), "after": 4}, {"epochs": 1}
+    has_length = kind != "phases" and "unsized" not in kind
     # Where to roll back to is certain only with a save at the start, and with none under way.
     going_back: Literal["skip", "roll back"] = "roll back" if ends and not background else "skip"
+    poison: Literal["skip", "roll back"] | None = pick((None, "skip", going_back))
     return Scenario(
         kind=kind,
         shuffled=pick((True, False)),
@@ -286,13 +296,15 @@ def drawn(seed: int) -> Scenario:
         more=0 if is_dealt else pick((0, 3)),
         batch_size=numbers.randint(2, 3),
         accumulation=pick((1, 3)),
-        scheduler=pick((None, "step", "epoch", "plateau")),
+        epochs=pick((2, *([1.4] if has_length else []))),
+        scheduler=pick((*SCHEDULERS, "warmup") if has_length else SCHEDULERS),
         save=pick(schedules),
         validate=pick((None, *schedules)),
-        log={"steps": numbers.randint(1, 3)},
+        log={"fraction": 0.3} if has_length else {"steps": numbers.randint(1, 3)},
+        asks=how == "raise" and poison != "roll back" and pick((True, False)),  # it asks at the end, too
         ends=ends,
         patience=pick((None, 2, 4)),
-        poison=pick((None, "skip", going_back)),
+        poison=poison,
         nudges=pick((True, False)),
         meddles=pick((True, False)),
         background=background,
@@ -313,7 +325,7 @@ def drawn(seed: int) -> Scenario:
 
 
 @pytest.mark.sample(3)
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(14))
 def test_a_run_that_is_killed_anywhere_ends_where_an_uninterrupted_one_ends(
     ranks: Pool, tmp_path: Path, seed: int
 ) -> None:

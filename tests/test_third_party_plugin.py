@@ -244,7 +244,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         made.append(module)
         monkeypatch.syspath_prepend(tmp_path)
 
-    monkeypatch.delenv("HELIOGRAPH_DISABLE_PLUGINS", raising=False)
+    monkeypatch.delenv("HELIOGRAPH_PLUGINS", raising=False)
     yield write
     for module in made:
         sys.modules.pop(module, None)
@@ -308,18 +308,23 @@ def test_bad_options_leave_nothing_behind(install: Install) -> None:
 
 @pytest.mark.parametrize(
     ("switch", "working", "builtin"),
-    [("all", True, False), ("working", True, False), ("early_stopping, working", True, True), ("other", False, False)],
+    [
+        ("-all", True, False),
+        ("-working", True, False),
+        ("-early_stopping, -working", True, True),
+        ("-other", False, False),
+    ],
 )
 def test_kill_switch(
     install: Install, monkeypatch: pytest.MonkeyPatch, switch: str, working: bool, builtin: bool
 ) -> None:
     install("acme-working", "working", WORKING)
-    monkeypatch.setenv("HELIOGRAPH_DISABLE_PLUGINS", switch)
+    monkeypatch.setenv("HELIOGRAPH_PLUGINS", switch)
     trainer = Trainer(device="cpu")
     assert found(trainer)["acme-working:working"] == ("1.2", working)
     assert found(trainer)["heliograph:early_stopping"][1] is builtin
     if working:
-        with pytest.warns(RuntimeWarning, match="'working' is switched off by HELIOGRAPH_DISABLE_PLUGINS"):
+        with pytest.warns(RuntimeWarning, match="'working' is switched off by HELIOGRAPH_PLUGINS"):
             assert trainer.plugins.load("working") is None
         assert "acme_working" not in sys.modules
         assert trainer.plugins.names() == []

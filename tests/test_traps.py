@@ -7,6 +7,7 @@ from pathlib import Path
 
 import heliograph as h
 import pytest
+import torch
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches, linear_classifier
 
@@ -131,3 +132,24 @@ def test_two_logs_at_one_step_are_no_missing_metric(tmp_path: Path) -> None:
     assert result.status == "completed"
     assert stopper.best == min(stopper.best or 0.0, result.metrics["train/loss"])
     assert result.best_checkpoint is not None
+
+
+def test_hf_lp_2_a_token_weighs_the_same_in_any_micro_batch_and_window() -> None:
+    """The last window is of two, and its batches hold 3 and 9 tokens."""
+
+    class Tokens(h.Task):
+        def __init__(self) -> None:
+            torch.manual_seed(0)
+            self.model = torch.nn.Linear(1, 1)
+
+        def training_step(self, run: h.Run, batch: torch.Tensor) -> tuple[torch.Tensor, int]:
+            loss: torch.Tensor = self.model(batch).sum()
+            return loss, len(batch)
+
+    numbers = iter(range(30))
+    tokens = [torch.tensor([[float(next(numbers))] for _ in range(count)]) for count in (1, 8, 2, 7, 3, 9)]
+    task = Tokens()
+    weight = float(task.model.weight.detach())
+    result = fit(h.GradientAccumulation(4), task=task, train=tokens, optimizer=kit.sgd(1.0), epochs=1)
+    assert (result.progress.tokens, result.progress.steps) == (30, 2)
+    assert float(task.model.weight.detach()) == pytest.approx(weight - 8.5 - 23.5)  # the mean token of each window

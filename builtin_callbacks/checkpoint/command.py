@@ -7,12 +7,14 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from ...core.checkpoint.conversion import consolidate, files_in, migrate_file
+from ...core.checkpoint.export import export_weights
 from ...core.checkpoint.storage import reader
 from ...core.checkpoint.storage.manifest import MANIFEST, SUFFIX, Entry, manifest_path
 from ...core.checkpoint.storage.store import Store
+from ...core.checkpoint.weights_files import WHICH, Of, find_weights
 from ...core.metrics.monitor import Monitor
 from ...core.system.extras import printable, printable_lines
 from ...events.checks import known_names
@@ -53,8 +55,24 @@ def _parser() -> ArgumentParser:
     consolidate.add_argument("path", metavar="FILE", type=_path)
     consolidate.add_argument("--out", metavar="FILE", type=_path, help="write there, and leave the former as it is")
     consolidate.set_defaults(run=_consolidate)
+    _add_export(
+        commands.add_parser("export", help="write the weights of a module as safetensors, or as a plain .pth file")
+    )
     _add_prune(commands.add_parser("prune", help="remove checkpoints of a run; never the newest or a pinned one"))
     return parser
+
+
+def _add_export(export: ArgumentParser) -> None:
+    export.add_argument("path", metavar="PATH", type=_path, help="a checkpoint, or a folder of them")
+    export.add_argument("out", metavar="OUT", type=_path, help="a .safetensors, .pth or .pt file")
+    export.add_argument("--which", choices=WHICH, help="in a folder: the newest intact one (last, the default)")
+    export.add_argument("--run", dest="run_name", metavar="NAME", help="in a folder: only of this run")
+    export.add_argument("--module", metavar="NAME", help="which module, where there are several")
+    weights = export.add_mutually_exclusive_group()
+    weights.add_argument("--average", metavar="PLUGIN", help="the weights that this plugin averaged, such as ema")
+    weights.add_argument("--trained", action="store_true", help="the trained weights, whatever was validated")
+    export.add_argument("--force", action="store_true", help="replace OUT, if it exists")
+    export.set_defaults(run=_export)
 
 
 def _add_prune(prune: ArgumentParser) -> None:
@@ -104,6 +122,16 @@ def _consolidate(options: Namespace) -> int:
     return _each([options.path], act)
 
 
+def _export(options: Namespace) -> int:
+    def act(path: Path) -> list[str]:
+        file = find_weights(path, options.which, Of(options.run_name))
+        average: str | Literal[False] | None = False if options.trained else options.average
+        written = export_weights(file, options.out, module=options.module, average=average, overwrite=options.force)
+        return [f"{file.path}: exported to {written}"]
+
+    return _each([options.path], act)
+
+
 def _each_file(paths: Iterable[Path], act: Callable[[Path], Iterable[str]]) -> int:
     """Do something to each file, and to each in the folders; return 1 where a file or a folder failed."""
     status = 0
@@ -124,7 +152,7 @@ def _each(things: Iterable[T], act: Callable[[T], Iterable[str]]) -> int:
         try:
             for line in act(thing):
                 print(printable_lines(line))
-        except (OSError, ValueError) as error:
+        except (ImportError, OSError, ValueError) as error:
             status = _print_error(error)
     return status
 

@@ -12,7 +12,7 @@ from typing import Any, get_args
 from torch import Tensor
 
 from ...core.checkpoint.conversion import files_in, read_any
-from ...core.checkpoint.state.schema import training_of
+from ...core.checkpoint.state.schema import WEIGHTS_ONLY, training_of
 from ...core.checkpoint.storage import reader
 from ...core.checkpoint.storage.manifest import PINNED, Entry, Label, manifest_path, pointer_path, shards_path
 from ...core.system.extras import printable
@@ -89,7 +89,8 @@ def content_of(path: Path) -> Iterator[None]:
 def _row(entry: Entry) -> tuple[str, ...]:
     counters = (str(entry.progress.get(name, "?")) for name in ("epoch", "batch", "steps"))
     damaged = [] if reader.is_complete(entry) else ["damaged"]
-    marks = ",".join([*damaged, *_marks(entry.path, entry.run_name)]) or "-"
+    kind = ["weights only"] * entry.weights_only
+    marks = ",".join([*damaged, *kind, *_marks(entry.path, entry.run_name)]) or "-"
     metrics = " ".join(f"{name}={value:.4g}" for name, value in sorted(entry.metrics.items()))
     return entry.path.name, entry.run_name, *counters, _time(entry.saved_at), _size(entry.path), marks, metrics
 
@@ -100,9 +101,13 @@ def _facts(path: Path, state: Mapping[str, Any], entry: Entry | None) -> Iterato
     place, versions = state["progress"], sorted(state["versions"].items())
     yield "run", name if name == asked else f"{name}, asked for as {asked}"
     yield "training", training_of(state)
+    if state.get(WEIGHTS_ONLY):
+        yield "holds", "only weights: for load_weights and `checkpoint export`, not for a resume"
     yield "position", f"epoch {place['epoch']}, batch {place['batch']}, step {place['steps']}"
-    counted = f"{place['samples']} samples, {place['validations']} validations, {place['earlier_seconds']:.1f} s"
-    yield "so far", counted
+    tokens = f"{place['tokens']} tokens, " if place.get("tokens") else ""
+    trained = f"{place['samples']} samples, {tokens}{place['validations']} validations"
+    yield "so far", f"{trained}, {place['earlier_seconds']:.1f} s"
+    yield from _several("streams", (f"{name} {count} batches" for name, count in place.get("streams", {}).items()))
     yield "saved", _time(state["saved_at"])
     yield "size", _size(path)
     yield "marks", ", ".join(_marks(path, name)) or "none"

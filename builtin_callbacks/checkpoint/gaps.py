@@ -10,6 +10,7 @@ from pathlib import Path
 from ...core.checkpoint.storage import JudgedBy
 from ...core.metrics.monitor import Monitor
 from ...events import Run
+from .weights_only import lost
 
 
 @dataclass(slots=True)
@@ -62,17 +63,22 @@ class Saved:
             best: what the best checkpoint is judged by.
         """
         steps = run.progress.steps
-        if self.steps is None and run.progress.batches:
+        history = run.control.history
+        takers = dict.fromkeys(each.by for each in history if each.verb in ("veto_save", "withdraw_save"))
+        if self.steps is None and run.progress.batches and takers:
+            yield f"No checkpoint was written to {folder}: the saves were vetoed or withdrawn, by {', '.join(takers)}."
+        elif self.steps is None and run.progress.batches:
             yield (
-                f"No checkpoint was written to {folder}, no save was asked for in {steps} steps: add "
-                f"SaveSchedule(Every(epochs=1)), which also asks for one at the end."
+                f"No checkpoint was written to {folder}, no save was asked for in {steps} steps: give it "
+                f"every=Every(epochs=1), which also asks for one at the end."
             )
         if self.steps is None or not run.progress.batches:
             return
-        if self.steps < steps:
+        if self.steps < steps and not takers:  # else somebody has decided so
             yield (
                 f"The newest checkpoint in {folder} is of step {self.steps}, and the run ended at step {steps}: "
-                f"{_steps(steps - self.steps)} not in it. A SaveSchedule without at_end=False saves the end, too."
+                f"{_steps(steps - self.steps)} not in it. Checkpoint(..., every=...) saves the end, too, "
+                f"and so does a SaveSchedule without at_end=False."
             )
         if monitor is not None and best is not None and best[2] is not None and isnan(best[2]):
             back = "" if load_best is None else ", and load_best has loaded nothing back"
@@ -83,13 +89,15 @@ class Saved:
             yield (
                 f"No checkpoint is the best by {monitor.name!r}, since none was saved where it was measured{back}: it "
                 f"was {measured}, and the last save was at step {self.asked_at}. Let them meet, as in "
-                f"{'Validation' if monitor.split == 'validation' else 'Log'}Schedule(Every(steps=100)) and "
-                f"SaveSchedule(Every(steps=200))."
+                f"{'Validation' if monitor.split == 'validation' else 'Log'}Schedule(steps=100) and "
+                f"Checkpoint(..., every=Every(steps=200))."
             )
 
-    def report(self, run: Run, error: BaseException | None, folder: Path, path: Path | None) -> None:
+    def report(
+        self, run: Run, error: BaseException | None, folder: Path, path: Path | None, *, weights_only: bool = False
+    ) -> None:
         """Add to the notes of a run that ended early, and to those of its error, how it can be resumed."""
-        if text := self.lost(run, folder, path):
+        if text := lost(path, self.steps) if weights_only else self.lost(run, folder, path):
             run.note(text)
             if error is not None:
                 error.add_note(f"heliograph: {text}")

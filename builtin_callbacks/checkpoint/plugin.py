@@ -18,9 +18,11 @@ from ...core.host import ended_for_good, is_preempted
 from ...core.metrics.monitor import Monitor
 from ...core.system.errors import NotRecorded
 from ...events import (
+    BatchEnd,
     CheckpointLoaded,
     CheckpointPruned,
     CheckpointSaved,
+    EpochEnd,
     Lane,
     LastBoundary,
     Log,
@@ -34,6 +36,7 @@ from ...events import (
 )
 from ...events.checks import check_flag, check_whole_number
 from ...plugins import Plugin, on
+from ...plugins.filters import Filter
 from . import file_names
 from . import shards as sharding
 from .best import Extent, load_best
@@ -42,6 +45,8 @@ from .repeated.proof import ACTIONS, OnDifference, Proof
 from .resume import ResumePoint, find, share_state
 from .retention import Retention
 from .run_names import ON_EXISTING, OnExisting, claim_name
+from .save_requests import SaveRequests
+from .weights_only import NoProof, check_options, full_ones, warn_at_start
 from .writers import BackgroundWriter, LoopWriter, Writer
 
 
@@ -57,6 +62,9 @@ class Checkpoint(Plugin):
 
     Args:
         folder: where to write; made where it is missing.
+        every: when to save, such as `Every(epochs=1)`, `Every(seconds=600)` or `At(fraction=[0.5, 0.9])`; and at the
+            end of the training. None leaves it to others to ask for saves, such as `SaveSchedule`; both together save
+            once at a boundary.
         metadata: the end of the name: a template of metric names such as `"accuracy_{validation/accuracy:.4f}"`, or a
             function of the run; by default what the task's `checkpoint_metadata(run)` returns, if it has one. On
             several ranks the main one is asked. A part whose metric was not measured yet is left out, with a note.
@@ -85,6 +93,10 @@ class Checkpoint(Plugin):
             `ResumeDiffers`. The losses of the last 4,096 batches are kept for that in a file `.<run>.steps`.
         sharded: let every rank write what it holds, into a folder `<name>.shards`, instead of gathering all on the main
             rank; for an engine that holds shards, `FSDPEngine`. By default as that engine says.
+        weights_only: save only the weights (with an average of them, the counters and the metrics), to use and not to
+            resume them: small files, which `load_weights`, `trainer.test(weights=...)` and `checkpoint export` read.
+            Retention, names and `load_best="weights"` are the same. For a training that can be resumed, register
+            another `Checkpoint` in another folder, `Checkpoint("runs/x/weights", weights_only=True).named("weights")`.
         restore_attributes: at a resume, give plain attributes of the task and its modules that no `state_dict` holds,
             such as a counter or an annealed dropout, the values that the training gave them. What was restored is in
             `result.resume.restored`; anything else that differs is a reason in `result.resume.reasons`.
@@ -102,12 +114,12 @@ class Checkpoint(Plugin):
     """
 
     affects_training = False
-    needs = ("save",)
 
     def __init__(
         self,
         folder: str | Path,
         *,
+        every: Filter | None = None,
         metadata: file_names.Metadata | None = None,
         keep_last: int | None = 1,
         keep_best: int = 0,
@@ -121,11 +133,16 @@ class Checkpoint(Plugin):
         restore_attributes: bool = True,
         on_difference: OnDifference = "note",
         on_existing: OnExisting = "new_name",
+        weights_only: bool = False,
     ) -> None:
         if keep_last is not None:
             keep_last = check_whole_number("keep_last", keep_last, at_least=1, or_else="None for all")
         keep_best = check_whole_number("keep_best", keep_best, at_least=0)
-        flags = {"background": background, "restore_attributes": restore_attributes}
+        flags = {
+            "background": background,
+            "restore_attributes": restore_attributes,
+            "weights_only": weights_only,
+        }
         for name, flag in flags.items() if sharded is None else {**flags, "sharded": sharded}.items():
             check_flag(name, flag, or_else="None" if name == "sharded" else "")
         if mode is not None and monitor is None:
@@ -148,22 +165,35 @@ class Checkpoint(Plugin):
             raise TypeError(f"Checkpoint takes paths: folder={folder!r}, resume={resume!r} ('auto', a path, or None).")
         if isinstance(resume, str) and resume != "auto" and not Path(resume).suffix and not Path(resume).exists():
             raise ValueError(f"resume is None, 'auto', or the path of a checkpoint's .pth file, got {resume!r}.")
+        of_a_resume = {
+            "resume": resume,
+            "batch_change": batch_change,
+            "restore_attributes": restore_attributes,
+            "on_difference": on_difference,
+        }
+        check_options(load_best, sharded, of_a_resume, weights_only=weights_only)
         self._file_names = file_names.FileNames(metadata)
         self.folder, self.metadata, self.resume, self.load_best = Path(folder), metadata, resume, load_best
         self.batch_change, self.sharded, self.background = batch_change, sharded, background
-        self.restore_attributes = restore_attributes
+        self.restore_attributes, self.weights_only = restore_attributes, weights_only
         self.on_existing: OnExisting = on_existing
         self.monitor = None if monitor is None else Monitor(monitor, mode)
         ignores = (Log, ValidationEnd) if self.monitor is None else self.monitor.ignores
+        self._requests = SaveRequests(every)
+        self.every = self._requests.every
+        ignores += () if self.every is not None else (BatchEnd, EpochEnd)
         self.ignores = tuple(event for event in ignores if event not in self._file_names.events)
-        self.asks = ("stop",) if on_difference == "stop" else ()
+        self.asks = ("stop",) * (on_difference == "stop") + ("save",) * (self.every is not None)
+        self.needs = () if self.every is not None else ("save",)
         self.exclusive = (LEFT_WEIGHTS,) if load_best else ()
-        self._proof = Proof(on_difference)
+        self._proof = NoProof() if weights_only else Proof(on_difference)
         self._kept = Retention(keep_last, keep_best, self.monitor)  # used on the main rank only, as is the store
-        self._writer: Writer = BackgroundWriter() if background else LoopWriter()
+        kind = BackgroundWriter if background else LoopWriter
+        self._writer: Writer = kind(weights_only=weights_only)
         self._store: storage.Store | None = None
         self._found, self._replaces = ResumePoint(), list[storage.Entry]()
         self._name = ""  # what the names of its files begin with, when that is known
+        self._training: str | None = None  # which it has saved, or resumed
         self._is_open = False
         self._last: Path | None = None
         self._value: float | None = None
@@ -176,7 +206,22 @@ class Checkpoint(Plugin):
         kept = "all" if self._kept.keep_last is None else f"the last {self._kept.keep_last}"
         best = f" and the best {self._kept.keep_best} by {way} {self.monitor.name}" if self.monitor is not None else ""
         back = f", loads the best {self.load_best} back at the end" if self.load_best else ""
-        return f"writes checkpoints to {self.folder}, keeps {kept}{best}{back}"
+        what = "weights" if self.weights_only else "checkpoints"
+        when = "" if self.every is None else f" {self.every} and at the end"
+        return f"writes {what} to {self.folder}{when}, keeps {kept}{best}{back}"
+
+    def rehearse(self, folder: Path) -> list[Path]:
+        """Write elsewhere, and resume only what was written there."""
+        former, self.folder = self.folder, folder
+        self.resume = None if self.weights_only else "auto"
+        return [former]
+
+    def forecast(self, totals: Mapping[str, float]) -> Mapping[str, int]:
+        """Return how many checkpoints would be kept, unless all are, and how often this plugin asks for one."""
+        kept = {} if self._kept.keep_last is None else {"kept": self._kept.keep_last + self._kept.keep_best}
+        if self.every is None or (times := self.every.times(totals)) is None:
+            return kept
+        return kept | {"save": times + (not self.every.is_due_at_end(totals))}
 
     @on(TrainStart, lane=Lane.PERSIST)
     def begin(self, run: Run, event: TrainStart) -> None:
@@ -184,10 +229,15 @@ class Checkpoint(Plugin):
         if run.is_replay:
             raise NotRecorded("the state of the run, such as its weights")
         self.close()  # a second interrupt may have left the former run's writing as it was
-        self._last, self._value, self._value_at, self._saved = None, None, -1, Saved()
+        self._last, self._value, self._value_at, self._saved, self._training = None, None, -1, Saved(), None
         self._file_names.begin()
+        self._requests.begin(run)
         if self.monitor is not None:
             self.monitor.check_measured(run)
+        others = full_ones(run, Checkpoint) if self.weights_only else []
+        if self.weights_only:
+            warn_at_start(run, self.name, is_alone=not others)
+        waits = any(each.resume is not None for each in others)  # for that one to say which training it is
         if self.sharded and not isinstance(run.engine, ShardingEngine):
             raise ValueError(
                 f"sharded=True is for an engine that holds shards, as FSDPEngine does; a {type(run.engine).__name__} "
@@ -199,7 +249,7 @@ class Checkpoint(Plugin):
             with store.steady() if run.checkpoint_source is None else nullcontext():  # a source puts files there
                 found = self._found = find(store, self.resume, run.checkpoint_source)
                 training_id, name, notes = found.choose_training(run.name, run.training_id)
-                if found.path is not None or not run.is_resuming:  # else another plugin says what it resumes
+                if found.path is not None or not (run.is_resuming or waits):  # else another plugin says what it resumes
                     notes += self._claim_name(store, training_id, name)
             return training_id, self._name, found.path, notes, found.warning
 
@@ -222,26 +272,42 @@ class Checkpoint(Plugin):
     @on(CheckpointLoaded, lane=Lane.PERSIST)
     def note_kept(self, run: Run, event: CheckpointLoaded) -> None:
         """Find what of this training is on disk, and note it."""
+        self._requests.resume(run)
 
-        def look() -> tuple[Path | None, bool, str, list[str]]:
+        def look() -> tuple[storage.Entry | None, Path | None, bool, str, list[str]]:
             store, training_id = self._open_store(run), run.training_id
             is_claimed = self._name and store.training_id == training_id
             notes = [] if is_claimed else self._claim_name(store, training_id, run.name)
             own = store.own()
             self._kept.begin(own, self._found.damaged)
             is_newest = bool(own) and event.path is not None and event.path.resolve() == own[0].path.resolve()
-            return self._best(), is_newest, self._name, notes
+            return next(iter(own), None), self._best(), is_newest, self._name, notes
 
-        best, is_newest, self._proof.name, notes = on_main(run.engine, look)
+        newest, best, is_newest, self._proof.name, notes = on_main(run.engine, look)
+        self._training = run.training_id
         for note in notes:
             run.note(note)
-        run.best_checkpoint = best
+        self._announce_best(run, best)
         self._proof.continue_from(run)
-        if event.path is not None:
+        if self.weights_only:
+            if newest is not None:
+                self._last = newest.path
+                self._saved.hold(int(newest.progress["steps"]), is_own=False)
+        elif event.path is not None:
             self._last = run.last_checkpoint = event.path
             self._saved.hold(run.progress.steps, is_own=is_newest)
             if is_newest:  # a kill may have come between the last save and its tidying, and nothing may be left to save
                 self._tidy(run, event.path, None, [])
+
+    @on(BatchEnd, EpochEnd)
+    def ask_when_due(self, run: Run, event: BatchEnd | EpochEnd) -> None:
+        """Ask for a save, with `every`."""
+        self._requests.ask_when_due(run)
+
+    @on(LastBoundary)
+    def ask_at_end(self, run: Run, event: LastBoundary) -> None:
+        """Ask for the last one, with `every`."""
+        self._requests.finish(run)
 
     @on(ValidationEnd, Log, optional=True)
     def read(self, run: Run, event: ValidationEnd | Log) -> None:
@@ -281,8 +347,10 @@ class Checkpoint(Plugin):
             if self._saved.steps != run.progress.steps:
                 run.warn(self._saved.late(run))
             return
-        self._is_open, self._saved.asked_at = True, run.progress.steps
-        doubt_late_listeners(run, self.name)
+        self._is_open, self._saved.asked_at, self._training = True, run.progress.steps, run.training_id
+        self._requests.note(run)
+        if not self.weights_only:
+            doubt_late_listeners(run, self.name)
         name = on_main(run.engine, prepare)
         judged_by = self._judge() if self._value_at == run.progress.steps else None
         if isinstance(run.engine, ShardingEngine) and self._is_sharded(run.engine):
@@ -327,8 +395,9 @@ class Checkpoint(Plugin):
         try:
             self._writer.end(run)
         finally:
-            if run.engine.is_main and (error is not None or is_preempted(run)):
-                self._saved.report(run, error, self.folder, self._last)
+            is_last = not self.weights_only or run.last_checkpoint == self._last  # else another one says it
+            if run.engine.is_main and is_last and (error is not None or is_preempted(run)):
+                self._saved.report(run, error, self.folder, self._last, weights_only=self.weights_only)
         self._file_names.finish(run)
         if event.status in ("completed", "stopped"):
             self._proof.end(run)
@@ -356,14 +425,23 @@ class Checkpoint(Plugin):
         storage.Store(entry.path.parent, entry.run_name).pin(entry.path)
         return entry.path
 
+    def where_saved(self) -> tuple[Path, str | None]:
+        """Return the folder, and the id of the training that this object has saved there, if it has.
+
+        That is where `trainer.test(task, data, weights="best")` looks.
+        """
+        return self.folder, self._training
+
     def state_dict(self) -> dict[str, Any]:
         """Return the value by which the run's present state competes, and how often it went back."""
-        return {"value": self._value, "measured_at": self._value_at, "returns": self._proof.returns}
+        own = {"value": self._value, "measured_at": self._value_at, "returns": self._proof.returns}
+        return {**own, **self._requests.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue; which checkpoints there are is read from the folder."""
         self._proof.returns = max(self._proof.returns, state.get("returns", 0))
         self._value, self._value_at = state.get("value"), state.get("measured_at", -1)
+        self._requests.load_state_dict(state)
 
     def close(self) -> None:
         """Finish the writing, and let others write to the folder; not while something is still being written."""
@@ -394,6 +472,8 @@ class Checkpoint(Plugin):
         return notes
 
     def _is_sharded(self, engine: ShardingEngine) -> bool:
+        if self.weights_only:
+            return False
         return engine.state == "sharded" if self.sharded is None else self.sharded
 
     def _save_shards(self, run: Run, engine: ShardingEngine, name: str, judged_by: storage.JudgedBy | None) -> None:
@@ -411,6 +491,10 @@ class Checkpoint(Plugin):
             self._writer.do(run, write, partial(self._report_save, run, step, judged_by))
 
         self._writer.do_on_each(run, write, commit)
+
+    def _announce_best(self, run: Run, best: Path | None) -> None:
+        if self.monitor is not None:  # else it is another one that knows
+            run.best_checkpoint = best
 
     def _best(self) -> Path | None:
         return None if self._kept.best is None else self._kept.best.path
@@ -435,7 +519,10 @@ class Checkpoint(Plugin):
     ) -> None:
         """Announce a durable checkpoint, then remove what is no longer kept."""
         path, best = where
-        self._last, run.last_checkpoint, run.best_checkpoint = path, path, best
+        if not self.weights_only or run.last_checkpoint in (None, self._last):  # else it is one that can be resumed
+            run.last_checkpoint = path
+        self._last = path
+        self._announce_best(run, best)
         self._saved.hold(step)
         run.emit(CheckpointSaved(path, is_best=best == path))
         replaced, self._replaces = self._replaces, []
@@ -470,6 +557,7 @@ class Checkpoint(Plugin):
         return best, own + others
 
     def _report_order(self, run: Run, done: tuple[Path | None, list[tuple[Path, str]]]) -> None:
-        run.best_checkpoint, removed = done
+        best, removed = done
+        self._announce_best(run, best)
         for path, reason in removed:
             run.emit(CheckpointPruned(path, reason))

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import inf, isnan
 from pathlib import Path
-from typing import Literal
 
 from ...core.checkpoint.storage import reader
+from ...core.checkpoint.storage.best_order import Mode, best_first
 from ...core.checkpoint.storage.manifest import Entry, clean, pointer_path
-
-Mode = Literal["min", "max"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +86,3 @@ def by_training(entries: Iterable[Entry]) -> list[list[Entry]]:
     for each in entries:
         trainings.setdefault(each.training, []).append(each)
     return list(trainings.values())
-
-
-def best_first(values: Mapping[Entry, float | None], mode: Mode) -> list[Entry]:
-    """Return checkpoints, the best first; NaN is the worst, and of equals the one that was written earlier is better.
-
-    Args:
-        values: the value of each; a checkpoint without one is left out.
-        mode: whether smaller or larger is better.
-    """
-    sign = 1.0 if mode == "min" else -1.0
-    scores = {entry: inf if isnan(value) else value * sign for entry, value in values.items() if value is not None}
-    return sorted(scores, key=lambda entry: (scores[entry], *entry.order))

@@ -10,12 +10,12 @@ from functools import partial
 from pathlib import Path
 
 from ...core.checkpoint import conversion, storage
+from ...core.checkpoint.shared_state import share
 from ...core.checkpoint.state.schema import training_of
 from ...core.checkpoint.storage import State
 from ...core.checkpoint.storage.files import TRIES
 from ...core.checkpoint.storage.manifest import MissingManifestError
 from ...core.checkpoint.storage.reader import OfOthers
-from ...core.distributed.ranks.failure import WorkOutcome, outcome_of, values_of_ranks
 from ...events import Engine
 from ...events.run import CheckpointSource
 from .removable import by_training
@@ -170,10 +170,9 @@ def _several(store: storage.Store, entries: Sequence[storage.Entry], chosen: sto
 
 
 def share_state(engine: Engine, path: Path, state: State | None) -> State:
-    """Return on every rank what the main rank has read from a file. A collective.
+    """Return on every rank the state that the main rank has read from a checkpoint, without shards. A collective.
 
-    Ranks that find the very same checkpoint in that place read it; where one does not, the main rank sends the state,
-    but no shards. These were verified by the main rank, for all.
+    The shards were verified by the main rank, for all.
 
     Args:
         engine: connects the ranks.
@@ -183,28 +182,7 @@ def share_state(engine: Engine, path: Path, state: State | None) -> State:
     Raises:
         ValueError: a rank cannot read it; on all of them.
     """
-    if engine.world_size > 1:
-        checksums = engine.gather_objects(_checksum(path))
-        if len(set(checksums)) > 1:
-            state = engine.broadcast(state)
-            if "shards" in state:
-                raise ValueError(
-                    f"Not every rank sees the checkpoint {path}: its shards must lie where all ranks read."
-                )
-        else:
-            read = partial(conversion.load_any, path, with_shards=False)
-            outcome = WorkOutcome(state) if engine.is_main else outcome_of(read)
-            values_of_ranks(engine, WorkOutcome(error=outcome.error))
-            state = outcome.value
-    assert state is not None
-    return state
-
-
-def _checksum(path: Path) -> str | None:
-    """Return the digest in the manifest of a checkpoint, None where this rank does not see it."""
-    try:
-        return storage.read_manifest(path).sha256 if path.is_file() else None
-    except MissingManifestError:  # one of Helios, or it is lost
-        return f"{path.stat().st_size} bytes"
-    except (OSError, ValueError):
-        return None
+    shared, is_sent = share(engine, path, state, partial(conversion.load_any, path, with_shards=False))
+    if is_sent and "shards" in shared:
+        raise ValueError(f"Not every rank sees the checkpoint {path}: its shards must lie where all ranks read.")
+    return shared

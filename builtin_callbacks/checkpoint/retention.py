@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from ...core.checkpoint.storage import Entry
+from ...core.checkpoint.storage.best_order import best_first
 from ...core.metrics.monitor import Monitor
-from .removable import best_first
 
 
 class Retention:

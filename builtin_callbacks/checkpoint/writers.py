@@ -53,16 +53,23 @@ class Writer(Protocol):
 
 
 class LoopWriter:
-    """Writes at once, while the loop waits."""
+    """Writes at once, while the loop waits.
+
+    Args:
+        weights_only: of the run's state, only the weights.
+    """
 
     is_idle = True
+
+    def __init__(self, *, weights_only: bool = False) -> None:
+        self._weights_only = weights_only
 
     def begin(self, run: Run) -> None:
         """Do nothing: there is nothing to prepare."""
 
     def hold(self, run: Run, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the live state: nothing changes it while it is written."""
-        return run.state_dict(shards)
+        return run.state_dict(shards, weights_only=self._weights_only)
 
     def do(self, run: Run, work: Callable[[], T], then: Callable[[T], object], *, is_save: bool = True) -> None:
         """Do the work now."""
@@ -88,9 +95,13 @@ class BackgroundWriter:
     It listens to `BatchEnd` only while something is under way. On several ranks the main rank writes; meanwhile all
     ask wherever they agree, in one small vote, whether it is done, so that all are informed at the same step. Whether
     they vote goes by `_awaited` only, which is set and cleared by all at the same places.
+
+    Args:
+        weights_only: of the run's state, only the weights.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, weights_only: bool = False) -> None:
+        self._weights_only = weights_only
         self._worker, self._buffers = BackgroundWorker(), Buffers()
         self._handle: Handle | None = None
         self._engine: Engine | None = None
@@ -111,7 +122,7 @@ class BackgroundWriter:
         self._meet(run)
         if run.engine.is_main:
             self._reserve({name: module.state_dict() for name, module in run.modules.items()})
-            self._waits_for_step = True
+            self._waits_for_step = not self._weights_only
         self._listen(run)
 
     def hold(self, run: Run, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -120,7 +131,7 @@ class BackgroundWriter:
         self._wait()
         self._saves += 1
         self._listen(run)
-        state = run.state_dict(shards)
+        state = run.state_dict(shards, weights_only=self._weights_only)
         return self._buffers.copy(state) if run.engine.is_main else state
 
     def do(self, run: Run, work: Callable[[], T], then: Callable[[T], object], *, is_save: bool = True) -> None:

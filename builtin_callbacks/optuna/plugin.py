@@ -57,6 +57,7 @@ class Optuna(Plugin):
 
     needs = ("validation",)
     exclusive = ("trial",)
+    rehearses = False  # what is reported to a study stays there
 
     def __init__(self, trial: AnyTrial, metric: str = "validation/loss") -> None:
         optuna = require("optuna", "Optuna", extra="optuna")

@@ -53,7 +53,7 @@ def _counts(run: Run) -> tuple[float, int, int]:
     return run.progress.seconds, run.progress.batches, run.progress.steps
 
 
-def _batches_left(run: Run) -> int:
+def _batches_left(run: Run) -> float:
     progress = run.progress
     return ((run.max_epochs or 0) - progress.epoch) * (run.batches_per_epoch or 0) - progress.batch
 

@@ -15,6 +15,9 @@ from ...events import (
     EpochStart,
     Lane,
     Log,
+    PredictBatchEnd,
+    PredictEnd,
+    PredictStart,
     Replay,
     ResumeVerified,
     Run,
@@ -38,10 +41,11 @@ from .notebook import NotebookBars
 class ProgressBar(Plugin):
     """Draw bars, or write plain lines where there is no terminal.
 
-    A run by epochs has two bars, the epochs and the batches of the current one; a run by steps has one. A validation or
-    test has a bar while it runs. Beside the bars are the last logged metrics, so nothing waits for the device; those
-    that leave no room for the bar are left out, from the end. When the run is over, text takes the place of the bars:
-    how far it came, its metrics, how it ended, its warnings; after Ctrl-C or a failure the newest checkpoint.
+    A run by epochs has two bars, the epochs and the batches of the current one; a run by steps has one. A validation,
+    test or prediction has a bar while it runs. Beside the bars are the last logged metrics, so nothing waits for the
+    device; those that leave no room for the bar are left out, from the end. When the run is over, text takes the place
+    of the bars: how far it came, its metrics, how it ended, its warnings; after Ctrl-C or a failure the newest
+    checkpoint.
 
     `epochs 3/10` means that 3 are done: it is `run.progress.epoch`, which is also the number in the names of
     checkpoints, and the index of the epoch that is running.
@@ -147,8 +151,8 @@ class ProgressBar(Plugin):
             self._due = now + (self.plain_interval if self.plain else self.interval)
             self._display.advance(run)
 
-    @on(Log, ValidationEnd, TestEnd, lane=Lane.REPORT, optional=True)
-    def show_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd) -> None:
+    @on(Log, ValidationEnd, TestEnd, PredictEnd, lane=Lane.REPORT, optional=True)
+    def show_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd | PredictEnd) -> None:
         """Show the newest numbers."""
         self._display.measure(run, event.metrics)
         if not isinstance(event, Log):
@@ -165,13 +169,13 @@ class ProgressBar(Plugin):
         """Fill the bar of the batches, and move that of the epochs."""
         self._display.end_epoch(run)
 
-    @on(ValidationStart, TestStart, lane=Lane.REPORT, optional=True)
-    def start_evaluation(self, run: Run, event: ValidationStart | TestStart) -> None:
-        """Begin the bar of a validation or test."""
+    @on(ValidationStart, TestStart, PredictStart, lane=Lane.REPORT, optional=True)
+    def start_evaluation(self, run: Run, event: ValidationStart | TestStart | PredictStart) -> None:
+        """Begin the bar of a validation, test or prediction."""
         self._display.begin_pass(run, event.name.split("_")[0], run.evaluation_batches)
 
-    @on(ValidationBatchEnd, TestBatchEnd, lane=Lane.REPORT, optional=True)
-    def advance_evaluation(self, run: Run, event: ValidationBatchEnd | TestBatchEnd) -> None:
+    @on(ValidationBatchEnd, TestBatchEnd, PredictBatchEnd, lane=Lane.REPORT, optional=True)
+    def advance_evaluation(self, run: Run, event: ValidationBatchEnd | TestBatchEnd | PredictBatchEnd) -> None:
         """Move it."""
         self._display.advance_pass(run.progress.evaluated)
 

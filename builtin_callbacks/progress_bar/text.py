@@ -12,7 +12,7 @@ from ...events.catalogue import Status
 
 WIDTH = 80  # columns, where there is no terminal
 MAX_METRICS = 20  # at the end of a run, below its bars
-SPLITS = ("train", "validation", "test")
+SPLITS = ("train", "validation", "test", "predict")
 
 
 def in_order(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 
-from ...core.checkpoint.storage import Store
+from ...core.checkpoint.storage import Store, read_manifest
 from ...core.distributed.ranks.failure import on_main
 from ...core.system.errors import NotRecorded
 from ...events import (
@@ -71,6 +71,7 @@ class RayReport(Plugin):
     patience = 30.0  # seconds for workers that Ray has ended to exit and release the checkpoint folder
     affects_training = False
     exclusive = ("ray_report",)  # no asks: it requests saves and stops only when a machine is taken away
+    rehearses = False  # what is reported to Ray stays there
 
     def __init__(self, interval: float = 10.0) -> None:
         self.interval = float(check_number("interval", interval, of="seconds", at_least=0))
@@ -148,6 +149,8 @@ class RayReport(Plugin):
             run.note(f"{event.path} is not in Ray's storage: the ranks had left their group before it was reported")
             return
         staged, has_all = on_main(run.engine, partial(self._stage, run, event.path))
+        if staged is None:  # only weights, from which no trial continues
+            return
         try:
             self._send(run, staged.metrics, staged)
         finally:
@@ -173,9 +176,14 @@ class RayReport(Plugin):
         self._unreported, self._reported_at, self._notice = None, -math.inf, None
         self._is_due = self._has_checkpoints = self._has_started = self._is_exiting = False
 
-    def _stage(self, run: Run, path: Path) -> tuple[StagedReport, bool]:
-        """Stage the report of a checkpoint; return also whether its metrics include all unreported ones."""
-        staged = stage_report(run.name, path, run.best_checkpoint)
+    def _stage(self, run: Run, path: Path) -> tuple[StagedReport | None, bool]:
+        """Stage the report of a full checkpoint; return also whether its metrics include all unreported ones."""
+        if read_manifest(path).weights_only:
+            return None, False
+        best = run.best_checkpoint
+        if best is not None and read_manifest(best).weights_only:
+            best = None
+        staged = stage_report(run.name, path, best)
         return staged, self._unreported is not None and contains_all(staged.metrics, self._unreported)
 
     def _request_exit(self, run: Run, session: Session) -> None:
@@ -184,8 +192,8 @@ class RayReport(Plugin):
             return
         self._is_exiting, self._notice = True, notice
         logger.warning("%s: run %r saves and stops", notice.reason, run.name)
-        run.control.request_save(notice.reason, by=notice.by)
-        run.control.stop(notice.reason, by=notice.by)
+        run.control.request_save(notice.reason, by=notice.by, required=True)
+        run.control.stop(notice.reason, by=notice.by, required=True)
 
     def _is_log_due(self, run: Run) -> bool:
         """Return whether a log is to be reported, by the main rank's clock. A collective."""

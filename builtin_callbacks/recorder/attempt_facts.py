@@ -44,6 +44,7 @@ def attempt_of(run: Run, *, losses: bool) -> AttemptRecord:
         losses=losses,
         plan=plan_of(run.bus),
         entries=(),
+        planned_steps=run.planned_steps,
     )
 
 

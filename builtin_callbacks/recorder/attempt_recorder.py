@@ -203,7 +203,7 @@ class AttemptRecorder:
             hundredths = int(round(progress.seconds * 100, 6))
         ROW.pack_into(
             self.buffer, at, hundredths, progress.steps, progress.skipped_steps, progress.skipped_batches,
-            progress.samples, run.window, progress.batch,
+            progress.samples, run.window, progress.tokens, progress.batch,
         )  # fmt: skip
         self.at = at + ROW.size
         if self._losses is not None:
@@ -302,4 +302,5 @@ def counters_of(progress: Progress) -> Counters:
     return Counters(
         progress.epoch, progress.batch, progress.earlier_batches, progress.steps, progress.skipped_steps,
         progress.skipped_batches, progress.samples, progress.validations, progress.evaluated, progress.seconds,
+        progress.tokens,
     )  # fmt: skip

@@ -15,6 +15,8 @@ from ...events import (
     ForwardEnd,
     GradientsReady,
     OrderedSignal,
+    PredictBatchEnd,
+    PredictBatchStart,
     ShouldStop,
     StepEnd,
     TestBatchEnd,
@@ -27,7 +29,9 @@ from .format.plain import NAME, shorten
 from .format.records import HandlerTime, TimesEntry
 
 HOT = (BatchStart, ForwardEnd, BackwardEnd, GradientsReady, StepEnd, BatchEnd, ShouldStop)
-EVALUATION = (ValidationBatchStart, ValidationBatchEnd, TestBatchStart, TestBatchEnd)
+EVALUATION = (
+    ValidationBatchStart, ValidationBatchEnd, TestBatchStart, TestBatchEnd, PredictBatchStart, PredictBatchEnd,
+)  # fmt: skip
 FIRST = 256  # batches that are all timed, so that a short run has enough times
 STRIDE = 7919  # a prime, so that the timed batches do not coincide with a period of the training
 

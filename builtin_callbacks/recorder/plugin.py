@@ -22,6 +22,9 @@ from ...events import (
     Log,
     PluginChanged,
     PluginFailed,
+    PredictBatchEnd,
+    PredictEnd,
+    PredictStart,
     Replay,
     ResumeVerified,
     Run,
@@ -88,7 +91,7 @@ class Recorder(Plugin):
         self.path: Path | None = None
         self._attempt: AttemptRecorder | None = None
         self._subscriptions: ExtraSubscriptions | None = None
-        self._awaiting_metrics: Log | ValidationEnd | TestEnd | None = None
+        self._awaiting_metrics: Log | ValidationEnd | TestEnd | PredictEnd | None = None
         self._error: BaseException | None = None
         self._continues_file = self._is_over = False
         self._sets: dict[str, int] = {}
@@ -97,6 +100,11 @@ class Recorder(Plugin):
     def describe(self, run: Run) -> str:
         """Say where the recording is."""
         return f"records to {self.path or self.folder}"
+
+    def rehearse(self, folder: Path) -> list[Path]:
+        """Record elsewhere."""
+        former, self.folder, self.path = self.folder, folder, None
+        return [former]
 
     @on(TrainStart, lane=Lane.TRANSFORM)
     def begin(self, run: Run, event: TrainStart) -> None:
@@ -117,7 +125,7 @@ class Recorder(Plugin):
         progress = attempt.progress
         pack(
             attempt.buffer, at, attempt.hundredths, progress.steps, progress.skipped_steps, progress.skipped_batches,
-            progress.samples, run.window, progress.batch,
+            progress.samples, run.window, progress.tokens, progress.batch,
         )  # fmt: skip
         attempt.at = at + ROW_SIZE
 
@@ -135,27 +143,27 @@ class Recorder(Plugin):
         self._subscribe(run)
         self._note(run, event, {**attempt_facts.fields_of(event), "batches": run.batches_per_epoch})
 
-    @on(ValidationStart, TestStart, lane=Lane.TRANSFORM, optional=True)
-    def note_evaluation(self, run: Run, event: ValidationStart | TestStart) -> None:
+    @on(ValidationStart, TestStart, PredictStart, lane=Lane.TRANSFORM, optional=True)
+    def note_evaluation(self, run: Run, event: ValidationStart | TestStart | PredictStart) -> None:
         """Note the number of batches."""
         self._subscribe(run)
         self._sets.clear()
         self._note(run, event, {"batches": run.evaluation_batches})
 
-    @on(ValidationBatchEnd, TestBatchEnd, lane=Lane.TRANSFORM, optional=True)
-    def count_evaluation(self, run: Run, event: ValidationBatchEnd | TestBatchEnd) -> None:
+    @on(ValidationBatchEnd, TestBatchEnd, PredictBatchEnd, lane=Lane.TRANSFORM, optional=True)
+    def count_evaluation(self, run: Run, event: ValidationBatchEnd | TestBatchEnd | PredictBatchEnd) -> None:
         """Count the batches of a set."""
         self._sets[event.dataset] = self._sets.get(event.dataset, 0) + 1
 
-    @on(Log, ValidationEnd, TestEnd, lane=Lane.TRANSFORM, optional=True)
-    def expect_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd) -> None:
+    @on(Log, ValidationEnd, TestEnd, PredictEnd, lane=Lane.TRANSFORM, optional=True)
+    def expect_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd | PredictEnd) -> None:
         """Begin the entry of metrics; other handlers may add to them before they are recorded."""
         self._finish_metrics()
         self._ready(run).begin_event(event.name)
         self._awaiting_metrics = event
 
-    @on(Log, ValidationEnd, TestEnd, lane=Lane.REPORT, optional=True)
-    def note_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd) -> None:
+    @on(Log, ValidationEnd, TestEnd, PredictEnd, lane=Lane.REPORT, optional=True)
+    def note_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd | PredictEnd) -> None:
         """Note the metrics, after all handlers that add to them."""
         self._finish_metrics()
         attempt = self._ready(run)

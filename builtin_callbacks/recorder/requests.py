@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from ...events import History, Request
+from ...events.verbs import TAKEN_BACK
 from .format.plain import CHARACTERS, NAME, shorten
 from .format.records import RepeatEntry, RequestEntry
 
@@ -41,10 +42,12 @@ class RequestTracker:
         for each in self._latest:
             if each.request.times != each.times:
                 each.times = each.request.times
+                self._take_back(each.request)
                 yield RepeatEntry(each.number, each.times)
         kept = min(total - self.seen, len(history))  # of very many at once, the history has dropped the first
         for number, request in enumerate(islice(history, len(history) - kept, None), total - kept):
             self._latest.append(_Counted(number, request, request.times))
+            self._take_back(request)
             pending = self._pending.setdefault(request.verb, [])
             if len(pending) < MAX_SERVED:
                 pending.append(number)
@@ -53,6 +56,11 @@ class RequestTracker:
             yield RequestEntry(number, request)
         self._latest = self._latest[-LATEST:]
         self.seen = total
+
+    def _take_back(self, request: Request) -> None:
+        """Forget what a request takes back: no event serves it."""
+        if request.verb in TAKEN_BACK:
+            self._pending.pop(TAKEN_BACK[request.verb], None)
 
     def pop_served(self, event: str) -> list[int] | None:
         """Return the numbers of the requests that an event serves, None for an event that serves none."""

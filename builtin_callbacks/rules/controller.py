@@ -11,6 +11,7 @@ from ...events import (
     CheckpointSaved,
     Event,
     Lane,
+    PredictStart,
     Run,
     SavePoint,
     TestStart,
@@ -28,7 +29,7 @@ from .operations.functions import Function
 from .text import show
 
 T = TypeVar("T", RuleMetric, RuleOperation)
-BEGINNINGS = (TrainStart, ValidationStart, TestStart)
+BEGINNINGS = (TrainStart, ValidationStart, TestStart, PredictStart)
 OTHERS = tuple(kind for kind in CATALOGUE if kind is not SavePoint)
 
 

@@ -13,6 +13,7 @@ import torch
 from ...events.checks import check_whole_number
 from ...events.errors import error_text
 from ..system.errors import RankFailed, TrainingError
+from .draws import rng
 
 T = TypeVar("T")
 OUT_OF_MEMORY = ("out of memory", "not enough memory", "can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
@@ -25,7 +26,8 @@ def find_batch_size(attempt: Callable[[int], T], largest: int, *, smallest: int 
     Each attempt should begin with a new task and optimizer, as in
     `find_batch_size(lambda size: trainer.fit(make_task(), data, loader_params={"batch_size": size}, ...), 512)`; with
     `GradientAccumulation(512 // size)` the batch of an optimizer step stays the same. On several ranks all of them try
-    the smaller batch as soon as one of them runs out of memory.
+    the smaller batch as soon as one of them runs out of memory. Every attempt begins with the random numbers that the
+    first one began with.
 
     An attempt that resumes a run of another batch size is left before its first batch, and the size of that run is the
     first to try: where it fits, the resume is as exact as one without a search.
@@ -47,7 +49,7 @@ def find_batch_size(attempt: Callable[[int], T], largest: int, *, smallest: int 
     largest, smallest = int(largest), int(smallest)
     if smallest > largest:
         raise ValueError(f"smallest={smallest} is more than largest={largest}: give them the other way round.")
-    size, sizes = largest, range(smallest, largest + 1)
+    size, sizes, draws = largest, range(smallest, largest + 1), rng.capture()
     while True:
         token = _FIRST_TRY.set((size, sizes if size == largest else range(0)))
         try:
@@ -62,6 +64,7 @@ def find_batch_size(attempt: Callable[[int], T], largest: int, *, smallest: int 
         finally:
             _FIRST_TRY.reset(token)
         size = saved or size // 2
+        rng.restore(draws)
         gc.collect()  # what the failed attempt held, tracebacks included
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

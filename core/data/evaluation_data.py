@@ -1,22 +1,28 @@
-"""The data of validations and tests: read in order and whole, every batch by one rank."""
+"""The data of validations, tests and predictions: read in order and whole, every batch by one rank."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import RandomSampler as TorchRandomSampler
 
 from ...events import Engine
 from .draws.generators import digest
 from .order.choice import order_of
 from .order.dealt import EveryNth, knows_ranks
+from .order.samplers import RandomSampler
 from .order.shares import Share
 from .order.sizes import length_of
 from .sources.contract import Source, Sourced
 from .sources.dataloader import IterableSource, MapSource
+from .sources.limited import Limit, limited_length
 from .sources.stateful import is_stateful
 from .sources.stateless import Reading, SequenceSource
+
+DRAWN = (RandomSampler, TorchRandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 class EvaluationData:
@@ -34,13 +40,23 @@ class EvaluationData:
     def __init__(self, share: Share, note: Callable[[str], None], engine: Engine | None = None) -> None:
         self._share, self._note, self._engine = share, note, engine
         self._sources: dict[int, Source | None] = {}
+        self._as_they_are: set[int] = set()  # loaders that every rank reads whole, or deals out by itself
 
-    def length(self, loader: Any) -> int | None:
+    def deals_out(self, loader: Any) -> bool:
+        """Return whether every batch of a loader is read by one rank, so that its place in the order is known."""
+        self._source(loader)
+        return id(loader) not in self._as_they_are
+
+    def length(self, loader: Any, limit: Limit | None = None) -> int | None:
         """Return how many batches of a loader this process reads, None where that is unknown."""
         source = self._source(loader) if self._share.world_size > 1 else None
-        return length_of(loader) if source is None else source.length
+        length = length_of(loader) if source is None else source.length
+        most = None if limit is None else self._most(loader, limit)
+        return length if length is None or most is None else min(length, most)
 
-    def open(self, loader: Any, number: int, validations: int, seed: int | None) -> Iterator[Any]:
+    def open(
+        self, loader: Any, number: int, validations: int, seed: int | None, limit: Limit | None = None
+    ) -> Iterator[Any]:
         """Return the batches that this process reads.
 
         Args:
@@ -48,17 +64,27 @@ class EvaluationData:
             number: of the set, among those of the evaluation.
             validations: how many there were before.
             seed: what a `DataLoader` draws by; None where a single process continues its random stream.
+            limit: of the batches of all ranks together, from the beginning of the set.
         """
         source = self._source(loader) if seed is not None else None
         if source is None or seed is None:
-            return iter(loader)
-        key = int.from_bytes(digest(seed, number, size=7, purpose=b"validation"), "little")
-        return source.open(Reading(key, validations, 0, True, _ignore))
+            batches = iter(loader)
+        else:
+            key = int.from_bytes(digest(seed, number, size=7, purpose=b"validation"), "little")
+            batches = source.open(Reading(key, validations, 0, True, _ignore))
+        return batches if limit is None else islice(batches, self._most(loader, limit))
 
     def close(self) -> None:
         """Let worker processes go."""
         for source in filter(None, self._sources.values()):
             source.close()
+
+    def _most(self, loader: Any, limit: Limit) -> int:
+        """Return how many batches this process reads at most, so that all ranks together read the limit."""
+        whole, share, source = length_of(loader), self._share, self._source(loader)
+        most = limited_length(limit, whole, "validation or test set")
+        is_dealt = share.world_size > 1 and source is not None and not source.as_it_is
+        return len(range(share.rank, most, share.world_size)) if is_dealt else most
 
     def _source(self, loader: Any) -> Source | None:
         if id(loader) not in self._sources:
@@ -76,17 +102,36 @@ class EvaluationData:
         if isinstance(loader.dataset, IterableDataset):
             return self._whole(loader, IterableSource(loader))
         order = order_of(loader)
-        if share.world_size > 1 and not knows_ranks(loader.batch_sampler) and not knows_ranks(loader.sampler):
+        if knows_ranks(loader.batch_sampler) or knows_ranks(loader.sampler):
+            self._as_they_are.add(id(loader))
+        elif share.world_size > 1:
             order = EveryNth(order, share.rank, share.world_size)
         return MapSource(loader, order, share)
 
     def _whole(self, loader: Any, source: Source | None) -> Source | None:
+        self._as_they_are.add(id(loader))
         if self._share.world_size > 1:
             self._note(
                 f"a {type(loader).__name__} of an evaluation is read as it is on each of {self._share.world_size} "
                 f"ranks: share its data out by run.engine.rank, or every rank does all of the work"
             )
         return source
+
+
+def check_in_order(loader: Any) -> None:
+    """Raise ValueError where a loader would not yield every sample once, in the order of the data."""
+    if not isinstance(loader, DataLoader):
+        return
+    if isinstance(loader.sampler, DRAWN) or getattr(loader.sampler, "shuffle", False):
+        raise ValueError(
+            f"predict returns outputs in the order of the data, and this loader draws another one "
+            f"({type(loader.sampler).__name__}): give it shuffle=False, or give the dataset with loader_params."
+        )
+    samples = length_of(loader.sampler)
+    if loader.drop_last and loader.batch_size and (samples is None or samples % loader.batch_size):
+        raise ValueError(
+            "predict returns outputs of all samples, and this loader drops the last: give drop_last=False."
+        )
 
 
 def _ignore(done: int, batches: int) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...events import Progress
+from .sources.contract import Compound, Source
 
 WHOLE = 2**20  # bytes: of a larger batch, a sample is taken
 SAMPLE = 2**16
@@ -63,8 +64,8 @@ class LastBatch:
         self._given: deque[Given] = deque()
         self._again: tuple[int, bytes | None] | None = None
 
-    def follow(self, batches: Iterator[Any], progress: Progress) -> Iterator[Any]:
-        """Yield the batches of an epoch from the position on."""
+    def follow(self, batches: Iterator[Any], progress: Progress, source: Source | None = None) -> Iterator[Any]:
+        """Yield the batches of an epoch from the position on; of several streams, some parts are compared only."""
         self._given.clear()
         for number in count(progress.batch + 1):
             while self._given and self._given[0].number <= progress.batch:  # done with
@@ -73,9 +74,10 @@ class LastBatch:
                 batch = next(batches)
             except StopIteration:
                 return
-            self._given.append(Given.of(number, batch))
+            part = source.compared(batch, number) if isinstance(source, Compound) else batch
+            self._given.append(Given.of(number, part))
             yield batch
-            del batch
+            del batch, part
 
     def set_position(self, number: int, digest: bytes | None) -> None:
         """Set the position to a batch of which only the digest is known."""

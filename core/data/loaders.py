@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from ...events.checks import check_flag, check_whole_number, is_whole_number, known_names
 from ...plugins.discovery import find
 from .order.samplers import RandomSampler, SequentialSampler
-from .order.sizes import check_loader, check_no_names
+from .order.sizes import check_loader
 from .sources.dataloader import shield_workers
 
 ONLY_TRAINING = ("shuffle", "sampler", "batch_sampler", "drop_last", "draws_per", "as_ranks")
@@ -116,6 +116,14 @@ def check_params(params: Any, given: Iterable[Any]) -> None:
     _check_given(params, list(given))
 
 
+def shared_params(params: Any) -> Any:
+    """Return the parameters that are not those of one stream of a training, None where there are none."""
+    if not isinstance(params, Mapping):
+        return params
+    known = LoaderParams.__annotations__
+    return {name: each for name, each in params.items() if name in known or not isinstance(each, Mapping)} or None
+
+
 def _check_given(params: dict[str, Any], given: list[Any]) -> None:
     if not any(map(is_dataset, given)):
         kinds = ", ".join(type(each).__name__ for each in given)
@@ -152,24 +160,6 @@ def params_of_one_process(params: LoaderParams | None, world_size: int) -> Loade
             )
         own["batch_size"] = whole // ranks
     return own
-
-
-def training_loaders(train: Any, params: LoaderParams | None, world_size: int = 1) -> list[Any]:
-    """Return the loader of each phase, made from its dataset where that was given; it reads for all ranks.
-
-    Raises:
-        TypeError: something is neither a loader nor a dataset, or is a dataset and nothing says how to batch it.
-        ValueError: a loader is empty, or parameters were given for a loader that is made already.
-    """
-    given = list(train.loaders) if isinstance(train, Phases) else [train]
-    for each in given:
-        check_no_names(each, "train")
-    check_params(params, given)
-    own = params_of_one_process(params, world_size)
-    loaders = [make_loader(each, own, "train") for each in given]
-    for loader in loaders:
-        check_loader(loader, "train")
-    return loaders
 
 
 def evaluation_loader(data: Any, params: LoaderParams | None, split: str) -> Any:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from typing import Any
 
 from ...events import Engine
+from ...events.catalogue import Phase
 from ...events.errors import describe_error
 from ..system.errors import RankFailed
 from .module import DataModule
@@ -64,9 +65,10 @@ def complete_options(module: DataModule, options: Any) -> None:
         options.setdefault("loader_params", module.loader_params)
 
 
-def data_of_phase(data: Any, phase: Literal["train", "validation", "test"], life: ExitStack, engine: Engine) -> Any:
+def data_of_phase(data: Any, phase: Phase, life: ExitStack, engine: Engine) -> Any:
     """Return the data that an evaluation reads, a module's own for its phase."""
     if not isinstance(data, DataModule):
         return data
     module = open_module(data, life, engine)
-    return module.validation() if phase == "validation" else module.test()
+    data_of: Callable[[], Any] = getattr(module, phase)
+    return data_of()

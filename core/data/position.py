@@ -9,7 +9,7 @@ from ...events import Engine
 from ...events.guarantee import Guarantee
 from .batch_size import prefer_saved
 from .order.shares import Layout
-from .sources.contract import Source
+from .sources.contract import Compound, Source, nested
 
 Doubt = Callable[[Guarantee, str], None]
 
@@ -36,6 +36,7 @@ def resumed_progress(
         ValueError: the position is within an epoch of other data, or within a batch.
     """
     (kind_before, layout_before, within), (kind, layout, cuts_batches) = before, now
+    kind_before, kind = _without_limit(kind_before, kind, doubt)
     if layout_before.is_read_alike(layout):
         prefer_saved(layout_before.batch_size, layout.batch_size)
         if not layout_before.shares_order(layout):
@@ -49,6 +50,19 @@ def resumed_progress(
     if within:
         doubt("not exact", f"the checkpoint is {within} samples into a batch of now: its rest is the first batch")
     return counters, within
+
+
+def _without_limit(
+    before: Mapping[str, Any], now: Mapping[str, Any], doubt: Doubt
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return both kinds, without the limit of an epoch if it changed, which says only where one ends."""
+    limits = before.get("limit"), now.get("limit")
+    if limits[0] != limits[1]:
+        was, now_is = ("none" if limit is None else str(limit) for limit in limits)
+        doubt("not exact", f"the limit of an epoch was {was} and is {now_is}, so it ends elsewhere")
+    left_out = {"limit"} if limits[0] != limits[1] else set[str]()
+    one, other = ({name: value for name, value in kind.items() if name not in left_out} for kind in (before, now))
+    return one, other
 
 
 def _doubt_batches(before: Layout, now: Layout, kind: Mapping[str, Any], doubt: Doubt) -> None:
@@ -68,8 +82,9 @@ def _doubt_batches(before: Layout, now: Layout, kind: Mapping[str, Any], doubt: 
             f"batches of {before.batch_size} were read, now of {now.batch_size}: what is computed over a batch differs",
         )
     ends = [None if each.batches is None else each.batches * _taken(each) for each in (before, now)]
-    if kind.get("drop_last") and ends[0] != ends[1]:
-        doubt("not exact", f"drop_last leaves out other samples: an epoch ended after {ends[0]}, now after {ends[1]}")
+    if (kind.get("drop_last") or kind.get("limit")) and ends[0] != ends[1]:
+        what = "drop_last" if kind.get("drop_last") else "the limit"
+        doubt("not exact", f"{what} leaves out other samples: an epoch ended after {ends[0]}, now after {ends[1]}")
 
 
 def _check_change(before: Mapping[str, Any], now: Mapping[str, Any], doubt: Doubt, *, is_within_epoch: bool) -> None:
@@ -120,6 +135,8 @@ def convert_progress(
     else:
         counters["earlier_batches"] = round(progress["earlier_batches"] * factor)
     counters["skipped_batches"] = round(progress["skipped_batches"] * factor)
+    if "streams" in progress:
+        counters["streams"] = {name: round(batches * factor) for name, batches in progress["streams"].items()}
     return counters, within
 
 
@@ -166,18 +183,31 @@ def agree(sources: Sequence[Source], engine: Engine, note: Callable[[str], None]
     """Let the shortest rank set the length of an epoch for all; unlike batch sizes nobody knows. A collective.
 
     Args:
-        sources: one for each phase.
+        sources: one for each phase, which may be made of others.
         engine: connects the ranks.
         note: is given lines about loaders that every rank reads whole, and about unequal lengths.
 
     Raises:
         ValueError: the data that are dealt out are not the same on all ranks.
     """
-    own = [_facts(source) for source in sources]
-    of_ranks: list[list[Facts]] = engine.gather_objects(own)
-    if len({len(facts) for facts in of_ranks}) > 1:
-        raise ValueError(f"The ranks train in {', '.join(str(len(facts)) for facts in of_ranks)} phases.")
-    for source, facts in zip(sources, zip(*of_ranks, strict=True), strict=True):
+    phases = [list(nested(source)) for source in sources]
+    of_ranks: list[list[list[Facts]]] = engine.gather_objects([list(map(_facts, each)) for each in phases])
+    if len({len(each) for each in of_ranks}) > 1:
+        raise ValueError(f"The ranks train in {', '.join(str(len(each)) for each in of_ranks)} phases.")
+    for phase, facts_of_ranks in zip(phases, zip(*of_ranks, strict=True), strict=True):
+        if len(phase) > 1 or len({len(facts) for facts in facts_of_ranks}) > 1:
+            _check_same([facts[0] for facts in facts_of_ranks])
+        _agree_on_phase(list(zip(phase, zip(*facts_of_ranks, strict=True), strict=True)), engine, note)
+
+
+def _agree_on_phase(
+    sources: Sequence[tuple[Source, Sequence[Facts]]], engine: Engine, note: Callable[[str], None]
+) -> None:
+    for source, facts in reversed(sources):  # what is made of others comes after them
+        if isinstance(source, Compound):
+            _check_same(facts)
+            source.combine()
+            continue
         if not all(each.as_it_is for each in facts):
             _check_same(facts)
         else:
@@ -196,7 +226,9 @@ def agree(sources: Sequence[Source], engine: Engine, note: Callable[[str], None]
 
 
 def _facts(source: Source) -> Facts:
-    return Facts({**source.kind, "batch_size": source.batch_size}, source.length, source.even, source.as_it_is)
+    own, size = (source.own, None) if isinstance(source, Compound) else (source.kind, source.batch_size)
+    kind = {**own, "parts": sum(1 for _ in nested(source)) - 1, "batch_size": size}
+    return Facts(kind, source.length, source.even, source.as_it_is)
 
 
 def _check_same(facts: Sequence[Facts]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,6 +44,7 @@ class TrainingData:
         phase: which of the loaders is read, from 0.
         advances: whether the next epoch reads the next phase's loader.
         together: samples of the batches that all ranks have in hand, where these may differ in size; else None.
+        evaluated: how many batches of each validation set are read at most; all where that is None.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class TrainingData:
         self.advances = False
         self.seed: int | None = None
         self.together: int | None = None
+        self.evaluated: int | None = None
         self._captured = self._probes = self._seed_is_agreed = False
         self._doubts: list[tuple[Guarantee, str]] = []
         self._expected: bytes | None = None  # the digest of the last batch before the snapshot
@@ -88,6 +91,11 @@ class TrainingData:
     def layouts(self) -> list[dict[str, Any]]:
         """How the epochs of each phase lie in the batches of all processes, as plain types."""
         return [each.layout.state_dict() for each in self._sources]
+
+    @property
+    def lengths(self) -> list[int | None]:
+        """The batches of an epoch of this process, for each phase; None where that is unknown."""
+        return [each.length for each in self._sources]
 
     @property
     def is_last_phase(self) -> bool:
@@ -137,11 +145,12 @@ class TrainingData:
         assert self.seed is not None
         place = progress.epoch, progress.batch
         checker, within = self._checker(progress), self._consumed_of(progress)
+        ahead = ahead and self.source.length is None
         reading = Reading(
             self.seed % 2**63, *place, self._captured, report, is_over, checker, self._probes, ahead, within
         )
         batches = self.source.open(reading)
-        return self._last.follow(batches, progress) if self._is_replayed else batches
+        return self._last.follow(batches, progress, self.source) if self._is_replayed else batches
 
     def agree_on_seed(self) -> None:
         """Choose a seed where none is given; on several ranks it is the main rank's, and this is a collective."""
@@ -150,20 +159,26 @@ class TrainingData:
         if self._engine is not None and not self._seed_is_agreed:
             self.seed, self._seed_is_agreed = self._engine.broadcast(self.seed), True
 
-    def evaluate(self, loader: Any, number: int, validations: int) -> Iterator[Any]:
+    def evaluate(self, loader: Any, number: int, validations: int, limit: float | None = None) -> Iterator[Any]:
         """Return the batches of a validation set; what a `DataLoader` draws is keyed as in the training.
 
         Args:
             loader: as the user gave it.
             number: of the set, among those of the validation.
             validations: how many there were before.
+            limit: how many of its batches are read, or which fraction of them; None for all.
         """
         seed = self.seed if self._captured or self._engine is not None else None
-        return self._evaluations.open(loader, number, validations, seed)
+        return islice(self._evaluations.open(loader, number, validations, seed, limit), self.evaluated)
 
-    def evaluation_length(self, loader: Any) -> int | None:
+    def evaluation_length(self, loader: Any, limit: float | None = None) -> int | None:
         """Return how many batches of a validation set this process reads, None where that is unknown."""
-        return self._evaluations.length(loader)
+        length = self._evaluations.length(loader, limit)
+        return length if length is None or self.evaluated is None else min(length, self.evaluated)
+
+    def deals_out(self, loader: Any) -> bool:
+        """Return whether every batch of an evaluation's loader is read by one rank."""
+        return self._engine is None or self._evaluations.deals_out(loader)
 
     def sum_of_all_ranks(self, size: int) -> int:
         """Return the samples of the batches that all ranks have in hand.
@@ -211,7 +226,7 @@ class TrainingData:
         place = {"seed": self.seed, "phase": self.phase, "advances": self.advances, "doubts": doubts}
         if self.source is None:
             return {**place, "source": None, "layout": None, "state": {}}
-        own = self.source.state_dict(between_epochs=progress.batch == 0)
+        own = self.source.state_dict(progress.batch)
         last = self._last.digest(progress.batch) if self._is_replayed and progress.batch else None
         kind, layout = dict(self.source.kind), self.source.layout.state_dict()
         within = {"within": consumed} if (consumed := self._consumed_of(progress)) else {}

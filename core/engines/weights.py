@@ -190,16 +190,24 @@ def load_average(modules: Mapping[str, nn.Module], state: Mapping[str, Any], plu
     Raises:
         ValueError: the checkpoint has no such average, or one of other modules.
     """
-    states = state["plugins"]
-    average = (states.get(plugin) or {}).get("weights")
-    if not average:
-        holds = [name for name, each in states.items() if each and "weights" in each and "evaluates" in each]
-        raise ValueError(f"There are no weights that a plugin {plugin!r} has averaged; it has those of {holds}.")
-    check_average(modules, average, "The checkpoint's average")
+    average = find_average(modules, state, plugin)
     with torch.no_grad():
         for name, module in modules.items():
             for key, parameter in module.named_parameters():
                 parameter.copy_(average[name][key])
+
+
+def find_average(
+    modules: Mapping[str, nn.Module], state: Mapping[str, Any], plugin: str
+) -> Mapping[str, Mapping[str, Tensor]]:
+    """Return the weights that a plugin has averaged, by module and parameter; see `load_average`."""
+    states = state["plugins"]
+    average: Mapping[str, Mapping[str, Tensor]] = (states.get(plugin) or {}).get("weights") or {}
+    if not average:
+        holds = [name for name, each in states.items() if each and "weights" in each and "evaluates" in each]
+        raise ValueError(f"There are no weights that a plugin {plugin!r} has averaged; it has those of {holds}.")
+    check_average(modules, average, "The checkpoint's average")
+    return average
 
 
 def check_average(modules: Mapping[str, nn.Module], average: Mapping[str, Mapping[str, Tensor]], what: str) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 FOLD = 64
 EVALUATIONS = ("validation", "test")
+PHASES = ("train", *EVALUATIONS, "predict")
 
 
 class Sum:
@@ -23,7 +24,8 @@ class Sum:
     __slots__ = ("host", "part", "pending", "start", "total", "weight")
 
     def __init__(self, host: float = 0.0, weight: float = 0.0, start: float = 0.0, pending: int = 0) -> None:
-        self.host, self.weight = host, weight
+        self.host = host
+        self.weight: Any = weight  # a tensor where counts are on a device
         self.start, self.pending = start, pending
         self.total: Tensor | None = None
         self.part: Tensor | None = None
@@ -49,8 +51,8 @@ class Sum:
     def state(self) -> list[float]:
         """Return what `Sum(*state)` continues from, to the last bit; waits for the device."""
         if self.total is None or self.part is None:
-            return [self.host, self.weight, self.start, self.pending]
-        return [self.host + self.total.item(), self.weight, self.part.item(), self.pending]
+            return [self.host, float(self.weight), self.start, self.pending]
+        return [self.host + self.total.item(), float(self.weight), self.part.item(), self.pending]
 
     def _begin(self, name: str, value: Tensor) -> Tensor:
         check_scalar(name, value)
@@ -85,11 +87,13 @@ class Means:
     Attributes:
         batch: the number of the batch in hand, where values of an evaluation are kept by batch.
         weights: what the means that were read last are of, by their names; metric objects have none.
+        totals: the sum and its weight of all that was read so far, by name.
     """
 
     def __init__(self) -> None:
         self.batch = 0
         self.weights: dict[str, float] = {}
+        self.totals: dict[str, tuple[float, float]] = {}
         self._sums: dict[str, Sum] = {}
         self._objects: dict[str, Any] = {}
         self._idle: dict[str, Any] = {}  # objects that were read, and begin again
@@ -112,6 +116,11 @@ class Means:
         else:
             entry.host += float(value) * weight  # type: ignore[arg-type]  # an object is never among the sums
         entry.weight += weight
+
+    def add_sum(self, name: str, total: Tensor | float, count: Tensor | float) -> None:
+        """Add a sum with its count, which is kept where it is until it is read."""
+        self.add(name, total)
+        self._sums[name].weight += count - 1.0
 
     def for_evaluation(self) -> Means:
         """Return new means for one set of an evaluation."""
@@ -139,11 +148,17 @@ class Means:
             values = torch.stack([self._sums[name].on_device() for name in names]).tolist()
             for name, value in zip(names, values, strict=True):
                 sums[name] += value
-        return {name: (value, self._sums[name].weight) for name, value in sums.items()}
+        weights = {name: float(self._sums[name].weight) for name in sums}
+        if wrong := [name for name, weight in weights.items() if weight != weight]:
+            raise ValueError(
+                f"{wrong[0]!r} was given with a count that is negative or not a number, or 0 where the sum is not."
+            )
+        return {name: (value, weights[name]) for name, value in sums.items()}
 
     def read(self, scope: str) -> dict[str, float]:
         """Return the means as `<scope>/<name>`, and start again."""
         sums = self.sums()
+        self.totals = added(self.totals, sums)
         metrics = {f"{scope}/{name}": value / weight for name, (value, weight) in sums.items() if weight}
         self.weights = {f"{scope}/{name}": weight for name, (_, weight) in sums.items() if weight}
         for name, value in self.computed().items():
@@ -175,6 +190,18 @@ class Means:
             raise
 
 
+Totals = dict[str, tuple[float, float]]
+
+
+def added(one: Totals, other: Totals) -> Totals:
+    """Return sums and their weights, added up by name."""
+    totals = dict(one)
+    for name, (value, weight) in other.items():
+        value_before, weight_before = totals.get(name, (0.0, 0.0))
+        totals[name] = value_before + value, weight_before + weight
+    return totals
+
+
 def own_name(name: str, phase: str) -> str:
     """Return the name of a value within its phase: `loss` for `train/loss`, as people write it.
 
@@ -184,7 +211,7 @@ def own_name(name: str, phase: str) -> str:
     split, _, rest = name.partition("/")
     if rest and (split == phase or {split, phase} == {*EVALUATIONS}):  # a test may be the validation's step
         return rest
-    if split in ("train", *EVALUATIONS):
+    if split in PHASES:
         raise ValueError(
             f"{name!r} cannot be tracked in {phase}, where each value becomes {phase}/<name>: track {rest!r}."
         )

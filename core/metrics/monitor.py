@@ -70,7 +70,8 @@ class Monitor:
         """Return whether an event of a fit measured this metric.
 
         A log without a training loss comes of no batch, whatever plugins add to it. A metric that was measured before,
-        or the loss of one of several optimizers, need not be measured each time.
+        the loss of one of several optimizers, or a metric of a set that this validation did not read, need not be
+        measured each time.
 
         Raises:
             ValueError: it has never been measured; the error lists the metrics that there are.
@@ -83,10 +84,17 @@ class Monitor:
         if self.name in event.metrics:
             self._readings += 1
             return True
+        if self._is_left_out(run.validation_sets, event.metrics):
+            return False
         self._misses += 1
         if not (self._readings or self.name in run.metrics or self.name in losses):
             self.read(event.metrics)
         return False
+
+    def _is_left_out(self, sets: Iterable[str], metrics: Mapping[str, float]) -> bool:
+        """Return whether the metric is of a named set of which there is none at all."""
+        prefixes = [f"validation/{name}/" for name in sets if name and self.name.startswith(f"validation/{name}/")]
+        return bool(prefixes) and not any(name.startswith(tuple(prefixes)) for name in metrics)
 
     def warn_unread(self, run: Run, plugin: str) -> None:
         """At `RunClosed`: warn where the metric was not measured in a run that ended well.
@@ -100,9 +108,9 @@ class Monitor:
         if self._readings or (self.name in run.metrics and not self._misses):
             return
         if self.split == "validation":
-            mend = "validate more often, as with ValidationSchedule(Every(epochs=1))"
+            mend = "validate more often, as with ValidationSchedule(epochs=1)"
         else:
-            mend = "log more often, as with LogSchedule(Every(steps=10))"
+            mend = "log more often, as with LogSchedule(steps=10)"
         mend = f"of {self._misses} measurements none had it" if self._misses else mend
         run.warn(f"{plugin} never acted: {self.name!r}, which it monitors, was not measured in this run; {mend}.")
 

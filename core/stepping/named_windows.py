@@ -15,7 +15,7 @@ from ...events.checks import known_names
 from ..engines.contract import LoopEngine
 from ..engines.options import modules_of
 from .optimizers import Optimizer, check_optimizer, held_parameters, trained_parameters
-from .windows import OptimizerWindow, Windows, check_loss
+from .windows import OptimizerWindow, Windows, check_taken
 
 END = object()
 
@@ -25,7 +25,7 @@ class NamedWindows(Windows):
 
     Attributes:
         taken: the optimizers that the batch in hand had a loss for.
-        latest: the losses of the last batch that had some, by the names of their optimizers.
+        latest: the losses of the last batch that had some.
         has_closed: whether a window has ended in this round.
         skipped_by_engine: whether the engine skipped the step of the last one.
     """
@@ -33,7 +33,7 @@ class NamedWindows(Windows):
     def __init__(self, optimizers: Mapping[str, Any], schedulers: Mapping[str, Any]) -> None:
         super().__init__(optimizers, schedulers, is_named=True)
         self.taken: set[str] = set()
-        self.latest: dict[str, Tensor] = {}
+        self.latest: list[Tensor] = []
         self.has_closed = self.skipped_by_engine = False
 
     @property
@@ -64,28 +64,29 @@ class NamedWindows(Windows):
             window.backward = partial(window.backward_scaled, scale=1.0)
             window.exchange = partial(self._exchange, engine, window)
 
-    def take(self, name: str | None, loss: Any) -> OptimizerWindow:
-        """Return the window that a loss is for.
+    def take(self, run: Any, name: str | None, loss: Any) -> tuple[OptimizerWindow, Tensor]:
+        """Return the window that a loss is for, and the loss; of a sum with its count, the mean.
 
         Raises:
-            TypeError: the loss is not a tensor.
-            ValueError: there is no such optimizer, or it had its loss of this batch; the loss is not a scalar.
+            TypeError: the loss is not a tensor, nor a sum with its count.
+            ValueError: there is no such optimizer, or its step with a loss of this batch is held; the loss is not a
+                scalar.
         """
         if (window := self.by_name.get(name or "")) is None:
             given = "A loss has no name" if name is None else f"There is no optimizer {name!r} for a loss"
             raise ValueError(f"{given}: fit was given optimizers by name.{known_names(name or '', self.by_name)}")
-        if name in self.taken:
+        if name in self.taken and window.size:
             raise ValueError(
-                f"A second loss of this batch for the optimizer {name!r}, which takes one step per batch: add the two "
-                f"up, as in yield {name!r}, first + second."
+                f"A second loss of this batch for the optimizer {name!r}, whose step with the first one is held: "
+                f"several steps per batch take no accumulation. Or add the two up: yield {name!r}, first + second."
             )
-        check_loss(loss)
+        checked = check_taken(run, window, loss)
         if not self.taken:
             self.latest.clear()
         self.is_first_loss = not self.taken
         self.taken.add(window.name)
-        self.latest[window.name] = loss
-        return window
+        self.latest.append(checked)
+        return window, checked
 
     def select(self, window: OptimizerWindow, control: Control) -> Tensor | None:
         """See the base class."""
@@ -102,7 +103,7 @@ class NamedWindows(Windows):
 
     def batch_losses(self) -> tuple[Tensor, ...]:
         """See the base class."""
-        return tuple(self.latest.values())
+        return tuple(self.latest)
 
     def end_batch(self) -> None:
         """Let every optimizer have a loss again."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -11,10 +13,27 @@ from ...events.checks import known_names
 from .optimizers import SINGLE
 
 
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A scheduler that is made when the number of steps of its run is known.
+
+    Attributes:
+        function: makes it, from the optimizer and that number.
+        optimizer: whose learning rates it sets.
+    """
+
+    function: Callable[[Any, int], Any]
+    optimizer: torch.optim.Optimizer
+
+    def make(self, steps: int) -> Any:
+        """Return the scheduler of a run of so many steps."""
+        return _check_scheduler(self.function(self.optimizer, steps), self.optimizer)
+
+
 def make_schedulers(
     scheduler: Any, optimizers: Mapping[str, torch.optim.Optimizer], *, several: bool
 ) -> dict[str, Any]:
-    """Return the schedulers by the name of their optimizer, made from it where functions were given.
+    """Return the schedulers by the name of their optimizer, made from it where functions were given, or `Planned`.
 
     Args:
         scheduler: one, or several by name where the optimizers were given by name; None for none.
@@ -39,10 +58,25 @@ def make_schedulers(
 
 
 def _make_scheduler(scheduler: Any, optimizer: torch.optim.Optimizer) -> Any:
-    """Return the scheduler, made from the optimizer where a function was given."""
-    made = scheduler
-    if callable(made) and not isinstance(made, type) and not hasattr(made, "step"):
-        made = made(optimizer)
+    """Return the scheduler, made from the optimizer where a function was given, or what will make it."""
+    if callable(scheduler) and not isinstance(scheduler, type) and not hasattr(scheduler, "step"):
+        if takes_steps(scheduler):
+            return Planned(scheduler, optimizer)
+        scheduler = scheduler(optimizer)
+    return _check_scheduler(scheduler, optimizer)
+
+
+def takes_steps(function: Callable[..., Any]) -> bool:
+    """Return whether a function needs a second argument besides the optimizer: one by position, without a default."""
+    try:
+        parameters = signature(function).parameters.values()
+    except (TypeError, ValueError):  # one in C may have none
+        return False
+    by_position = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(each.kind in by_position and each.default is Parameter.empty for each in parameters) == 2
+
+
+def _check_scheduler(made: Any, optimizer: torch.optim.Optimizer) -> Any:
     if isinstance(made, type) or not callable(getattr(made, "step", None)):
         raise TypeError(f"scheduler= takes a scheduler, or a function that makes one from the optimizer, got {made!r}.")
     lacking = [name for name in ("state_dict", "load_state_dict") if not callable(getattr(made, name, None))]

@@ -27,11 +27,13 @@ class OptimizerWindow:
         step: steps the optimizer; returns False where it had to skip that.
         zero_grad: drops the gradients.
         without_gradient: the trained parameters that have had no gradient yet, None before the first step.
+        counts: what its losses are sums over, None where they are means.
     """
 
     __slots__ = (
         "backward",
         "backward_scaled",
+        "counts",
         "exchange",
         "label",
         "loss",
@@ -54,11 +56,12 @@ class OptimizerWindow:
         self.step: Callable[[], object]
         self.zero_grad: Callable[[], object]
         self.without_gradient: list[Any] | None = None
+        self.counts: Any = None  # a `WindowCounts`, which is loaded where it is used
 
     def bind(self, engine: LoopEngine) -> None:
         """Ask an engine how to step; again in every epoch, as plugins may have patched the optimizer."""
         self.step, self.zero_grad = engine.bind_step(self.optimizer), engine.bind_zero_grad(self.optimizer)
-        self.backward, self.backward_scaled = engine.backward, engine.backward_scaled
+        self.backward, self.backward_scaled, self.counts = engine.backward, engine.backward_scaled, None
         if self.without_gradient != []:
             self.step = self._looking(self.step)
 
@@ -86,12 +89,16 @@ class Windows:
         is_named: whether the optimizers have names, and a training step yields a loss for each.
         is_first_loss: whether the loss in hand is the first of its batch.
         has_stepped: whether a step of this round was counted.
-        checked: the one window, once its first loss of the epoch was checked.
+        checked: the one window, once its first loss of the epoch was checked, unless it has a count.
+        units: the power of two that counts are in, by the names of the optimizers whose losses have some.
+        counted: the last batch that had a count.
     """
 
     def __init__(self, optimizers: Mapping[str, Any], schedulers: Mapping[str, Any], *, is_named: bool = False) -> None:
         self.is_named, self.is_first_loss, self.has_stepped = is_named, True, False
         self.checked: OptimizerWindow | None = None
+        self.units: dict[str, float] = {}
+        self.counted: object = None
         self.by_name = {
             name: OptimizerWindow(name, self.label("loss", name), each, schedulers.get(name))
             for name, each in optimizers.items()
@@ -131,18 +138,18 @@ class Windows:
         if not stepped:
             control.count_skip("skipped_steps", by_engine=not control.drops_step)
 
-    def take(self, name: str | None, loss: Any) -> OptimizerWindow:
-        """Return the window that a loss is for.
+    def take(self, run: Any, name: str | None, loss: Any) -> tuple[OptimizerWindow, Tensor]:
+        """Return the window that a loss is for, and the loss; of a sum with its count, the mean.
 
         Raises:
-            TypeError: the loss is not a tensor.
+            TypeError: the loss is not a tensor, nor a sum with its count.
             ValueError: it is not a scalar; it has a name.
         """
         if name is not None:
             raise ValueError(f"run.step(loss, {name!r}) is for optimizers that trainer.run was given by name.")
-        check_loss(loss)
-        self.checked = self.first
-        return self.first
+        checked = check_taken(run, self.first, loss)
+        self.checked = self.first if self.first.counts is None else None
+        return self.first, checked
 
     def batch_losses(self) -> tuple[Tensor, ...]:
         """Return the losses of the last batch that had some, in the order in which they were taken."""
@@ -160,9 +167,20 @@ class Windows:
 
     def clear(self) -> None:
         """Drop the losses and windows."""
-        self.checked = None
+        self.checked = self.counted = None
         for window in self.by_name.values():
             window.loss, window.size = None, 0
+
+
+def check_taken(run: Any, window: OptimizerWindow, loss: Any) -> Tensor:
+    """Return a loss that was checked; of a sum with its count, the mean, and the window takes the sum backward."""
+    if loss.__class__ is not tuple:
+        check_loss(loss)
+        if run.work.weight is None and window.counts is None:
+            return loss  # type: ignore[no-any-return]  # checked
+    from .counts import take_loss
+
+    return take_loss(run, window, loss)
 
 
 def check_loss(loss: Any) -> None:

@@ -124,11 +124,14 @@ def toggles(subject: Subject) -> None:
 
 @rule("Let handlers of events that a test has too look at run.phase; a test has no optimizer.")
 def allows_a_test(subject: Subject) -> None:
-    """A plugin of a training does not break a test on the same trainer."""
+    """A plugin of a training does not break a test or a prediction on the same trainer."""
     trainer, task = subject.trainer(subject.make()), small_task()
     subject.fit(trainer, task)
     metrics = trainer.test(task, Batches()).metrics
     assert "test/loss" in metrics, f"The test has no test/loss, only {_listed(metrics)}."
+    predictions = trainer.predict(task, Batches()).predictions
+    samples = sum(len(inputs) for inputs, _ in Batches())
+    assert len(predictions) == samples, f"Of {samples} samples, {len(predictions)} have a prediction."
 
 
 def _log_handlers() -> list[logging.Handler]:

@@ -14,10 +14,12 @@ import numpy as np
 import torch
 from heliograph.builtin_callbacks.checkpoint.repeated.rows import Rows
 from heliograph.builtin_callbacks.checkpoint.repeated.suspects import listeners_to_epoch_start
+from heliograph.core.checkpoint.state.leaves import Leaf, Leaves, leaves
+from heliograph.core.data.streams import Streams
 from heliograph.core.trainer import Trainer
 from heliograph.events import CATALOGUE, Event, Lane, Log, Run, SavePoint, ValidationEnd
 from heliograph.events.guarantee import Guarantee
-from heliograph.testing.resume.facts import Fact, Leaf, Leaves, leaves
+from heliograph.testing.resume.facts import Fact
 from heliograph.testing.resume.moments import AFTER_THE_END, Moment, MomentCounter
 from heliograph.testing.resume.suspects import worker_suspects
 
@@ -193,7 +195,9 @@ class Watcher:
             return
         self._add_state(run, "at the end of the run")
         self._note_guarantee(run)
-        self._attempt.workers = tuple(worker_suspects(run.train_loader))
+        train = run.train_loader
+        loaders = train.loaders.values() if isinstance(train, Streams) else [train]
+        self._attempt.workers = tuple(suspect for each in loaders for suspect in worker_suspects(each))
 
     def _add_metrics(self, run: Run, metrics: Mapping[str, float], where: str) -> None:
         self._attempt.metrics |= metrics.keys()
@@ -205,6 +209,7 @@ class Watcher:
         del state["data"]["doubts"]  # the guarantee and its reasons report them
         for name in OF_THE_PROCESS:
             del state[name]
+        state.pop("log_history", None)  # of metrics, which are compared one by one, and of the clock
         for name, own in state.pop("plugins").items():
             state[f"plugin {name}"] = own
         for what, value in state.items():

@@ -11,7 +11,8 @@ from heliograph.builtin_callbacks.checkpoint.repeated.ring_buffer import Row
 from heliograph.builtin_callbacks.checkpoint.repeated.words import distinguish, what_differs
 
 if TYPE_CHECKING:
-    from heliograph.testing.resume.facts import Fact, Leaf
+    from heliograph.core.checkpoint.state.leaves import Leaf
+    from heliograph.testing.resume.facts import Fact
 
 WORDS = {
     "draws": "random state",

@@ -21,8 +21,8 @@ import numpy as np
 import ray
 import torch
 from heliograph.builtin_callbacks.ray.session import current_session
-from heliograph.core.data.loaders import training_loaders
 from heliograph.core.data.training_data import TrainingData
+from heliograph.core.data.training_loaders import training_loaders
 from heliograph.core.host import hosted_by
 from heliograph.events import Progress
 from heliograph.tests.benchmarks.harness import EPOCH, Turns, batches_of, differences, per_step, race, sgd, tiny_model

@@ -14,6 +14,7 @@ from heliograph import (
     BatchEnd,
     EarlyStopping,
     Every,
+    Lane,
     LogSchedule,
     Plugin,
     Run,
@@ -23,6 +24,7 @@ from heliograph import (
     ShouldStop,
     Trainer,
     TrainStart,
+    ValidationEnd,
     ValidationSchedule,
     on,
 )
@@ -92,6 +94,21 @@ def test_the_result_says_who_stopped_and_why(fit: Fit) -> None:
 
 def test_one_reading_is_one(fit: Fit) -> None:
     assert fit(EarlyStopping(patience=1), [0.5, 0.6]).reason == "validation/loss has not improved on 0.5 in 1 check"
+
+
+def test_a_validation_of_several_sets_is_one_check_of_the_set_that_is_named() -> None:
+    class Script(Plugin):
+        @on(ValidationEnd, lane=Lane.MEASURE)
+        def worsen(self, run: Run, event: ValidationEnd) -> None:
+            event.metrics["validation/day/loss"] = 1.0 + run.progress.epoch
+            event.metrics["validation/night/loss"] = 1.0 / run.progress.epoch
+
+    def stopped_at(name: str) -> int:
+        plugins = [Script(), EarlyStopping(f"validation/{name}/loss", patience=2), ValidationSchedule(Every(epochs=1))]
+        sets = {"day": kit.class_batches(2), "night": kit.class_batches(1)}
+        return kit.fit(*plugins, validation=sets, epochs=6).progress.epoch
+
+    assert (stopped_at("day"), stopped_at("night")) == (3, 6)
 
 
 def test_the_reason_without_any_number_yet(fit: Fit) -> None:

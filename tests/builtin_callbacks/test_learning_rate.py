@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from copy import deepcopy
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -278,6 +279,30 @@ def test_the_scheduler_is_resumed(task: Make, batches: Make) -> None:
         last = rates
 
     assert last == [0.25, 0.25, 0.125, 0.125]
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3, 5])
+def test_a_warm_up_before_another_scheduler_is_resumed(task: Make, batches: Make, tmp_path: Path, cut: int) -> None:
+    """The file holds the states of both, nested, and no object: it is read with `weights_only`."""
+
+    def warmed_up(optimizer: torch.optim.Optimizer) -> SequentialLR:
+        parts = [LinearLR(optimizer, 0.25, total_iters=2), CosineAnnealingLR(optimizer, 4)]
+        return SequentialLR(optimizer, parts, milestones=[2])
+
+    def rates_of(folder: str, steps: int) -> list[float]:
+        plugins = kit.saving(tmp_path / folder, Every(steps=1), resume="auto")
+        trainer = Trainer([LearningRate("step"), *plugins], device="cpu")
+        rates = record(trainer)
+        optimizer = partial(torch.optim.SGD, lr=1.0)
+        result = trainer.fit(task(), batches(3), optimizer=optimizer, scheduler=warmed_up, steps=steps)
+        assert result.last_checkpoint is not None
+        saved = torch.load(result.last_checkpoint, weights_only=True)
+        assert len(saved["schedulers"]["optimizer"]["_schedulers"]) == 2
+        return rates
+
+    whole = rates_of("whole", 6)
+    assert whole[:4] == pytest.approx([0.25, 0.625, 1.0, 0.5 * (1 + math.cos(math.pi / 4))])
+    assert rates_of("parts", cut) + rates_of("parts", 6) == whole
 
 
 def test_a_validation_is_nothing_to_a_schedule_by_steps(scripted: Make, batches: Make) -> None:

@@ -76,6 +76,42 @@ def test_when(served: Make, when: Any, places: list[int]) -> None:
         assert served(LogSchedule(when)) == places
 
 
+@pytest.mark.parametrize(
+    ("counter", "places"),
+    [
+        ({"steps": 3}, [3, 6, 9]),
+        ({"epochs": 1}, [5, 10]),
+        ({"samples": 12}, [3, 6, 9]),
+        ({"fraction": 0.25}, [3, 5, 8, 10]),
+        ({"steps": 2, "after": 5}, [6, 8, 10]),
+        ({"steps": 4, "at_start": True, "at_end": True}, [0, 4, 8, 10]),
+    ],
+)
+def test_a_counter_in_place_of_a_filter(served: Make, counter: Any, places: list[int]) -> None:
+    assert served(LogSchedule(**counter)) == places
+
+
+def test_a_counter_is_in_the_words_of_the_plan_as_its_filter_is() -> None:
+    assert str(LogSchedule(steps=50).filter) == str(Every(steps=50))
+    assert str(SaveSchedule(seconds=600).filter) == "every 600 seconds"
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: LogSchedule(Every(steps=1), steps=2), TypeError, "or a filter, .*; got <.*Every.*>, steps=2"),
+        (lambda: LogSchedule(), TypeError, "LogSchedule takes an interval, .*; got nothing"),
+        (lambda: LogSchedule(at_end=True), TypeError, "LogSchedule takes an interval"),
+        (lambda: LogSchedule(step=2), TypeError, "LogSchedule has no argument 'step'. Did you mean 'steps'"),
+        (lambda: LogSchedule(steps=2, epochs=1), ValueError, "Every takes exactly one counter, got steps, epochs"),
+        (lambda: LogSchedule(steps=0), ValueError, "must be a whole number, at least 1; got 0"),
+    ],
+)
+def test_a_counter_that_makes_no_sense_is_refused(make: Make, error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        make()
+
+
 def test_steps_are_optimizer_steps(served: Make) -> None:
     assert served(LogSchedule(Every(steps=2)), GradientAccumulation(2)) == [4, 7, 10]
 
@@ -375,7 +411,7 @@ def test_what_is_switched_off_catches_up_once(task: Make, batches: Make, sgd: An
 @pytest.mark.parametrize("when", [100, None, "every epoch"])
 def test_what_is_no_filter_is_refused(when: Any) -> None:
     for kind in (LogSchedule, ValidationSchedule, SaveSchedule):
-        with pytest.raises(TypeError, match=rf"{kind.__name__}\(when\) takes a filter such as Every"):
+        with pytest.raises(TypeError, match=rf"{kind.__name__} takes an interval, as in {kind.__name__}\(steps=100\)"):
             kind(when)
 
 
@@ -403,3 +439,20 @@ def test_validations_and_saves_are_asked_for_at_the_end_unless_that_is_switched_
 
     expected = asks[(LogSchedule, ValidationSchedule, SaveSchedule).index(kind)]
     assert [each.reason for each in result.history] == ["at the end"] * expected
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (LogSchedule(Every(steps=100)), {"log": 10}),
+        (ValidationSchedule(Every(steps=300)), {"validation": 4}),  # and at the end
+        (ValidationSchedule(Every(steps=300), at_start=True, at_end=False), {"validation": 4}),
+        (SaveSchedule(Every(epochs=5)), {"save": 2}),
+        (SaveSchedule(Every(epochs=50)), {"save": 1}),
+        (SaveSchedule(At(steps=[1, 500])), {"save": 3}),
+        (SaveSchedule(At(steps=[1, 1000])), {"save": 2}),
+        (SaveSchedule(Every(samples=10)), {}),
+    ],
+)
+def test_how_often_it_would_ask(schedule: Any, expected: dict[str, int]) -> None:
+    assert schedule.forecast({"steps": 1000, "epochs": 10}) == expected

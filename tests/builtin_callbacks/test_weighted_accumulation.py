@@ -180,7 +180,7 @@ def test_a_resumed_run_is_as_one_that_was_not() -> None:
 
 @pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf")])
 def test_a_weight_is_a_finite_number(weight: float) -> None:
-    with pytest.raises(ValueError, match="The weight of a batch is a finite number, at least 0; got"):
+    with pytest.raises(ValueError, match=r"What run\.weigh is given is a finite number, at least 0; got"):
         trained_on(token_batches(COUNTS), GradientAccumulation(4, weight=lambda batch: weight))
 
 
@@ -196,10 +196,11 @@ def test_a_window_without_any_weight_is_not_stepped() -> None:
     result = trainer.fit(task, batches, optimizer=kit.sgd(0.5), epochs=1)
 
     assert (result.progress.steps, result.progress.skipped_steps) == (1, 1)
-    assert "the weights of its micro-batches are all zero" in str(result.history)
+    assert "the loop: skip_step - the counts of its micro-batches are all 0" in str(result.history)
+    assert result.warnings == ("A window whose losses count nothing, as without a token, was not stepped with.",)
 
 
-def test_toggled_in_a_window_it_says_that_it_lacks_weights() -> None:
+def test_toggled_in_a_window_it_says_that_weights_are_lacking() -> None:
     trainer = Trainer([GradientAccumulation(4, weight=tokens)], device="cpu")
 
     def toggle(run: Run, event: BatchEnd) -> None:
@@ -214,7 +215,7 @@ def test_toggled_in_a_window_it_says_that_it_lacks_weights() -> None:
 
     trainer.bus.on(BatchEnd, toggle)
     trainer.bus.on(BatchStart, hold)
-    with pytest.raises(RuntimeError, match="knows the weights of 3 of 4 micro-batches: do not toggle it in a window"):
+    with pytest.raises(RuntimeError, match="has no count, others of its window have one: give it with every"):
         kit.fit(trainer, task=Supervised(model(), cross_entropy), train=token_batches(COUNTS))
 
 

@@ -136,7 +136,7 @@ def test_a_handler_whose_event_never_came() -> None:
 
     assert fit(Exports()).warnings == (
         "Plugin 'exports': its handler export was never called: there was no validation: pass validation= to fit, and "
-        "add ValidationSchedule(Every(epochs=1)).",
+        "add ValidationSchedule(epochs=1).",
     )
 
 

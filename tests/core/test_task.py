@@ -7,7 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph import Every, RunResult, Supervised, Trainer, load_weights
+from heliograph import (
+    BatchEnd,
+    BatchStart,
+    Checkpoint,
+    Every,
+    Plugin,
+    Run,
+    RunResult,
+    SaveSchedule,
+    Supervised,
+    Trainer,
+    load_weights,
+    on,
+)
 from heliograph.core.engines.weights import check_fits
 from heliograph.tests import kit
 from heliograph.tests.kit import adam, saving
@@ -193,3 +206,31 @@ def test_metrics_that_are_no_dict_are_refused() -> None:
     metrics: Any = [nn.functional.mse_loss]
     with pytest.raises(TypeError, match="metrics= takes a dict of metrics by name"):
         Supervised(nn.Linear(4, 2), nn.functional.cross_entropy, metrics=metrics)
+
+
+def test_a_task_may_be_a_plugin_too(tmp_path: Path) -> None:
+    """Its handlers run at its place in the list, and what it has as a task and as a plugin is saved."""
+    received: list[str] = []
+
+    class Own(Supervised, Plugin):
+        @on(BatchStart, BatchEnd)
+        def note(self, run: Run, event: BatchStart | BatchEnd) -> None:
+            received.append(f"{self.name} {event.name}")
+
+    class Other(Plugin):
+        @on(BatchStart, BatchEnd)
+        def note(self, run: Run, event: BatchStart | BatchEnd) -> None:
+            received.append(f"{self.name} {event.name}")
+
+    model = nn.Linear(4, 2)
+    task = Own(model, nn.functional.cross_entropy)
+    saves = [SaveSchedule(Every(epochs=1)), Checkpoint(tmp_path)]
+    trainer = Trainer([Other().named("before"), task, Other().named("after"), *saves], device="cpu")
+    result = kit.fit(trainer, task=task, train=kit.class_batches(1))
+
+    names = ["before", "own", "after"]
+    assert received == [f"{name} {event}" for event in ("batch_start", "batch_end") for name in names]
+    assert result.last_checkpoint is not None
+    saved = torch.load(result.last_checkpoint, weights_only=True)
+    assert torch.equal(saved["modules"]["model"]["weight"], model.weight)
+    assert "own" in saved["plugins"]

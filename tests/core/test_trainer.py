@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,12 +22,13 @@ from heliograph import (
     GradientsReady,
     LearningRate,
     LogSchedule,
-    Phases,
     Plugin,
+    ProgressBar,
     Run,
     RunClosed,
     SavePoint,
     SaveSchedule,
+    StepEnd,
     StrictError,
     Supervised,
     Task,
@@ -43,10 +45,15 @@ from torch import Tensor, nn
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1.5, True, "3"])
-@pytest.mark.parametrize("unit", ["epochs", "steps"])
-def test_lengths_are_positive_whole_numbers(unit: str, limit: Any) -> None:
-    with pytest.raises(ValueError, match=f"{unit}= must be a whole number, at least 1; got {limit!r}"):
-        fit(**{unit: limit})
+def test_steps_are_a_positive_whole_number(limit: Any) -> None:
+    with pytest.raises(ValueError, match=f"steps= must be a whole number, at least 1; got {limit!r}"):
+        fit(steps=limit)
+
+
+@pytest.mark.parametrize("limit", [0, -0.5, float("inf"), float("nan"), True, "3"])
+def test_epochs_are_a_positive_number(limit: Any) -> None:
+    with pytest.raises(ValueError, match=f"epochs= must be a finite number, more than 0; got {limit!r}"):
+        fit(epochs=limit)
 
 
 def test_an_unlimited_run_needs_something_that_can_stop_it() -> None:
@@ -68,7 +75,7 @@ def test_an_unlimited_run_ends_by_a_plugin() -> None:
 
 
 def test_validation_data_that_nobody_would_ever_use() -> None:
-    with pytest.raises(ValueError, match=r"add ValidationSchedule\(Every\(epochs=1\)\)"):
+    with pytest.raises(ValueError, match=r"add ValidationSchedule\(epochs=1\)"):
         fit(validation=class_batches(2))
 
 
@@ -167,16 +174,44 @@ def test_a_plugin_whose_need_nobody_serves(tmp_path: Any) -> None:
         @on(BatchEnd)
         def wait(self, run: Run, event: BatchEnd) -> None: ...
 
-    with pytest.raises(ValueError, match=r"Plugin 'waits' would never act: .*LogSchedule\(Every\(steps=50\)\)"):
+    with pytest.raises(ValueError, match=r"Plugin 'waits' would never act: .*LogSchedule\(steps=50\)"):
         fit(Trainer([Waits()], device="cpu"))
     assert fit(Trainer([Waits(), LogSchedule(Every(steps=1))], device="cpu")).status == "completed"
 
 
-def test_a_disabled_plugin_asks_for_nothing() -> None:
-    trainer = Trainer([ValidationSchedule(Every(epochs=1))], device="cpu")
-    trainer.plugins.disable("validation_schedule")
-    with pytest.raises(ValueError, match="no plugin ever asks for a validation"):
-        fit(trainer, validation=class_batches(2))
+def test_what_a_disabled_plugin_would_ask_for_is_a_warning() -> None:
+    """It may be enabled in the run; and who disables it, for a short trial say, wants the run without it."""
+    rates = LearningRate("step")
+    schedules = [ValidationSchedule(Every(epochs=1)), LogSchedule(Every(steps=1))]
+    trainer = Trainer([*schedules, rates, EarlyStopping("train/loss"), ProgressBar()], device="cpu")
+    trainer.plugins.disable("validation_schedule", "log_schedule", rates, "progress")
+    options = {"validation": class_batches(2), "scheduler": partial(torch.optim.lr_scheduler.StepLR, step_size=1)}
+    result = fit(trainer, **options)
+    assert result.warnings[:3] == (
+        "While plugin 'validation_schedule' was disabled, no plugin asked for a validation.",
+        "While plugin 'learning_rate' was disabled, no plugin stepped the scheduler.",
+        "While plugin 'log_schedule' was disabled, no plugin asked for a log, so 'early_stopping' could not act.",
+    )
+    trainer.plugins.enable("validation_schedule", "log_schedule", rates)
+    assert fit(trainer, **options).warnings == ()
+
+
+def test_what_is_enabled_in_the_run_is_no_warning() -> None:
+    schedule = ValidationSchedule(Every(epochs=1))
+    trainer = Trainer([schedule], device="cpu")
+    trainer.plugins.disable(schedule)
+    trainer.bus.on(StepEnd, lambda run, event: run.plugins.enable(schedule))
+    result = fit(trainer, validation=class_batches(2))
+    assert (result.progress.validations, result.warnings) == (1, ())
+
+
+def test_a_run_without_an_end_since_its_stopper_is_disabled() -> None:
+    trainer = Trainer([LogSchedule(Every(steps=1)), EarlyStopping("train/loss")], device="cpu")
+    trainer.plugins.disable("early_stopping")
+    with pytest.raises(
+        ValueError, match=r"^As fit was called, the run has no end: .*Plugin 'early_stopping' is disabled"
+    ):
+        trainer.fit(linear_classifier(), class_batches(2), optimizer=sgd())
 
 
 def test_an_empty_loader() -> None:
@@ -236,12 +271,8 @@ def test_validation_data_that_end_for_good_are_an_error() -> None:
         fit(trainer, validation=iter(class_batches(2)), epochs=2)
 
 
-@pytest.mark.parametrize("params", [None, {"batch_size": 2}])
-@pytest.mark.parametrize("wrap", [dict, Phases])
-def test_a_dict_of_loaders_is_refused(wrap: Any, params: Any) -> None:
+def test_a_dict_of_loaders_in_a_dict_of_sets_is_refused() -> None:
     named = {"a": class_batches(1), "b": class_batches(1)}
-    with pytest.raises(TypeError, match=r"a dict with the keys \['a', 'b'\], and a loader yields batches: give one of"):
-        fit(train=wrap(named), loader_params=params)
     with pytest.raises(TypeError, match=r"The validation x loader is a dict with the keys \['a', 'b'\]"):
         fit(Trainer([ValidationSchedule(Every(epochs=1))], device="cpu"), validation={"x": named})
 

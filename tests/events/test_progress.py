@@ -17,6 +17,7 @@ COUNTERS = [
     "skipped_steps",
     "skipped_batches",
     "samples",
+    "tokens",
     "validations",
     "evaluated",
 ]
@@ -66,7 +67,22 @@ def test_a_state_round_trip_restores_every_counter(state: dict[str, int | float]
 
 
 def test_the_state_has_every_public_field() -> None:
-    assert set(Progress().state_dict()) == {each.name for each in fields(Progress) if not each.name.startswith("_")}
+    names = {each.name for each in fields(Progress) if not each.name.startswith("_")}
+    assert set(Progress().state_dict()) == names - {"streams"}
+    assert set(Progress(streams={"a": 1}).state_dict()) == names
+
+
+def test_the_counts_of_streams_are_copied_and_restored() -> None:
+    progress = Progress(streams={"digit": 3, "parity": 2})
+    copied, saved = progress.copy(), progress.state_dict()
+    progress.streams["digit"] += 1
+    assert copied.streams == saved["streams"] == {"digit": 3, "parity": 2}
+    progress.load_state_dict(saved)
+    assert progress.streams == {"digit": 3, "parity": 2}
+    progress.load_state_dict(Progress().state_dict())
+    assert progress.streams == {}
+    with pytest.raises(ValueError, match="Progress needs counters of at least 0"):
+        progress.load_state_dict({**saved, "streams": {"digit": -1}})
 
 
 @pytest.mark.parametrize(

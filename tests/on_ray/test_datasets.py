@@ -13,10 +13,10 @@ import heliograph as h
 import pytest
 import torch
 from heliograph.builtin_callbacks.ray.data.seeds import find_unseeded
-from heliograph.core.data.loaders import training_loaders
 from heliograph.core.data.sources.choice import source_of
 from heliograph.core.data.sources.contract import Source
 from heliograph.core.data.sources.stateless import Reading
+from heliograph.core.data.training_loaders import training_loaders
 from heliograph.tests.on_ray.dataset_runs import (
     BATCH_SIZE,
     COLUMNS,

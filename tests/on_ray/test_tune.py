@@ -65,7 +65,7 @@ def test_asha_stops_trials_and_another_process_reads_the_best(tmp_path: Path) ->
     assert found.stdout.split()[:3] == ["0", repr(search.best.value), "completed"]
     checkpoint = tmp_path / "fetched" / found.stdout.split()[3]
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
-    metrics = load_weights(Supervised(model, nn.functional.cross_entropy), checkpoint)
+    metrics = load_weights(Supervised(model, nn.functional.cross_entropy), checkpoint).metrics
     assert metrics["validation/loss"] == search.best.value
 
 

@@ -33,6 +33,7 @@ BUILT_IN = {
     "nan_guard": "nan_guard:NaNGuard",
     "optuna": "optuna.plugin:Optuna",
     "phase_times": "phase_times:PhaseTimes",
+    "prediction_writer": "prediction_writer:PredictionWriter",
     "preemption": "preemption:Preemption",
     "profile": "profile.plugin:Profile",
     "progress": "progress_bar:ProgressBar",
@@ -154,22 +155,22 @@ def test_where_two_packages_use_one_name_the_package_says_which(install: Install
     ("value", "off"),
     [
         ("", set()),
-        ("early_stopping", {"early_stopping"}),
-        ("early_stopping, foreign", {"early_stopping", "foreign"}),
-        ("all", {"foreign"}),
-        ("1", {"foreign"}),
-        ("checkpoint,all", {"checkpoint", "foreign"}),
-        ("nobody", set()),
+        ("-early_stopping", {"early_stopping"}),
+        ("-early_stopping, -foreign", {"early_stopping", "foreign"}),
+        ("-all", {"foreign"}),
+        ("-1", {"foreign"}),
+        ("-checkpoint,-all", {"checkpoint", "foreign"}),
+        ("-nobody,+checkpoint", set()),
     ],
 )
 def test_the_kill_switch(install: Install, monkeypatch: pytest.MonkeyPatch, value: str, off: set[str]) -> None:
     install("foreign-plugins", "1.0", {}, foreign="foreign_plugins_of_a_test:Foreign")
-    monkeypatch.setenv("HELIOGRAPH_DISABLE_PLUGINS", value)
+    monkeypatch.setenv("HELIOGRAPH_PLUGINS", value)
     assert {each.name for each in discover() if each.switched_off} == off
 
 
 def test_without_the_kill_switch_nothing_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HELIOGRAPH_DISABLE_PLUGINS", raising=False)
+    monkeypatch.delenv("HELIOGRAPH_PLUGINS", raising=False)
     assert not any(each.switched_off for each in discover())
 
 

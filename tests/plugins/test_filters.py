@@ -27,7 +27,7 @@ FIELDS = {
 class FakeRun:
     """As much of a run as a filter asks for: where it is, and where it began."""
 
-    def __init__(self, **counters: int) -> None:
+    def __init__(self, **counters: Any) -> None:
         self.progress = Progress(**counters)
         self.origin = self.progress.copy()
 
@@ -302,7 +302,7 @@ def test_exactly_one_counter() -> None:
 
 
 def test_an_unknown_counter_is_refused_with_the_nearest() -> None:
-    known = "Known: batches, emissions, epochs, samples, seconds, skipped_steps, steps, validations."
+    known = "Known: batches, emissions, epochs, fraction, samples, seconds, skipped_steps, steps, tokens, validations."
     with pytest.raises(ValueError, match=rf"^Unknown counter 'step'\. Did you mean 'steps'\? {known}$"):
         Every(step=3)
     with pytest.raises(ValueError, match=r"^Unknown counter 'epoch'\. Did you mean 'epochs'\?"):
@@ -381,3 +381,36 @@ def test_a_snapshot_of_the_progress_is_no_new_run() -> None:
     assert run.ask(condition, steps=2)
     run.progress = replace(run.progress)
     assert not run.ask(condition, steps=2)
+
+
+@pytest.mark.parametrize(
+    ("condition", "times"),
+    [
+        (Every(steps=100), 10),
+        (Every(steps=1001), 0),
+        (Every(epochs=3), 3),
+        (Every(seconds=0.5), 8),
+        (Every(samples=10), None),
+        (At(steps=[1, 500, 1000, 1001]), 3),
+        (Between(epochs=(2, 5)), None),
+        (Once(), None),
+    ],
+)
+def test_how_often_a_filter_would_be_due(condition: Filter, times: int | None) -> None:
+    """None where nobody knows before the run what it counts."""
+    assert condition.times({"steps": 1000, "epochs": 10, "seconds": 4.2}) == times
+
+
+@pytest.mark.parametrize("unit", ["steps", "batches", "epochs", "samples", "validations", "emissions"])
+def test_a_shortened_filter_is_due_at_the_first_count(unit: str) -> None:
+    for condition in (Every(**{unit: 1000}), At(**{unit: [500, 1000]}), Between(**{unit: (100, 200)})):
+        run = FakeRun()
+        condition.shorten()
+        field = {} if unit == "emissions" else {FIELDS[unit]: 1}
+        assert run.ask(condition, **field)
+
+
+def test_a_shortened_filter_of_seconds_is_due_at_once(clock: Clock) -> None:
+    run, condition = TimedRun(clock), Every(seconds=3600)
+    condition.shorten()
+    assert [each for each in (0.001, 0.002, 5.0) if run.at(condition, each)] == [0.001, 0.002, 5.0]

@@ -73,7 +73,7 @@ def test_names_do_not_steer_the_terminal(
     points = weather.parent / "weather-1.2.dist-info" / "entry_points.txt"
     points.write_text("[heliograph.plugins]\nwea\x1b[2J\u202ether = weather_plugin:Weather\n", encoding="utf-8")
     weather.write_text(HANGING)
-    monkeypatch.setenv("HELIOGRAPH_DISABLE_PLUGINS", "all")
+    monkeypatch.setenv("HELIOGRAPH_PLUGINS", "-all")
 
     assert main(["plugins"]) == 0
     said = capsys.readouterr().out

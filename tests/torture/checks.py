@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from heliograph.core.checkpoint import storage
+from heliograph.core.checkpoint.state.leaves import leaves
 from heliograph.demo.training import NAME
-from heliograph.testing.resume.facts import leaves
 from heliograph.tests.kit import newest_log
 
 CLOCKS = ("time", "attempt", "training")
@@ -90,6 +90,7 @@ def _state(path: Path) -> dict[str, Any]:
     for name in ("file_log", "jsonl_log", "recorder", "tensorboard"):  # dates, and the names of attempts
         state["plugins"].pop(name, None)
     state["metrics"].pop(SPEED, None)
+    state.pop("log_history", None)  # durations
     return state
 
 

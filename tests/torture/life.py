@@ -19,7 +19,7 @@ from unittest.mock import patch
 
 import heliograph as h
 from heliograph.core.checkpoint import storage
-from heliograph.testing.resume.facts import Leaf, leaves
+from heliograph.core.checkpoint.state.leaves import Leaf, leaves
 from heliograph.tests.torture.assembly import parts_of, train
 from heliograph.tests.torture.files import WatchedFiles, kind_of
 from heliograph.tests.torture.program import LATER, Kill, Program

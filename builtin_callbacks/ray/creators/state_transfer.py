@@ -86,7 +86,7 @@ class StateTransfer(Plugin):
     def _request(self, run: Run, reason: str) -> None:
         self._is_due = True
         run.control.request_log(reason)
-        run.control.request_save(reason)
+        run.control.request_save(reason, required=True)
 
 
 def average_metrics(logs: list[tuple[int, dict[str, float]]]) -> dict[str, float]:

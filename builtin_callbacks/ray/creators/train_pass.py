@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import Variable
 
 from ....core.stepping.optimizers import trained_parameters
+from ....core.task import Loss
 from .returned_values import check_numbers
 
 if TYPE_CHECKING:
@@ -60,11 +61,11 @@ class TrainingBatches:
             raise TypeError("The number of batches of an iterable dataset is unknown, so its iterator has no length.")
         return self.run.batches_per_epoch
 
-    def step(self, loss: Tensor, optimizer: int = 0) -> None:
+    def step(self, loss: Loss, optimizer: int = 0) -> None:
         """Call backward on a loss and step an optimizer as the default training does: with all plugins and precisions.
 
         Args:
-            loss: a scalar tensor, averaged over the samples of the batch.
+            loss: a scalar tensor, averaged over the samples of the batch; or a sum with its count, `(loss_sum, count)`.
             optimizer: the index of the loss's optimizer; with several optimizers, each gets a loss of its own.
 
         Raises:

@@ -110,9 +110,9 @@ class StreamSource(Stateless):
             reading.report(reading.batch, reading.batch)
         return self._batches(rounds, reading, context)
 
-    def state_dict(self, *, between_epochs: bool) -> dict[str, Any]:
+    def state_dict(self, batch: int) -> dict[str, Any]:
         """Return the digest of the epoch's first row, which has to be the same when the epoch is executed again."""
-        return {"head": None if between_epochs else self._head, "has_changed": self._has_changed}
+        return {"head": self._head if batch else None, "has_changed": self._has_changed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the digest of the epoch's first row."""

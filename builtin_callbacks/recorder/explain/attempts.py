@@ -14,7 +14,7 @@ from .sections import Section
 from .verdict import describe_ending, progress, reasons
 
 MAX_METRICS = 40
-KINDS = {"train": "training", "validation": "validation", "test": "test"}
+KINDS = {"train": "training", "validation": "validation", "test": "test", "predict": "prediction"}
 
 
 def end_section(name: str, attempt: AttemptSummary) -> Section:

@@ -17,7 +17,7 @@ from .costs import PluginCost, costs_section
 from .requests import RequestOutcome
 from .sections import Section, join_sections
 from .story import notes_section, story, warnings_section
-from .verdict import stop_requested, verdict
+from .verdict import first_stop, stop_requested, verdict
 
 if TYPE_CHECKING:
     from ....core.result import RunResult
@@ -75,9 +75,8 @@ def _end(result: RunResult) -> Section:
     at = result.progress
     where = f"epoch {at.epoch}, batch {at.batch}, step {at.steps}, {words.count_things(at.samples, 'sample')}"
     texts = [printable(result.reason)]
-    stops = [request for request in result.history if request.verb == "stop"]
-    if result.status == "stopped" and stops:
-        texts.append(stop_requested(stops[0]))
+    if result.status == "stopped" and (first := first_stop(result.history)) is not None:
+        texts.append(stop_requested(first))
     texts += [f"{where} in {words.seconds(result.seconds)}", *metrics_line(result.metrics)]
     title = verdict(result.status, result.stopped_by, result.stopped_on_rank)
     return Section(f"the run: {title}", [line for text in texts for line in words.lines(text)])

@@ -9,7 +9,7 @@ from typing import Final
 
 from ....events import Request
 from ....events.control import Verb
-from ....events.verbs import EVALUATION_VERB
+from ....events.verbs import EVALUATION_VERB, TAKEN_BACK
 from ..format.records import TIMED, Counters, RepeatEntry, RequestEntry
 from . import words
 from .attempt_summary import AttemptSummary
@@ -35,12 +35,14 @@ class RequestOutcome:
         clock: when, in seconds since the attempt began.
         request: what was requested, with the count of its repetitions.
         is_unserved: whether it was never served; None if that is not recorded, or if such a request is not served.
+        taken_back: what took it back; None where nothing did.
     """
 
     attempt: int
     clock: float
     request: Request
     is_unserved: bool | None = None
+    taken_back: Request | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +106,14 @@ def requests_of(attempt: AttemptSummary) -> list[RequestOutcome]:
     served = {number for entry in attempt.events() for number in entry.data.get("asked", ())}
     repeated = {entry.number: entry.times for entry in attempt.attempt.entries if isinstance(entry, RepeatEntry)}
     is_over = attempt.ending is not None or not attempt.is_last
-    found, clock = [], 0.0
+    found, clock = list[RequestOutcome](), 0.0
+    takers: dict[int, Request] = {}
     for entry in attempt.attempt.entries:
+        if isinstance(entry, RequestEntry | RepeatEntry):
+            taker = entry.request if isinstance(entry, RequestEntry) else takers.get(entry.number)
+            if taker is not None and taker.verb in TAKEN_BACK:
+                takers[entry.number] = taker
+                found = [_taken_back(each, taker) for each in found]
         if isinstance(entry, RequestEntry):
             request, times = entry.request, repeated.get(entry.number, 1)
             if times > request.times:
@@ -118,6 +126,13 @@ def requests_of(attempt: AttemptSummary) -> list[RequestOutcome]:
         elif isinstance(entry, TIMED):
             clock = max(clock, entry.clock)
     return found
+
+
+def _taken_back(outcome: RequestOutcome, by: Request) -> RequestOutcome:
+    """Return what became of a request when another one came, which may take it back."""
+    is_open = outcome.is_unserved and outcome.taken_back is None
+    is_meant = is_open and outcome.request.verb == TAKEN_BACK[by.verb]
+    return replace(outcome, taken_back=by) if is_meant else outcome
 
 
 def group_requests(requests: Iterable[RequestOutcome]) -> list[RequestGroup]:
@@ -185,10 +200,15 @@ def _postponed(attempt: AttemptSummary, requests: Sequence[RequestOutcome]) -> I
 
 def _never_served(attempt: AttemptSummary, requests: Sequence[RequestOutcome]) -> Iterator[Incident]:
     roll_backs = [each.clock for each in attempt.restores if each.is_roll_back]
-    for group in group_requests(each for each in requests if each.is_unserved):
+    unserved = [each for each in requests if each.is_unserved]
+    kept = group_requests(each for each in unserved if each.taken_back is None)
+    for group in [*kept, *group_requests(each for each in unserved if each.taken_back is not None)]:
         request, last = group.first, group.requests[-1]
         is_rolled_back = any(clock >= last.clock for clock in roll_backs)
         why = "the run rolled back first" if is_rolled_back else _why_unserved(attempt)
+        if (taker := last.taken_back) is not None:
+            done = "vetoed" if taker.verb == "veto_save" else "withdrawn"
+            why = f"{done} by {taker.by} ({taker.reason})"
         noun = {"end_epoch": "end of the epoch"}.get(request.verb, request.verb)
         times = f" {words.times(len(group.requests))}" if len(group.requests) > 1 else ""
         text = f"the {noun} that {group.requester} requested{times} ({group.reason}) was never served: {why}"

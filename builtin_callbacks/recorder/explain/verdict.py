@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ....core.system.extras import printable
 from ....events import Request
 from ..format.records import RequestEntry
@@ -31,10 +33,20 @@ def reasons(attempt: AttemptSummary) -> list[str]:
         plugin = f"in {printable(failed.data['plugin'])} on {failed.data['event']}, " if failed.data["plugin"] else ""
         texts.append(f"raised {plugin}in phase {failed.data['phase']}")
     requests = (entry.request for entry in attempt.attempt.entries if isinstance(entry, RequestEntry))
-    stops = (request for request in requests if request.verb == "stop")
-    if attempt.status == "stopped" and (first := next(stops, None)) is not None:
+    if attempt.status == "stopped" and (first := first_stop(requests)) is not None:
         texts.append(stop_requested(first))
     return texts
+
+
+def first_stop(requests: Iterable[Request]) -> Request | None:
+    """Return the first request to stop that was not withdrawn, if there is one."""
+    first = None
+    for request in requests:
+        if request.verb == "withdraw_stop":
+            first = None
+        elif request.verb == "stop" and first is None:
+            first = request
+    return first
 
 
 def stop_requested(stop: Request) -> str:

@@ -47,11 +47,16 @@ def is_number(value: Any) -> bool:
     return type(value) is float or (type(value) is int and abs(value) < 2**512)
 
 
+def _is_length(value: Any) -> bool:
+    """Return whether a value is a number of epochs, perhaps with a fraction."""
+    return is_count(value) or (type(value) is float and 0 < value < LIMIT)
+
+
 def is_counters(values: Any) -> bool:
     """Return whether values are those of `Counters`."""
     return (
         type(values) is list
-        and list(map(type, values)) == COUNTER_TYPES
+        and list(map(type, values)) in (COUNTER_TYPES, [*COUNTER_TYPES, int])
         and min(values) >= 0
         and max(values) < LIMIT
         and isfinite(values[9])
@@ -82,7 +87,9 @@ def _by_name(form: Form) -> Form:
 
 def _is_origin(value: Any) -> bool:
     names = (*COUNTERS, "seconds")
-    return type(value) is dict and value.keys() == {*names} and is_counters([value[name] for name in names])
+    if type(value) is not dict or value.keys() - {"tokens"} != {*names}:
+        return False
+    return is_counters([*(value[name] for name in names), value.get("tokens", 0)])  # older recordings lack them
 
 
 def _is_status(value: Any) -> bool:
@@ -117,6 +124,8 @@ EVENTS: Mapping[str, Mapping[str, Form]] = {
     "validation_cut": {"reason": is_text, "batches": COUNTS},
     "test_start": COUNTED,
     "test_end": MEASURED,
+    "predict_start": COUNTED,
+    "predict_end": MEASURED,
     "plugin_changed": {"plugin": is_text, "change": is_text, "by": is_text},
     "plugin_failed": {"plugin": is_text, "event": is_text, "error": is_text},
     "run_failed": {
@@ -132,7 +141,7 @@ ADDED: Mapping[str, dict[str, Form]] = {"run_closed": {"warnings": _each(is_text
 OPTIONAL: dict[str, Form] = {"asked": _each(is_count), "emission": is_count}
 ATTEMPT: Mapping[str, Form] = {
     "name": is_text, "phase": _is_phase, "began": _is_moment, "run": is_text, "world_size": is_count,
-    "max_epochs": _or_none(is_count), "max_steps": _or_none(is_count), "validation_sets": _each(is_text),
+    "max_epochs": _or_none(_is_length), "max_steps": _or_none(is_count), "validation_sets": _each(is_text),
     "optimizers": _each(is_text), "hyper_parameters": _by_name(lambda _: True), "versions": _by_name(is_text),
     "losses": is_flag, "plan": _by_name(_each(is_text)),
 }  # fmt: skip
@@ -152,6 +161,6 @@ def check_attempt(about: Any) -> None:
     """Raise ValueError unless an attempt has all its fields."""
     if type(about) is not dict or not about.keys() >= ATTEMPT.keys():
         raise ValueError("an attempt with fields missing")
-    for name, form in ATTEMPT.items():
-        if not form(about[name]):
+    for name, form in {**ATTEMPT, "planned_steps": _or_none(is_count)}.items():  # older recordings lack the last
+        if not form(about.get(name)):
             raise ValueError(f"an attempt with {name!r} of another type")

@@ -10,7 +10,8 @@
     ["spent", [[...], ...]]                                     `TimesEntry`: the fields of each `HandlerTime`
     ["lost", lines]                                             so many lines could not be written here
 
-Counters are their values, in order. JSON is as Python writes it, with NaN and Infinity.
+Counters are their values, in order; tokens are left out where there are none, and so is their column. JSON is as Python
+writes it, with NaN and Infinity.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def encode(entry: Entry, number: int = 0) -> str:
         case TimesEntry():
             return format_line("spent", [astuple(row) for row in entry.rows])
         case Batches():
-            values = [getattr(entry, name) for name in COLUMNS]
+            values = [*(getattr(entry, name) for name in COLUMNS), entry.tokens or (0,) * len(entry)]
             return encode_rows((number, 0), entry.first, entry.clock, np.array(values, np.int64).T, entry.losses)
 
 
@@ -73,11 +74,13 @@ def encode_rows(
         number: of the block, within the attempt, and of the part.
         first: the counters before the first batch.
         clock: seconds since the attempt began, after the last.
-        rows: (batches, 6), the columns in the order of `COLUMNS`.
+        rows: (batches, 7), the columns in the order of `COLUMNS`, then the tokens.
         losses: of each batch, if they are recorded.
     """
+    if not rows[-1, -1]:  # no tokens
+        rows = rows[:, :-1]
     steps = rows.copy()
-    steps[0] -= _column_starts(first)
+    steps[0] -= _column_starts(first)[: rows.shape[1]]
     steps[1:] -= rows[:-1]
     ranges = zip(steps.T, steps.min(0).tolist(), steps.max(0).tolist(), strict=True)
     packed = [columns.pack(*each) for each in ranges]
@@ -90,6 +93,7 @@ def counter_values(counters: Counters) -> tuple[float, ...]:
     return (
         counters.epoch, counters.batch, counters.earlier_batches, counters.steps, counters.skipped_steps,
         counters.skipped_batches, counters.samples, counters.validations, counters.evaluated, counters.seconds,
+        *((counters.tokens,) if counters.tokens else ()),
     )  # fmt: skip
 
 
@@ -121,7 +125,7 @@ def decode_attempt(items: list[Any]) -> AttemptRecord:
     """
     about: Any = items[1] if len(items) == 2 else None
     check_attempt(about)
-    values: dict[str, Any] = {name: tuple(about[name]) if name in _TUPLES else about[name] for name in _ABOUT}
+    values: dict[str, Any] = {name: tuple(about[name]) if name in _TUPLES else about.get(name) for name in _ABOUT}
     values["plan"] = {event: tuple(names) for event, names in about["plan"].items()}
     return AttemptRecord(**values, entries=())
 
@@ -152,7 +156,8 @@ def _values(request: Request) -> tuple[str | int | None, ...]:
 
 def _column_starts(first: Counters) -> tuple[int, ...]:
     """Return the value before a block's first row, by column."""
-    return round(first.seconds * 100), first.steps, first.skipped_steps, first.skipped_batches, first.samples, 0
+    seconds, skips = round(first.seconds * 100), (first.skipped_steps, first.skipped_batches)
+    return seconds, first.steps, *skips, first.samples, 0, first.tokens
 
 
 def _counters(values: Any) -> Counters:
@@ -193,12 +198,14 @@ def _batches(number: Any, part: Any, counters: Any, clock: Any, rows: Any, packe
     if not is_time(clock) or not all(map(is_count, (number, part, rows))) or not 0 < rows <= ROWS:
         return None
     first = _counters(counters)
-    pairs = zip(packed, _column_starts(first), strict=True)
-    centiseconds, steps, skipped_steps, skipped_batches, samples, window = (
-        columns.unpack(column, rows, start) for column, start in pairs
+    starts = _column_starts(first)[: max(len(packed), len(COLUMNS))]
+    centiseconds, steps, skipped_steps, skipped_batches, samples, window, *rest = (
+        columns.unpack(column, rows, start) for column, start in zip(packed, starts, strict=True)
     )
+    tokens = rest[0] if rest else None
     known = None if losses is None else columns.unpack_floats(losses, rows)
-    return Batches(first, float(clock), steps, skipped_steps, skipped_batches, samples, window, centiseconds, known)
+    of_batches = steps, skipped_steps, skipped_batches, samples, window, centiseconds
+    return Batches(first, float(clock), *of_batches, known, tokens)
 
 
 _DECODERS: dict[str, tuple[Callable[..., Entry | None], int]] = {

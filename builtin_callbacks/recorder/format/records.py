@@ -33,6 +33,7 @@ class Counters:
     validations: int = 0
     evaluated: int = 0
     seconds: float = 0.0
+    tokens: int = 0
 
     @property
     def batches(self) -> int:
@@ -52,8 +53,8 @@ class EventEntry:
             `epoch_start`: `batches`, the epoch's length or None;
             `log`, `validation_start`, `save_point`, `epoch_end`, `train_end`: `asked`, the numbers of the requests that
             they serve;
-            `validation_start`, `test_start`: `batches`, the number to come or None;
-            `validation_end`, `validation_cut`, `test_end`: `batches`, the number done by set;
+            `validation_start`, `test_start`, `predict_start`: `batches`, the number to come or None;
+            `validation_end`, `validation_cut`, `test_end`, `predict_end`: `batches`, the number done by set;
             `checkpoint_loaded`: `origin`, the counters at which the run continues, and `in_boundary`, whether only
             `ShouldStop` was left of its boundary (missing in older recordings);
             `run_failed`: `error` (its type), `text`, `phase`, `plugin`, `event`, `batches` (the number done by set in
@@ -93,6 +94,7 @@ class Batches:
         clock: seconds since the attempt began, after the last.
         steps, skipped_steps, skipped_batches, samples, window: after each batch.
         centiseconds: the run's clock after each, in hundredths of a second.
+        tokens: after each, None if losses have no counts.
         losses: of each, None if losses are not recorded, or if the run was killed before they were read.
     """
 
@@ -105,6 +107,7 @@ class Batches:
     window: tuple[int, ...]
     centiseconds: tuple[int, ...]
     losses: tuple[float, ...] | None = None
+    tokens: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -133,6 +136,7 @@ class Batches:
             first.validations,
             first.evaluated,
             self.centiseconds[index] / 100,
+            0 if self.tokens is None else self.tokens[index],
         )
 
 
@@ -201,7 +205,7 @@ class AttemptRecord:
         began: when, in UTC, ISO format.
         run: the run's name.
         world_size: how many ranks there were; the main rank recorded.
-        max_epochs: its length in epochs, None without such a limit.
+        max_epochs: its length in epochs, perhaps with a fraction; None without such a limit.
         max_steps: its length in optimizer steps, None without such a limit.
         validation_sets: their names; one empty name for a single set.
         optimizers: their names.
@@ -211,6 +215,7 @@ class AttemptRecord:
         plan: by event, the names of its handlers' owners, in the order in which they run.
         entries: what happened, in order.
         damage: what could not be read, in words.
+        planned_steps: the optimizer steps that were planned, None where they were not known; older recordings lack it.
     """
 
     name: str
@@ -218,7 +223,7 @@ class AttemptRecord:
     began: str
     run: str
     world_size: int
-    max_epochs: int | None
+    max_epochs: float | None
     max_steps: int | None
     validation_sets: tuple[str, ...]
     optimizers: tuple[str, ...]
@@ -228,6 +233,7 @@ class AttemptRecord:
     plan: Mapping[str, tuple[str, ...]]
     entries: tuple[Entry, ...]
     damage: tuple[str, ...] = ()
+    planned_steps: int | None = None
 
     @property
     def status(self) -> Status | None:

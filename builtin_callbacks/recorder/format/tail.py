@@ -21,12 +21,13 @@ from numpy.typing import NDArray
 from .lines import ROWS, counter_values, encode_rows
 from .records import Counters
 
-HEAD = struct.Struct("<8s16s9qddq")  # magic, attempt, counters, clock, number
-ROW = struct.Struct("<7q")  # centiseconds, steps, skipped_steps, skipped_batches, samples, window, batch
-MAGIC = b"HelioRow"
+HEAD = struct.Struct("<8s16s9qddqq")  # magic, attempt, counters, clock, tokens, number
+ROW = struct.Struct("<8q")  # centiseconds, steps, skipped_steps, skipped_batches, samples, window, tokens, batch
+MAGIC = b"HelioRo2"
+OLD_HEAD, OLD_ROW, OLD_MAGIC = struct.Struct("<8s16s9qddq"), struct.Struct("<7q"), b"HelioRow"  # without tokens
 BEGIN = 128
 SIZE = BEGIN + ROWS * ROW.size
-SKIPPED, BATCH = 3, 6  # columns of a row
+SKIPPED, TOKENS, BATCH = 3, 6, 7  # columns of a row
 LIMIT = 2**52  # larger than any real counter
 
 
@@ -55,7 +56,7 @@ class Rows:
 
     @property
     def table(self) -> NDArray[np.int64]:
-        """The rows, (batches, 7)."""
+        """The rows, (batches, 8)."""
         return np.frombuffer(self.rows, np.int64).reshape(-1, ROW.size // 8)
 
     @property
@@ -132,7 +133,8 @@ class Tail:
         """
         self.buffer[HEAD.size - 8 : self.filled] = bytes(self.filled - HEAD.size + 8)  # the number and the rows
         self.filled = SIZE
-        HEAD.pack_into(self.buffer, 0, MAGIC, attempt.encode(), *counter_values(first), clock, number)
+        counters = counter_values(replace(first, tokens=0))
+        HEAD.pack_into(self.buffer, 0, MAGIC, attempt.encode(), *counters, clock, first.tokens, number)
         if self.obstacle is not None and self._file >= 0:
             os.ftruncate(self._file, 0)  # removes the former rows
             os.pwrite(self._file, self.buffer[:BEGIN], 0)
@@ -148,8 +150,9 @@ class Tail:
 
     def rows(self, end: int) -> Rows:
         """Return the rows up to an offset of the buffer."""
-        _, attempt, *first, clock, number = HEAD.unpack_from(self.buffer)
-        return Rows(attempt.rstrip(b"\0").decode(), number, Counters(*first), clock, bytes(self.buffer[BEGIN:end]))
+        _, attempt, *first, clock, tokens, number = HEAD.unpack_from(self.buffer)
+        rows = bytes(self.buffer[BEGIN:end])
+        return Rows(attempt.rstrip(b"\0").decode(), number, replace(Counters(*first), tokens=tokens), clock, rows)
 
     def close(self, *, remove: bool = True) -> None:
         """Close the file; if it is kept, the next writer of the recording adds its rows."""
@@ -191,33 +194,45 @@ def parse_tail(data: bytes) -> Rows | None:
     Raises:
         ValueError: it is damaged.
     """
+    if data.startswith(OLD_MAGIC):
+        data = _with_tokens(data)
     if len(data) < BEGIN + ROW.size or not data.startswith(MAGIC):
         return None
-    _, attempt, *first, clock, number = HEAD.unpack_from(data)
+    _, attempt, *first, clock, tokens, number = HEAD.unpack_from(data)
     if not number:
         return None
     size = (len(data) - BEGIN) // ROW.size
     table = np.frombuffer(data, "<i8", size * ROW.size // 8, BEGIN).reshape(size, -1)
     incomplete = np.flatnonzero(table[:, BATCH] == 0)
     count = int(incomplete[0]) if len(incomplete) else size
-    if not _is_plausible([*first, abs(clock), number], table[:count]):  # a clock may begin slightly below 0
+    if not _is_plausible([*first, abs(clock), tokens, number], table[:count]):  # a clock may begin slightly below 0
         raise ValueError("the tail is damaged")
     rows = data[BEGIN : BEGIN + count * ROW.size]
     name = attempt.rstrip(b"\0").decode(errors="replace")
-    return Rows(name, number, Counters(*first), clock, rows) if count else None
+    return Rows(name, number, replace(Counters(*first), tokens=tokens), clock, rows) if count else None
+
+
+def _with_tokens(data: bytes) -> bytes:
+    """Return a tail of an older version, in which tokens are not counted, as this one writes it."""
+    size = (len(data) - BEGIN) // OLD_ROW.size
+    if size < 1:
+        return b""
+    *head, number = OLD_HEAD.unpack_from(data)
+    table = np.frombuffer(data, "<i8", size * OLD_ROW.size // 8, BEGIN).reshape(size, -1)
+    return HEAD.pack(MAGIC, *head[1:], 0, number) + np.insert(table, TOKENS, 0, axis=1).tobytes()
 
 
 def _is_plausible(head: Sequence[float], table: NDArray[np.int64]) -> bool:
     """Return whether the numbers are in range and the counters never decrease."""
-    rising = np.diff(table[:, [1, 2, 3, 4, BATCH]], axis=0)  # all but the clock and the window
+    rising = np.diff(table[:, [1, 2, 3, 4, TOKENS, BATCH]], axis=0)  # all but the clock and the window
     return all(0 <= each < LIMIT for each in head) and bool(
         (table >= 0).all() and (table < LIMIT).all() and (rising >= 0).all()
     )
 
 
 def _counters_after(first: Counters, counters: list[int], batch: int) -> Counters:
-    hundredths, steps, skipped_steps, skipped_batches, samples, _ = counters
+    hundredths, steps, skipped_steps, skipped_batches, samples, _, tokens = counters
     return Counters(
         first.epoch, batch, first.earlier_batches, steps, skipped_steps, skipped_batches, samples,
-        first.validations, first.evaluated, hundredths / 100,
+        first.validations, first.evaluated, hundredths / 100, tokens,
     )  # fmt: skip

@@ -77,6 +77,7 @@ def slice_block(block: Batches, begin: int, end: int) -> Batches:
         block.window[begin:end],
         block.centiseconds[begin:end],
         None if block.losses is None else block.losses[begin:end],
+        None if block.tokens is None else block.tokens[begin:end],
     )
 
 

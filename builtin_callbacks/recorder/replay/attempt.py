@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from ....events import Bus, Event, GradientsReady, LastBoundary, StepEnd
 from ....events.control import Verb
+from ....plugins.filters import plan_filters
 from ..format.records import AttemptRecord, Batches, Counters, Entry, EventEntry, RepeatEntry, RequestEntry
 from .batches import BatchReplay
 from .boundary import Boundary
@@ -77,8 +78,10 @@ class AttemptReplay:
             "log": self._log,
             "validation_start": self._evaluations.start,
             "test_start": self._evaluations.start,
+            "predict_start": self._evaluations.start,
             "validation_end": self._evaluations.end,
             "test_end": self._evaluations.end,
+            "predict_end": self._evaluations.end,
             "validation_cut": self._evaluations.cut,
             "checkpoint_saved": self._set_checkpoint,
             "plugin_changed": self._change_plugin,
@@ -147,6 +150,7 @@ class AttemptReplay:
 
     def _start(self, entry: EventEntry) -> None:
         self.run.started = True
+        plan_filters(self.run.bus, self.run)
         self._emit(entry)
         if self._entries.next_milestone_name() != "checkpoint_loaded":
             self._begin()

@@ -13,7 +13,7 @@ from .requests import RecordedRequests
 from .run import LOSSES, ReplayRun
 from .stubs import Unrecorded
 
-Row = tuple[int, int, int, int, int, int]
+Row = tuple[int, int, int, int, int, int, int]
 UNREAD = Unrecorded("the losses here", LOSSES)
 
 
@@ -73,6 +73,7 @@ class BatchReplay:
             block.samples,
             block.window,
             block.centiseconds,
+            block.tokens or (0,) * len(block),
             strict=True,
         )
         left, should_stop, batch = len(block), self._should_stop, self._batch
@@ -96,7 +97,7 @@ class BatchReplay:
     def _batch(self, row: Row, loss: float | Unrecorded) -> None:
         """Replay one batch: each counter is raised where the loop raises it."""
         run, control, progress = self._run, self._run.control, self._run.progress
-        steps, skipped_steps, skipped_batches, samples, window, centiseconds = row
+        steps, skipped_steps, skipped_batches, samples, window, centiseconds, tokens = row
         run.in_hand = True
         if self._requests.waiting:
             self._add_requests(BatchStart, progress.batch + 1)
@@ -108,6 +109,7 @@ class BatchReplay:
         else:
             progress.samples, run.loss = samples, loss
             self._replay_passes()
+        progress.tokens = tokens
         if steps > progress.steps or skipped_steps > progress.skipped_steps:
             self.close_window(steps, skipped_steps)
         run.window = window

@@ -8,6 +8,7 @@ from ....core.loop import SHOULD_STOP
 from ....events import Request
 from ....events.catalogue import ShouldStop
 from ....events.control import Verb
+from ....events.verbs import TAKEN_BACK
 from ..format.records import Entry, EventEntry
 from .entries import BATCHES, ENDS
 from .failure import RecordedFailure
@@ -57,6 +58,9 @@ class Boundary:
             self._served, self._is_due = index, True
         self._run.control.pop_request(verb)
         self._findings.decide(verb, did=True)
+        for taker, taken in TAKEN_BACK.items():
+            if taken == verb:
+                self._findings.decide(taker, did=False)
 
     def close(self, following: Entry | None) -> None:
         """End the boundary, if the replay is at one.
@@ -73,13 +77,17 @@ class Boundary:
         if not self._is_due or self._failure.interrupts_boundary(following):
             return
         self._remove_until(len(SERVED))
+        name = following.event if isinstance(following, EventEntry) else BATCHES
+        for taker, taken in TAKEN_BACK.items():  # what they took back was not served
+            is_done = {"stop": name not in ENDS, "end_epoch": name == BATCHES or None}.get(taken, True)
+            self._findings.decide(taker, did=is_done)
         if not self._is_last:
             self._run.control.release()
             self._requests.add_votes()
             if self._should_stop.chain:
                 with self._failure.limit_handlers(ShouldStop):
                     self._should_stop.emit(self._run, SHOULD_STOP)
-            self._decide(following.event if isinstance(following, EventEntry) else BATCHES)
+            self._decide(name)
 
     def _remove_until(self, end: int) -> None:
         """Remove the requests that the recorded run would have served by now, and did not."""

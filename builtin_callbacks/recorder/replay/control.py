@@ -9,7 +9,7 @@ from typing import Final
 from ....core.system.errors import NotRecorded
 from ....events import Control, Progress, Request
 from ....events.control import Verb
-from ....events.verbs import EVALUATION_VERB
+from ....events.verbs import EVALUATION_VERB, TAKEN_BACK
 
 AT_BOUNDARY: Final = ("stop", "end_epoch", "roll_back", "log", "validation", "save", "next_phase")
 
@@ -62,10 +62,10 @@ class ReplayControl(Control):
     def holds_step(self, value: bool) -> None:
         self.is_held = value
 
-    def scale_loss(self, factor: float, reason: str, *, by: str | None = None) -> None:
+    def scale_loss(self, factor: float, reason: str, *, by: str | None = None, averages: bool = False) -> None:
         """Scale the loss, also where the factors of others are unknown."""
         unknown, self._scale_is_unknown = self._scale_is_unknown, False
-        super().scale_loss(factor, reason, by=by)
+        super().scale_loss(factor, reason, by=by, averages=averages)
         self._scale_is_unknown = unknown
 
     def add_recorded(self, recorded: Request) -> Request:
@@ -89,6 +89,10 @@ class ReplayControl(Control):
                 self.drops_step = self.touched = True
             case "scale_loss":
                 self._scale_is_unknown = self.touched = True
+            case "veto_save":
+                self._save_vetoed = self.pending = True
+        if request.verb in TAKEN_BACK and request.verb != "veto_save":
+            self.remove(TAKEN_BACK[request.verb])
         return request
 
     def remove(self, verb: Verb) -> None:

@@ -1,4 +1,4 @@
-"""The validations and tests of a recorded run."""
+"""The validations, tests and predictions of a recorded run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 
 from ....core.evaluation import EVENTS
+from ....events.catalogue import Phase
 from ....events.verbs import EVALUATION_VERB
 from ..format.records import AttemptRecord, EventEntry
 from .failure import RecordedFailure
@@ -15,7 +16,7 @@ from .run import ReplayRun
 
 
 class Evaluations:
-    """Replays validations and tests, batch by batch where their batches have handlers.
+    """Replays validations, tests and predictions, batch by batch where their batches have handlers.
 
     Args:
         attempt: the replayed attempt.
@@ -42,7 +43,7 @@ class Evaluations:
 
     def start(self, entry: EventEntry) -> None:
         """Start one."""
-        self._run.phase = "test" if entry.event == "test_start" else "validation"
+        self._run.phase = _phase_of(entry.event)
         self._run.evaluation_batches = entry.data["batches"]
         self._run.control.is_evaluating = True
         self._emit(entry)
@@ -76,7 +77,7 @@ class Evaluations:
 
     def _evaluate(self, entry: EventEntry) -> None:
         if self._run.phase == "train":  # the line of its start is damaged, or could not be written
-            self._run.phase = "test" if entry.event == "test_end" else "validation"
+            self._run.phase = _phase_of(entry.event)
         run, (_, batch_start, batch_end, _) = self._run, EVENTS[self._run.phase]
         before, after = run.bus.signal(batch_start), run.bus.signal(batch_end)
         run.control.is_evaluating, cut = True, run.control.cut_request
@@ -91,3 +92,7 @@ class Evaluations:
                 if run.control.cut_request is not cut:  # the run would have ended it here
                     break
         run.control.is_evaluating = False
+
+
+def _phase_of(event: str) -> Phase:
+    return next((phase for phase in EVENTS if event.startswith(phase)), "validation")

@@ -92,6 +92,7 @@ class RecordedFailure:
     def _close_window(self, failure: EventEntry, run: ReplayRun, requests: RecordedRequests) -> None:
         if run.own_control.is_held and not run.is_last_batch:
             return
+        run.progress.tokens = failure.counters.tokens
         self._emit(run, requests, GRADIENTS_READY)
         if failure.counters.steps > run.progress.steps:
             run.progress.steps = failure.counters.steps

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ....core.length import epochs_done, part_done
 from ....core.metrics.values import Metrics
 from ....core.result import check_line
 from ....core.stepping.optimizers import SINGLE
@@ -21,10 +22,10 @@ from ....events.errors import describe_error
 from ....events.run import CheckpointSource
 from ..format.records import AttemptRecord, Counters
 from .control import ReplayControl
-from .stubs import RecordedData, RecordedEngine, RecordedOptimizer, Unrecorded
+from .stubs import RecordedData, RecordedEngine, RecordedOptimizer, Unrecorded, UnrecordedCounts
 
 LOSSES = "Record them with Recorder(..., losses=True)."
-COUNTERS = ("epoch", "batch", "earlier_batches", "steps", "skipped_steps", "skipped_batches", "samples", "validations", "evaluated")  # fmt: skip  # noqa: E501
+COUNTERS = ("epoch", "batch", "earlier_batches", "steps", "skipped_steps", "skipped_batches", "samples", "validations", "evaluated", "tokens")  # fmt: skip  # noqa: E501
 
 
 class ReplayRun:
@@ -62,14 +63,18 @@ class ReplayRun:
     ranks_meet = False
     training_id: Any = Unrecorded("the id of the training")
     plugins: Any = Unrecorded("the plugins of the run")
+    window_count: Any = Unrecorded("the counts of the losses")
     validation_loaders: Any = Unrecorded("the validation loaders")
     batch_losses: Any = Unrecorded("the losses of a batch, each by itself")
     task: Any = Unrecorded("the task")
     modules: Any = Unrecorded("the modules")
     schedulers: Any = Unrecorded("the schedulers")
     scheduler: Any = Unrecorded("the scheduler")
+    scheduler_steps: Any = Unrecorded("the steps that schedulers were made for")
     train_loader: Any = Unrecorded("the loader")
     batch: Any = Unrecorded("the batches themselves")
+    stream: Any = Unrecorded("which of several streams a batch is of")
+    collected: Any = Unrecorded("what an evaluation has collected")
     outputs: Any = Unrecorded("the outputs of the task's step")
     plugin_seconds: Any = Unrecorded("the time of each plugin so far", "`explain` shows the times at the end.")
 
@@ -85,7 +90,7 @@ class ReplayRun:
         self.recording: Path | None = path
         self.phase: Phase = attempt.phase
         self.trains = attempt.phase == "train"
-        self.progress = Progress()
+        self.progress = Progress(streams=UnrecordedCounts())
         self.progress.set_seconds(0.0)
         self.origin = self.progress.copy()
         self.own_control = ReplayControl(self.progress, on_request)
@@ -98,6 +103,7 @@ class ReplayRun:
         self.is_named = self.trains and tuple(attempt.optimizers) != (SINGLE,)
         self.engine, self.data = RecordedEngine(attempt.world_size), RecordedData()
         self.max_epochs, self.max_steps = attempt.max_epochs, attempt.max_steps
+        self.planned_steps = attempt.planned_steps
         self.validation_sets = attempt.validation_sets
         self.batches_per_epoch: int | None = None
         self.evaluation_batches: int | None = None
@@ -135,6 +141,16 @@ class ReplayRun:
         if self.is_named:
             raise NotRecorded("the window of each of several optimizers")
         return {self.optimizer_name: self.window}
+
+    @property
+    def epoch_fraction(self) -> float | None:
+        """How many epochs are done."""
+        return epochs_done(self.progress, self.batches_per_epoch)
+
+    @property
+    def fraction(self) -> float | None:
+        """Which part of the planned steps is done."""
+        return part_done(self.progress, self.planned_steps, skips=self.max_epochs is not None)
 
     @property
     def is_last_batch(self) -> bool:
@@ -185,6 +201,13 @@ class ReplayRun:
     def track(self, name: str, value: Any, weight: float = 1.0) -> None:
         """Do nothing: logs are recorded, with all that was tracked."""
 
+    def collect(self, name: str, value: Any) -> None:
+        """Raise `NotRecorded`."""
+        raise NotRecorded("the batches of an evaluation, to collect from")
+
+    def weigh(self, count: Any) -> None:
+        """Do nothing: the tokens are recorded."""
+
     def roll_back(self, saved: Mapping[str, Any], path: Path | None = None) -> None:
         """Roll back if the recorded run did so here, to the same checkpoint.
 
@@ -212,6 +235,9 @@ class ReplayRun:
         if action not in self._settling:
             self._settling.append(action)
 
+    def when_exchanging(self, action: Callable[[], None]) -> None:
+        """Do nothing: a replay has no gradients."""
+
     def when_leaving(self, action: Callable[[], None]) -> None:
         """Do nothing: a replay has no other ranks."""
 
@@ -228,7 +254,7 @@ class ReplayRun:
         """Note the error that would have replaced the first one."""
         self.note(f"this error would have replaced the first one: {describe_error(error)}")
 
-    def state_dict(self, shards: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def state_dict(self, shards: Mapping[str, Any] | None = None, *, weights_only: bool = False) -> dict[str, Any]:
         """Raise `NotRecorded`."""
         raise NotRecorded("the state of the run, such as its weights")
 

@@ -28,6 +28,13 @@ class Unrecorded:
         raise NotRecorded(self._what, self._mend)
 
 
+class UnrecordedCounts(dict[str, int]):
+    """Counts by name that no recording has: asking for one raises `NotRecorded`."""
+
+    def __missing__(self, name: str) -> int:
+        raise NotRecorded("how many batches of each stream were read")
+
+
 class RecordedGroup(MutableMapping[str, Any]):
     """A parameter group with nothing but the learning rate, which is known only during a `Log` that has it."""
 

@@ -107,6 +107,7 @@ def _header(main: AttemptSummary, attempts: list[AttemptSummary]) -> dict[str, A
         "facts": [
             ("position", words.position(last) if main.is_fit else progress(main)),
             ("samples", f"{last.samples:,}"),
+            *([("tokens", f"{last.tokens:,}")] if last.tokens else []),
             ("training", words.seconds(last.seconds)),
             ("attempts", f"{sum(attempt.is_fit for attempt in attempts):,}"),
             ("started", attempts[0].began_text),

@@ -9,8 +9,8 @@ from typing import Literal
 from ..explain.attempt_summary import AttemptSummary
 from ..format.records import Batches, EventEntry
 
-Kind = Literal["starting", "training", "validation", "test", "saving", "replaying"]
-KINDS: tuple[Kind, ...] = ("training", "validation", "test", "saving", "replaying", "starting")
+Kind = Literal["starting", "training", "validation", "test", "prediction", "saving", "replaying"]
+KINDS: tuple[Kind, ...] = ("training", "validation", "test", "prediction", "saving", "replaying", "starting")
 BACKGROUND = ("checkpoint_saved", "resume_verified")  # a thread may emit them while the loop does something else
 MAX_SLICES = 1_500  # as many as a page can show
 
@@ -101,6 +101,8 @@ def _next(entry: EventEntry, kind: Kind, *, is_fit: bool) -> Kind:
         "validation_cut": rest,
         "test_start": "test",
         "test_end": rest,
+        "predict_start": "prediction",
+        "predict_end": rest,
         "save_point": "saving",
         "checkpoint_saved": rest,
     }

@@ -64,7 +64,7 @@ def _events(attempt: AttemptSummary, start: float) -> Iterator[Trace]:
         yield _instant(request.verb, start + each.clock, DECISIONS, {**args, "times": request.times})
     for entry in attempt.events(*CHECKPOINT_EVENTS):
         yield _instant(entry.event, start + entry.clock, CHECKPOINTS, _finite(entry.data))
-    for entry in attempt.events("log", "validation_end", "test_end"):
+    for entry in attempt.events("log", "validation_end", "test_end", "predict_end"):
         for name, value in entry.data["metrics"].items():
             if math.isfinite(value):  # a counter cannot show others
                 yield _event("C", name, start + entry.clock, 0, args={"value": value})

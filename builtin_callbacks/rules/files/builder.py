@@ -13,6 +13,8 @@ from ....events import (
     Log,
     PluginChanged,
     PluginFailed,
+    PredictBatchEnd,
+    PredictBatchStart,
     Replay,
     RunClosed,
     RunFailed,
@@ -35,7 +37,7 @@ from .specs import RulePart, RuleSet, RuleSpec
 from .triggers import BEFORE_BOUNDARY, Trigger, need_of, trigger_named
 
 APART: tuple[type[Event], ...] = (  # ranks emit these at different times, or not all of them
-    PluginChanged, PluginFailed, Replay, RunClosed, RunFailed,
+    PluginChanged, PluginFailed, PredictBatchEnd, PredictBatchStart, Replay, RunClosed, RunFailed,
     TestBatchEnd, TestBatchStart, ValidationBatchEnd, ValidationBatchStart,
 )  # fmt: skip
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ....events import Event, Log, Run, TestEnd, ValidationEnd
+from ....events import Event, Log, PredictEnd, Run, TestEnd, ValidationEnd
 from ....events.checks import known_names
 from ..base import Ending, RuleMetric
 from ..errors import RuleError
@@ -13,11 +13,12 @@ from ..text import show
 from .log_history import LOGGED, Entry, LogHistory, entry_of, has_loss
 from .names import fractional_epoch, under_both_names
 
-SOURCES: dict[str, type[ValidationEnd | TestEnd]] = {
-    "on_evaluate": ValidationEnd,
-    "validation_end": ValidationEnd,
-    "on_predict": TestEnd,
-    "test_end": TestEnd,
+SOURCES: dict[str, tuple[type[ValidationEnd | TestEnd | PredictEnd], ...]] = {
+    "on_evaluate": (ValidationEnd,),
+    "validation_end": (ValidationEnd,),
+    "on_predict": (TestEnd, PredictEnd),
+    "test_end": (TestEnd,),
+    "predict_end": (PredictEnd,),
 }
 
 
@@ -56,7 +57,7 @@ class TrainingState(RuleMetric):
     `epoch` (finished epochs, with the part of the current one), `global_step` and `step` (optimizer steps),
     `max_steps` and `num_train_epochs` (None where there is no such limit), `log_history` (the newest last),
     `best_model_checkpoint`, `is_world_process_zero`, `is_local_process_zero`, `is_final` (whether the newest save was
-    requested after the training's end), and the counters of `Progress`: `batch`, `batches`, `samples`,
+    requested after the training's end), and the counters of `Progress`: `batch`, `batches`, `samples`, `tokens`,
     `skipped_steps`, `skipped_batches`, `validations`, `seconds`.
     """
 
@@ -91,6 +92,7 @@ class TrainingState(RuleMetric):
             "batch": progress.batch,
             "batches": progress.batches,
             "samples": progress.samples,
+            "tokens": progress.tokens,
             "skipped_steps": progress.skipped_steps,
             "skipped_batches": progress.skipped_batches,
             "validations": progress.validations,
@@ -108,14 +110,15 @@ class TrainingState(RuleMetric):
 
 
 class EvalMetrics(RuleMetric):
-    """The metrics of the last validation or test, a dict: each by our name and by the ancestors', `epoch` and `step`.
+    """The metrics of the last validation, test or prediction, a dict: each by both names, `epoch` and `step`.
 
-    Such as `validation/loss` and `eval_loss`, and of a named set `validation/<set>/loss` and `eval_<set>_loss`; of a
-    test, `test/loss` and `test_loss`. None before.
+    Ours and the ancestors', such as `validation/loss` and `eval_loss`, and of a named set `validation/<set>/loss` and
+    `eval_<set>_loss`; of a test, `test/loss` and `test_loss`. None before.
 
     Args:
         name: what rules call it.
-        source_event: `on_evaluate` (or `validation_end`) or `on_predict` (or `test_end`).
+        source_event: `on_evaluate` (or `validation_end`), or `on_predict` (or one of both, `test_end` and
+            `predict_end`).
 
     Raises:
         RuleError: it is another one.
@@ -130,7 +133,7 @@ class EvalMetrics(RuleMetric):
             got = show(source_event)
             raise RuleError(f"EvalMetrics takes the metrics of a source_event, got {got}.{known_names(got, SOURCES)}")
         self._source = SOURCES[source_event]
-        self.events = (self._source,)
+        self.events = self._source
         self._metrics: dict[str, float] | None = None
 
     def compute(self, run: Run, event: Event) -> dict[str, float] | None:

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from ....events import Event, Log, Run, TestEnd, ValidationEnd
+from ....events import Event, Log, PredictEnd, Run, TestEnd, ValidationEnd
 from .names import ancestor_name, fractional_epoch
 
 Entry = dict[str, float]
-LOGGED = (Log, ValidationEnd, TestEnd)
+LOGGED = (Log, ValidationEnd, TestEnd, PredictEnd)
 LONGEST = 1000
 
 
@@ -29,7 +29,7 @@ def is_new(seen: dict[str, int], run: Run, event: Event) -> bool:
     return True
 
 
-def entry_of(run: Run, event: Log | ValidationEnd | TestEnd) -> Entry:
+def entry_of(run: Run, event: Log | ValidationEnd | TestEnd | PredictEnd) -> Entry:
     """Return what an event logs, under the ancestors' names, with `epoch` and `step`."""
     named = {ancestor_name(name): float(value) for name, value in event.metrics.items()}
     return named | {"epoch": fractional_epoch(run, event), "step": run.progress.steps}

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ....core.metrics.rates import Rates
 from ....events import EpochEnd, Event, Log, Progress, Run
 from ..base import RuleMetric
 
@@ -19,6 +20,7 @@ STATM = Path("/proc/self/statm")
 class Throughput(RuleMetric):
     """How fast the training goes, a dict: `samples_per_second` (of all ranks) and `steps_per_second`.
 
+    Where losses are sums over tokens, also `tokens_per_second`.
     Measured at every log and every end of an epoch, over the training time since the one before, with whatever was done
     in it. None before.
     """
@@ -30,20 +32,16 @@ class Throughput(RuleMetric):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self._origin: Progress | None = None
-        self._before = (0, 0, 0.0)
+        self._measured = Rates()
         self._rates: dict[str, float] | None = None
 
     def compute(self, run: Run, event: Event) -> dict[str, float] | None:
         """Return the rates."""
         if run.origin is not self._origin:
             origin = self._origin = run.origin
-            self._before = (origin.samples, origin.steps, origin.earlier_seconds)  # the origin's own clock runs
-        progress = run.progress
-        now = (progress.samples, progress.steps, progress.seconds)
-        samples, steps, seconds = (new - old for new, old in zip(now, self._before, strict=True))
-        if isinstance(event, self.events) and samples and seconds > 0:
-            self._rates = {"samples_per_second": samples / seconds, "steps_per_second": steps / seconds}
-            self._before = now
+            self._measured.start(origin, origin.earlier_seconds)  # the origin's own clock runs
+        if isinstance(event, self.events):
+            self._rates = self._measured.read(run.progress, run.progress.seconds) or self._rates
         return self._rates
 
     def state_dict(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ....events import Event, Run, StepEnd
 
-PREFIXES = {"train": "", "validation": "eval_", "test": "test_"}
+PREFIXES = {"train": "", "validation": "eval_", "test": "test_", "predict": "predict_"}
 
 
 def ancestor_name(name: str) -> str:

@@ -7,30 +7,46 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from ....events import (
+    BatchEnd,
     BatchStart,
     CheckpointSaved,
+    EpochEnd,
+    EpochStart,
     Event,
     GradientsReady,
+    LastBoundary,
     Log,
+    PredictBatchEnd,
+    PredictBatchStart,
+    PredictStart,
     Run,
     SavePoint,
     ShouldStop,
+    StepEnd,
     TestBatchEnd,
     TestBatchStart,
     TestStart,
+    TrainEnd,
     ValidationBatchEnd,
     ValidationBatchStart,
     ValidationEnd,
     ValidationStart,
 )
 from ....events.checks import describe
+from ....events.control import Pending
 from ..base import RuleFiring, RuleOperation
 from ..errors import RuleTypeError
 from ..text import show
 from .functions import Function, function
 
-EVALUATING = (ValidationStart, ValidationBatchStart, ValidationBatchEnd, TestStart, TestBatchStart, TestBatchEnd)
-Verb = Literal["stop", "end_epoch", "request_log", "request_validation", "request_save", "next_phase", "skip_batch", "hold_step", "skip_step", "veto_stop", "cut_validation"]  # fmt: skip  # noqa: E501
+BEFORE_SAVES = (
+    EpochStart, BatchStart, GradientsReady, StepEnd, BatchEnd, Log, ValidationEnd, EpochEnd, LastBoundary, TrainEnd,
+)  # fmt: skip
+EVALUATING = (
+    ValidationStart, ValidationBatchStart, ValidationBatchEnd, TestStart, TestBatchStart, TestBatchEnd,
+    PredictStart, PredictBatchStart, PredictBatchEnd,
+)  # fmt: skip
+Verb = Literal["stop", "end_epoch", "request_log", "request_validation", "request_save", "next_phase", "skip_batch", "hold_step", "skip_step", "veto_stop", "veto_save", "cut_validation"]  # fmt: skip  # noqa: E501
 
 
 LOGGING, VALIDATING, SAVING = (Log,), (ValidationEnd,), (SavePoint, CheckpointSaved)
@@ -51,6 +67,15 @@ def make_request(verb: Verb, answers: tuple[type[Event], ...] = ()) -> Callable[
     return ask
 
 
+def make_withdrawal(verb: Pending) -> Callable[[RuleOperation, Run, RuleFiring], None]:
+    """Return an action that takes back what was asked of the loop, with the rule as the reason."""
+
+    def withdraw(operation: RuleOperation, run: Run, firing: RuleFiring) -> None:  # noqa: ARG001  # a method
+        run.control.withdraw(verb, firing.reason)
+
+    return withdraw
+
+
 class _Requests(RuleOperation):
     """The requests that have one name in both vocabularies."""
 
@@ -59,6 +84,7 @@ class _Requests(RuleOperation):
         "should_hold_step": (BatchStart,),
         "should_skip_step": (GradientsReady,),
         "should_veto_stop": (ShouldStop,),
+        "should_veto_save": BEFORE_SAVES,
         "should_cut_validation": EVALUATING,
     }
     asks: Mapping[str, str] = {
@@ -81,6 +107,9 @@ class _Requests(RuleOperation):
     should_hold_step = make_request("hold_step")
     should_skip_step = make_request("skip_step")
     should_veto_stop = make_request("veto_stop")
+    should_veto_save = make_request("veto_save")
+    should_withdraw_save = make_withdrawal("save")
+    should_withdraw_log = make_withdrawal("log")
     should_cut_validation = make_request("cut_validation")
 
 
@@ -92,6 +121,9 @@ class HFControls(_Requests):
     should_training_stop = make_request("stop")
     should_epoch_stop = make_request("end_epoch")
     should_evaluate = make_request("request_validation", VALIDATING)
+    should_withdraw_training_stop = make_withdrawal("stop")
+    should_withdraw_epoch_stop = make_withdrawal("end_epoch")
+    should_withdraw_evaluate = make_withdrawal("validation")
 
 
 class Controls(_Requests):
@@ -102,6 +134,9 @@ class Controls(_Requests):
     should_stop = make_request("stop")
     should_end_epoch = make_request("end_epoch")
     should_validate = make_request("request_validation", VALIDATING)
+    should_withdraw_stop = make_withdrawal("stop")
+    should_withdraw_end_epoch = make_withdrawal("end_epoch")
+    should_withdraw_validate = make_withdrawal("validation")
 
 
 class CallFunction(RuleOperation):

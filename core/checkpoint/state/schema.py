@@ -6,6 +6,7 @@ import hashlib
 import platform
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,24 @@ def check_schema(saved: Mapping[str, Any]) -> None:
     lacking = [key for key in REQUIRED if key not in saved] if isinstance(saved, Mapping) else list(REQUIRED)
     if lacking:
         raise ValueError(f"This is not a checkpoint of heliograph: it lacks {', '.join(lacking)}.")
+
+
+WEIGHTS_ONLY = "weights_only"  # in a state that no run can resume
+
+
+def check_resumable(saved: Mapping[str, Any], path: Path | None) -> None:
+    """Raise ValueError where a state holds only weights.
+
+    Args:
+        saved: the state.
+        path: its file, for the message.
+    """
+    if saved.get(WEIGHTS_ONLY):
+        raise ValueError(
+            f"{path or 'The state'} holds only weights, as Checkpoint(weights_only=True) writes them, without "
+            f"optimizer, position and random generators: it cannot be resumed. Give resume= the path of a full "
+            f"checkpoint; or begin a new training with these weights: resume=None, and load_weights(task, path)."
+        )
 
 
 State = dict[str, Any]

@@ -2,7 +2,7 @@
 
 from .files import Files, prepare_folder
 from .manifest import Entry, JudgedBy, checkpoint_name, clean
-from .reader import State, entries, load, load_weights, newest, read, read_manifest
+from .reader import State, entries, load, newest, read, read_manifest
 from .reader import check as verify
 from .store import Store
 
@@ -16,7 +16,6 @@ __all__ = [
     "clean",
     "entries",
     "load",
-    "load_weights",
     "newest",
     "prepare_folder",
     "read",

@@ -225,6 +225,34 @@ class HashingWriter:
         return self._digest.hexdigest()
 
 
+def write_whole(path: Path, write: Callable[[Path], None], *, files: Files = SYSTEM) -> None:
+    """Write a file completely or not at all; a former one of that name stays until then.
+
+    Args:
+        path: the file.
+        write: writes it under the path that it is given, in a hidden folder; what else it writes there is moved to the
+            same place, before the file itself.
+        files: the operations on files.
+
+    Raises:
+        OSError: it could not be written; nothing of it is left.
+    """
+    aside = path.with_name(f".{path.name}.tmp")
+    try:
+        files.remove_folder(aside)  # of a process that was killed
+        aside.mkdir()
+        write(aside / path.name)
+        names = sorted((each.name for each in aside.iterdir()), key=lambda name: name == path.name)
+        for name in names:
+            with FileIO(aside / name, "r+") as file:
+                files.sync(file)
+        for name in names:
+            files.rename(aside / name, path.with_name(name))
+        files.sync_folder(path.parent)
+    finally:
+        files.remove_folder(aside)
+
+
 def prepare_folder(folder: Path) -> None:
     """Create a folder and write to it once, so that a run does not find out hours later that it cannot save.
 

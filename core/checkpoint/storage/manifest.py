@@ -149,6 +149,7 @@ class Entry:
         training_id: the id of its training; empty if it was written before trainings had ids.
         asked_name: the name that the program gave the run; the files may have it with a number added.
         replaces: the digest of the file without a valid manifest that it replaces; else empty.
+        weights_only: whether it holds no more than weights, so that no run can resume it.
     """
 
     path: Path
@@ -167,6 +168,7 @@ class Entry:
     training_id: str = ""
     asked_name: str = ""
     replaces: str = ""
+    weights_only: bool = False
 
     @property
     def claim(self) -> Claim:
@@ -219,6 +221,7 @@ def encode(entry: Entry) -> bytes:
             **({"shards": shards} if shards else {}),
             **({"training_id": entry.training_id, "asked_name": entry.family} if entry.training_id else {}),
             **({"replaces": entry.replaces} if entry.replaces else {}),
+            **({"weights_only": True} if entry.weights_only else {}),
         }
     )
 
@@ -292,6 +295,7 @@ def _entry(facts: Mapping[str, Any], path: Path, data: Path | None) -> Entry:
         training_id=_typed(facts.get("training_id", ""), "training_id", str),
         asked_name=_typed(facts.get("asked_name", ""), "asked_name", str),
         replaces=_typed(facts.get("replaces", ""), "replaces", str),
+        weights_only=_typed(facts.get("weights_only", False), "weights_only", bool),
     )
 
 

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import nn
 
 from ....events.checks import known_names
-from ...engines.options import modules_of
-from ...engines.weights import check_fits, load_average, load_module, measured_average
-from ..state.ranks import join_shards
 from ..state.schema import check_schema, is_older, migrate_state
 from .files import SYSTEM, Files, WatchedReader
 from .folder import Manifests
@@ -87,7 +82,7 @@ def read(path: Path, *, map_tensors: bool = False, files: Files = SYSTEM) -> Any
         OSError: it cannot be read, not even when retried.
         ValueError: it cannot be read safely, or claims more bytes than it has.
     """
-    files.patiently(partial(_check_is_there, path))
+    files.patiently(partial(check_is_there, path))
     files.patiently(partial(check_archive, path))
     content = files.patiently(partial(_unpickle, path, map_tensors, files))
     check_content(content, path)
@@ -283,50 +278,6 @@ def _check_listed(manifests: Manifests, run_name: str) -> None:
             raise each.problem
 
 
-def load_weights(task: Any, path: Path | str, *, average: str | Literal[False] | None = None) -> dict[str, float]:
-    """Load the weights of a checkpoint, and nothing else, into the modules of a task.
-
-    Args:
-        task: the task whose modules the checkpoint holds; or a module, where it holds a single one.
-        path: the checkpoint.
-        average: None loads the weights that its validations were measured on: those that a plugin such as `EMA` has
-            averaged, where it validates with them, else the trained ones. The name of such a plugin, `"ema"`, loads
-            its average in any case; False loads the trained weights.
-
-    Returns:
-        The metrics that the run had when it was written.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-        ValueError: it is damaged, of other modules, or without that average.
-    """
-    state = join_shards(load(Path(path)), Path(path))
-    plugin = measured_average(state) if average is None else average
-    try:
-        modules = _modules_for(task, state["modules"])
-        check_fits(modules, state["modules"])
-        for name, module in modules.items():
-            load_module(name, module, state["modules"][name])
-        if plugin:
-            load_average(modules, state, plugin)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-    return dict(state["metrics"])
-
-
-def _modules_for(task: Any, saved: Mapping[str, Any]) -> dict[str, nn.Module]:
-    """Return the modules of a task, or a plain module by the name of the only one that is saved."""
-    modules = modules_of(task)
-    if not isinstance(task, nn.Module) or saved.keys() == modules.keys():
-        return modules
-    if len(saved) > 1:
-        raise ValueError(
-            f"The checkpoint holds the modules {sorted(saved)}, and one was given: give an object that has all of "
-            f"them, such as types.SimpleNamespace({', '.join(f'{name}=...' for name in sorted(saved))})."
-        )
-    return dict.fromkeys(saved, task)
-
-
 def _manifests(folder: Path | Manifests) -> Manifests:
     return folder if isinstance(folder, Manifests) else Manifests(folder)
 
@@ -340,10 +291,11 @@ def _check_is_file(path: Path) -> None:
         raise ValueError(f"{path} is a folder: Checkpoint({str(path)!r}, resume='auto') finds the newest in it.")
     if path.suffix != SUFFIX:
         raise ValueError(f"{path} is not a checkpoint: the data of one lies in a file that ends in {SUFFIX}.")
-    _check_is_there(path)
+    check_is_there(path)
 
 
-def _check_is_there(path: Path) -> None:
+def check_is_there(path: Path) -> None:
+    """Raise OSError unless a file is there; ValueError where a folder, a pipe or a device has its name."""
     if path.is_symlink() and not path.exists():  # into storage that is not mounted, perhaps: it may come back
         raise OSError(errno.EIO, f"it is a link to {path.readlink()}, which is not there", str(path))
     if path.exists() and not path.is_file():

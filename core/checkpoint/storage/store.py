@@ -13,7 +13,7 @@ from stat import S_ISREG
 from time import time
 from typing import Any
 
-from ..state.schema import SCHEMA, training_of
+from ..state.schema import SCHEMA, WEIGHTS_ONLY, training_of
 from . import reader
 from .files import NOT_THERE, SYSTEM, Files, prepare_folder
 from .folder import Manifests
@@ -354,11 +354,12 @@ class Store:
             size=0,
             sha256="",
             schema=SCHEMA,
-            progress=state["progress"],
+            progress={name: count for name, count in state["progress"].items() if name != "streams"},
             metrics=state["metrics"],
             versions=state.get("versions", {}),
             world=state.get("world", {"size": 1}),
             judged_by=judged_by,
+            weights_only=bool(state.get(WEIGHTS_ONLY)),
         )
 
     def _free_path(self, wanted: Path, training: str, replace_unknown: bool) -> Path:

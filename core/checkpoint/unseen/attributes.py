@@ -16,6 +16,7 @@ from torch.utils.data import ConcatDataset, Subset, SubsetRandomSampler, TensorD
 from ....events import Run
 from ...data.draws.equality import set_by_epoch
 from ...data.draws.users_code import is_users
+from ...data.streams import Streams
 from .values import GENERATORS, encode
 
 MODULE_ATTRIBUTES: Final = frozenset({*vars(nn.Module()), "_compiled_call_impl"}) - {"training"}
@@ -122,8 +123,9 @@ def find_attributes(run: Run) -> dict[str, Attribute]:
         found.update(_hooks(optimizer, name, OPTIMIZER_HOOKS))
     for name, scheduler in run.schedulers.items():
         found.update(_drop_holders(_scheduler_attributes(scheduler, f"the scheduler of {name}")))
-    sets = run.validation_loaders
-    loaders = {"": run.train_loader, **{f"validation {name} ".replace("  ", " "): each for name, each in sets.items()}}
+    sets, train = run.validation_loaders, run.train_loader
+    loaders = {f"{name} ": each for name, each in train.loaders.items()} if isinstance(train, Streams) else {"": train}
+    loaders |= {f"validation {name} ".replace("  ", " "): each for name, each in sets.items()}
     for prefix, loader in loaders.items():
         for name in READERS:
             found.update(_reader_attributes(getattr(loader, name, None), f"{prefix}{name.replace('_', ' ')}"))

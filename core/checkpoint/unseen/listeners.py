@@ -9,6 +9,10 @@ from typing import Any, Final, TypedDict
 
 from ....events import (
     LastBoundary,
+    PredictBatchEnd,
+    PredictBatchStart,
+    PredictEnd,
+    PredictStart,
     Run,
     RunClosed,
     RunFailed,
@@ -26,7 +30,10 @@ from .program import Program, affects_training
 from .values import Value, encode, equal, show, show_both
 from .variables import is_number, receiver_object
 
-AFTERWARDS: Final = {LastBoundary, RunClosed, RunFailed, TestBatchEnd, TestBatchStart, TestEnd, TestStart, TrainEnd}
+AFTERWARDS: Final = {
+    LastBoundary, PredictBatchEnd, PredictBatchStart, PredictEnd, PredictStart, RunClosed, RunFailed,
+    TestBatchEnd, TestBatchStart, TestEnd, TestStart, TrainEnd,
+}  # fmt: skip
 OBSERVE: Final = "or let an observer connect it, if no bit of the training depends on it"
 GONE: Final = f"connect it at TrainStart or at CheckpointLoaded, {OBSERVE}"
 NEW: Final = f"remove or pause it at CheckpointLoaded, too, {OBSERVE}"

@@ -27,10 +27,10 @@ def batch_size(batch: Any) -> int:
     return batch.shape[0] if batch.ndim else 1
 
 
-def size_counter(task: Any) -> Callable[[Any], int]:
-    """Return what counts the samples of a batch: `task.batch_size(batch)` if the task has it, else `batch_size`."""
+def size_counter(task: Any, counts: Callable[[Any], int] = batch_size) -> Callable[[Any], int]:
+    """Return what counts the samples of a batch: `task.batch_size(batch)` if the task has it, else `counts`."""
     own = getattr(task, "batch_size", None)
-    return own if callable(own) else batch_size
+    return own if callable(own) else counts
 
 
 def length_of(loader: Iterable[Any] | None) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch.utils.data import Dataset
@@ -24,6 +24,7 @@ class Source(Protocol):
         as_it_is: whether every rank reads all of it, whatever the others read.
         batch_size: what a batch takes of the order; see `Layout`. None: unknown, or not the same on all ranks.
         cuts_batches: whether it can begin within a batch, where it reads for one rank.
+        parts: the sources that it reads, where it is made of others.
     """
 
     loader: Any
@@ -33,6 +34,7 @@ class Source(Protocol):
     as_it_is: bool
     batch_size: int | None
     cuts_batches: bool
+    parts: Sequence[Source]
 
     @property
     def layout(self) -> Layout:
@@ -47,14 +49,44 @@ class Source(Protocol):
     def hidden(self) -> tuple[float, list[str]]:
         """Return the seconds that the first batch took to be compared, and a sentence for each hidden state so far."""
 
-    def state_dict(self, *, between_epochs: bool) -> dict[str, Any]:
-        """Return what the position needs besides the number of consumed batches."""
+    def state_dict(self, batch: int) -> dict[str, Any]:
+        """Return what the position needs besides the number of consumed batches of the epoch, which is given."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the state; the next `open` continues from it."""
 
     def close(self) -> None:
         """Let worker processes go."""
+
+
+class Compound(ABC):
+    """A source that is made of others.
+
+    Attributes:
+        own: what of `kind` is not that of its parts.
+    """
+
+    own: dict[str, Any]
+
+    @abstractmethod
+    def combine(self) -> None:
+        """Take over what the ranks have agreed on for its parts."""
+
+    @abstractmethod
+    def compared(self, batch: Any, number: int) -> Any:
+        """Return what of a batch is read again where a run resumes after it.
+
+        Args:
+            batch: as it was read.
+            number: which of the epoch, from 1.
+        """
+
+
+def nested(source: Source) -> Iterator[Source]:
+    """Yield a source, then those that it is made of."""
+    yield source
+    for part in source.parts:
+        yield from nested(part)
 
 
 class Sourced(ABC):

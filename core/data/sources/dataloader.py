@@ -155,7 +155,7 @@ class IterableSource(Rewired):
         reasons = ("an iterable dataset is read again up to the position",)
         return "replayed", reasons + ((self._changed_workers,) if self._changed_workers else ())
 
-    def state_dict(self, *, between_epochs: bool) -> dict[str, Any]:
+    def state_dict(self, batch: int) -> dict[str, Any]:
         """Return the number of workers, which the order of an iterable dataset depends on."""
         return {"workers": self._own.num_workers}
 

@@ -67,8 +67,9 @@ class StatefulSource(Stateless):
         """Return what was found in its dataset."""
         return (0.0, []) if self._probe is None else self._probe.read()
 
-    def state_dict(self, *, between_epochs: bool) -> dict[str, Any]:
+    def state_dict(self, batch: int) -> dict[str, Any]:
         """Return the loader's state, as it was when the batch in hand had just been read."""
+        between_epochs = not batch
         if (given := self._find_given(between_epochs=between_epochs)) is not None:  # not read yet
             return dict(given)
         if between_epochs and not self._exhausted:  # an epoch that was left early begins again, as in the loop
@@ -90,19 +91,20 @@ class StatefulSource(Stateless):
     def _follow(self, batches: Iterator[Any], reading: Reading) -> Iterator[Any]:
         """Note when the loader ends, before its last batch is out: that is part of the state that a save there keeps.
 
-        Where its length is unknown, the loop may read ahead; the state from before that is kept.
+        Where the loop reads ahead, the state from before that is kept, and the end is what comes after the last batch.
         """
         self._exhausted, self._before = False, None
         for number in count(reading.batch + 1):
-            if self.length is None and reading.ahead:
+            if reading.ahead:
                 self._before = self.loader.state_dict()
             try:
                 batch = next(batches)
             except StopIteration:
                 self._exhausted = True
                 return
-            following = list(islice(batches, 1)) if number == self.length else []
-            self._exhausted = number == self.length and not following
+            is_last = number == self.length and not reading.ahead
+            following = list(islice(batches, 1)) if is_last else []
+            self._exhausted = is_last and not following
             yield from (batch, *following)
             if self._exhausted:
                 return

@@ -30,7 +30,7 @@ class Reading:
         is_over: whether another rank had no more there, so that this one's rest is not read either.
         check: called with the last of the batches that are read again.
         probes: whether the first batch that is read of a loader is loaded twice and compared.
-        ahead: whether one item is read ahead where the length is unknown.
+        ahead: whether one item is read ahead.
         within: how many samples of the batch at the position are consumed; zero unless the source `cuts_batches`.
     """
 
@@ -42,7 +42,7 @@ class Reading:
     is_over: bool = False
     check: Callable[[Any], None] | None = None
     probes: bool = False
-    ahead: bool = True
+    ahead: bool = False
     within: int = 0
 
 
@@ -54,6 +54,7 @@ class Stateless:
     common = False
     cuts_batches = False
     batch_size: int | None = None
+    parts: Sequence[Any] = ()
 
     def __init__(self, loader: Any, kind: dict[str, Any], share: Share = ALONE) -> None:
         self.loader, self.kind, self.share = loader, kind, share
@@ -73,7 +74,7 @@ class Stateless:
         """Return nothing: it is not looked for."""
         return 0.0, []
 
-    def state_dict(self, *, between_epochs: bool) -> dict[str, Any]:
+    def state_dict(self, batch: int) -> dict[str, Any]:
         """Return nothing."""
         return {}
 

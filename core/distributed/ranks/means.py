@@ -96,6 +96,7 @@ class Term(NamedTuple):
         dtype: the tensor's, None for a plain number.
         device: the kind of device that the tensor was on.
         weight: how many samples it is of.
+        is_sum: whether it is the sum over these, not the mean.
     """
 
     batch: int
@@ -103,6 +104,10 @@ class Term(NamedTuple):
     dtype: torch.dtype | None
     device: str
     weight: float
+    is_sum: bool
+
+
+Kept = tuple[int, Tensor | float, Tensor | float, bool]
 
 
 class Terms(Means):
@@ -110,17 +115,18 @@ class Terms(Means):
 
     def __init__(self) -> None:
         super().__init__()
-        self._kept: dict[str, list[tuple[int, Tensor | float, float]]] = {}
+        self._kept: dict[str, list[Kept]] = {}
 
     def add(self, name: str, value: Tensor | float | Measured, weight: float = 1.0) -> None:
         """Keep a value with its weight, on its device; or update a metric object."""
         if isinstance(value, Measured):
             super().add(name, value)
-            return
-        if isinstance(value, Tensor):
-            check_scalar(name, value)
-            value = value.detach().reshape(()).clone()
-        self._kept.setdefault(name, []).append((self.batch, value, weight))
+        else:
+            self._keep(name, value, weight, is_sum=False)
+
+    def add_sum(self, name: str, total: Tensor | float, count: Tensor | float) -> None:
+        """Keep a sum with its count."""
+        self._keep(name, total, count, is_sum=True)
 
     @property
     def objects(self) -> dict[str, Any]:
@@ -131,6 +137,12 @@ class Terms(Means):
         """Return the values by name, and start again; waits for the device once for each name."""
         kept, self._kept = self._kept, {}
         return {name: _terms(each) for name, each in kept.items()}
+
+    def _keep(self, name: str, value: Tensor | float, weight: Tensor | float, *, is_sum: bool) -> None:
+        if isinstance(value, Tensor):
+            check_scalar(name, value)
+            value = value.detach().reshape(()).clone()
+        self._kept.setdefault(name, []).append((self.batch, value, weight, is_sum))
 
 
 def merge_means(of_ranks: Sequence[Mapping[str, Iterable[Term]]], engine: Engine) -> Means:
@@ -148,17 +160,20 @@ def merge_means(of_ranks: Sequence[Mapping[str, Iterable[Term]]], engine: Engine
         for kind, group in groupby(sorted(terms, key=attrgetter("batch")), key=attrgetter("dtype", "device")):
             same_kind = list(group)
             for value, term in zip(_values(same_kind, *kind, engine), same_kind, strict=True):
-                means.add(name, value, term.weight)
+                (means.add_sum if term.is_sum else means.add)(name, value, term.weight)
     return means
 
 
-def _terms(kept: list[tuple[int, Tensor | float, float]]) -> list[Term]:
+def _terms(kept: list[Kept]) -> list[Term]:
     terms = []
     for kind, group in groupby(kept, key=lambda each: _kind(each[1])):
         same_kind = list(group)
-        values = [value for _, value, _ in same_kind]
+        values = [value for _, value, _, _ in same_kind]
         plain = torch.stack(values).tolist() if kind[0] is not None else values  # type: ignore[arg-type]  # all tensors
-        terms += [Term(batch, value, *kind, weight) for (batch, _, weight), value in zip(same_kind, plain, strict=True)]
+        terms += [
+            Term(batch, value, *kind, float(weight), is_sum)
+            for (batch, _, weight, is_sum), value in zip(same_kind, plain, strict=True)
+        ]
     return terms
 
 

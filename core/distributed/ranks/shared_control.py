@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 from uuid import uuid4
 from zlib import crc32
 
 from ....events import Control, Event, Request, Run, ShouldStop
 from ....events.bus import Receiver
-from ....events.control import Verb
+from ....events.control import Pending, Verb
 from ...data.last_batch import with_last
 from ...data.order.sizes import batch_size
 from ...data.training_data import TrainingData
@@ -29,7 +29,7 @@ class SharedRun(Run, Protocol):
     Attributes:
         outcome: what becomes its result; ranks agree on its `exit_status`.
         pending_state: a state that is to be applied, and its file, if there is one.
-        last_step: the optimizer step that ends the run, infinite where none does.
+        is_complete: whether the run has its length.
         engine: what connects the ranks.
     """
 
@@ -37,7 +37,7 @@ class SharedRun(Run, Protocol):
     pending_state: tuple[Mapping[str, Any], Path | None] | None
 
     @property
-    def last_step(self) -> float:
+    def is_complete(self) -> bool:
         """See the class."""
 
     @property
@@ -55,6 +55,8 @@ class Ballot:
     requests: dict[Verb, Request]
     vetoes: bool
     interrupted: bool
+    vetoes_save: bool
+    withdrawn: dict[Verb, Request]
 
 
 class SharedControl(Control):
@@ -79,9 +81,10 @@ class SharedControl(Control):
         self.is_shared = True
         self._run, self._engine = run, run.engine
         self._every = int(getattr(run.engine, "agree_every", 1))
-        self._judges = self._interrupted = False
-        self._evaluations = self._optimizer_order = 0
+        self._judges = self._interrupted = self._drops_alike = False
+        self._evaluations = self._optimizer_order = self._condition_order = 0
         self._token = ""
+        self._withdrawn: dict[Verb, Request] = {}
         self._should_stop = run.bus.signal(ShouldStop)
         self._hook = SignalHook([signal.SIGINT], self._note_interrupt)
 
@@ -112,7 +115,7 @@ class SharedControl(Control):
             return False
         run, progress = self._run, self._progress
         done = progress.steps + progress.skipped_steps
-        return done % self._every == 0 or run.is_last_batch or progress.steps >= run.last_step
+        return done % self._every == 0 or run.is_last_batch or run.is_complete
 
     def agree(self) -> None:
         """Make the open requests the same on all ranks.
@@ -124,9 +127,10 @@ class SharedControl(Control):
         progress = self._progress
         steps, batches = progress.steps + progress.skipped_steps, progress.batches
         clock = progress.own_seconds if self._engine.is_main else 0.0
-        news = self.pending or self.vetoed or self._interrupted
+        news = self.pending or self.vetoed or self._interrupted or bool(self._withdrawn)
         judges = bool(self._should_stop.chain)
-        cast = [news, judges, clock, steps, -steps, batches, -batches, self._optimizer_order, -self._optimizer_order]
+        order, changes = self._optimizer_order, self._condition_order
+        cast = [news, judges, clock, steps, -steps, batches, -batches, order, -order, changes, -changes]
         any_news, any_judges, clock, *places = self._engine.vote([float(each) for each in cast])
         self._check_places(places)
         progress.set_seconds(clock)
@@ -156,12 +160,20 @@ class SharedControl(Control):
         if skips:
             self.skips_batch = self.touched = True
 
+    def drop_step(self, reason: str) -> None:
+        """See the base class; there is nothing to vote on."""
+        super().drop_step(reason)
+        self._drops_alike = True
+
     def agree_on_step(self) -> None:
         """Let gradients that one rank drops be dropped by all, where some plugin declares that it may.
 
         Raises:
             RuntimeError: a rank drops them that is not expected to.
         """
+        if self._drops_alike:
+            self._drops_alike = False
+            return
         dropped = self._votes("skip_step", self.votes_on_steps, asked=self.drops_step)
         if dropped and self._engine.vote([self.drops_step])[0]:
             self.drops_step = self.touched = True
@@ -169,6 +181,17 @@ class SharedControl(Control):
     def note_optimizer(self, name: str) -> None:
         """Note which of several optimizers is next; the next vote finds out whether it was the same on all ranks."""
         self._optimizer_order = crc32(name.encode(), self._optimizer_order)
+
+    def withdraw(self, verb: Pending, reason: str, *, by: str | None = None) -> bool:
+        """Take back what any rank has requested, at the next vote, unless this rank requests it again before that."""
+        if not super().withdraw(verb, reason, by=by):
+            self.record(cast("Verb", f"withdraw_{verb}"), reason, by)
+        self._withdrawn[verb] = next(each for each in reversed(self.history) if each.verb == f"withdraw_{verb}")
+        return True
+
+    def note_condition(self, change: str) -> None:
+        """Note a change of a plugin's condition; the next vote finds out whether it was the same on all ranks."""
+        self._condition_order = crc32(change.encode(), self._condition_order)
 
     def is_cut(self) -> bool:
         """Return whether the running evaluation is to be left, as some rank asked; inform the others if this one did.
@@ -214,14 +237,21 @@ class SharedControl(Control):
 
     def _exchange(self) -> None:
         ballots = self._ballots(self.open_requests())
-        agreed = _merge(ballots)
+        agreed, withdrawn = _merge(ballots), _merge_withdrawals(ballots)
+        for verb, request in withdrawn.items():
+            if verb not in self._withdrawn:
+                self.history.add(request)
+            if verb in agreed and not agreed[verb].required:
+                del agreed[verb]
+        self._withdrawn, self._save_vetoed = {}, any(ballot.vetoes_save for ballot in ballots)
         askers = [rank for rank, ballot in enumerate(ballots) if "roll_back" in ballot.requests]
         self.adopt(agreed, vetoed=any(ballot.vetoes for ballot in ballots))
         if askers and len(askers) < len(ballots):  # the others do not know where to
             self._run.pending_state = self._engine.broadcast(self._run.pending_state, askers[0])
 
     def _ballots(self, requests: dict[Verb, Request]) -> list[Ballot]:
-        ballot = Ballot(requests, self.vetoed, self._interrupted)
+        withdrawn = {verb: request for verb, request in self._withdrawn.items() if verb not in requests}
+        ballot = Ballot(requests, self.vetoed, self._interrupted, self._save_vetoed, withdrawn)
         ballots: list[Ballot] = self._engine.gather_objects(ballot)
         interrupted = [str(rank) for rank, each in enumerate(ballots) if each.interrupted]
         if interrupted:
@@ -230,18 +260,23 @@ class SharedControl(Control):
         return ballots
 
     def _check_places(self, places: Sequence[float]) -> None:
-        most_steps, fewest_steps, most_batches, fewest_batches, optimizer_order, other_order = map(abs, places)
+        most_steps, fewest_steps, most_batches, fewest_batches, order, other_order, *changes = map(abs, places)
         if most_steps != fewest_steps or most_batches != fewest_batches:
             raise RuntimeError(
                 f"The ranks are at different positions: {fewest_steps:.0f} to {most_steps:.0f} steps, "
                 f"{fewest_batches:.0f} to {most_batches:.0f} batches. What a handler decides about a batch must be "
                 f"decided in the same way on all ranks."
             )
-
-        if optimizer_order != other_order:
+        if order != other_order:
             raise RuntimeError(
                 "The ranks stepped different optimizers: training_step must yield the same names on all ranks, in one "
                 "order."
+            )
+        if changes[0] != changes[1]:
+            raise RuntimeError(
+                "The condition of a plugin held on some ranks only: what plugin.when(...) is given must say the same "
+                "on all of them. Let it read run.progress or the metrics of a validation, not the rank, a clock or a "
+                "loss; a plugin that is for one rank says so with ranks = 'main'."
             )
 
     @staticmethod
@@ -276,6 +311,16 @@ def _merge(ballots: Sequence[Ballot]) -> dict[Verb, Request]:
         for verb, request in ballot.requests.items():
             everybody = all(verb in each.requests and each.requests[verb].by == request.by for each in ballots)
             merged.setdefault(verb, request if everybody else replace(request, rank=rank))
+            merged[verb].required |= request.required
+    return merged
+
+
+def _merge_withdrawals(ballots: Sequence[Ballot]) -> dict[Verb, Request]:
+    """Return what any rank takes back, in the name of the lowest rank that does."""
+    merged: dict[Verb, Request] = {}
+    for rank, ballot in enumerate(ballots):
+        for verb, request in ballot.withdrawn.items():
+            merged.setdefault(verb, replace(request, rank=rank))
     return merged
 
 
@@ -304,9 +349,18 @@ def read_together(
     if rest is None:
         return _vote(((batch, False) for batch in batches), data, engine, size_of, None)
     left = islice(batches, max(0, rest))
-    if data.source is not None and data.source.even and size_of is batch_size:
+    if data.source is not None and data.source.even and _goes_by_shape(size_of):
         return left  # the ranks have equally many, and equally long ones
     return _vote(((batch, False) for batch in left), data, engine, size_of, None)
+
+
+def _goes_by_shape(size_of: Callable[[Any], int]) -> bool:
+    """Return whether samples are not counted by code of the user's, which may find other numbers on each rank."""
+    if size_of is batch_size:
+        return True
+    from ...data.streams import StreamSizes
+
+    return isinstance(size_of, StreamSizes)
 
 
 def _vote(

@@ -297,6 +297,11 @@ class AccelerateEngine(ProcessEngine):
         return self._prepared
 
     @property
+    def steps_in_backward(self) -> bool:
+        """Whether the optimizer is stepped within the backward pass, so that nothing can change its gradients."""
+        return self._is_deepspeed
+
+    @property
     def _is_deepspeed(self) -> bool:
         return self.accelerator is not None and self.accelerator.distributed_type.value == "DEEPSPEED"
 

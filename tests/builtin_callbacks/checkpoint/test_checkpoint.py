@@ -740,6 +740,24 @@ def test_plugin_state_is_restored_under_its_name(fit: Make, tmp_path: Path) -> N
     assert plugin.value == 7
 
 
+@pytest.mark.parametrize("name", ["modules", "progress", "schema", "plugins"])
+def test_a_plugin_may_be_called_like_a_part_of_the_checkpoint(fit: Make, tmp_path: Path, name: str) -> None:
+    fit(Checkpoint(tmp_path), Remembering(7).named(name), epochs=1)
+    plugin = Remembering().named(name)
+    result = fit(Checkpoint(tmp_path, resume="auto"), plugin, epochs=2)
+
+    assert (plugin.value, result.progress.steps) == (7, 6)
+
+
+@pytest.mark.parametrize("name", ["epoch", "iter_epoch", "my_epoch_9_iter_99"])
+def test_a_run_may_be_called_like_a_place(fit: Make, tmp_path: Path, name: str) -> None:
+    fit(Checkpoint(tmp_path), epochs=1, name=name)
+    result = fit(Checkpoint(tmp_path, resume="auto"), epochs=2, name=name)
+
+    assert f"resumed at epoch 1, batch 0, step 3 from {tmp_path / f'{name}_epoch_1_iter_3.pth'}" in result.notes
+    assert names(tmp_path) == [f"{name}_epoch_2_iter_6.pth"]
+
+
 def test_another_task_is_an_error(fit: Make, tmp_path: Path) -> None:
     fit(Checkpoint(tmp_path))
     other = Supervised(nn.Linear(4, 2), nn.functional.mse_loss)

@@ -38,8 +38,7 @@ from heliograph import (
     ValidationSchedule,
     on,
 )
-from heliograph.builtin_callbacks.checkpoint import resume as resuming
-from heliograph.core.checkpoint import conversion, storage
+from heliograph.core.checkpoint import conversion, shared_state, storage
 from heliograph.core.checkpoint.storage import Files
 from heliograph.events import CheckpointPruned
 from heliograph.tests.kit import adam
@@ -556,7 +555,7 @@ def read_only_on_main(folder: Path, hidden: bool) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         if DDPEngine(device="cpu").rank == 1:
             if hidden:
-                patch.setattr(resuming, "_checksum", lambda path: None)
+                patch.setattr(shared_state, "_checksum", lambda path: None)
 
             def refuse(path: Path, **options: Any) -> Any:
                 raise ValueError("this rank cannot read")

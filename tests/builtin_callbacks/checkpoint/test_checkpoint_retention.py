@@ -432,7 +432,7 @@ def test_a_save_that_comes_when_the_best_is_loaded_back_is_not_written_and_that_
         "A save was asked for when the best checkpoint had been loaded back, and was not written: the weights are no "
         "longer those of step 3. Ask for it at LastBoundary, as SaveSchedule does, or earlier.",
         f"The newest checkpoint in {tmp_path} is of step 2, and the run ended at step 3: 1 step is not in it. "
-        f"A SaveSchedule without at_end=False saves the end, too.",
+        f"Checkpoint(..., every=...) saves the end, too, and so does a SaveSchedule without at_end=False.",
     )
 
 
@@ -456,7 +456,7 @@ def test_without_a_best_it_says_so(scripted: Make, batches: Make, tmp_path: Path
     assert result.warnings == (
         "No checkpoint is the best by 'validation/loss', since none was saved where it was measured, and so load_best "
         "has loaded nothing back: it was measured last at step 2, and the last save was at step 3. Let them meet, as "
-        "in ValidationSchedule(Every(steps=100)) and SaveSchedule(Every(steps=200)).",
+        "in ValidationSchedule(steps=100) and Checkpoint(..., every=Every(steps=200)).",
     )
 
 

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from heliograph.builtin_callbacks.checkpoint.removable import best_first, ranked
+from heliograph.builtin_callbacks.checkpoint.removable import ranked
 from heliograph.builtin_callbacks.checkpoint.retention import Retention
 from heliograph.core.checkpoint.storage import Entry
+from heliograph.core.checkpoint.storage.best_order import best_first
 from heliograph.core.checkpoint.storage.manifest import pointer_path
 from heliograph.core.metrics.monitor import Monitor
 

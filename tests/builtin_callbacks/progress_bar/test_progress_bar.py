@@ -21,6 +21,7 @@ from heliograph import (
     EpochStart,
     Every,
     Lane,
+    Log,
     LogSchedule,
     ProgressBar,
     Recorder,
@@ -34,6 +35,7 @@ from heliograph import (
     Trainer,
     TrainStart,
     ValidationBatchEnd,
+    ValidationEnd,
     ValidationSchedule,
     replay,
 )
@@ -394,6 +396,19 @@ def test_plain_lines_by_steps_with_metrics(task: Make, batches: Make, sgd: Any) 
     assert second.startswith("run  epochs 1  steps 4/4  00:00  ")
     assert "loss" not in second
     assert last == "run  completed: 4 steps done"
+
+
+def test_who_comes_later_finds_all_metrics(task: Make, batches: Make, sgd: Any) -> None:
+    """Those that are printed are not taken out."""
+    trainer = Trainer(
+        [plain(io.StringIO()), LogSchedule(Every(steps=1)), ValidationSchedule(Every(epochs=1))], device="cpu"
+    )
+    found: list[set[str]] = []
+    for event in (Log, ValidationEnd):
+        trainer.bus.on(event, lambda run, event: found.append(set(event.metrics)), lane=Lane.REPORT)
+    trainer.fit(task(), batches(1), validation=batches(1), optimizer=sgd, epochs=1)
+
+    assert found == [{"train/loss"}, {"validation/loss"}]
 
 
 def test_the_order_of_metrics_is_that_of_before_the_resume(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:

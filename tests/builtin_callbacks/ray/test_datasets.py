@@ -22,11 +22,12 @@ from heliograph.builtin_callbacks.ray.data.execution import start_shared_distrib
 from heliograph.builtin_callbacks.ray.data.loaders import RayRows, make_loader
 from heliograph.builtin_callbacks.ray.data.stream import RayStream
 from heliograph.builtin_callbacks.ray.launcher.failures import is_secondary
-from heliograph.core.data.loaders import LoaderParams, training_loaders
+from heliograph.core.data.loaders import LoaderParams
 from heliograph.core.data.order.shares import Share
 from heliograph.core.data.sources.choice import source_of
 from heliograph.core.data.sources.dataloader import MapSource
 from heliograph.core.data.sources.stateless import Reading
+from heliograph.core.data.training_loaders import training_loaders
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from ray.exceptions import RayActorError, RayError, WorkerCrashedError
@@ -180,12 +181,12 @@ def test_a_resume_compares_the_first_row_of_the_epoch() -> None:
     def resumed(before: Executed, again: Executed) -> tuple[str, dict[str, Any]]:
         first, second = source_of(stream(before, 2)), source_of(stream(again, 2))
         next(first.open(reading()))
-        second.load_state_dict(first.state_dict(between_epochs=False))
+        second.load_state_dict(first.state_dict(1))
         list(second.open(reading(batch=1)))
         third = source_of(stream(again, 2))
-        third.load_state_dict(second.state_dict(between_epochs=False))
+        third.load_state_dict(second.state_dict(1))
         assert third.worth() == second.worth()
-        return second.worth()[0], second.state_dict(between_epochs=True)
+        return second.worth()[0], second.state_dict(0)
 
     reversed_ = Executed(6)
     reversed_.blocks = [ARROW.table({"id": range(5, -1, -1)})]

@@ -125,6 +125,21 @@ def test_only_on_ray_a_locked_folder_is_waited_for(fit: Fit, tmp_path: Path, mon
     assert waits == [0.0, RayReport.patience]
 
 
+def test_files_with_only_weights_are_not_reported(fit: Fit, tmp_path: Path) -> None:
+    """A restarted trial could not continue from them, nor from a best one among the full ones."""
+    weights = Checkpoint(tmp_path / "w", weights_only=True, keep_best=1, monitor="validation/loss").named("weights")
+    schedules = [ValidationSchedule(Every(epochs=1)), *saving(tmp_path / "here", Every(epochs=1)), weights]
+    with on_ray(FakeSession(tmp_path / "there")) as session:
+        fit(*schedules, validates=True)
+
+    assert [names for _, names in session.reports] == [
+        ["run_epoch_1_iter_5.json", "run_epoch_1_iter_5.pth"],
+        ["run_epoch_2_iter_10.json", "run_epoch_2_iter_10.pth"],
+    ]
+    for path in (tmp_path / "there").glob("*/*.pth"):
+        assert not storage.read_manifest(path).weights_only
+
+
 def test_the_best_checkpoint_is_reported_too_if_it_is_another(
     scripted: Make, batches: Make, sgd: Make, tmp_path: Path
 ) -> None:

@@ -19,6 +19,7 @@ from zipfile import ZipFile
 import numpy as np
 import pytest
 import torch
+from heliograph import load_weights
 from heliograph.core.checkpoint import helios
 from heliograph.core.checkpoint.state.schema import check_schema
 from heliograph.core.checkpoint.storage import untrusted_files
@@ -260,6 +261,16 @@ def test_without_an_optimizer_only_the_weights_serve(tmp_path: Path) -> None:
     del user["optimizer"]
     _, notes = read(write(tmp_path / "n_epoch_2_iter_6.pth", version_1(model=user)))
     assert "0 optimizers: the file serves load_weights only, it cannot be resumed" in notes
+
+
+def test_load_weights_reads_it_as_it_is(tmp_path: Path) -> None:
+    path, user = tmp_path / "n_epoch_2_iter_6.pth", user_part()
+    (name,) = [each for each, state in user.items() if isinstance(state, dict) and "weight" in state]
+    layer = nn.Linear(*reversed(user[name]["weight"].shape))
+    write(path, version_1(model=user))
+
+    assert load_weights(layer, path).modules == (name,)
+    assert torch.equal(layer.weight, user[name]["weight"])
 
 
 def test_counters_that_are_missing_are_an_error(tmp_path: Path) -> None:

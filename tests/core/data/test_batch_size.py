@@ -21,6 +21,7 @@ from heliograph import (
 from heliograph.core.data.batch_size import SavedSizeFirst
 from heliograph.tests.kit import fit, random_batches, saving
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 OUT = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
@@ -144,3 +145,31 @@ def test_a_rank_tries_what_another_one_found_in_its_checkpoint() -> None:
 def test_sizes_that_are_none_are_refused(largest: Any, smallest: Any) -> None:
     with pytest.raises(ValueError, match=r"at least 1|the other way round"):
         find_batch_size(lambda size: size, largest, smallest=smallest)
+
+
+def test_every_attempt_begins_with_the_same_random_numbers() -> None:
+    drawn: list[float] = []
+
+    def attempt(size: int) -> None:
+        drawn.append(torch.rand(()).item())
+        if size > 4:
+            raise MemoryError
+
+    assert find_batch_size(attempt, 16)[0] == 4
+    assert len(drawn) == 3
+    assert len(set(drawn)) == 1
+
+
+def test_a_trainer_finds_it_and_leaves_everything_as_it_was() -> None:
+    """With the plugins, also where a validation needs the memory."""
+    model = nn.Linear(4, 2)
+    task = Hungry(model, nn.functional.mse_loss)
+    data = TensorDataset(torch.randn(64, 4), torch.randn(64, 2))
+    before, draws = model.weight.detach().clone(), torch.get_rng_state()
+    trainer = Trainer([GradientAccumulation(2)], device="cpu")
+    size = trainer.find_batch_size(task, data, largest=64, optimizer=torch.optim.SGD, epochs=1)
+    assert size == 8
+    assert torch.equal(model.weight, before)
+    assert torch.equal(torch.get_rng_state(), draws)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        trainer.find_batch_size(task, data, largest=64, smallest=16, optimizer=torch.optim.SGD, epochs=1)

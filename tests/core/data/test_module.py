@@ -186,7 +186,7 @@ def test_an_interrupt_that_is_returned(drawing: Make, noisy: Make) -> None:
 
 def test_so_is_one_whose_task_or_settings_are_wrong(drawing: Make, noisy: Make) -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"epochs": 0}, "epochs= must be a whole number, at least 1"),
+        ({"epochs": 0}, "epochs= must be a finite number, more than 0"),
         ({"loader_params": {"batchsize": 3}}, "no 'batchsize'"),
         ({"epochs": None}, "the run has no end"),
     ]

@@ -242,7 +242,7 @@ def test_a_monitor_that_was_never_read_is_a_warning() -> None:
 
     assert result.warnings[1:] == (
         "EarlyStopping never acted: 'validation/loss', which it monitors, was not measured in this run; validate more "
-        "often, as with ValidationSchedule(Every(epochs=1)).",
+        "often, as with ValidationSchedule(epochs=1).",
     )
     result = kit.fit(EarlyStopping("train/loss"), LogSchedule(Every(steps=50)))
     assert "'train/loss', which it monitors, was not measured in this run; log more often" in result.warnings[0]

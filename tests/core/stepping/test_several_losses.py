@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -637,10 +638,10 @@ def test_leaving_it_during_a_window_steps_with_what_there_is() -> None:
     assert run.result.progress.steps == 1
 
 
-def one_step(names: list[str | None], **options: Any) -> None:
+def one_step(names: list[str | None], plugins: Sequence[Plugin] = (), **options: Any) -> None:
     task = Gan()
     options = {"optimizer": dict.fromkeys(NAMES, adam()), "epochs": 1, **options}
-    with Trainer(device="cpu").run(task, data(), **options) as run:
+    with Trainer(plugins, device="cpu").run(task, data(), **options) as run:
         for _ in run.epochs():
             for (real,) in run.batches():
                 for name in names:
@@ -654,7 +655,7 @@ def test_it_has_to_name_the_optimizer() -> None:
     with pytest.raises(ValueError, match=r"no optimizer 'discriminater' .* Did you mean 'discriminator'\?"):
         one_step(["discriminater"])
     with pytest.raises(ValueError, match="A second loss of this batch for the optimizer 'discriminator'"):
-        one_step(["discriminator", "discriminator"])
+        one_step(["discriminator", "discriminator"], plugins=[GradientAccumulation(2)])
 
 
 def test_a_single_optimizer_has_no_name() -> None:
@@ -698,7 +699,6 @@ class Yields(Gan):
         ([lambda loss: ("discriminator", 0.5)], TypeError, "The loss must be a scalar tensor, got float"),
         ([lambda loss: ("discriminator", loss.reshape(1))], ValueError, r"got shape \[1\]"),
         ([lambda loss: ("Discriminator", loss)], ValueError, r"Did you mean 'discriminator'\? Known: discriminator, g"),
-        ([lambda loss: ("discriminator", loss * 2)] * 2, ValueError, "A second loss of this batch .* add the two up"),
     ],
 )
 def test_what_is_yielded_is_checked(items: list[Any], kind: type[Exception], message: str) -> None:
@@ -803,6 +803,165 @@ def test_all_events_of_a_run_are_those_of_one_with_a_single_loss_but_for_the_tur
     ]
 
 
+# Several steps of one optimizer per batch, as of the critic of a Wasserstein GAN.
+
+
+class Critical(Gan):
+    """Steps the discriminator three times for each step of the generator, each time with other noise."""
+
+    def training_step(self, run: Run, batch: Batch) -> Losses:
+        (real,) = batch
+        for _ in range(3):
+            yield "discriminator", self.discriminator_loss(real, self.generator(torch.randn(len(real), 2)))
+        yield "generator", self.generator_loss(self.generator(torch.randn(len(real), 2)))
+
+
+def critical_by_hand(precision: str) -> Gan:
+    hand = ByHand(
+        autocast=lambda: torch.autocast("cpu", torch.float16, enabled=precision == "fp16"),
+        scaler=torch.amp.GradScaler("cpu", enabled=precision == "fp16"),
+        per="step",
+    )
+    task = hand.task
+    torch.manual_seed(1)
+    for _ in range(3):
+        for (real,) in data():
+            for _ in range(3):
+                with hand.autocast():
+                    loss = task.discriminator_loss(real, task.generator(torch.randn(len(real), 2)))
+                hand.turn("discriminator", loss, 1, ends=True)
+            task.discriminator.requires_grad_(False)
+            with hand.autocast():
+                loss = task.generator_loss(task.generator(torch.randn(len(real), 2)))
+            hand.turn("generator", loss, 1, ends=True)
+            task.discriminator.requires_grad_(True)
+    return task
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_critic_that_steps_several_times_per_batch_equals_a_loop_written_by_hand(precision: Any) -> None:
+    engine = DeviceEngine("cpu", precision=precision)
+    schedulers = dict.fromkeys(NAMES, halved)
+    mine, result = train(LearningRate("step"), task=Critical(), engine=engine, scheduler=schedulers)
+    assert_equal(mine, critical_by_hand(precision))
+    assert (result.progress.steps, result.progress.samples) == (21, 84)
+
+
+def test_each_of_its_steps_has_events_a_loss_and_a_schedule() -> None:
+    seen, losses = Seen("window"), list[int]()
+
+    class Count(Plugin):
+        @on(BatchEnd)
+        def count(self, run: Run, event: BatchEnd) -> None:
+            losses.append(len(run.batch_losses))
+
+    train(seen, Count(), task=Critical(), train=data(2), epochs=1)
+    turns = ["discriminator"] * 3 + ["generator"]
+    assert seen.seen == [(event, name, 1) for name in turns * 2 for event in EVENTS]
+    assert losses == [4, 4]
+
+
+def test_a_critic_resumed_equals_one_that_was_not_interrupted(tmp_path: Path) -> None:
+    def attempt(folder: str, *plugins: Any) -> Gan:
+        checkpoint = Checkpoint(tmp_path / folder, resume="auto")
+        return train(RNGCapture(), SaveSchedule(Every(steps=1)), checkpoint, *plugins, task=Critical())[0]
+
+    whole = attempt("whole")
+    attempt("parts", StopAt(9))
+    assert_equal(attempt("parts"), whole)
+
+
+def test_a_critic_accumulates_no_gradients() -> None:
+    with pytest.raises(ValueError, match="'discriminator', whose step with the first one is held"):
+        train(GradientAccumulation(2), task=Critical())
+
+
+# Other moments for each scheduler.
+
+
+def moments(per: Any, **options: Any) -> dict[str, int]:
+    """Return how often the scheduler of each optimizer was stepped, in three epochs of seven batches."""
+    made: dict[str, Any] = {}
+
+    def make(name: str, optimizer: torch.optim.Optimizer) -> Any:
+        is_judged = isinstance(per, dict) and per.get(name) == "plateau"
+        kind = torch.optim.lr_scheduler.ReduceLROnPlateau if is_judged else halved
+        made[name] = kind(optimizer)
+        return made[name]
+
+    plugins = options.pop("plugins", [])
+    train(
+        LearningRate(per, monitor=options.pop("monitor", None)),
+        *plugins,
+        scheduler={name: partial(make, name) for name in NAMES},
+        **options,
+    )
+    return {name: scheduler.last_epoch for name, scheduler in made.items()}
+
+
+def test_each_scheduler_has_its_own_moment() -> None:
+    assert moments({"discriminator": "step", "generator": "epoch"}) == {"discriminator": 21, "generator": 3}
+    assert moments({"discriminator": "epoch", "generator": "epoch"}) == {"discriminator": 3, "generator": 3}
+
+
+def test_one_after_each_epoch_and_the_other_after_each_measurement() -> None:
+    per = {"discriminator": "plateau", "generator": "epoch"}
+    logs = LogSchedule(Every(steps=3))
+    counts = moments(per, monitor="train/discriminator_loss", plugins=[logs])
+    assert counts == {"discriminator": 7, "generator": 3}
+
+
+def test_schedulers_with_their_own_moments_resume(tmp_path: Path) -> None:
+    def attempt(folder: str, *plugins: Any) -> tuple[Gan, dict[str, float]]:
+        made: dict[str, Any] = {}
+
+        def make(name: str, optimizer: torch.optim.Optimizer) -> Any:
+            made[name] = halved(optimizer)
+            return made[name]
+
+        checkpoint = Checkpoint(tmp_path / folder, resume="auto")
+        rates = LearningRate({"discriminator": "step", "generator": "epoch"})
+        schedulers = {name: partial(make, name) for name in NAMES}
+        plugins = (RNGCapture(), SaveSchedule(Every(steps=1)), checkpoint, rates, *plugins)
+        mine, _ = train(*plugins, scheduler=schedulers)
+        return mine, {name: each.get_last_lr()[0] for name, each in made.items()}
+
+    whole, rates = attempt("whole")
+    attempt("parts", StopAt(9))
+    resumed, again = attempt("parts")
+    assert_equal(resumed, whole)
+    assert again == rates
+
+
+def test_the_plan_says_when_each_is_stepped() -> None:
+    trainer = Trainer([LearningRate({"discriminator": "step", "generator": "epoch"})], device="cpu")
+    options: Any = {"optimizer": dict.fromkeys(NAMES, adam()), "scheduler": dict.fromkeys(NAMES, halved), "epochs": 1}
+    assert "learning_rate: steps StepLR after each step and StepLR after each epoch" in " ".join(
+        trainer.plan(Gan(), data(), **options).split()
+    )
+
+
+@pytest.mark.parametrize(
+    ("per", "sentence"),
+    [
+        ({"discriminator": "step"}, "does not say when to step the scheduler 'generator'"),
+        (
+            {"discriminator": "step", "generater": "epoch", "generator": "step"},
+            "names no scheduler 'generater'.*'generator'",
+        ),
+    ],
+)
+def test_each_scheduler_is_named_once(per: Any, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        moments(per)
+
+
+@pytest.mark.parametrize("per", [{}, {"generator": "batch"}, "batch"])
+def test_moments_that_there_are_not(per: Any) -> None:
+    with pytest.raises(ValueError, match=r"^LearningRate\(per\) is 'step', 'epoch' or 'plateau', or a dict of these"):
+        LearningRate(per)
+
+
 # On several ranks.
 
 
@@ -827,10 +986,21 @@ def with_noise(parts: int) -> list[tuple[Tensor, ...]]:
     return [part for batch in whole for part in zip(*(each.chunk(parts) for each in batch), strict=True)]
 
 
+class NoiselessCritic(Noiseless):
+    """Steps the discriminator twice for each step of the generator."""
+
+    def training_step(self, run: Run, batch: Any) -> Losses:
+        yield "discriminator", self.discriminator_loss(batch[0], self.generator(batch[1]))
+        yield from super().training_step(run, batch)
+
+
 def train_on_ranks(
-    window: int, bad: tuple[int, str] | None = None, more: Callable[[], list[Plugin]] = list
+    window: int,
+    bad: tuple[int, str] | None = None,
+    more: Callable[[], list[Plugin]] = list,
+    kind: type[Noiseless] = Noiseless,
 ) -> tuple[list[Tensor], dict[str, float]]:
-    engine, task = DDPEngine(device="cpu"), Noiseless()
+    engine, task = DDPEngine(device="cpu"), kind()
     task.spoil = lambda run, name: math.nan if (run.progress.batch, bad) == (1, (engine.rank, name)) else 1.0
     trainer = Trainer([NaNGuard("skip"), GradientAccumulation(window), *more()], engine=engine)
     result = trainer.fit(
@@ -848,6 +1018,16 @@ def test_two_ranks_train_what_one_process_does(window: int, ranks: Any) -> None:
         for one, two in zip(weights, other, strict=True):
             torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
     assert all(map(torch.equal, both[0][0], both[1][0]))
+
+
+def test_a_critic_on_two_ranks_trains_what_it_does_in_one_process(ranks: Any) -> None:
+    weights, counts = train_on_ranks(1, kind=NoiselessCritic)
+    first, second = ranks(2).run(train_on_ranks, 1, kind=NoiselessCritic)
+    assert counts == first[1] == second[1] == {"steps": 14, "skipped": 0}
+    for one, two, other in zip(weights, first[0], second[0], strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
+        assert torch.equal(two, other)
+    assert not all(map(torch.equal, first[0], ranks(2).run(train_on_ranks, 1)[0][0]))
 
 
 def test_what_is_no_number_on_one_rank_is_dropped_on_all(ranks: Any) -> None:

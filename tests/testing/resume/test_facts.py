@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from heliograph.core.checkpoint.state.leaves import leaves
 from heliograph.testing.resume.differences import compare, varying
-from heliograph.testing.resume.facts import Fact, leaves
+from heliograph.testing.resume.facts import Fact
 
 NAMES = ("one", "the other")
 

@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 
 NUMBERS = st.integers(0, 2**40)
 SECONDS = NUMBERS.map(lambda number: number / 100)
-COUNTERS = st.builds(Counters, *[NUMBERS] * 9, seconds=SECONDS)
+COUNTERS = st.builds(Counters, *[NUMBERS] * 9, seconds=SECONDS, tokens=NUMBERS)
 FLOATS = st.floats(allow_nan=True)
 DATA = st.dictionaries(st.text(), st.none() | FLOATS | st.text() | st.lists(NUMBERS))
 TEXTS = st.text(max_size=20)
@@ -51,7 +51,9 @@ def blocks(draw: st.DrawFn) -> Batches:
 
     losses = st.none() | st.lists(st.floats(width=32) | FLOATS, min_size=rows, max_size=rows).map(tuple)
     one, two, three, four, five, six = (column(most) for most in (9, 300, 70_000, 2**40, 9, 900))
-    return Batches(draw(COUNTERS), draw(SECONDS), one, two, three, four, five, six, draw(losses))
+    first, clock, known = draw(COUNTERS), draw(SECONDS), draw(losses)
+    tokens = draw(st.none() | st.just(tuple(first.tokens + number for number in range(1, rows + 1))))
+    return Batches(first, clock, one, two, three, four, five, six, known, tokens)
 
 
 ENTRIES = st.one_of(

@@ -17,7 +17,17 @@ from heliograph.builtin_callbacks.recorder.format.lines import (
 )
 from heliograph.builtin_callbacks.recorder.format.reader import read, read_leftover
 from heliograph.builtin_callbacks.recorder.format.records import Batches, Counters, EventEntry, RequestEntry
-from heliograph.builtin_callbacks.recorder.format.tail import BEGIN, ROW, SIZE, Tail, read_tail, tail_path
+from heliograph.builtin_callbacks.recorder.format.tail import (
+    BEGIN,
+    OLD_HEAD,
+    OLD_MAGIC,
+    OLD_ROW,
+    ROW,
+    SIZE,
+    Tail,
+    read_tail,
+    tail_path,
+)
 from heliograph.events import Request
 from heliograph.tests.recordings import PLAIN, attempt, write
 
@@ -39,7 +49,7 @@ def fill(path: Path, number: int, begin: int, end: int, *skipped: int) -> Tail:
     at = BEGIN
     for batch in range(begin + 1, end + 1):
         if batch not in skipped:
-            ROW.pack_into(tail.buffer, at, batch, batch, 0, 0, batch, 0, batch)
+            ROW.pack_into(tail.buffer, at, batch, batch, 0, 0, batch, 0, 0, batch)
             tail.write_row(at)
             at += ROW.size
     return tail
@@ -166,10 +176,21 @@ def test_a_tail_of_another_attempt_is_ignored(tmp_path: Path) -> None:
 def test_an_incomplete_row_is_ignored(whole: int, tmp_path: Path) -> None:
     path = write(tmp_path / "x.recording", attempt(START))
     tail = fill(path, 1, 0, 3)
-    data = ROW.pack(4, 4, 0, 0, 4, 0, 4)[:whole]
+    data = ROW.pack(4, 4, 0, 0, 4, 0, 0, 4)[:whole]
     tail.buffer[BEGIN + 3 * ROW.size : BEGIN + 3 * ROW.size + whole] = data
     expected = 4 if data[-8:].rstrip(b"\0") and whole > ROW.size - 8 else 3
     assert len(read(path).attempts[0].entries[-1]) == expected  # type: ignore[arg-type]  # it has a length
+
+
+def test_a_tail_that_counts_no_tokens_is_read(tmp_path: Path) -> None:
+    """An older version was killed, and this one continues its recording."""
+    path = write(tmp_path / "x.recording", attempt(START))
+    head = OLD_HEAD.pack(OLD_MAGIC, b"a1", *[0] * 9, 0.0, 0.0, 1)
+    rows = b"".join(OLD_ROW.pack(batch, batch, 0, 0, batch, 0, batch) for batch in (1, 2, 3))
+    tail_path(path).write_bytes(head.ljust(BEGIN, b"\0") + rows + bytes(3 * OLD_ROW.size + 5))
+    assert read(path).attempts[0].entries == (START, block(0, 3))
+    tail_path(path).write_bytes(head)
+    assert read(path).attempts[0].entries == (START,)
 
 
 def test_a_tail_with_an_incomplete_head_is_ignored(tmp_path: Path) -> None:

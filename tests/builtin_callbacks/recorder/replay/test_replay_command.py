@@ -35,8 +35,11 @@ def test_the_report_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ("plugin", "message"),
     [
         ("log_schedul", "No installed plugin is named 'log_schedul'. Did you mean 'log_schedule'?"),
-        ("log_schedule:when=3", "takes a filter such as Every(steps=100), got 3. (while making 'log_schedule:when=3')"),
-        ("log_schedule:when=Every(steps=1", "takes a filter such as Every(steps=100)"),
+        (
+            "log_schedule:when=3",
+            "At(steps=[10, 100])); got 3. (while making 'log_schedule:when=3')",
+        ),
+        ("log_schedule:when=Every(steps=1", "takes an interval, as in LogSchedule(steps=100)"),
     ],
 )
 def test_a_wrong_plugin_is_refused(
@@ -166,8 +169,16 @@ def test_an_option_out_of_its_range_is_an_error_that_names_the_text() -> None:
             "early_stopping has no option 'patienc'. Did you mean 'patience'? "
             "Known: min_delta, mode, monitor, nan, patience.",
         ),
-        ("log_schedule", "log_schedule needs when=..., as in 'log_schedule:when=Every(steps=5)'."),
-        ("log_schedule:at_end=True", "log_schedule needs when=..., as in 'log_schedule:when=Every(steps=5)'."),
+        (
+            "log_schedule:at_end=True",
+            "LogSchedule takes an interval, as in LogSchedule(steps=100), or a filter, as in "
+            "LogSchedule(At(steps=[10, 100])); got nothing.",
+        ),
+        (
+            "log_schedule:at_ende=True",
+            "LogSchedule has no argument 'at_ende'. Did you mean 'at_end'? Known: after, at_end, at_start, batches, "
+            "emissions, epochs, fraction, samples, seconds, skipped_steps, steps, validations.",
+        ),
         ("file_log", "file_log needs folder=..., as in 'file_log:folder=VALUE'."),
     ],
 )
@@ -175,6 +186,10 @@ def test_options_are_those_of_the_plugin(text: str, message: str) -> None:
     with pytest.raises(TypeError) as caught:
         make_plugin(text)
     assert str(caught.value) == message
+
+
+def test_an_interval_is_written_as_a_counter() -> None:
+    assert make_plugin("log_schedule:steps=5,after=20").when.due_after(0) == 20
 
 
 def test_settings_of_one_plugin_are_numbered() -> None:

@@ -351,7 +351,7 @@ def test_it_says_what_its_rules_ask_for(action: str, trigger: str, asks: tuple[s
 
 
 def test_it_receives_only_what_its_rules_need() -> None:
-    always = {h.TrainStart, h.ValidationStart, h.TestStart, h.CheckpointLoaded}
+    always = {h.TrainStart, h.ValidationStart, h.TestStart, h.PredictStart, h.CheckpointLoaded}
 
     def received(source: Any) -> set[type[h.Event]]:
         return set(h.CATALOGUE) - set(RuleController(source).ignores)
@@ -366,6 +366,7 @@ def test_it_receives_only_what_its_rules_need() -> None:
         h.Log,
         h.ValidationEnd,
         h.TestEnd,
+        h.PredictEnd,
         h.SavePoint,
         h.LastBoundary,
     }

@@ -35,6 +35,13 @@ def test_throughput_is_measured_from_log_to_log() -> None:
     assert metric.compute(at(104, 13, 4.5, origin), EpochEnd(0)) == {"samples_per_second": 80.0, "steps_per_second": 10.0}  # fmt: skip  # noqa: E501
 
 
+def test_throughput_has_tokens_where_losses_are_sums_over_them() -> None:
+    metric, run = measures.Throughput("speed"), at(32, 4, 2.0, Progress())
+    run.progress.tokens = 500
+    rates = metric.compute(run, Log({}))
+    assert rates == {"samples_per_second": 16.0, "steps_per_second": 2.0, "tokens_per_second": 250.0}
+
+
 def test_throughput_stands_where_nothing_was_trained_since() -> None:
     metric, origin = measures.Throughput("speed"), Progress()
     rates = metric.compute(at(64, 8, 4.0, origin), Log({}))

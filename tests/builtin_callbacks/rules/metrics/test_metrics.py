@@ -22,6 +22,7 @@ from heliograph import (
     LearningRate,
     Log,
     LogSchedule,
+    PredictEnd,
     Run,
     SavePoint,
     SaveSchedule,
@@ -230,7 +231,7 @@ def test_the_metrics_of_a_test(task: Make, batches: Make, source: str) -> None:
     loss = result.metrics["test/loss"]
     assert values == [("test_end", {"test_loss": loss, "test/loss": loss, "epoch": 0.0, "step": 0})]
     metric = EvalMetrics("metrics", source_event=source)
-    assert metric.events == (TestEnd,)
+    assert metric.events == ((TestEnd, PredictEnd) if source == "on_predict" else (TestEnd,))
     assert metric.compute(place(), ValidationEnd({"validation/loss": 1.0})) is None
 
 

@@ -52,6 +52,17 @@ VERBS = {
     "should_skip_step": "skip_step",
     "should_veto_stop": "veto_stop",
     "should_cut_validation": "cut_validation",
+    "should_veto_save": "veto_save",
+}
+WITHDRAWALS = {
+    "should_withdraw_training_stop": "stop",
+    "should_withdraw_stop": "stop",
+    "should_withdraw_epoch_stop": "end_epoch",
+    "should_withdraw_end_epoch": "end_epoch",
+    "should_withdraw_evaluate": "validation",
+    "should_withdraw_validate": "validation",
+    "should_withdraw_save": "save",
+    "should_withdraw_log": "log",
 }
 SHARED = set(VERBS) - {
     "should_training_stop", "should_stop", "should_epoch_stop", "should_end_epoch", "should_evaluate", "should_validate"
@@ -72,11 +83,14 @@ def firing(rule: str = "loss < 1", event: Event | None = None) -> RuleFiring:
 def test_every_action_makes_its_request(
     kind: type[RuleOperation], own: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("heliograph.events.control.is_within", lambda *names: True)
+    monkeypatch.setattr("heliograph.events.control.is_within", lambda *names: "save_point" not in names)
     operation = kind("control")
     actions = operation.actions()
-    assert set(actions) == own | SHARED
-    for name, action in actions.items():
+    withdrawing = {name for name in actions if name in WITHDRAWALS}
+    assert len(withdrawing) == 5
+    assert set(actions) - withdrawing == own | SHARED
+    for name in set(actions) - withdrawing:
+        action = actions[name]
         control = Control(Progress(epoch=1, batch=2, steps=3))
         control.is_evaluating = True
         run: Any = SimpleNamespace(control=control)
@@ -84,7 +98,19 @@ def test_every_action_makes_its_request(
         reason = "rule 'mine' on on_step_end: loss < 1"
         assert list(control.history) == [Request(VERBS[name], "the caller", reason, 1, 2, 3)]  # type: ignore[arg-type]
     words = {"stop", "validation", "save", "log", "skip_batch", "skip_step"}
-    assert operation.asks == {name: VERBS[name] for name in actions if VERBS[name] in words}
+    assert operation.asks == {name: VERBS[name] for name in actions if VERBS.get(name) in words}
+    for name in withdrawing:
+        control = Control(Progress())
+        run = SimpleNamespace(control=control)
+        control.stop("")
+        control.end_epoch("")
+        control.request_log("")
+        control.request_validation("")
+        control.request_save("")
+        actions[name](run, firing())
+        left = {"stop", "end_epoch", "log", "validation", "save"} - {WITHDRAWALS[name]}
+        assert set(control.open_requests()) == left
+        assert (control.history[-1].verb, control.history[-1].reason) == (f"withdraw_{WITHDRAWALS[name]}", reason)
 
 
 @pytest.mark.parametrize("names", ["hfcontrols", "control"])
@@ -136,6 +162,7 @@ def test_a_stop_within_a_training_names_the_rule(task: Make, batches: Make, sgd:
         ("should_hold_step", BatchStart, GradientsReady),
         ("should_skip_step", GradientsReady, StepEnd),
         ("should_veto_stop", ShouldStop, Log),
+        ("should_veto_save", ValidationEnd, ShouldStop),
         ("should_cut_validation", ValidationBatchEnd, ValidationEnd),
         ("should_cut_validation", TestBatchStart, BatchStart),
     ],
@@ -256,3 +283,20 @@ def test_a_save_is_final_where_it_was_asked_for_after_the_end() -> None:
         ending.handle(event)
         received.append(ending.is_final)
     assert received == [False, False, False, False, True]
+
+
+@pytest.mark.parametrize("action", ["should_veto_save", "should_withdraw_save"])
+def test_a_rule_takes_a_save_back(action: str, tmp_path: Path) -> None:
+    """Of those after steps 2, 4 and 6, where the validation's loss is above a limit."""
+    operations = [f"hfcontrols.{action}"]
+    source = rules(controller("evalmetric.eval_loss > 1", triggers=["on_evaluate"], operations=operations))
+    every, saved = Every(steps=2), list[int]()
+    schedules = [SaveSchedule(every, at_end=False), ValidationSchedule(every, at_end=False), Checkpoint(tmp_path)]
+    trainer = Trainer([*schedules, RuleController(source)], device="cpu")
+    trainer.bus.on(SavePoint, lambda run, event: saved.append(run.progress.steps))
+    task = Scripted((1.0,), (0.5, 2.0, 0.5))
+    optimizer = torch.optim.SGD(task.model.parameters())
+    result = trainer.fit(task, data(6), validation=data(1), optimizer=optimizer, epochs=1)
+    assert saved == [2, 6]
+    (taken,) = [each for each in result.history if each.by == "rule_controller"]
+    assert (taken.verb, taken.step) == (action.removeprefix("should_"), 4)

@@ -15,14 +15,12 @@ from typing import Any
 
 import pytest
 import torch
-from heliograph import Supervised
 from heliograph.core.checkpoint import storage
 from heliograph.core.checkpoint.state.schema import SCHEMA
 from heliograph.core.checkpoint.storage import Entry, Files
 from heliograph.core.checkpoint.storage.files import PAUSES, TRIES
 from heliograph.core.checkpoint.storage.folder import Manifests
 from heliograph.core.checkpoint.storage.manifest import TooNewError, encode
-from torch import nn
 
 Make = Callable[..., Any]
 ADVICE = r"no manifest a\.json, so it cannot be verified.*python -m heliograph checkpoint migrate .*a\.pth`"
@@ -346,23 +344,6 @@ def test_a_folder_and_a_link_to_nowhere_with_the_suffix(tmp_path: Path, opened: 
     assert "link.pth" in passed_over[0]
     store.close()
     assert opened().save("b.pth", state()).sequence == 2
-
-
-def test_load_weights(opened: Make, state: Make) -> None:
-    source, target = (Supervised(nn.Linear(4, 2), nn.functional.mse_loss) for _ in range(2))
-    path = opened().save("a.pth", state(modules={"model": source.model.state_dict()})).path
-    metrics = storage.load_weights(target, str(path))
-
-    assert metrics == {"validation/loss": 0.5}
-    assert torch.equal(source.model.weight, target.model.weight)  # type: ignore[arg-type]
-
-
-def test_load_weights_of_other_modules(tmp_path: Path, opened: Make, state: Make) -> None:
-    opened().save("a.pth", state(modules={"net": {}}))
-    with pytest.raises(ValueError, match=r"holds the modules \['net'\], the task has \['model'\]"):
-        storage.load_weights(Supervised(nn.Linear(4, 2), nn.functional.mse_loss), tmp_path / "a.pth")
-    with pytest.raises(FileNotFoundError):
-        storage.load_weights(Supervised(nn.Linear(4, 2), nn.functional.mse_loss), tmp_path / "b.pth")
 
 
 def test_entries_are_of_the_folder_not_of_what_was_written(tmp_path: Path, opened: Make, state: Make) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -470,3 +471,113 @@ def validate_twice(rank: int) -> Any:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_validation_that_was_cut_short_leaves_the_next_one_alone(ranks: Any, rank: int) -> None:
     assert ranks(2).run(validate_twice, rank) == [("stopped", "completed", 8)] * 2
+
+
+class Late(h.Plugin):
+    """Notes the steps after which it was called."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    @h.on(h.BatchEnd)
+    def note(self, run: h.Run, event: h.BatchEnd) -> None:
+        self.steps.append(run.progress.steps)
+
+
+def condition_on_ranks(kind: str) -> Any:
+    if kind == "main":
+
+        class MainLate(Late):
+            name, ranks = "main_late", "main"
+
+        late: Late = MainLate()
+    else:
+        late = Late()
+    if kind == "alike":
+        late.when(lambda run: run.progress.steps >= 4)
+    else:
+        late.when(lambda run: run.progress.steps >= 4 and run.engine.rank == 0)
+    fit(trainer_of(late), epochs=1, validation=None)
+    return late.steps
+
+
+def test_a_condition_is_asked_on_each_rank_and_must_say_the_same_on_all(ranks: Any) -> None:
+    assert ranks(2).run(condition_on_ranks, "alike") == [[4, 5, 6], [4, 5, 6]]
+    assert ranks(2).run(condition_on_ranks, "main") == [[4, 5, 6], []]
+
+
+def test_a_condition_that_differs_between_ranks_is_an_error_before_the_next_step(ranks: Any) -> None:
+    with pytest.raises(RuntimeError, match="The condition of a plugin held on some ranks only"):
+        ranks(2).run(condition_on_ranks, "different")
+
+
+class Acts(h.Plugin):
+    """At an event of the second step, does on each rank what a function of the control is given for it."""
+
+    asks = ("validation", "save", "log", "stop")
+
+    def __init__(self, event: str, *acts: str) -> None:
+        self.event, self.acts = EVENTS[event], acts
+
+    @h.on(*EVENTS.values())
+    def act(self, run: h.Run, event: h.Event) -> None:
+        control = run.control
+        if isinstance(event, self.event) and run.progress.steps == 2:
+            for word in self.acts[run.engine.rank].split():
+                deeds: dict[str, Callable[[], object]] = {
+                    "ask": lambda: control.request_save("wanted"),
+                    "require": lambda: control.request_save("needed", required=True),
+                    "withdraw": lambda: control.withdraw("save", "unwanted"),
+                    "veto": lambda: control.veto_save("bad"),
+                    "stop": lambda: control.stop("enough"),
+                    "go_on": lambda: control.withdraw("stop", "not enough"),
+                }
+                deeds[word]()
+
+
+def act_on_ranks(event: str, *acts: str) -> Any:
+    seen = Seen()
+    result = fit(trainer_of(Acts(event, *acts), h.ValidationSchedule(h.Every(steps=2), at_end=False), seen), epochs=1)
+    saved = [step for name, _, step in seen.events if name == "save_point"]
+    return saved, result.progress.steps, [str(each) for each in result.history if each.by == "acts"]
+
+
+@pytest.mark.parametrize(
+    ("event", "acts", "is_saved"),
+    [
+        ("BatchEnd", ("ask", "withdraw"), False),
+        ("BatchEnd", ("withdraw", "ask"), False),
+        ("BatchEnd", ("ask withdraw ask", "ask withdraw ask"), True),
+        ("BatchEnd", ("ask withdraw", ""), False),
+        ("BatchEnd", ("require", "withdraw"), True),
+        ("BatchEnd", ("ask", "veto"), False),
+        ("BatchEnd", ("veto", "require"), True),
+        ("ValidationEnd", ("ask", "withdraw"), False),
+        ("ValidationEnd", ("ask", "veto"), False),
+    ],
+)
+def test_what_one_rank_takes_back_no_rank_does(ranks: Any, event: str, acts: tuple[str, str], is_saved: bool) -> None:
+    first, second = ranks(2).run(act_on_ranks, event, *acts)
+    assert first[:2] == second[:2] == ([2] if is_saved else [], STEPS)
+
+
+def test_a_save_that_was_agreed_on_is_withdrawn_by_one_rank_after_the_validation(ranks: Any) -> None:
+    first, second = ranks(2).run(agreed_and_withdrawn)
+    assert first == second == [4, 6]
+
+
+def agreed_and_withdrawn() -> Any:
+    seen = Seen()
+    fit(trainer_of(*schedules(), Acts("ValidationEnd", "", "withdraw"), seen), epochs=1)
+    return sorted({step for name, _, step in seen.events if name == "save_point"})
+
+
+def test_a_stop_is_withdrawn_by_one_rank_and_all_remember_who(ranks: Any) -> None:
+    first, second = ranks(2).run(act_on_ranks, "ShouldStop", "", "go_on")
+    assert first[1] == second[1] == STEPS
+    first, second = ranks(2).run(act_on_ranks, "BatchEnd", "stop", "go_on")
+    assert first[1] == second[1] == STEPS
+    assert first[2] == [
+        "epoch 0 batch 2 step 2  acts: stop - enough",
+        "epoch 0 batch 2 step 2  acts on rank 1: withdraw_stop - not enough",
+    ]

@@ -269,6 +269,7 @@ def test_deepspeed_keeps_its_states_and_clips_by_itself() -> None:
     with pytest.raises(ValueError, match="set gradient_clipping in its configuration"):
         engine.clip_gradients([], 1.0)
     assert engine.clip_gradients([], None).item() == 3.0
+    assert engine.steps_in_backward
     engine._owes = True
     with pytest.raises(RuntimeError, match="A window of micro-batches ended before its time"):
         engine.unscale(adamw(list(net().parameters())))

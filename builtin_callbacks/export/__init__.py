@@ -1,0 +1,1 @@
+"""Export the model at the end of a run, checked against the task's module."""

@@ -1,0 +1,245 @@
+"""Export the model at the end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...core.checkpoint.storage.files import prepare_folder, write_whole
+from ...core.engines.sharded.states import ShardingEngine
+from ...core.host import ended_for_good
+from ...core.system.errors import NotRecorded
+from ...events import BatchStart, Handle, Lane, Run, RunClosed, TrainStart
+from ...events.checks import check_flag, check_number, known_names
+from ...events.errors import describe_error
+from ...plugins import Plugin, on
+from .comparison import Tolerance, largest_difference
+from .formats import FORMATS, batch_shapes, quiet, tensors_in
+from .inputs import Arguments, as_arguments, batch_size, copied, of_size
+
+FIXED = " If its code goes by the size of the batch, dynamic=False exports the size of the example."
+
+
+class Export(Plugin):
+    """Write a module of the task for others when a training has ended well, and check what was written.
+
+    `model.onnx` is written by `torch.onnx.export(dynamo=True)`, `model.pt2` by `torch.export`. The weights are those
+    that the training leaves: the best ones with `Checkpoint(load_best="weights")`, the average with
+    `EMA(load_at_end=True)`. The module is exported on the CPU, in eval mode and without gradients; it keeps its modes
+    and its device. On several ranks the main one exports.
+
+    The file is read again and run with the example and, where the batch dimension may change, with one sample more; the
+    outputs must be those of the module. A difference is an error, and then no file is written. Without ONNX Runtime an
+    ONNX model is not run, and the result warns of it. The file appears when it is complete and checked. A training that
+    failed, or that is to be resumed elsewhere (`Preemption`), exports nothing.
+
+    Args:
+        path: a file that ends in `.onnx` or `.pt2`.
+        example: what the module is called with: a tensor, a tuple of positional arguments, or a dict of keyword
+            arguments. By default the inputs of the first batch, where batches are pairs `(inputs, targets)`.
+        module: the name of the module, where the task has several.
+        dynamic: whether the first dimension of every input, the batch, may be of any size; otherwise all sizes are
+            those of the example.
+        check: whether what was written is run and compared.
+        tolerance: the relative and the absolute difference that is allowed; by default (1e-3, 1e-5) for float32,
+            (1e-6, 1e-8) for float64, (1e-2, 1e-3) for float16, (5e-2, 1e-2) for bfloat16, and none for other types.
+        overwrite: whether a file that is there when the training begins may be replaced.
+        **options: of `torch.onnx.export` or `torch.export.export`, such as `opset_version=18`,
+            `input_names=["image"]` or `strict=True`. `dynamic_shapes=` replaces `dynamic`.
+
+    Raises:
+        ImportError: a package of the extra `onnx` is missing.
+        TypeError: the example is not such a call.
+        ValueError: the ending is another one; at the run's start, the file is there already, the folder cannot be
+            written, the task has no such module, or the engine holds shards.
+        RuntimeError: at the end, the module cannot be exported, or the exported model differs from it.
+        OSError: at the end, the file could not be written.
+    """
+
+    affects_training = False
+    ranks = "main"
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        example: Any = None,
+        module: str | None = None,
+        dynamic: bool = True,
+        check: bool = True,
+        tolerance: Tolerance | None = None,
+        overwrite: bool = False,
+        **options: Any,
+    ) -> None:
+        self.path = Path(path)
+        if self.path.suffix not in FORMATS:
+            raise ValueError(f"Export(path) is a file that ends in {' or '.join(FORMATS)}, got {str(path)!r}.")
+        for name, flag in {"dynamic": dynamic, "check": check, "overwrite": overwrite}.items():
+            check_flag(name, flag)
+        if example is not None:
+            as_arguments(example)
+        if tolerance is not None:
+            relative, absolute = tolerance
+            tolerance = (
+                check_number("tolerance[0]", relative, at_least=0),
+                check_number("tolerance[1]", absolute, at_least=0),
+            )
+        self._format = FORMATS[self.path.suffix]
+        self._format.check_installed()
+        self.exclusive = (f"the exported file {self.path.absolute()}",)
+        self.example, self.module, self.dynamic, self.check = example, module, dynamic, check
+        self.tolerance, self.overwrite, self.options = tolerance, overwrite, options
+        self._seen: Any = None
+        self._handle: Handle | None = None
+
+    def describe(self, run: Run) -> str:
+        """Say what is exported, and where to."""
+        return f"exports {self._chosen(run)} to {self.path} at the end"
+
+    def rehearse(self, folder: Path) -> list[Path]:
+        """Write elsewhere."""
+        former, self.path = self.path, folder / self.path.name
+        return [former.parent]
+
+    @on(TrainStart, lane=Lane.PERSIST)
+    def begin(self, run: Run, event: TrainStart) -> None:
+        """Refuse what would fail at the end; wait for the first batch where no example was given."""
+        if run.is_replay:
+            raise NotRecorded("the weights of the model")
+        self.close()
+        self._chosen(run)
+        if isinstance(run.engine, ShardingEngine):
+            raise ValueError(
+                f"A {type(run.engine).__name__} holds shards of the model, which cannot be exported: save it with "
+                f"Checkpoint, and export it from one process, after load_weights."
+            )
+        if self.path.exists() and not (self.overwrite and self.path.is_file()):
+            raise ValueError(f"{self.path} is there already: give another path, or overwrite=True for another file.")
+        prepare_folder(self.path.parent)
+        if self.example is None:
+            self._handle = run.bus.on(BatchStart, self._keep_example, lane=Lane.REPORT)
+
+    @on(RunClosed, lane=Lane.PERSIST)
+    def end(self, run: Run, event: RunClosed) -> None:
+        """Export, if the training ended well."""
+        example = self._seen if self.example is None else self.example
+        self.close()
+        if run.optimizer is None or not ended_for_good(run, event.status):
+            return
+        if example is None:
+            run.warn(f"Nothing was exported to {self.path}: no batch was read, and no example= was given.")
+            return
+        name = self._chosen(run)
+        with run.engine.writing(), _as_exported(run.modules[name]) as module:
+            arguments = copied(as_arguments(example))
+            self._write(run, name, module, arguments)
+
+    def close(self) -> None:
+        """Wait for no batch, and let go of the example."""
+        self._seen = None
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def _keep_example(self, run: Run, event: BatchStart) -> None:
+        if not isinstance(run.batch, tuple | list) or len(run.batch) != 2:
+            raise ValueError(
+                f"{self.name}: batches are not pairs (inputs, targets), so what the module is called with is not "
+                f"known: give example=, a tensor, a tuple of positional arguments or a dict of keyword arguments."
+            )
+        self._seen = copied(run.batch[0])
+        as_arguments(self._seen)
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def _chosen(self, run: Run) -> str:
+        names = list(run.modules)
+        if self.module is None and len(names) == 1:
+            return names[0]
+        if self.module is None:
+            raise ValueError(f"The task has the modules {', '.join(names)}: choose one, module={names[0]!r}.")
+        if self.module not in names:
+            raise ValueError(f"The task has no module {self.module!r}.{known_names(self.module, names)}")
+        return self.module
+
+    def _write(self, run: Run, name: str, module: nn.Module, arguments: Arguments) -> None:
+        found: list[str] = []
+
+        def write(path: Path) -> None:
+            found.append(self._export(run, path, module, arguments))
+
+        try:
+            write_whole(self.path, write)
+        except OSError as error:
+            raise OSError(
+                error.errno,
+                f"{name} could not be exported to {self.path}: {error.strerror or error}. Nothing is left of it.",
+            ) from error
+        size = self.path.stat().st_size / 1e6
+        run.note(f"exported {name} to {self.path}, {size:,.3f} MB{found[0]}")
+
+    def _export(self, run: Run, path: Path, module: nn.Module, arguments: Arguments) -> str:
+        """Write to a path, and compare; return what came out, in words."""
+        sizes: list[int | None] = [None]
+        options = self.options
+        if self.dynamic and "dynamic_shapes" not in options:
+            size = max(2, batch_size(arguments))  # the exporters take a size of 1 for one that never changes
+            arguments, sizes = of_size(arguments, size), [size, size + 1]
+            options = {**options, "dynamic_shapes": batch_shapes(arguments)}
+        with quiet():
+            try:
+                self._format.write(path, module, arguments, options)
+            except OSError:
+                raise
+            except Exception as error:  # the exporters raise errors of many kinds
+                raise RuntimeError(
+                    f"The module cannot be exported to {self.path}: {_first_lines(error)}" + FIXED * len(sizes[1:])
+                ) from error
+            return self._compare(run, path, module, arguments, sizes) if self.check else ""
+
+    def _compare(self, run: Run, path: Path, module: nn.Module, arguments: Arguments, sizes: list[int | None]) -> str:
+        largest = 0.0
+        for size in sizes:
+            given = arguments if size is None else of_size(arguments, size)
+            expected = tensors_in(module(*given[0], **given[1]))
+            try:
+                outputs = self._format.run(path, given)
+                if outputs is None:
+                    run.warn(f"{self.path} was not checked: pip install 'heliograph[onnx]' brings what runs it.")
+                    return ""
+                largest = max(largest, largest_difference(expected, outputs, self.tolerance))
+            except Exception as error:  # the runtimes raise errors of many kinds
+                batch = "" if size is None else f" with a batch of {size}"
+                raise RuntimeError(
+                    f"The exported model is not the module{batch}, so {self.path} was not written: "
+                    f"{_first_lines(error)}" + FIXED * (size is not None and size != sizes[0])
+                ) from error
+        batches = " and ".join(str(size) for size in sizes if size is not None)
+        return f", checked{f' with batches of {batches}' if batches else ''}: it differs by at most {largest:.2g}"
+
+
+@contextmanager
+def _as_exported(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield a module in eval mode on the CPU, without gradients; the module itself keeps its modes and its device."""
+    devices = {each.device.type for each in (*module.parameters(), *module.buffers())}
+    modes = [(part, part.training) for part in module.modules()]
+    made = module if devices <= {"cpu"} else deepcopy(module).cpu()
+    try:
+        made.eval()
+        with torch.no_grad():
+            yield made
+    finally:
+        for part, training in modes:
+            part.training = training
+
+
+def _first_lines(error: BaseException) -> str:
+    lines = [line.strip() for line in describe_error(error).splitlines() if line.strip()]
+    return " ".join(lines[:3])[:500]

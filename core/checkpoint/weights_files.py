@@ -1,0 +1,219 @@
+"""Files that hold weights: found in a folder of checkpoints, and read from checkpoints, safetensors and plain files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from math import isnan
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from ..engines.weights import EXTRA_STATE
+from ..system.extras import require
+from . import conversion, helios
+from .state.ranks import join_weights
+from .storage import reader
+from .storage.best_order import best_first
+from .storage.folder import Manifests
+from .storage.manifest import SUFFIX, Entry, MissingManifestError, TooNewError, manifest_path
+from .storage.untrusted_files import as_plain, check_content, read_with_stand_ins
+
+Which = Literal["last", "best"]
+WHICH: tuple[Which, ...] = ("last", "best")
+SAFETENSORS = ".safetensors"
+UNNAMED = ""  # the name of the module in a file that holds one module's weights and nothing else
+TRIES = 3  # a run that still trains may remove a checkpoint between the listing and the reading
+logger = logging.getLogger("heliograph")
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsFile:
+    """The weights in a file.
+
+    Attributes:
+        path: the file.
+        modules: the state of each module by its name, which is empty where the file holds one module and no name.
+        plugins: the states of the plugins, among them averaged weights.
+        metrics: those that the run had when the file was written.
+        step: the optimizer steps by then, None where that is not known.
+        run_name: the run that wrote it, None where that is not known.
+        skipped: why newer checkpoints of the folder were not taken.
+    """
+
+    path: Path
+    modules: Mapping[str, Mapping[str, Any]]
+    plugins: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    step: int | None = None
+    run_name: str | None = None
+    skipped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Of:
+    """Whose checkpoints are meant; everybody's where neither is given.
+
+    Attributes:
+        run_name: those of this run, by the name that the program gave it or that its files have.
+        training: those of the training with this id.
+    """
+
+    run_name: str | None = None
+    training: str | None = None
+
+    def __contains__(self, entry: Entry) -> bool:
+        if self.training is not None:
+            return entry.training == self.training
+        return self.run_name in (None, entry.family, entry.run_name)
+
+
+EVERYBODY = Of()
+
+
+def find_weights(path: Path, which: Which | None = None, of: Of = EVERYBODY) -> WeightsFile:
+    """Return the weights in a file, or those of the last or the best checkpoint in a folder.
+
+    The last is the newest intact one; what is skipped for it is logged, and listed in `skipped`. The best is that of
+    the newest training, by the metric that its run chose it by; if that is damaged, no other one is taken for it.
+
+    Args:
+        path: a file or a folder.
+        which: in a folder, which one; the last by default.
+        of: in a folder with checkpoints of several runs, whose.
+
+    Raises:
+        FileNotFoundError: there is no such file, or no checkpoint in the folder.
+        OSError: the system refuses to read it, or what may be a newer checkpoint.
+        ValueError: it is damaged, holds no weights, or it is not clear which one is meant.
+    """
+    if which is not None and which not in WHICH:
+        raise ValueError(f"which= is 'last' or 'best', got {which!r}.")
+    if not path.is_dir():
+        if which is not None or of.run_name is not None:
+            raise ValueError(f"which= and run_name= choose in a folder, and {path} is a file or is not there.")
+        return read_weights(path)
+    for _ in range(TRIES):
+        candidates = _candidates(path, which or "last", of)
+        skipped: list[str] = []
+        for entry in candidates:
+            try:
+                found = read_weights(entry.path)
+            except FileNotFoundError:  # just removed: list the folder again
+                break
+            except TooNewError:
+                raise
+            except ValueError as error:
+                skipped.append(str(error))
+                logger.warning("skipped: %s", error)
+            else:
+                return replace(found, skipped=tuple(skipped))
+        else:
+            raise ValueError(f"No checkpoint that could be taken from {path} is intact: {' '.join(skipped)}")
+    raise FileNotFoundError(f"The checkpoints in {path} are removed faster than they can be read: give a file.")
+
+
+def read_weights(path: Path) -> WeightsFile:
+    """Return the weights in a file, verified by the manifest of a checkpoint, else by the checksums in the file.
+
+    Args:
+        path: a checkpoint, with or without shards; one of Helios; a `.safetensors` file; or a module's `state_dict` in
+            a file of `torch.save`.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ImportError: it is a `.safetensors` file, and that package is not installed.
+        OSError: it cannot be read.
+        ValueError: it is damaged, or holds no weights.
+    """
+    if path.suffix == SAFETENSORS:
+        return WeightsFile(path, {UNNAMED: _read_safetensors(path)})
+    if path.suffix != SUFFIX or not manifest_path(path).exists():
+        reader.check_is_there(path)
+        content = as_plain(read_with_stand_ins(path, helios.RECORDS, helios.TEXTS))
+        check_content(content, path)
+        if _is_state(content):
+            return WeightsFile(path, {UNNAMED: content})
+    state = conversion.load_any(path)
+    modules = join_weights(state, path)
+    return WeightsFile(path, modules, state["plugins"], state["metrics"], state["progress"]["steps"], state["run_name"])
+
+
+def _candidates(folder: Path, which: Which, of: Of) -> list[Entry]:
+    """Return the checkpoints to try, in this order: the newest first, or the best alone."""
+    newest = _newest_training(folder, of)
+    if which == "last":
+        return newest
+    judged = [(each, each.judged_by) for each in newest if each.judged_by is not None]
+    if not judged:
+        raise ValueError(
+            f"No checkpoint in {folder} is the best: none was judged by a metric. Let the run choose, as in "
+            f"Checkpoint({str(folder)!r}, keep_best=1, monitor='validation/loss'), or take which='last'."
+        )
+    metric, mode, _ = judged[0][1]
+    values = {each: value for each, (name, way, value) in judged if (name, way) == (metric, mode)}
+    ranked = best_first(values, "max" if mode == "max" else "min")
+    if not ranked or isnan(values[ranked[0]] or 0.0):
+        raise ValueError(f"No checkpoint in {folder} is the best: {metric!r} was not a number at any of them.")
+    return ranked[:1]
+
+
+def _newest_training(folder: Path, of: Of) -> list[Entry]:
+    """Return the checkpoints of the newest training in a folder, the newest first."""
+    manifests = Manifests(folder)
+    found = [each for each in manifests.look() if each.has_data]
+    entries = [each.entry for each in found if each.entry is not None]
+    own = [each for each in entries if each in of]
+    for each in found:
+        is_candidate = of.run_name is None or each.claim is None or each.claim[0] == of.run_name
+        if isinstance(each.problem, OSError | TooNewError) and is_candidate:
+            raise each.problem
+        if each.problem is not None and not (isinstance(each.problem, MissingManifestError) and _is_foreign(each.path)):
+            logger.warning("skipped: %s", each.problem)
+    names = sorted({each.family for each in entries})
+    if not own:
+        whose = "" if of.run_name is None else f" of run {of.run_name!r}"
+        known = f"Runs that have some: {', '.join(names) or 'none'}."
+        raise FileNotFoundError(f"There is no checkpoint{whose} with a manifest in {folder}. {known}")
+    if len(families := {each.family for each in own}) > 1:
+        raise ValueError(
+            f"{folder} holds checkpoints of several runs, {', '.join(map(repr, sorted(families)))}: choose one, "
+            f"run_name={min(families)!r}, or give the path of a file."
+        )
+    own.sort(key=lambda each: each.order, reverse=True)
+    return [each for each in own if each.training == own[0].training]
+
+
+def _is_foreign(path: Path) -> bool:
+    """Return whether a file is not named as a run names its checkpoints."""
+    return "_epoch_" not in path.name
+
+
+def _is_state(content: Any) -> bool:
+    """Return whether this is what a module's `state_dict` returns."""
+    return (
+        isinstance(content, Mapping)
+        and any(isinstance(value, Tensor) for value in content.values())
+        and all(
+            isinstance(key, str) and (isinstance(value, Tensor) or key.endswith(EXTRA_STATE))
+            for key, value in content.items()
+        )
+    )
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    """Return the tensors in a `.safetensors` file; a name that its writer left out for another shares that tensor."""
+    safetensors = require("safetensors", f"Reading {path.name}", extra="safetensors")
+    reader.check_is_there(path)
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # not a dict
+    except (safetensors.SafetensorError, ValueError) as error:
+        raise ValueError(f"{path} is damaged, or is not a safetensors file: {error}.") from error
+    for name, kept in metadata.items():
+        if name not in tensors and kept in tensors:
+            tensors[name] = tensors[kept]
+    return tensors

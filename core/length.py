@@ -1,0 +1,195 @@
+"""The length of a run before it begins: its optimizer steps, and where a fraction of an epoch ends."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import cached_property
+from itertools import pairwise
+from math import ceil, inf
+from typing import TYPE_CHECKING, Any
+
+from ..events import Progress
+from ..plugins import Plugins
+from .data.module import DataModule
+from .data.module_life import open_module
+from .data.training_data import TrainingData
+from .settings import Settings, check_length, training_loaders
+from .stepping.schedulers import Planned
+
+if TYPE_CHECKING:
+    from .engines.contract import LoopEngine
+
+ENDLESS = "the run has no length: pass epochs= or steps="
+UNSIZED = "a train loader has no length: pass steps= instead of epochs=, or give the loader __len__"
+UNEQUAL = (
+    "the phases of the training data are not equally long, and a plugin decides when the next one begins: pass steps= "
+    "instead of epochs="
+)
+UNCOUNTED = "plugin {!r} accumulates gradients and does not say how many batches make a step: give it number(epoch)"
+
+
+class Length:
+    """The length of a run, from its first beginning to its end, and how much of it is done.
+
+    Args:
+        settings: of the run.
+        data: which it trains on.
+        plugins: one of them may accumulate gradients.
+        world_size: the number of processes.
+        progress: where the run is.
+    """
+
+    def __init__(
+        self, settings: Settings, data: TrainingData, plugins: Plugins, world_size: int, progress: Progress
+    ) -> None:
+        self._data, self._progress, self._planned = data, progress, tuple[str, ...]()
+        self._epochs, self._max_steps = settings.epochs, settings.steps
+        self._whole = int(settings.epochs or 0)
+        self._accumulates = plugins.declared("exclusive").get("accumulation")
+        plugin = None if self._accumulates is None else plugins[self._accumulates]
+        self._windows = _windows(plugin, ceil(settings.epochs or 0), world_size)
+
+    @cached_property
+    def unknown(self) -> str:
+        """Why the number of steps is not known before the run, and the mend; empty where it is known."""
+        if self._epochs is None:
+            return ENDLESS if self._max_steps is None else ""
+        if None in self._data.lengths:
+            return UNSIZED
+        if not self._windows:
+            return UNCOUNTED.format(self._accumulates)
+        return UNEQUAL if len(self._by_phase) > 1 else ""
+
+    @cached_property
+    def steps(self) -> int | None:
+        """The optimizer steps; None where they are unknown. No skips are foreseen, nor epochs that end early."""
+        if self.unknown:
+            return None
+        return self._max_steps if self._epochs is None else int(min(self._by_phase))
+
+    def steps_or_raise(self, what: str) -> int:
+        """Return the optimizer steps; ValueError where they are unknown, which names what they are for."""
+        if self.steps is None:
+            raise ValueError(f"{what} needs to know the optimizer steps of the run, and {self.unknown}.")
+        return self.steps
+
+    @property
+    def scheduler_steps(self) -> dict[str, int]:
+        """For how many steps those schedulers were made that are functions of it, by name."""
+        return dict.fromkeys(self._planned, self.steps or 0)
+
+    @property
+    def epoch_fraction(self) -> float | None:
+        """How many epochs are done, such as 1.25; None where the loader has no length."""
+        return epochs_done(self._progress, None if self._data.source is None else self._data.source.length)
+
+    @property
+    def fraction(self) -> float | None:
+        """Which part of the planned steps is done, from 0 to 1; None where these are unknown."""
+        return part_done(self._progress, self.steps, skips=self._epochs is not None)
+
+    @property
+    def last_batch(self) -> float:
+        """After how many batches of this epoch the run ends, if that is with a fraction of it; else infinite.
+
+        The fraction is rounded up to a whole step.
+        """
+        source = self._data.source
+        if self._progress.epoch != self._whole or source is None:
+            return inf
+        return self._last_batch(source.length)
+
+    def complete(self, settings: Settings) -> Settings:
+        """Return the settings with the schedulers made that are functions of the number of steps.
+
+        Raises:
+            ValueError: the length of the run is not known, and is needed.
+        """
+        if isinstance(self._epochs, float):
+            for length in self._data.lengths:
+                self._last_batch(length)
+        made = dict(settings.schedulers)
+        self._planned = tuple(name for name, each in made.items() if isinstance(each, Planned))
+        for name in self._planned:
+            made[name] = made[name].make(self.steps_or_raise("A scheduler= that is a function of (optimizer, steps)"))
+        return replace(settings, schedulers=made)
+
+    def _last_batch(self, length: int | None) -> int:
+        if length is None or not self._windows:
+            raise ValueError(f"epochs={self._epochs} ends within an epoch, and {self.unknown}.")
+        return min(length, self._part(length) * self._window(self._whole))
+
+    @cached_property
+    def _by_phase(self) -> set[float]:
+        most = inf if self._max_steps is None else self._max_steps
+        return {min(self._of(length), most) for length in self._data.lengths if length is not None}
+
+    def left(self, epoch: int, batch: int, length: int) -> int:
+        """Return the steps that are left at a position, if the rest is read in epochs of so many batches."""
+        done = self._of_epochs(epoch, length) + ceil(batch / self._window(epoch))
+        return max(0, self._of(length) - done)
+
+    def _of(self, length: int) -> int:
+        return self._of_epochs(self._whole, length) + self._part(length)
+
+    def _of_epochs(self, epochs: int, length: int) -> int:
+        """Return the steps of whole epochs of so many batches."""
+        borders = [*(first for first in self._windows if first < epochs), epochs]
+        return sum((end - first) * ceil(length / self._window(first)) for first, end in pairwise(borders))
+
+    def _part(self, length: int) -> int:
+        """Return the steps of the fraction of an epoch at the end: rounded up, but for what a float is off."""
+        fraction = (self._epochs or 0) - self._whole
+        return ceil(round(fraction * ceil(length / self._window(self._whole)), 6))
+
+    def _window(self, epoch: int) -> int:
+        return next(number for first, number in reversed(self._windows.items()) if first <= epoch)
+
+
+def _windows(plugin: Any, epochs: int, world_size: int) -> dict[int, int]:
+    """Return how many batches make a step, by the first epoch of which that is so; nothing where it is unknown."""
+    if plugin is None:
+        return {0: 1}
+    if (number := getattr(plugin, "number", None)) is None:
+        return {}
+    schedule, ahead = getattr(plugin, "schedule", None), (world_size,) * bool(getattr(plugin, "as_ranks", None))
+    firsts = schedule if isinstance(schedule, Mapping) else range(max(1, epochs))
+    return {first: max(1, int(number(first, *ahead))) for first in firsts}
+
+
+def epochs_done(progress: Progress, length: int | None) -> float | None:
+    """Return how many epochs are done, where one has so many batches; None where that is unknown."""
+    return None if length is None else progress.epoch + progress.batch / length
+
+
+def part_done(progress: Progress, planned: int | None, *, skips: bool) -> float | None:
+    """Return which part of the planned steps is done, at most 1; None where these are unknown.
+
+    Args:
+        progress: where the run is.
+        planned: the steps of the whole run.
+        skips: whether a skipped step is one of them: in a run whose length is given in epochs.
+    """
+    return None if planned is None else min(1.0, (progress.steps + skips * progress.skipped_steps) / planned)
+
+
+def count_steps(
+    engine: LoopEngine, plugins: Plugins, train: Any, epochs: object, steps: object, options: Mapping[str, Any]
+) -> int:
+    """Return the steps that a `fit` plans; see `Trainer.planned_steps`."""
+    given = check_length(epochs, steps)
+    with ExitStack() as life:
+        life.enter_context(engine.process())
+        if isinstance(train, DataModule):
+            module = open_module(train, life, engine)
+            train, options = (
+                module.train(),
+                {**options, "loader_params": options["loader_params"] or module.loader_params},
+            )
+        loaders, own, _ = training_loaders(train, options, engine.world_size)
+        data = TrainingData(loaders, engine, as_ranks=None if own is None else own.get("as_ranks"))
+        life.callback(data.close)
+        settings = Settings("run", None, loaders, epochs=given[0], steps=given[1])
+        return Length(settings, data, plugins, engine.world_size, Progress()).steps_or_raise("planned_steps")

@@ -1,0 +1,103 @@
+"""A few steps of a training with what shapes it, and without what logs, validates, saves or stops it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Set
+from contextlib import contextmanager
+from typing import Any
+
+from ...events import BatchEnd, Event, Lane, LastBoundary, Log, Run
+from ...plugins import Plugins
+from ...plugins.marks import on
+from ...plugins.plugin import Plugin
+from .rehearsal import Fit, Trainer, ours, placed, refuse_iterators
+from .restoration import restored
+
+LEFT_OUT: Set[str] = {"stop", "validation", "validation data", "save", "log"}
+
+
+class Requests(Plugin):
+    """Requests a log after each step, and a validation at the end where there is one."""
+
+    name = "probe"
+    asks = ("log", "validation")
+
+    @on(BatchEnd)
+    def log(self, run: Run, event: BatchEnd) -> None:
+        """Request a log when the step is done."""
+        if not run.window:
+            run.control.request_log("the loss of each step is read")
+
+    @on(LastBoundary)
+    def validate(self, run: Run, event: LastBoundary) -> None:
+        """Request the validation."""
+        if run.validation_sets:
+            run.control.request_validation("at the end")
+
+
+Handlers = list[tuple[type[Event], Callable[[Any, Any], None]]]
+
+
+class Probe:
+    """Trains for a moment, and puts everything back as it was.
+
+    Args:
+        trainer: with its plugins; those that request or need a log, a validation, a save or a stop, those that write
+            files, and observers, are left out.
+        fit: trains a run.
+        given: the task, the data, and the other arguments of `fit`.
+        purpose: what for, as in errors.
+    """
+
+    def __init__(self, trainer: Trainer, fit: Fit, given: tuple[Any, Any, Mapping[str, Any]], purpose: str) -> None:
+        self._trainer, self._fit, self._purpose = trainer, fit, purpose
+        self._task, self._train, self._options = given
+        self.losses: dict[str, list[float]] = {}
+        refuse_iterators([self._train])
+
+    @contextmanager
+    def begun(self, handlers: Handlers) -> Iterator[Any]:
+        """Yield a run that is not entered; what handlers of this context do ends with it.
+
+        Args:
+            handlers: more of them, for events of the run.
+        """
+        trainer, words = self._trainer, LEFT_OUT
+        if self._options.get("scheduler") is None:
+            words = words | {"scheduler"}
+        out = _left_out(trainer.plugins, words)
+        users, leave = [self._task, self._options, *trainer.plugins], [trainer.plugins[name] for name in out]
+        with (
+            trainer.engine.process(),
+            trainer.plugins.disabled(*out),
+            restored(users, [self._train], ours(trainer), [trainer.engine, *leave]),
+            placed(self._purpose),
+        ):
+            trainer.plugins.register(Requests())  # the restoration takes it off again, and the handlers
+            for event, handler in [(Log, self._read), *handlers]:
+                trainer.bus.on(event, handler, lane=Lane.REPORT)
+            yield trainer.run(self._task, self._train, **self._options)
+
+    def train(self, run: Any) -> Any:
+        """Train; return the result."""
+        with run:
+            self._fit(run)
+        return run.result_or_raise(exits=False)
+
+    def _read(self, run: Any, event: Any) -> None:
+        for name in run.optimizers:
+            label = run.label("loss", name)
+            if f"train/{label}" in event.metrics:
+                self.losses.setdefault(label, []).append(event.metrics[f"train/{label}"])
+
+
+def _left_out(plugins: Plugins, words: Set[str]) -> list[str]:
+    enabled = [name for name in plugins.names() if plugins.is_enabled(name)]
+    return [name for name in enabled if not _shapes_training(plugins[name], words)]
+
+
+def _shapes_training(plugin: Any, left_out: Set[str]) -> bool:
+    words = {*getattr(plugin, "asks", ()), *getattr(plugin, "needs", ())}
+    writes = isinstance(plugin, Plugin) and type(plugin).rehearse is not Plugin.rehearse
+    changes = getattr(plugin, "policy", "") != "observer" and getattr(plugin, "affects_training", True)
+    return changes and not writes and not words & left_out and getattr(plugin, "rehearses", True)

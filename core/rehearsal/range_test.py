@@ -1,0 +1,159 @@
+"""The learning-rate range test: train with rates that rise step by step, and look at what the loss does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Literal
+
+import numpy as np
+from torch import Tensor
+
+from ...events import BatchStart, Log
+from ...events.checks import check_number, check_whole_number
+from ..system.extras import require
+from .probe import Probe
+from .rehearsal import Fit, Trainer
+
+BY = "the search for a learning rate"
+ROUNDING = 1e-6
+FEWEST = 5  # steps before a loss counts as diverging
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRateSearch:
+    """What a range test has shown; `print` shows the suggestion, `plot` the curve.
+
+    Attributes:
+        rates: the learning rate of each step; where parameter groups differ, the largest of them.
+        losses: the loss of each step, the mean over its samples.
+        smoothed: the losses as an exponential mean, corrected for its beginning.
+        suggestion: the rate at which the smoothed loss fell most steeply over the logarithm of the rate; None where it
+            never fell.
+        diverged: whether the test ended before its last rate, as the loss had grown too much or was not a number.
+    """
+
+    rates: tuple[float, ...]
+    losses: tuple[float, ...]
+    smoothed: tuple[float, ...]
+    suggestion: float | None
+    diverged: bool
+
+    def __str__(self) -> str:
+        found = "the loss never fell" if self.suggestion is None else f"learning rate {self.suggestion:.3g}"
+        end = "where the loss diverged" if self.diverged else "the end"
+        return f"{found}, after {len(self.rates)} steps from {self.rates[0]:.3g} to {self.rates[-1]:.3g}, {end}"
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw the smoothed loss over the rates; return the axes.
+
+        Args:
+            axes: of matplotlib; by default new ones.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        if axes is None:
+            axes = require("matplotlib.figure", "plot", extra="examples").Figure().subplots()
+        axes.plot(self.rates, self.losses, alpha=0.3)
+        axes.plot(self.rates, self.smoothed)
+        if self.suggestion is not None:
+            axes.axvline(self.suggestion, linestyle="--")
+        axes.set(xscale="log", xlabel="learning rate", ylabel="loss")
+        return axes
+
+
+class Ramp:
+    """Sets the rates, and ends the run where the loss diverges.
+
+    Args:
+        rates: of the steps.
+        beta: of the exponential mean.
+        diverging: ends the run where the smoothed loss is so many times the smallest one.
+    """
+
+    def __init__(self, rates: Sequence[float], beta: float, diverging: float) -> None:
+        self._rates, self._beta, self._diverging = rates, beta, diverging
+        self.used, self.losses, self.smoothed = list[float](), list[float](), list[float]()
+        self.diverged = False
+        self._mean = 0.0
+        self._shares: list[float] | None = None
+
+    def set(self, run: Any, event: BatchStart) -> None:
+        """Set the rate of the step that this batch is of."""
+        groups = run.optimizer.param_groups
+        if self._shares is None:
+            before = [float(group["lr"]) for group in groups]
+            self._shares = [rate / max(before) if max(before) > 0 else 1.0 for rate in before]
+        rate = self._rates[min(len(self.losses), len(self._rates) - 1)]
+        for group, share in zip(groups, self._shares, strict=False):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate * share)
+            else:
+                group["lr"] = rate * share
+
+    def read(self, run: Any, event: Log) -> None:
+        """Take the loss of a step."""
+        loss = event.metrics["train/loss"]
+        self._mean = self._beta * self._mean + (1 - self._beta) * loss
+        count = len(self.losses) + 1
+        smoothed = self._mean / (1 - self._beta**count)
+        is_too_large = count > FEWEST and smoothed > self._diverging * min(self.smoothed)
+        if isfinite(loss):
+            self.used.append(self._rates[len(self.losses)])
+            self.losses.append(loss)
+            self.smoothed.append(smoothed)
+        if not isfinite(loss) or (is_too_large and min(self.smoothed) > 0):
+            self.diverged = True
+            run.control.stop("the loss diverges", by=BY)
+        elif len(self.losses) == len(self._rates):
+            run.control.stop("every rate was tried", by=BY)
+
+    def suggestion(self) -> float | None:
+        """Return the rate at which the loss fell most steeply, up to its smallest value."""
+        first = len(self._rates) // 10  # before that the mean is of few losses
+        last = first + int(np.argmin(self.smoothed[first:])) + 1 if self.smoothed[first:] else 0
+        if last - first < 2:
+            return None
+        if self.smoothed[first] - self.smoothed[last - 1] <= ROUNDING * abs(self.smoothed[first]):
+            return None
+        slopes = np.gradient(self.smoothed[first:last], np.log(self.used[first:last]))
+        return self.used[first + int(np.argmin(slopes))]
+
+
+def find_learning_rate(
+    trainer: Trainer,
+    fit: Fit,
+    given: tuple[Any, Any, Mapping[str, Any]],
+    *,
+    lowest: float,
+    highest: float,
+    steps: int,
+    ramp: Literal["log", "linear"],
+    smoothing: float,
+    diverging: float,
+) -> LearningRateSearch:
+    """Make a range test; see `Trainer.find_learning_rate` for the arguments, and `overfit` for the first three."""
+    steps = check_whole_number("steps=", steps, at_least=2)
+    lowest = check_number("lowest=", lowest, more_than=0)
+    highest = check_number("highest=", highest, more_than=lowest)
+    diverging = check_number("diverging=", diverging, more_than=1)
+    if not 0 <= smoothing < 1:
+        raise ValueError(f"smoothing= is a share of the former mean, at least 0 and less than 1; got {smoothing!r}.")
+    if ramp not in ("log", "linear"):
+        raise ValueError(f"ramp= is 'log' or 'linear', got {ramp!r}.")
+    task, train, options = given
+    if options.get("scheduler") is not None:
+        raise ValueError("The search sets the learning rates itself: leave scheduler= out.")
+    if isinstance(options.get("optimizer"), Mapping):
+        raise ValueError("The search is for one optimizer, and there are several: search for each with the others off.")
+    spaced = np.geomspace if ramp == "log" else np.linspace
+    climb = Ramp(spaced(lowest, highest, steps).tolist(), smoothing, diverging)
+    short = {**options, "epochs": None, "steps": steps, "validation": None}
+    probe = Probe(trainer, fit, (task, train, short), "while a learning rate was searched for")
+    with probe.begun([(BatchStart, climb.set), (Log, climb.read)]) as run:
+        probe.train(run)
+    return LearningRateSearch(
+        tuple(climb.used), tuple(climb.losses), tuple(climb.smoothed), climb.suggestion(), climb.diverged
+    )

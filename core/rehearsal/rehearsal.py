@@ -1,0 +1,235 @@
+"""A short run that does everything that a long one would, and after which everything is as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from ...events import Bus
+from ...plugins import Plugins
+from ..engines.contract import LoopEngine
+from .director import STEPS, Director, Script, Seen, compare_runs
+from .length import Planned, plan_of, predict
+from .report import Rehearsal
+from .restoration import Former, restored
+from .stage import Watch, keeps_states, keeps_states_itself, left_out, redirect, room, shorten, temporary_folder
+
+Fit = Callable[[Any], None]
+
+
+class Trainer(Protocol):
+    """What is needed of a trainer."""
+
+    bus: Bus
+    plugins: Plugins
+    engine: LoopEngine
+    strict: bool
+
+    @property
+    def run(self) -> Callable[..., Any]:
+        """Return a run."""
+
+
+def rehearse(
+    trainer: Trainer, fit: Fit, task: Any, train: Any, options: Mapping[str, Any], folder: str | Path | None
+) -> Rehearsal:
+    """Rehearse a training; see `Trainer.rehearse`.
+
+    Args:
+        trainer: with its plugins.
+        fit: trains a run.
+        task: of the run.
+        train: its data.
+        options: the other arguments of its `fit`.
+        folder: where the temporary folder is made.
+    """
+    data = [train, options.get("validation")]
+    refuse_iterators(data)
+    leave = left_out(trainer.plugins)
+    engine, users = trainer.engine, [task, options, *trainer.plugins]
+    with (
+        engine.process(),
+        temporary_folder(engine, folder) as place,
+        trainer.plugins.disabled(*leave),
+        restored(users, data, ours(trainer), [engine, *leave]) as former,
+    ):
+        watch = Watch(trainer.plugins)
+        with placed("while the run was planned"):
+            planned = _plan(trainer, task, train, options)
+        runs = _Runs(trainer, fit, (task, train, options), planned, former, place)
+        whole, result = runs.go("whole")
+        resumed, again = runs.go("resumed") if whole.saved is not None else (None, None)
+        report = _report(runs, (whole, result), (resumed, again), watch)
+        names = tuple(name for name in trainer.plugins.names() if trainer.plugins[name] in leave)
+        former.restore()
+        changed = former.objects.tensors.changed
+        return _shared(engine, report, [*report["problems"], *changed], names)
+
+
+class _Runs:
+    """The runs of a rehearsal, each of which begins as the others do."""
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        fit: Fit,
+        given: tuple[Any, Any, Mapping[str, Any]],
+        planned: Planned,
+        former: Former,
+        place: Path,
+    ) -> None:
+        self.trainer, self.planned, self.former, self.place = trainer, planned, former, place
+        self.targets: dict[str, list[Path]] = {}
+        self.gpu_bytes: int | None = None
+        self._fit, (self._task, self._train, options) = fit, given
+        self._options = {**options, "epochs": planned.phases}
+        if self._options.get("steps") is None:
+            self._options.pop("steps", None)
+
+    def go(self, what: str) -> tuple[Seen, Any]:
+        """Run; return what happened, and the result.
+
+        Args:
+            what: `whole`, or `resumed` from the first save of that.
+        """
+        self.former.restore()
+        plugins, resumes = self.trainer.plugins, what == "resumed"
+        self.targets = redirect(plugins, self.place / what)
+        shorten(self.former.objects)
+        director = Director(self._script(), resumes=resumes)
+        device = self.trainer.engine.device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+        with placed(f"in the {what} run of a rehearsal"), director.subscribed(self.trainer.bus):
+            run = self.trainer.run(self._task, self._train, **self._options)
+            run.data.evaluated, run.outcome.is_strict = STEPS, False  # warnings are reported
+            with run:
+                self._fit(run)
+        if device.type == "cuda" and not resumes:
+            self.gpu_bytes = torch.cuda.max_memory_allocated(device)
+        return director.seen, run.result_or_raise(exits=False)
+
+    def _script(self) -> Script:
+        plugins = self.trainer.plugins
+        return Script(
+            self.place / "whole",
+            self.place / "resumed",
+            [name for name in plugins.names() if _counts(plugins[name])],
+            logs="log" in plugins.declared("asks"),
+            saves=plugins.writes_saves(),
+            keeps_own=not keeps_states_itself(plugins),
+        )
+
+
+def _counts(plugin: Any) -> bool:
+    """Return whether a plugin's state is one that the training depends on."""
+    return getattr(plugin, "policy", "") != "observer" and getattr(plugin, "affects_training", True)
+
+
+def _plan(trainer: Trainer, task: Any, train: Any, options: Mapping[str, Any]) -> Planned:
+    run = trainer.run(task, train, **options)
+    try:
+        return plan_of(run)
+    finally:
+        run.hooks.closing.close()
+
+
+def _report(runs: _Runs, whole: tuple[Seen, Any], resumed: tuple[Seen | None, Any], watch: Watch) -> dict[str, Any]:
+    (seen, result), (again, resumed_result) = whole, resumed
+    plugins = [runs.trainer.plugins[name] for name in runs.trainer.plugins.names()]
+    runs.former.restore()  # the filters are as they were, for the forecast
+    prediction = predict(runs.planned, seen, plugins)
+    kept = _kept(plugins, prediction.saves)
+    size = None if seen.bytes is None or kept is None else seen.bytes * (kept + 1)
+    writers = [name for name in runs.targets if keeps_states(runs.trainer.plugins[name])]
+    rooms = {name: [(path, *room(path)) for path in paths] for name, paths in runs.targets.items()}
+    free = [space for name in writers for _, space, reason in rooms[name] if not reason]
+    problems = [*_of_runs(seen, result, again, resumed_result), *watch.problems()]
+    problems += [
+        f"plugin {name!r} could not write to {path}: {reason}."
+        for name, places in rooms.items()
+        for path, _, reason in places
+        if reason
+    ]
+    if size is not None and free and size > min(free):
+        problems.append(f"the checkpoints would take {size:,} bytes, and {min(free):,} are free.")
+    if runs.trainer.strict:
+        problems += result.warnings
+    own = [note for note in result.notes if str(runs.place) not in note]  # of files that are gone
+    found = [f"what is read of {kind} objects is not put back" for kind in sorted(runs.former.objects.iterators)]
+    cut = ["the data hold too many objects: what reading changes in some of them is not put back"]
+    return {
+        "name": runs.planned.name,
+        "problems": problems,
+        "warnings": () if runs.trainer.strict else result.warnings,
+        "notes": (*own, *watch.notes(), *found, *cut * runs.former.objects.is_cut),
+        "plan": runs.planned.text,
+        "prediction": prediction,
+        "resume": "" if resumed_result is None else str(resumed_result.resume),
+        "checkpoint_bytes": seen.bytes,
+        "bytes": size,
+        "free_bytes": min(free, default=None),
+        "gpu_bytes": runs.gpu_bytes,
+        "redirected": runs.targets,
+        "unredirected": watch.unredirected,
+        "events": tuple(seen.events),
+        "resumed_events": () if again is None else tuple(again.events),
+    }
+
+
+def _of_runs(seen: Seen, result: Any, again: Seen | None, resumed_result: Any) -> Iterator[str]:
+    if result.status == "stopped":
+        yield f"plugin {result.stopped_by!r} stopped the short run: {result.reason}."
+    for name, errors in result.plugin_errors.items():
+        yield f"plugin {name!r} failed, though the run continued: {errors[0]}"
+    if again is not None and (difference := compare_runs(seen, again)) is not None:
+        guarantee = resumed_result.resume
+        yield f"a resumed run does not equal an uninterrupted one: {difference} (the run itself says: {guarantee})."
+
+
+def _kept(plugins: list[Any], saves: int | None) -> int | None:
+    """Return how many checkpoints would be there at once."""
+    found = [each.forecast({}).get("kept") for each in plugins if keeps_states(each)]
+    if not found:
+        return None
+    limits = [saves if each is None else each if saves is None else min(each, saves) for each in found]
+    return None if None in limits else sum(each or 0 for each in limits)
+
+
+def _shared(engine: LoopEngine, report: dict[str, Any], own: list[str], names: tuple[str, ...]) -> Rehearsal:
+    """Return the report, with the problems of all ranks. A collective."""
+    problems = dict.fromkeys(own)
+    for rank, others in enumerate(engine.gather_objects(own) if engine.world_size > 1 else []):
+        problems |= dict.fromkeys(text if text in own else f"On rank {rank}: {text}" for text in others)
+    return Rehearsal(**{**report, "problems": tuple(problems), "left_out": names})
+
+
+def ours(trainer: Trainer) -> list[Any]:
+    """Return what of a trainer is put back; not its engine, which is in a group, but for its precision."""
+    return [trainer, getattr(trainer.engine, "precision", None)]
+
+
+@contextmanager
+def placed(where: str) -> Iterator[None]:
+    """Add to an error where it came up, and that it has left no trace."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(f"heliograph: {where}; everything is put back as it was")
+        raise
+
+
+def refuse_iterators(data: list[Any]) -> None:
+    """Raise ValueError for data that can be read only once."""
+    named = [each.values() if isinstance(each, Mapping) else [each] for each in data]
+    for each in chain.from_iterable(named):
+        if isinstance(each, Iterator):
+            raise ValueError(
+                f"A {type(each).__name__} can be read only once, so what is read of it here could not be put back: "
+                f"give an object whose __iter__ begins anew, such as a DataLoader or a list."
+            )

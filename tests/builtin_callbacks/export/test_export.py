@@ -1,0 +1,436 @@
+"""Models exported at the end of a run: the weights that it leaves, checked, complete or not there."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import pytest
+import torch
+from heliograph import (
+    EMA,
+    BatchEnd,
+    Checkpoint,
+    Compile,
+    DDPEngine,
+    Every,
+    Export,
+    FSDPEngine,
+    Preemption,
+    RNGCapture,
+    Run,
+    RunResult,
+    SaveSchedule,
+    StrictError,
+    Supervised,
+    Task,
+    Trainer,
+    ValidationSchedule,
+)
+from heliograph.builtin_callbacks.export import formats
+from heliograph.builtin_callbacks.export.comparison import largest_difference
+from heliograph.builtin_callbacks.export.inputs import as_arguments, batch_size, of_size
+from heliograph.core.checkpoint.storage.files import Files
+from heliograph.tests import kit
+from heliograph.tests.kit import class_batches, linear_classifier
+from heliograph.tests.ranks_pool import Pool
+from torch import Tensor, nn
+
+BOTH = pytest.mark.parametrize("ending", ["onnx", "pt2"])
+INPUTS = torch.linspace(-1, 1, 28).reshape(7, 4)
+
+
+def run_file(path: Path, *inputs: Tensor) -> list[Tensor]:
+    """Run an exported model as others would."""
+    if path.suffix == ".pt2":
+        return formats.tensors_in(torch.export.load(path).module()(*inputs))
+    session = onnxruntime.InferenceSession(path)
+    named = {each.name: value.numpy() for each, value in zip(session.get_inputs(), inputs, strict=True)}
+    return [torch.from_numpy(each) for each in session.run(None, named)]
+
+
+def train(*plugins: Any, **options: Any) -> RunResult:
+    return kit.fit(*plugins, **options)
+
+
+def dropout_model() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
+
+
+@BOTH
+def test_the_exported_model_is_the_trained_one_in_eval_mode(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"model.{ending}"
+    task = Supervised(dropout_model(), nn.functional.cross_entropy)
+    task.model[2].eval()  # type: ignore[index]  # as the user set it
+    result = train(Export(path), task=task)
+    modes = [part.training for part in task.model.modules()]
+    (found,) = run_file(path, INPUTS)
+
+    assert torch.allclose(found, task.model.eval()(INPUTS), rtol=1e-4, atol=1e-6)
+    assert modes == [True, True, True, False, True]
+    assert result.notes[-1].startswith(f"exported model to {path}, 0.0")
+    assert ", checked with batches of 3 and 4: it differs by at most " in result.notes[-1]
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def test_the_best_weights_and_the_average(tmp_path: Path) -> None:
+    """Those that the training leaves: of load_best, of the average; not those of the last step."""
+    others = [(inputs, 1 - targets) for inputs, targets in class_batches(2)]
+    schedules = [SaveSchedule(Every(epochs=1)), ValidationSchedule(Every(epochs=1))]
+    best = Checkpoint(tmp_path / "c", keep_best=1, monitor="validation/loss", load_best="weights")
+    for name, plugin in (("best", best), ("average", EMA(0.5, load_at_end=True))):
+        task, path = linear_classifier(), tmp_path / f"{name}.pt2"
+        before = [Export(path), plugin] if name == "average" else [plugin, Export(path)]
+        train(*schedules, *before, task=task, validation=others, epochs=3)
+        plain = linear_classifier()
+        train(*schedules, task=plain, validation=others, epochs=3)
+
+        assert torch.allclose(run_file(path, INPUTS)[0], task.model(INPUTS), atol=1e-6)
+        assert not torch.allclose(task.model(INPUTS), plain.model(INPUTS), atol=1e-3)
+
+
+class Several(Task):
+    """Modules with several inputs and outputs, in a task whose batches are dicts."""
+
+    def __init__(self) -> None:
+        self.model, self.head = Mixing(), nn.Linear(4, 2)
+
+    def training_step(self, run: Run, batch: Any) -> Tensor:
+        return self.model(**batch)["sum"].mean()  # type: ignore[no-any-return]
+
+
+class Mixing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, one: Tensor, other: Tensor) -> dict[str, Any]:
+        return {"sum": self.layer(one) + self.layer(other), "parts": (one.argmax(dim=1), [other * 2])}
+
+
+@pytest.mark.parametrize(("ending", "named"), [("onnx", False), ("pt2", False), ("pt2", True)])
+def test_several_inputs_and_outputs(tmp_path: Path, ending: str, named: bool) -> None:
+    path, task = tmp_path / f"model.{ending}", Several()
+    one, other = torch.rand(3, 4), torch.rand(3, 4)
+    example: Any = {"one": one, "other": other} if named else (one, other)
+    batches = [{"one": one, "other": other}]
+    train(Export(path, example=example, module="model"), task=task, train=batches, allow_unused_parameters=True)
+    expected = formats.tensors_in(task.model(INPUTS, -INPUTS))
+    if ending == "pt2" and named:
+        found = formats.tensors_in(torch.export.load(path).module()(one=INPUTS, other=-INPUTS))
+    else:
+        found = run_file(path, INPUTS, -INPUTS)
+
+    assert [each.shape for each in found] == [(7, 2), (7,), (7, 4)]
+    for each, value in zip(found, expected, strict=True):
+        assert torch.allclose(each, value, atol=1e-6)
+
+
+@BOTH
+def test_a_batch_of_one_is_no_fixed_size(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"model.{ending}"
+    result = train(Export(path), train=class_batches(2, size=1))
+
+    assert run_file(path, INPUTS)[0].shape == (7, 2)
+    assert "with batches of 2 and 3" in result.notes[-1]
+
+
+@BOTH
+def test_fixed_shapes(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"model.{ending}"
+    result = train(Export(path, dynamic=False, example=torch.rand(1, 4)))
+
+    assert ", checked: it differs by at most " in result.notes[-1]
+    assert run_file(path, INPUTS[:1])[0].shape == (1, 2)
+    with pytest.raises(Exception, match=r"(?i)shape|dimension|size"):
+        run_file(path, INPUTS)
+
+
+class ByBatch(nn.Module):
+    """Its code goes by the size of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(inputs)
+        return outputs * 2 if len(inputs) == 3 else outputs
+
+
+@BOTH
+def test_a_module_that_goes_by_the_batch_size_is_refused(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"model.{ending}"
+    task = Supervised(ByBatch(), nn.functional.cross_entropy)
+    with pytest.raises(RuntimeError, match=r"exported .* its code goes by the size of the batch, dynamic=False"):
+        train(Export(path), task=task)
+    assert not list(tmp_path.iterdir())
+    train(Export(path, dynamic=False), task=task)
+    assert path.is_file()
+
+
+class Different(nn.Module):
+    """Computes something else where it is traced."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(inputs)
+        return outputs + 0.5 if torch.compiler.is_exporting() else outputs
+
+
+@BOTH
+def test_a_difference_is_an_error_and_leaves_no_file(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"model.{ending}"
+    path.write_bytes(b"former")
+    task = Supervised(Different(), nn.functional.cross_entropy)
+    words = (
+        r"not the module with a batch of 3, so .* was not written: ValueError: its output 0 differs by up to 0.5 from"
+    )
+    with pytest.raises(RuntimeError, match=words):
+        train(Export(path, overwrite=True), task=task)
+    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == {path.name: b"former"}
+    assert task.model.training
+
+
+def test_what_may_differ_and_what_is_not_compared(tmp_path: Path) -> None:
+    task, path = Supervised(Different(), nn.functional.cross_entropy), tmp_path / "model.pt2"
+    result = train(Export(path, overwrite=True, tolerance=(0.0, 0.6)), task=task)
+    assert "it differs by at most 0.5" in result.notes[-1]
+    result = train(Export(path, overwrite=True, check=False), task=task)
+    assert result.notes[-1].endswith(" MB")
+
+
+def test_a_full_disk_leaves_the_former_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "model.pt2"
+    path.write_bytes(b"former")
+
+    def fail(self: Files, file: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Files, "sync", fail)
+    with pytest.raises(OSError, match=r"model could not be exported to .*: No space left on device. Nothing is left"):
+        train(Export(path, overwrite=True))
+    assert {each.name: each.read_bytes() for each in tmp_path.iterdir()} == {path.name: b"former"}
+
+
+def test_a_large_onnx_model_has_its_weights_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "LARGEST", 0)
+    task = Supervised(nn.Sequential(nn.Linear(4, 300), nn.Linear(300, 2)), nn.functional.cross_entropy)
+    train(Export(tmp_path / "model.onnx"), task=task)
+
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["model.onnx", "model.onnx.data"]
+    assert torch.allclose(run_file(tmp_path / "model.onnx", INPUTS)[0], task.model(INPUTS), atol=1e-5)
+
+
+class TestRefused:
+    """What is refused at the start, not after hours."""
+
+    def test_an_existing_file(self, tmp_path: Path) -> None:
+        path = tmp_path / "model.pt2"
+        path.write_bytes(b"precious")
+        with pytest.raises(ValueError, match="is there already: give another path"):
+            train(Export(path))
+        assert path.read_bytes() == b"precious"
+
+    def test_a_folder_that_cannot_be_written(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_bytes(b"")
+        with pytest.raises(ValueError, match="Nothing can be saved in"):
+            train(Export(tmp_path / "file" / "model.pt2"))
+
+    def test_a_module_that_is_not_known(self, tmp_path: Path) -> None:
+        options: dict[str, Any] = {"task": Several(), "train": [{"one": INPUTS, "other": INPUTS}]}
+        with pytest.raises(ValueError, match="The task has the modules model, head: choose one, module='model'"):
+            train(Export(tmp_path / "model.pt2"), **options)
+        with pytest.raises(ValueError, match="no module 'heat'"):
+            train(Export(tmp_path / "model.pt2", module="heat"), **options)
+        with pytest.raises(ValueError, match=r"batches are not pairs \(inputs, targets\)"):
+            train(Export(tmp_path / "model.pt2", module="head"), **options)
+
+    def test_arguments(self, tmp_path: Path) -> None:
+        for path in ("model.pth", "model", "model.onnx.gz"):
+            with pytest.raises(ValueError, match=r"ends in \.onnx or \.pt2"):
+                Export(tmp_path / path)
+        with pytest.raises(TypeError, match="a tensor, a tuple of positional arguments or a dict of keyword arguments"):
+            Export(tmp_path / "model.pt2", example=[1, 2])
+        with pytest.raises(TypeError, match="dynamic is True or False"):
+            Export(tmp_path / "model.pt2", dynamic=1)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=r"tolerance\[0\] must be a finite number, at least 0"):
+            Export(tmp_path / "model.pt2", tolerance=(-1.0, 0.0))
+        with pytest.raises(ValueError, match="the exported file"):
+            Trainer([Export(tmp_path / "a.pt2"), Export(tmp_path / "a.pt2").named("other")])
+
+    def test_a_missing_package(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
+        with pytest.raises(ImportError, match=r"Export to ONNX needs onnxscript.*pip install 'heliograph\[onnx\]'"):
+            Export(tmp_path / "model.onnx")
+        Export(tmp_path / "model.pt2")
+
+
+def test_without_a_runtime_the_result_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "onnxruntime", None)
+    path = tmp_path / "model.onnx"
+    result = train(Export(path))
+
+    assert result.warnings == (f"{path} was not checked: pip install 'heliograph[onnx]' brings what runs it.",)
+    assert path.is_file()
+    with pytest.raises(StrictError):
+        kit.fit(Trainer([Export(path, overwrite=True)], device="cpu", strict=True))
+
+
+def test_nothing_is_exported_of_a_run_that_did_not_end_well(tmp_path: Path) -> None:
+    def fail(run: Run, event: BatchEnd) -> None:
+        raise ArithmeticError
+
+    def preempt(run: Run, event: BatchEnd) -> None:
+        run.control.stop("the machine is needed", by="preemption")
+
+    for handler in (fail, preempt):
+        trainer = Trainer(
+            [Export(tmp_path / "model.pt2"), Preemption(), Checkpoint(tmp_path), SaveSchedule(Every(epochs=1))]
+        )
+        trainer.bus.on(BatchEnd, handler)
+        if handler is fail:
+            with pytest.raises(ArithmeticError):
+                kit.fit(trainer)
+        else:
+            kit.fit(trainer)
+        assert not list(tmp_path.glob("model*"))
+
+
+def test_an_evaluation_exports_nothing(tmp_path: Path) -> None:
+    Trainer([Export(tmp_path / "model.pt2")], device="cpu").test(linear_classifier(), class_batches(1))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_resumed_run_that_has_nothing_left_to_do(tmp_path: Path) -> None:
+    def plugins(**options: Any) -> list[Any]:
+        saving = [RNGCapture(), SaveSchedule(Every(epochs=1)), Checkpoint(tmp_path / "c", resume="auto")]
+        return [*saving, Export(tmp_path / "model.pt2", overwrite=True, **options)]
+
+    train(*plugins())
+    (tmp_path / "model.pt2").unlink()
+    result = train(*plugins())
+    assert f"Nothing was exported to {tmp_path / 'model.pt2'}: no batch was read" in result.warnings[0]
+    train(*plugins(example=torch.rand(2, 4)))
+    assert (tmp_path / "model.pt2").is_file()
+
+
+def test_it_leaves_the_training_as_it_is(tmp_path: Path) -> None:
+    """The same bits with and without it, also where it is taken away between a save and a resume."""
+    weights = []
+    for name, plugins in (("with", [Export(tmp_path / "model.pt2")]), ("without", [])):
+        torch.manual_seed(0)
+        task = Supervised(dropout_model(), nn.functional.cross_entropy)
+        saving = kit.saving(tmp_path / name, Every(epochs=1), resume="auto")
+        kit.fit(*saving, *plugins, task=task, epochs=1)
+        result = kit.fit(*saving, task=task, epochs=2)
+        assert result.resume is not None
+        assert (result.resume.guarantee, result.resume.epoch) == ("exact", 1)
+        weights.append([each.tolist() for each in task.model.state_dict().values()])
+
+    assert weights[0] == weights[1]
+
+
+def test_compiled_code_does_not_get_in(tmp_path: Path) -> None:
+    task, path = linear_classifier(), tmp_path / "model.pt2"
+    train(Compile(backend="eager"), Export(path), task=task)
+
+    assert torch.allclose(run_file(path, INPUTS)[0], task.model(INPUTS), atol=1e-6)
+
+
+def test_a_loop_of_ones_own_exports_too(tmp_path: Path) -> None:
+    kit.go_through(kit.make_run(Trainer([Export(tmp_path / "model.pt2")], device="cpu")))
+    assert run_file(tmp_path / "model.pt2", INPUTS)[0].shape == (7, 2)
+
+
+def test_the_exporters_own_words_are_not_shown(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    level = logging.getLogger("torch.onnx").level
+    train(Export(tmp_path / "model.onnx"))
+
+    assert capfd.readouterr() == ("", "")
+    assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
+    assert logging.getLogger("torch.onnx").level == level
+
+
+def test_options_go_to_the_exporter(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    shapes = ({0: torch.export.Dim("rows")},)
+    train(Export(path, input_names=["image"], output_names=["scores"], dynamic_shapes=shapes))
+    session = onnxruntime.InferenceSession(path)
+
+    assert [(each.name, each.shape) for each in session.get_inputs()] == [("image", ["rows", 4])]
+    assert [each.name for each in session.get_outputs()] == ["scores"]
+
+
+class TestParts:
+    """Inputs and outputs."""
+
+    def test_inputs_of_another_size(self) -> None:
+        arguments = as_arguments({"ids": torch.arange(2), "more": [torch.eye(2), 5], "scale": torch.tensor(1.0)})
+        _, kwargs = of_size(arguments, 3)
+
+        assert kwargs["ids"].tolist() == [0, 1, 0]
+        assert kwargs["more"][0].tolist() == [[1, 0], [0, 1], [1, 0]]
+        assert (kwargs["more"][1], kwargs["scale"].item()) == (5, 1.0)
+        assert batch_size(arguments) == 2
+        with pytest.raises(ValueError, match=r"first dimensions \[2, 3\], so which one is the batch is not known"):
+            batch_size(as_arguments((torch.ones(2), torch.ones(3))))
+        with pytest.raises(ValueError, match=r"first dimensions \[\]"):
+            batch_size(as_arguments((torch.tensor(1.0),)))
+
+    @pytest.mark.parametrize(
+        ("one", "other", "words"),
+        [
+            ([torch.ones(2)], [], "returns 0 tensors, the module 1"),
+            ([torch.ones(2)], [torch.ones(3)], r"torch.float32 of shape \[3\], the module's torch.float32 of \[2\]"),
+            ([torch.ones(2)], [torch.ones(2).double()], "torch.float64 of shape"),
+            ([torch.ones(2)], [torch.ones(2) + 2e-3], "differs by up to 0.002"),
+            ([torch.ones(2)], [torch.tensor([1.0, torch.nan])], "differs by up to 0 "),
+            ([torch.arange(2)], [torch.arange(2) + 1], "beyond 0 of the value plus 0"),
+        ],
+    )
+    def test_differences(self, one: list[Tensor], other: list[Tensor], words: str) -> None:
+        with pytest.raises(ValueError, match=words):
+            largest_difference(one, other, None)
+
+    def test_no_difference(self) -> None:
+        nothing = torch.tensor([torch.nan, 1.0])
+        assert largest_difference([nothing, torch.empty(0)], [nothing.clone(), torch.empty(0)], None) == 0.0
+        half = torch.ones(2, dtype=torch.bfloat16)
+        assert largest_difference([half], [half * 1.01], None) == pytest.approx(0.0078125)
+
+
+def export_on_ranks(path: Path, kind: str) -> tuple[str, ...] | str:
+    engine = DDPEngine(device="cpu") if kind == "ddp" else FSDPEngine(device="cpu")
+    trainer = Trainer([Export(path)], engine=engine)
+    try:
+        return trainer.fit(linear_classifier(), class_batches(4), optimizer=kit.adam(), epochs=1).notes
+    except ValueError as error:
+        return str(error)
+    except RuntimeError as error:  # of the other rank
+        return type(error).__name__
+
+
+def test_the_main_rank_exports(tmp_path: Path, ranks: Pool) -> None:
+    path = tmp_path / "model.pt2"
+    one, other = ranks(2).run(export_on_ranks, path, "ddp")
+
+    assert [note[:18] for note in one] == ["exported model to "]
+    assert other == ()
+    assert run_file(path, INPUTS)[0].shape == (7, 2)
+
+
+def test_shards_are_refused_at_the_start(tmp_path: Path, ranks: Pool) -> None:
+    one, other = ranks(2).run(export_on_ranks, tmp_path / "model.pt2", "fsdp")
+
+    assert str(one).startswith("A FSDPEngine holds shards of the model, which cannot be exported")
+    assert other == "RankFailed"

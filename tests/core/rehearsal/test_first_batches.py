@@ -1,0 +1,151 @@
+"""Train on the first batches over and over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from heliograph import (
+    BatchEnd,
+    BatchStart,
+    EarlyStopping,
+    Every,
+    GradientAccumulation,
+    Lane,
+    LogSchedule,
+    Phases,
+    Plugin,
+    RNGCapture,
+    Run,
+    Task,
+    Trainer,
+    ValidationSchedule,
+    on,
+)
+from heliograph.core.rehearsal.first_batches import Overfitting
+from heliograph.tests.kit import adam, class_batches, linear_classifier, random_batches, sgd
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+SINK: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def _empty() -> None:
+    SINK.clear()
+
+
+class Seen(Plugin):
+    """Notes the batches."""
+
+    @on(BatchEnd)
+    def note(self, run: Run, event: BatchEnd) -> None:
+        SINK.append(run.batch[0].sum().item())
+
+
+def overfit(*plugins: Any, train: Any = None, task: Any = None, **options: Any) -> Overfitting:
+    task = linear_classifier() if task is None else task
+    train = class_batches(5) if train is None else train
+    return Trainer(plugins, device="cpu").overfit(task, train, **{"optimizer": sgd(0.5), "steps": 6, **options})
+
+
+def test_the_losses_are_those_of_a_training_on_the_first_batch() -> None:
+    found = overfit(Seen())
+    task, (inputs, classes) = linear_classifier(), class_batches(1)[0]
+    optimizer = torch.optim.SGD(task.model.parameters(), lr=0.5)
+    expected = []
+    for _ in range(6):
+        loss = nn.functional.cross_entropy(task.model(inputs), classes)
+        expected.append(loss.item())
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
+    assert found.losses == {"loss": pytest.approx(expected)}
+    assert (found.first_loss, found.last_loss) == (found.losses["loss"][0], found.losses["loss"][-1])
+    assert found.batches == 1
+    assert [inputs.sum().item()] * 6 == SINK
+    assert str(found).startswith(f"loss: {expected[0]:.6g} at first, {expected[-1]:.6g} after 6 steps on 1 batch")
+
+
+def test_several_batches_in_turn_and_the_validation_on_the_same() -> None:
+    found = overfit(Seen(), ValidationSchedule(Every(epochs=1)), batches=2, steps=5, validation=class_batches(9))
+    first = [inputs.sum().item() for inputs, _ in class_batches(2)]
+    assert [*first, *first, first[0]] == SINK
+    assert found.metrics["validation/loss"] < found.first_loss
+    assert found.batches == 2
+    assert overfit(validate=False).metrics == {}
+
+
+def test_the_first_batches_are_those_of_the_shuffled_run_and_read_once() -> None:
+    class Counted(TensorDataset):
+        def __getitem__(self, index: Any) -> Any:
+            SINK.append("read")
+            return super().__getitem__(index)  # type: ignore[no-untyped-call]
+
+    data = Counted(*(torch.cat(each) for each in zip(*class_batches(6), strict=True)))
+    options: dict[str, Any] = {"train": data, "loader_params": {"batch_size": 3, "shuffle": True}}
+    overfit(RNGCapture(5, probe=False), Seen(), steps=12, **options)
+    assert SINK.count("read") == 3
+    kept = {each for each in SINK if each != "read"}
+    SINK.clear()
+    Trainer([RNGCapture(5), Seen()], device="cpu").fit(linear_classifier(), optimizer=sgd(), steps=1, **options)
+    assert kept == {each for each in SINK if each != "read"}
+
+
+def test_accumulation_shapes_it_and_what_stops_or_logs_takes_no_part() -> None:
+    logs = LogSchedule(Every(steps=1))
+    found = overfit(GradientAccumulation(2), logs, EarlyStopping("train/loss", patience=1), steps=7, optimizer=sgd(0.0))
+    assert len(found.losses["loss"]) == 7
+    assert len(set(found.losses["loss"])) == 1
+
+
+def test_a_transform_that_changes_the_batch_in_place_begins_with_the_same_one() -> None:
+    class Doubles(Plugin):
+        @on(BatchStart, lane=Lane.TRANSFORM)
+        def double(self, run: Run, event: BatchStart) -> None:
+            run.batch[0].mul_(2)
+
+    overfit(Doubles(), Seen())
+    assert len(set(SINK)) == 1
+
+
+@pytest.mark.parametrize("kind", ["unsized", "phases", "workers"])
+def test_kinds_of_data(kind: str) -> None:
+    class Unsized:
+        def __iter__(self) -> Iterator[Any]:
+            return iter(class_batches(2))
+
+    data = TensorDataset(*(torch.cat(each) for each in zip(*class_batches(4), strict=True)))
+    train = {
+        "unsized": Unsized(),
+        "phases": Phases(class_batches(3), class_batches(3)),
+        "workers": DataLoader(data, batch_size=3, num_workers=1),
+    }[kind]
+    found = overfit(Seen(), train=train)
+    assert [class_batches(1)[0][0].sum().item()] * 6 == SINK
+    assert found.last_loss < found.first_loss
+
+
+def test_several_optimizers_have_losses_by_name() -> None:
+    class Pair(Task):
+        def __init__(self) -> None:
+            torch.manual_seed(0)
+            self.one, self.two = nn.Linear(4, 2), nn.Linear(4, 2)
+
+        def training_step(self, run: Run, batch: Any) -> Iterator[tuple[str, Tensor]]:
+            for name, model in (("one", self.one), ("two", self.two)):
+                yield name, nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    found = overfit(task=Pair(), train=random_batches(2), optimizer={"one": adam(0.1), "two": adam(0.1)})
+    assert set(found.losses) == {"one_loss", "two_loss"}
+    assert all(values[-1] < values[0] for values in found.losses.values())
+    assert found.metrics == {}
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ValueError, match="batches= must be"):
+        overfit(batches=0)
+    with pytest.raises(ValueError, match="A generator can be read only once"):
+        overfit(train=(each for each in class_batches(2)))

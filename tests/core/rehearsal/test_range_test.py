@@ -1,0 +1,149 @@
+"""The learning-rate range test."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from heliograph import BatchEnd, Every, GradientAccumulation, LogSchedule, Plugin, Run, Supervised, Trainer, on
+from heliograph.core.rehearsal.range_test import LearningRateSearch
+from heliograph.tests.kit import adam, class_batches, linear_classifier, sgd
+from torch import nn
+
+SINK: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def _empty() -> None:
+    SINK.clear()
+
+
+class Rates(Plugin):
+    """Notes the rates of the groups."""
+
+    @on(BatchEnd)
+    def note(self, run: Run, event: BatchEnd) -> None:
+        SINK.append([float(group["lr"]) for group in run.optimizer.param_groups])
+
+
+def line(size: int = 32) -> list[Any]:
+    """Return batches of a linear problem without noise."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(4, size, 3, generator=generator)
+    return [(each, each @ torch.tensor([[1.0], [-2.0], [0.5]])) for each in inputs]
+
+
+def regression() -> Supervised:
+    torch.manual_seed(0)
+    return Supervised(nn.Linear(3, 1), nn.functional.mse_loss)
+
+
+def find(*plugins: Any, task: Any = None, train: Any = None, **options: Any) -> LearningRateSearch:
+    task, train = regression() if task is None else task, line() if train is None else train
+    return Trainer(plugins, device="cpu").find_learning_rate(task, train, **{"optimizer": sgd(), **options})
+
+
+def test_the_rates_rise_by_a_factor_and_the_losses_are_those_of_the_steps() -> None:
+    found = find(Rates(), lowest=1e-4, highest=1e-2, steps=21)
+    assert found.rates == pytest.approx(np.geomspace(1e-4, 1e-2, 21).tolist())
+    assert [rate for (rate,) in SINK] == list(found.rates)
+    task, batches = regression(), line()
+    expected = []
+    for step, rate in enumerate(found.rates):
+        inputs, targets = batches[step % 4]
+        loss = nn.functional.mse_loss(task.model(inputs), targets)
+        expected.append(loss.item())
+        for parameter, gradient in zip(
+            task.model.parameters(), torch.autograd.grad(loss, list(task.model.parameters())), strict=True
+        ):
+            parameter.data.add_(gradient, alpha=-rate)
+    assert found.losses == pytest.approx(expected)
+    assert not found.diverged
+
+
+def test_the_mean_is_corrected_for_its_beginning() -> None:
+    found = find(lowest=1e-4, highest=1e-2, steps=12, smoothing=0.5)
+    mean = 0.0
+    for count, (loss, smoothed) in enumerate(zip(found.losses, found.smoothed, strict=True), 1):
+        mean = 0.5 * mean + 0.5 * loss
+        assert smoothed == pytest.approx(mean / (1 - 0.5**count))
+
+
+def test_it_ends_where_the_loss_diverges_and_suggests_a_rate_that_trains() -> None:
+    found = find(lowest=1e-4, highest=100.0, steps=60)
+    assert found.diverged
+    assert len(found.rates) < 60
+    assert found.smoothed[-1] > 4 * min(found.smoothed)
+    assert found.suggestion is not None
+    assert 1e-3 < found.suggestion < 1.0
+    result = Trainer(device="cpu").fit(regression(), line(), optimizer=sgd(found.suggestion), epochs=100)
+    assert result.status == "completed"
+    assert str(found).startswith(
+        f"learning rate {found.suggestion:.3g}, after {len(found.rates)} steps from 0.0001 to "
+    )
+
+
+def test_a_loss_that_is_not_a_number_ends_it() -> None:
+    found = find(lowest=1.0, highest=1e30, steps=30, diverging=1e300)
+    assert found.diverged
+    assert all(np.isfinite(found.losses))
+
+
+def test_a_loss_that_never_falls_has_no_suggestion() -> None:
+    task = Supervised(nn.Linear(3, 1), lambda outputs, targets: outputs.sum() * 0 + 1)
+    found = find(task=task, lowest=1e-3, highest=1.0, steps=20)
+    assert found.suggestion is None
+    assert str(found).startswith("the loss never fell, after 20 steps")
+
+
+def test_linear_ramp_accumulation_and_groups_keep_their_proportions() -> None:
+    def grouped(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.SGD([{"params": parameters[:1], "lr": 0.2}, {"params": parameters[1:], "lr": 0.1}])
+
+    logs = LogSchedule(Every(steps=1))
+    found = find(
+        Rates(), GradientAccumulation(2), logs, ramp="linear", lowest=0.01, highest=0.03, steps=3, optimizer=grouped
+    )
+    assert found.rates == pytest.approx([0.01, 0.02, 0.03])
+    assert np.allclose(SINK[::2], [[0.01, 0.005], [0.02, 0.01], [0.03, 0.015]])
+    assert SINK[::2] == SINK[1::2]
+
+
+def test_a_rate_that_is_a_tensor() -> None:
+    task = linear_classifier()
+    rate = torch.tensor(0.1)
+    optimizer = torch.optim.Adam(task.model.parameters(), lr=rate, capturable=False)
+    found = find(Rates(), task=task, train=class_batches(3), optimizer=optimizer, lowest=0.01, highest=0.02, steps=2)
+    assert np.allclose(SINK, [[0.01], [0.02]])
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert rate == 0.1
+    assert len(found.rates) == 2
+
+
+def test_the_curve() -> None:
+    found = find(lowest=1e-4, highest=100.0, steps=40)
+    axes = found.plot()
+    assert axes.get_xscale() == "log"
+    assert [each.get_ydata()[0] for each in axes.lines[:2]] == [found.losses[0], found.smoothed[0]]
+    assert axes.lines[2].get_xdata()[0] == found.suggestion
+    assert found.plot(axes) is axes
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scheduler": lambda each: None}, "leave scheduler= out"),
+        ({"optimizer": {"one": adam()}}, "for one optimizer"),
+        ({"lowest": 0.0}, "lowest= must be"),
+        ({"lowest": 1.0, "highest": 0.5}, "highest= must be"),
+        ({"steps": 1}, "steps= must be"),
+        ({"ramp": "cosine"}, "ramp= is 'log' or 'linear', got 'cosine'"),
+        ({"smoothing": 1.0}, "smoothing= is a share"),
+        ({"diverging": 1.0}, "diverging= must be"),
+    ],
+)
+def test_wrong_arguments(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        find(**options)

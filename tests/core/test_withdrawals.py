@@ -1,0 +1,307 @@
+"""Requests that are taken back before they are served, and saves that are vetoed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import heliograph as h
+import pytest
+import torch
+from heliograph import Control, Every, Plugin, Progress, Run, on
+from heliograph.tests import kit
+
+EVENTS: tuple[Any, ...] = (h.EpochStart, h.BatchStart, h.BatchEnd, h.Log, h.ValidationEnd, h.SavePoint, h.ShouldStop, h.EpochEnd, h.LastBoundary, h.TrainEnd)  # fmt: skip  # noqa: E501
+DONE: tuple[Any, ...] = (h.Log, h.ValidationEnd, h.SavePoint, h.EpochEnd)
+VERBS = ("stop", "end_epoch", "log", "validation", "save")
+Act = Callable[[Run], object]
+
+
+class At(Plugin):
+    """Does something at an event, in some steps."""
+
+    asks = ("stop", "save", "validation", "log")
+    affects_training = False
+
+    def __init__(self, event: Any, act: Act, *steps: int) -> None:
+        self.event, self.act, self.steps = event, act, steps
+
+    @on(*EVENTS, optional=True)
+    def handle(self, run: Run, event: h.Event) -> None:
+        if isinstance(event, self.event) and (not self.steps or run.progress.steps in self.steps):
+            self.act(run)
+
+
+class Seen(Plugin):
+    """Notes what was done, and after which step."""
+
+    affects_training = False
+
+    def __init__(self) -> None:
+        self.done: list[tuple[str, int]] = []
+
+    @on(*DONE, optional=True, lane=h.Lane.MEASURE)
+    def note(self, run: Run, event: h.Event) -> None:
+        self.done.append((event.name, run.progress.steps))
+
+
+def schedules(steps: int = 2) -> list[Plugin]:
+    every = Every(steps=steps)
+    plugins: list[Plugin] = [h.LogSchedule(every), h.ValidationSchedule(every, at_end=False)]
+    return [*plugins, h.SaveSchedule(every, at_end=False)]
+
+
+def train(*plugins: Plugin, folder: Path, steps: int = 6, **options: Any) -> tuple[list[tuple[str, int]], h.RunResult]:
+    seen = Seen()
+    given = [*schedules(), *plugins, seen, h.Checkpoint(folder)]
+    result = kit.fit(*given, train=kit.class_batches(6), validation=kit.class_batches(1), steps=steps, **options)
+    return seen.done, result
+
+
+def done_at(*steps: int) -> list[tuple[str, int]]:
+    return [(name, step) for step in steps for name in ("log", "validation_end", "save_point")]
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_what_is_withdrawn_is_not_done(verb: Any) -> None:
+    control = Control(Progress())
+    for ask in (control.stop, control.end_epoch, control.request_log, control.request_validation, control.request_save):
+        ask("first")
+    assert control.withdraw(verb, "changed my mind", by="me") is True
+    assert set(control.open_requests()) == set(VERBS) - {verb}
+    assert (control.history[-1].verb, control.history[-1].by) == (f"withdraw_{verb}", "me")
+    assert control.withdraw(verb, "again") is False
+    assert len(control.history) == 6
+
+
+def test_who_asks_again_is_served() -> None:
+    control = Control(Progress())
+    control.request_save("first")
+    control.withdraw("save", "no")
+    control.request_save("second")
+    assert control.should_save
+    assert control.open_requests()["save"].reason == "second"
+
+
+def test_what_is_required_is_not_withdrawn_whoever_asked_first() -> None:
+    control = Control(Progress())
+    control.request_save("a schedule")
+    control.request_save("the machine goes", required=True)
+    control.stop("a stopper")
+    control.stop("the machine goes", required=True)
+    assert [control.withdraw(verb, "no") for verb in ("save", "stop")] == [False, False]
+    assert control.should_save
+    assert control.stop_request is not None
+    assert control.stop_request.reason == "a stopper"
+
+
+def test_what_cannot_be_withdrawn() -> None:
+    with pytest.raises(ValueError, match=r"^control.withdraw takes one of stop, end_epoch, log, validation, save; got"):
+        Control(Progress()).withdraw("skip_batch", "no")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("event", "verb", "left"),
+    [
+        (h.BatchEnd, "log", [("validation_end", 4), ("save_point", 4)]),
+        (h.BatchEnd, "validation", [("log", 4), ("save_point", 4)]),
+        (h.Log, "validation", [("log", 4), ("save_point", 4)]),
+        (h.ValidationEnd, "save", [("log", 4), ("validation_end", 4)]),
+        (h.SavePoint, "save", done_at(4)),  # it is being served
+    ],
+)
+def test_withdrawn_at_one_boundary_the_schedule_goes_on(event: Any, verb: Any, left: Any, tmp_path: Path) -> None:
+    withdraw = At(event, lambda run: run.control.withdraw(verb, "not now"), 4)
+    done, result = train(withdraw, folder=tmp_path)
+    assert [each for each in done if each[0] != "epoch_end"] == [*done_at(2), *left, *done_at(6)]
+    assert [str(each) for each in result.history if "withdraw" in each.verb] == (
+        [] if event is h.SavePoint else [f"epoch 0 batch 4 step 4  at: withdraw_{verb} - not now"]
+    )
+    assert result.warnings == ()
+
+
+def test_a_stop_is_withdrawn_by_the_last_word(tmp_path: Path) -> None:
+    stop = At(h.BatchEnd, lambda run: run.control.stop("early"), 2).named("stopper")
+    keep = At(h.ShouldStop, lambda run: run.control.withdraw("stop", "not yet"), 2)
+    _, result = train(stop, keep, folder=tmp_path)
+    assert (result.status, result.progress.steps, result.stopped_by) == ("completed", 6, None)
+
+
+def test_an_end_of_the_epoch_is_withdrawn(tmp_path: Path) -> None:
+    ends = At(h.BatchEnd, lambda run: run.control.end_epoch("short"), 2, 3).named("ender")
+    keeps = At(h.BatchEnd, lambda run: run.control.withdraw("end_epoch", "longer"), 2)
+    done, _ = train(ends, keeps, folder=tmp_path)
+    assert [each for each in done if each[0] == "epoch_end"] == [("epoch_end", 3)]
+
+
+# Vetoes.
+
+
+@pytest.mark.parametrize("event", [h.BatchStart, h.BatchEnd, h.Log, h.ValidationEnd])
+def test_a_vetoed_save_writes_nothing_and_the_next_one_does(event: Any, tmp_path: Path) -> None:
+    steps = (3,) if event is h.BatchStart else (4,)
+    veto = At(event, lambda run: run.control.veto_save("no better"), *steps)
+    done, result = train(veto, folder=tmp_path)
+    assert [step for name, step in done if name == "save_point"] == [2, 6]
+    assert [name for name, step in done if step == 4] == ["log", "validation_end"]
+    assert [each.verb for each in result.history if each.by == "at"] == ["veto_save"]
+    assert result.warnings == ()
+
+
+def test_vetoes_at_every_boundary_are_counted(tmp_path: Path) -> None:
+    veto = At(h.BatchEnd, lambda run: run.control.veto_save("never"))
+    done, result = train(veto, folder=tmp_path)
+    assert not any(name == "save_point" for name, _ in done)
+    assert [(each.step, each.times) for each in result.history if each.verb == "veto_save"] == [(1, 5), (6, 1)]
+    assert result.last_checkpoint is None
+    assert result.warnings == (f"No checkpoint was written to {tmp_path}: the saves were vetoed or withdrawn, by at.",)
+
+
+def test_a_veto_where_nothing_is_due_does_not_reach_the_next_boundary(tmp_path: Path) -> None:
+    done, _ = train(At(h.BatchEnd, lambda run: run.control.veto_save("odd"), 1, 3, 5), folder=tmp_path)
+    assert [step for name, step in done if name == "save_point"] == [2, 4, 6]
+
+
+def test_a_veto_within_a_window_lasts_until_its_boundary(tmp_path: Path) -> None:
+    """The third micro-batch of four; the boundary is after the fourth."""
+
+    class Third(At):
+        @on(h.BatchEnd)
+        def veto(self, run: Run, event: h.BatchEnd) -> None:
+            if run.progress.batch == 3:
+                run.control.veto_save("too early")
+
+    seen = Seen()
+    plugins = [h.SaveSchedule(Every(steps=1), at_end=False), h.Checkpoint(tmp_path), h.GradientAccumulation(2)]
+    kit.fit(*plugins, Third(h.TrainEnd, lambda run: None), seen, train=kit.class_batches(8))
+    assert [step for name, step in seen.done if name == "save_point"] == [1, 3, 4]
+
+
+@pytest.mark.parametrize("event", [h.SavePoint, h.ShouldStop])
+def test_a_veto_that_comes_too_late_is_an_error(event: Any, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match=r"^control.veto_save is for handlers of an event before SavePoint"):
+        train(At(event, lambda run: run.control.veto_save("late")), folder=tmp_path)
+
+
+def test_the_last_save_can_be_vetoed_too(tmp_path: Path) -> None:
+    seen = Seen()
+    plugins = [h.SaveSchedule(Every(steps=4)), h.Checkpoint(tmp_path), seen]
+    veto = At(h.LastBoundary, lambda run: run.control.veto_save("bad"))
+    result = kit.fit(*plugins, veto, train=kit.class_batches(6))
+    assert [each for each in seen.done if each[0] == "save_point"] == [("save_point", 4)]
+    assert result.warnings == ()
+
+
+def test_a_preempted_run_is_saved_whoever_vetoes(tmp_path: Path) -> None:
+    veto = At(h.BatchEnd, lambda run: run.control.veto_save("never"))
+    kill = At(h.BatchStart, lambda run: os.kill(os.getpid(), signal.SIGUSR1), 3).named("killer")
+    withdraw = At(h.BatchEnd, lambda run: [run.control.withdraw(verb, "no") for verb in ("stop", "save")]).named(
+        "withdraws"
+    )
+    with pytest.raises(SystemExit):
+        train(kill, h.Preemption(), veto, withdraw, folder=tmp_path)
+    (checkpoint,) = tmp_path.rglob("*.pth")
+    state = torch.load(checkpoint, weights_only=True)
+    assert state["progress"]["steps"] == 4
+
+
+class SaveOnlyBest(Plugin):
+    """What `should_save_checkpoint` is written for."""
+
+    affects_training = False
+
+    def __init__(self) -> None:
+        self.best = float("inf")
+
+    @on(h.ValidationEnd)
+    def judge(self, run: Run, event: h.ValidationEnd) -> None:
+        loss = event.metrics["validation/loss"]
+        if loss < self.best:
+            self.best = loss
+        else:
+            run.control.veto_save(f"{loss:.2f} is not better than {self.best:.2f}")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.best = state["best"]
+
+
+class Losses(h.Supervised):
+    """Validates to given losses, by the step."""
+
+    values = (5.0, 4.0, 6.0, 3.0, 7.0, 2.0)
+
+    def validation_step(self, run: Run, batch: Any) -> Any:
+        return {"loss": self.values[run.progress.steps - 1]}
+
+
+def best_only(folder: Path, steps: int, **options: Any) -> tuple[list[int], h.RunResult]:
+    seen = Seen()
+    every = Every(steps=1)
+    plugins = [h.ValidationSchedule(every), h.SaveSchedule(every, at_end=False), SaveOnlyBest(), seen]
+    task = Losses(kit.linear_classifier().model, kit.linear_classifier().loss_fn)
+    checkpoint = h.Checkpoint(folder, **options)
+    recorder = h.Recorder(folder / "recordings")
+    data = kit.class_batches(6)
+    result = kit.fit(
+        *plugins, checkpoint, recorder, h.RNGCapture(), task=task, train=data, validation=data, steps=steps
+    )
+    return [step for name, step in seen.done if name == "save_point"], result
+
+
+def test_only_the_best_is_saved_as_by_should_save_checkpoint(tmp_path: Path) -> None:
+    saved, _ = best_only(tmp_path / "whole", 6)
+    assert saved == [1, 2, 4, 6]
+
+
+def test_only_the_best_is_saved_in_a_resumed_run_too(tmp_path: Path) -> None:
+    first, _ = best_only(tmp_path, 3, resume="auto")
+    assert first == [1, 2]
+    rest, result = best_only(tmp_path, 6, resume="auto")
+    assert rest == [4, 6]  # resumed after the second step, and the third is vetoed again
+    assert result.resume is not None
+    assert result.resume.guarantee == "exact"
+
+
+def test_the_story_says_who_took_what_back(tmp_path: Path) -> None:
+    _, result = best_only(tmp_path, 6)
+    story = " ".join(result.explain().split())
+    assert "the save that save_schedule requested" in story
+    assert "was never served: vetoed by save_only_best (7.00 is not better than 3.00)" in story
+
+    stop = At(h.BatchEnd, lambda run: run.control.stop("early"), 2).named("stopper")
+    keep = At(h.BatchEnd, lambda run: run.control.withdraw("stop", "not yet"), 2)
+    _, result = train(stop, keep, h.Recorder(tmp_path / "withdrawn"), folder=tmp_path / "x")
+    story = " ".join(result.explain().split())
+    assert "the stop that stopper requested (early) was never served: withdrawn by at (not yet)" in story
+
+
+def test_a_replay_judges_what_took_back_what(tmp_path: Path) -> None:
+    best_only(tmp_path, 6)
+    replayed = h.replay(tmp_path / "recordings", [SaveOnlyBest()])
+    assert [(each.step, each.verb) for each in replayed.requests("save_only_best")] == [
+        (3, "veto_save"),
+        (5, "veto_save"),
+    ]
+    assert [each.did for each in replayed.asked] == [True, True]
+
+    class SaveNone(SaveOnlyBest):
+        name = "save_only_best"
+
+        @on(h.ValidationEnd)
+        def judge(self, run: Run, event: h.ValidationEnd) -> None:
+            run.control.withdraw("save", f"step {run.progress.steps}")
+
+    replayed = h.replay(tmp_path / "recordings", [SaveNone()])
+    assert [each.did for each in replayed.asked] == [False, False, True, False, True, False]
+
+
+def test_a_replayed_schedule_sees_that_others_vetoed(tmp_path: Path) -> None:
+    best_only(tmp_path, 6)
+    replayed = h.replay(tmp_path / "recordings", [h.SaveSchedule(Every(steps=1), at_end=False)])
+    assert [each.did for each in replayed.asked] == [True, True, False, True, False, True]

@@ -1,0 +1,103 @@
+"""Plugins that the environment disables and adds: `HELIOGRAPH_PLUGINS=-progress,+handler_times`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import heliograph as h
+import pytest
+from heliograph import Plugin, Run, Trainer, on
+from heliograph.tests import kit
+
+Set = Callable[[str], None]
+
+
+class Counts(Plugin):
+    """Counts epochs."""
+
+    def __init__(self) -> None:
+        self.epochs = 0
+
+    @on(h.EpochEnd)
+    def count(self, run: Run, event: h.EpochEnd) -> None:
+        self.epochs += 1
+
+
+@pytest.fixture
+def variable(monkeypatch: pytest.MonkeyPatch) -> Set:
+    monkeypatch.delenv("HELIOGRAPH_DISABLE_PLUGINS", raising=False)
+    return lambda value: monkeypatch.setenv("HELIOGRAPH_PLUGINS", value)
+
+
+def test_one_is_disabled_and_another_added_and_the_result_says_so(variable: Set) -> None:
+    variable("-counts, +handler_times,+nan_guard")
+    counts = Counts()
+    with pytest.warns(RuntimeWarning, match="^Plugin 'counts' is switched off by HELIOGRAPH_PLUGINS.$"):
+        trainer = Trainer([counts], device="cpu")
+    assert trainer.plugins.names() == ["counts", "handler_times", "nan_guard"]
+    result = kit.fit(trainer)
+    assert counts.epochs == 0
+    assert result.plugin_seconds["nan_guard"] > 0
+    assert "HELIOGRAPH_PLUGINS adds handler_times, nan_guard and disables counts" in result.notes
+
+
+def test_what_is_there_already_is_not_added(variable: Set) -> None:
+    variable("+heliograph:handler_times,+nan_guard")
+    times = h.HandlerTimes()
+    trainer = Trainer([times], device="cpu")
+    assert trainer.plugins.names() == ["handler_times", "nan_guard"]
+    assert trainer.plugins["handler_times"] is times
+
+
+def test_a_misspelt_name_is_an_error_with_the_nearest(variable: Set) -> None:
+    variable("+handler_time")
+    with pytest.raises(LookupError, match=r"No installed plugin is named 'handler_time'. Did you mean 'handler_times'"):
+        Trainer(device="cpu")
+    variable("-count")
+    trainer = Trainer([Counts()], device="cpu")
+    with pytest.raises(LookupError, match=r"^HELIOGRAPH_PLUGINS disables 'count', and no plugin has .*'counts'"):
+        kit.fit(trainer)
+    variable("-nan_guard")
+    assert kit.fit(trainer).progress.epoch == 1  # the error has left the trainer free
+
+
+def test_one_that_the_program_does_not_have_is_noted(variable: Set) -> None:
+    variable("-nan_guard,-all")
+    result = kit.fit(Trainer([Counts()], device="cpu"))
+    assert "HELIOGRAPH_PLUGINS disables nan_guard, all (not in this program: nan_guard)" in result.notes
+
+
+def test_one_that_needs_options_cannot_be_added(variable: Set) -> None:
+    variable("+checkpoint")
+    with pytest.raises(TypeError, match="folder") as caught:
+        Trainer(device="cpu")
+    assert caught.value.__notes__ == [
+        "heliograph: HELIOGRAPH_PLUGINS adds plugin 'checkpoint', with its default options"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        ("nan_guard", r"^HELIOGRAPH_PLUGINS holds 'nan_guard': a \+ or a - comes before each name"),
+        ("+", r"holds '\+'"),
+        ("+nan_guard,-nan_guard", "both adds and disables 'nan_guard'"),
+    ],
+)
+def test_what_cannot_be_read(variable: Set, value: str, sentence: str) -> None:
+    variable(value)
+    with pytest.raises(ValueError, match=sentence):
+        Trainer(device="cpu")
+
+
+def test_the_former_variable_is_not_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HELIOGRAPH_DISABLE_PLUGINS", "progress")
+    with pytest.raises(ValueError, match=r"^HELIOGRAPH_DISABLE_PLUGINS is not read any more: set HELIOGRAPH_PLUGINS"):
+        Trainer(device="cpu")
+
+
+def test_without_it_nothing_changes(variable: Set) -> None:
+    variable("")
+    trainer = Trainer(device="cpu")
+    assert trainer.plugins.names() == []
+    assert not any("HELIOGRAPH_PLUGINS" in note for note in kit.fit(trainer).notes)
