@@ -576,7 +576,7 @@ def compare(
 # The matrix.
 
 RARE = (h.ValidationCut, h.ResumeVerified)  # neither comes in a run that nobody cuts short or resumes
-EVENTS = [each for each in h.events.CATALOGUE if not each.__name__.startswith("Test") and each not in RARE]
+EVENTS = [each for each in h.events.CATALOGUE if not each.__name__.startswith(("Test", "Predict")) and each not in RARE]
 
 
 def kills(how: Literal["raise", "stop"]) -> st.SearchStrategy[tuple[Kill, ...]]:

@@ -189,6 +189,7 @@ def tree(folder: Path) -> list[Path]:
 def _temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make temporary folders where they can be looked at, and keep the generators."""
     (tmp_path / "tmp").mkdir()
+    multiprocessing.util.get_temp_dir()  # kept for the whole process, whose sockets take no path as long as this one
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
     FACTS.clear()
     with rng.kept():
