@@ -89,7 +89,7 @@ FAULTS = (
     ),
     Fault("storage: another file is removed", "_digest(files, doomed.path) == doomed.sha256", "True"),
     # The ranks.
-    Fault("ranks: an interrupt is not voted on", "self.vetoed or self._interrupted\n", "self.vetoed\n"),
+    Fault("ranks: an interrupt is not voted on", "self.vetoed or self._interrupted or", "self.vetoed or"),
     Fault(
         "ranks: different places are not seen",
         "if most_steps != fewest_steps or most_batches != fewest_batches:",

@@ -63,8 +63,8 @@ def test_plugins_verbose_lists_package_version_state_class_and_events(capsys: py
     assert lines[start + 1 : start + 5] == [
         "    Save the state of a run in files, and resume from them.",
         "    class: heliograph.builtin_callbacks.checkpoint.plugin:Checkpoint",
-        "    events: checkpoint_loaded, last_boundary, log, run_closed, run_failed, save_point, train_end,",
-        "    train_start, validation_end",
+        "    events: batch_end, checkpoint_loaded, epoch_end, last_boundary, log, run_closed, run_failed,",
+        "    save_point, train_end, train_start, validation_end",
     ]
     assert max(map(len, lines)) <= 100
 

@@ -285,7 +285,7 @@ def drawn(seed: int) -> Scenario:
     ends = how == "raise" and pick((True, False))  # a stop is an end: what is done there is done once more
     background = pick((True, False))
     schedules = {"batches": numbers.randint(1, 5)}, {"batches": numbers.randint(1, 3), "after": 4}, {"epochs": 1}
-    has_length = kind != "phases" and "unsized" not in kind
+    has_length = kind != "phases" and "unsized" not in kind and kind not in ("min", "max")
     # Where to roll back to is certain only with a save at the start, and with none under way.
     going_back: Literal["skip", "roll back"] = "roll back" if ends and not background else "skip"
     poison: Literal["skip", "roll back"] | None = pick((None, "skip", going_back))

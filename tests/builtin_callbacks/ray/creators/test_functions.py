@@ -52,7 +52,8 @@ def test_its_events_are_those_of_a_fit(function: Any) -> None:
     for options in ({}, {"train_function": function}):
         make(**options, plugin_creator=lambda config: [Listen()]).train(passes=2)
     assert "step_end" in traces[0]
-    assert traces[0] == traces[1]
+    own = {"forward_end", "backward_end"} if function is creators.train_as_usual else set()  # it goes backward itself
+    assert [name for name in traces[0] if name not in own] == traces[1]
 
 
 @pytest.mark.parametrize("function", [None, creators.train_as_usual])

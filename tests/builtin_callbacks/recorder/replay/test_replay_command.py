@@ -177,7 +177,7 @@ def test_an_option_out_of_its_range_is_an_error_that_names_the_text() -> None:
         (
             "log_schedule:at_ende=True",
             "LogSchedule has no argument 'at_ende'. Did you mean 'at_end'? Known: after, at_end, at_start, batches, "
-            "emissions, epochs, fraction, samples, seconds, skipped_steps, steps, validations.",
+            "emissions, epochs, fraction, samples, seconds, skipped_steps, steps, tokens, validations.",
         ),
         ("file_log", "file_log needs folder=..., as in 'file_log:folder=VALUE'."),
     ],
@@ -189,7 +189,7 @@ def test_options_are_those_of_the_plugin(text: str, message: str) -> None:
 
 
 def test_an_interval_is_written_as_a_counter() -> None:
-    assert make_plugin("log_schedule:steps=5,after=20").when.due_after(0) == 20
+    assert make_plugin("log_schedule:steps=5,after=20").filter.due_after(0) == 20
 
 
 def test_settings_of_one_plugin_are_numbered() -> None:
