@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ....core.distributed.launch import RankValues, launch
+from ....core.distributed.launch import KeptRanks, RankValues, launch
 from ....events.checks import check_number, check_whole_number
 
 
@@ -17,6 +17,7 @@ class LocalLauncher:
     Attributes:
         nprocs: the number of processes; by default, one for each visible GPU.
         grace: seconds that the other ranks have to close and report after one has failed.
+        idle: seconds without a call after which a `CreatorTrainer` gives up its processes.
 
     Raises:
         ValueError: an attribute is out of its range.
@@ -24,11 +25,13 @@ class LocalLauncher:
 
     nprocs: int | None = None
     grace: float = 30.0
+    idle: float = 60.0
 
     def __post_init__(self) -> None:
         if self.nprocs is not None:
             check_whole_number("nprocs", self.nprocs, at_least=1, or_else="None for one per visible GPU")
         check_number("grace", self.grace, of="seconds", more_than=0)
+        check_number("idle", self.idle, of="seconds", more_than=0)
 
     def run(
         self,
@@ -40,3 +43,7 @@ class LocalLauncher:
     ) -> RankValues:
         """Call `fn(*args, **kwargs)` on each rank; see `heliograph.launch`."""
         return launch(fn, *args, nprocs=self.nprocs, grace=self.grace, on_message=on_message, **kwargs)
+
+    def keep(self) -> KeptRanks:
+        """Return processes that stay alive between calls of their `run`, for who calls several functions."""
+        return KeptRanks(self.nprocs, grace=self.grace, idle=self.idle)

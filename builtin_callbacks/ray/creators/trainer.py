@@ -11,12 +11,14 @@ from typing import Any, NoReturn, Protocol, Unpack
 from ....core.checkpoint import storage
 from ....core.checkpoint.state.ranks import join_shards
 from ....core.checkpoint.state.schema import training_of
+from ....core.distributed.launch import KeptRanks
 from ....core.distributed.ranks.membership import membership
 from ....core.engines.contract import LoopEngine
 from ....core.engines.options import EngineOptions
 from ....core.result import RunResult
 from ....core.system.errors import SEEN, RankFailed
 from ....events.checks import check_whole_number, known_names
+from .local import LocalLauncher
 from .packed_state import pack_state, unpack_state
 from .parts import by_name, load_weights, make_model
 from .raysgd import NoArguments, check_file, explain_method, refuse_arguments
@@ -40,10 +42,12 @@ class Launcher(Protocol):
 class CreatorTrainer:
     """Trains what creator functions make, pass by pass, on any number of ranks, as RaySGD's `PyTorchTrainer` does.
 
-    Each call launches the ranks, which call the creators, and keeps the state that they return: three calls of
-    `train()` equal one of `train(passes=3)` and an uninterrupted `fit`, bit for bit. The state is sent as bytes, so no
-    shared file system is needed. The functions are pickled: they must be importable, unless the launcher says
-    otherwise.
+    In each call the ranks call the creators, and the state that they return is kept: three calls of `train()` equal one
+    of `train(passes=3)` and an uninterrupted `fit`, bit for bit. The state is sent as bytes, so no shared file system
+    is needed. The functions are pickled: they must be importable, unless the launcher says otherwise.
+
+    The processes of a `LocalLauncher` are started by the first call and stay alive for the next ones, until
+    `shutdown()`, an error, or its `idle` seconds without a call. Those of a `RayLauncher` are started by each call.
 
     Args:
         model_creator: called with the config; returns a module, or a list of several.
@@ -126,7 +130,7 @@ class CreatorTrainer:
             seed=seed,
             name=name,
         )
-        self._launcher = launcher
+        self._launcher = launcher.keep() if isinstance(launcher, LocalLauncher) else launcher
         self._state: bytes | None = None
         self._done = 0
         self._metrics: dict[str, float] = {}
@@ -249,7 +253,7 @@ class CreatorTrainer:
         return model
 
     def shutdown(self, **others: Unpack[NoArguments]) -> None:
-        """Release the state. No process runs between calls. May be called more than once.
+        """Release the state, and end the ranks that wait for the next call. May be called more than once.
 
         Args:
             **others: none; those of RaySGD are an error that says what to write instead.
@@ -259,6 +263,8 @@ class CreatorTrainer:
         """
         refuse_arguments("shutdown", others)
         self._state, self._is_shut_down = None, True
+        if isinstance(self._launcher, KeptRanks):
+            self._launcher.close()
 
     def _run(
         self, run_here: Callable[[TrainJob], RunResult], run_on_rank: Callable[[TrainJob], RunResult], passes: int

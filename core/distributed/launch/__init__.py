@@ -1,6 +1,6 @@
 """Launching: several processes from one call."""
 
-from .launcher import RankValues, launch
+from .launcher import KeptRanks, RankValues, launch
 from .queue import RankQueue, child_queue
 
-__all__ = ["RankQueue", "RankValues", "child_queue", "launch"]
+__all__ = ["KeptRanks", "RankQueue", "RankValues", "child_queue", "launch"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import pickle
@@ -87,8 +88,69 @@ def launch(
     def keep(rank: int, message: Any) -> None:
         messages.append((rank, message))
 
-    job = Job(_pickle(fn, args, kwargs), count, grace, on_message or keep)
-    return RankValues(job.run(), messages)
+    return RankValues(Job(count, grace).run(_pickle(fn, args, kwargs), on_message or keep), messages)
+
+
+class KeptRanks:
+    """Ranks that stay alive between calls: the first call starts them, as `launch` does, the others find them ready.
+
+    They are given up when a call fails, when none comes for a while, by `close`, and when this process ends. The
+    environment of their first call is theirs.
+
+    Args:
+        nprocs: as of `launch`.
+        grace: as of `launch`.
+        idle: seconds without a call after which they are given up.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+
+    def __init__(self, nprocs: int | None = None, *, grace: float = 30.0, idle: float = 60.0) -> None:
+        self._nprocs, self._grace = nprocs, check_number("grace", grace, of="seconds", more_than=0)
+        self._idle = check_number("idle", idle, of="seconds", more_than=0)
+        self._lock = threading.Lock()
+        self._job: Job | None = None
+        self._timer: threading.Timer | None = None
+
+    def run(
+        self, fn: Callable[..., Any], /, *args: Any, on_message: Callable[[int, Any], object], **kwargs: Any
+    ) -> list[Any]:
+        """Call `fn(*args, **kwargs)` on each rank; return the values by rank. See `launch`, also for what it raises."""
+        _refuse_nesting()
+        call = _pickle(fn, args, kwargs)
+        with self._lock:
+            self._stop_timer()
+            if self._job is None or not self._job.is_ready:
+                self._end()
+                self._job = Job(_check_count(self._nprocs), self._grace)
+                atexit.register(self.close)  # before multiprocessing waits for its children, since it came later
+            try:
+                values = self._job.run(call, on_message, keep=True)
+            except BaseException:
+                self._end()
+                raise
+            self._timer = threading.Timer(self._idle, self.close)
+            self._timer.daemon = True
+            self._timer.start()
+            return values
+
+    def close(self) -> None:
+        """Let the ranks end, and wait for it; they start again with the next call."""
+        with self._lock:
+            self._stop_timer()
+            self._end()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _end(self) -> None:
+        job, self._job = self._job, None
+        if job is not None:
+            atexit.unregister(self.close)
+            job.close()
 
 
 def _refuse_nesting() -> None:
@@ -136,41 +198,81 @@ logger = logging.getLogger("heliograph")
 
 
 class Job:
-    """Ranks that run one call.
+    """Ranks that run a call, and end then, or wait for the next one.
 
     Args:
-        call: the function and its arguments, pickled.
         count: how many ranks.
         grace: seconds that the others have when one has failed.
-        on_message: called with rank and object for what is put into a rank's queue.
     """
 
-    def __init__(self, call: bytes, count: int, grace: float, on_message: Callable[[int, Any], object]) -> None:
-        self._call, self._count, self._grace, self._on_message = call, count, grace, on_message
+    def __init__(self, count: int, grace: float) -> None:
+        self._count, self._grace = count, grace
         self._events: SimpleQueue[Frame] = SimpleQueue()  # a signal handler may put into this kind
         self._processes: list[RankProcess] = []
+        self._ranks = ExitStack()  # their processes, and the store by which they meet
+        self._keeps = False
         self._failures: list[ProcessFailure] = []
         self._killed: list[int] = []
         self._sent: set[int] = set()
         self._deadline: float | None = None
+        self._on_message: Callable[[int, Any], object]
 
-    def run(self) -> list[Any]:
-        """Run the ranks; return their values, by rank.
+    @property
+    def is_ready(self) -> bool:
+        """Whether all ranks wait for a call."""
+        return bool(self._processes) and all(process.is_alive for process in self._processes)
+
+    def run(self, call: bytes, on_message: Callable[[int, Any], object], *, keep: bool = False) -> list[Any]:
+        """Run a call on the ranks; return their values, by rank.
+
+        Args:
+            call: the function and its arguments, pickled.
+            on_message: called with rank and object for what is put into a rank's queue.
+            keep: whether the ranks wait for another call, unless one of them fails.
 
         Raises:
             BaseException: what a rank raised.
         """
+        self._on_message, self._keeps = on_message, keep
+        self._sent.clear()  # of an earlier call
         with ExitStack() as stack:
-            store = stack.enter_context(hosting())
+            stack.callback(self._close_unless_kept)
             self._listen(stack)
-            for rank in range(self._count):
-                process = RankProcess(rank, variables(rank, self._count, store), self._call, self._grace, self._events)
-                stack.callback(process.close)
-                self._processes.append(process)
-            while not all(process.ended for process in self._processes):
+            if self._processes:
+                for process in self._processes:
+                    process.acknowledge(call)
+            else:
+                self._start(call)
+            while not self._is_done:
                 self._wait()
         raise_first(self._failures, self._killed, self._grace, self._sent)
         return [self._value(process) for process in self._processes]
+
+    def close(self) -> None:
+        """Let ranks that wait end, and wait for them; whoever does not end is killed."""
+        for process in self._processes:
+            process.acknowledge()
+        self._hurry()
+        while not all(process.ended for process in self._processes):
+            self._wait()
+        self._ranks.close()
+
+    def _close_unless_kept(self) -> None:
+        if not (self._keeps and self._is_done):  # also where a second Ctrl-C has ended the wait
+            self._ranks.close()
+
+    @property
+    def _is_done(self) -> bool:
+        if self._keeps:
+            return all(process.report is not None for process in self._processes)
+        return all(process.ended for process in self._processes)
+
+    def _start(self, call: bytes) -> None:
+        store = self._ranks.enter_context(hosting())
+        for rank in range(self._count):
+            process = RankProcess(rank, variables(rank, self._count, store), call, self._grace, self._events)
+            self._ranks.callback(process.close)
+            self._processes.append(process)
 
     def _listen(self, stack: ExitStack) -> None:
         """Handle the signals that are to be passed on, except those that this process ignores."""
@@ -206,11 +308,12 @@ class Job:
                 self._fail(died(process.rank, process.status, began=process.began))
         else:
             process.report = event
-            process.acknowledge()
+            if not self._keeps:
+                process.acknowledge()
             if event.kind == "error":
                 carried = pickle.loads(event.payload)  # noqa: S301  # from our own child
                 self._fail(ProcessFailure(rebuild(carried), carried.text, process.rank))
-            if all(each.report is not None for each in self._processes):
+            if not self._keeps and all(each.report is not None for each in self._processes):
                 self._hurry()
 
     def _deliver(self, rank: int, payload: bytes) -> None:
@@ -225,6 +328,11 @@ class Job:
 
     def _fail(self, failure: ProcessFailure) -> None:
         self._failures.append(failure)
+        if self._keeps:
+            self._keeps = False
+            for process in self._processes:
+                if process.report is not None:
+                    process.acknowledge()
         if not failure.is_no_failure:
             self._hurry()
 

@@ -54,8 +54,7 @@ class RankProcess:
         self._process = spawn.Process(target=enter, args=(theirs, rank, call, grace), name=f"rank-{rank}", daemon=False)
         with theirs, environment(variables), _interrupts_blocked():
             self._process.start()
-        self._reader = Thread(target=self._read, name="heliograph-launch", daemon=True)
-        self._reader.start()
+        self._reader = self._start_reading()
         self._waiter = Thread(target=self._wait, name="heliograph-launch", daemon=True)
         self._waiter.start()
 
@@ -66,10 +65,18 @@ class RankProcess:
         assert self._process.exitcode is not None
         return self._process.exitcode
 
-    def acknowledge(self) -> None:
-        """Answer that its report has arrived."""
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process lives."""
+        return not self.ended and self._process.is_alive()
+
+    def acknowledge(self, call: bytes = b"") -> None:
+        """Answer that its report has arrived: it ends, or makes another call, pickled."""
+        if call:
+            self._reader.join()
+            self.report, self._reader = None, self._start_reading()
         with suppress(OSError):  # it may have died since
-            send(self._pipe, Frame("acknowledged"))
+            send(self._pipe, Frame("acknowledged", payload=call))
 
     def pass_on(self, signum: int) -> None:
         """Send it a signal that this process got."""
@@ -90,6 +97,11 @@ class RankProcess:
         self._process.join()
         if not self._reader.is_alive():
             self._pipe.close()
+
+    def _start_reading(self) -> Thread:
+        reader = Thread(target=self._read, name="heliograph-launch", daemon=True)
+        reader.start()
+        return reader
 
     def _read(self) -> None:
         with suppress(EOFError, OSError):
@@ -192,7 +204,7 @@ class Line:
     def __init__(self, pipe: Connection, grace: float) -> None:
         self._pipe, self._grace = pipe, grace
         self._outgoing: SimpleQueue[Frame] = SimpleQueue()
-        self._acknowledged = threading.Event()
+        self._answers: SimpleQueue[bytes] = SimpleQueue()
         for target in (self._write, self._read):
             threading.Thread(target=target, name="heliograph-launch", daemon=True).start()
 
@@ -200,10 +212,10 @@ class Line:
         """Send a frame without waiting."""
         self._outgoing.put(frame)
 
-    def report(self, frame: Frame) -> None:
-        """Send how this rank ended, and wait until the parent has it, or is gone."""
+    def report(self, frame: Frame) -> bytes:
+        """Send how a call ended, and wait until the parent has it, or is gone; return the next call, if any."""
         self.send(frame)
-        self._acknowledged.wait()
+        return self._answers.get()
 
     def _write(self) -> None:
         with suppress(OSError):  # the parent is gone: the reading thread sees to that
@@ -213,9 +225,8 @@ class Line:
     def _read(self) -> None:
         with suppress(EOFError, OSError):
             while True:
-                receive(self._pipe, -1)
-                self._acknowledged.set()
-        self._acknowledged.set()
+                self._answers.put(receive(self._pipe, -1).payload)
+        self._answers.put(b"")
         os.kill(os.getpid(), signal.SIGTERM)  # the parent is gone: end as upon a cluster's signal
         threading.Event().wait(self._grace)
         os._exit(1)
@@ -227,7 +238,7 @@ def enter(pipe: Connection, rank: int, call: bytes, grace: float) -> None:
     Args:
         pipe: to the parent.
         rank: this process's number.
-        call: the function and its arguments, pickled.
+        call: the function and its arguments, pickled; further calls come from the parent.
         grace: seconds that it has left to end when the parent is gone.
     """
     if hasattr(os, "setpgid"):  # Windows has none
@@ -235,9 +246,10 @@ def enter(pipe: Connection, rank: int, call: bytes, grace: float) -> None:
     send(pipe, Frame("began"))
     line = Line(pipe, grace)
     open_queue(lambda message: line.send(Frame("message", payload=message)))
-    report = _run(rank, call)
-    _flush()
-    line.report(report)
+    while call:
+        report = _run(rank, call)
+        _flush()
+        call = line.report(report)
     _leave()
 
 

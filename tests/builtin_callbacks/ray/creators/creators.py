@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from heliograph import EpochStart, Plugin, Run, StepEnd, on
 from heliograph.builtin_callbacks.ray.creators import CreatorTrainer
+from heliograph.core.distributed.launch import child_queue
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau, StepLR
@@ -49,6 +50,13 @@ def plateau(optimizer: Optimizer, config: Config) -> LRScheduler:
 
 def loss(config: Config) -> nn.Module:
     return nn.CrossEntropyLoss(label_smoothing=config["smoothing"])
+
+
+def send_pid(config: Config) -> None:
+    """Send the number of this process to the caller; a hook."""
+    queue = child_queue()
+    assert queue is not None
+    queue.put(os.getpid())
 
 
 def make(**options: Any) -> CreatorTrainer:

@@ -9,10 +9,12 @@ from typing import Any
 import heliograph as h
 import pytest
 import torch
+from heliograph.builtin_callbacks.ray.creators import LocalLauncher
 from heliograph.builtin_callbacks.ray.creators.packed_state import unpack_state
 from heliograph.core.checkpoint import storage
 from heliograph.tests.builtin_callbacks.ray.creators import creators
 from heliograph.tests.builtin_callbacks.ray.creators.creators import make, weights
+from heliograph.tests.core.distributed.launch.test_launch import has_ended
 
 OPTIONS: dict[str, Any] = {
     "scheduler_creator": creators.scheduler,
@@ -179,3 +181,15 @@ def _rate(trainer: Any) -> float:
     """Return the learning rate of the state that is kept."""
     rate: float = unpack_state(trainer._state)["optimizers"]["optimizer"]["param_groups"][0]["lr"]
     return rate
+
+
+def test_the_processes_of_a_local_launcher_stay_alive_until_shutdown() -> None:
+    trainer = make(launcher=LocalLauncher(1), initialization_hook=creators.send_pid)
+    pids = []
+    for call in (trainer.train, trainer.validate, trainer.train):
+        call()
+        pids += [pid for _, pid in trainer.messages]
+    assert len(pids) == 3
+    assert len(set(pids)) == 1
+    trainer.shutdown()
+    assert has_ended(pids[0])

@@ -49,6 +49,13 @@ def put(value: Any) -> None:
     queue.put(value)
 
 
+def pid_and_sum(number: int) -> tuple[int, float]:
+    """Return the number of this process, and the sum over the ranks of rank times the number."""
+    engine = heliograph.choose_engine(device="cpu")
+    with engine.process():
+        return os.getpid(), float(engine.reduce(float(number * (engine.rank + 1)), "sum"))
+
+
 def hang() -> None:
     while True:  # a signal that comes just before a wait begins does not interrupt that
         threading.Event().wait(0.05)
