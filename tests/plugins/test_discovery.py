@@ -21,6 +21,7 @@ BUILT_IN = {
     "ema": "ema:EMA",
     "epoch_means": "epoch_means:EpochMeans",
     "exception_pass_through": "exception_pass_through:ExceptionPassThrough",
+    "export": "export.plugin:Export",
     "file_log": "file_log:FileLog",
     "gradient_accumulation": "gradient_accumulation:GradientAccumulation",
     "gradient_clipping": "gradient_clipping:GradientClipping",
