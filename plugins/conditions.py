@@ -13,7 +13,7 @@ from ..events.bus import Gate, When
 from ..events.checks import describe, known_names
 from .filters import Between, Filter
 
-ALWAYS = frozenset({ev.TrainStart, ev.CheckpointLoaded, ev.RunFailed, ev.RunClosed})  # to set up, go on, clean up
+ALWAYS = frozenset({ev.TrainStart, ev.CheckpointLoaded, ev.RunFailed, ev.RunClosed})  # to set up, continue, clean up
 OF_WINDOWS = (ev.BatchStart, ev.ForwardEnd, ev.BackwardEnd, ev.GradientsReady, ev.StepEnd)  # in their order
 OF_EVALUATIONS = frozenset({
     ev.ValidationStart, ev.ValidationBatchStart, ev.ValidationBatchEnd, ev.ValidationEnd, ev.ValidationCut,

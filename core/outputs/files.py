@@ -151,9 +151,9 @@ class PartWriter:
                 writer = HashingWriter(files, file)
                 try:
                     torch.save(content, cast(IO[bytes], writer))  # it only calls write and flush
-                except BaseException:
+                except BaseException:  # torch replaces whatever a write raised, a Ctrl-C too
                     if writer.failure is not None:
-                        raise writer.failure from None  # torch replaces the error of a failed write
+                        raise writer.failure from None
                     raise
                 files.sync(file)
             files.rename(hidden, self._folder / name)

@@ -127,7 +127,7 @@ class KeptRanks:
                 atexit.register(self.close)  # before multiprocessing waits for its children, since it came later
             try:
                 values = self._job.run(call, on_message, keep=True)
-            except BaseException:
+            except BaseException:  # also a Ctrl-C: ranks whose call did not end well are not used again
                 self._end()
                 raise
             self._timer = threading.Timer(self._idle, self.close)

@@ -184,6 +184,19 @@ class DDPEngine(ProcessEngine):
             average_gradients(self.group, parameters, "the gradients")
             self._buffers_differ = True
 
+    def bind_step(self, optimizer: torch.optim.Optimizer) -> Callable[[], object]:
+        """Return a step before which a window that ended before its last batch is averaged, if nobody looked at it."""
+        step = super().bind_step(optimizer)
+        if self.group is None:
+            return step
+
+        def averaged() -> object:
+            if self._owes:
+                self._average()
+            return step()
+
+        return averaged
+
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         """Make the gradients true ones; a window that ended before its last batch is averaged only here."""
         if self._owes:

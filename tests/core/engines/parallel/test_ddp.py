@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.distributed as dist
-from heliograph import DDPEngine, GradientAccumulation, Supervised, Trainer, TrainStart, on
+from heliograph import BatchStart, DDPEngine, GradientAccumulation, Plugin, Run, Supervised, Trainer, TrainStart, on
 from heliograph.core.task import Task
 from heliograph.tests.ranks_pool import Pool
 from torch import Tensor, nn
@@ -60,6 +60,35 @@ def trained(kind: str, steps: int, *, batches_per_step: int, window: int = 1, me
     result = trainer.fit(Supervised(model, functional.cross_entropy), batches, optimizer=optimizer, epochs=1)
     assert result.progress.steps == steps
     return model.state_dict()
+
+
+class HoldThenSkip(Plugin):
+    """Holds the step of the first of two batches, and skips the second."""
+
+    asks = ("skip_batch",)
+
+    @on(BatchStart)
+    def decide(self, run: Run, event: BatchStart) -> None:
+        if run.progress.batch % 2:
+            run.control.skip_batch("the second of two")
+        else:
+            run.control.hold_step("the first of two")
+
+
+def holds_and_skips(precision: Any) -> State:
+    """Train where no window ends with a batch that was taken backward, and no handler sees the gradients."""
+    model = made("mlp")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = Trainer([HoldThenSkip()], engine=DDPEngine(precision=precision))
+    task = Supervised(model, functional.cross_entropy)
+    assert trainer.fit(task, micro_batches(8), optimizer=optimizer, epochs=1).progress.steps == 2
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_window_whose_last_batch_was_skipped_is_averaged_too(ranks: Pool, precision: str) -> None:
+    first, second = ranks(2).run(holds_and_skips, precision)
+    assert_equal(first, second)
 
 
 def difference(left: State, right: State) -> float:
