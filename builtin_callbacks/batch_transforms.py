@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from math import sqrt
 from typing import Any
@@ -57,7 +58,7 @@ class BatchTransform(Plugin):
             run.batch = self.transform(run.batch)
 
 
-class _Mixing(Plugin):
+class _Mixing(Plugin, ABC):
     """Mixes each sample of a training batch with the one before it; the last is before the first."""
 
     exclusive = ("mixing",)
@@ -82,9 +83,9 @@ class _Mixing(Plugin):
         inputs, share = self.mix(inputs, share)
         run.batch = inputs, _mixed(self._probabilities(targets), share)
 
+    @abstractmethod
     def mix(self, inputs: Tensor, share: float) -> tuple[Tensor, float]:
         """Return the mixed inputs, and which share of each sample is its own."""
-        raise NotImplementedError
 
     def _probabilities(self, targets: Tensor) -> Tensor:
         if targets.is_floating_point():

@@ -62,19 +62,21 @@ class PhaseTimes(Plugin):
         self._waited: float | None = None
         self._mark: float | None = None  # when the phase in hand began
 
-    @on(BatchStart, ForwardEnd, BackwardEnd, lane=Lane.REPORT)
-    def begin_phase(self, run: Run, event: BatchStart | ForwardEnd | BackwardEnd) -> None:
-        """Start the clock when the last handler has run."""
+    @on(EpochStart, lane=Lane.REPORT)
+    def begin(self, run: Run, event: EpochStart) -> None:
+        """Start the clock of the first batch, and count from here how long this rank waits."""
+        self._mark = perf_counter()
+        if self._waited is None:
+            self._waited = run.engine.waited_seconds
+
+    @on(BatchStart, ForwardEnd, BackwardEnd, BatchEnd, lane=Lane.REPORT)
+    def begin_phase(self, run: Run, event: BatchStart | ForwardEnd | BackwardEnd | BatchEnd) -> None:
+        """Start the clock of the next phase when the last handler has run."""
         self._mark = perf_counter()
 
     @on(GradientsReady, StepEnd, optional=True, lane=Lane.REPORT)
     def begin_step(self, run: Run, event: GradientsReady | StepEnd) -> None:
         """Start the clock of the step, or of what follows it."""
-        self._mark = perf_counter()
-
-    @on(EpochStart, BatchEnd, lane=Lane.REPORT)
-    def begin_load(self, run: Run, event: EpochStart | BatchEnd) -> None:
-        """Start the clock of the loader."""
         self._mark = perf_counter()
 
     @on(Log, ValidationEnd, SavePoint, lane=Lane.REPORT, optional=True)
@@ -109,7 +111,7 @@ class PhaseTimes(Plugin):
         if run.is_replay or not self._batches:
             return
         waited = run.engine.waited_seconds
-        self._seconds["wait"] = waited - (waited if self._waited is None else self._waited)
+        self._seconds["wait"] = waited - (self._waited or 0.0)
         for phase, seconds in self._seconds.items():
             if phase != "wait" or run.engine.world_size > 1:
                 event.metrics[f"train/{phase}_seconds"] = seconds / self._batches

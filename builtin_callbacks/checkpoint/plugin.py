@@ -138,11 +138,7 @@ class Checkpoint(Plugin):
         if keep_last is not None:
             keep_last = check_whole_number("keep_last", keep_last, at_least=1, or_else="None for all")
         keep_best = check_whole_number("keep_best", keep_best, at_least=0)
-        flags = {
-            "background": background,
-            "restore_attributes": restore_attributes,
-            "weights_only": weights_only,
-        }
+        flags = {"background": background, "restore_attributes": restore_attributes, "weights_only": weights_only}
         for name, flag in flags.items() if sharded is None else {**flags, "sharded": sharded}.items():
             check_flag(name, flag, or_else="None" if name == "sharded" else "")
         if mode is not None and monitor is None:
@@ -161,10 +157,7 @@ class Checkpoint(Plugin):
             raise ValueError(f"on_difference is one of {', '.join(ACTIONS)}; got {on_difference!r}.")
         if on_existing not in ON_EXISTING:
             raise ValueError(f"on_existing is one of {', '.join(ON_EXISTING)}; got {on_existing!r}.")
-        if not isinstance(folder, str | Path) or not isinstance(resume, str | Path | None):
-            raise TypeError(f"Checkpoint takes paths: folder={folder!r}, resume={resume!r} ('auto', a path, or None).")
-        if isinstance(resume, str) and resume != "auto" and not Path(resume).suffix and not Path(resume).exists():
-            raise ValueError(f"resume is None, 'auto', or the path of a checkpoint's .pth file, got {resume!r}.")
+        _check_paths(folder, resume)
         of_a_resume = {
             "resume": resume,
             "batch_change": batch_change,
@@ -561,3 +554,10 @@ class Checkpoint(Plugin):
         self._announce_best(run, best)
         for path, reason in removed:
             run.emit(CheckpointPruned(path, reason))
+
+
+def _check_paths(folder: object, resume: object) -> None:
+    if not isinstance(folder, str | Path) or not isinstance(resume, str | Path | None):
+        raise TypeError(f"Checkpoint takes paths: folder={folder!r}, resume={resume!r} ('auto', a path, or None).")
+    if isinstance(resume, str) and resume != "auto" and not Path(resume).suffix and not Path(resume).exists():
+        raise ValueError(f"resume is None, 'auto', or the path of a checkpoint's .pth file, got {resume!r}.")

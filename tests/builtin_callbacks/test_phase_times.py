@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import heliograph as h
@@ -139,6 +140,32 @@ def test_several_losses_of_a_batch_add_up(clock: Clock) -> None:
     assert result.metrics["train/forward_seconds"] == 0.5
     assert result.metrics["train/load_seconds"] == 0.0
     assert "train/wait_seconds" not in result.metrics
+
+
+class Waiting(h.DeviceEngine):
+    """An engine of the first of two ranks, as far as the time goes that it waits: three seconds before each batch."""
+
+    waited = 7.0
+
+    @property
+    def waited_seconds(self) -> float:
+        return self.waited
+
+
+def test_how_long_a_rank_waits_is_counted_from_the_start_of_the_run() -> None:
+    plugin, engine = h.PhaseTimes(), Waiting(device="cpu")
+    run: Any = SimpleNamespace(engine=engine, is_replay=False)
+    engine.world_size = 2
+    waits = []
+    plugin.begin(run, h.EpochStart(0, resumed=False))
+    for batches in (1, 2):
+        for _ in range(batches):
+            engine.waited += 3.0
+            plugin.end_load(run, h.BatchStart())
+        event = h.Log({})
+        plugin.measure(run, event)
+        waits.append(event.metrics["train/wait_seconds"])
+    assert waits == [3.0, 3.0]
 
 
 def test_a_device_is_waited_for_where_that_is_asked(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
