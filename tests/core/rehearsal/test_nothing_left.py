@@ -18,11 +18,10 @@ import pytest
 import torch
 from heliograph.core.checkpoint.state.leaves import Leaf, leaves
 from heliograph.core.data.draws import rng
+from heliograph.tests.core.rehearsal.pair import FACTS, Facts, Pair
 from heliograph.tests.kit import adam, random_batches, sgd
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
-
-FACTS: list[Any] = []  # of the module, and so out of reach of what is put back
 
 
 class Drawing(Dataset[tuple[Tensor, Tensor]]):
@@ -60,29 +59,6 @@ class Net(h.Task):
 
     def validation_step(self, run: h.Run, batch: Any) -> Tensor:
         return nn.functional.mse_loss(self.model(batch[0]), batch[1]) + torch.rand(()) * 0
-
-
-class Pair(h.Task):
-    """Two models, each with an optimizer."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        self.one, self.two = nn.Linear(4, 2), nn.Linear(4, 2)
-
-    def training_step(self, run: h.Run, batch: Any) -> Iterator[tuple[str, Tensor]]:
-        for name, model in (("one", self.one), ("two", self.two)):
-            yield name, nn.functional.mse_loss(model(batch[0]), batch[1])
-
-    def validation_step(self, run: h.Run, batch: Any) -> Tensor:
-        return nn.functional.mse_loss(self.one(batch[0]), batch[1])
-
-
-class Facts(h.Plugin):
-    """Notes every batch, its loss and its draws."""
-
-    @h.on(h.BatchEnd)
-    def note(self, run: h.Run, event: h.BatchEnd) -> None:
-        FACTS.append((leaves(run.batch), leaves(run.loss), leaves(rng.capture())))
 
 
 def trainer(folder: Path, *more: h.Plugin, rng_capture: bool = True) -> h.Trainer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,36 +11,13 @@ import pytest
 import torch
 from heliograph.core.checkpoint.state.leaves import leaves
 from heliograph.core.data.draws import rng
+from heliograph.tests.core.rehearsal.pair import FACTS, Facts, Pair
 from heliograph.tests.kit import adam, class_batches, random_batches, sgd
 from heliograph.tests.ranks_pool import Pool
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import TensorDataset
 
-FACTS: list[Any] = []
 BEFORE = (None, "rehearse", "overfit", "find_learning_rate", "find_batch_size")
-
-
-class Facts(h.Plugin):
-    """Notes every batch, its loss and its draws."""
-
-    @h.on(h.BatchEnd)
-    def note(self, run: h.Run, event: h.BatchEnd) -> None:
-        FACTS.append((leaves(run.batch), leaves(run.loss), leaves(rng.capture())))
-
-
-class Pair(h.Task):
-    """Two models, each with an optimizer."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        self.one, self.two = nn.Linear(4, 2), nn.Linear(4, 2)
-
-    def training_step(self, run: h.Run, batch: Any) -> Iterator[tuple[str, Tensor]]:
-        for name, model in (("one", self.one), ("two", self.two)):
-            yield name, nn.functional.mse_loss(model(batch[0]), batch[1])
-
-    def validation_step(self, run: h.Run, batch: Any) -> Tensor:
-        return nn.functional.mse_loss(self.one(batch[0]), batch[1])
 
 
 def net() -> h.Supervised:

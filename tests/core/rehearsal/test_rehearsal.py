@@ -39,6 +39,7 @@ from heliograph import (
     on,
 )
 from heliograph.core.rehearsal.report import Rehearsal
+from heliograph.tests.core.rehearsal.pair import Pair
 from heliograph.tests.kit import adam, class_batches, linear_classifier, sgd
 from torch import Tensor, nn
 
@@ -252,19 +253,7 @@ def test_accumulation_phases_and_several_sets(tmp_path: Path) -> None:
 
 
 def test_several_optimizers_and_a_scheduler(tmp_path: Path) -> None:
-    class Pair(Task):
-        def __init__(self) -> None:
-            torch.manual_seed(0)
-            self.one, self.two = nn.Linear(4, 2), nn.Linear(4, 2)
-
-        def training_step(self, run: Run, batch: Any) -> Iterator[tuple[str, Tensor]]:
-            for name, model in (("one", self.one), ("two", self.two)):
-                yield name, nn.functional.cross_entropy(model(batch[0]), batch[1])
-
-        def validation_step(self, run: Run, batch: Any) -> Tensor:
-            return nn.functional.cross_entropy(self.one(batch[0]), batch[1])
-
-    task = Pair()
+    task = Pair(nn.functional.cross_entropy)
     before = {name: value.clone() for name, value in task.one.state_dict().items()}
     schedulers = {name: lambda each: torch.optim.lr_scheduler.StepLR(each, 1) for name in ("one", "two")}
     found = rehearse(
