@@ -130,8 +130,8 @@ class SharedControl(Control):
         news = self.pending or self.vetoed or self._interrupted or bool(self._withdrawn)
         judges = bool(self._should_stop.chain)
         order, changes = self._optimizer_order, self._condition_order
-        cast = [news, judges, clock, steps, -steps, batches, -batches, order, -order, changes, -changes]
-        any_news, any_judges, clock, *places = self._engine.vote([float(each) for each in cast])
+        voted = [news, judges, clock, steps, -steps, batches, -batches, order, -order, changes, -changes]
+        any_news, any_judges, clock, *places = self._engine.vote([float(each) for each in voted])
         self._check_places(places)
         progress.set_seconds(clock)
         self._judges = bool(any_judges)
