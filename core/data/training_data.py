@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -44,7 +43,6 @@ class TrainingData:
         phase: which of the loaders is read, from 0.
         advances: whether the next epoch reads the next phase's loader.
         together: samples of the batches that all ranks have in hand, where these may differ in size; else None.
-        evaluated: how many batches of each validation set are read at most; all where that is None.
     """
 
     def __init__(
@@ -71,7 +69,6 @@ class TrainingData:
         self.advances = False
         self.seed: int | None = None
         self.together: int | None = None
-        self.evaluated: int | None = None
         self._captured = self._probes = self._seed_is_agreed = False
         self._doubts: list[tuple[Guarantee, str]] = []
         self._expected: bytes | None = None  # the digest of the last batch before the snapshot
@@ -169,12 +166,11 @@ class TrainingData:
             limit: how many of its batches are read, or which fraction of them; None for all.
         """
         seed = self.seed if self._captured or self._engine is not None else None
-        return islice(self._evaluations.open(loader, number, validations, seed, limit), self.evaluated)
+        return self._evaluations.open(loader, number, validations, seed, limit)
 
     def evaluation_length(self, loader: Any, limit: float | None = None) -> int | None:
         """Return how many batches of a validation set this process reads, None where that is unknown."""
-        length = self._evaluations.length(loader, limit)
-        return length if length is None or self.evaluated is None else min(length, self.evaluated)
+        return self._evaluations.length(loader, limit)
 
     def deals_out(self, loader: Any) -> bool:
         """Return whether every batch of an evaluation's loader is read by one rank."""

@@ -34,7 +34,8 @@ class Planned:
 def plan_of(run: Any) -> Planned:
     """Return what a run that is not entered would be."""
     factors = batch_factors(run)
-    lengths = [run.data.evaluation_length(each) for each in run.validation_loaders.values()]
+    limits = run.settings.limits
+    lengths = [run.data.evaluation_length(each, limits.get(name)) for name, each in run.validation_loaders.items()]
     return Planned(
         text=run.plan(),
         name=run.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
@@ -107,7 +108,8 @@ class _Runs:
             torch.cuda.reset_peak_memory_stats(device)
         with placed(f"in the {what} run of a rehearsal"), director.subscribed(self.trainer.bus):
             run = self.trainer.run(self._task, self._train, **self._options)
-            run.data.evaluated, run.outcome.is_strict = STEPS, False  # warnings are reported
+            limits = dict.fromkeys(run.validation_loaders, STEPS * run.engine.world_size)
+            run.settings, run.outcome.is_strict = replace(run.settings, limits=limits), False  # warnings are reported
             with run:
                 self._fit(run)
         if device.type == "cuda" and not resumes:

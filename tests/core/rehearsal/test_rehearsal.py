@@ -38,6 +38,7 @@ from heliograph import (
     ValidationSchedule,
     on,
 )
+from heliograph.core.rehearsal.length import plan_of
 from heliograph.core.rehearsal.report import Rehearsal
 from heliograph.tests.core.rehearsal.pair import Pair
 from heliograph.tests.kit import adam, class_batches, linear_classifier, sgd
@@ -111,6 +112,21 @@ def test_the_length_and_the_size_are_predicted(tmp_path: Path) -> None:
     assert found.free_bytes > found.bytes
     assert found.gpu_bytes is None
     assert found.redirected == {"checkpoint": [tmp_path / "runs"]}
+
+
+@pytest.mark.parametrize(("limit", "batches"), [(None, 7), (0.5, 3), ({"b": 1}, 5)])
+def test_a_limited_validation_is_predicted_as_it_will_be(limit: Any, batches: int) -> None:
+    sets = {"a": class_batches(4), "b": class_batches(3)}
+    if limit == 0.5:
+        sets = {"a": class_batches(4), "b": class_batches(2)}  # 2 and 1
+    trainer = Trainer([ValidationSchedule(epochs=1)], device="cpu")
+    options: Any = {"validation": sets, "limit_validation": limit, "optimizer": adam(), "epochs": 2}
+    run = trainer.run(linear_classifier(), class_batches(3), **options)
+    assert plan_of(run).validation_batches == batches
+    run.hooks.closing.close()
+    found = trainer.rehearse(linear_classifier(), class_batches(3), **options)
+    assert found.ok
+    assert found.events.count("validation_batch_end") == 4 * found.events.count("validation_end")  # two of each set
 
 
 def test_the_report_is_a_text_for_people(tmp_path: Path) -> None:
