@@ -107,7 +107,6 @@ class RunContext(ABC):
 
     batch: Any = part_of("work.batch")
     stream: str | None = part_of("work.stream")
-    outputs: Any = part_of("work.outputs")
     loss: Tensor | None = part_of("work.loss")
     evaluation_batches: int | None = part_of("outcome.evaluation_batches")
     in_hand: bool = part_of("work.in_hand")
@@ -164,7 +163,15 @@ class RunContext(ABC):
             self.settings = settings = self.length.complete(settings)
         self.stepping = _windows(settings)
         self.control = _control(self)
-        self._means: Means | None = None
+
+    @property
+    def outputs(self) -> Any:
+        """What the model made of the batch in hand; set in every step, so it is not a `part_of`, which costs more."""
+        return self.work.outputs
+
+    @outputs.setter
+    def outputs(self, outputs: Any) -> None:
+        self.work.outputs = outputs
 
     # Facts.
 
@@ -262,23 +269,16 @@ class RunContext(ABC):
 
     # Metrics.
 
-    @property
+    @cached_property
     def means(self) -> Means:
         """The running means of what is tracked: of this process, or of all ranks; made when first used."""
-        if self._means is None:
-            if self.control.is_shared:
-                from .distributed.ranks.means import SharedMeans
+        if self.control.is_shared:
+            from .distributed.ranks.means import SharedMeans
 
-                self._means = SharedMeans(self.engine)
-            else:
-                from .metrics import means
+            return SharedMeans(self.engine)
+        from .metrics import means
 
-                self._means = means.Means()
-        return self._means
-
-    @means.setter
-    def means(self, means: Means) -> None:
-        self._means = means
+        return means.Means()
 
     @property
     def tracks(self) -> bool:

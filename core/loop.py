@@ -143,18 +143,17 @@ def close_batch(run: RunContext) -> None:
 def step(run: RunContext, loss: Any, name: str | None = None) -> None:
     """Emit ForwardEnd, take a loss backward, emit BackwardEnd; where that ends its window, step, emitting more."""
     control, stepping, size = run.control, run.stepping, run.settings.size_of(run.work.batch)
-    has_receivers, hot = run.bus.receiver_count > 0, run.hot
-    window = stepping.checked
+    has_receivers, hot, window = run.bus.receiver_count, run.hot, stepping.checked
     if window is None or name is not None or loss.__class__ is tuple:
         window, loss = stepping.take(run, name, loss)
     window.loss = run.work.loss = loss
     if stepping.is_first_loss:
         run.progress.samples += run.data.sum_of_all_ranks(size) if control.is_shared else size
-    logs = (has_receivers and hot.log.chain) or control.is_shared  # of several ranks, another may log
-    if logs and window.counts is None:
-        run.means.add(window.label, loss, size)
-    if has_receivers and hot.forward_end.chain:
-        hot.forward_end.emit(run, FORWARD_END)
+    if has_receivers or control.is_shared:
+        if (hot.log.chain or control.is_shared) and window.counts is None:  # of several ranks, another may log
+            run.means.add(window.label, loss, size)
+        if hot.forward_end.chain:
+            hot.forward_end.emit(run, FORWARD_END)
     if control.loss_scale == 1.0:
         window.backward(loss)
     else:

@@ -67,6 +67,7 @@ class LastBatch:
     def follow(self, batches: Iterator[Any], progress: Progress, source: Source | None = None) -> Iterator[Any]:
         """Yield the batches of an epoch from the position on; of several streams, some parts are compared only."""
         self._given.clear()
+        compared = source.compared if isinstance(source, Compound) else None
         for number in count(progress.batch + 1):
             while self._given and self._given[0].number <= progress.batch:  # done with
                 self._given.popleft()
@@ -74,10 +75,9 @@ class LastBatch:
                 batch = next(batches)
             except StopIteration:
                 return
-            part = source.compared(batch, number) if isinstance(source, Compound) else batch
-            self._given.append(Given.of(number, part))
+            self._given.append(Given.of(number, batch if compared is None else compared(batch, number)))
             yield batch
-            del batch, part
+            del batch
 
     def set_position(self, number: int, digest: bytes | None) -> None:
         """Set the position to a batch of which only the digest is known."""

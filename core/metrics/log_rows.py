@@ -11,6 +11,7 @@ import torch
 from .means import added
 
 LONGEST = 10_000  # rows: a few MB in memory, and 8 bytes for each value in a checkpoint
+WAITING = 100  # rows are put into columns by so many, which costs half as much as one by one
 Row = dict[str, float]
 
 
@@ -44,6 +45,7 @@ class LogRows:
     def __init__(self) -> None:
         self.dropped = 0
         self.paces: dict[int, Row] = {}
+        self._newest: list[Row] = []  # not in the columns yet
         self._count = 0
         self._values: dict[str, array[float]] = {}
         self._known: dict[str, bytearray] = {}  # whether a row has a value there
@@ -51,6 +53,7 @@ class LogRows:
     @property
     def rows(self) -> list[Row]:
         """The rows, the oldest first."""
+        self._extend_columns()
         rows: list[Row] = [{} for _ in range(self._count)]
         for name, values in self._values.items():
             for row, value, is_known in zip(rows, values, self._known[name], strict=True):
@@ -68,13 +71,19 @@ class LogRows:
             epoch: finished epochs, with the part of the present one.
             metrics: by name.
         """
-        if not self._count or self._values["step"][-1] != step:
-            self._append()
-            self._set({"step": step, "epoch": epoch})
-        self._set(metrics)
+        newest = self._newest
+        if newest and newest[-1]["step"] == step:
+            newest[-1].update(metrics)
+        elif not newest and self._count and self._values["step"][-1] == step:
+            self._newest.append({**self._pop_column_row(), **metrics})
+        else:
+            newest.append({"step": step, "epoch": epoch, **metrics})
+            if len(newest) > WAITING:
+                self._extend_columns()
 
     def finish(self, run: Any) -> None:
         """At the end of a training that did not fail: read what was not logged. On several ranks a collective."""
+        self._extend_columns()
         run.means.totals = added(run.means.totals, run.means.sums())
         if self.dropped:
             run.note(
@@ -91,6 +100,7 @@ class LogRows:
 
     def state_dict(self) -> dict[str, Any]:
         """Return a row of values for each name, as float64, and where there is one."""
+        self._extend_columns()
         shape = (len(self._values), self._count)
         values, known = (bytearray().join(each.values()) for each in (self._values, self._known))
         return {
@@ -116,19 +126,25 @@ class LogRows:
         made.paces = {step: paces[step] for step in map(int, made._values["step"]) if step in paces}
         return made
 
-    def _append(self) -> None:
-        for name, values in self._values.items():
-            values.append(0.0)
-            self._known[name].append(False)
-        self._count += 1
-        if self._count > LONGEST:
-            self.paces.pop(int(self._values["step"][0]), None)
-            for name, values in self._values.items():
-                del values[0], self._known[name][0]
-            self._count, self.dropped = self._count - 1, self.dropped + 1
-
-    def _set(self, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
+    def _extend_columns(self) -> None:
+        """Put the newest rows into the columns, and drop the oldest that are too many."""
+        newest, self._newest = self._newest, []
+        for name in dict.fromkeys(name for row in newest for name in row):
             if name not in self._values:
                 self._values[name], self._known[name] = array("d", bytes(8 * self._count)), bytearray(self._count)
-            self._values[name][-1], self._known[name][-1] = value, True
+        for name, values in self._values.items():
+            values.extend([row.get(name, 0.0) for row in newest])
+            self._known[name].extend([name in row for row in newest])
+        self._count += len(newest)
+        if (surplus := self._count - LONGEST) > 0:
+            for step in self._values["step"][:surplus]:
+                self.paces.pop(int(step), None)
+            for name, values in self._values.items():
+                del values[:surplus], self._known[name][:surplus]
+            self._count, self.dropped = LONGEST, self.dropped + surplus
+
+    def _pop_column_row(self) -> Row:
+        """Take the newest row out of the columns."""
+        self._count -= 1
+        row = {name: (values.pop(), self._known[name].pop()) for name, values in self._values.items()}
+        return {name: value for name, (value, is_known) in row.items() if is_known}

@@ -31,16 +31,15 @@ class Sum:
         self.part: Tensor | None = None
 
     def add(self, name: str, value: Tensor, weight: float) -> None:
-        """Add a scalar tensor without waiting for its device."""
+        """Add a scalar tensor with its weight, without waiting for its device."""
         part = self.part
         if part is None:
             part = self._begin(name, value)
         part.add_(value.detach() if value.ndim == 0 else value.detach().reshape(()), alpha=weight)
+        self.weight += weight
         self.pending += 1
-        if self.pending == FOLD and self.total is not None:
-            self.total.add_(part)
-            part.zero_()
-            self.pending = 0
+        if self.pending == FOLD:
+            self._fold(part)
 
     def on_device(self) -> Tensor:
         """Return the sum of all tensor terms so far."""
@@ -53,6 +52,12 @@ class Sum:
         if self.total is None or self.part is None:
             return [self.host, float(self.weight), self.start, self.pending]
         return [self.host + self.total.item(), float(self.weight), self.part.item(), self.pending]
+
+    def _fold(self, part: Tensor) -> None:
+        assert self.total is not None
+        self.total.add_(part)
+        part.zero_()
+        self.pending = 0
 
     def _begin(self, name: str, value: Tensor) -> Tensor:
         check_scalar(name, value)
@@ -115,7 +120,7 @@ class Means:
             entry.add(name, value, weight)
         else:
             entry.host += float(value) * weight  # type: ignore[arg-type]  # an object is never among the sums
-        entry.weight += weight
+            entry.weight += weight
 
     def add_sum(self, name: str, total: Tensor | float, count: Tensor | float) -> None:
         """Add a sum with its count, which is kept where it is until it is read."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ....events import Engine
-from ...metrics.means import Means, Measured, check_scalar, compute_scalars, fresh_copy
+from ...metrics.means import Means, Measured, Totals, added, check_scalar, compute_scalars, fresh_copy
 
 
 class SharedMeans(Means):
@@ -35,14 +35,12 @@ class SharedMeans(Means):
 
     def sums(self) -> dict[str, tuple[float, float]]:
         """Return the sum of all ranks and its weight by name. A collective."""
-        totals: dict[str, tuple[float, float]] = {}
-        of_ranks: list[tuple[dict[str, tuple[float, float]], list[str]]]
+        totals: Totals = {}
+        of_ranks: list[tuple[Totals, list[str]]]
         of_ranks = self._engine.gather_objects((super().sums(), list(self._objects)))
         self._of_ranks = [names for _, names in of_ranks]
         for sums, _ in of_ranks:
-            for name, (value, weight) in sums.items():
-                value_before, weight_before = totals.get(name, (0.0, 0.0))
-                totals[name] = value_before + value, weight_before + weight
+            totals = added(totals, sums)
         return totals
 
     def computed(self) -> dict[str, float]:

@@ -31,6 +31,8 @@ from heliograph.core.metrics.log_rows import LogRows
 from heliograph.tests import kit
 from heliograph.tests.kit import adam, class_batches, linear_classifier
 from heliograph.tests.ranks_pool import Pool
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 BY_THE_CLOCK = {"validation/seconds", "validation/samples_per_second"}
@@ -287,3 +289,25 @@ class TestPlot:
         monkeypatch.setitem(__import__("sys").modules, "matplotlib.figure", None)
         with pytest.raises(ImportError, match=r"result.plot needs matplotlib.*pip install 'heliograph\[examples\]'"):
             train().plot()
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from(["a", "b"]), st.floats(-9, 9), st.booleans())))
+def test_the_rows_are_those_of_a_plain_list_whenever_they_are_read(
+    moments: list[tuple[bool, str, float, bool]],
+) -> None:
+    expected: list[dict[str, float]] = []
+    rows, step = LogRows(), 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log_rows, "LONGEST", 7)
+        patch.setattr(log_rows, "WAITING", 3)
+        for is_next, name, value, is_read in moments:
+            step += is_next
+            rows.add(step, step / 2, {name: value})
+            if not expected or expected[-1]["step"] != step:
+                expected.append({"step": step, "epoch": step / 2})
+            expected[-1][name] = value
+            if is_read:
+                rows = LogRows.of_state(rows.state_dict())
+
+        assert rows.rows == expected[-7:]
+        assert rows.dropped == len(expected[:-7])
