@@ -66,7 +66,7 @@ def _batch_size(run: RunContext) -> int | None:
     if isinstance(loader, list | tuple):
         return run.size_of(loader[0])
     loaders = loader.loaders.values() if isinstance(loader, Streams) else [loader]
-    return run.data.batch_size if all(hasattr(each, "batch_size") for each in loaders) else None
+    return run.data.batch_size if all(getattr(each, "batch_size", None) for each in loaders) else None
 
 
 def _streams(run: RunContext) -> Iterator[str]:

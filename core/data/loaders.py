@@ -127,8 +127,9 @@ def shared_params(params: Any) -> Any:
 def _check_given(params: dict[str, Any], given: list[Any]) -> None:
     if not any(map(is_dataset, given)):
         kinds = ", ".join(type(each).__name__ for each in given)
+        hint = " A list holds batches, not samples." * any(isinstance(each, list) for each in given)
         raise ValueError(
-            f"loader_params= says how to read a dataset, but {kinds} is a loader, made already: give its dataset."
+            f"loader_params= says how to read a dataset, but {kinds} is a loader, made already: give its dataset.{hint}"
         )
     if "columns" in params and not any(map(adapter_of, given)):
         raise ValueError(

@@ -77,6 +77,11 @@ def test_frozen_parameters_are_counted_apart() -> None:
             {"train": TEN, "epochs": 1, "loader_params": {"batch_size": 4}},
             "1 epoch, 3 steps, 3 batches an epoch, global batch 4",
         ),
+        (
+            [],
+            {"train": TEN, "epochs": 1, "loader_params": {"batch_sampler": [[0, 1, 2], [3]]}},
+            "1 epoch, 2 steps, 2 batches an epoch seed:",
+        ),
     ],
 )
 def test_the_length(plugins: list[Any], options: dict[str, Any], length: str) -> None:

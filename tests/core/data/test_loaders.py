@@ -334,7 +334,7 @@ def test_every_phase_is_checked(drawing: Make) -> None:
     assert refused(Phases(easy(drawing), []), None).startswith("ValueError: The train loader is empty")
     assert refused(Phases(easy(drawing), 3), None).startswith("TypeError: The train loader must be an iterable")
     assert refused(Phases(easy(drawing), []), {"batch_size": 2}).endswith(
-        "DataLoader, list is a loader, made already: give its dataset."
+        "DataLoader, list is a loader, made already: give its dataset. A list holds batches, not samples."
     )
 
 
