@@ -11,7 +11,7 @@ EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 
 
 def environment() -> dict[str, str]:
-    """Return this process's environment for one that runs an example: no plugin of the user is loaded, no hub is asked."""
+    """Return the environment that an example runs in: no plugin of the user is loaded, no hub is asked."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("COV", "HELIOGRAPH_"))}
     return kept | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "error"}
 
