@@ -1,5 +1,6 @@
 """Train a transformers model, DistilBERT, to tell lines of one module of Python's library from those of another.
 
+    pip install transformers
     python docs/examples/distilbert.py
 
 The weights are random here, so that it runs without a network; `from_pretrained` takes their place. Batches are dicts,
