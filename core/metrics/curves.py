@@ -16,7 +16,9 @@ WIDTH, HEIGHT = 7.0, 2.6  # inches of a panel
 
 def plot(rows: Sequence[Mapping[str, float]], path: str | Path | None, names: Sequence[str]) -> Any:
     """Draw the metrics in rows over the optimizer steps; see `RunResult.plot`."""
-    figures = require("matplotlib.figure", "result.plot", extra="examples")
+    require("matplotlib.figure", "result.plot", extra="examples")
+    from ..system.figure import NotebookFigure
+
     families = _families(rows)
     if not families:
         raise ValueError("Nothing was logged or measured, so there are no curves: add LogSchedule(Every(steps=50)).")
@@ -24,7 +26,7 @@ def plot(rows: Sequence[Mapping[str, float]], path: str | Path | None, names: Se
         if name not in families:
             raise ValueError(f"Nothing called {name!r} was logged.{known_names(name, families)}")
     chosen = names or [name for name in families if name not in OF_THE_CLOCK] or list(families)
-    figure = figures.Figure(figsize=(WIDTH, HEIGHT * len(chosen)), layout="constrained")
+    figure = NotebookFigure(figsize=(WIDTH, HEIGHT * len(chosen)), layout="constrained")
     for panel, name in zip(figure.subplots(len(chosen), squeeze=False)[:, 0], chosen, strict=True):
         for metric in families[name]:
             points = [(row["step"], row[metric]) for row in rows if metric in row and isfinite(row[metric])]

@@ -13,7 +13,7 @@ from .probe import Probe
 from .rehearsal import Fit, Trainer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Overfitting:
     """How the loss of a few batches fell; `print` shows it.
 
@@ -39,6 +39,9 @@ class Overfitting:
     def last_loss(self) -> float:
         """The loss of the last step; of the first optimizer, where there are several."""
         return next(iter(self.losses.values()))[-1]
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {str(self).splitlines()[0]}>"
 
     def __str__(self) -> str:
         what = "1 batch" if self.batches == 1 else f"{self.batches} batches"

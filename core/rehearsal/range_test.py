@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +22,7 @@ ROUNDING = 1e-6
 FEWEST = 5  # steps before a loss counts as diverging
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class LearningRateSearch:
     """What a range test has shown; `print` shows the suggestion, `plot` the curve.
 
@@ -40,28 +41,36 @@ class LearningRateSearch:
     suggestion: float | None
     diverged: bool
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self}>"
+
     def __str__(self) -> str:
         found = "the loss never fell" if self.suggestion is None else f"learning rate {self.suggestion:.3g}"
         end = "where the loss diverged" if self.diverged else "the end"
         return f"{found}, after {len(self.rates)} steps from {self.rates[0]:.3g} to {self.rates[-1]:.3g}, {end}"
 
-    def plot(self, axes: Any = None) -> Any:
-        """Draw the smoothed loss over the rates; return the axes.
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Draw the losses, also smoothed, over the rates; return the matplotlib figure.
 
         Args:
-            axes: of matplotlib; by default new ones.
+            path: where to save it too, such as `rates.png`.
 
         Raises:
             ImportError: matplotlib is not installed.
         """
-        if axes is None:
-            axes = require("matplotlib.figure", "plot", extra="examples").Figure().subplots()
+        require("matplotlib.figure", "plot", extra="examples")
+        from ..system.figure import NotebookFigure
+
+        figure = NotebookFigure(layout="constrained")
+        axes = figure.subplots()
         axes.plot(self.rates, self.losses, alpha=0.3)
         axes.plot(self.rates, self.smoothed)
         if self.suggestion is not None:
             axes.axvline(self.suggestion, linestyle="--")
         axes.set(xscale="log", xlabel="learning rate", ylabel="loss")
-        return axes
+        if path is not None:
+            figure.savefig(path)
+        return figure
 
 
 class Ramp:

@@ -9,7 +9,7 @@ from heliograph.tests.examples.running import run_example
 
 
 @pytest.mark.whole
-def test_it_tells_the_modules_apart_and_a_second_start_only_measures(tmp_path: Path) -> None:
+def test_it_knows_the_modules_and_a_second_start_only_measures(tmp_path: Path) -> None:
     printed = run_example("distilbert.py", tmp_path)
     accuracy, *lines = printed.splitlines()
 

@@ -262,6 +262,7 @@ class TestPlot:
         figure = result.plot(tmp_path / "curves.png")
         loss, accuracy = figure.axes
 
+        assert figure._repr_png_()[:4] == b"\x89PNG"  # a notebook draws it
         assert (loss.get_title(), accuracy.get_title()) == ("loss", "accuracy")
         assert (loss.get_xlabel(), loss.get_ylabel()) == ("optimizer steps", "loss")
         lines = {line.get_label(): line for line in loss.lines}

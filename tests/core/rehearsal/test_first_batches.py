@@ -67,6 +67,7 @@ def test_the_losses_are_those_of_a_training_on_the_first_batch() -> None:
     assert found.batches == 1
     assert [inputs.sum().item()] * 6 == SINK
     assert str(found).startswith(f"loss: {expected[0]:.6g} at first, {expected[-1]:.6g} after 6 steps on 1 batch")
+    assert repr(found) == f"<Overfitting: {str(found).splitlines()[0]}>"
 
 
 def test_several_batches_in_turn_and_the_validation_on_the_same() -> None:

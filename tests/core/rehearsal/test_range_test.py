@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,7 @@ def test_it_ends_where_the_loss_diverges_and_suggests_a_rate_that_trains() -> No
     assert str(found).startswith(
         f"learning rate {found.suggestion:.3g}, after {len(found.rates)} steps from 0.0001 to "
     )
+    assert repr(found) == f"<LearningRateSearch: {found}>"
 
 
 def test_a_loss_that_is_not_a_number_ends_it() -> None:
@@ -122,13 +124,13 @@ def test_a_rate_that_is_a_tensor() -> None:
     assert len(found.rates) == 2
 
 
-def test_the_curve() -> None:
+def test_the_curve(tmp_path: Path) -> None:
     found = find(lowest=1e-4, highest=100.0, steps=40)
-    axes = found.plot()
+    (axes,) = (figure := found.plot(tmp_path / "rates.png")).axes
     assert axes.get_xscale() == "log"
     assert [each.get_ydata()[0] for each in axes.lines[:2]] == [found.losses[0], found.smoothed[0]]
     assert axes.lines[2].get_xdata()[0] == found.suggestion
-    assert found.plot(axes) is axes
+    assert (tmp_path / "rates.png").read_bytes()[:4] == figure._repr_png_()[:4] == b"\x89PNG"
 
 
 @pytest.mark.parametrize(
