@@ -69,8 +69,8 @@ def check_resume(
 
     Args:
         make_trainer: returns a trainer and the keywords of its `fit`, and creates everything new at every call. If it
-            takes an argument, that is a folder to write to: one for each uninterrupted run, and one for all attempts of
-            the interrupted run.
+            needs an argument, or has one called `folder`, that is a folder to write to: one for each uninterrupted run,
+            and one for all attempts of the interrupted run.
         kill_at: where to kill: after a batch of the run (7: the seventh), at an event (`("validation_batch_end", 3)`:
             at its third emission, after all handlers), or several of these, for kills in a row. All count in the
             uninterrupted run. By default points are chosen: always the same, spread over the run and its stages.

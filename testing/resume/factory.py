@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 Made = tuple[Trainer, Mapping[str, Any]]
 MakeTrainer = Callable[[], Made] | Callable[[Path], Made]
 FORM = "make_trainer returns a trainer and the keywords of its fit: return trainer, {'task': ..., 'train': ..., ...}"
+FOLDER = "folder"  # a parameter of this name is given one even if it has a default
 MAY_BE_SHARED = (list, tuple, Dataset)
 
 
@@ -24,7 +25,7 @@ class TrainerFactory:
     """Makes a new trainer for every attempt.
 
     Args:
-        make_trainer: called without arguments, or with a folder if it takes one.
+        make_trainer: called without arguments, or with a folder if it needs an argument or has a parameter `folder`.
 
     Raises:
         UsageError: it is not a function, or needs other arguments.
@@ -33,14 +34,15 @@ class TrainerFactory:
     def __init__(self, make_trainer: MakeTrainer) -> None:
         if not callable(make_trainer):
             raise UsageError(f"make_trainer must be a function, got {make_trainer!r}.")
-        needed = [each for each in signature(make_trainer).parameters.values() if _is_needed(each)]
+        parameters = signature(make_trainer).parameters
+        needed = [each for each in parameters.values() if _is_needed(each)]
         if len(needed) > 1:
             names = ", ".join(each.name for each in needed)
             raise UsageError(
                 f"{describe(make_trainer)} may take no argument but a folder to write to; it needs {names}."
             )
         self._make: Callable[..., Any] = make_trainer
-        self._takes_a_folder = bool(needed)
+        self._takes_a_folder, self._by_name = bool(needed), not needed and FOLDER in parameters
         self._first: list[tuple[str, Any]] = []
 
     def __call__(self, folder: Path) -> tuple[Trainer, dict[str, Any]]:
@@ -53,7 +55,8 @@ class TrainerFactory:
             UsageError: something else was returned, the run has no limit, or it shares an object with the first.
         """
         folder.mkdir(exist_ok=True)
-        trainer, options = _check(self._make(folder) if self._takes_a_folder else self._make())
+        arguments, named = (folder,) * self._takes_a_folder, {FOLDER: folder} if self._by_name else {}
+        trainer, options = _check(self._make(*arguments, **named))
         objects = list(_objects(trainer, options))
         self._first = self._first or objects
         if objects is not self._first:

@@ -558,6 +558,18 @@ def test_an_unknown_name_to_ignore() -> None:
     )
 
 
+def test_a_folder_that_has_a_default_is_given_too(tmp_path: Path) -> None:
+    own, given = tmp_path / "own", list[tuple[int, Path]]()
+
+    def make_trainer(seed: int = 3, folder: Path = own) -> Made:
+        given.append((seed, folder))
+        return training(*saving(folder, h.Every(steps=2)))
+
+    assert_resume_exact(make_trainer)
+    assert given
+    assert all(seed == 3 and folder != own for seed, folder in given)
+
+
 FORM = "make_trainer returns a trainer and the keywords of its fit: return trainer, {'task': ..., 'train': ..., ...}; "
 
 
