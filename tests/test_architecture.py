@@ -150,7 +150,7 @@ def test_folders_are_small() -> None:
 
 
 def test_tests_mirror_the_rooms() -> None:
-    """Every folder of the package has tests in a folder of the same path; those of Ray's datasets need a cluster, and `docs/examples` has its own."""
+    """Every folder of the package has tests in one of the same path; those of Ray's datasets need a cluster."""
     with_tests = {path.parent.relative_to(ROOT / "tests").as_posix() for path in (ROOT / "tests").rglob("test_*.py")}
     assert set(folder_sizes()) - with_tests == {"builtin_callbacks/ray/data"}
     assert with_tests - set(folder_sizes()) == {"examples", "on_ray"}
