@@ -16,6 +16,7 @@ from time import monotonic
 from typing import Any
 
 from ....events.checks import check_number, check_whole_number
+from ...system.errors import RankFailed
 from ...system.signals import SignalHook
 from .exceptions import ProcessFailure, died, raise_first, rebuild
 from .processes import LAUNCHED, RankProcess, hosting, variables
@@ -27,11 +28,14 @@ class RankValues(list[Any]):
 
     Attributes:
         messages: (rank, object) of all that was put into the ranks' queues, as it came; empty with `on_message`.
+        failures: the ranks that died or hung, after each of which all were started again.
     """
 
-    def __init__(self, values: Iterable[Any], messages: list[tuple[int, Any]]) -> None:
+    def __init__(
+        self, values: Iterable[Any], messages: list[tuple[int, Any]], failures: Iterable[RankFailed] = ()
+    ) -> None:
         super().__init__(values)
-        self.messages = messages
+        self.messages, self.failures = messages, tuple(failures)
 
 
 def launch(
@@ -41,6 +45,7 @@ def launch(
     nprocs: int | None = None,
     on_message: Callable[[int, Any], object] | None = None,
     grace: float = 30.0,
+    max_failures: int = 0,
     **kwargs: Any,
 ) -> RankValues:
     """Call `fn(*args, **kwargs)` in several new processes on this machine; return what each returned.
@@ -70,13 +75,16 @@ def launch(
             (`run.queue`), while the ranks run; when it raises, they get a SIGTERM. By default, messages are kept.
         grace: seconds that the others have to close and report when a rank has failed, and that all have to exit when
             they have reported; who has not ended then is killed.
+        max_failures: how many times all ranks are started again because one died without a report (killed, out of
+            memory) or hung; -1 for any number. `fn` is then called from its beginning, so let it resume, as with
+            `Checkpoint(folder, resume="auto")`. What `fn` raises is not repeated: it leaves launch at once.
         kwargs: its keyword arguments.
 
     Raises:
         ValueError: an argument is out of its range; there is no GPU to count; `fn` is from an interactive session.
         TypeError: `fn`, its arguments or its value cannot be pickled.
         RuntimeError: this process was itself started by launch or torchrun.
-        RankFailed: a rank died without a report.
+        RankFailed: a rank died without a report, or hung, once more than `max_failures`.
         KeyboardInterrupt: upon Ctrl-C.
         BaseException: what `fn` or `on_message` raised.
     """
@@ -88,7 +96,16 @@ def launch(
     def keep(rank: int, message: Any) -> None:
         messages.append((rank, message))
 
-    return RankValues(Job(count, grace).run(_pickle(fn, args, kwargs), on_message or keep), messages)
+    most = check_whole_number("max_failures, -1 for any number,", max_failures, at_least=-1)
+    call, failures = _pickle(fn, args, kwargs), list[RankFailed]()
+    while True:
+        try:
+            return RankValues(Job(count, grace).run(call, on_message or keep), messages, failures)
+        except RankFailed as error:
+            if len(failures) == most:
+                raise
+            failures.append(error)
+            logger.warning("%s. All ranks are started again, for the attempt number %d", error, len(failures) + 1)
 
 
 class KeptRanks:

@@ -249,3 +249,27 @@ def fit() -> None:
     task = Failing()
     trainer = heliograph.Trainer(plugins=[heliograph.ExceptionPassThrough(train=[KeyError])])
     trainer.fit(task, [0], optimizer=torch.optim.SGD(task.model.parameters(), lr=0.1), epochs=1)
+
+
+def train_and_die(folder: str, times: int) -> tuple[int, float]:
+    """Train; as often as said, rank 1 is killed at step 5. Return the steps, and a sum over the weights."""
+    from heliograph import BatchEnd, Every, Plugin, Run, on
+    from heliograph.tests import kit
+
+    class Kill(Plugin):
+        @on(BatchEnd)
+        def act(self, run: Run, event: BatchEnd) -> None:
+            killed = Path(folder) / "killed"
+            if run.engine.rank == 1 and run.progress.steps == 5 and len(list(killed.parent.glob("killed*"))) < times:
+                killed.with_name(f"killed {os.getpid()}").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    task = kit.linear_classifier()
+    result = kit.fit(
+        *kit.saving(Path(folder), Every(steps=2), resume="auto"),
+        Kill(),
+        task=task,
+        train=kit.class_batches(16),
+        steps=8,
+    )
+    return result.progress.steps, sum(each.double().sum().item() for each in task.model.parameters())

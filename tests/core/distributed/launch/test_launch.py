@@ -66,6 +66,29 @@ def test_each_ranks_value_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     assert values.messages == []
 
 
+def test_all_ranks_are_started_again_after_one_has_died(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    alone, killed = tmp_path / "alone", tmp_path / "killed"
+    expected = launch(jobs.train_and_die, str(alone), 0, nprocs=2)
+    values = launch(jobs.train_and_die, str(killed), 1, nprocs=2, max_failures=-1)
+
+    assert values == expected == [(8, values[0][1])] * 2
+    assert expected.failures == ()
+    assert [(each.rank, each.kind) for each in values.failures] == [(1, "died")]
+    assert [record.args for record in caplog.records if "started again" in record.msg] == [(values.failures[0], 2)]
+
+
+def test_one_death_too_many_and_an_error_of_the_function_leave(tmp_path: Path) -> None:
+    with pytest.raises(RankFailed, match="signal SIGKILL ended it") as caught:
+        launch(jobs.train_and_die, str(tmp_path), 2, nprocs=2, max_failures=1)
+    assert caught.value.rank == 1
+    assert len(list(tmp_path.glob("killed*"))) == 2
+
+    with pytest.raises(ValueError, match="refused"):
+        launch(jobs.refuse, nprocs=2, max_failures=-1)
+    with pytest.raises(ValueError, match="max_failures, -1 for any number, must be"):
+        launch(jobs.refuse, nprocs=2, max_failures=-2)
+
+
 def test_a_single_rank_is_a_group_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     (value,) = launch(jobs.place, nprocs=1)
