@@ -472,8 +472,10 @@ class Trainer:
             complete_options(module, options)
         return train
 
-    def _evaluate(self, task: Any, data: Any, phase: Phase, *options: Any) -> RunResult:
-        with self._evaluation(task, data, phase, *options) as run:
+    def _evaluate(
+        self, task: Any, data: Any, phase: Phase, params: Params, name: str, limit: Limit, weights: Weights
+    ) -> RunResult:
+        with self._evaluation(task, data, phase, params, name, limit, weights) as run:
             loop.evaluate(run, phase)
         return run.result_or_raise()
 
