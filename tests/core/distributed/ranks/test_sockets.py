@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 
@@ -16,7 +17,12 @@ pytestmark = [
 
 def open_in_a_child(*numbers: int) -> list[bool]:
     """Return which of these descriptors are open in a forked child."""
-    child = os.fork()
+    gc.collect()  # what is collected in a child may wait for threads that it does not have
+    gc.disable()
+    try:
+        child = os.fork()
+    finally:
+        gc.enable()
     if not child:
         found = 0
         for place, number in enumerate(numbers):
