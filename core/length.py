@@ -27,6 +27,9 @@ UNEQUAL = (
     "the phases of the training data are not equally long, and a plugin decides when the next one begins: pass steps= "
     "instead of epochs="
 )
+CONDITIONAL = (
+    "plugin {!r} accumulates gradients on a condition: give it a schedule by epochs instead, or pass the steps"
+)
 UNCOUNTED = "plugin {!r} accumulates gradients and does not say how many batches make a step: give it number(epoch)"
 
 
@@ -49,7 +52,8 @@ class Length:
         self._whole = int(settings.epochs or 0)
         self._accumulates = plugins.declared("exclusive").get("accumulation")
         plugin = None if self._accumulates is None else plugins[self._accumulates]
-        self._windows = _windows(plugin, ceil(settings.epochs or 0), world_size)
+        self._is_conditional = getattr(plugin, "condition", None) is not None
+        self._windows = {} if self._is_conditional else _windows(plugin, ceil(settings.epochs or 0), world_size)
 
     @cached_property
     def unknown(self) -> str:
@@ -59,7 +63,7 @@ class Length:
         if None in self._data.lengths:
             return UNSIZED
         if not self._windows:
-            return UNCOUNTED.format(self._accumulates)
+            return (CONDITIONAL if self._is_conditional else UNCOUNTED).format(self._accumulates)
         return UNEQUAL if len(self._by_phase) > 1 else ""
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, get_args
@@ -14,7 +14,8 @@ from ..events.checks import describe, known_names
 from .filters import Between, Filter
 
 ALWAYS = frozenset({ev.TrainStart, ev.CheckpointLoaded, ev.RunFailed, ev.RunClosed})  # to set up, continue, clean up
-OF_WINDOWS = (ev.BatchStart, ev.ForwardEnd, ev.BackwardEnd, ev.GradientsReady, ev.StepEnd)  # in their order
+AFTER_BACKWARD = (ev.BackwardEnd, ev.GradientsReady, ev.StepEnd)
+OF_WINDOWS = (ev.BatchStart, ev.ForwardEnd, *AFTER_BACKWARD)
 OF_EVALUATIONS = frozenset({
     ev.ValidationStart, ev.ValidationBatchStart, ev.ValidationBatchEnd, ev.ValidationEnd, ev.ValidationCut,
     ev.TestStart, ev.TestBatchStart, ev.TestBatchEnd, ev.TestEnd,
@@ -90,7 +91,6 @@ class ConditionGate:
 
     Args:
         condition: of the plugin.
-        events: those that the plugin handles.
         agrees_as: the name of a plugin for which the condition must say the same on all ranks; None for another.
 
     Attributes:
@@ -98,13 +98,13 @@ class ConditionGate:
         seen: the sets whose batches came.
     """
 
-    def __init__(self, condition: Condition, events: Collection[type[Event]], agrees_as: str | None) -> None:
+    def __init__(self, condition: Condition, agrees_as: str | None) -> None:
         self.condition, self.passed = condition, False
         self.seen: set[str] = set()
-        self._first = next((event for event in OF_WINDOWS if event in events), None)
         self._agrees_as, self._noted = agrees_as, False
         self._origin: Any = None
         self._window: bool | None = None
+        self._used = -1  # the batch that the decision counted for last
         self._evaluation: tuple[tuple[Any, ...], bool] | None = None
 
     def reset(self) -> None:
@@ -130,9 +130,10 @@ class ConditionGate:
 
     def _for_window(self, run: Run, event: Event) -> bool:
         self._begin(run)
-        goes_on = type(event) is not self._first or (type(event) is ev.BatchStart and run.window > 0)
-        if self._window is None or not goes_on:
+        earlier = max(0, run.window - (type(event) in AFTER_BACKWARD))  # micro-batches, each of a batch of its own
+        if self._window is None or self._used < run.progress.batches - earlier:
             self._window = self._for_one(run, event)
+        self._used = run.progress.batches
         return self._window
 
     def _for_evaluation(self, run: Run, event: Event) -> bool:

@@ -119,7 +119,7 @@ def make_entry(plugin: Any, name: str | None = None) -> PluginEntry:
         from .conditions import ConditionGate
 
         agrees = entry.ranks == "all" and not entry.is_observer
-        entry.gate = ConditionGate(plugin.condition, [event for event, _ in handlers], name if agrees else None)
+        entry.gate = ConditionGate(plugin.condition, name if agrees else None)
     return entry
 
 

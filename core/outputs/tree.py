@@ -23,11 +23,11 @@ def take_apart(value: Any, size: int | None = None) -> tuple[Structure, list[Any
 
     Args:
         value: tensors, arrays, lists, None; dicts, tuples and named tuples of these.
-        size: the samples of the batch, to compare lists of tensors with; None where that is unknown.
+        size: the samples of the batch, which rows and items are compared with; None or 1 where that is unknown.
 
     Raises:
         TypeError: something in it is of another type.
-        ValueError: a tensor has no dimension for the samples; a list of tensors is not one for each sample.
+        ValueError: a tensor has no dimension for the samples; there are not as many rows or items as samples.
     """
     leaves: list[Any] = []
     return _take_apart(value, "", size, leaves), leaves
@@ -80,7 +80,7 @@ def on_cpu(value: Any) -> Any:
 
 def _take_apart(value: Any, path: str, size: int | None, leaves: list[Any]) -> Structure:
     if isinstance(value, Tensor | np.ndarray):
-        return _take_rows(value, path, leaves)
+        return _take_rows(value, path, size, leaves)
     if value is None:
         leaves.append(None)
         return ["none"]
@@ -101,12 +101,13 @@ def _take_apart(value: Any, path: str, size: int | None, leaves: list[Any]) -> S
     return ["tuple", parts] if fields is None else ["named", type(value).__name__, list(fields), parts]
 
 
-def _take_rows(value: Any, path: str, leaves: list[Any]) -> Structure:
+def _take_rows(value: Any, path: str, size: int | None, leaves: list[Any]) -> Structure:
     if not value.ndim:
         raise ValueError(
             f"Outputs of a batch are {ALLOWED}; got a single number{_where(path)}. For a mean over the batches, call "
             f"run.track(name, value)."
         )
+    _check_number(len(value), "rows", path, size)
     if isinstance(value, np.ndarray):
         leaves.append(value.copy())
         return ["array", value.dtype.str, list(value.shape[1:])]
@@ -117,12 +118,18 @@ def _take_rows(value: Any, path: str, leaves: list[Any]) -> Structure:
 
 
 def _items(value: list[Any], path: str, size: int | None) -> list[Any]:
-    if size is not None and len(value) != size and any(isinstance(each, Tensor) for each in value):
-        raise ValueError(
-            f"A list has an item for each sample; got {len(value)} tensors for {size} samples{_where(path)}. Return "
-            f"parts that all samples have as a tuple."
-        )
+    _check_number(len(value), "items", path, size)
     return [on_cpu(each) for each in value]
+
+
+def _check_number(number: int, what: str, path: str, size: int | None) -> None:
+    """Raise ValueError where there are not as many rows or items as samples; a size of 1 may be that of any object."""
+    if size is not None and size > 1 and number != size:
+        raise ValueError(
+            f"Outputs of a batch are {ALLOWED}; got {number} {what} for {size} samples{_where(path)}. Return parts "
+            f"that all have as a tuple, and transpose what has the samples in another dimension; if the batch has not "
+            f"{size} samples, count them in the task: def batch_size(self, batch)."
+        )
 
 
 def _put_together(structure: Structure, rest: Iterator[Any]) -> Any:

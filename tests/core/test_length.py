@@ -11,6 +11,7 @@ import torch
 from heliograph import (
     BatchEnd,
     BatchStart,
+    Between,
     Checkpoint,
     DataModule,
     EpochEnd,
@@ -175,6 +176,14 @@ class Accumulates(Plugin):
     def __init__(self, number: int | None) -> None:
         if number is not None:
             self.number = lambda epoch: number
+
+
+def test_an_accumulation_on_a_condition_is_refused() -> None:
+    accumulation = GradientAccumulation(4).when(Between(epochs=(2, 5)))
+    trainer = Trainer([accumulation], device="cpu")
+    with pytest.raises(ValueError, match="accumulates gradients on a condition: give it a schedule by epochs instead"):
+        trainer.planned_steps(class_batches(8), epochs=4)
+    assert trainer.planned_steps(class_batches(8), steps=4) == 4
 
 
 def test_a_plugin_of_others_that_accumulates_is_asked_for_its_number() -> None:

@@ -84,6 +84,26 @@ def test_no_window_is_split() -> None:
     assert hot == ["batch_start"] * 3 + ["gradients_ready", "step_end"]
 
 
+@pytest.mark.parametrize("event", [h.BatchStart, h.ForwardEnd, h.BackwardEnd])
+def test_no_window_is_split_whichever_event_comes_first(event: type[Any]) -> None:
+    calls: list[tuple[str, int]] = []
+
+    class Steps(Plugin):
+        @on(event)
+        def begin(self, run: Run, event: Any) -> None:
+            calls.append(("first", run.progress.batch))
+
+        @on(h.StepEnd)
+        def note(self, run: Run, event: h.StepEnd) -> None:
+            calls.append(("step", run.progress.batch))
+
+    plugin = Steps().when(lambda run: run.progress.batch not in (1, 2))
+    kit.fit(h.GradientAccumulation(2), plugin, train=kit.class_batches(6))
+    assert calls == [
+        ("first", 0), ("first", 1), ("step", 1), ("first", 4), ("first", 5), ("step", 5)
+    ]  # fmt: skip
+
+
 def test_the_first_handler_of_a_window_decides_whichever_it_is() -> None:
     class Steps(Plugin):
         def __init__(self) -> None:
