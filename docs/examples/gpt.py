@@ -4,6 +4,8 @@
 
 The loss is a sum over bytes, with their count, so lines of any length weigh as their bytes do, also over the two
 micro-batches of a step. Killed at any time, the same command resumes where it was, and ends with the same weights.
+It prints the loss on a module that it has not seen, about 2.0 (counts of which byte follows which three others give
+2.2), and eight lines of its own.
 """
 
 from __future__ import annotations
@@ -32,22 +34,22 @@ class GPT(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.bytes, self.positions = nn.Embedding(BYTES, WIDTH), nn.Embedding(LONGEST, WIDTH)
-        layer = nn.TransformerEncoderLayer(WIDTH, 4, 4 * WIDTH, dropout=0.1, batch_first=True, norm_first=True)
+        layer = nn.TransformerEncoderLayer(WIDTH, 2, 4 * WIDTH, dropout=0.0, batch_first=True, norm_first=True)
         self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.head = nn.Linear(WIDTH, BYTES)
 
     def forward(self, text: Tensor) -> Tensor:
         """Return the scores of each next byte, (batch, length, 128), for bytes of (batch, length)."""
         length = text.shape[1]
-        mask = nn.Transformer.generate_square_subsequent_mask(length)
-        embedded = self.bytes(text) + self.positions(torch.arange(length))
+        mask = nn.Transformer.generate_square_subsequent_mask(length, text.device)
+        embedded = self.bytes(text) + self.positions(torch.arange(length, device=text.device))
         return self.head(self.layers(embedded, mask, is_causal=True))
 
     @torch.no_grad()
     def write(self, lines: int, temperature: float = 0.5) -> list[str]:
         """Return lines that it makes up."""
         self.eval()
-        text = torch.full((lines, 1), ord("\n"))
+        text = torch.full((lines, 1), ord("\n"), device=self.head.weight.device)
         while text.shape[1] < LONGEST:
             odds = (self(text)[:, -1] / temperature).softmax(dim=-1)
             text = torch.cat([text, odds.multinomial(1)], dim=1)
@@ -92,18 +94,18 @@ def main() -> NextByte:
     train, held_out = Lines(ast, inspect, typing), Lines(argparse)
     torch.manual_seed(0)
     task = NextByte()
-    schedules = [h.LogSchedule(fraction=0.1), h.ValidationSchedule(fraction=0.1), h.LearningRate("step")]
+    schedules = [h.LogSchedule(fraction=0.1), h.ValidationSchedule(epochs=1), h.LearningRate("step")]
     steps = [h.GradientAccumulation(2), h.GradientClipping(norm=1.0)]
     checkpoint = h.Checkpoint("runs/gpt", every=h.Every(fraction=0.1), resume="auto")
     trainer = h.Trainer([h.RNGCapture(), *schedules, *steps, checkpoint, h.ProgressBar()])
     pad = partial(pad_sequence, batch_first=True)
-    sampler = h.TokenBudgetBatchSampler(train.lengths, tokens=1200, multiple_of=8)
+    sampler = h.TokenBudgetBatchSampler(train.lengths, tokens=400, multiple_of=8)
     result = trainer.fit(
         task,
         train,
         loader_params={"batch_sampler": sampler, "collate_fn": pad},
         validation=DataLoader(held_out, batch_size=100, collate_fn=pad),
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=3e-3),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-2),
         scheduler=h.warmup_cosine(0.1),
         epochs=3,
     )
