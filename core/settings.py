@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .data.training_loaders import TrainingLoaders
 
 MAX_SKIPPED_STEPS = 100  # as in the HF Trainer
-Loader = Iterable[Any]
+Loader = Iterable[Any] | torch.utils.data.Dataset[Any]
 Loaders = Loader | Mapping[str, Loader]
 NEEDS = {
     "validation": "no plugin ever asks for a validation: add ValidationSchedule(epochs=1).",

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from heliograph import Trainer
+import torch
+from heliograph import Trainer, ValidationSchedule
 from heliograph.core.settings import FitOptions
 from heliograph.tests import kit
+from torch.utils.data import TensorDataset
 
 OWN = {"self", "task", "train"}
 
@@ -46,3 +48,22 @@ def test_the_docstring_explains_every_argument_in_the_order_of_the_signature() -
 def test_words_that_fit_does_not_know_are_explained_by_it_not_by_python() -> None:
     with pytest.raises(TypeError, match=r"^fit has no argument 'resume'\. To resume, register Checkpoint"):
         kit.fit(resume="auto")
+
+
+def test_validation_data_may_be_a_dataset_for_a_type_checker_too() -> None:
+    """It refused what the docstring allows: torch's datasets have no `__iter__`."""
+    inputs, targets = (torch.cat(parts) for parts in zip(*kit.class_batches(3), strict=True))
+    measured = [
+        Trainer([ValidationSchedule(epochs=1)], device="cpu").fit(
+            kit.linear_classifier(),
+            TensorDataset(inputs, targets),
+            loader_params={"batch_size": len(inputs)},
+            validation=validation,
+            optimizer=kit.sgd(),
+            epochs=1,
+        )
+        for validation in (TensorDataset(inputs, targets), [(inputs, targets)])
+    ]
+
+    assert measured[0].metrics == measured[1].metrics
+    assert "validation/loss" in measured[0].metrics
