@@ -191,7 +191,12 @@ def check_loss(loss: Any) -> None:
             'optimizer={"generator": ..., "discriminator": ...}.'
         )
     if not isinstance(loss, Tensor):
-        raise TypeError(f"The loss must be a scalar tensor, got {type(loss).__name__}: return the tensor, not .item().")
+        hint = "return the tensor, not .item()."
+        if isinstance(loss, Mapping):
+            hint = "take .loss of a model's outputs, or add several losses up; run.track(name, value) logs each."
+        elif loss is None:
+            hint = "is a return missing?"
+        raise TypeError(f"The loss must be a scalar tensor, got {type(loss).__name__}: {hint}")
     if loss.ndim:
         raise ValueError(
             f"The loss must be a scalar tensor, got shape {list(loss.shape)}: average it, as in loss.mean()."
