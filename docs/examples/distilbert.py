@@ -78,7 +78,7 @@ class Classifier(h.Task):
 def main() -> None:
     """Train, test the best epoch, and show what it says of some lines."""
     torch.manual_seed(0)
-    train, held_out = random_split(Lines(), [0.8, 0.2])
+    train, validation, test = random_split(Lines(), [0.7, 0.15, 0.15])
     task = Classifier()
     checkpoint = h.Checkpoint(
         "runs/distilbert",
@@ -96,16 +96,15 @@ def main() -> None:
         task,
         train,
         loader_params={"batch_size": 32, "sampler": h.LengthGroupedSampler(lengths, 32), "collate_fn": pad},
-        validation=torch.utils.data.DataLoader(held_out, 64, collate_fn=pad),
+        validation=torch.utils.data.DataLoader(validation, 64, collate_fn=pad),
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
         scheduler=h.warmup_linear(0.1),
         epochs=6,
     )
-    loader = {"batch_size": 64, "collate_fn": pad}
-    print(f"accuracy {trainer.validate(task, held_out, loader_params=loader).metrics['validation/accuracy']:.3f}")
-    for item, label in zip(
-        held_out, trainer.predict(task, held_out, loader_params=loader).predictions[:5], strict=False
-    ):
+    loader: h.LoaderParams = {"batch_size": 64, "collate_fn": pad}
+    print(f"accuracy {trainer.test(task, test, loader_params=loader).metrics['test/accuracy']:.3f}")
+    labels = trainer.predict(task, test, loader_params=loader).predictions
+    for item, label in zip(test, labels[:5], strict=False):
         print(f"{MODULES[label].__name__:>10}: {bytes(item['input_ids'].tolist()).decode()}")
 
 
