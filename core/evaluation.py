@@ -93,6 +93,11 @@ class Evaluation:
         control.agree_on_validation()
         cut = control.close_validation()
         self.is_whole = cut is None
+        if cut is None and not self._run.settings.train and (stop := control.stop_request) is not None:
+            self._run.warn(
+                f"{stop.by} asked to stop ({stop.reason}), and the {self._phase} read all its data: only "
+                f"control.cut_validation(reason) ends it before."
+            )
         return cut
 
     def stop_after(self, cut: Request) -> None:

@@ -353,7 +353,7 @@ class Trainer:
             batches: how many batches.
             steps: how many optimizer steps.
             validate: False where the task's validation step takes other batches than its training step.
-            **options: the other arguments of `fit`, without `epochs` and `validation`.
+            **options: the other arguments of `fit`, without `epochs`, `validation` and `limit_validation`.
 
         Returns:
             The loss of every step, and the metrics at the end.
@@ -361,7 +361,7 @@ class Trainer:
         from .rehearsal.first_batches import overfit
         from .task import can_validate
 
-        validates = validate and can_validate(task) and not isinstance(train, Mapping)
+        validates = validate and can_validate(task)
         return overfit(self, loop.fit, (task, train, options), batches=batches, steps=steps, validates=validates)
 
     def find_learning_rate(
@@ -391,7 +391,7 @@ class Trainer:
             ramp: whether rates rise by a factor (`log`) or by a difference (`linear`).
             smoothing: the share of the former mean in the exponential mean of the losses.
             diverging: the test ends when the smoothed loss is so many times the smallest one, or is not a number.
-            **options: the other arguments of `fit`, without `epochs`, `validation` and `scheduler`.
+            **options: the other arguments of `fit`, without `epochs`, `validation`, `limit_validation` and `scheduler`.
 
         Returns:
             The rates, the losses, and a suggestion.

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import cycle, islice
 from typing import Any
 
 from ...events.checks import check_whole_number
-from .probe import Probe
+from ..data.streams import Streams
+from .probe import Probe, refuse
 from .rehearsal import Fit, Trainer
 
 
@@ -105,10 +106,13 @@ def overfit(
     """
     batches = check_whole_number("batches=", batches, at_least=1)
     task, train, options = given
+    refuse(options, "overfit", "steps= of the first batches, on which it is validated, too")
     first = FirstBatches(batches)
     short = {**options, "epochs": None, "steps": steps, "validation": first if validates else None}
     probe = Probe(trainer, fit, (task, train, short), "while the first batches were overfitted")
     with probe.begun([]) as run:
+        if any(isinstance(getattr(each, "loader", each), Streams) for each in run.settings.train):
+            run.settings = replace(run.settings, evaluations={})  # the validation step takes no dict of batches
         run.data.open = first.in_place_of(run)
         result, found = probe.train(run), first.found
     losses = {name: tuple(values) for name, values in probe.losses.items()}

@@ -35,6 +35,12 @@ class Requests(Plugin):
             run.control.request_validation("at the end")
 
 
+def refuse(options: Mapping[str, Any], method: str, instead: str) -> None:
+    """Raise TypeError where arguments of `fit` are given that have no meaning here."""
+    if given := [name for name in ("epochs", "validation", "limit_validation") if options.get(name) is not None]:
+        raise TypeError(f"{method} trains for {instead}: leave {', '.join(f'{name}=' for name in given)} out.")
+
+
 Handlers = list[tuple[type[Event], Callable[[Any, Any], None]]]
 
 

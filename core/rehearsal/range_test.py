@@ -14,7 +14,7 @@ from torch import Tensor
 from ...events import BatchStart, Log
 from ...events.checks import check_number, check_whole_number
 from ..system.extras import require
-from .probe import Probe
+from .probe import Probe, refuse
 from .rehearsal import Fit, Trainer
 
 BY = "the search for a learning rate"
@@ -153,6 +153,7 @@ def find_learning_rate(
     if ramp not in ("log", "linear"):
         raise ValueError(f"ramp= is 'log' or 'linear', got {ramp!r}.")
     task, train, options = given
+    refuse(options, "find_learning_rate", "steps=, and nothing is validated")
     if options.get("scheduler") is not None:
         raise ValueError("The search sets the learning rates itself: leave scheduler= out.")
     if isinstance(options.get("optimizer"), Mapping):

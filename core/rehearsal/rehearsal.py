@@ -108,7 +108,7 @@ class _Runs:
             torch.cuda.reset_peak_memory_stats(device)
         with placed(f"in the {what} run of a rehearsal"), director.subscribed(self.trainer.bus):
             run = self.trainer.run(self._task, self._train, **self._options)
-            limits = dict.fromkeys(run.validation_loaders, STEPS * run.engine.world_size)
+            limits = {name: _shorter(run.settings.limits.get(name), run.engine) for name in run.validation_loaders}
             run.settings, run.outcome.is_strict = replace(run.settings, limits=limits), False  # warnings are reported
             with run:
                 self._fit(run)
@@ -126,6 +126,12 @@ class _Runs:
             saves=plugins.writes_saves(),
             keeps_own=not keeps_states_itself(plugins),
         )
+
+
+def _shorter(limit: float | None, engine: LoopEngine) -> int:
+    """Return how many batches of a set are read, of all ranks together: no more than the run itself would read."""
+    few = STEPS * engine.world_size
+    return min(limit, few) if isinstance(limit, int) else few
 
 
 def _counts(plugin: Any) -> bool:

@@ -74,7 +74,7 @@ def main() -> None:
     task = Byol()
     before = deepcopy(task.encoder)
     checkpoint = h.Checkpoint("runs/byol", every=h.Every(epochs=5), resume="auto")
-    h.Trainer([h.RNGCapture(), task, h.LearningRate("step"), checkpoint]).fit(
+    h.Trainer([h.RNGCapture(), task, h.LearningRate("step"), checkpoint], device="cpu").fit(
         task,
         TensorDataset(images),
         loader_params={"batch_size": 128, "shuffle": True},

@@ -58,7 +58,7 @@ def main() -> None:
     torch.manual_seed(0)
     task = Gan()
     checkpoint = h.Checkpoint(FOLDER, every=h.Every(epochs=20), resume="auto")
-    h.Trainer([h.RNGCapture(), h.EMA(0.995, load_at_end=True), checkpoint]).fit(
+    h.Trainer([h.RNGCapture(), h.EMA(0.995, load_at_end=True), checkpoint], device="cpu").fit(
         task,
         TensorDataset(real),
         loader_params={"batch_size": 64, "shuffle": True},

@@ -99,7 +99,7 @@ def main() -> None:
     actor = Actor()
     _, before = actor.play()
     checkpoint = h.Checkpoint("runs/ppo", every=h.Every(epochs=5), resume="auto")
-    trainer = h.Trainer([h.RNGCapture(), h.GradientClipping(norm=0.5), checkpoint])
+    trainer = h.Trainer([h.RNGCapture(), h.GradientClipping(norm=0.5), checkpoint], device="cpu")
     optimizer = torch.optim.Adam([*actor.policy.parameters(), *actor.value.parameters()], lr=1e-3)
     with trainer.run(actor, Rounds(actor), optimizer=optimizer, epochs=ROUNDS) as run:
         for _ in run.epochs():

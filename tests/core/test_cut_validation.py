@@ -223,3 +223,15 @@ def test_too_late_is_refused() -> None:
     trainer.bus.on(ValidationEnd, ask)
     with pytest.raises(RuntimeError, match="for handlers of a running validation or test"):
         trainer.validate(linear_classifier(), class_batches(1))
+
+
+def test_a_stop_ends_no_evaluation_and_the_result_says_so() -> None:
+    class Stop(Plugin):
+        @on(TestBatchEnd)
+        def ask(self, run: Run, event: TestBatchEnd) -> None:
+            run.control.stop("enough")
+
+    result = Trainer([Stop()], device="cpu").test(linear_classifier(), class_batches(3))
+    assert (result.status, result.progress.evaluated) == ("completed", 3)
+    (said,) = result.warnings
+    assert said.startswith("stop asked to stop (enough), and the test read all its data: only control.cut_validation")

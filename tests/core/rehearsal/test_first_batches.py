@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -19,6 +19,8 @@ from heliograph import (
     Plugin,
     RNGCapture,
     Run,
+    Streams,
+    Task,
     Trainer,
     ValidationSchedule,
     on,
@@ -26,7 +28,7 @@ from heliograph import (
 from heliograph.core.rehearsal.first_batches import Overfitting
 from heliograph.tests.core.rehearsal.pair import Pair
 from heliograph.tests.kit import adam, class_batches, linear_classifier, random_batches, sgd
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 SINK: list[Any] = []
@@ -71,7 +73,7 @@ def test_the_losses_are_those_of_a_training_on_the_first_batch() -> None:
 
 
 def test_several_batches_in_turn_and_the_validation_on_the_same() -> None:
-    found = overfit(Seen(), ValidationSchedule(Every(epochs=1)), batches=2, steps=5, validation=class_batches(9))
+    found = overfit(Seen(), ValidationSchedule(Every(epochs=1)), batches=2, steps=5)
     first = [inputs.sum().item() for inputs, _ in class_batches(2)]
     assert [*first, *first, first[0]] == SINK
     assert found.metrics["validation/loss"] < found.first_loss
@@ -142,3 +144,29 @@ def test_wrong_arguments() -> None:
         overfit(batches=0)
     with pytest.raises(ValueError, match="A generator can be read only once"):
         overfit(train=(each for each in class_batches(2)))
+
+
+def test_what_has_no_meaning_here_is_refused() -> None:
+    for options in ({"epochs": 3}, {"validation": class_batches(1)}, {"limit_validation": 1}):
+        (name,) = options
+        with pytest.raises(TypeError, match=rf"overfit trains for steps= of the first batches, .*: leave {name}= out"):
+            overfit(**options)
+
+
+@pytest.mark.parametrize("streams", [dict, Streams, Phases])
+def test_batches_of_several_streams_are_not_validated(streams: Callable[[dict[str, Any]], Any]) -> None:
+    class Both(Task):
+        def __init__(self) -> None:
+            self.model = nn.Linear(4, 2)
+
+        def training_step(self, run: Run, batch: Any) -> Tensor:
+            inputs, targets = batch["one"]
+            return nn.functional.cross_entropy(self.model(inputs), targets)
+
+        def validation_step(self, run: Run, batch: Any) -> Any:
+            raise AssertionError
+
+    data = streams({"one": class_batches(2), "other": class_batches(2)})
+    found = Trainer(device="cpu").overfit(Both(), data, optimizer=sgd(), steps=3)
+    assert len(found.losses["loss"]) == 3
+    assert found.metrics == {}
