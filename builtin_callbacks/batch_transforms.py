@@ -111,7 +111,7 @@ class Mixup(_Mixing):
 
     Raises:
         ValueError: a number is out of its range; in a run, targets are classes, and `classes` is missing.
-        TypeError: in a run, a batch is not a pair.
+        TypeError: in a run, a batch is not a pair, or its inputs are not floating-point numbers.
     """
 
     def __init__(self, classes: int | None = None, *, alpha: float = 0.2) -> None:
@@ -119,6 +119,11 @@ class Mixup(_Mixing):
 
     def mix(self, inputs: Tensor, share: float) -> tuple[Tensor, float]:
         """Return the weighted means of the inputs."""
+        if not inputs.is_floating_point():
+            raise TypeError(
+                f"Mixup takes means of the inputs, which are {inputs.dtype}: make them floating-point numbers before, "
+                f"in the dataset or with BatchTransform(lambda batch: (batch[0] / 255, batch[1]))."
+            )
         return _mixed(inputs, share), share
 
 

@@ -15,7 +15,7 @@ class EpochMeans(Plugin):
     With `LogSchedule(steps=50)` and this plugin there is `train/loss`, of the last 50 steps, and at the end of each
     epoch `train/epoch/loss`, of all its batches. The end of an epoch is logged for it. The means are weighted as those
     that are logged. A metric object, such as those of torchmetrics, computes its value from one log to the next: of it
-    there is no mean.
+    there is no mean. Nor is there one of an epoch of which this plugin has not seen the beginning.
     """
 
     asks = ("log",)
@@ -28,7 +28,7 @@ class EpochMeans(Plugin):
         """Begin with no values."""
         self._sums: dict[str, float] = {}
         self._weights: dict[str, float] = {}
-        self._epoch_ended = False
+        self._is_whole = self._epoch_ended = False
 
     def describe(self, run: Run) -> str:
         """Say when it logs."""
@@ -39,12 +39,14 @@ class EpochMeans(Plugin):
         """Begin with no values, unless the epoch is resumed."""
         if not event.resumed:
             self.reset()
+            self._is_whole = True
 
     @on(EpochEnd)
     def ask(self, run: Run, event: EpochEnd) -> None:
         """Ask for the log that has the rest of the epoch."""
-        self._epoch_ended = True
-        run.control.request_log("the means of the epoch")
+        if self._is_whole:
+            self._epoch_ended = True
+            run.control.request_log("the means of the epoch")
 
     @on(Log, lane=Lane.MEASURE)
     def add(self, run: Run, event: Log) -> None:
@@ -60,11 +62,16 @@ class EpochMeans(Plugin):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the sums so far."""
-        return {"sums": self._sums, "weights": self._weights, "epoch_ended": self._epoch_ended}
+        return {
+            "sums": self._sums,
+            "weights": self._weights,
+            "is_whole": self._is_whole,
+            "epoch_ended": self._epoch_ended,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue adding."""
         self.reset()
         if state:
             self._sums, self._weights = dict(state["sums"]), dict(state["weights"])
-            self._epoch_ended = state["epoch_ended"]
+            self._is_whole, self._epoch_ended = state["is_whole"], state["epoch_ended"]

@@ -36,7 +36,7 @@ def mapped(value: Any, act: Callable[[Tensor], Any]) -> Any:
     if isinstance(value, Tensor):
         return act(value)
     if isinstance(value, tuple | list):
-        return type(value)(mapped(each, act) for each in value)
+        return _like(value, [mapped(each, act) for each in value])
     if isinstance(value, Mapping):
         return {name: mapped(each, act) for name, each in value.items()}
     return None
@@ -47,10 +47,15 @@ def changed(value: Any, act: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
         return act(value)
     if isinstance(value, tuple | list):
-        return type(value)(changed(each, act) for each in value)
+        return _like(value, [changed(each, act) for each in value])
     if isinstance(value, Mapping):
         return {name: changed(each, act) for name, each in value.items()}
     return value
+
+
+def _like(value: Any, items: list[Any]) -> Any:
+    """Return items as what they were in: a list, a tuple or a named tuple."""
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
 
 def copied(value: Any) -> Any:

@@ -120,7 +120,10 @@ class Export(Plugin):
                 f"Checkpoint, and export it from one process, after load_weights."
             )
         if self.path.exists() and not (self.overwrite and self.path.is_file()):
-            raise ValueError(f"{self.path} is there already: give another path, or overwrite=True for another file.")
+            raise ValueError(
+                f"{self.path} is there already: give another path, or overwrite=True, also for a training that is "
+                f"continued after its end."
+            )
         prepare_folder(self.path.parent)
         if self.example is None:
             self._handle = run.bus.on(BatchStart, self._keep_example, lane=Lane.REPORT)

@@ -119,6 +119,12 @@ def test_what_cannot_be_is_refused(make: Any, error: type[Exception], sentence: 
     [
         (h.Mixup(), (torch.ones(2, 4), torch.tensor([0, 1])), ValueError, r"Mixup\(classes=10\)"),
         (h.Mixup(2), {"x": torch.ones(2)}, TypeError, "takes batches of .inputs, targets., got dict"),
+        (
+            h.Mixup(2),
+            (torch.ones(2, 3, dtype=torch.uint8), torch.tensor([0, 1])),
+            TypeError,
+            "means of the inputs, which are torch.uint8: make them floating-point numbers before",
+        ),
         (h.CutMix(2), (torch.ones(2, 4), torch.tensor([0, 1])), ValueError, r"got inputs of \[2, 4\]"),
     ],
 )

@@ -52,6 +52,16 @@ def test_the_mean_of_all_samples_of_each_epoch_at_its_end() -> None:
         assert metrics["train/epoch/loss"] == pytest.approx(mean, rel=1e-6)
 
 
+def test_an_epoch_of_which_it_saw_a_part_has_no_mean() -> None:
+    seen = Batches()
+    means = h.EpochMeans().when(h.Between(steps=(3, 99)))
+    trainer = h.Trainer([means, h.LogSchedule(h.Every(steps=2)), seen], device="cpu")
+    trainer.fit(linear_classifier(), class_batches(4), optimizer=sgd(), epochs=2)
+    assert [step for step, metrics in seen.logged if "train/epoch/loss" in metrics] == [8]
+    losses = [loss for epoch, loss in seen.losses if epoch == 1]
+    assert seen.logged[-1][1]["train/epoch/loss"] == pytest.approx(sum(losses) / 4, rel=1e-6)
+
+
 def test_early_stopping_may_watch_it() -> None:
     trainer = h.Trainer(
         [h.EpochMeans(), h.EarlyStopping("train/epoch/loss", patience=1, min_delta=100.0)], device="cpu"

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import logging
 import os
+from collections import namedtuple
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import onnxruntime
 import pytest
@@ -33,7 +35,7 @@ from heliograph import (
 )
 from heliograph.builtin_callbacks.export import formats
 from heliograph.builtin_callbacks.export.comparison import largest_difference
-from heliograph.builtin_callbacks.export.inputs import as_arguments, batch_size, of_size
+from heliograph.builtin_callbacks.export.inputs import as_arguments, batch_size, changed, mapped, of_size
 from heliograph.core.checkpoint.storage.files import Files
 from heliograph.tests import kit
 from heliograph.tests.kit import class_batches, linear_classifier
@@ -128,6 +130,13 @@ def test_several_inputs_and_outputs(tmp_path: Path, ending: str, named: bool) ->
     assert [each.shape for each in found] == [(7, 2), (7,), (7, 4)]
     for each, value in zip(found, expected, strict=True):
         assert torch.allclose(each, value, atol=1e-6)
+
+
+def test_named_tuples_stay_what_they_are() -> None:
+    Pair = namedtuple("Pair", ["one", "other"])
+    given = Pair(torch.ones(2), [torch.zeros(3), "text"])
+    assert changed(given, lambda tensor: tensor + 1) == Pair(ANY, [ANY, "text"])
+    assert mapped(given, lambda tensor: list(tensor.shape)) == Pair([2], [[3], None])
 
 
 @BOTH
