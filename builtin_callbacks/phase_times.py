@@ -35,9 +35,9 @@ class PhaseTimes(Plugin):
     - `train/step_seconds`: in the optimizer's step;
     - `train/wait_seconds`: on several ranks, in votes and other collectives outside of the backward pass.
 
-    Handlers, logs, validations and saves are not counted; for handlers there is `HandlerTimes`. On several ranks these
-    are the times of the main rank. A GPU works later than the process that asks it to: without `synchronize` the times
-    on a GPU are those of the process.
+    Logs, validations, saves and handlers before this plugin's are not counted; those after it, and of `ShouldStop`, are
+    in the next phase. For handlers there is `HandlerTimes`. On several ranks these are the times of the main rank. A
+    GPU works later than the process that asks it to: without `synchronize` the times on a GPU are those of the process.
 
     Args:
         synchronize: wait for the device at the end of each phase, so that its work is counted there. Slows the training

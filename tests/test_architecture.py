@@ -172,6 +172,7 @@ def test_a_verb_of_the_control_is_named_where_it_is_declared_described_and_used(
     assert modules_that_name("cut_validation") == {
         "heliograph.events.control",
         "heliograph.events.verbs",
+        "heliograph.core.evaluation",
         "heliograph.core.prediction",
         "heliograph.builtin_callbacks.preemption",
         "heliograph.builtin_callbacks.ray.report",

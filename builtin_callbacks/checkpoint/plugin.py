@@ -42,7 +42,7 @@ from . import shards as sharding
 from .best import Extent, load_best
 from .gaps import Saved
 from .repeated.proof import ACTIONS, OnDifference, Proof
-from .resume import ResumePoint, find, share_state
+from .resume import ResumePoint, find, read, share_state
 from .retention import Retention
 from .run_names import ON_EXISTING, OnExisting, claim_name
 from .save_requests import SaveRequests
@@ -167,6 +167,7 @@ class Checkpoint(Plugin):
         check_options(load_best, sharded, of_a_resume, weights_only=weights_only)
         self._file_names = file_names.FileNames(metadata)
         self.folder, self.metadata, self.resume, self.load_best = Path(folder), metadata, resume, load_best
+        self._untried: list[str] = []  # in a rehearsal, what is resumed outside of it
         self.batch_change, self.sharded, self.background = batch_change, sharded, background
         self.restore_attributes, self.weights_only = restore_attributes, weights_only
         self.on_existing: OnExisting = on_existing
@@ -204,8 +205,13 @@ class Checkpoint(Plugin):
         return f"writes {what} to {self.folder}{when}, keeps {kept}{best}{back}"
 
     def rehearse(self, folder: Path) -> list[Path]:
-        """Write elsewhere, and resume only what was written there."""
+        """Write elsewhere, and resume only what was written there; a checkpoint that cannot be read is an error."""
         former, self.folder = self.folder, folder
+        if self.resume is not None:
+            if self.resume != "auto":
+                read(Path(self.resume))
+            if self.resume != "auto" or any(former.glob("*.pth")):
+                self._untried = [f"what resume={str(self.resume)!r} finds for {former} is not loaded in a rehearsal"]
         self.resume = None if self.weights_only else "auto"
         return [former]
 
@@ -252,7 +258,7 @@ class Checkpoint(Plugin):
         self._kept.begin(())
         self._writer.begin(run)
         self._proof.begin(run, self.folder)
-        for note in notes:
+        for note in [*notes, *self._untried]:
             run.note(note)
         if warning:
             run.warn(warning)

@@ -86,6 +86,11 @@ def find(store: storage.Store, resume: str | Path | None, source: CheckpointSour
         raise _refusal(error, resume, store.folder) from error
 
 
+def read(path: Path) -> None:
+    """Read a checkpoint as a resume does, and leave it; see `find` for what it raises."""
+    _given(path, [])
+
+
 def _given(path: Path, notes: list[str]) -> ResumePoint:
     state = conversion.load_any(path)
     try:

@@ -65,6 +65,13 @@ class Export(Plugin):
     affects_training = False
     ranks = "main"
 
+    def _refuse_former(self) -> None:
+        if self.path.exists() and not (self.overwrite and self.path.is_file()):
+            raise ValueError(
+                f"{self.path} is there already: give another path, or overwrite=True, also for a training that is "
+                f"continued after its end."
+            )
+
     def __init__(
         self,
         path: str | Path,
@@ -103,7 +110,8 @@ class Export(Plugin):
         return f"exports {self._chosen(run)} to {self.path} at the end"
 
     def rehearse(self, folder: Path) -> list[Path]:
-        """Write elsewhere."""
+        """Write elsewhere; raise ValueError where the training would not write."""
+        self._refuse_former()
         former, self.path = self.path, folder / self.path.name
         return [former.parent]
 
@@ -119,11 +127,7 @@ class Export(Plugin):
                 f"A {type(run.engine).__name__} holds shards of the model, which cannot be exported: save it with "
                 f"Checkpoint, and export it from one process, after load_weights."
             )
-        if self.path.exists() and not (self.overwrite and self.path.is_file()):
-            raise ValueError(
-                f"{self.path} is there already: give another path, or overwrite=True, also for a training that is "
-                f"continued after its end."
-            )
+        self._refuse_former()
         prepare_folder(self.path.parent)
         if self.example is None:
             self._handle = run.bus.on(BatchStart, self._keep_example, lane=Lane.REPORT)

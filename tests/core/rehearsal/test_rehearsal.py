@@ -16,6 +16,7 @@ from heliograph import (
     EpochEnd,
     Event,
     Every,
+    Export,
     FileLog,
     GradientAccumulation,
     JsonlLog,
@@ -473,3 +474,22 @@ def test_streams_and_a_checkpoint_that_requests_its_saves(tmp_path: Path) -> Non
     assert overfitting.last_loss < overfitting.first_loss
     assert overfitting.metrics == {}
     assert len(trainer.find_learning_rate(Streams(), **streams, steps=7, highest=1.0).rates) == 7
+
+
+def test_what_would_fail_at_the_start_fails_here_too(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"missing\.pth"):
+        rehearse([Checkpoint(tmp_path, every=Every(epochs=1), resume=tmp_path / "missing.pth")], validation=None)
+    (tmp_path / "model.pt2").touch()
+    with pytest.raises(ValueError, match=r"model\.pt2 is there already: give another path, or overwrite=True"):
+        rehearse([Export(tmp_path / "model.pt2")], validation=None)
+    assert {path.name for path in tmp_path.iterdir()} == {"model.pt2"}
+
+
+def test_what_would_be_resumed_is_noted_and_not_loaded(tmp_path: Path) -> None:
+    def plugins() -> list[Any]:
+        return [RNGCapture(), Checkpoint(tmp_path, every=Every(epochs=1), resume="auto")]
+
+    note = f"what resume='auto' finds for {tmp_path} is not loaded in a rehearsal"
+    assert note not in rehearse(plugins(), validation=None).notes
+    Trainer(plugins(), device="cpu").fit(linear_classifier(), class_batches(2), optimizer=adam(), epochs=1)
+    assert rehearse(plugins(), validation=None).notes.count(note) == 1
