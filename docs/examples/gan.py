@@ -8,7 +8,7 @@ they are, beside noise; the classes that a linear classifier of real digits sees
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import heliograph as h
@@ -46,7 +46,7 @@ class Gan(h.Task):
         return self.generator(torch.randn(number, NOISE))
 
 
-def adam(parameters: Iterator[nn.Parameter]) -> torch.optim.Optimizer:
+def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """Return what trains either network."""
     return torch.optim.Adam(parameters, lr=1e-3, betas=(0.5, 0.999))
 
