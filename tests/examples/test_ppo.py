@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from heliograph.tests.examples.running import run_example
 
 
+@pytest.mark.whole
 def test_the_pole_is_balanced_longer(tmp_path: Path) -> None:
     before, after = re.findall(r"\d+", run_example("ppo.py", tmp_path).splitlines()[-1])
 
