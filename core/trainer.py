@@ -423,15 +423,19 @@ class Trainer:
         Args:
             task: see `fit`.
             train: a dataset, or several in `Phases`.
-            largest: the samples in a batch to begin with.
+            largest: the samples in a batch to begin with; of a dataset that has fewer, all of them.
             smallest: the fewest to try.
             **options: the other arguments of `fit`; `loader_params` without the batch size.
 
         Raises:
             RuntimeError: the smallest batch does not fit.
+            TypeError: the training data are batches already.
             ValueError: the sizes are not positive, or the wrong way round.
         """
         from .data.batch_size import find_batch_size
+        from .data.loaders import samples_at_most
+
+        largest = samples_at_most(train, largest)
 
         def attempt(size: int) -> None:
             params = {**(options.get("loader_params") or {}), "batch_size": size}

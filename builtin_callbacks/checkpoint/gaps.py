@@ -86,9 +86,10 @@ class Saved:
         if monitor is not None and run.best_checkpoint is None:
             measured = "never measured" if measured_at < 0 else f"measured last at step {measured_at}"
             back = "" if load_best is None else ", and so load_best has loaded nothing back"
+            saved = "nothing was saved since" if self.asked_at is None else f"the last save was at step {self.asked_at}"
             yield (
                 f"No checkpoint is the best by {monitor.name!r}, since none was saved where it was measured{back}: it "
-                f"was {measured}, and the last save was at step {self.asked_at}. Let them meet, as in "
+                f"was {measured}, and {saved}. Let them meet, as in "
                 f"{'Validation' if monitor.split == 'validation' else 'Log'}Schedule(steps=100) and "
                 f"Checkpoint(..., every=Every(steps=200))."
             )

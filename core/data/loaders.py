@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from ...events.checks import check_flag, check_whole_number, is_whole_number, known_names
 from ...plugins.discovery import find
 from .order.samplers import RandomSampler, SequentialSampler
-from .order.sizes import check_loader
+from .order.sizes import check_loader, length_of
 from .sources.dataloader import shield_workers
 
 ONLY_TRAINING = ("shuffle", "sampler", "batch_sampler", "drop_last", "draws_per", "as_ranks")
@@ -182,6 +182,21 @@ def is_dataset(data: Any) -> bool:
         return True
     is_batches = isinstance(data, DataLoader | list | tuple | Mapping)
     return not is_batches and hasattr(data, "__getitem__") and hasattr(data, "__len__")
+
+
+def samples_at_most(data: Any, size: int) -> int:
+    """Return the size of a batch that is to be tried: no more than the samples of a dataset, where that says how many.
+
+    Raises:
+        TypeError: the data are batches already.
+    """
+    if isinstance(data, DataLoader | list | tuple):
+        raise TypeError(
+            f"find_batch_size makes batches of several sizes, and a {type(data).__name__} is batches already: give its "
+            f"dataset."
+        )
+    samples = length_of(data) if isinstance(data, Dataset) else None  # type: ignore[arg-type]  # asked for its length
+    return min(size, samples) if samples else size
 
 
 def make_loader(data: Any, params: Any, split: str) -> Any:

@@ -303,7 +303,8 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 
     Args:
         outputs: scores, (batch, classes).
-        targets: class indices, (batch,) or (batch, 1).
+        targets: class indices, (batch,) or (batch, 1); or probabilities, (batch, classes), as of `Mixup`: the likeliest
+            class counts.
 
     Raises:
         ValueError: the outputs or the targets are not of such a shape.
@@ -312,6 +313,8 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
         raise ValueError(
             f"accuracy takes scores of shape (batch, classes), two classes or more, got {list(outputs.shape)}."
         )
+    if targets.shape == outputs.shape and targets.is_floating_point():
+        targets = targets.argmax(dim=1)
     if targets.shape not in ((batch := outputs.shape[:1]), (*batch, 1)):
         raise ValueError(
             f"accuracy takes class indices of shape (batch,) or (batch, 1) with scores of {list(outputs.shape)}, got "

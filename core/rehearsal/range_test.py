@@ -164,6 +164,8 @@ def find_learning_rate(
     probe = Probe(trainer, fit, (task, train, short), "while a learning rate was searched for")
     with probe.begun([(BatchStart, climb.set), (Log, climb.read)]) as run:
         probe.train(run)
+    if not climb.used:
+        raise ValueError(f"The first loss is not a finite number, at the rate {lowest:g}: see NaNGuard().")
     return LearningRateSearch(
         tuple(climb.used), tuple(climb.losses), tuple(climb.smoothed), climb.suggestion(), climb.diverged
     )

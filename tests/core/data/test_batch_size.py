@@ -21,7 +21,7 @@ from heliograph import (
 from heliograph.core.data.batch_size import SavedSizeFirst
 from heliograph.tests.kit import fit, random_batches, saving
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 OUT = [
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
@@ -173,3 +173,13 @@ def test_a_trainer_finds_it_and_leaves_everything_as_it_was() -> None:
     assert torch.equal(torch.get_rng_state(), draws)
     with pytest.raises(RuntimeError, match="out of memory"):
         trainer.find_batch_size(task, data, largest=64, smallest=16, optimizer=torch.optim.SGD, epochs=1)
+
+
+def test_a_trainer_tries_what_it_returns() -> None:
+    task = Supervised(nn.Linear(4, 2), nn.functional.mse_loss)
+    data = TensorDataset(torch.randn(10, 4), torch.randn(10, 2))
+    options: Any = {"largest": 4096, "optimizer": torch.optim.SGD, "epochs": 1}
+    trainer = Trainer(device="cpu")
+    assert trainer.find_batch_size(task, data, **options) == 10
+    with pytest.raises(TypeError, match="a DataLoader is batches already: give its dataset"):
+        trainer.find_batch_size(task, DataLoader(data, batch_size=4), validation=data, **options)

@@ -307,7 +307,13 @@ def test_accuracy_takes_indices_with_and_without_a_dimension_of_one(targets: Ten
     assert accuracy(OUTPUTS, targets) == 0.75
 
 
-@pytest.mark.parametrize("targets", [torch.eye(4)[:, :2], torch.tensor([1, 0, 1]), torch.tensor(1), torch.ones(1, 4)])
+def test_accuracy_of_mixed_targets_goes_by_the_likeliest_class() -> None:
+    assert accuracy(OUTPUTS, torch.tensor([[0.2, 0.8], [0.1, 0.9], [0.4, 0.6], [1.0, 0.0]])) == 0.75
+
+
+@pytest.mark.parametrize(
+    "targets", [torch.eye(4)[:, :2].long(), torch.tensor([1, 0, 1]), torch.tensor(1), torch.ones(1, 4)]
+)
 def test_accuracy_refuses_targets_of_other_shapes(targets: Tensor) -> None:
     with pytest.raises(
         ValueError, match=r"with scores of \[4, 2\], got targets of .* take the indices: targets\.argmax"
@@ -315,8 +321,8 @@ def test_accuracy_refuses_targets_of_other_shapes(targets: Tensor) -> None:
         accuracy(OUTPUTS, targets)
 
 
-def test_one_hot_targets_as_many_as_classes_are_refused_by_the_metrics_name() -> None:
-    task = kit.linear_classifier(metrics={"share": accuracy})
+def test_one_hot_integers_as_many_as_classes_are_refused_by_the_metrics_name() -> None:
+    task = kit.linear_classifier(metrics={"share": lambda outputs, targets: accuracy(outputs, targets.long())})
     batches = [(torch.randn(2, 4), torch.eye(2))]
     with pytest.raises(ValueError, match=r"got targets of \[2, 2\]") as error:
         Trainer(device="cpu").validate(task, batches)

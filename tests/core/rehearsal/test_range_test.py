@@ -93,6 +93,12 @@ def test_a_loss_that_is_not_a_number_ends_it() -> None:
     assert all(np.isfinite(found.losses))
 
 
+def test_a_first_loss_that_is_not_a_number_leaves_nothing_to_look_at() -> None:
+    data = [(torch.full((2, 3), torch.nan), torch.zeros(2, 1))]
+    with pytest.raises(ValueError, match=r"The first loss is not a finite number, at the rate 0\.001"):
+        Trainer(device="cpu").find_learning_rate(regression(), data, optimizer=sgd(), lowest=1e-3, steps=4)
+
+
 def test_a_loss_that_never_falls_has_no_suggestion() -> None:
     task = Supervised(nn.Linear(3, 1), lambda outputs, targets: outputs.sum() * 0 + 1)
     found = find(task=task, lowest=1e-3, highest=1.0, steps=20)
