@@ -45,7 +45,7 @@ KEYWORDS: Mapping[str, tuple[str, ...]] = {
     "tested with other weights": ("ema", "average"),
     "not the average at the end": ("ema", "average"),
     "there is no such metric": ("never", "monitor", "metric"),
-    "a metric was never measured": ("never", "monitor", "metric", "no checkpoint was written", "no checkpoint is the best"),
+    "a metric was never measured": ("never", "monitor", "metric", "no checkpoint was", "no checkpoint is"),
     "no early stop": ("monitor", "early"),
     "no best checkpoint": ("best", "monitor", "no checkpoint was written"),
     "not the best checkpoint": ("best",),
