@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from socket import create_connection
-from typing import Any
+from typing import Any, Protocol
 
 from ...core.system.extras import require
 from .launcher.options import check_address
@@ -21,9 +21,21 @@ CONNECT_TIMEOUT = 10.0  # seconds
 logger = logging.getLogger("heliograph")
 
 
+class Keeper(Protocol):
+    """What keeps workers between calls, or a cluster that it has started."""
+
+    def close_if_idle(self) -> None:
+        """End them, unless a call is under way."""
+
+
+KEEPERS: set[Keeper] = set()  # of this process
+
+
 @contextmanager
 def connect(address: str | None, *, needed: Mapping[str, float], cpus: int = 1) -> Iterator[None]:
     """Connect to a cluster within the context; disconnect after it only if this function has connected.
+
+    What this process keeps on a cluster for later calls is ended before: it might take all the room.
 
     Args:
         address: of the cluster: `auto` or `host:port`. None uses the one that this process is connected to, or that
@@ -38,6 +50,8 @@ def connect(address: str | None, *, needed: Mapping[str, float], cpus: int = 1) 
     """
     check_address(address)
     ray = require("ray", "RayLauncher", extra="ray")
+    for keeper in list(KEEPERS):
+        keeper.close_if_idle()
     if ray.is_initialized():
         _check_same(ray, address)
         yield
@@ -45,12 +59,14 @@ def connect(address: str | None, *, needed: Mapping[str, float], cpus: int = 1) 
     address = address or _address_from_environment()
     with _kept_sigterm_handler():
         _start(ray, address, cpus)
+    connected = ray.get_runtime_context().gcs_address
     try:
         if address is None:
             _check_resources(ray.cluster_resources(), needed)
         yield
     finally:
-        ray.shutdown()
+        if ray.is_initialized() and ray.get_runtime_context().gcs_address == connected:  # not somebody else's
+            ray.shutdown()
 
 
 def _start(ray: Any, address: str | None, cpus: int) -> None:

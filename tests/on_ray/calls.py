@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from threading import Event
 
 import heliograph as h
 import torch
+from heliograph.builtin_callbacks.ray.session import current_session
 from heliograph.core.distributed.launch import child_queue
 from heliograph.tests.kit import sgd
 from torch import nn
@@ -71,6 +73,14 @@ def die(folder: Path) -> None:
     if rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     torch.distributed.barrier()
+
+
+def wait_for_notice() -> None:
+    """Wait until Ray has announced that a machine is to be taken away."""
+    session = current_session()
+    assert session is not None
+    while session.notice() is None:
+        Event().wait(0.05)
 
 
 def train_forever(folder: Path) -> None:

@@ -44,6 +44,6 @@ class LocalLauncher:
         """Call `fn(*args, **kwargs)` on each rank; see `heliograph.launch`."""
         return launch(fn, *args, nprocs=self.nprocs, grace=self.grace, on_message=on_message, **kwargs)
 
-    def keep(self) -> KeptRanks:
+    def keep_ranks(self) -> KeptRanks:
         """Return processes that stay alive between calls of their `run`, for who calls several functions."""
         return KeptRanks(self.nprocs, grace=self.grace, idle=self.idle)

@@ -6,19 +6,17 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn, Protocol, Unpack
+from typing import Any, NoReturn, Protocol, Unpack, runtime_checkable
 
 from ....core.checkpoint import storage
 from ....core.checkpoint.state.ranks import join_shards
 from ....core.checkpoint.state.schema import training_of
-from ....core.distributed.launch import KeptRanks
 from ....core.distributed.ranks.membership import membership
 from ....core.engines.contract import LoopEngine
 from ....core.engines.options import EngineOptions
 from ....core.result import RunResult
 from ....core.system.errors import SEEN, RankFailed
 from ....events.checks import check_whole_number, known_names
-from .local import LocalLauncher
 from .packed_state import pack_state, unpack_state
 from .parts import by_name, load_weights, make_model
 from .raysgd import NoArguments, check_file, explain_method, refuse_arguments
@@ -31,12 +29,33 @@ logger = logging.getLogger("heliograph")
 
 
 class Launcher(Protocol):
-    """Starts ranks: `LocalLauncher`, `RayLauncher` or one of your own."""
+    """Starts ranks: `LocalLauncher`, `RayLauncher` or one of your own.
+
+    Those of one with a method `keep_ranks()` stay alive between calls: see `KeepsRanks`.
+    """
 
     def run(
         self, fn: Callable[..., Any], /, *args: Any, on_message: Callable[[int, Any], object] | None = None
     ) -> Sequence[Any]:
         """Call `fn(*args)` on each rank, and `on_message` with what is put into `child_queue()`; return the values."""
+
+
+class KeptLauncher(Protocol):
+    """A launcher whose ranks stay alive between calls."""
+
+    def run(self, fn: Callable[..., Any], /, *args: Any, on_message: Callable[[int, Any], object]) -> Sequence[Any]:
+        """Call `fn(*args)` on each rank, as `Launcher.run` does."""
+
+    def close(self) -> object:
+        """End them; the next call starts others."""
+
+
+@runtime_checkable
+class KeepsRanks(Protocol):
+    """A launcher that can keep its ranks alive between calls."""
+
+    def keep_ranks(self) -> KeptLauncher:
+        """Return a launcher that does so."""
 
 
 class CreatorTrainer:
@@ -46,8 +65,9 @@ class CreatorTrainer:
     of `train(passes=3)` and an uninterrupted `fit`, bit for bit. The state is sent as bytes, so no shared file system
     is needed. The functions are pickled: they must be importable, unless the launcher says otherwise.
 
-    The processes of a `LocalLauncher` are started by the first call and stay alive for the next ones, until
-    `shutdown()`, an error, or its `idle` seconds without a call. Those of a `RayLauncher` are started by each call.
+    The processes of the launcher are started by the first call and stay alive for the next ones, until `shutdown()`, an
+    error, or its `idle` seconds without a call. On Ray they are also given up if the cluster has room for more of them,
+    and when this process uses another `RayLauncher`.
 
     Args:
         model_creator: called with the config; returns a module, or a list of several.
@@ -130,7 +150,8 @@ class CreatorTrainer:
             seed=seed,
             name=name,
         )
-        self._launcher = launcher.keep() if isinstance(launcher, LocalLauncher) else launcher
+        self._kept = launcher.keep_ranks() if isinstance(launcher, KeepsRanks) else None
+        self._launcher: Launcher | KeptLauncher | None = self._kept or launcher
         self._state: bytes | None = None
         self._done = 0
         self._metrics: dict[str, float] = {}
@@ -263,8 +284,8 @@ class CreatorTrainer:
         """
         refuse_arguments("shutdown", others)
         self._state, self._is_shut_down = None, True
-        if isinstance(self._launcher, KeptRanks):
-            self._launcher.close()
+        if self._kept is not None:
+            self._kept.close()
 
     def _run(
         self, run_here: Callable[[TrainJob], RunResult], run_on_rank: Callable[[TrainJob], RunResult], passes: int

@@ -121,6 +121,11 @@ class WorkerGroup:
     ended: float = 0.0
 
     @property
+    def has_started(self) -> bool:
+        """Whether every worker has started."""
+        return self.world_size > 0 and len(self.nodes) == self.world_size
+
+    @property
     def is_complete(self) -> bool:
         """Whether the function has returned on every rank, and all values have arrived."""
         return self.world_size > 0 and len(self.values) == self.world_size

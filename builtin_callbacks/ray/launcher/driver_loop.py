@@ -20,6 +20,7 @@ from ....core.system.signals import SignalHook
 from ..session import LAUNCHER, Notice
 from .attempts import GroupTracker, WorkerGroup
 from .capacity import StartupMonitor
+from .fit import Fit
 from .mailbox import Commands, DriverChannel, Envelope, Exited, Failed, QueueItem, Reported, Value
 from .sizes import Sizes
 
@@ -43,6 +44,7 @@ class DriverLoop:
         grace: seconds that the workers have to end after they were asked to.
         on_message: called with (rank, object) for each object that is put into a rank's queue.
         on_report: called with each report; returns (name, reason) to stop the runs, or None.
+        keeps: whether workers that have returned wait for another call.
 
     Attributes:
         error: what `on_message`, `on_report` or a look at the cluster raised.
@@ -56,11 +58,14 @@ class DriverLoop:
         grace: float,
         on_message: OnMessage,
         on_report: OnReport | None,
+        *,
+        keeps: bool = False,
     ) -> None:
         self._channel, self._tracker, self._grace = channel, tracker, grace
-        self._on_message, self._on_report = on_message, on_report
+        self._on_message, self._on_report, self._keeps = on_message, on_report, keeps
         self._commands = Commands()
         self._deadline: float | None = None
+        self._dismissed = ""  # the id of the last group whose waiting workers were ended
         self._resizes = False  # whether the workers have to exit so that another number of them can continue
         self.error: Exception | None = None
         self.signals: set[int] = set()
@@ -89,27 +94,30 @@ class DriverLoop:
         finally:
             hook.restore()
 
-    def run_fit(self, fit: Callable[[], object], sizes: Sizes) -> BaseException | None:
-        """Run Ray's trainer in a thread until it ends; process messages meanwhile. Return what it raised."""
+    def withdraw_exit(self) -> None:
+        """Withdraw the request to exit for another number of workers, before those start."""
         if self._resizes:
             self._resizes = False
             self._command(replace(self._commands, exit=None))
-        errors: list[BaseException] = []
-        monitor = StartupMonitor(sizes)
-        thread = threading.Thread(target=_run, args=(fit, errors), name="heliograph-ray", daemon=True)
-        thread.start()  # in the main thread, Ray would install its own handler of Ctrl-C, and keep it
-        while thread.is_alive() and not self._is_late():
+
+    def run_fit(self, fit: Fit, sizes: Sizes) -> BaseException | None:
+        """Process messages until Ray's run ends, or its workers wait for another call; return what Ray raised."""
+        monitor, is_served = StartupMonitor(sizes), False
+        while fit.is_alive and not is_served and not self._is_late():
             self._process(self._channel.receive(INTERVAL))
+            is_served = self._is_served()
             self._grow(sizes)
             if self._tracker.group is None:
                 self._call(monitor.check)
-        if thread.is_alive():
-            self._channel.close()  # ends the workers, and with them Ray's run
-            if self._tracker.group is not None:  # without any, Ray waits for resources until this process exits
-                thread.join(END_TIMEOUT)
-        else:
+        if is_served:
+            return None
+        if not fit.is_alive:
             self._process(self._channel.receive(0))
-        return errors[0] if errors else None
+            return fit.error
+        self._channel.close()  # ends the workers, and with them Ray's run
+        if self._tracker.group is not None:  # without any, Ray waits for resources until this process exits
+            fit.join(END_TIMEOUT)
+        return fit.error
 
     def pause(self, seconds: float) -> None:
         """Wait so many seconds, or until a signal."""
@@ -123,6 +131,18 @@ class DriverLoop:
             self._deadline, self._resizes = monotonic() + self._grace, False
             self._command(replace(self._commands, exit=Notice(LAUNCHER, CALLER_ENDS)))
         return self._deadline is not None and (self._tracker.group is None or monotonic() >= self._deadline)
+
+    def _is_served(self) -> bool:
+        """Return whether all workers have returned and wait for another call; if they must not get one, end them."""
+        group = self._tracker.group
+        if not self._keeps or group is None or _running(group):
+            return False
+        if group.is_complete and not (group.exit_notices or self.is_ending or self.is_stopping):
+            return True
+        if self._dismissed != self._tracker.group_id:
+            self._dismissed = self._tracker.group_id
+            self._channel.dismiss()
+        return False
 
     def _grow(self, sizes: Sizes) -> None:
         """Ask the workers to save and exit if the cluster has room for more of them."""
@@ -175,13 +195,6 @@ class DriverLoop:
     def _command(self, commands: Commands) -> None:
         self._commands = commands
         self._channel.command(commands)
-
-
-def _run(fit: Callable[[], object], errors: list[BaseException]) -> None:
-    try:
-        fit()
-    except BaseException as error:  # noqa: BLE001  # returned by run_fit
-        errors.append(error)
 
 
 def _running(group: WorkerGroup) -> set[int]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Callable
-from typing import Any, Never
+from typing import Never
 
 from ....core.distributed.launch.exceptions import raise_first
 from .attempts import GroupTracker, WorkerGroup
 from .capacity import explain_start_timeout
 from .driver_loop import DriverLoop
 from .failures import AttemptFailure, classify_failure
+from .fit import Fit
 from .sizes import Sizes
 
 MAX_DELAY = 60.0  # seconds from one attempt to the next
@@ -26,7 +27,7 @@ class RayJob:
         loop: processes the workers' messages.
         tracker: records them.
         sizes: the allowed numbers of workers.
-        make_trainer: makes Ray's trainer for an attempt, whose id it is given.
+        start: starts the workers of an attempt, whose id it is given.
         max_failures: how many lost or hung workers are replaced; -1 for any number.
         backoff: seconds before the second attempt.
     """
@@ -36,12 +37,12 @@ class RayJob:
         loop: DriverLoop,
         tracker: GroupTracker,
         sizes: Sizes,
-        make_trainer: Callable[[str], Any],
+        start: Callable[[str], Fit],
         *,
         max_failures: int,
         backoff: float,
     ) -> None:
-        self._loop, self._tracker, self._sizes, self._make_trainer = loop, tracker, sizes, make_trainer
+        self._loop, self._tracker, self._sizes, self._start = loop, tracker, sizes, start
         self._max_failures, self._backoff = max_failures, backoff
         self._failures = 0
         self._failures_in_a_row = 0  # without progress in between
@@ -66,8 +67,9 @@ class RayJob:
         Raises:
             BaseException: what ends the call without another attempt.
         """
-        trainer = self._make_trainer(self._tracker.start_fit())
-        error = self._loop.run_fit(trainer.fit, self._sizes)
+        self._loop.withdraw_exit()
+        fit = self._start(self._tracker.start_fit())
+        error = self._loop.run_fit(fit, self._sizes)
         group, is_stopping = self._tracker.group, self._loop.is_stopping
         if group is not None and group.is_complete and (is_stopping or not group.exit_notices):
             if error is not None:
@@ -77,6 +79,9 @@ class RayJob:
         failure = classify_failure(group, explain_start_timeout(error, self._sizes), is_stopping=is_stopping)
         self._tracker.end_fit(failure.kind, None if failure.kind == "resized" else failure.text)
         self._raise_driver_error(failure)
+        if fit.is_reused and failure.kind in ("lost", "hung") and not (group is not None and group.has_started):
+            logger.warning("the workers that were kept are gone, and others start: %s", failure.text)
+            return None
         self._loop.pause(self._delay(failure))
         self._raise_driver_error()
         return None

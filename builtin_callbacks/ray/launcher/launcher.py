@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import logging
-import math
-import pickle
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 from ....core.distributed.launch.processes import environment
-from ....core.distributed.launch.queue import child_queue
 from ....core.system.extras import require
-from ....events.errors import describe_error
-from ..cluster import connect, intervals
-from ..storage.checkpoints import absolute_path, check_storage_path, repair_record
-from .attempts import GroupTracker, RayValues, summarize_attempts
-from .driver_loop import DriverLoop, OnReport
-from .job import RayJob
-from .mailbox import DriverChannel
+from ..cluster import intervals
+from ..storage.checkpoints import absolute_path
+from .attempts import RayValues
+from .calls import Setup, pickle_call
+from .driver_loop import OnReport
+from .fit import Fit
+from .kept import KeptWorkers
+from .mailbox import Call, DriverChannel
 from .options import check_address, check_failures, check_intervals, check_resources, check_storage, check_workers
 from .sizes import NEVER, Sizes
-from .worker import Call, run_worker
+from .worker import run_worker
 
-logger = logging.getLogger("heliograph")
 START_TRIES = 10  # of Ray, to start the workers of an attempt
 
 
@@ -68,6 +63,7 @@ class RayLauncher:
             2, if None.
         start_timeout: seconds that workers have to start before Ray tries again; Ray's default, 60, if None.
         resize_interval: seconds between two checks for room for more workers; Ray's default, 60, if None.
+        idle: seconds without a call after which a `CreatorTrainer` gives up its workers.
 
     Raises:
         ImportError: Ray is not installed.
@@ -94,30 +90,26 @@ class RayLauncher:
         check_interval: float | None = None,
         start_timeout: float | None = None,
         resize_interval: float | None = None,
+        idle: float = 60.0,
     ) -> None:
         least, most = check_workers(num_workers, as_ranks)
         check_resources(use_gpu, resources_per_worker)
         check_failures(max_failures, backoff, grace)
         check_storage(storage_path, name, keep)
         check_address(address)
-        check_intervals(check_interval=check_interval, start_timeout=start_timeout, resize_interval=resize_interval)
-        self._max_failures, self._backoff, self._grace = max_failures, float(backoff), float(grace)
-        self._name, self._address = name, address
-        self._variables = intervals(check_interval, start_timeout)
+        check_intervals(
+            check_interval=check_interval, start_timeout=start_timeout, resize_interval=resize_interval, idle=idle
+        )
         train = require("ray.train", "RayLauncher", extra="ray")
         interval = NEVER if as_ranks is not None else resize_interval
-        self._scaling = partial(
+        scaling = partial(
             train.ScalingConfig,
             use_gpu=use_gpu,
             resources_per_worker=None if resources_per_worker is None else dict(resources_per_worker),
             **({} if interval is None else {"elastic_resize_monitor_interval_s": interval}),
         )
-        each: Mapping[str, float] = self._scaling(num_workers=1).total_resources
-        self._sizes = partial(Sizes, least, most, as_ranks, each, resize_interval)  # each call makes its own
-        fewest = self._sizes().allowed[0]  # raises if no number is allowed
-        self._cpus = math.ceil(fewest * each.get("CPU", 0))
-        self._needed = {name: amount * fewest for name, amount in each.items()}
-        self._run_options = {
+        each: Mapping[str, float] = scaling(num_workers=1).total_resources
+        run_options = {
             "storage_path": None if storage_path is None else absolute_path(storage_path),
             "failure_config": train.FailureConfig(
                 max_failures=0, max_preemption_failures=0, controller_failure_limit=START_TRIES
@@ -125,6 +117,19 @@ class RayLauncher:
             "checkpoint_config": train.CheckpointConfig(num_to_keep=keep),
             "logging_config": train.LoggingConfig("WARNING"),  # otherwise it prints a line for each report and rank
         }
+        self._setup = Setup(
+            address=address,
+            variables=intervals(check_interval, start_timeout),
+            sizes=partial(Sizes, least, most, as_ranks, each, resize_interval),
+            scaling=scaling,
+            run_config=partial(train.RunConfig, **run_options),
+            name=name,
+            max_failures=max_failures,
+            backoff=float(backoff),
+            grace=float(grace),
+        )
+        self._setup.sizes()  # raises if no number is allowed
+        self._idle = float(idle)
 
     def run(
         self,
@@ -165,80 +170,15 @@ class RayLauncher:
             KeyboardInterrupt: on Ctrl-C.
             BaseException: what `fn` or `on_message` raised, or Ray, if it could not start the workers.
         """
-        _refuse_nesting()
-        if on_message is not None and not callable(on_message):
-            raise TypeError(f"on_message takes a function of a rank and an object, or None; got {on_message!r}.")
-        payload = _pickle(fn, args, kwargs)
-        run_config = self._run_config()
-        check_storage_path(run_config.storage_path)
-        messages: list[tuple[int, Any]] = []
-        with (
-            connect(self._address, needed=self._needed, cpus=self._cpus),
-            environment(self._variables),
-            closing(DriverChannel()) as channel,
-        ):
-            tracker = GroupTracker()
-            loop = DriverLoop(
-                channel,
-                tracker,
-                self._grace,
-                on_message or (lambda *message: messages.append(message)),
-                self._on_report,
-            )
-            sizes, mailbox = self._sizes(), channel.mailbox
-            call = partial(Call, uuid4().hex, mailbox=mailbox, payload=payload, grace=self._grace, sizes=sizes.allowed)
-            job = RayJob(
-                loop,
-                tracker,
-                sizes,
-                lambda fit: self._trainer(call(fit=fit), sizes.asked, run_config),
-                max_failures=self._max_failures,
-                backoff=self._backoff,
-            )
-            group = job.run()
-        values = [_value(rank, group.values[rank]) for rank in range(group.world_size)]
-        results = [pickle.loads(each) for each in group.results]  # noqa: S301  # from our own workers
-        storage = f"{run_config.storage_path}/{run_config.name}"
-        return RayValues(values, messages, results, summarize_attempts(tracker.groups), storage)
+        payload, setup = pickle_call(fn, args, kwargs, on_message), self._setup
+        run_config = setup.new_run_config()
 
-    def _run_config(self) -> Any:
-        train = require("ray.train", "RayLauncher", extra="ray")
-        return train.RunConfig(name=self._name or f"heliograph-{uuid4().hex[:12]}", **self._run_options)
+        def start(call: Call, asked: int | tuple[int, int]) -> Fit:
+            return Fit(setup.trainer(partial(run_worker, call), asked, run_config).fit)
 
-    def _trainer(self, call: Call, num_workers: int | tuple[int, int], run_config: Any) -> Any:
-        train = require("ray.train.torch", "RayLauncher", extra="ray")
-        if warning := repair_record(run_config.storage_path, run_config.name):
-            logger.warning(warning)
-        scaling = self._scaling(num_workers=num_workers)
-        return train.TorchTrainer(partial(run_worker, call), scaling_config=scaling, run_config=run_config)
+        with setup.connect(), environment(setup.variables), closing(DriverChannel()) as channel:
+            return setup.run(channel, payload, run_config, start, on_message, on_report=self._on_report)
 
-
-def _refuse_nesting() -> None:
-    if child_queue() is not None:
-        raise RuntimeError(
-            "RayLauncher.run was called in a rank that RayLauncher or launch has started. Call it in the script, once; "
-            "in a rank, call the function itself."
-        )
-
-
-def _pickle(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    cloudpickle = require("ray.cloudpickle", "RayLauncher", extra="ray")
-    if not callable(fn):
-        raise TypeError(f"RayLauncher.run takes a function and its arguments, got {fn!r} as the function.")
-    try:
-        pickled: bytes = cloudpickle.dumps((fn, args, kwargs))
-    except Exception as error:
-        raise TypeError(
-            f"RayLauncher.run cannot send {fn!r} and its arguments to the workers: {describe_error(error)}. It "
-            f"takes a function and arguments that can be pickled."
-        ) from error
-    return pickled
-
-
-def _value(rank: int, pickled: bytes) -> Any:
-    try:
-        return pickle.loads(pickled)  # noqa: S301  # from our own worker
-    except Exception as error:
-        raise TypeError(
-            f"The value of rank {rank} cannot be loaded in this process: {error}. Return plain data."
-        ) from error
+    def keep_ranks(self) -> KeptWorkers:
+        """Return workers that stay alive between calls of their `run`, for who calls several functions."""
+        return KeptWorkers(self._setup, self._idle)

@@ -1,4 +1,4 @@
-"""Messages between the workers and the process that called `RayLauncher.run`, and the actor that passes them on."""
+"""Calls and messages between the process that called `RayLauncher.run` and the workers, by way of an actor."""
 
 from __future__ import annotations
 
@@ -14,6 +14,29 @@ from ..session import Notice
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of the launcher, as its workers get it.
+
+    Attributes:
+        name: the id of the call; the same in all its attempts.
+        fit: the id of the call of Ray's `fit`; another one in each attempt.
+        mailbox: the handle of the actor between the workers and the caller.
+        payload: the function and its arguments, pickled.
+        grace: seconds that the other workers have to end after one has failed.
+        sizes: the allowed numbers of workers.
+        has_own_storage: whether what other calls have stored there is not to be resumed.
+    """
+
+    name: str
+    fit: str
+    mailbox: Any
+    payload: bytes
+    grace: float
+    sizes: tuple[int, ...]
+    has_own_storage: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +177,30 @@ class Commands:
     released: frozenset[str] = frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What workers that are kept have to do.
+
+    Attributes:
+        fit: the id of the call of Ray's `fit` that they belong to; other workers end.
+        call: the id of the attempt of a call; empty if they wait for the next one.
+        reference: to the call, in a list, so that Ray does not replace it by the call itself.
+    """
+
+    fit: str = ""
+    call: str = ""
+    reference: Sequence[Any] = ()
+
+
 class Mailbox:
-    """An actor that keeps envelopes until the caller receives them, and the commands for the workers."""
+    """An actor that keeps envelopes until the caller receives them, and the calls and commands for the workers."""
 
     def __init__(self) -> None:
+        self._assignment = Assignment()
+        self._assigned = asyncio.Condition()
+        self._reset()
+
+    def _reset(self) -> None:
         self._envelopes: list[Envelope] = []
         self._commands = Commands()
         self._group_ids: list[str] = []
@@ -168,6 +211,29 @@ class Mailbox:
         if group_id not in self._group_ids:
             self._group_ids.append(group_id)
         return self._group_ids.index(group_id) + 1
+
+    async def reset(self) -> None:
+        """Drop what is left of an earlier call."""
+        self._reset()
+
+    async def assign(self, assignment: Assignment) -> None:
+        """Replace the assignment."""
+        async with self._assigned:
+            self._assignment = assignment
+            self._assigned.notify_all()
+
+    async def next_call(self, fit: str, done: str) -> Sequence[Any] | None:
+        """Wait for a call; return the reference to it, in a list, or None if the worker has to end.
+
+        Args:
+            fit: the id of the call of Ray's `fit` that the worker belongs to.
+            done: the id of the call that it has done; empty before the first.
+        """
+        async with self._assigned:
+            await self._assigned.wait_for(
+                lambda: fit != self._assignment.fit or self._assignment.call not in ("", done)
+            )
+            return self._assignment.reference if fit == self._assignment.fit else None
 
     async def put(self, envelopes: Sequence[Envelope]) -> Commands:
         """Keep envelopes; return the current commands."""
@@ -212,6 +278,19 @@ class DriverChannel:
     def command(self, commands: Commands) -> None:
         """Replace the commands for the workers, which receive them within half a second."""
         self._ray.get(self.mailbox.command.remote(commands))
+
+    def reset(self) -> None:
+        """Drop what is left of an earlier call."""
+        self._ray.get(self.mailbox.reset.remote())
+
+    def assign(self, fit: str, call: Call | None) -> None:
+        """Give a call to the workers of a `fit` that are kept; without one, they wait."""
+        assignment = Assignment(fit) if call is None else Assignment(fit, call.fit, [self._ray.put(call)])
+        self._ray.get(self.mailbox.assign.remote(assignment))
+
+    def dismiss(self) -> None:
+        """End workers that wait for a call."""
+        self._ray.get(self.mailbox.assign.remote(Assignment()))
 
     def close(self) -> None:
         """Kill the actor; workers that are still running then exit."""

@@ -28,6 +28,7 @@ class Sizes:
     Attributes:
         allowed: the allowed numbers, in ascending order.
         resources: the resources of a worker, without those of which it takes 0.
+        interval: seconds between two checks for room.
     """
 
     def __init__(
@@ -40,9 +41,9 @@ class Sizes:
             )
         self._grows = as_ranks is not None  # otherwise Ray checks for room itself
         self.resources = {name: amount for name, amount in resources.items() if amount}
-        self._interval = self._delay = INTERVAL if interval is None else interval
+        self.interval = self._delay = INTERVAL if interval is None else interval
         self._limit = self.allowed[-1]
-        self._check_at = monotonic() + self._interval
+        self._check_at = monotonic() + self.interval
 
     @property
     def asked(self) -> int | tuple[int, int]:
@@ -56,7 +57,7 @@ class Sizes:
             self._limit = max(each for each in self.allowed if each < world_size)
             self._delay *= 2  # there was less room than the last check had found
         else:
-            self._delay = self._interval
+            self._delay = self.interval
         self._check_at = monotonic() + self._delay
 
     def grow(self, world_size: int) -> str | None:
@@ -64,12 +65,18 @@ class Sizes:
         if not self._grows or world_size >= self.allowed[-1] or monotonic() < self._check_at:
             return None
         self._check_at = monotonic() + self._delay
-        free = self._count_free()
-        fitting = [each for each in self.allowed if world_size < each <= world_size + free]
+        fitting = self.larger(world_size)
         if not fitting:
             return None
         self._limit = fitting[-1]
         return f"there is room for {self._limit} workers"
+
+    def larger(self, world_size: int) -> list[int]:
+        """Return the allowed larger numbers that the cluster has room for."""
+        if world_size >= self.allowed[-1]:
+            return []
+        free = self._count_free()
+        return [each for each in self.allowed if world_size < each <= world_size + free]
 
     def _count_free(self) -> int:
         """Return for how many workers the machines have room; for all if they take nothing."""

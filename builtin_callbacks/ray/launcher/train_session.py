@@ -24,16 +24,18 @@ class TrainSession:
         call: the id of the launcher's call, which is in the names of its reports; the same in all its attempts.
         channel: sends messages to the caller.
         is_restart: whether an earlier attempt of this call failed, or had another number of workers.
+        has_own_storage: whether what other calls have stored there is not to be resumed.
 
     Attributes:
         exit_notice: the notice on which a run of this process ended.
     """
 
-    def __init__(self, call: str, channel: WorkerChannel, *, is_restart: bool) -> None:
+    def __init__(self, call: str, channel: WorkerChannel, *, is_restart: bool, has_own_storage: bool = False) -> None:
         self._train = require("ray.train", PURPOSE, extra="ray")
         self._context = self._train.get_context()
         self._preemption = _preemption_context()
         self._call, self._channel, self.is_restart = call, channel, is_restart
+        self._has_own_storage = has_own_storage
         self.exit_notice: Notice | None = None
         self._is_main = self._context.get_world_rank() == 0
         self._number: int | None = None  # of the next report with a folder, on the main rank
@@ -71,6 +73,7 @@ class TrainSession:
         return [
             StoredFolder(each.filesystem, each.path, is_own=each.call == self._call and each.number < self._first)
             for each in found
+            if each.call == self._call or not self._has_own_storage
         ]
 
     def notice(self) -> Notice | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ....core.distributed.launch.exceptions import Carried, carry
@@ -13,7 +13,7 @@ from ....events.errors import describe_error
 from ..session import LAUNCHER, Notice
 from .failures import WorkerFailed, is_secondary
 from .host import RayHost
-from .mailbox import Exited, Failed, QueueItem, Started, Value
+from .mailbox import Call, Exited, Failed, QueueItem, Started, Value
 from .train_session import TrainSession
 from .worker_channel import WorkerChannel
 
@@ -21,29 +21,33 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-@dataclass(frozen=True)
-class Call:
-    """A call of the launcher, as its workers get it.
+def serve_calls(mailbox: Any, fit: str) -> None:
+    """Run one call after another, in a thread that Ray Train has started, until none follows.
 
-    Attributes:
-        name: the id of the call; the same in all its attempts.
-        fit: the id of the call of Ray's `fit`; another one in each attempt.
-        mailbox: the handle of the actor between the workers and the caller.
-        payload: the function and its arguments, pickled.
-        grace: seconds that the other workers have to end after one has failed.
-        sizes: the allowed numbers of workers.
+    Args:
+        mailbox: the handle of the actor that gives the calls.
+        fit: the id of this call of Ray's `fit`.
+
+    Raises:
+        WorkerFailed: a function raised; the caller has the error.
     """
-
-    name: str
-    fit: str
-    mailbox: Any
-    payload: bytes
-    grace: float
-    sizes: tuple[int, ...]
+    done: str | None = ""
+    while done is not None:
+        done = _serve_next(mailbox, fit, done)
 
 
-def run_worker(call: Call) -> None:
-    """Run a call as one of its ranks, in a thread that Ray Train has started.
+def _serve_next(mailbox: Any, fit: str, done: str) -> str | None:
+    """Run the call that follows another one; return its id, None if this worker has to end."""
+    ray = require("ray", "RayLauncher", extra="ray")
+    reference = ray.get(mailbox.next_call.remote(fit, done))
+    if reference is None:
+        return None
+    call: Call = ray.get(reference[0])
+    return call.fit if run_worker(call) else None
+
+
+def run_worker(call: Call) -> bool:
+    """Run a call as one of its ranks, in a thread that Ray Train has started; return whether it ended by itself.
 
     Raises:
         WorkerFailed: the function raised; the caller has the error.
@@ -60,7 +64,7 @@ def run_worker(call: Call) -> None:
         if size not in call.sizes:
             channel.send(Exited(Notice(LAUNCHER, f"there was room for {size} workers, which do not divide as_ranks")))
             channel.flush()
-            return
+            return False
         messages = _call_function(call, channel, rank, ray, is_restart=number > 1)
         for each in messages:
             channel.send(each)
@@ -69,6 +73,7 @@ def run_worker(call: Call) -> None:
         if isinstance(outcome, Failed) and not outcome.is_exit:
             channel.wait_for_release(call.grace)  # when this worker fails, Ray ends the others at once
             raise WorkerFailed(rank, outcome.error.kinds[0][1])
+        return [type(each) for each in messages] == [Value]
     finally:
         channel.close()
 
@@ -83,7 +88,7 @@ def _call_function(
     session: TrainSession | None = None
     outcome: list[Exited | Value | Failed] = []
     try:
-        session = TrainSession(call.name, channel, is_restart=is_restart)
+        session = TrainSession(call.name, channel, is_restart=is_restart, has_own_storage=call.has_own_storage)
         open_queue(lambda message: channel.send(QueueItem(message)))
         with hosted_by(RayHost(session, channel, is_main=rank == 0)):
             function, args, kwargs = _load(call.payload, ray)

@@ -114,6 +114,33 @@ def test_an_existing_connection_is_used_and_kept(monkeypatch: pytest.MonkeyPatch
     assert ray.done == []
 
 
+def test_a_cluster_of_somebody_else_is_not_shut_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = use(monkeypatch, FakeRay())
+    with connect(None, needed={}):
+        ray.shutdown()
+        ray.init("other:1")
+    assert ray.done[1:] == ["shutdown", ("other:1", {})]
+    with connect(None, needed={}):
+        ray.shutdown()
+    assert ray.done[-1] == "shutdown"
+
+
+def test_what_is_kept_for_later_calls_is_ended_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray, ended = use(monkeypatch, FakeRay("host:6379")), list[str]()
+
+    class Workers:
+        """Has a connection of its own."""
+
+        def close_if_idle(self) -> None:
+            ended.append(ray.here)
+            starting.KEEPERS.discard(self)
+            ray.shutdown()
+
+    starting.KEEPERS.add(Workers())
+    with connect("other:1", needed={}):
+        assert (ended, ray.here) == (["host:6379"], "other:1")
+
+
 def test_a_connection_to_another_cluster_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, FakeRay("host:6379"))
     with pytest.raises(RuntimeError, match=r"'other:1' was given, but .* cluster at host:6379. Leave address= out"):

@@ -193,3 +193,36 @@ def test_the_processes_of_a_local_launcher_stay_alive_until_shutdown() -> None:
     assert len(set(pids)) == 1
     trainer.shutdown()
     assert has_ended(pids[0])
+
+
+class OwnLauncher:
+    """A launcher of somebody's own, with one rank in this process."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+
+    def run(self, fn: Callable[..., Any], /, *args: Any, on_message: Any = None) -> list[Any]:
+        self.done.append("run")
+        return [fn(*args)]
+
+    def close(self) -> None:
+        self.done.append("close")
+
+
+class KeepingLauncher(OwnLauncher):
+    """One that can keep its rank."""
+
+    def keep_ranks(self) -> OwnLauncher:
+        self.kept = OwnLauncher()
+        return self.kept
+
+
+def test_a_launcher_of_ones_own_may_keep_its_ranks_too() -> None:
+    keeping, plain = KeepingLauncher(), OwnLauncher()
+    for launcher in (keeping, plain):
+        trainer = make(launcher=launcher)
+        trainer.validate()
+        trainer.validate()
+        trainer.shutdown()
+    assert (keeping.done, keeping.kept.done) == ([], ["run", "run", "close"])
+    assert plain.done == ["run", "run"]  # what it may close is its owner's

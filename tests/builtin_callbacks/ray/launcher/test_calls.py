@@ -13,8 +13,9 @@ from typing import Any
 import heliograph as h
 import pytest
 import ray.train.torch
-from heliograph.builtin_callbacks.ray.launcher import launcher, mailbox
+from heliograph.builtin_callbacks.ray.launcher import calls, launcher, mailbox
 from heliograph.builtin_callbacks.ray.launcher.mailbox import (
+    Call,
     Commands,
     DriverChannel,
     Ended,
@@ -25,7 +26,7 @@ from heliograph.builtin_callbacks.ray.launcher.mailbox import (
     Started,
     Value,
 )
-from heliograph.builtin_callbacks.ray.launcher.worker import Call, run_worker
+from heliograph.builtin_callbacks.ray.launcher.worker import run_worker
 from heliograph.tests.builtin_callbacks.ray.launcher.test_ray_job import FakeDriverChannel
 
 
@@ -80,7 +81,7 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str | None, int]]
         assert needed.get("CPU", 0) <= cpus
         yield
 
-    monkeypatch.setattr(launcher, "connect", connect)
+    monkeypatch.setattr(calls, "connect", connect)
     return made
 
 

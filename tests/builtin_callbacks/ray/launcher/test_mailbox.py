@@ -10,7 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 from heliograph.builtin_callbacks.ray.launcher import worker_channel
-from heliograph.builtin_callbacks.ray.launcher.mailbox import Commands, Envelope, Mailbox, ProgressUpdate, QueueItem
+from heliograph.builtin_callbacks.ray.launcher.mailbox import (
+    Assignment,
+    Commands,
+    Envelope,
+    Mailbox,
+    ProgressUpdate,
+    QueueItem,
+)
 from heliograph.builtin_callbacks.ray.launcher.worker_channel import WorkerChannel
 from heliograph.builtin_callbacks.ray.session import Notice
 
@@ -89,6 +96,40 @@ def test_all_workers_of_a_group_get_its_number() -> None:
         assert [await mailbox.register_group(each) for each in ("a", "a", "b", "a", "b", "c")] == [1, 1, 2, 1, 2, 3]
 
     asyncio.run(begin())
+
+
+def test_workers_get_one_call_after_another_until_they_are_ended() -> None:
+    async def exchange() -> None:
+        mailbox = Mailbox()
+        await mailbox.assign(Assignment("fit", "first", ["one"]))
+        assert await mailbox.next_call("fit", "") == ["one"]
+        assert await mailbox.next_call("former", "") is None
+        waiting = [asyncio.create_task(mailbox.next_call("fit", "first")) for _ in range(2)]
+        await mailbox.assign(Assignment("fit"))  # as between two calls
+        waiting.append(asyncio.create_task(mailbox.next_call("fit", "")))  # a worker that Ray has added meanwhile
+        await asyncio.sleep(0)
+        assert not any(each.done() for each in waiting)
+        await mailbox.assign(Assignment("fit", "second", ["two"]))
+        assert [await each for each in waiting] == [["two"]] * 3
+        last = asyncio.create_task(mailbox.next_call("fit", "second"))
+        await mailbox.assign(Assignment())
+        assert await last is None
+
+    asyncio.run(exchange())
+
+
+def test_nothing_of_a_call_is_left_for_the_next_one() -> None:
+    async def exchange() -> None:
+        mailbox = Mailbox()
+        await mailbox.put([Envelope("fit", "group", 0, QueueItem(b"late"))])
+        await mailbox.command(Commands(exit=Notice("launcher", "Ctrl-C")))
+        await mailbox.register_group("former")
+        await mailbox.reset()
+        assert await mailbox.receive(0) == []
+        assert await mailbox.put([]) == Commands()
+        assert await mailbox.register_group("group") == 1
+
+    asyncio.run(exchange())
 
 
 def test_messages_arrive_in_order_and_send_does_not_wait(box: FakeBox) -> None:

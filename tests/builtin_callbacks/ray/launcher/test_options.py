@@ -10,7 +10,7 @@ from typing import Any, Never
 
 import heliograph as h
 import pytest
-from heliograph.builtin_callbacks.ray.launcher import launcher
+from heliograph.builtin_callbacks.ray.launcher import calls
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,7 @@ from heliograph.builtin_callbacks.ray.launcher import launcher
             ValueError,
             "resize_interval must be a finite number of seconds, more than 0",
         ),
+        ({"idle": 0}, ValueError, "idle must be a finite number of seconds, more than 0; got 0."),
     ],
 )
 def test_invalid_options_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -87,7 +88,7 @@ def test_invalid_options_are_refused(options: dict[str, Any], error: type[Except
 def test_valid_options_are_accepted() -> None:
     resources = {"CPU": 0.5, "memory": 1e9}
     made = h.RayLauncher((1, 1), resources_per_worker=resources, storage_path=Path("there"), keep=None)
-    assert made._run_config().storage_path == str(Path("there").absolute())
+    assert made._setup.run_config(name="run").storage_path == str(Path("there").absolute())
     h.RayLauncher(
         2, use_gpu=True, resources_per_worker={"GPU": 2}, max_failures=-1, backoff=0, name="run", address="auto"
     )
@@ -132,14 +133,14 @@ def test_a_storage_that_cannot_be_used_is_refused_before_anything_starts(tmp_pat
 
 
 def test_a_rank_cannot_start_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launcher, "child_queue", object)
+    monkeypatch.setattr(calls, "child_queue", object)
     with pytest.raises(RuntimeError, match="was called in a rank that RayLauncher or launch has started"):
         h.RayLauncher(1).run(len, [])
 
 
 def test_a_value_that_cannot_be_loaded_is_an_error() -> None:
     with pytest.raises(TypeError, match=re.escape("The value of rank 3 cannot be loaded in this process: no model")):
-        launcher._value(3, pickle.dumps(Unloadable()))
+        calls._value(3, pickle.dumps(Unloadable()))
 
 
 class Unloadable:

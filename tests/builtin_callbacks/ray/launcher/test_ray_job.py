@@ -16,6 +16,7 @@ from heliograph.builtin_callbacks.ray.launcher import capacity, driver_loop
 from heliograph.builtin_callbacks.ray.launcher.attempts import Attempt, GroupTracker, summarize_attempts
 from heliograph.builtin_callbacks.ray.launcher.driver_loop import DriverLoop
 from heliograph.builtin_callbacks.ray.launcher.failures import WorkerFailed, is_secondary
+from heliograph.builtin_callbacks.ray.launcher.fit import Fit
 from heliograph.builtin_callbacks.ray.launcher.job import RayJob
 from heliograph.builtin_callbacks.ray.launcher.mailbox import (
     Commands,
@@ -46,12 +47,14 @@ class FakeDriverChannel:
     Attributes:
         commands: all that were sent.
         closed: set when the channel is closed.
+        dismissed: set when workers that wait for a call are ended.
     """
 
     def __init__(self) -> None:
         self._envelopes: SimpleQueue[Envelope] = SimpleQueue()
         self.commands: list[Commands] = []
         self.closed = Flag()
+        self.dismissed = Flag()
 
     def put(self, *envelopes: Envelope) -> None:
         """Add envelopes."""
@@ -73,6 +76,10 @@ class FakeDriverChannel:
         """Keep commands."""
         self.commands.append(commands)
 
+    def dismiss(self) -> None:
+        """Record the call."""
+        self.dismissed.set()
+
     def close(self) -> None:
         """Record the call."""
         self.closed.set()
@@ -93,19 +100,21 @@ class Story:
         self.channel, self.pauses, self.messages = FakeDriverChannel(), list[float](), list[Any]()
         self.tracker = GroupTracker()
         self._left = list(tries)
+        self._fresh = len(tries) - int(options.get("is_reused", False))  # attempts on new workers
         self.loop = DriverLoop(
             cast("DriverChannel", self.channel),
             self.tracker,
             options.get("grace", 10.0),
             options.get("on_message", lambda *message: self.messages.append(message)),
             options.get("on_report"),
+            keeps=options.get("keeps", False),
         )
         self.loop.pause = self.pauses.append  # type: ignore[method-assign, assignment]
         self._job = RayJob(
             self.loop,
             self.tracker,
             options.get("sizes", Sizes(1, 2, None, {"CPU": 1.0}, None)),
-            self._trainer,
+            self._start,
             max_failures=options.get("max_failures", 0),
             backoff=options.get("backoff", 1.0),
         )
@@ -132,9 +141,11 @@ class Story:
         while self.tracker.group is None:
             Flag().wait(0.01)
 
-    def _trainer(self, fit: str) -> Any:
+    def _start(self, fit: str) -> Fit:
         attempt = self._left.pop(0)
-        return SimpleNamespace(fit=lambda: attempt(self, fit))
+        made = Fit(lambda: attempt(self, fit))
+        made.is_reused = len(self._left) >= self._fresh
+        return made
 
 
 def complete(story: Story, fit: str) -> None:
@@ -434,6 +445,62 @@ def test_messages_are_kept_in_order_without_those_of_ended_groups() -> None:
     story = Story(first, second, max_failures=1)
     story.run()
     assert story.messages == [(0, "early"), (1, "early"), (0, "then"), (1, "then")]
+
+
+def test_kept_workers_that_have_returned_end_the_attempt() -> None:
+    ended = Flag()
+
+    def wait(story: Story, fit: str) -> None:
+        complete(story, fit)
+        assert ended.wait(10)
+
+    story = Story(wait, keeps=True)
+    assert story.run() == [b"v", b"v"]
+    assert not story.channel.dismissed.is_set()
+    assert not story.channel.closed.is_set()
+    ended.set()
+
+
+@pytest.mark.parametrize("end", [Exited(Notice("ray", "its price rose")), failed(SystemExit(0))], ids=["exit", "zero"])
+def test_kept_workers_are_ended_if_another_one_left(end: Message) -> None:
+    def leave(story: Story, fit: str) -> None:
+        story.send(fit, Value(b"v"), ranks=[1])
+        assert not story.channel.dismissed.is_set()
+        story.send(fit, end, ranks=[0])
+        assert story.channel.dismissed.wait(10)
+
+    story = Story(leave, complete, keeps=True)
+    if isinstance(end, Exited):
+        assert story.run() == [b"v", b"v"]
+        assert [each.kind for each in story.attempts] == ["preempted", "completed"]
+    else:
+        with pytest.raises(SystemExit):
+            story.run()
+
+
+def test_kept_workers_are_ended_after_a_signal_that_came_too_late() -> None:
+    def attempt(story: Story, fit: str) -> None:
+        story.begin(fit)
+        os.kill(os.getpid(), signal.SIGINT)
+        complete(story, fit)
+        assert story.channel.dismissed.wait(10)
+
+    with pytest.raises(KeyboardInterrupt):
+        Story(attempt, keeps=True).run()
+
+
+def test_workers_that_were_lost_between_two_calls_are_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    def find_lost(story: Story, fit: str) -> None:
+        story.send(fit, ranks=[0])
+        raise WorkerGroupError("...", {1: RayActorError(error_msg="no heartbeat")})
+
+    story = Story(find_lost, complete, keeps=True, is_reused=True)
+    assert story.run() == [b"v", b"v"]
+    assert [each.kind for each in story.attempts] == ["lost", "completed"]
+    assert story.pauses == []
+    assert caplog.messages == ["the workers that were kept are gone, and others start: rank 1 died: no heartbeat"]
+    with pytest.raises(RankFailed):  # it was there when the call began
+        Story(lose(), keeps=True, is_reused=True).run()
 
 
 def test_a_pause_ends_on_a_signal() -> None:

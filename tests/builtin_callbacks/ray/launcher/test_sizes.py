@@ -89,3 +89,10 @@ def test_after_a_wrong_check_for_room_the_next_one_is_later(machines: Machines) 
     several.update(2)
     machines.now = 31.0
     assert several.grow(2) == "there is room for 4 workers"
+
+
+def test_a_larger_number_may_be_asked_for_at_any_time(machines: Machines) -> None:
+    machines.free = [{"CPU": 3.0}]
+    assert Sizes(1, 8, None, {"CPU": 1.0}, 10.0).larger(2) == [3, 4, 5]
+    assert Sizes(1, 8, 8, {"CPU": 1.0}, 10.0).larger(2) == [4]
+    assert Sizes(2, 2, None, {"CPU": 1.0}, 10.0).larger(2) == []

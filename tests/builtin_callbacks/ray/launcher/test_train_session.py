@@ -76,7 +76,14 @@ class Worker:
     """A session with a fake of Ray and of the channel."""
 
     def __init__(
-        self, patch: pytest.MonkeyPatch, storage: Path, call: str = "one", *, rank: int = 0, preemption: Any = None
+        self,
+        patch: pytest.MonkeyPatch,
+        storage: Path,
+        call: str = "one",
+        *,
+        rank: int = 0,
+        preemption: Any = None,
+        **options: bool,
     ) -> None:
         self.train, self.channel = FakeTrain(storage, rank), FakeChannel()
         self.preemption = preemption or SimpleNamespace(preemption_info=None)
@@ -85,7 +92,7 @@ class Worker:
         modules["ray"] = SimpleNamespace(__version__="9.9")
         patch.setattr(train_session, "require", lambda module, purpose, extra: modules[module])
         channel: Any = self.channel
-        self.session = TrainSession(call, channel, is_restart=False)
+        self.session = TrainSession(call, channel, is_restart=False, **options)
 
 
 @pytest.fixture
@@ -187,6 +194,15 @@ def test_own_reports_are_those_of_this_call_before_this_process(
         ("checkpoint_000002_one", True),
         ("checkpoint_000001_former", False),
     ]
+
+
+def test_what_other_calls_of_kept_workers_have_stored_is_not_to_be_resumed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path
+) -> None:
+    (tmp_path / "there" / report_name(1, "former")).mkdir(parents=True)
+    worker = Worker(monkeypatch, tmp_path / "there", "one", has_own_storage=True)
+    worker.session.report({}, folder)
+    assert [each.name for each in worker.session.stored_reports()] == ["checkpoint_000002_one"]
 
 
 def test_a_preemption_is_a_notice(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,7 @@ from heliograph.builtin_callbacks.ray.launcher import worker
 from heliograph.builtin_callbacks.ray.launcher.failures import WorkerFailed
 from heliograph.builtin_callbacks.ray.launcher.host import RayHost
 from heliograph.builtin_callbacks.ray.launcher.mailbox import (
+    Call,
     Commands,
     Ended,
     Exited,
@@ -23,7 +25,7 @@ from heliograph.builtin_callbacks.ray.launcher.mailbox import (
     Started,
     Value,
 )
-from heliograph.builtin_callbacks.ray.launcher.worker import Call, run_worker
+from heliograph.builtin_callbacks.ray.launcher.worker import run_worker, serve_calls
 from heliograph.builtin_callbacks.ray.session import Notice, current_session
 from heliograph.core.distributed.launch import child_queue, queue
 from heliograph.core.distributed.launch.exceptions import rebuild
@@ -66,8 +68,8 @@ class FakeChannel:
 class FakeSession:
     """A session without Ray."""
 
-    def __init__(self, call: str, channel: FakeChannel, *, is_restart: bool) -> None:
-        self.call, self.is_restart = call, is_restart
+    def __init__(self, call: str, channel: FakeChannel, *, is_restart: bool, has_own_storage: bool) -> None:
+        self.call, self.is_restart, self.has_own_storage = call, is_restart, has_own_storage
         self.exit_notice: Notice | None = None
 
 
@@ -128,6 +130,30 @@ def test_workers_of_a_number_that_is_not_allowed_exit_at_once(channels: list[Fak
     reason = "there was room for 2 workers, which do not divide as_ranks"
     assert channels[0].sent == [Started(2, "node"), Exited(Notice("launcher", reason))]
     assert channels[0].done == ["flushed", "closed"]
+
+
+def test_a_kept_worker_runs_one_call_after_another(channels: list[FakeChannel]) -> None:
+    calls = [replace(call(put_and_return, 3, factor=factor), fit=f"fit {factor}") for factor in (1, 2)]
+    given, asked = [[calls[0]], [calls[1]], None], list[tuple[str, str]]()
+
+    def next_call(fit: str, done: str) -> Any:
+        asked.append((fit, done))
+        return given.pop(0)
+
+    serve_calls(SimpleNamespace(next_call=SimpleNamespace(remote=next_call)), "group's")
+    assert asked == [("group's", ""), ("group's", "fit 1"), ("group's", "fit 2")]
+    assert [pickle.loads(each.sent[-1].payload) for each in channels if isinstance(each.sent[-1], Value)] == [
+        (3, "call", False),
+        (6, "call", False),
+    ]
+    assert all(each.done == ["flushed", "closed"] for each in channels)
+
+
+@pytest.mark.parametrize("error", [None, SystemExit(143)])
+def test_a_kept_worker_ends_after_a_notice(channels: list[FakeChannel], error: BaseException | None) -> None:
+    given = [[call(leave, error)]]
+    serve_calls(SimpleNamespace(next_call=SimpleNamespace(remote=lambda fit, done: given.pop())), "fit")
+    assert channels[0].sent[1] == Exited(NOTICE)
 
 
 def test_an_error_is_sent_and_raised_after_the_release(channels: list[FakeChannel]) -> None:
