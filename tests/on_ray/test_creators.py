@@ -41,3 +41,5 @@ def test_a_pass_with_a_lost_worker_is_repeated(tmp_path: Path) -> None:
     alone = make(**OPTIONS)
     alone.restore(trainer.save(tmp_path / "of_two.pth"))
     assert trainer.validate() == pytest.approx({**alone.validate(), "validation/share": SHARES})
+    for each in (trainer, local):
+        each.shutdown()
