@@ -23,10 +23,15 @@ def fifo(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def _leaves_nothing() -> Iterator[None]:
     before, children = _found(), {each.pid for each in multiprocessing.active_children()}  # the `ranks` of other tests
+    threads = _threads()  # kept ranks of other tests
     yield
     assert [each for each in multiprocessing.active_children() if each.pid not in children] == []
-    assert [thread.name for thread in threading.enumerate() if thread.name.startswith("heliograph")] == []
+    assert _threads() - threads == set()
     assert _found() == before
+
+
+def _threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("heliograph")}
 
 
 def _found() -> tuple[dict[str, str], list[object]]:
