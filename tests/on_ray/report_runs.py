@@ -27,7 +27,8 @@ def train(engine: LoopEngine, folder: Path, name: str, steps: int, **options: An
     task = Scripted(nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5), nn.Linear(8, 2)), nn.functional.mse_loss)
     data = torch.arange(80.0).reshape(40, 2) / 80
     monitored = h.Checkpoint(folder, keep_best=1, monitor="validation/loss", **options)
-    schedules = [h.SaveSchedule(h.Every(steps=2)), h.ValidationSchedule(h.Every(steps=2))]
+    every = h.Every(steps=2)
+    schedules = [h.SaveSchedule(every, at_end=False), h.ValidationSchedule(every, at_end=False)]
     result = h.Trainer([h.RNGCapture(3), *schedules, monitored], engine=engine).fit(
         task,
         TensorDataset(data, data),
