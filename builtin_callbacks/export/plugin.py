@@ -65,13 +65,6 @@ class Export(Plugin):
     affects_training = False
     ranks = "main"
 
-    def _refuse_former(self) -> None:
-        if self.path.exists() and not (self.overwrite and self.path.is_file()):
-            raise ValueError(
-                f"{self.path} is there already: give another path, or overwrite=True, also for a training that is "
-                f"continued after its end."
-            )
-
     def __init__(
         self,
         path: str | Path,
@@ -165,6 +158,13 @@ class Export(Plugin):
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
+
+    def _refuse_former(self) -> None:
+        if self.path.exists() and not (self.overwrite and self.path.is_file()):
+            raise ValueError(
+                f"{self.path} is there already: give another path, or overwrite=True, also for a training that is "
+                f"continued after its end."
+            )
 
     def _chosen(self, run: Run) -> str:
         names = list(run.modules)
