@@ -77,7 +77,8 @@ def launch(
             they have reported; who has not ended then is killed.
         max_failures: how many times all ranks are started again because one died without a report (killed, out of
             memory) or hung; -1 for any number. `fn` is then called from its beginning, so let it resume, as with
-            `Checkpoint(folder, resume="auto")`. What `fn` raises is not repeated: it leaves launch at once.
+            `Checkpoint(folder, resume="auto")`. What `fn` raises is not repeated: it leaves launch at once. So does a
+            failure before any rank has called `fn`.
         kwargs: its keyword arguments.
 
     Raises:
@@ -99,10 +100,11 @@ def launch(
     most = check_whole_number("max_failures, -1 for any number,", max_failures, at_least=-1)
     call, failures = _pickle(fn, args, kwargs), list[RankFailed]()
     while True:
+        job = Job(count, grace)
         try:
-            return RankValues(Job(count, grace).run(call, on_message or keep), messages, failures)
+            return RankValues(job.run(call, on_message or keep), messages, failures)
         except RankFailed as error:
-            if len(failures) == most:
+            if len(failures) == most or not job.has_begun:  # a script that fails when it is imported always does
                 raise
             failures.append(error)
             logger.warning("%s. All ranks are started again, for the attempt number %d", error, len(failures) + 1)
@@ -238,6 +240,11 @@ class Job:
     def is_ready(self) -> bool:
         """Whether all ranks wait for a call."""
         return bool(self._processes) and all(process.is_alive for process in self._processes)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether any rank has got as far as the function."""
+        return any(process.began for process in self._processes)
 
     def run(self, call: bytes, on_message: Callable[[int, Any], object], *, keep: bool = False) -> list[Any]:
         """Run a call on the ranks; return their values, by rank.

@@ -403,8 +403,10 @@ def test_a_scripts_own_functions_and_types_work(tmp_path: Path) -> None:
     assert script.end() == (0, "[True, True]\ncaught 0\n", "")
 
 
-def test_a_script_without_its_guard_is_reported(tmp_path: Path) -> None:
-    status, output, errors = Script(tmp_path, "print('begins')\nheliograph.launch(jobs.place, nprocs=1)\n").end()
+@pytest.mark.parametrize("options", ["", ", max_failures=-1"])
+def test_a_script_without_its_guard_is_reported(options: str, tmp_path: Path) -> None:
+    text = f"print('begins')\nheliograph.launch(jobs.place, nprocs=1{options})\n"
+    status, output, errors = Script(tmp_path, text).end()
     assert (status, output) == (1, "begins\nbegins\n")
     assert "RuntimeError: launch was called in a process that launch started. Call it once" in errors
     last = errors.splitlines()[-1]
