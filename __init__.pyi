@@ -51,7 +51,10 @@ from .builtin_callbacks.rules.registry import register_operation as register_ope
 from .builtin_callbacks.schedules import LogSchedule as LogSchedule
 from .builtin_callbacks.schedules import SaveSchedule as SaveSchedule
 from .builtin_callbacks.schedules import ValidationSchedule as ValidationSchedule
-from .builtin_callbacks.tensorboard import TensorBoard as TensorBoard
+from .builtin_callbacks.trackers.records import Page as Page
+from .builtin_callbacks.trackers.records import Place as Place
+from .builtin_callbacks.trackers.tensorboard import TensorBoard as TensorBoard
+from .builtin_callbacks.trackers.tracker import Tracker as Tracker
 from .core.checkpoint.weights import load_weights as load_weights
 from .core.data.batch_size import find_batch_size as find_batch_size
 from .core.data.evaluation_sets import Periodic as Periodic
@@ -104,6 +107,11 @@ from .events import Progress as Progress
 from .events import Request as Request
 from .events import Run as Run
 from .events.catalogue import *  # noqa: F403  # an event is named where it is declared and emitted, nowhere else
+from .events.payloads import LogCurve as LogCurve
+from .events.payloads import LogFile as LogFile
+from .events.payloads import LogHistogram as LogHistogram
+from .events.payloads import LogImage as LogImage
+from .events.payloads import LogText as LogText
 from .plugins import Plugin as Plugin
 from .plugins import Plugins as Plugins
 from .plugins import on as on

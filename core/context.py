@@ -42,6 +42,7 @@ from ..plugins import Plugins
 from .data.training_data import TrainingData
 from .engines.options import warning_of_frozen
 from .lifetimes import Action, EpochWork, Hooks, Outcome, Resumption
+from .metrics.payload_verbs import PayloadVerbs
 from .metrics.values import Metrics
 from .result import check_line
 from .settings import Settings
@@ -89,7 +90,7 @@ class HotSignals:
         self.log: OrderedSignal[Log] = bus.signal(Log)
 
 
-class RunContext(ABC):
+class RunContext(PayloadVerbs, ABC):
     """One run's facts; the protocol `heliograph.Run` documents those that handlers are given.
 
     Attributes:

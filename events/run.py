@@ -281,6 +281,47 @@ class Run(Protocol):
         `<set>/<name>`.
         """
 
+    def log_image(self, name: str, image: Any) -> None:
+        """Show an image in every tracker, at the current step; on several ranks the main one's.
+
+        Args:
+            name: what to call it, such as `samples`.
+            image: a tensor of shape (channels, height, width) or (height, width), or an array of shape (height, width,
+                channels); bytes, or floats from 0 to 1. It is copied at once, from its device, too.
+
+        Raises:
+            TypeError: it is not an image.
+            ValueError: its shape is not one of an image.
+        """
+
+    def log_figure(self, name: str, figure: Any) -> None:
+        """Show a figure of matplotlib in every tracker, as it is now: as an image."""
+
+    def log_text(self, name: str, text: str) -> None:
+        """Show a text in every tracker, at the current step."""
+
+    def log_histogram(self, name: str, values: Any) -> None:
+        """Show the distribution of a tensor's or an array's values in every tracker; they are copied at once."""
+
+    def log_curve(self, name: str, labels: Any, scores: Any) -> None:
+        """Show a precision-recall curve in every tracker.
+
+        Args:
+            name: what to call it.
+            labels: of each sample whether it is positive: 0 or 1.
+            scores: of each sample its score, from 0 to 1.
+
+        Raises:
+            ValueError: there are more of one than of the other, or they are out of their range.
+        """
+
+    def log_file(self, name: str, path: str | Path) -> None:
+        """Keep a file with the run in every tracker; it is read soon after, in another thread.
+
+        Raises:
+            ValueError: there is no such file.
+        """
+
     def weigh(self, count: Any) -> None:
         """Say what the losses of the batch in hand are means over, such as the number of its tokens.
 

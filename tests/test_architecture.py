@@ -70,6 +70,7 @@ LAYERS = [
     "builtin_callbacks.recorder.replay",
     "builtin_callbacks.recorder",
     "builtin_callbacks.rules",
+    "builtin_callbacks.trackers",
     "builtin_callbacks.ray",
     "testing.conformance",
     "testing.resume",
@@ -82,17 +83,18 @@ RULES = ("language", "files", "metrics", "operations")
 PUBLIC = """
     AccelerateEngine At BackwardEnd BatchEnd BatchStart BatchTransform Between Bus CATALOGUE Checkpoint
     CheckpointLoaded CheckpointPruned CheckpointSaved Compile Control CreatorTrainer CutMix DDPEngine DataModule
-    DataParallelEngine DeviceEngine DistributedSampler EMA EarlyStopping Engine EpochEnd EpochMeans EpochStart Event
-    Every ExceptionPassThrough Export FSDPEngine FileLog Filter ForwardEnd GradientAccumulation GradientClipping
-    GradientNorm GradientsReady Handle HandlerTimes History JsonlLog Lane LastBoundary LearningRate
-    LearningRateSearch LengthGroupedSampler LoaderParams LocalLauncher Log LogSchedule LoopEngine Mixup NaNGuard
-    NotRecorded Once Optuna OrderedSignal Overfitting Periodic PhaseTimes Phases Plugin PluginChanged PluginFailed
-    Plugins PredictBatchEnd PredictBatchStart PredictEnd PredictStart PredictionWriter Preemption Profile Progress
-    ProgressBar RNGCapture RandomSampler RankFailed RayLauncher RayReport Recorder Rehearsal Replay Replayed Request
-    ResumeDiffers ResumeReport ResumeVerified RollBack RuleController RuleError RuleFired RuleFiring RuleMetric
-    RuleOperation RulePart RulePatience RuleSet RuleSpec Run RunClosed RunFailed RunResult SavePoint SaveSchedule
-    SeekableSampler SequentialSampler ShouldStop StepEnd Streams StrictError Supervised Task TensorBoard
-    TestBatchEnd TestBatchStart TestEnd TestStart TokenBudgetBatchSampler TrainEnd TrainRun TrainStart Trainer
+    DataParallelEngine DeviceEngine DistributedSampler EMA EarlyStopping Engine EpochEnd EpochMeans EpochStart
+    Event Every ExceptionPassThrough Export FSDPEngine FileLog Filter ForwardEnd GradientAccumulation
+    GradientClipping GradientNorm GradientsReady Handle HandlerTimes History JsonlLog Lane LastBoundary
+    LearningRate LearningRateSearch LengthGroupedSampler LoaderParams LocalLauncher Log LogCurve LogFile
+    LogHistogram LogImage LogSchedule LogText LoopEngine Mixup NaNGuard NotRecorded Once Optuna OrderedSignal
+    Overfitting Page Periodic PhaseTimes Phases Place Plugin PluginChanged PluginFailed Plugins PredictBatchEnd
+    PredictBatchStart PredictEnd PredictStart PredictionWriter Preemption Profile Progress ProgressBar RNGCapture
+    RandomSampler RankFailed RayLauncher RayReport Recorder Rehearsal Replay Replayed Request ResumeDiffers
+    ResumeReport ResumeVerified RollBack RuleController RuleError RuleFired RuleFiring RuleMetric RuleOperation
+    RulePart RulePatience RuleSet RuleSpec Run RunClosed RunFailed RunResult SavePoint SaveSchedule SeekableSampler
+    SequentialSampler ShouldStop StepEnd Streams StrictError Supervised Task TensorBoard TestBatchEnd
+    TestBatchStart TestEnd TestStart TokenBudgetBatchSampler Tracker TrainEnd TrainRun TrainStart Trainer
     TrainingError ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd ValidationSchedule
     ValidationStart accuracy choose_engine find_batch_size launch load_weights on open_study ray
     read_prediction_batches read_predictions register_function register_metric register_mover register_operation
@@ -138,8 +140,8 @@ def test_no_circle_of_imports() -> None:
 def test_what_a_minimal_training_loads() -> None:
     """2,986 lines in 44 modules before every run compared what was asked for with what happened."""
     loaded = loaded_by_a_minimal_training()
-    assert sum(loaded.values()) <= 3920
-    assert len(loaded) <= 45
+    assert sum(loaded.values()) <= 3940
+    assert len(loaded) <= 46
 
 
 def test_folders_are_small() -> None:

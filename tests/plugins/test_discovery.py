@@ -44,7 +44,7 @@ BUILT_IN = {
     "roll_back": "roll_back:RollBack",
     "rule_controller": "rules.controller:RuleController",
     "save_schedule": "schedules:SaveSchedule",
-    "tensorboard": "tensorboard:TensorBoard",
+    "tensorboard": "trackers.tensorboard:TensorBoard",
     "validation_schedule": "schedules:ValidationSchedule",
 }
 Install = Callable[..., None]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ....core.length import epochs_done, part_done
+from ....core.metrics.payload_verbs import PayloadVerbs
 from ....core.metrics.values import Metrics
 from ....core.result import check_line
 from ....core.stepping.optimizers import SINGLE
@@ -28,7 +29,7 @@ LOSSES = "Record them with Recorder(..., losses=True)."
 COUNTERS = ("epoch", "batch", "earlier_batches", "steps", "skipped_steps", "skipped_batches", "samples", "validations", "evaluated", "tokens")  # fmt: skip  # noqa: E501
 
 
-class ReplayRun:
+class ReplayRun(PayloadVerbs):
     """One attempt of a recorded run; the protocol `heliograph.Run` documents it.
 
     Whatever is not recorded raises `NotRecorded`.

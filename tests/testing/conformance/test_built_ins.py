@@ -81,6 +81,7 @@ def test_a_built_in_conforms(name: str, tmp_path: Path) -> None:
         "learning_rate": {"make_scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau},
         "mixup": {"draws": True},
         "rng_capture": {"draws": True},  # it seeds the generators
+        "tensorboard": {"old_states": {1: {"folder": "."}}},
     }
     check_plugin(lambda: BUILT_INS[name](tmp_path), **options.get(name, {}))
     assert BUILT_INS[name](tmp_path).name == name

@@ -1,0 +1,157 @@
+"""A bounded queue, and the thread that writes what is in it: nothing that a tracker waits for holds up the training."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable
+from threading import Condition, Thread
+from typing import Final
+
+from ...events.errors import describe_error
+from .records import Record
+
+MEMORY: Final = 256 * 2**20  # bytes of arrays that wait at most
+ALWAYS: Final = ("open", "roll_back", "finish")  # what is never dropped
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0  # seconds between two attempts to write the same
+
+logger = logging.getLogger("heliograph")
+
+
+class Outbox:
+    """Writes records in their order, in a daemon thread that begins with the first of them.
+
+    Args:
+        name: whose it is, for messages.
+        write: writes one record; called in the thread.
+        outages: errors after which the same record is written again, after a pause that grows.
+        capacity: how many records may wait; later ones are dropped.
+        patience: seconds without progress after which `close` drops what still waits.
+
+    Attributes:
+        lost: how many records were not written, by kind.
+        refused: the error by which no page could be opened: nothing is written then.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        write: Callable[[Record], None],
+        outages: tuple[type[Exception], ...],
+        capacity: int,
+        patience: float,
+    ) -> None:
+        self._name, self._write, self._outages = name, write, outages
+        self._capacity, self._patience = capacity, patience
+        self._queue: deque[Record] = deque()
+        self._changed = Condition()
+        self._thread: Thread | None = None
+        self._is_closing = self._is_given_up = False
+        self._bytes = self._written = 0
+        self._outage = self._first_error = ""
+        self.lost: Counter[str] = Counter()
+        self.refused = ""
+
+    @property
+    def error(self) -> str:
+        """The first error that lost a record, or the last of an outage that has not ended; else empty."""
+        return self._first_error or self._outage
+
+    def put(self, record: Record) -> None:
+        """Add a record, or drop it where too many wait."""
+        with self._changed:
+            is_full = len(self._queue) >= self._capacity or self._bytes + record.size > MEMORY
+            if is_full and record.kind not in ALWAYS:
+                self.lost[record.kind] += 1
+                return
+            self._queue.append(record)
+            self._bytes += record.size
+            if self._thread is None:
+                self._thread = Thread(target=self._run, name=f"heliograph-{self._name}", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def waiting(self) -> list[Record]:
+        """Return what is not written yet, the one that is being written included."""
+        with self._changed:
+            return list(self._queue)
+
+    def drain(self) -> None:
+        """Wait until everything is written, or nothing is any more."""
+        with self._changed:
+            self._wait_while_written()
+
+    def close(self) -> None:
+        """Wait until everything is written, or nothing is any more, and drop the rest."""
+        with self._changed:
+            if self._thread is None:
+                return
+            self._is_closing = True
+            self._changed.notify_all()
+            self._wait_while_written()
+            is_done = not self._queue
+            self._is_given_up = True
+            self.lost.update(record.kind for record in self._queue)
+            self._queue.clear()
+            self._changed.notify_all()
+        if is_done:
+            self._thread.join()
+        self._thread = None
+
+    def _wait_while_written(self) -> None:
+        while self._queue:
+            before = self._written
+            self._changed.wait_for(lambda: not self._queue or self._written > before, self._patience)  # noqa: B023
+            if self._written == before:
+                return
+
+    def _run(self) -> None:
+        pause = FIRST_PAUSE
+        while (record := self._next()) is not None:
+            try:
+                if not self.refused:
+                    self._write(record)
+            except self._outages as error:
+                pause = self._wait(describe_error(error), pause)
+                continue
+            except Exception as error:  # noqa: BLE001  # counted, logged, and said in the result
+                self._note_loss(record, describe_error(error))
+            pause = FIRST_PAUSE
+            self._remove(record)
+
+    def _next(self) -> Record | None:
+        """Return the first record, which stays in the queue; None at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._queue or self._is_closing)
+            return self._queue[0] if self._queue else None
+
+    def _wait(self, error: str, pause: float) -> float:
+        """Wait before the next attempt; return the pause after that."""
+        if not self._outage:
+            logger.warning("%s cannot be written to: its records wait, the training continues (%s)", self._name, error)
+        with self._changed:
+            self._outage, was_closing = error, self._is_closing
+            self._changed.wait_for(lambda: self._is_given_up or self._is_closing > was_closing, pause)
+        return FIRST_PAUSE if self._is_closing else min(2 * pause, LONGEST_PAUSE)
+
+    def _note_loss(self, record: Record, error: str) -> None:
+        if not self._first_error:
+            logger.warning("%s did not write a record (%s): %s", self._name, record.kind, error)
+            self._first_error = error
+        if record.kind == "open":
+            self.refused = error
+        self.lost[record.kind] += 1
+
+    def _remove(self, record: Record) -> None:
+        with self._changed:
+            if not self._queue or self._queue[0] is not record:  # dropped while it was written
+                return
+            self._queue.popleft()
+            self._bytes -= record.size
+            self._written += 1
+            if self.refused and record.kind != "open":
+                self.lost[record.kind] += 1
+            elif self._outage and not self.refused:
+                logger.info("%s is written to again", self._name)
+                self._outage = ""
+            self._changed.notify_all()

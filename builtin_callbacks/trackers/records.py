@@ -1,0 +1,82 @@
+"""What a tracker is given to write, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from typing import Any
+
+SAVED = ("scalars", "text", "hyper_parameters")  # the kinds that a checkpoint holds where they are not written yet
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Where a run is shown.
+
+    Attributes:
+        name: the run's name.
+        training_id: of which training the run is a part: the same in all its attempts.
+        id: the page to continue, as `open` returned it; None for a new one.
+        attempt: how many runs the page will have seen with this one: 1, and one more at each resume.
+        resumed_at: the optimizer step at which the training was resumed; None where it begins, and outside of one.
+    """
+
+    name: str
+    training_id: str
+    id: str | None
+    attempt: int
+    resumed_at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a run was when something was logged.
+
+    Attributes:
+        step: optimizer steps.
+        epoch: finished epochs.
+        samples: training samples.
+        seconds: seconds since the training began, those of former attempts included.
+        attempt: that of the page.
+        rollbacks: how often the training has gone back to an earlier state so far: the same steps come again.
+    """
+
+    step: int
+    epoch: int
+    samples: int
+    seconds: float
+    attempt: int
+    rollbacks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One thing to write.
+
+    Attributes:
+        kind: the method `write_<kind>` of the tracker; or `open`, `roll_back` or `finish`.
+        arguments: what to call it with.
+        size: the bytes of its arrays.
+    """
+
+    kind: str
+    arguments: tuple[Any, ...]
+    size: int = 0
+
+    def as_plain(self) -> list[Any]:
+        """Return it as lists, dicts, numbers and strings."""
+        return [self.kind, *(list(astuple(each)) if isinstance(each, Place) else each for each in self.arguments)]
+
+
+def record_of(plain: list[Any]) -> Record:
+    """Return the record that `as_plain` described."""
+    kind, *arguments = plain
+    return Record(kind, tuple(Place(*each) if isinstance(each, list) else each for each in arguments))
+
+
+def plain_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return hyper-parameters as plain values: what is not a number, a string or a flag as its text."""
+    return {
+        str(name): value if isinstance(value, bool | int | float | str) else str(value)
+        for name, value in values.items()
+    }

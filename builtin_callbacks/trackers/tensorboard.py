@@ -1,0 +1,151 @@
+"""Curves, images and more for TensorBoard."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from ...core.checkpoint.storage import clean
+from ...core.system.extras import require
+from ...events import Run
+from .records import Page, Place
+from .tensorboard_file import EventFile
+from .tracker import Tracker
+
+
+class TensorBoard(Tracker):
+    """Write metrics, learning rates, images, texts, histograms and curves for TensorBoard.
+
+    The throughput, `train/samples_per_second` and, where losses are sums over tokens, `train/tokens_per_second`, is
+    measured over the time since the last log, validation included. The gradient norm is there when
+    `GradientClipping` is. Where the folder holds the curves of another run, a fresh one writes to a folder in it,
+    `<run>_<date>_<time>`, which TensorBoard shows beside them. A run that is resumed or goes back writes to its own
+    folder again; steps beyond the checkpoint are purged. A file that is kept is shown as the text of its path.
+
+    Args:
+        folder: where the event files go; made where it is missing.
+    """
+
+    name = "tensorboard"
+    rehearses = True
+    outages = ()
+    is_local = True
+    state_version = 2
+
+    def __init__(self, folder: str | Path) -> None:
+        super().__init__()
+        self.folder = Path(folder)
+        self._summaries = _summaries()
+        self._file: EventFile | None = None
+        self._purge: int | None = None
+        self._path = self.folder  # of this run
+        self._parameters: Mapping[str, Any] = {}
+        self._latest: dict[str, float] = {}
+
+    def describe(self, run: Run) -> str:
+        """Say where curves are written."""
+        return f"logs to {self._path}"
+
+    def rehearse(self, folder: Path) -> list[Path]:
+        """Write the curves elsewhere."""
+        former, self.folder, self._path = self.folder, folder, folder
+        return [former]
+
+    def prepare(self, run: Run) -> None:
+        """Choose a folder that holds no other run."""
+        self._path, number = self.folder, 1
+        start = f"{clean(run.name)}_{datetime.now():%Y-%m-%d_%H-%M-%S}"
+        while any(self._path.glob("events.out.tfevents.*")):
+            self._path = self.folder / (start if number == 1 else f"{start}-{number}")
+            number += 1
+        self._note_other(run)
+
+    def migrate_state(self, state: dict[str, Any], version: int) -> Mapping[str, Any]:
+        """Take the folder from a state of the first version."""
+        return {"page": state["folder"], "attempt": 1, "rollbacks": 0, "waiting": []}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue in the run's own folder."""
+        super().load_state_dict(state)
+        if self._page_id is not None:
+            self._path = self.folder / self._page_id
+
+    # In the thread.
+
+    def open(self, page: Page) -> str:
+        """Write to the run's own folder; hide only what was drawn after the checkpoint."""
+        self._purge, self._latest, self._parameters = None, {}, {}
+        if page.resumed_at is not None:
+            self._purge = page.resumed_at + 1
+        return self._path.relative_to(self.folder).as_posix()
+
+    def roll_back(self, place: Place) -> None:
+        """Hide what was drawn after the place that the run goes back to."""
+        self._close_file()
+        self._purge = place.step + 1
+
+    def write_scalars(self, place: Place, values: Mapping[str, float]) -> None:
+        """Add a point to each curve."""
+        self._latest.update(values)
+        self._add(place, *(self._summaries.scalar(name, value) for name, value in values.items()))
+
+    def write_hyper_parameters(self, values: Mapping[str, Any]) -> None:
+        """Keep them for the end: TensorBoard shows them beside the final metrics."""
+        self._parameters = values
+
+    def write_image(self, place: Place, name: str, image: Any) -> None:
+        """Add an image."""
+        self._add(place, self._summaries.image(name, image, dataformats="HWC"))
+
+    def write_text(self, place: Place, name: str, text: str) -> None:
+        """Add a text, which TensorBoard reads as Markdown."""
+        self._add(place, self._summaries.text(name, text))
+
+    def write_histogram(self, place: Place, name: str, values: Any) -> None:
+        """Add a histogram."""
+        self._add(place, self._summaries.histogram(name, values, bins="sturges"))
+
+    def write_curve(self, place: Place, name: str, labels: Any, scores: Any) -> None:
+        """Add a precision-recall curve."""
+        self._add(place, self._summaries.pr_curve(name, labels, scores))
+
+    def write_file(self, place: Place, name: str, path: Path) -> None:
+        """Add where the file lies."""
+        self._add(place, self._summaries.text(name, f"`{path}`"))
+
+    def finish(self, status: str) -> None:
+        """Write the hyper-parameters beside the final metrics, and how the run ended, and close the file."""
+        if self._file is not None and self._parameters:
+            file = EventFile(self._path / "hyper_parameters")
+            try:
+                for summary in self._summaries.hparams(dict(self._parameters), self._latest):
+                    file.add(summary)
+                for name, value in self._latest.items():
+                    file.add(self._summaries.scalar(name, value))
+            finally:
+                file.close()
+        self._close_file()
+
+    def _add(self, place: Place, *summaries: Any) -> None:
+        if self._file is None:
+            self._file = EventFile(self._path, purge=self._purge)
+            self._purge = None
+        for summary in summaries:
+            self._file.add(summary, place.step)
+        self._file.flush()
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            file, self._file = self._file, None
+            file.close()
+
+    def _note_other(self, run: Run) -> None:
+        if self._path != self.folder:
+            run.note(f"{self.folder} holds the curves of another run: those of this one are in {self._path}")
+
+
+def _summaries() -> Any:
+    require("tensorboard", "TensorBoard")  # torch's own sentence names no command
+    return require("torch.utils.tensorboard.summary", "TensorBoard")

@@ -1,0 +1,288 @@
+"""What every tracker does: it listens, and writes in a thread of its own."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+from uuid import uuid4
+
+from ...core.metrics.rates import Rates
+from ...events import (
+    CheckpointLoaded,
+    EpochStart,
+    Event,
+    Lane,
+    Log,
+    PredictEnd,
+    Run,
+    RunClosed,
+    TestEnd,
+    TrainStart,
+    ValidationEnd,
+)
+from ...events.payloads import LogCurve, LogFile, LogHistogram, LogImage, LogText
+from ...plugins import Plugin, on
+from .outbox import Outbox
+from .records import SAVED, Page, Place, Record, plain_values, record_of
+
+KINDS: Final = {LogImage: "image", LogText: "text", LogHistogram: "histogram", LogCurve: "curve", LogFile: "file"}
+NAMES: Final = {"scalars": "rows of metrics", "finish": "the ending", "hyper_parameters": "the hyper-parameters"}
+
+
+class Tracker(Plugin):
+    """Show a run on a page of its own: metrics, images, texts, histograms, curves, files and hyper-parameters.
+
+    The base of all trackers. Write a subclass for another: `open`, `finish`, and the `write_...` methods for what it
+    can show. All of these are called in one thread of the tracker, in the order in which things were logged, so the
+    training never waits for them. Records wait while there is an outage; those that were not written when the run has
+    ended are counted in a warning of its result. A resumed run continues the page that its checkpoint names: what the
+    checkpoint had waiting is written first, and what the page holds already is left out.
+
+    Attributes:
+        outages: errors after which the same record is written again, with pauses that grow up to 5 seconds; any other
+            error loses its record.
+        capacity: how many records may wait.
+        patience: at the end of a run, seconds without progress after which the rest is dropped.
+        is_local: whether it writes files of this machine: a checkpoint waits until everything is written, and nothing
+            of it is written again; others have what waits in the checkpoint.
+    """
+
+    policy = "observer"
+    draws = False
+    ranks = "main"
+    rehearses = False
+    outages: tuple[type[Exception], ...] = (OSError,)
+    capacity: int = 10_000
+    patience: float = 10.0
+    is_local: bool = False
+
+    def __init__(self) -> None:
+        self._outbox: Outbox | None = None
+        self._rates = Rates()
+        self._page_id: str | None = None
+        self._attempt, self._rollbacks = 1, 0
+        self._resumed_at: int | None = None
+        self._waiting: list[Record] = []  # of the checkpoint
+        self._held: Mapping[str, int] = {}  # what the page shows beyond the checkpoint: the last step of each name
+        self._held_rollbacks = 0
+        self._unknown: Counter[str] = Counter()
+
+    # What a subclass writes.
+
+    def prepare(self, run: Run) -> None:
+        """At `TrainStart`, in the loop's thread: look whether there can be a page, which needs a key or a folder."""
+
+    @abstractmethod
+    def open(self, page: Page) -> str:
+        """Begin a page, or continue the one that `page.id` names; return its id, which the checkpoints hold.
+
+        A checkpoint that was saved before the page was open names none: where `page.resumed_at` is not None, continue
+        a page of the same `page.training_id`, if there is one.
+        """
+
+    def last_steps(self) -> Mapping[str, int]:
+        """Return, of a page that a resumed run continues, the step that each metric was last written at.
+
+        A killed run may have written beyond its checkpoint. What is repeated up to there is left out. Empty where the
+        page is cut back to the checkpoint instead, or is new.
+        """
+        return {}
+
+    @abstractmethod
+    def write_scalars(self, place: Place, values: Mapping[str, float]) -> None:
+        """Write metrics; they may be infinite or NaN."""
+
+    def write_hyper_parameters(self, values: Mapping[str, Any]) -> None:
+        """Write the run's hyper-parameters: numbers, flags and strings. Called when a page is opened, or continued."""
+
+    def write_image(self, place: Place, name: str, image: Any) -> None:
+        """Write an image: bytes of shape (height, width, 3)."""
+
+    def write_text(self, place: Place, name: str, text: str) -> None:
+        """Write a text."""
+
+    def write_histogram(self, place: Place, name: str, values: Any) -> None:
+        """Write the distribution of an array of one dimension."""
+
+    def write_curve(self, place: Place, name: str, labels: Any, scores: Any) -> None:
+        """Write a precision-recall curve, from arrays of flags and of scores."""
+
+    def write_file(self, place: Place, name: str, path: Path) -> None:
+        """Keep a file."""
+
+    def roll_back(self, place: Place) -> None:
+        """Continue at an earlier step, `place.step`: the steps after it come again, and differ."""
+
+    @abstractmethod
+    def finish(self, status: str) -> None:
+        """Write how the run ended, and close the page.
+
+        Args:
+            status: `completed`, `stopped`, `preempted` (stopped since its machine is needed), `interrupted` or
+                `failed`.
+        """
+
+    # What it listens to.
+
+    def reset(self) -> None:
+        """Forget the former training: the new one has a page of its own."""
+        self._page_id, self._attempt, self._rollbacks, self._waiting = None, 1, 0, []
+        self._rates, self._resumed_at = Rates(), None
+
+    @on(TrainStart)
+    def begin(self, run: Run, event: TrainStart) -> None:
+        """Look whether there can be a page."""
+        self.prepare(run)
+
+    @on(CheckpointLoaded)
+    def note_load(self, run: Run, event: CheckpointLoaded) -> None:
+        """Note where the run continues, or goes back to; measure the throughput again from here."""
+        self._rates = Rates()
+        if self._outbox is None:
+            self._resumed_at = run.origin.steps
+        else:
+            self._rollbacks += 1
+            self._put(run, "roll_back", self._place(run))
+
+    @on(EpochStart)
+    def begin_epoch(self, run: Run, event: EpochStart) -> None:
+        """Open the page before the first epoch."""
+        self._ready(run)
+
+    @on(Log, lane=Lane.MEASURE, optional=True)
+    def measure(self, run: Run, event: Log) -> None:
+        """Add the throughput and the learning rate; in a replay, what the run measured is in the log already."""
+        if run.is_replay:
+            return
+        for name, rate in self._rates.read(run.progress, perf_counter()).items():
+            if name != "steps_per_second":
+                event.metrics.setdefault(f"train/{name}", rate)
+        for name, optimizer in run.optimizers.items():
+            rate = float(optimizer.param_groups[0]["lr"])
+            event.metrics.setdefault(f"train/{run.label('learning_rate', name)}", rate)
+
+    @on(Log, ValidationEnd, TestEnd, PredictEnd, lane=Lane.REPORT)
+    def write_metrics(self, run: Run, event: Log | ValidationEnd | TestEnd | PredictEnd) -> None:
+        """Write metrics at the current step."""
+        if event.metrics:
+            self._put(run, "scalars", self._place(run), {name: float(value) for name, value in event.metrics.items()})
+
+    @on(LogImage, LogText, LogHistogram, LogCurve, lane=Lane.REPORT, optional=True)
+    def write_payload(self, run: Run, event: LogImage | LogText | LogHistogram | LogCurve) -> None:
+        """Write what was logged besides numbers, or count what cannot be shown here."""
+        self._put_payload(run, event)
+
+    @on(LogFile, lane=Lane.REPORT, optional=True)
+    def keep_file(self, run: Run, event: LogFile) -> None:
+        """Keep a file, or count those that cannot be kept here."""
+        self._put_payload(run, event)
+
+    @on(RunClosed, lane=Lane.REPORT)
+    def end(self, run: Run, event: RunClosed) -> None:
+        """Write how the run ended, wait until everything is written, and say what is missing."""
+        if self._outbox is None and self._resumed_at is None:
+            return
+        outbox, asked = self._ready(run), run.control.stop_request
+        leaves = event.status == "stopped" and asked is not None and asked.required
+        self._close("preempted" if leaves else event.status)
+        if outbox.refused:
+            run.warn(f"{self.name} shows nothing of this run, since it could not open a page: {outbox.refused}.")
+        elif outbox.lost:
+            what = ", ".join(f"{NAMES.get(kind, kind)} ({count})" for kind, count in outbox.lost.items())
+            why = f": {outbox.error}" if outbox.error else f", since more than {self.capacity} records waited"
+            run.warn(f"{self.name} lost {what}{why}.")
+        for kind, count in self._unknown.items():
+            run.note(f"{self.name} cannot show what was logged as {kind} ({count} times)")
+        self._unknown.clear()
+
+    # State.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return which page this is, and what is not written on it yet."""
+        if self._outbox is not None and self.is_local:
+            self._outbox.drain()
+        waiting = self._waiting if self._outbox is None else self._outbox.waiting()
+        return {
+            "page": self._page_id,
+            "attempt": self._attempt,
+            "rollbacks": self._rollbacks,
+            "waiting": [each.as_plain() for each in waiting if each.kind in SAVED],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue the page; where the run goes back, the page is the same one and knows it."""
+        if self._outbox is None and state:
+            self._page_id, self._attempt = state["page"], state["attempt"]
+            self._rollbacks, self._waiting = state["rollbacks"], [record_of(each) for each in state["waiting"]]
+
+    def close(self) -> None:
+        """Close the page; where this was switched off in mid-run, as stopped."""
+        self._close("stopped")
+
+    # The records.
+
+    def _writes(self, kind: str) -> bool:
+        return getattr(type(self), f"write_{kind}") is not getattr(Tracker, f"write_{kind}")
+
+    def _place(self, run: Run) -> Place:
+        progress = run.progress
+        seconds = progress.seconds
+        return Place(progress.steps, progress.epoch, progress.samples, seconds, self._attempt, self._rollbacks)
+
+    def _put_payload(self, run: Run, event: Event) -> None:
+        kind = KINDS[type(event)]
+        if not self._writes(kind):
+            self._unknown[kind] += 1
+            return
+        self._put(run, kind, self._place(run), *vars(event).values())
+
+    def _put(self, run: Run, kind: str, *arguments: Any) -> None:
+        size = sum(getattr(each, "nbytes", 0) for each in arguments)
+        self._ready(run).put(Record(kind, arguments, size))
+
+    def _ready(self, run: Run) -> Outbox:
+        """Return the queue, with the page that it begins with."""
+        if self._outbox is None:
+            self._outbox = Outbox(self.name, self._write, self.outages, self.capacity, self.patience)
+            resumed_at, self._resumed_at = self._resumed_at, None
+            self._attempt += resumed_at is not None
+            self._held_rollbacks, self._held = self._rollbacks, {}
+            training_id = uuid4().hex if run.is_replay else run.training_id
+            page = Page(run.name, training_id, self._page_id, self._attempt, resumed_at)
+            self._outbox.put(Record("open", (page,)))
+            if run.hyper_parameters and self._writes("hyper_parameters"):
+                self._outbox.put(Record("hyper_parameters", (plain_values(run.hyper_parameters),)))
+            waiting, self._waiting = self._waiting, []
+            for record in waiting:
+                self._outbox.put(record)
+        return self._outbox
+
+    def _write(self, record: Record) -> None:
+        """Write a record; in the thread."""
+        if record.kind == "open":
+            (page,) = record.arguments
+            self._page_id = self.open(page)
+            self._held = {} if page.resumed_at is None else self.last_steps()
+        elif record.kind in ("finish", "roll_back"):
+            getattr(self, record.kind)(*record.arguments)
+        elif record.kind == "hyper_parameters":
+            self.write_hyper_parameters(*record.arguments)
+        elif record.kind == "scalars":
+            place, values = record.arguments
+            if new := {name: value for name, value in values.items() if not self._is_held(place, name)}:
+                self.write_scalars(place, new)
+        elif not self._is_held(*record.arguments[:2]):
+            getattr(self, f"write_{record.kind}")(*record.arguments)
+
+    def _is_held(self, place: Place, name: str) -> bool:
+        return place.step <= self._held.get(name, -1) and place.rollbacks <= self._held_rollbacks
+
+    def _close(self, status: str) -> None:
+        if self._outbox is not None:
+            outbox, self._outbox = self._outbox, None
+            outbox.put(Record("finish", (status,)))
+            outbox.close()
