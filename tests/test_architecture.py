@@ -71,6 +71,7 @@ LAYERS = [
     "builtin_callbacks.recorder",
     "builtin_callbacks.rules",
     "builtin_callbacks.ray",
+    "bridges.hosted",
     "testing.conformance",
     "testing.resume",
     "testing",
