@@ -71,6 +71,8 @@ LAYERS = [
     "builtin_callbacks.recorder",
     "builtin_callbacks.rules",
     "builtin_callbacks.ray",
+    "bridges",
+    "bridges.lightning",
     "testing.conformance",
     "testing.resume",
     "testing",
@@ -181,7 +183,7 @@ def test_a_verb_of_the_control_is_named_where_it_is_declared_described_and_used(
 
 
 def test_files_are_named_by_nouns() -> None:
-    assert gerunds() == {"early_stopping.py", "gradient_clipping.py", "training.py"}
+    assert gerunds() == {"early_stopping.py", "from_lightning.py", "gradient_clipping.py", "training.py"}
 
 
 def test_the_sources_use_the_words_of_pytorch_users() -> None:
