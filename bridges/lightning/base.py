@@ -26,7 +26,7 @@ class BridgedCallback(Plugin):
     """
 
     asks = ("stop",)
-    resume_ignores = ("callback",)
+    resume_ignores = ("callback", "is_epoch_end_due", "_work", "_unsaved", "_stops", "_has_begun", "_is_used")
 
     def __init__(self, callback: Any, flavour: Flavour) -> None:
         self.callback, self._flavour = callback, flavour

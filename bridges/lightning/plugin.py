@@ -29,6 +29,7 @@ class LightningCallback(EvaluationHooks):
         super().__init__(callback, flavour)
         self._has_begun = self._stops = False
         self._unsaved: Unsaved | None = None
+        self._ends_epochs = has(callback, flavour, "on_train_epoch_end")
         self._restarts_epoch = is_shipped(callback, flavour, "StochasticWeightAveraging")
 
     @on(ev.TrainStart, lane=Lane.REPORT)
@@ -101,7 +102,7 @@ class LightningCallback(EvaluationHooks):
     def note_epoch_end(self, run: Run, event: ev.EpochEnd) -> None:
         """Note that `on_train_epoch_end` is due, once a validation at the end of the epoch is done."""
         self._work_of(run).end_epoch()
-        self.is_epoch_end_due = True
+        self.is_epoch_end_due = self._ends_epochs
 
     @on(ev.SavePoint, ev.ShouldStop, optional=True)
     def end_epoch(self, run: Run, event: ev.SavePoint | ev.ShouldStop) -> None:
@@ -182,6 +183,6 @@ class LightningCallback(EvaluationHooks):
         self._has_begun = True
         self.callback.on_fit_start(work.trainer, work.module)
         self.callback.on_train_start(work.trainer, work.module)
-        stateful = ("state_dict", "on_save_checkpoint")
-        if not work.run.is_replay and not any(has(self.callback, self._flavour, each) for each in stateful):
-            self._unsaved = Unsaved(self.callback)
+        stateful = any(has(self.callback, self._flavour, each) for each in ("state_dict", "on_save_checkpoint"))
+        only_records = is_shipped(self.callback, self._flavour, "LearningRateMonitor")
+        self._unsaved = None if stateful or only_records or work.run.is_replay else Unsaved(self.callback)

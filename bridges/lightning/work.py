@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from ...core.system.errors import NotRecorded
 from ...events import Run
@@ -106,7 +108,7 @@ class Work:
 
     def attach(self, callback: Any) -> None:
         """Give a callback its `log` and `log_dict`."""
-        callback.log, callback.log_dict = self.log, self.log_dict
+        callback.log, callback.log_dict = partial(_log, ref(self)), partial(_log_dict, ref(self))
         self.users.append(callback)
 
     def detach(self, callback: Any) -> None:
@@ -144,11 +146,6 @@ class Work:
             )
         self.metrics.log(name, value, self.phase, 1.0 if batch_size is None else batch_size)
 
-    def log_dict(self, dictionary: Any, **options: Any) -> None:
-        """Log several values."""
-        for name, value in dictionary.items():
-            self.log(name, value, **options)
-
     def place(self, dataset: str, done: int) -> tuple[int, ...]:
         """Return the index of an evaluated batch in its set; of several sets also the index of the set.
 
@@ -165,8 +162,12 @@ class Work:
 
     def end_epoch(self) -> None:
         """An epoch has ended: step the schedulers that callbacks have added, once."""
-        if not self.between_epochs:
-            self.between_epochs = True
+        if self.between_epochs:
+            return
+        self.between_epochs = True
+        with warnings.catch_warnings():
+            if self.run.origin.steps:  # the optimizer's steps were taken before the resume: torch cannot know
+                warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
             for record in self.schedulers:
                 if record not in self._given and record.interval == "epoch":
                     record.scheduler.step()
@@ -176,7 +177,7 @@ class Work:
         own = [each for each in self.run.modules.values() if isinstance(each, self.flavour.module)]
         module = own[0] if own else view_class(self.flavour)(self.run.modules)
         module.trainer = self.trainer
-        module.log = lambda *args, **options: self.log(*args, **options)
+        module.log = partial(_log, ref(self))
         return module
 
     def _set_rank(self, rank: int) -> int:
@@ -185,6 +186,17 @@ class Work:
         before: int = decides.rank
         decides.rank = rank
         return before
+
+
+def _log(work: ref[Work], name: str, value: Any, **options: Any) -> None:
+    """Log a value; a function of a weak reference, as copies of a module or callback must not hold the run."""
+    if (living := work()) is not None:
+        living.log(name, value, **options)
+
+
+def _log_dict(work: ref[Work], dictionary: Mapping[str, Any], **options: Any) -> None:
+    for name, value in dictionary.items():
+        _log(work, name, value, **options)
 
 
 def _scheduler_records(work: Work) -> Iterator[Any]:
