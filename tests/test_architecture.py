@@ -72,7 +72,10 @@ LAYERS = [
     "builtin_callbacks.rules",
     "builtin_callbacks.trackers",
     "builtin_callbacks.ray",
+    "bridges",
     "bridges.hosted",
+    "bridges.ignite",
+    "bridges.lightning",
     "testing.conformance",
     "testing.resume",
     "testing",
@@ -184,7 +187,7 @@ def test_a_verb_of_the_control_is_named_where_it_is_declared_described_and_used(
 
 
 def test_files_are_named_by_nouns() -> None:
-    assert gerunds() == {"early_stopping.py", "gradient_clipping.py", "training.py"}
+    assert gerunds() == {"early_stopping.py", "from_lightning.py", "gradient_clipping.py", "training.py"}
 
 
 def test_the_sources_use_the_words_of_pytorch_users() -> None:
