@@ -6,7 +6,10 @@ import sys
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
+
+from ...core.system.extras import require
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -104,3 +107,19 @@ def logger_class(flavour: Flavour) -> Any:
             )
 
     return RunLogger
+
+
+def installed(purpose: str) -> Flavour:
+    """Return the package that the program uses; of both or neither, the first that is installed.
+
+    Args:
+        purpose: what needs it, for the error message.
+
+    Raises:
+        ImportError: none is installed; the message gives the command that installs it.
+    """
+    for package in (*(each for each in PACKAGES if each in sys.modules), *PACKAGES):
+        if package in sys.modules or find_spec(package.partition(".")[0]) is not None:
+            return Flavour(package)
+    require(PACKAGES[0], purpose, extra="lightning")
+    raise AssertionError("it is not there to be imported")

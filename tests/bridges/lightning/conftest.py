@@ -49,7 +49,7 @@ def lightning_fit() -> Callable[..., Any]:
             warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)
             warnings.filterwarnings("ignore", ".*GPU available")
             trainer = pl.Trainer(callbacks=callbacks, **{**quiet, **options})
-            loaders = [DataLoader(kit.class_batches(n), batch_size=None) for n in (train, 1)]  # type: ignore[arg-type]
+            loaders: list[Any] = [DataLoader(kit.class_batches(n), batch_size=None) for n in (train, 1)]  # type: ignore[arg-type]
             trainer.fit(module or Classifier(), *loaders)
         return trainer
 
