@@ -456,3 +456,23 @@ def test_validations_and_saves_are_asked_for_at_the_end_unless_that_is_switched_
 )
 def test_how_often_it_would_ask(schedule: Any, expected: dict[str, int]) -> None:
     assert schedule.forecast({"steps": 1000, "epochs": 10}) == expected
+
+
+def test_without_validation_data_a_schedule_refuses_or_notes_it(task: Make, batches: Make, sgd: Any) -> None:
+    with pytest.raises(ValueError, match=r"'validation_schedule' would never act, there is no validation data: pass"):
+        Trainer([ValidationSchedule(epochs=1)], device="cpu").fit(task(), batches(2), optimizer=sgd, epochs=1)
+    trainer = Trainer([ValidationSchedule(epochs=1, at_start=True, required=False)], device="cpu")
+    result = trainer.fit(task(), batches(2), optimizer=sgd, epochs=1)
+    assert (list(result.history), result.warnings) == ([], ())
+    assert result.notes == ("nothing is validated, as fit was given no validation data",)
+    result = trainer.fit(task(), batches(2), validation=batches(1), optimizer=sgd, epochs=1)
+    assert (result.progress.validations, result.notes) == (2, ())
+
+
+def test_required_is_a_flag_of_validations_only() -> None:
+    with pytest.raises(TypeError, match="required is True or False, got 1"):
+        ValidationSchedule(epochs=1, required=1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="LogSchedule has no argument 'required'"):
+        LogSchedule(epochs=1, required=False)
+    with pytest.raises(TypeError, match=r"no argument 'requird'\. Did you mean 'required'"):
+        ValidationSchedule(epochs=1, requird=False)
