@@ -18,7 +18,7 @@ from heliograph.builtin_callbacks.rules import command as rules
 from heliograph.core.system.extras import ROOT, printable, version
 from heliograph.events import CATALOGUE
 from heliograph.plugins.discovery import NOT_INSTALLED, Discovered, discover
-from heliograph.plugins.environment import VARIABLE
+from heliograph.plugins.environment import OF_RUN
 from heliograph.plugins.installed import OWN, states_of
 from heliograph.testing import command as verify_resume
 
@@ -145,10 +145,9 @@ def _positive(text: str) -> int:
 
 def _become(script: Path, arguments: Sequence[str], off: Sequence[str], added: Sequence[str]) -> NoReturn:
     """Replace this process by one that runs a program, so that signals and the exit status are the program's own."""
-    former = [os.environ[VARIABLE]] if os.environ.get(VARIABLE) else []
-    words = [*former, *(f"-{name}" for name in off), *(f"+{name}" for name in added)]
+    words = [*(f"-{name}" for name in off), *(f"+{name}" for name in added)]
     sys.stdout.flush()
-    environment = {**os.environ, VARIABLE: ",".join(words)}
+    environment = {**os.environ, OF_RUN: ",".join(words)}
     os.execve(sys.executable, [sys.executable, str(script), *arguments], environment)  # noqa: S606  # no shell is meant
 
 
