@@ -12,7 +12,7 @@ from ..builtin_callbacks.early_stopping import EarlyStopping
 from ..builtin_callbacks.progress_bar import ProgressBar
 from ..builtin_callbacks.rng_capture import RNGCapture
 from ..builtin_callbacks.schedules import LogSchedule, ValidationSchedule
-from ..builtin_callbacks.tensorboard import TensorBoard
+from ..builtin_callbacks.trackers.tensorboard import TensorBoard
 from ..events.checks import known_names
 from ..plugins.entry import make_entry
 from ..plugins.filters import Every, Filter
