@@ -80,6 +80,7 @@ LAYERS = [
     "testing.conformance",
     "testing.resume",
     "testing",
+    "publishing",
     "demo",
     "__main__",
 ]
