@@ -169,6 +169,7 @@ class ValidationSchedule(Schedule):
 
     asks = ("validation",)
     verb = "validates"
+    resume_ignores = ("required", "needs")
     options = (*Schedule.options, "required")
 
     def __init__(

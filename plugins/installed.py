@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from .discovery import Discovered, find
 from .marks import marked_methods
@@ -83,7 +84,7 @@ def _imported(plugin: Discovered) -> State:
     return State("available", what, tuple(sorted({event.name for _, mark in marks for event in mark.events})))
 
 
-def _misfit(kind: type) -> str:
+def _misfit(kind: Any) -> str:
     """Return why objects of a class could not be registered, as far as that is seen without making one."""
     from .entry import make_entry
 

@@ -166,7 +166,8 @@ class Checkpoint(Plugin):
         self.batch_change, self.sharded, self.background = batch_change, sharded, background
         self.restore_attributes, self.weights_only = restore_attributes, weights_only
         self.on_existing: OnExisting = on_existing
-        self.monitor = None if monitor is None else Monitor(monitor, mode, required=monitor_required)
+        self.monitor = None if monitor is None else Monitor(monitor, mode)
+        self.monitor_required = monitor_required
         ignores = (Log, ValidationEnd) if self.monitor is None else self.monitor.ignores
         self._requests = SaveRequests(every)
         self.every = self._requests.every
@@ -228,10 +229,10 @@ class Checkpoint(Plugin):
         self._last, self._value, self._value_at, self._saved, self._training = None, None, -1, Saved(), None
         self._file_names.begin()
         self._requests.begin(run)
-        if self.monitor is not None:
+        if self.monitor is not None and not self.monitor_required and not self.monitor.can_come(run):
+            run.note("no checkpoint is kept as the best, as fit was given no validation data: only the newest are")
+        elif self.monitor is not None:
             self.monitor.check_measured(run)
-            if not self.monitor.can_come(run):
-                run.note("no checkpoint is kept as the best, as fit was given no validation data: only the newest are")
         others = full_ones(run, Checkpoint) if self.weights_only else []
         if self.weights_only:
             warn_at_start(run, self.name, is_alone=not others)

@@ -22,15 +22,12 @@ class Monitor:
         name: such as `validation/loss`.
         mode: `min` or `max`; None is `min` for a name that ends in `loss` or `error`.
         min_delta: improvements up to this, in the metric's units, do not count.
-        required: whether a run without validation data is an error, where the metric is one of a validation.
 
     Raises:
         ValueError: an argument is out of its range.
     """
 
-    def __init__(
-        self, name: str, mode: Literal["min", "max"] | None, min_delta: float = 0.0, *, required: bool = True
-    ) -> None:
+    def __init__(self, name: str, mode: Literal["min", "max"] | None, min_delta: float = 0.0) -> None:
         check_number("min_delta", min_delta, at_least=0)
         if not isinstance(name, str) or "/" not in name:
             raise ValueError(f"A metric is named <split>/<name>, as in 'validation/loss', got {name!r}.")
@@ -39,7 +36,7 @@ class Monitor:
         mode = "min" if mode is None and name.endswith(("loss", "error")) else mode
         if mode not in ("min", "max"):
             raise ValueError(f"Which way is {name!r} better? mode is 'min' (smaller is better) or 'max', got {mode!r}.")
-        self.name, self.mode, self.min_delta, self.required = name, mode, min_delta, required
+        self.name, self.mode, self.min_delta = name, mode, min_delta
         self.split = name.split("/")[0]
         self._readings = self._misses = 0
 
@@ -57,8 +54,6 @@ class Monitor:
         if self.split != "validation":
             return
         if not self.can_come(run):
-            if not self.required:
-                return
             raise ValueError(f"{self.name!r} is monitored, but there is no validation data: pass validation= to fit.")
         if run.is_replay or _others_add_metrics(run):
             return

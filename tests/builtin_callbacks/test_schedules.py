@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import heliograph.events.progress as progress_module
@@ -14,6 +15,7 @@ from heliograph import (
     BatchEnd,
     BatchStart,
     Between,
+    Checkpoint,
     EpochEnd,
     Every,
     GradientAccumulation,
@@ -21,6 +23,7 @@ from heliograph import (
     LogSchedule,
     Once,
     Plugin,
+    RNGCapture,
     Run,
     SavePoint,
     SaveSchedule,
@@ -476,3 +479,15 @@ def test_required_is_a_flag_of_validations_only() -> None:
         LogSchedule(epochs=1, required=False)
     with pytest.raises(TypeError, match=r"no argument 'requird'\. Did you mean 'required'"):
         ValidationSchedule(epochs=1, requird=False)
+
+
+def test_whether_data_are_required_may_change_at_a_resume(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    def train(epochs: int, **options: Any) -> Any:
+        schedule = ValidationSchedule(epochs=1, **options)
+        save = Checkpoint(tmp_path, every=Every(epochs=1), resume="auto")
+        trainer = Trainer([RNGCapture(1), schedule, save], device="cpu")
+        return trainer.fit(task(), batches(3), validation=batches(1), optimizer=sgd, epochs=epochs)
+
+    train(1)
+    result = train(2, required=False)
+    assert (result.resume.guarantee, result.resume.reasons) == ("exact", ())
