@@ -139,9 +139,15 @@ def _stops(given: Options) -> tuple[str, Any]:
 
 
 def _saves(given: Options) -> tuple[str, Any]:
-    best: dict[str, Any] = {"keep_best": given.keep_best, "monitor": given.monitor, "mode": given.mode}
-    best = {**best, "monitor_required": False} if given.keep_best else {}
-    plugin = Checkpoint(given.folder, every=given.every, keep_last=given.keep_last, resume=given.resume, **best)
+    best: dict[str, Any] = {"monitor": given.monitor, "mode": given.mode, "monitor_required": False}
+    plugin = Checkpoint(
+        given.folder,
+        every=given.every,
+        keep_last=given.keep_last,
+        keep_best=given.keep_best,
+        resume=given.resume,
+        **(best if given.keep_best else {}),
+    )
     kept = "all" if given.keep_last is None else f"the last {given.keep_last}"
     kept += f" and the best {given.keep_best} by the {given.way} {given.monitor}" if given.keep_best else ""
     begins = {None: "starts fresh", "auto": "continues from the newest, if there is one"}

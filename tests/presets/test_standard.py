@@ -193,6 +193,7 @@ def test_left_out_by_name(tmp_path: Path) -> None:
         ([Checkpoint(".")], {"resume": "auto"}, ValueError, "resume='auto' would have no effect"),
         ([], {"patience": 3, "without": ("early_stopping",)}, ValueError, "patience=3 would have no effect"),
         ([], {"monitor": "validation/error", "keep_best": 0}, ValueError, "it is for early_stopping and checkpoint"),
+        ([], {"keep_best": None}, ValueError, "keep_best must be a whole number, at least 0; got None"),
         ([], {"log_every": 0}, ValueError, "must be a whole number, at least 1; got 0"),
         ([], {"every": 500}, TypeError, "takes an interval.* or a filter, .*; got 500"),
         ([], {"monitor": "validation/accuracy"}, ValueError, "Which way is 'validation/accuracy' better"),
