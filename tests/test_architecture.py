@@ -76,9 +76,11 @@ LAYERS = [
     "bridges.hosted",
     "bridges.ignite",
     "bridges.lightning",
+    "presets",
     "testing.conformance",
     "testing.resume",
     "testing",
+    "publishing",
     "demo",
     "__main__",
 ]
@@ -102,7 +104,7 @@ PUBLIC = """
     TrainingError ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd ValidationSchedule
     ValidationStart accuracy choose_engine find_batch_size launch load_weights on open_study ray
     read_prediction_batches read_predictions register_function register_metric register_mover register_operation
-    replay warmup_cosine warmup_linear
+    replay standard warmup_cosine warmup_linear
 """
 
 
