@@ -115,8 +115,8 @@ def _emit(run: Run, event: Event) -> None:
 def _array(verb: str, values: Any) -> np.ndarray[Any, Any]:
     if isinstance(values, Tensor):
         values = values.detach().cpu()
-        return (values.float() if values.dtype == bfloat16 else values).numpy().copy()  # NumPy has no bfloat16
-    found = np.array(values)  # a copy: the original may change before it is written
+        values = (values.float() if values.dtype == bfloat16 else values).numpy()  # NumPy has no bfloat16
+    found: np.ndarray[Any, Any] = np.array(values)  # a copy: the original may change before it is written
     if found.dtype.kind not in "biuf":
         raise TypeError(f"{verb} takes a tensor or an array of numbers, got {type(values).__name__}.")
     return found

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import re
+import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from copy import deepcopy
@@ -13,6 +16,7 @@ from typing import Any
 import heliograph.builtin_callbacks.trackers.tensorboard as module
 import heliograph.builtin_callbacks.trackers.tracker as base
 import pytest
+import torch
 from heliograph import (
     At,
     BatchEnd,
@@ -26,23 +30,18 @@ from heliograph import (
     Run,
     SavePoint,
     SaveSchedule,
+    StepEnd,
     TensorBoard,
     Trainer,
     TrainStart,
     ValidationSchedule,
     replay,
 )
+from heliograph.builtin_callbacks.trackers.tensorboard_file import EventFile
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
-from tensorboard.summary.writer import event_file_writer  # type: ignore[import-untyped]
 from torch.optim.lr_scheduler import StepLR
 
 Make = Callable[..., Any]
-
-
-@pytest.fixture(autouse=True)
-def _numbers_of_one_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of one second are read in the order of their names, and these end with a counter."""
-    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(100))
 
 
 def scalars(folder: Path) -> dict[str, Any]:
@@ -323,3 +322,91 @@ def test_a_replay_draws_what_was_logged(task: Make, batches: Make, sgd: Any, tmp
     curves = scalars(tmp_path / "again")
     assert [step for step, _ in curves["train/loss"]] == [2, 4]
     assert curves == (scalars(tmp_path / "live") if measured else {"train/loss": curves["train/loss"]})
+
+
+def test_images_texts_histograms_curves_and_files(task: Make, batches: Make, sgd: Any, tmp_path: Path) -> None:
+    def show(run: Run, event: StepEnd) -> None:
+        run.log_image("pixels", torch.zeros(3, 2, 4))
+        run.log_text("words", "some *words*")
+        run.log_histogram("weights", torch.arange(9.0))
+        run.log_curve("curve", [0, 1], [0.2, 0.7])
+        run.log_file("notes", tmp_path / "notes.txt")
+
+    (tmp_path / "notes.txt").touch()
+    trainer = Trainer([LogSchedule(Every(steps=1)), TensorBoard(tmp_path / "board")], device="cpu")
+    trainer.bus.on(StepEnd, show)
+    result = trainer.fit(task(), batches(2), optimizer=sgd, epochs=1)
+    reader = EventAccumulator(str(tmp_path / "board"))
+    reader.Reload()
+
+    assert (result.warnings, result.notes) == ((), ())
+    images = [(each.step, each.width, each.height) for each in reader.Images("pixels")]
+    assert images == [(1, 4, 2), (2, 4, 2)]
+    histogram = reader.Histograms("weights")[0].histogram_value
+    assert (histogram.min, histogram.max, histogram.num) == (0.0, 8.0, 9.0)
+    texts = {name: reader.Tensors(f"{name}/text_summary")[0].tensor_proto.string_val[0] for name in ("words", "notes")}
+    assert texts == {"words": b"some *words*", "notes": f"`{tmp_path / 'notes.txt'}`".encode()}
+    assert [each.step for each in reader.Tensors("curve")] == [1, 2]
+
+
+def test_a_full_disk_loses_curves_and_nothing_else(
+    task: Make,
+    batches: Make,
+    sgd: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    write, left = EventFile.add, [3]
+
+    def add(self: EventFile, summary: Any, step: int = 0) -> None:
+        left[0] -= 1
+        if -3 <= left[0] < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(self, summary, step)
+
+    monkeypatch.setattr(EventFile, "add", add)
+    trainer = Trainer([LogSchedule(Every(steps=1)), TensorBoard(tmp_path)], device="cpu")
+    result = trainer.fit(task(), batches(8), optimizer=sgd, epochs=1)
+
+    assert (result.status, result.plugin_errors) == ("completed", {})
+    (warning,) = result.warnings
+    assert re.fullmatch(
+        r"tensorboard lost rows of metrics \(\d\): OSError: \[Errno 28\] No space left on device\.", warning
+    )
+    assert steps(tmp_path, "train/loss")[0] == 1
+    assert steps(tmp_path, "train/loss")[-1] == 8
+    assert "Traceback" not in capfd.readouterr().err
+
+
+TRAINING = """
+import os, signal, sys
+import torch
+from heliograph import *
+
+torch.manual_seed(0)
+batches = [(torch.randn(4, 3), torch.randn(4, 1)) for _ in range(4)]
+
+def kill(run, event):
+    if len(sys.argv) > 2 and run.progress.steps == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+folder = sys.argv[1]
+plugins = [RNGCapture(), LogSchedule(steps=1), TensorBoard(folder + "/board")]
+plugins.append(Checkpoint(folder + "/saves", every=Every(steps=3), resume="auto"))
+trainer = Trainer(plugins, device="cpu")
+trainer.bus.on(BatchEnd, kill)
+task = Supervised(torch.nn.Linear(3, 1), torch.nn.functional.mse_loss)
+print(trainer.fit(task, batches, optimizer=torch.optim.SGD, epochs=2).warnings)
+"""
+
+
+def test_after_a_sigkill_every_step_is_there_once(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINING)
+    command = [sys.executable, str(tmp_path / "train.py"), str(tmp_path)]
+    killed = subprocess.run([*command, "5"], capture_output=True, text=True, timeout=120)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    resumed = subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+    assert (resumed.returncode, resumed.stdout) == (0, "()\n"), resumed.stderr
+    assert steps(tmp_path / "board", "train/loss") == [1, 2, 3, 4, 5, 6, 7, 8]

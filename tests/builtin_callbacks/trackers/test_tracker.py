@@ -307,7 +307,10 @@ def test_images_texts_and_what_a_tracker_cannot_show(task: Make, batches: Make, 
         run.log_text("words", "as they are")
         run.log_histogram("weights", torch.ones(2, 2))
 
-    result = fit([tracker], task(), batches(2), sgd, lambda trainer: trainer.bus.on(StepEnd, show) and None)
+    def listen(trainer: Trainer) -> None:
+        trainer.bus.on(StepEnd, show)
+
+    result = fit([tracker], task(), batches(2), sgd, listen)
 
     rows = tracker.store["page-0"]["rows"]
     images = [row[1:] for row in rows if row[0] == "image"]
