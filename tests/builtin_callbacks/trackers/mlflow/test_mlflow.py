@@ -18,6 +18,7 @@ import mlflow
 import numpy as np
 import pytest
 import torch
+from heliograph.testing import check_tracker
 from heliograph.tests import kit
 from heliograph.tests.builtin_callbacks.trackers.attempts import Die, Noisy, killed, spoiled, train
 from heliograph.tests.kit import class_batches
@@ -42,7 +43,6 @@ def uri(empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     """Return the address of a database; artifacts lie in the current folder."""
     shutil.copy(empty, tmp_path / "runs.db")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
     with kit.kept_generators():
         yield f"sqlite:///{tmp_path / 'runs.db'}"
 
@@ -69,6 +69,34 @@ def curve(uri: str, name: str = "train/loss") -> list[tuple[int, float]]:
     """Return the steps and values of a metric, in the order in which they came."""
     history = MlflowClient(uri).get_metric_history(run_of(uri).info.run_id, name)
     return [(each.step, each.value) for each in sorted(history, key=lambda each: each.timestamp)]
+
+
+def points(uri: str) -> dict[str, list[tuple[int, float]]]:
+    return {name: curve(uri, name) for name in run_of(uri).data.metrics if name != "rollbacks"}
+
+
+def test_what_every_tracker_promises(empty: Path, uri: str) -> None:
+    def address(folder: Path) -> str:
+        path = folder / "runs.db"
+        if not path.exists():
+            shutil.copy(empty, path)
+        return f"sqlite:///{path}"
+
+    def status(folder: Path) -> str:
+        run = run_of(address(folder))
+        return f"{run.info.status} {run.data.tags['heliograph.status']}"
+
+    check_tracker(
+        lambda folder: h.MLflow("digits", address(folder)),
+        lambda folder: points(address(folder)),
+        read_status=status,
+        statuses={
+            "completed": "FINISHED completed",
+            "stopped": "FINISHED stopped",
+            "preempted": "KILLED preempted",
+            "failed": "FAILED failed",
+        },
+    )
 
 
 def test_a_run(uri: str) -> None:
