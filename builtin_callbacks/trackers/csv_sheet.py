@@ -47,7 +47,11 @@ class Sheet:
         """Write further values into the last row, or others in the place of its own."""
         self._widen(values)
         row = self.last | values
-        self._write(self._last_at, self._line(row))
+        line = self._line(row)
+        if len(line) < self._end - self._last_at:  # another value, with fewer digits
+            self._rewrite(self.columns, [*self._rows()[:-1], row])
+        else:
+            self._write(self._last_at, line)
         self.last = row
 
     def keep(self, is_kept: Callable[[Row], bool]) -> None:
@@ -88,26 +92,20 @@ class Sheet:
         return _joined(row.get(name, "") for name in self.columns)
 
     def _write(self, at: int, line: bytes) -> None:
-        """Write the last line; where it cannot be written whole, leave the file as it was."""
-        former = self._read(at)
+        """Write the last line, which is not shorter than before; where that fails, leave the file as it was."""
+        former = b"" if at == self._end else os.pread(self._file.fileno(), self._end - at, at)
         try:
             self._put(at, line)
         except OSError:
             self._put(at, former)
             self._file.truncate(at + len(former))
             raise
-        self._file.truncate(at + len(line))
         self._last_at, self._end = at, at + len(line)
 
-    def _read(self, at: int) -> bytes:
-        self._file.seek(at)
-        return self._file.read()
-
     def _put(self, at: int, line: bytes) -> None:
-        self._file.seek(at)
         written = 0
         while written < len(line):
-            written += self._file.write(line[written:])
+            written += os.pwrite(self._file.fileno(), line[written:], at + written)
 
 
 def last_row(path: Path) -> Row:

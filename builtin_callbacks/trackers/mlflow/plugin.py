@@ -70,10 +70,16 @@ class MLflow(Tracker):
         """Say where the run is shown."""
         return f"logs to the experiment {self.experiment} of MLflow"
 
-    def open(self, page: Page) -> str:
-        """Begin a run, or continue one."""
+    def prepare(self, run: Run) -> None:
+        """Make the client before the training, which takes seconds where the address is one of a database."""
         self._settings.apply()
         self._client = ask(self._mlflow.MlflowClient, self.uri)
+
+    def open(self, page: Page) -> str:
+        """Begin a run, or continue one."""
+        if self._client is None:
+            self._settings.apply()
+            self._client = ask(self._mlflow.MlflowClient, self.uri)
         self._history = History()
         experiment = self._experiment_id()
         run = self._find(page, experiment)
@@ -155,6 +161,7 @@ class MLflow(Tracker):
     def close(self) -> None:
         """Close the run, and take the settings of MLflow back."""
         super().close()
+        self._client = None
         self._settings.take_back()
 
     def _experiment_id(self) -> str:
