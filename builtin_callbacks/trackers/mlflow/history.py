@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from time import time
 from typing import Any, Final
 
@@ -11,6 +12,8 @@ from ..records import Place
 from .requests import ask
 
 ROLL_BACK: Final = "heliograph.roll_back."
+LOGGED_IMAGES: Final = "mlflow.loggedImages"
+IMAGE: Final = re.compile(r"images/(.+)\+step\+(\d+)\+timestamp\+(\d+)\+.+\.png")
 NOTHING: Final = -1
 
 
@@ -37,14 +40,16 @@ class History:
             for metric in ask(client.get_metric_history, run.info.run_id, name):
                 history.add(name, bisect_left(turns, metric.timestamp), metric.step)
                 history._latest = max(history._latest, metric.timestamp)
+        for name, step, moment in _images(client, run) if LOGGED_IMAGES in run.data.tags else ():
+            history.add(name, bisect_left(turns, moment), step)
         return history
 
     def holds(self, name: str, place: Place) -> bool:
-        """Return whether a metric is there for a step."""
+        """Return whether a metric, or an image of an `image_name`, is there for a step."""
         return place.step <= self._reached.get((name, place.rollbacks), NOTHING)
 
     def add(self, name: str, rollbacks: int, step: int) -> None:
-        """Note that a metric is there."""
+        """Note that it is there."""
         self._reached[name, rollbacks] = max(step, self._reached.get((name, rollbacks), NOTHING))
 
     def time_of(self, place: Place) -> int:
@@ -61,3 +66,15 @@ class History:
         self._began = time() - place.seconds
         key = f"{ROLL_BACK}{place.rollbacks}"
         return {} if key in tags else {key: f"{self.time_of(place)} to step {place.step}"}
+
+
+def image_name(key: str) -> str:
+    """Return the name of an image in the history, apart from those of metrics."""
+    return f"image {key.replace('/', '~')}"
+
+
+def _images(client: Any, run: Any) -> Iterator[tuple[str, int, int]]:
+    """Yield of each image its name, step and time, which are in the name of its file."""
+    for each in ask(client.list_artifacts, run.info.run_id, "images"):
+        if (found := IMAGE.fullmatch(each.path)) is not None:
+            yield image_name(found[1]), int(found[2]), int(found[3])

@@ -13,7 +13,7 @@ from ....events import Lane, Run, RunClosed
 from ....plugins import on
 from ..records import Page, Place
 from ..tracker import Tracker
-from .history import History
+from .history import History, image_name
 from .names import Names, allowed
 from .requests import METRICS_PER_REQUEST, OTHERS_PER_REQUEST, Settings, ask, chunks
 
@@ -128,9 +128,11 @@ class MLflow(Tracker):
         self._remark_names(names)
 
     def write_image(self, place: Place, name: str, image: Any) -> None:
-        """Add an image to those of its name."""
-        key, time = UNKNOWN_IN_IMAGES.sub("_", name), self._history.time_of(place)
-        ask(self._client.log_image, self._run_id, image, key=key, step=place.step, timestamp=time, synchronous=True)
+        """Add an image to those of its name, but for one that a former attempt has added."""
+        key = UNKNOWN_IN_IMAGES.sub("_", name)
+        if not self._history.holds(image_name(key), place):
+            time = self._history.time_of(place)
+            ask(self._client.log_image, self._run_id, image, key=key, step=place.step, timestamp=time, synchronous=True)
 
     def write_text(self, place: Place, name: str, text: str) -> None:
         """Keep a text as `<name>/<step>.txt` among the artifacts."""

@@ -30,6 +30,15 @@ class Noisy(h.Plugin):
             event.metrics.update(self.metrics)
 
 
+class Show(h.Plugin):
+    """Shows more than numbers."""
+
+    @h.on(h.StepEnd)
+    def show(self, run: h.Run, event: h.StepEnd) -> None:
+        run.log_image("it/sees", torch.ones(3, 2, 4))
+        run.log_text("says", f"step {run.progress.steps}")
+
+
 class Die(h.Plugin):
     """Kills the process at a step, when its tracker has written what was logged, after so many loads of checkpoints."""
 

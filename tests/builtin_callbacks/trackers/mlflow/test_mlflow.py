@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import random
+import re
 import shutil
 import sqlite3
 import sys
@@ -20,7 +21,7 @@ import pytest
 import torch
 from heliograph.testing import check_tracker
 from heliograph.tests import kit
-from heliograph.tests.builtin_callbacks.trackers.attempts import Die, Noisy, killed, spoiled, train
+from heliograph.tests.builtin_callbacks.trackers.attempts import Die, Noisy, Show, killed, spoiled, train
 from heliograph.tests.kit import class_batches
 from mlflow import MlflowClient
 from mlflow.entities import Run
@@ -255,7 +256,7 @@ def test_a_killed_run_is_resumed_with_every_step_once(uri: str, tmp_path: Path) 
 
     def attempt(uri: str, folder: str, rate: float, die: int | None = None) -> h.RunResult:
         tracker = h.MLflow("digits", uri)
-        plugins: list[Any] = [h.ValidationSchedule(h.Every(steps=2)), Noisy(**{"at@once": 1.0})]
+        plugins: list[Any] = [h.ValidationSchedule(h.Every(steps=2)), Noisy(**{"at@once": 1.0}), Show()]
         plugins += [] if die is None else [Die(tracker, die, loads=int(die > 3))]
         options = {"validation": class_batches(1), "hyper_parameters": {"rate": rate, "depth": 2}}
         return train(tmp_path / folder, tracker, *plugins, steps=7, **options)
@@ -272,6 +273,13 @@ def test_a_killed_run_is_resumed_with_every_step_once(uri: str, tmp_path: Path) 
     for name in ("train/loss", "validation/loss", "at_once"):
         assert curve(uri, name) == curve(f"sqlite:///{whole}", name)
     assert [step for step, _ in curve(uri)] == [1, 2, 3, 4, 5, 6, 7]
+    client = MlflowClient(uri)
+    images = [
+        re.fullmatch(r"images/it~sees\+step\+(\d)\+.+\.png", each.path)
+        for each in client.list_artifacts(run.info.run_id, "images")
+    ]
+    assert sorted(each[1] for each in images if each) == list("1234567")
+    assert len(client.list_artifacts(run.info.run_id, "says")) == 7
     assert run.data.params == {"rate": "0.1", "depth": "2", "rate.2": "0.2"}
     assert run.data.tags["heliograph.status"] == "completed"
     assert run.data.tags["heliograph.attempt.2"].startswith("resumed at step ")

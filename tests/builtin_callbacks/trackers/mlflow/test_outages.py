@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from heliograph.tests import kit
+from heliograph.tests.builtin_callbacks.trackers.attempts import Show
 from heliograph.tests.builtin_callbacks.trackers.mlflow.server import Server, free_port
 from heliograph.tests.kit import class_batches
 from mlflow import MlflowClient
@@ -36,15 +37,6 @@ class Script(h.Plugin):
             action()
         inputs, targets = run.batch
         run.batch = (inputs + random.random() + float(np.random.rand()) + torch.rand(()), targets)
-
-
-class Show(h.Plugin):
-    """Shows more than numbers."""
-
-    @h.on(h.StepEnd)
-    def show(self, run: h.Run, event: h.StepEnd) -> None:
-        run.log_image("sees", torch.ones(3, 2, 4))
-        run.log_text("says", f"step {run.progress.steps}")
 
 
 class Noticed(logging.Handler):
