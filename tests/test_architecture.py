@@ -73,6 +73,7 @@ LAYERS = [
     "builtin_callbacks.trackers",
     "builtin_callbacks.trackers.mlflow",
     "builtin_callbacks.ray",
+    "bridges.hosted",
     "testing.conformance",
     "testing.resume",
     "testing",
