@@ -27,7 +27,7 @@ class History:
     def __init__(self) -> None:
         self._reached: dict[tuple[str, int], int] = {}
         self._latest = 0  # milliseconds
-        self._place: Place | None = None
+        self._times: dict[int, tuple[Place, int]] = {}  # of what is being sent, by identity
         self._began: float | None = None
 
     @classmethod
@@ -54,12 +54,16 @@ class History:
 
     def time_of(self, place: Place) -> int:
         """Return the time of a place, in milliseconds since 1970: when it was, not when it is written."""
-        if place is not self._place:
+        if id(place) not in self._times:
             if self._began is None:
                 self._began = time() - place.seconds
-            self._place = place
             self._latest = max(self._latest + 1, int(1000 * (self._began + place.seconds)))
-        return self._latest
+            self._times[id(place)] = place, self._latest
+        return self._times[id(place)][1]
+
+    def note_sent(self) -> None:
+        """Note that MLflow has what was sent: the same will not be sent again."""
+        self._times.clear()
 
     def turn(self, place: Place, tags: Mapping[str, str]) -> dict[str, str]:
         """Return the tag of a roll back, which a run has once, however often that is repeated after a resume."""

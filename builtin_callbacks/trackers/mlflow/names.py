@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from ..records import Place
+
 LONGEST: Final = 200  # MLflow takes 250, for tags with a prefix, too
 TAG: Final = "heliograph.{kind}."
 
@@ -56,3 +58,19 @@ def allowed(name: str) -> str:
     """Return a name with other characters for those that MLflow refuses."""
     text = posixpath.normpath(re.sub(r"[^/\w.\- :]", "_", name)).lstrip("/.")
     return text[:LONGEST] or "_"
+
+
+def next_version(name: str, text: str, held: Mapping[str, str]) -> str | None:
+    """Return the name for a value: `lr`, or `lr.2` and so on where it has had others; None where it is there."""
+    shown, number = name, 1
+    latest = None
+    while shown in held:
+        latest, number = held[shown], number + 1
+        shown = f"{name}.{number}"
+    return None if latest == text else shown
+
+
+def folder_of(name: str, place: Place) -> str:
+    """Return where among the artifacts something is kept: its name and step, below the folder that it is in."""
+    again = f"_roll_back_{place.rollbacks}" if place.rollbacks else ""
+    return posixpath.join(allowed(name), f"step_{place.step}{again}")

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from ....core.system.extras import require
 from ....events import Lane, Run, RunClosed
 from ....plugins import on
+from ..outbox import Outbox
 from ..records import Page, Place
 from ..tracker import Tracker
 from .history import History, image_name
-from .names import Names, allowed
-from .requests import METRICS_PER_REQUEST, OTHERS_PER_REQUEST, Settings, ask, chunks
+from .names import Names, folder_of, next_version
+from .requests import ACTIVE, METRICS_PER_REQUEST, OTHERS_PER_REQUEST, Settings, ask, chunks, experiment_id
 
 UNKNOWN_IN_IMAGES: Final = re.compile(r"[^a-zA-Z0-9_\-./ ]")
 STATUS: Final = {"completed": "FINISHED", "stopped": "FINISHED", "failed": "FAILED"}  # others are KILLED
 LONGEST_PARAMETER: Final = 6000  # characters; MLflow refuses longer ones, or cuts them itself
 LONGEST_TAG: Final = 5000
-ACTIVE: Final = "active"
 TRAINING: Final = "heliograph.training"
 
 
@@ -61,10 +60,12 @@ class MLflow(Tracker):
         self.tags = {str(name): str(value) for name, value in (tags or {}).items()}
         self._settings = Settings()
         self._client: Any = None
+        self._queue: Outbox | None = None
+        self._sent: dict[int, Place] = {}  # rows of the queue that went with one before them, by identity
         self._run_id = ""
         self._remarks: list[str] = []
         self._history = History()
-        self._metrics = Names("metric", (), {})
+        self._names = Names("metric", (), {})
 
     def describe(self, run: Run) -> str:
         """Say where the run is shown."""
@@ -77,11 +78,12 @@ class MLflow(Tracker):
 
     def open(self, page: Page) -> str:
         """Begin a run, or continue one."""
+        self._queue, self._sent = self._outbox, {}
         if self._client is None:
             self._settings.apply()
             self._client = ask(self._mlflow.MlflowClient, self.uri)
         self._history = History()
-        experiment = self._experiment_id()
+        experiment = experiment_id(self._client, self.experiment)
         run = self._find(page, experiment)
         tags = {"heliograph.attempt": str(page.attempt)}
         if run is None:
@@ -93,22 +95,23 @@ class MLflow(Tracker):
                 tags[f"heliograph.attempt.{page.attempt}"] = f"resumed at step {page.resumed_at}"
                 self._history = History.of(self._client, run)
         self._run_id = run.info.run_id
-        self._metrics = Names("metric", run.data.metrics, run.data.tags)
+        self._names = Names("metric", run.data.metrics, run.data.tags)
         self._log(tags=self.tags | tags)
         return self._run_id
 
     def write_scalars(self, place: Place, values: Mapping[str, float]) -> None:
-        """Add values to curves, but for those that a former attempt has added."""
-        if place.rollbacks:
-            values = {**values, "rollbacks": float(place.rollbacks)}
-        shown = {self._metrics.show(name): value for name, value in values.items()}
-        new = {name: value for name, value in shown.items() if not self._history.holds(name, place)}
-        time = self._history.time_of(place)
-        metric = self._mlflow.entities.Metric
-        self._log([metric(name, value, time, place.step) for name, value in new.items()], tags=self._metrics.tags)
-        self._remark_names(self._metrics)
-        if place.rollbacks:
-            self._history.add("rollbacks", place.rollbacks, place.step)
+        """Add values to curves, with those of the next rows that wait, but for what a former attempt has added."""
+        if self._sent.pop(id(place), None) is not None:
+            return
+        rows = [(place, values), *self._following(place, METRICS_PER_REQUEST - len(values))]
+        try:
+            self._send(rows)
+        except RuntimeError:
+            if len(rows) == 1:
+                raise
+            self._send(rows[:1])  # another one may be what is refused
+            return
+        self._sent.update({id(each): each for each, _ in rows[1:]})
 
     def write_hyper_parameters(self, values: Mapping[str, Any]) -> None:
         """Write what the run does not have yet; MLflow lets no value be changed."""
@@ -119,7 +122,7 @@ class MLflow(Tracker):
             text = str(value)
             if len(text) > LONGEST_PARAMETER:
                 self._remark(f"{name} has {len(text)} characters, of which {LONGEST_PARAMETER} are shown")
-            version = _next_version(names.show(name), text[:LONGEST_PARAMETER], held)
+            version = next_version(names.show(name), text[:LONGEST_PARAMETER], held)
             if version is not None:
                 new[version] = text[:LONGEST_PARAMETER]
                 if version != names.show(name):
@@ -136,11 +139,11 @@ class MLflow(Tracker):
 
     def write_text(self, place: Place, name: str, text: str) -> None:
         """Keep a text as `<name>/<step>.txt` among the artifacts."""
-        ask(self._client.log_text, self._run_id, text, f"{_folder(name, place)}.txt")
+        ask(self._client.log_text, self._run_id, text, f"{folder_of(name, place)}.txt")
 
     def write_file(self, place: Place, name: str, path: Path) -> None:
         """Keep a file as `<name>/<step>/<its own name>` among the artifacts."""
-        ask(self._client.log_artifact, self._run_id, str(path), _folder(name, place))
+        ask(self._client.log_artifact, self._run_id, str(path), folder_of(name, place))
 
     def roll_back(self, place: Place) -> None:
         """Note when the training went back, and where to."""
@@ -166,19 +169,35 @@ class MLflow(Tracker):
         self._client = None
         self._settings.take_back()
 
-    def _experiment_id(self) -> str:
-        """Return the experiment's, which is made where it is missing."""
-        found = ask(self._client.get_experiment_by_name, self.experiment)
-        if found is None:
-            try:
-                return str(ask(self._client.create_experiment, self.experiment))
-            except RuntimeError:  # another run has just made it
-                found = ask(self._client.get_experiment_by_name, self.experiment)
-                if found is None:
-                    raise
-        if found.lifecycle_stage != ACTIVE:
-            raise RuntimeError(f"the experiment {self.experiment} was deleted: restore it, or choose another name")
-        return str(found.experiment_id)
+    def _following(self, place: Place, room: int) -> Iterator[tuple[Place, Mapping[str, float]]]:
+        """Yield the rows that wait right after one, as far as there is room for their metrics in its request."""
+        waiting = [] if self._queue is None else self._queue.waiting()
+        if not waiting or waiting[0].arguments[0] is not place:
+            return
+        for record in waiting[1:]:
+            if record.kind != "scalars" or (room := room - len(record.arguments[1]) - 1) < 0:
+                return
+            yield record.arguments
+
+    def _send(self, rows: Sequence[tuple[Place, Mapping[str, float]]]) -> None:
+        metrics, went_back = [], {}
+        for place, values in rows:
+            if place.rollbacks:
+                went_back[place.step] = place
+            shown = {self._names.show(name): value for name, value in values.items()}
+            metrics += [self._metric(place, name, value) for name, value in shown.items()]
+        metrics += [self._metric(place, "rollbacks", place.rollbacks) for place in went_back.values()]
+        self._log([each for each in metrics if each is not None], tags=self._names.tags)
+        self._history.note_sent()
+        for place in went_back.values():
+            self._history.add("rollbacks", place.rollbacks, place.step)
+        self._remark_names(self._names)
+
+    def _metric(self, place: Place, name: str, value: float) -> Any:
+        """Return a value as MLflow takes it, or None where the run has it."""
+        if self._history.holds(name, place):
+            return None
+        return self._mlflow.entities.Metric(name, float(value), self._history.time_of(place), place.step)
 
     def _find(self, page: Page, experiment: str) -> Any:
         """Return the run to continue; None for a new one. A request without an answer may have made one already."""
@@ -219,19 +238,3 @@ class MLflow(Tracker):
     def _remark_names(self, names: Names) -> None:
         for shown, name in names.take_new().items():
             self._remark(f"it does not take the name {name!r}, which is shown as {shown!r}")
-
-
-def _next_version(name: str, text: str, held: Mapping[str, str]) -> str | None:
-    """Return the name for a value: `lr`, or `lr.2` and so on where it has had others; None where it is there."""
-    shown, number = name, 1
-    latest = None
-    while shown in held:
-        latest, number = held[shown], number + 1
-        shown = f"{name}.{number}"
-    return None if latest == text else shown
-
-
-def _folder(name: str, place: Place) -> str:
-    """Return where among the artifacts something is kept: its name and step, below the folder that it is in."""
-    again = f"_roll_back_{place.rollbacks}" if place.rollbacks else ""
-    return posixpath.join(allowed(name), f"step_{place.step}{again}")

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 
 from ....core.system.extras import require
 
+ACTIVE: Final = "active"  # neither a run nor an experiment that was deleted
 METRICS_PER_REQUEST: Final = 1000
 OTHERS_PER_REQUEST: Final = 20  # MLflow takes 100, but also no more than a megabyte, and a long text has up to 48 kB
 
@@ -68,3 +69,22 @@ def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     """Yield all items, at most `size` at a time."""
     for first in range(0, len(items), size):
         yield items[first : first + size]
+
+
+def experiment_id(client: Any, name: str) -> str:
+    """Return the id of an experiment, which is made where it is missing.
+
+    Raises:
+        RuntimeError: it was deleted.
+    """
+    found = ask(client.get_experiment_by_name, name)
+    if found is None:
+        try:
+            return str(ask(client.create_experiment, name))
+        except RuntimeError:  # another run has just made it
+            found = ask(client.get_experiment_by_name, name)
+            if found is None:
+                raise
+    if found.lifecycle_stage != ACTIVE:
+        raise RuntimeError(f"the experiment {name} was deleted: restore it, or choose another name")
+    return str(found.experiment_id)

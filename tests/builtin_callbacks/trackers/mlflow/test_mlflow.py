@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import heliograph as h
@@ -25,6 +26,7 @@ from heliograph.tests.builtin_callbacks.trackers.attempts import Die, Noisy, Sho
 from heliograph.tests.kit import class_batches
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
 from PIL import Image
 
 DEPRECATED = "The ``noload`` loader strategy is deprecated"  # in SQLAlchemy, by MLflow's own code
@@ -236,6 +238,35 @@ def test_images_texts_and_files(uri: str, tmp_path: Path) -> None:
     assert Path(client.download_artifacts(run_id, "notes/step_1/notes.md")).read_text() == "kept"
     assert result.notes == ("mlflow cannot show what was logged as histogram (2 times)",)
     assert result.warnings == ()
+
+
+def test_rows_that_wait_go_together(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where one of them is refused, the others are not lost with it."""
+    sizes: list[int] = []
+    first, begun = [True], Event()
+    real = MlflowClient.log_batch
+
+    def log_batch(self: MlflowClient, run_id: str, metrics: Any = (), **options: Any) -> None:
+        if metrics and first[0]:
+            first[0] = not begun.wait(60)
+        if metrics:
+            sizes.append(len({each.step for each in metrics}))
+            if any(each.step == 5 for each in metrics):
+                raise mlflow.MlflowException("not this one", error_code=INVALID_PARAMETER_VALUE)
+        real(self, run_id, metrics, **options)
+
+    class Begin(h.Plugin):
+        @h.on(h.EpochEnd, lane=h.Lane.REPORT)
+        def begin(self, run: h.Run, event: h.EpochEnd) -> None:
+            begun.set()
+
+    monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
+    result = log(uri, Begin(), steps=9)
+
+    assert [step for step, _ in curve(uri)] == [1, 2, 3, 4, 6, 7, 8, 9]
+    assert sizes[-1] == 4
+    (warning,) = result.warnings
+    assert warning == "mlflow lost rows of metrics (1): RuntimeError: not this one."
 
 
 def test_a_test_after_a_training_is_in_its_run(uri: str) -> None:
