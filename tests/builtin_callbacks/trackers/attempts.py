@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ class Noisy(h.Plugin):
 
     ranks = "main"
 
-    def __init__(self, since: int = 1, **metrics: float) -> None:
+    def __init__(self, metrics: Mapping[str, float] | None = None, *, since: int = 1) -> None:
         self.since = since
         self.metrics = metrics or {"a": math.nan, "b": math.inf, "c, quoted": -math.inf, "epoch": 7.0}
 

@@ -6,6 +6,7 @@ import csv
 import errno
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,7 @@ def test_a_killed_run_is_resumed_with_every_step_once(tmp_path: Path) -> None:
     path = tmp_path / "killed" / "log.csv"
     attempt(tmp_path / "whole")
     for step in (3, 5, 6):
-        killed(lambda step=step: attempt(path.parent, step))
+        killed(partial(attempt, path.parent, step))
         with path.open("ab") as file:
             file.write(b"6,0,1")  # as a kill in the middle of a line leaves it
     result = attempt(path.parent)
@@ -186,7 +187,7 @@ def test_a_killed_run_is_resumed_with_every_step_once(tmp_path: Path) -> None:
 def test_a_resumed_run_may_have_other_columns(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     tracker = h.CSVLog(path)
-    killed(lambda: train(tmp_path, tracker, Noisy(a=math.nan), Die(tracker, 3)))
+    killed(lambda: train(tmp_path, tracker, Noisy({"a": math.nan}), Die(tracker, 3)))
     train(tmp_path, h.CSVLog(path), h.ValidationSchedule(h.Every(steps=1)), validation=class_batches(1))
 
     assert [(row["step"], row["a"], bool(row["validation/loss"])) for row in read(path)] == [

@@ -11,6 +11,7 @@ import sqlite3
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -176,14 +177,14 @@ def test_the_status_is_the_true_one(uri: str, status: str, shown: str) -> None:
 
 def test_numbers_that_are_none(uri: str) -> None:
     """The databases of MLflow have no infinity."""
-    log(uri, Noisy(nan=math.nan, up=math.inf, down=-math.inf), steps=1)
+    log(uri, Noisy({"nan": math.nan, "up": math.inf, "down": -math.inf}), steps=1)
     assert math.isnan(curve(uri, "nan")[0][1])
     assert (curve(uri, "up"), curve(uri, "down")) == ([(1, sys.float_info.max)], [(1, -sys.float_info.max)])
 
 
 def test_names_that_mlflow_refuses_get_another_and_that_is_said(uri: str) -> None:
     metrics = {"recall@5": 1.0, "recall_5": 2.0, "../up": 3.0, "long" * 100: 4.0, "a:b": 5.0}
-    result = log(uri, Noisy(**metrics), hyper_parameters={"rate(max)": 1}, steps=2)
+    result = log(uri, Noisy(metrics), hyper_parameters={"rate(max)": 1}, steps=2)
 
     shown = {name: [value for _, value in curve(uri, name)] for name in run_of(uri).data.metrics}
     assert {"recall_5": [1.0] * 2, "recall_5-2": [2.0] * 2, "up": [3.0] * 2, "a:b": [5.0] * 2}.items() <= shown.items()
@@ -200,7 +201,7 @@ def test_names_that_mlflow_refuses_get_another_and_that_is_said(uri: str) -> Non
 def test_more_than_fits_into_a_request(uri: str) -> None:
     metrics = {f"m{number}": float(number) for number in range(2500)}
     parameters = {f"p{number}": number for number in range(250)}
-    log(uri, Noisy(**metrics), hyper_parameters=parameters, tags={f"t{n}": "é" * 9000 for n in range(130)}, steps=1)
+    log(uri, Noisy(metrics), hyper_parameters=parameters, tags={f"t{n}": "é" * 9000 for n in range(130)}, steps=1)
 
     run = run_of(uri)
     assert {name: run.data.metrics[name] for name in metrics} == metrics
@@ -287,13 +288,13 @@ def test_a_killed_run_is_resumed_with_every_step_once(uri: str, tmp_path: Path) 
 
     def attempt(uri: str, folder: str, rate: float, die: int | None = None) -> h.RunResult:
         tracker = h.MLflow("digits", uri)
-        plugins: list[Any] = [h.ValidationSchedule(h.Every(steps=2)), Noisy(**{"at@once": 1.0}), Show()]
+        plugins: list[Any] = [h.ValidationSchedule(h.Every(steps=2)), Noisy({"at@once": 1.0}), Show()]
         plugins += [] if die is None else [Die(tracker, die, loads=int(die > 3))]
-        options = {"validation": class_batches(1), "hyper_parameters": {"rate": rate, "depth": 2}}
+        options: dict[str, Any] = {"validation": class_batches(1), "hyper_parameters": {"rate": rate, "depth": 2}}
         return train(tmp_path / folder, tracker, *plugins, steps=7, **options)
 
     for step in (3, 6, 5):
-        killed(lambda step=step: attempt(uri, "killed", 0.1, step))
+        killed(partial(attempt, uri, "killed", 0.1, step))
     killed_run = run_of(uri)
     result = attempt(uri, "killed", 0.2)
     attempt(f"sqlite:///{whole}", "whole", 0.1)

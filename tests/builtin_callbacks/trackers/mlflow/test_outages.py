@@ -130,7 +130,8 @@ def test_a_server_that_stands_still_for_a_while(server: Server, noticed: Noticed
     tracker = h.MLflow("still", server.uri)
     script = Script(
         step_3=lambda: server.send(signal.SIGSTOP),
-        step_6=lambda: (noticed.wait(), server.send(signal.SIGCONT)),
+        step_5=noticed.wait,
+        step_6=lambda: server.send(signal.SIGCONT),
     )
     weights, result = trained(tracker, script, Show())
 
@@ -147,7 +148,7 @@ def test_a_server_that_stands_still_for_a_while(server: Server, noticed: Noticed
 
 @pytest.mark.whole
 def test_a_server_that_is_killed_and_started_again(server: Server, noticed: Noticed) -> None:
-    script = Script(step_3=server.kill, step_6=lambda: (noticed.wait(), server.start()))
+    script = Script(step_3=server.kill, step_5=noticed.wait, step_6=server.start)
     weights, result = trained(h.MLflow("again", server.uri), script)
 
     assert_as_alone(weights, result)
