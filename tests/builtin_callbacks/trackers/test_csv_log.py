@@ -184,6 +184,17 @@ def test_a_killed_run_is_resumed_with_every_step_once(tmp_path: Path) -> None:
     assert not [each for each in result.warnings if "csv_log" in each]
 
 
+def test_what_a_resumed_run_does_otherwise_is_in_its_rows(tmp_path: Path) -> None:
+    """What the killed run has written after the checkpoint is removed."""
+    path = tmp_path / "log.csv"
+    tracker = h.CSVLog(path)
+    killed(lambda: train(tmp_path, tracker, Noisy({"rate/of": 1.0}), Die(tracker, 8), steps=9, every=4))
+    assert places(path)[-1] == (0, 7)
+    train(tmp_path, h.CSVLog(path), Noisy({"rate/of": 2.0}), steps=9, every=4)
+
+    assert columns(path, "step", "rate/of") == [(str(step), "1.0" if step < 5 else "2.0") for step in range(1, 10)]
+
+
 def test_a_resumed_run_may_have_other_columns(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     tracker = h.CSVLog(path)

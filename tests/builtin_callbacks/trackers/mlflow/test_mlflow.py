@@ -257,8 +257,8 @@ def test_rows_that_wait_go_together(uri: str, monkeypatch: pytest.MonkeyPatch) -
         real(self, run_id, metrics, **options)
 
     class Begin(h.Plugin):
-        @h.on(h.EpochEnd, lane=h.Lane.REPORT)
-        def begin(self, run: h.Run, event: h.EpochEnd) -> None:
+        @h.on(h.TrainEnd)
+        def begin(self, run: h.Run, event: h.TrainEnd) -> None:
             begun.set()
 
     monkeypatch.setattr(MlflowClient, "log_batch", log_batch)
