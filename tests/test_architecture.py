@@ -71,6 +71,7 @@ LAYERS = [
     "builtin_callbacks.recorder",
     "builtin_callbacks.rules",
     "builtin_callbacks.trackers",
+    "builtin_callbacks.trackers.mlflow",
     "builtin_callbacks.ray",
     "bridges",
     "bridges.hosted",
@@ -87,22 +88,22 @@ LAYERS = [
 ONE_ROOM = ("builtin_callbacks.rules.", "builtin_callbacks.ray.")
 RULES = ("language", "files", "metrics", "operations")
 PUBLIC = """
-    AccelerateEngine At BackwardEnd BatchEnd BatchStart BatchTransform Between Bus CATALOGUE Checkpoint
+    AccelerateEngine At BackwardEnd BatchEnd BatchStart BatchTransform Between Bus CATALOGUE CSVLog Checkpoint
     CheckpointLoaded CheckpointPruned CheckpointSaved Compile Control CreatorTrainer CutMix DDPEngine DataModule
     DataParallelEngine DeviceEngine DistributedSampler EMA EarlyStopping Engine EpochEnd EpochMeans EpochStart
     Event Every ExceptionPassThrough Export FSDPEngine FileLog Filter ForwardEnd GradientAccumulation
     GradientClipping GradientNorm GradientsReady Handle HandlerTimes History JsonlLog Lane LastBoundary
     LearningRate LearningRateSearch LengthGroupedSampler LoaderParams LocalLauncher Log LogCurve LogFile
-    LogHistogram LogImage LogSchedule LogText LoopEngine Mixup NaNGuard NotRecorded Once Optuna OrderedSignal
-    Overfitting Page Periodic PhaseTimes Phases Place Plugin PluginChanged PluginFailed Plugins PredictBatchEnd
-    PredictBatchStart PredictEnd PredictStart PredictionWriter Preemption Profile Progress ProgressBar RNGCapture
-    RandomSampler RankFailed RayLauncher RayReport Recorder Rehearsal Replay Replayed Request ResumeDiffers
-    ResumeReport ResumeVerified RollBack RuleController RuleError RuleFired RuleFiring RuleMetric RuleOperation
-    RulePart RulePatience RuleSet RuleSpec Run RunClosed RunFailed RunResult SavePoint SaveSchedule SeekableSampler
-    SequentialSampler ShouldStop StepEnd Streams StrictError Supervised Task TensorBoard TestBatchEnd
-    TestBatchStart TestEnd TestStart TokenBudgetBatchSampler Tracker TrainEnd TrainRun TrainStart Trainer
-    TrainingError ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd ValidationSchedule
-    ValidationStart accuracy choose_engine find_batch_size launch load_weights on open_study ray
+    LogHistogram LogImage LogSchedule LogText LoopEngine MLflow Mixup NaNGuard NotRecorded Once Optuna
+    OrderedSignal Overfitting Page Periodic PhaseTimes Phases Place Plugin PluginChanged PluginFailed Plugins
+    PredictBatchEnd PredictBatchStart PredictEnd PredictStart PredictionWriter Preemption Profile Progress
+    ProgressBar RNGCapture RandomSampler RankFailed RayLauncher RayReport Recorder Rehearsal Replay Replayed
+    Request ResumeDiffers ResumeReport ResumeVerified RollBack RuleController RuleError RuleFired RuleFiring
+    RuleMetric RuleOperation RulePart RulePatience RuleSet RuleSpec Run RunClosed RunFailed RunResult SavePoint
+    SaveSchedule SeekableSampler SequentialSampler ShouldStop StepEnd Streams StrictError Supervised Task
+    TensorBoard TestBatchEnd TestBatchStart TestEnd TestStart TokenBudgetBatchSampler Tracker TrainEnd TrainRun
+    TrainStart Trainer TrainingError ValidationBatchEnd ValidationBatchStart ValidationCut ValidationEnd
+    ValidationSchedule ValidationStart accuracy choose_engine find_batch_size launch load_weights on open_study ray
     read_prediction_batches read_predictions register_function register_metric register_mover register_operation
     replay standard warmup_cosine warmup_linear
 """

@@ -90,6 +90,8 @@ class Outbox:
             self._changed.notify_all()
             self._wait_while_written()
             is_done = not self._queue
+            if not is_done and not self.error:
+                self._outage = f"the first of them took longer than {self._patience:g} s"
             self._is_given_up = True
             self.lost.update(record.kind for record in self._queue)
             self._queue.clear()

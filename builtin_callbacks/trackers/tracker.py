@@ -254,11 +254,11 @@ class Tracker(Plugin):
             training_id = uuid4().hex if run.is_replay else run.training_id
             page = Page(run.name, training_id, self._page_id, self._attempt, resumed_at)
             self._outbox.put(Record("open", (page,)))
-            if run.hyper_parameters and self._writes("hyper_parameters"):
-                self._outbox.put(Record("hyper_parameters", (plain_values(run.hyper_parameters),)))
             waiting, self._waiting = self._waiting, []
             for record in waiting:
                 self._outbox.put(record)
+            if run.hyper_parameters and self._writes("hyper_parameters"):  # after those of a former attempt
+                self._outbox.put(Record("hyper_parameters", (plain_values(run.hyper_parameters),)))
         return self._outbox
 
     def _write(self, record: Record) -> None:

@@ -278,6 +278,20 @@ def test_without_a_page_nothing_is_written_and_that_is_said(
     )
 
 
+def test_a_request_that_never_ends_is_said(task: Make, batches: Make, sgd: Any) -> None:
+    until = threading.Event()
+
+    def fails(kind: str) -> Exception | None:
+        if kind == "finish":
+            until.wait(60)
+        return None
+
+    result = fit([Pages({}, fails)], task(), batches(2), sgd)
+    until.set()
+
+    assert result.warnings == ("pages lost the ending (1): the first of them took longer than 0.2 s.",)
+
+
 def test_no_more_waits_than_there_is_room_for(task: Make, batches: Make, sgd: Any) -> None:
     until = threading.Event()
 
