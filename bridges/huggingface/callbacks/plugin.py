@@ -80,7 +80,7 @@ class HuggingFacePlugin(Plugin):
 
     rehearses = False
     _rate: Any
-    _saved_options: Mapping[str, Any]
+    _saved_options: str
     _lost: list[str]
 
     def __init__(self, callback: Any, args: Any, processing_class: Any) -> None:
@@ -233,7 +233,7 @@ class HuggingFacePlugin(Plugin):
             "trainer": self._keeper.state_dict(),
             "callback": self._own_state.save(),
             "stop": self._call.stop_reason,
-            "options": dict(self.callback_options),
+            "options": self.callback_options,
             "lost": self._own_state.unsaved(self._call.trained),
         }
 
@@ -255,7 +255,7 @@ class HuggingFacePlugin(Plugin):
     def _forget(self) -> None:
         self._rate = None
         self._steps, self._has_begun = 0, False
-        self._saved_options, self._lost = {}, []
+        self._saved_options, self._lost = "", []
 
     def _meet(self, run: Run) -> None:
         self._call.meet(run, arguments(run, self._given), keywords(run, self._processing_class))

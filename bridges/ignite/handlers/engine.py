@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
 
-from ignite.engine import Engine, Events
+from ignite.engine import Engine, Events, State
 from ignite.engine.events import EventsList
 
 from ....events import Run
@@ -40,10 +40,9 @@ class RunEngine(Engine):
     def __init__(self, role: str, moment: Moment) -> None:
         self.role, self.handlers, self._moment = role, list[Any](), moment
         self.run_in_hand: Run | None = None
-        self.stop_reason = ""
-        self.started = self.epoch_started = 0.0
         self._is_open = True
         super().__init__(_no_step)
+        self.begin()
 
     def seal(self) -> None:
         """Take no handlers of other events from now on: nothing would listen to these."""
@@ -77,9 +76,12 @@ class RunEngine(Engine):
             self.handlers.append(handler)
 
     def begin(self) -> None:
-        """Forget the former training."""
+        """Forget the former training, but for what handlers have put into the state."""
         self.should_terminate = self.should_terminate_single_epoch = False
-        self.stop_reason = ""
+        self.stop_reason, self.last_event_name = "", None
+        self._moment.text = Moment.text
+        self.started = self.epoch_started = 0.0
+        vars(self.state).update(vars(State()))
 
     def terminate(self, skip_completed: bool = False) -> None:
         """End the training at the next boundary; of the evaluator, cut the validation short."""

@@ -20,17 +20,19 @@ class OwnStates:
         handlers: the handlers; functions among them have no state.
 
     Attributes:
-        names: of the handlers.
-        options: what each was made with, as far as that is plain data and not a part of its state.
+        handlers: the handlers.
+        names: of them.
+        options: what each was made with, as text, as far as that is plain data and not a part of its state.
     """
 
     def __init__(self, handlers: Sequence[Any]) -> None:
+        self.handlers = handlers
         named = dict(zip(_names(handlers), handlers, strict=True))
         self.names = list(named)
         self._kept = {name: each for name, each in named.items() if _has_state(each)}
         self._others = {name: Unsaved(each) for name, each in named.items() if name not in self._kept}
         self._first = self.save()
-        self.options = {name: options for name, each in named.items() if (options := self._options(name, each))}
+        self.options = "; ".join(f"{name}({self._options(name, each)})" for name, each in named.items())
 
     def save(self) -> dict[str, Any]:
         """Return a copy of every state."""
@@ -51,12 +53,13 @@ class OwnStates:
         modules = list(trained)
         return [f"{name}.{each}" for name, other in self._others.items() for each in other.changed(modules)]
 
-    def _options(self, name: str, handler: Any) -> dict[str, Any]:
-        return {
-            key: value
+    def _options(self, name: str, handler: Any) -> str:
+        state = self._first.get(name, {})
+        return ", ".join(
+            f"{key}={value!r}"
             for key, value in getattr(handler, "__dict__", {}).items()
-            if key[0] != "_" and type(value) in PLAIN and key not in self._first.get(name, {})
-        }
+            if key[0] != "_" and type(value) in PLAIN and key not in state
+        )
 
 
 def _has_state(handler: Any) -> bool:

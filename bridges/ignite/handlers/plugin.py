@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ignite.engine import Events
+from ignite.handlers import Timer
+from ignite.handlers.base_logger import BaseHandler, BaseLogger
 
 from ....events import (
     BatchEnd,
@@ -32,6 +34,7 @@ from . import place
 from .engine import RunEngine
 from .own_states import OwnStates
 
+LOOKS_ONLY = (BaseHandler, BaseLogger, Timer)
 BATCH = (Events.GET_BATCH_COMPLETED, Events.ITERATION_STARTED)
 # Events of ours that only some of theirs need: those of the trainer, those of the evaluator.
 OF_TRAINER: Mapping[type[Event], tuple[Events, ...]] = {
@@ -68,7 +71,7 @@ class IgnitePlugin(Plugin):
 
     rehearses = False
     asks = ("stop",)
-    _saved_options: Mapping[str, Any]
+    _saved_options: str
     _lost: list[str]
 
     def __init__(
@@ -84,6 +87,7 @@ class IgnitePlugin(Plugin):
         self._outputs = {phase: output} if output is not None else {}
         self._own_states = OwnStates([*trainer.handlers, *evaluator.handlers])
         self.handler_options = self._own_states.options
+        self.affects_training = not all(isinstance(each, LOOKS_ONLY) for each in self._own_states.handlers)
         self.ignores = tuple(
             event
             for engine, table in ((trainer, OF_TRAINER), (evaluator, OF_EVALUATOR))
@@ -115,7 +119,7 @@ class IgnitePlugin(Plugin):
         place.go_to(self._trainer, run)
         if self._trainer.stop_reason and self._saved_options == self.handler_options:
             run.control.stop(self._trainer.stop_reason)
-        if self._lost and not run.is_replay:
+        if self._lost and self.affects_training and not run.is_replay:
             run.data.doubt(
                 "not exact",
                 f"handlers of Ignite in {self.name!r} had changed {', '.join(self._lost)} and keep no state, so they "
@@ -227,7 +231,7 @@ class IgnitePlugin(Plugin):
             "handlers": self._own_states.save(),
             "engines": [_user_values(engine) for engine in (self._trainer, self._evaluator)],
             "stop": self._trainer.stop_reason,
-            "options": {name: dict(options) for name, options in self.handler_options.items()},
+            "options": self.handler_options,
             "lost": self._own_states.unsaved(self._modules),
         }
 
@@ -251,7 +255,7 @@ class IgnitePlugin(Plugin):
     def _forget(self) -> None:
         self._trainer.begin()
         self._evaluator.begin()
-        self._saved_options, self._lost = {}, []
+        self._saved_options, self._lost = "", []
 
     @property
     def _modules(self) -> Iterable[Any]:
