@@ -19,3 +19,15 @@ class Absent:
 
     def __getattr__(self, name: str) -> Any:
         raise NotRecorded(self._what)
+
+    def __getitem__(self, key: Any) -> Any:
+        raise NotRecorded(self._what)
+
+    def __iter__(self) -> Any:
+        raise NotRecorded(self._what)
+
+    def __len__(self) -> int:
+        raise NotRecorded(self._what)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotRecorded(self._what)

@@ -18,7 +18,7 @@ class OwnState:
     """Saves and restores what a callback keeps: by `state()` of `ExportableState`, or by a `state_dict()`.
 
     Attributes:
-        options: what the callback was made with, as text, as far as that is plain data.
+        options: what the callback was made with, as far as that is plain data, by `<class>.<name>`.
         is_kept: whether the callback has a state that is saved.
     """
 
@@ -31,9 +31,11 @@ class OwnState:
         self._first = self.save()
         self._unsaved = None if self.is_kept else Unsaved(callback)
         given = callback.state()["args"] if self._exports else vars(callback)
-        self.options = ", ".join(
-            f"{name}={value!r}" for name, value in given.items() if name[0] != "_" and type(value) in PLAIN
-        )
+        self.options = {
+            f"{type(callback).__name__}.{name}": value
+            for name, value in given.items()
+            if name[0] != "_" and type(value) in PLAIN
+        }
 
     def save(self) -> dict[str, Any]:
         """Return a copy of the state; empty where the callback says nothing of one."""

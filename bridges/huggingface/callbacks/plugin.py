@@ -73,14 +73,11 @@ class HuggingFacePlugin(Plugin):
         callback: the callback.
         args: what it is given as such: arguments, a dict of some, or None.
         processing_class: what it is given as such.
-
-    Attributes:
-        callback_options: what the callback was made with: at a resume, other values are reported.
     """
 
     rehearses = False
     _rate: Any
-    _saved_options: str
+    _saved_options: Mapping[str, Any]
     _lost: list[str]
 
     def __init__(self, callback: Any, args: Any, processing_class: Any) -> None:
@@ -90,7 +87,7 @@ class HuggingFacePlugin(Plugin):
         self._reads_best = bool(names & BEST)
         self._own_state, self._keeper = OwnState(callback), StateKeeper()
         self._call = Caller(callback, require("transformers", "from_huggingface", extra="transformers").TrainerCallback)
-        self.callback_options = self._own_state.options
+        vars(self).update(self._own_state.options)  # at a resume, options of a plugin are compared by their names
         self.ignores = tuple(event for event, methods in NEEDED_BY.items() if not self._call.has(*methods))
         self._given, self._processing_class = args, processing_class
         self._forget()
@@ -121,7 +118,7 @@ class HuggingFacePlugin(Plugin):
         self._steps = run.progress.steps
         if not self._has_begun:
             self._begin_training(run)
-        if self._call.stop_reason and self._saved_options == self.callback_options:
+        if self._call.stop_reason and self._saved_options == self._own_state.options:
             run.control.stop(self._call.stop_reason)
         if self._lost and self.affects_training and not run.is_replay:
             run.data.doubt(
@@ -233,7 +230,7 @@ class HuggingFacePlugin(Plugin):
             "trainer": self._keeper.state_dict(),
             "callback": self._own_state.save(),
             "stop": self._call.stop_reason,
-            "options": self.callback_options,
+            "options": dict(self._own_state.options),
             "lost": self._own_state.unsaved(self._call.trained),
         }
 
@@ -255,7 +252,7 @@ class HuggingFacePlugin(Plugin):
     def _forget(self) -> None:
         self._rate = None
         self._steps, self._has_begun = 0, False
-        self._saved_options, self._lost = "", []
+        self._saved_options, self._lost = {}, []
 
     def _meet(self, run: Run) -> None:
         self._call.meet(run, arguments(run, self._given), keywords(run, self._processing_class))

@@ -8,10 +8,14 @@ from typing import Any, NoReturn
 
 from ignite.engine import Engine, Events, State
 from ignite.engine.events import EventsList
+from ignite.metrics import Metric
+from torch import nn
+from torch.optim import Optimizer
 
 from ....events import Run
 from .refusals import check_event, check_handler
 
+SAVED_BY_THE_RUN = (Engine, nn.Module, Optimizer)
 DRIVEN = "This engine is driven by a Heliograph training"
 
 
@@ -32,7 +36,7 @@ class RunEngine(Engine):
         role: the same.
         run_in_hand: the run that drives it; None outside of one.
         stop_reason: why `terminate` was called; empty where it was not.
-        handlers: the objects and functions that were added, each once.
+        handlers: the objects and functions that were added, each once, but for those whose state the run saves.
         started: when the run began, by the clock `perf_counter`.
         epoch_started: when the epoch began.
     """
@@ -47,6 +51,11 @@ class RunEngine(Engine):
     def seal(self) -> None:
         """Take no handlers of other events from now on: nothing would listen to these."""
         self._is_open = False
+
+    @property
+    def has_handlers(self) -> bool:
+        """Whether anything was added."""
+        return any(self._event_handlers.values())
 
     def listens_to(self, *events: Any) -> bool:
         """Return whether any of these events has handlers."""
@@ -70,9 +79,13 @@ class RunEngine(Engine):
         return super().add_event_handler(event_name, handler, *args, **kwargs)
 
     def keep(self, handler: Any) -> None:
-        """Keep an object among the handlers, whose states are saved; ValueError where it cannot be served."""
+        """Keep an object among the handlers, whose states are saved; ValueError where it cannot be served.
+
+        The state of what is trained is saved by the run, and a metric of the evaluator begins anew each time.
+        """
         check_handler(handler)
-        if not any(handler is each for each in self.handlers):
+        kinds = (*SAVED_BY_THE_RUN, Metric) if self.role == "evaluator" else SAVED_BY_THE_RUN
+        if not isinstance(handler, kinds) and not any(handler is each for each in self.handlers):
             self.handlers.append(handler)
 
     def begin(self) -> None:

@@ -76,7 +76,7 @@ def _attach(function: Callable[..., Any], trainer: Any, evaluator: Any) -> None:
     if count not in (1, 2):
         raise _no_handler(function)
     function(*(trainer, evaluator)[:count])
-    if not (trainer.handlers or evaluator.handlers):
+    if not (trainer.has_handlers or evaluator.has_handlers):
         raise ValueError(
             f"{_name(function)} was called with the engine, and added no handler. To call it at an event, name that: "
             f"from_ignite(function, Events.EPOCH_COMPLETED)."

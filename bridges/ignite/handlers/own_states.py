@@ -22,7 +22,7 @@ class OwnStates:
     Attributes:
         handlers: the handlers.
         names: of them.
-        options: what each was made with, as text, as far as that is plain data and not a part of its state.
+        options: what each was made with, by `<handler>.<name>`, as far as that is plain data and not in its state.
     """
 
     def __init__(self, handlers: Sequence[Any]) -> None:
@@ -32,7 +32,12 @@ class OwnStates:
         self._kept = {name: each for name, each in named.items() if _has_state(each)}
         self._others = {name: Unsaved(each) for name, each in named.items() if name not in self._kept}
         self._first = self.save()
-        self.options = "; ".join(f"{name}({self._options(name, each)})" for name, each in named.items())
+        self.options = {
+            f"{name}.{key}": value
+            for name, each in named.items()
+            for key, value in getattr(each, "__dict__", {}).items()
+            if key[0] != "_" and type(value) in PLAIN and key not in self._first.get(name, {})
+        }
 
     def save(self) -> dict[str, Any]:
         """Return a copy of every state."""
@@ -52,14 +57,6 @@ class OwnStates:
         """Return what handlers without a state have changed, as `<handler>.<attribute>`."""
         modules = list(trained)
         return [f"{name}.{each}" for name, other in self._others.items() for each in other.changed(modules)]
-
-    def _options(self, name: str, handler: Any) -> str:
-        state = self._first.get(name, {})
-        return ", ".join(
-            f"{key}={value!r}"
-            for key, value in getattr(handler, "__dict__", {}).items()
-            if key[0] != "_" and type(value) in PLAIN and key not in state
-        )
 
 
 def _has_state(handler: Any) -> bool:

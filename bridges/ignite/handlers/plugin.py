@@ -64,14 +64,11 @@ class IgnitePlugin(Plugin):
         evaluator: that of validations.
         phase: whose output `output` makes.
         output: makes `state.output` from the run; None for the default.
-
-    Attributes:
-        handler_options: what the handlers were made with: at a resume, other values are reported.
     """
 
     rehearses = False
     asks = ("stop",)
-    _saved_options: str
+    _saved_options: Mapping[str, Any]
     _lost: list[str]
 
     def __init__(
@@ -86,7 +83,7 @@ class IgnitePlugin(Plugin):
         self._trainer, self._evaluator = trainer, evaluator
         self._outputs = {phase: output} if output is not None else {}
         self._own_states = OwnStates([*trainer.handlers, *evaluator.handlers])
-        self.handler_options = self._own_states.options
+        vars(self).update(self._own_states.options)  # at a resume, options of a plugin are compared by their names
         self.affects_training = not all(isinstance(each, LOOKS_ONLY) for each in self._own_states.handlers)
         self.ignores = tuple(
             event
@@ -117,7 +114,7 @@ class IgnitePlugin(Plugin):
     def resume(self, run: Run, event: CheckpointLoaded) -> None:
         """Continue where the checkpoint is; repeat a stop that was asked for before it."""
         place.go_to(self._trainer, run)
-        if self._trainer.stop_reason and self._saved_options == self.handler_options:
+        if self._trainer.stop_reason and self._saved_options == self._own_states.options:
             run.control.stop(self._trainer.stop_reason)
         if self._lost and self.affects_training and not run.is_replay:
             run.data.doubt(
@@ -181,6 +178,7 @@ class IgnitePlugin(Plugin):
         """Fire the evaluator's `STARTED` and `EPOCH_STARTED`."""
         place.begin_evaluation(self._evaluator, run)
         self._evaluator.fire(Events.STARTED)
+        self._evaluator.state.epoch = 1
         self._evaluator.fire(Events.EPOCH_STARTED)
 
     @on(ValidationBatchStart, lane=Lane.TRANSFORM)
@@ -231,7 +229,7 @@ class IgnitePlugin(Plugin):
             "handlers": self._own_states.save(),
             "engines": [_user_values(engine) for engine in (self._trainer, self._evaluator)],
             "stop": self._trainer.stop_reason,
-            "options": self.handler_options,
+            "options": dict(self._own_states.options),
             "lost": self._own_states.unsaved(self._modules),
         }
 
@@ -255,7 +253,7 @@ class IgnitePlugin(Plugin):
     def _forget(self) -> None:
         self._trainer.begin()
         self._evaluator.begin()
-        self._saved_options, self._lost = "", []
+        self._saved_options, self._lost = {}, []
 
     @property
     def _modules(self) -> Iterable[Any]:

@@ -148,7 +148,8 @@ def test_the_options_of_a_callback_are_compared(tmp_path: Path) -> None:
     with pytest.raises(KilledError):
         run_with(tmp_path, EarlyStoppingCallback(6), kill=3)
     _, result = run_with(tmp_path, EarlyStoppingCallback(5))
-    assert any("early_stopping_patience" in each for each in result.resume.reasons), result.resume
+    changed = "had EarlyStoppingCallback.early_stopping_patience = 6 and has 5"
+    assert any(changed in each for each in result.resume.reasons)
 
 
 def test_a_run_that_goes_back_takes_the_callback_with_it(tmp_path: Path) -> None:
