@@ -30,4 +30,5 @@ class Absent:
         raise NotRecorded(self._what)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Raise `NotRecorded`."""
         raise NotRecorded(self._what)

@@ -10,12 +10,13 @@ import heliograph as h
 import pytest
 import torch
 from heliograph.bridges.huggingface import from_huggingface
-from heliograph.tests.bridges.huggingface.callbacks.training import batches, train_here
+from heliograph.tests.bridges.huggingface.callbacks.training import INTEGRATIONS, batches, train_here
 from heliograph.tests.kit import sgd
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
+    EventAccumulator,
+)
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
-from transformers.integrations import TensorBoardCallback, WandbCallback
 
 
 def schedules() -> list[h.Plugin]:
@@ -23,7 +24,12 @@ def schedules() -> list[h.Plugin]:
 
 
 def test_tensor_board(tmp_path: Path) -> None:
-    train_here(*schedules(), from_huggingface(TensorBoardCallback(), {"output_dir": str(tmp_path)}), train=4, epochs=1)
+    train_here(
+        *schedules(),
+        from_huggingface(INTEGRATIONS.TensorBoardCallback(), {"output_dir": str(tmp_path)}),
+        train=4,
+        epochs=1,
+    )
     (folder,) = (tmp_path / "runs").iterdir()
     events = EventAccumulator(str(folder)).Reload()
     assert set(events.Tags()["scalars"]) == {
@@ -37,7 +43,7 @@ def test_weights_and_biases_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     wandb = pytest.importorskip("wandb")
     for name, value in {"MODE": "offline", "DIR": str(tmp_path), "SILENT": "true", "CONSOLE": "off"}.items():
         monkeypatch.setenv(f"WANDB_{name}", value)
-    bridged = from_huggingface(WandbCallback(), {"output_dir": str(tmp_path)})
+    bridged = from_huggingface(INTEGRATIONS.WandbCallback(), {"output_dir": str(tmp_path)})
     result = train_here(*schedules(), bridged, train=4, epochs=1)
     summary, config, rows = dict(wandb.run.summary), dict(wandb.config), wandb.run.step
     wandb.finish()
@@ -104,6 +110,6 @@ def test_callbacks_of_trl_that_need_its_trainer_or_draw_a_bar() -> None:
         from_huggingface(trl.RichProgressCallback())
     holder = trl.LogCompletionsCallback.__new__(trl.LogCompletionsCallback)
     with pytest.raises(
-        ValueError, match="LogCompletionsCallback cannot run .* calls methods of a transformers.Trainer"
+        ValueError, match=r"LogCompletionsCallback cannot run .* calls methods of a transformers.Trainer"
     ):
         from_huggingface(holder)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from heliograph.bridges.huggingface import from_huggingface
+from heliograph.tests.bridges.huggingface.callbacks.training import INTEGRATIONS
 from transformers import (
     DefaultFlowCallback,
     EarlyStoppingCallback,
@@ -15,7 +16,6 @@ from transformers import (
     TrainerCallback,
     TrainingArguments,
 )
-from transformers.integrations import WandbCallback
 from transformers.trainer_jit_checkpoint import JITCheckpointCallback
 
 
@@ -42,7 +42,7 @@ class RichProgressCallback(TrainerCallback):
         (OwnBar(), r"OwnBar cannot run .* add ProgressBar\(\)"),
         (PrinterCallback(), r"add ProgressBar\(\) or FileLog\(\)"),
         (RichProgressCallback(), r"add ProgressBar\(\)"),
-        (JITCheckpointCallback(), r"add Preemption\(\) and a Checkpoint"),
+        (JITCheckpointCallback, r"add Preemption\(\) and a Checkpoint"),
         (WithTrainer(None), "it calls methods of a transformers.Trainer, and there is none here"),
     ],
     ids=lambda each: each if isinstance(each, str) else getattr(each, "__name__", type(each).__name__),
@@ -54,8 +54,8 @@ def test_what_is_refused(callback: Any, mend: str) -> None:
 
 def test_a_tracker_that_uploads_what_the_trainer_saves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_LOG_MODEL", "end")
-    with pytest.raises(ValueError, match="with WANDB_LOG_MODEL=end: it uploads the folders .* Unset the variable"):
-        from_huggingface(WandbCallback())
+    with pytest.raises(ValueError, match=r"with WANDB_LOG_MODEL=end: it uploads the folders .* Unset the variable"):
+        from_huggingface(INTEGRATIONS.WandbCallback())
 
 
 def test_pushing_to_a_hub(tmp_path: Path) -> None:
@@ -71,5 +71,5 @@ def test_what_is_no_callback(wrong: Any) -> None:
 
 
 def test_what_are_no_arguments() -> None:
-    with pytest.raises(TypeError, match="args is a transformers.TrainingArguments or a dict .* got 'accuracy'"):
+    with pytest.raises(TypeError, match=r"args is a transformers.TrainingArguments or a dict .* got 'accuracy'"):
         from_huggingface(EarlyStoppingCallback(), "accuracy")

@@ -55,7 +55,7 @@ class Requests(h.Plugin):
         self.history = [(each.verb, each.by, each.reason, each.step) for each in run.control.history]
 
 
-def requests_of(callback: TrainerCallback, *plugins: Any, **options: Any) -> list[tuple[str, str, str, int]]:
+def requests_of(callback: TrainerCallback, *plugins: Any, **options: Any) -> list[Any]:
     """Train with a callback, and return all requests."""
     requests, bridged = Requests(), from_huggingface(callback)
     bridged.asks = ("stop", "save", "validation", "log")  # the code names no flag

@@ -46,7 +46,7 @@ def test_the_state_is_a_trainer_state_that_is_kept_up_to_date(tmp_path: Path) ->
         ["epoch", "eval_loss", "step"],
     ] * 2
     losses = {row["step"]: row["eval_loss"] for row in state.log_history if "eval_loss" in row}
-    assert state.best_metric == min(losses.values()) == losses[state.best_global_step]
+    assert state.best_metric == min(losses.values()) == losses[state.best_global_step or 0]
     assert state.best_model_checkpoint is not None
     assert Path(state.best_model_checkpoint).is_relative_to(tmp_path)
     assert state.is_world_process_zero
@@ -165,7 +165,7 @@ def test_several_sets_are_one_evaluation_and_several_modules_one_model() -> None
     task, sets = Two(), {"short": batches(1, 1), "long": batches(2, 2)}
     plugins = [h.ValidationSchedule(epochs=1), *map(from_huggingface, (metrics, loaders, model))]
     for number, plugin in enumerate(plugins[1:]):
-        plugin.named(f"looks_{number}")  # type: ignore[attr-defined]
+        plugin.named(f"looks_{number}")
     h.Trainer(plugins, device="cpu").fit(task, batches(2), validation=sets, optimizer=sgd(0.01), epochs=1)
     assert [set(each) for each in metrics.seen] == [{"eval_short_loss", "eval_long_loss", "epoch"}]
     assert loaders.seen == [sets["short"], sets["long"], sets["long"]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainerContr
 from transformers.trainer_callback import ProgressCallback
 
 Call = tuple[Any, ...]
+INTEGRATIONS: Any = import_module("transformers.integrations")  # whose trackers have no types
 
 
 class Model(nn.Module):
@@ -104,7 +106,7 @@ def train_there(folder: Path, callbacks: Sequence[TrainerCallback], train: int =
         dataloader_pin_memory=False,
         **options,
     )
-    trainer = Trainer(Model(), args, train_dataset=samples(2 * train, 0), eval_dataset=samples(4, 1))  # type: ignore[arg-type]
+    trainer = Trainer(Model(), args, train_dataset=samples(2 * train, 0), eval_dataset=samples(4, 1))
     for kind in (PrinterCallback, ProgressCallback):
         trainer.remove_callback(kind)
     for callback in callbacks:

@@ -173,14 +173,14 @@ def test_a_handler_may_replace_the_batch() -> None:
 
     def halve(engine: Engine) -> None:
         inputs, targets = engine.state.batch  # type: ignore[misc]
-        engine.state.batch = (0 * inputs, targets)
+        vars(engine.state)["batch"] = (0 * inputs, targets)
 
     def script(trainer: Engine) -> None:
         trainer.add_event_handler(Events.ITERATION_STARTED, halve)
         trainer.add_event_handler(Events.ITERATION_COMPLETED, lambda: outputs.append(float(trainer.state.output)))  # type: ignore[arg-type]
 
     task = linear_classifier()
-    torch.nn.init.zeros_(task.model.bias)
+    task.model.register_parameter("bias", torch.nn.Parameter(torch.zeros(2)))
     h.Trainer([from_ignite(script)], device="cpu").fit(task, class_batches(1), optimizer=sgd(), epochs=1)
     assert outputs == [pytest.approx(0.6931472)]
 

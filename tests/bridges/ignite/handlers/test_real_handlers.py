@@ -110,18 +110,20 @@ def test_a_time_limit() -> None:
 def test_an_average_of_weights() -> None:
     task = linear_classifier()
     handler = EMAHandler(task.model, momentum=0.25)
-    averaged = handler.ema_model.weight.clone()
+    trained: Any = task.model
+    model: Any = handler.ema_model
+    averaged = model.weight.clone()
     weights: list[torch.Tensor] = []
 
     class Keeps(h.Plugin):
         @h.on(h.StepEnd)
         def keep(self, run: h.Run, event: h.StepEnd) -> None:
-            weights.append(task.model.weight.detach().clone())
+            weights.append(trained.weight.detach().clone())
 
     fit(from_ignite(handler), Keeps(), task=task, train=class_batches(4))
     for each in weights:
         averaged = 0.75 * averaged + 0.25 * each
-    torch.testing.assert_close(handler.ema_model.weight, averaged)
+    torch.testing.assert_close(model.weight, averaged)
 
 
 def test_a_scheduler_of_a_parameter() -> None:
@@ -174,9 +176,16 @@ def test_the_evaluator_cuts_a_validation_short() -> None:
 @pytest.mark.parametrize(
     ("handler", "event", "sentence"),
     [
-        (ModelCheckpoint(".", create_dir=False, require_empty=False), Events.EPOCH_COMPLETED, r"add Checkpoint\('runs/x'"),
-        (Checkpoint({"x": nn.Linear(1, 1)}, DiskSaver(".", create_dir=False, require_empty=False)), Events.COMPLETED,
-         r"Checkpoint cannot run in a Heliograph training: it saves the state of an Ignite engine"),
+        (
+            ModelCheckpoint(".", create_dir=False, require_empty=False),
+            Events.EPOCH_COMPLETED,
+            r"add Checkpoint\('runs/x'",
+        ),
+        (
+            Checkpoint({"x": nn.Linear(1, 1)}, DiskSaver(".", create_dir=False, require_empty=False)),
+            Events.COMPLETED,
+            r"Checkpoint cannot run in a Heliograph training: it saves the state of an Ignite engine",
+        ),
         (FastaiLRFinder(), None, r"call trainer.find_learning_rate\(task, data\)"),
         (print, Events.GET_BATCH_STARTED, "take GET_BATCH_COMPLETED or ITERATION_STARTED"),
         (print, Events.DATALOADER_STOP_ITERATION, "an epoch ends with its loader"),
@@ -184,7 +193,7 @@ def test_the_evaluator_cuts_a_validation_short() -> None:
         (lambda engine: None, None, "was called with the engine, and added no handler"),
     ],
     ids=["ModelCheckpoint", "Checkpoint", "FastaiLRFinder", "loading", "loader", "interrupt", "nothing"],
-)  # fmt: skip
+)
 def test_what_is_refused(handler: Any, event: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         from_ignite(handler, event)

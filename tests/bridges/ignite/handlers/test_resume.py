@@ -78,15 +78,15 @@ def test_a_scheduler_and_a_value_in_the_state_continue(tmp_path: Path) -> None:
         def script(trainer: Engine) -> None:
             LinearCyclicalScheduler(optimizer, "lr", start_value=0.2, end_value=0.0, cycle_size=5).attach(trainer)
             trainer.state_dict_user_keys.append("count")
-            trainer.state.count = 0
+            vars(trainer.state)["count"] = 0
 
             @trainer.on(Events.ITERATION_COMPLETED)
             def count(engine: Engine) -> None:
-                engine.state.count += 1
+                vars(engine.state)["count"] += 1
 
             @trainer.on(Events.COMPLETED)
             def show(engine: Engine) -> None:
-                seen.append(engine.state.count)
+                seen.append(vars(engine.state)["count"])
 
         weights, _ = run_with(folder, script, kill, 2, task, optimizer)
         return weights, seen
