@@ -45,6 +45,7 @@ def mentioned(pattern: str) -> list[str]:
     return sorted({word for page in PAGES for line in commands(page) for word in re.findall(pattern, line)})
 
 
+@pytest.mark.filterwarnings(r"ignore:.torch\.jit\.(script|interface). is deprecated:DeprecationWarning")  # of Ignite
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

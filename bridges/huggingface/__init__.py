@@ -1,3 +1,3 @@
 """The Trainer of Hugging Face: its callbacks in our loop, our plugins in its loop."""
 
-from .callbacks.from_huggingface import from_huggingface as from_huggingface
+from .from_huggingface import from_huggingface as from_huggingface

@@ -1,3 +1,3 @@
 """PyTorch-Ignite: its handlers in our loop, our plugins in its loop."""
 
-from .handlers.from_ignite import from_ignite as from_ignite
+from .from_ignite import from_ignite as from_ignite

@@ -12,7 +12,7 @@ from time import perf_counter
 from typing import Any
 
 import heliograph as h
-import heliograph.tests.bridges.ignite.quietly  # noqa: F401
+import heliograph.tests.bridges.ignite.quietly
 from heliograph.bridges.huggingface import from_huggingface
 from heliograph.bridges.ignite import from_ignite
 from heliograph.tests.kit import class_batches, linear_classifier, sgd
@@ -69,7 +69,8 @@ def huggingface() -> dict[str, float]:
         bridged._steps = -1
         bridged.end_batch(run, event)
 
-    handler: Any = CallbackHandler([Idle()], None, None, None, None)
+    make: Any = CallbackHandler
+    handler = make([Idle()], None, None, None, None)
     state, control = TrainerState(), TrainerControl()
     return {
         "Hugging Face, on_step_end: here": here(bridged, end),

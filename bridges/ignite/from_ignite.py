@@ -6,11 +6,11 @@ from collections.abc import Callable
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 
-from ....core.system.extras import require
-from ....events import Run
+from ...core.system.extras import require
+from ...events import Run
 
 if TYPE_CHECKING:
-    from .plugin import IgnitePlugin
+    from .handlers.plugin import IgnitePlugin
 
 
 def from_ignite(
@@ -49,9 +49,9 @@ def from_ignite(
         ImportError: pytorch-ignite is not installed.
     """
     require("ignite", "from_ignite", extra="ignite")
-    from .engine import Moment, RunEngine
-    from .plugin import IgnitePlugin
-    from .refusals import check_handler
+    from .handlers.engine import Moment, RunEngine
+    from .handlers.plugin import IgnitePlugin
+    from .handlers.refusals import check_handler
 
     if phase not in ("train", "validation"):
         raise ValueError(f"phase is 'train' or 'validation', got {phase!r}.")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ....core.system.extras import require
-from .arguments import check_given
-from .plugin import HuggingFacePlugin
-from .refusals import check
+from ...core.system.extras import require
+from .callbacks.arguments import check_given
+from .callbacks.plugin import HuggingFacePlugin
+from .callbacks.refusals import check
 
 
 def from_huggingface(callback: Any, args: Any = None, *, processing_class: Any = None) -> HuggingFacePlugin:
