@@ -46,6 +46,7 @@ def mentioned(pattern: str) -> list[str]:
 
 
 @pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning")  # of MLflow
+@pytest.mark.filterwarnings(r"ignore:.torch\.jit\.(script|interface). is deprecated:DeprecationWarning")  # of Ignite
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.name)
 def test_the_code_of_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

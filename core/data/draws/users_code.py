@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from .generators import KINDS
 
-_ROOMS: Final = ("core", "events", "plugins", "builtin_callbacks", "testing")
+_ROOMS: Final = ("core", "events", "plugins", "builtin_callbacks", "bridges", "testing")
 _PACKAGE: Final = sys.modules[__name__.partition(".")[0]].__path__[0]
 _PATHS: Final = ("stdlib", "platstdlib", "purelib", "platlib")
 _LIBRARIES: Final = (

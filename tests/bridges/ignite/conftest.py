@@ -1,10 +1,5 @@
-"""Imports Ignite once, whose own warnings at that are no fault of a test."""
+"""Ignite is imported before the tests that use it."""
 
 from __future__ import annotations
 
-import warnings
-
-with warnings.catch_warnings():
-    warnings.filterwarnings("ignore", message="`torch.jit.* is deprecated")
-    import ignite.handlers
-    import ignite.metrics  # noqa: F401
+import heliograph.tests.bridges.ignite.quietly  # noqa: F401

@@ -1,0 +1,1 @@
+"""Callbacks of the Hugging Face Trainer and of TRL as plugins."""

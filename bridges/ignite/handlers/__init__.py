@@ -1,0 +1,1 @@
+"""Handlers of PyTorch-Ignite as plugins."""
