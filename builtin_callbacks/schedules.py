@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from ..core.host import is_preempted
 from ..core.shortfall import UNWRITTEN
@@ -27,6 +27,22 @@ from ..events import (
 from ..plugins import Plugin, on
 from ..plugins.filters import Filter
 from ..plugins.recurrence import Recurrence, make_filter
+
+
+class Counter(TypedDict, total=False):
+    """The counters of `Every`, of which a schedule takes one."""
+
+    batches: int
+    epochs: int
+    samples: int
+    seconds: float
+    skipped_steps: int
+    steps: int
+    tokens: int
+    validations: int
+    emissions: int
+    fraction: float
+    after: float
 
 
 class Schedule(Plugin):
@@ -52,7 +68,7 @@ class Schedule(Plugin):
     verb = "asks"
 
     def __init__(
-        self, when: Filter | None = None, *, at_start: bool = False, at_end: bool | None = None, **counter: float
+        self, when: Filter | None = None, *, at_start: bool = False, at_end: bool | None = None, **counter: Unpack[Counter]
     ) -> None:
         self.filter, self.at_start = make_filter(type(self).__name__, when, counter, "at_start", "at_end"), at_start
         if at_end is not None:
