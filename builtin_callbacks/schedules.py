@@ -68,7 +68,12 @@ class Schedule(Plugin):
     verb = "asks"
 
     def __init__(
-        self, when: Filter | None = None, *, at_start: bool = False, at_end: bool | None = None, **counter: Unpack[Counter]
+        self,
+        when: Filter | None = None,
+        *,
+        at_start: bool = False,
+        at_end: bool | None = None,
+        **counter: Unpack[Counter],
     ) -> None:
         self.filter, self.at_start = make_filter(type(self).__name__, when, counter, "at_start", "at_end"), at_start
         if at_end is not None:

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 from ..builtin_callbacks.checkpoint.plugin import Checkpoint
 from ..core.distributed.launch import launch
 from ..core.system.extras import printable
-from .config_file import ConfigFile, flat_values
 from ..events import PredictStart, TestStart, ValidationStart
-from .errors import Mistake, is_refusal, sentence
+from .config_file import ConfigFile, flat_values
+from .errors import ConfigurationError, is_refusal, sentence
 from .objects import DATA, Objects, fit_options, make
 from .parser import Verb, make_parser, parse
 
@@ -38,8 +38,8 @@ def main(arguments: Sequence[str]) -> int:
             _run(verb, parser, config)
         else:
             launch(_run_rank, verb, words, nprocs=config.ranks)
-    except Mistake as mistake:
-        print(f"heliograph {verb}: {printable(mistake)}", file=sys.stderr)
+    except ConfigurationError as error:
+        print(f"heliograph {verb}: {printable(error)}", file=sys.stderr)
         return 2
     return 0
 
@@ -53,15 +53,15 @@ def _parse(verb: Verb, words: Sequence[str]) -> tuple[ArgumentParser, Namespace]
     try:
         parser = make_parser(verb)
     except ImportError as error:
-        raise Mistake(str(error)) from error
+        raise ConfigurationError(str(error)) from error
     try:
         return parser, parse(parser, words)
     except ArgumentError as error:
-        raise Mistake(sentence(error, parser)) from error
+        raise ConfigurationError(sentence(error, parser)) from error
     except LookupError as error:
         if not is_refusal(error):
             raise
-        raise Mistake(str(error)) from error
+        raise ConfigurationError(str(error)) from error
 
 
 def _run(verb: Verb, parser: ArgumentParser, config: Namespace) -> None:
@@ -69,11 +69,11 @@ def _run(verb: Verb, parser: ArgumentParser, config: Namespace) -> None:
     objects = make(parser, config, verb)
     begun = list[bool]()
     try:
-        result = _fit(parser, config, objects, begun) if verb == "fit" else _evaluate(config, objects, verb, begun)
+        result = _fit(parser, config, objects, begun) if verb == "fit" else _evaluate(objects, verb, begun)
     except Exception as error:
         if begun or not is_refusal(error):
             raise
-        raise Mistake(str(error)) from error
+        raise ConfigurationError(str(error)) from error
     if objects.trainer.engine.is_main:
         print(result)
 
@@ -89,20 +89,24 @@ def _fit(parser: ArgumentParser, config: Namespace, objects: Objects, begun: lis
     values, trainer = flat_values(yaml.safe_load(text)), objects.trainer
     folders = [config.folder, *(each.folder for each in trainer.plugins if isinstance(each, Checkpoint))]
     folder = next((Path(each) for each in folders if each is not None), None)
-    trainer.plugins.register(ConfigFile(text, values, folder, lambda former: flat_values(yaml.safe_load(former)), begun))
+    trainer.plugins.register(
+        ConfigFile(text, values, folder, lambda former: flat_values(yaml.safe_load(former)), begun)
+    )
     options = fit_options(objects.values)
     options["hyper_parameters"] = {**values, **(options.get("hyper_parameters") or {})}
     data = objects.values.get("data", objects.values.get("train"))
     return trainer.fit(objects.values["task"], data, **options)
 
 
-def _evaluate(config: Namespace, objects: Objects, verb: Verb, begun: list[bool]) -> Any:
+def _evaluate(objects: Objects, verb: Verb, begun: list[bool]) -> Any:
     """Validate, test or predict."""
     values, trainer = objects.values, objects.trainer
     for event in (ValidationStart, TestStart, PredictStart):
-        trainer.bus.on(event, lambda run, event: begun.append(True))
+        trainer.bus.on(event, lambda run, event: begun.append(True))  # noqa: ARG005  # the form of handlers
     data = values.get("data", values.get(DATA[verb]))
-    shared = {key: values[key] for key in ("loader_params", "name", "weights", "limit") if key in values}
+    shared: dict[str, Any] = {
+        key: values[key] for key in ("loader_params", "name", "weights", "limit") if key in values
+    }
     if verb == "predict":
         shared["gather"] = False
     return getattr(trainer, verb)(values["task"], data, **shared)

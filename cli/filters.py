@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from ..plugins.filters import At, Between, Every, Filter, Once
 
 FORM = "A filter is written as {epochs: 1} for Every(epochs=1), {steps: [10, 100]} for At(steps=[10, 100])"
-OTHERS = {"Between": Between, "Once": Once}
+OTHERS: dict[str, Callable[..., Filter]] = {"Between": Between, "Once": Once}
 
 
 def filter_of(value: Any) -> Filter:

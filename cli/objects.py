@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from ..core.data.draws.rng import seed_all
 from ..core.settings import FitOptions
 from ..core.trainer import Trainer
-from .errors import Mistake, is_refusal
-from .parser import OBJECTS, Verb
+from .errors import ConfigurationError, is_refusal
+from .names import OBJECTS
+from .parser import Verb
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
@@ -44,7 +45,7 @@ def make(parser: ArgumentParser, config: Namespace, verb: Verb) -> Objects:
     """Make the objects that a command needs.
 
     Raises:
-        Mistake: a key is missing, or one of our own classes refuses what it is given.
+        ConfigurationError: a key is missing, or one of our own classes refuses what it is given.
         BaseException: what the user's classes and functions raise.
     """
     wanted = config.clone()
@@ -76,9 +77,9 @@ def fit_options(values: dict[str, Any]) -> dict[str, Any]:
 def _check(config: Namespace, verb: Verb) -> None:
     name = DATA[verb]
     if config.get("task") is None:
-        raise Mistake("The configuration has no task: give a class path, task: my_module.MyTask.")
+        raise ConfigurationError("The configuration has no task: give a class path, task: my_module.MyTask.")
     if (config.get("data") is None) == (config.get(name) is None):
-        raise Mistake(f"{verb} needs {name}:, or a DataModule as data:, one of the two.")
+        raise ConfigurationError(f"{verb} needs {name}:, or a DataModule as data:, one of the two.")
 
 
 def _made(value: Any, key: str) -> Any:
@@ -106,6 +107,6 @@ def refusals(what: str) -> Iterator[None]:
         while root.__cause__ is not None and isinstance(root.__cause__, Exception):
             root = root.__cause__
         if is_refusal(root):
-            raise Mistake(f"{what}: {root}") from error
+            raise ConfigurationError(f"{what}: {root}") from error
         root.add_note(f"heliograph: while making {what}")
         raise root from None

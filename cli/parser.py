@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Union, Unpack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -15,6 +16,7 @@ from ..core.trainer import Trainer
 from ..plugins.discovery import discover
 from ..plugins.filters import Filter
 from . import filters
+from .errors import ConfigurationError
 from .names import ENGINES, OBJECTS, full_arguments, full_forms
 
 if TYPE_CHECKING:
@@ -48,19 +50,21 @@ class Object(ABC):
 
 
 Made = Callable[[], Object]
+MadeOptimizer = Callable[[Iterable[Any]], Optimizer]
+MadeScheduler = Callable[[Optimizer], LRScheduler]
 KINDS: dict[str, tuple[Any, str]] = {
     "task": (Made, "the task: a class path, or that of a function that returns one"),
     "data": (Made, "a DataModule, instead of train, validation, test and predict"),
-    "train": (Union[Made, dict[str, Made]], "what fit takes as train; also several by name"),
-    "validation": (Union[Made, dict[str, Made]], "what fit and validate take as validation; also several by name"),
-    "test": (Union[Made, dict[str, Made]], "what test takes; also several by name"),
-    "predict": (Union[Made, dict[str, Made]], "what predict takes; also several by name"),
+    "train": (Made | dict[str, Made], "what fit takes as train; also several by name"),
+    "validation": (Made | dict[str, Made], "what fit and validate take as validation; also several by name"),
+    "test": (Made | dict[str, Made], "what test takes; also several by name"),
+    "predict": (Made | dict[str, Made], "what predict takes; also several by name"),
     "optimizer": (
-        Union[Callable[[Iterable[Any]], Optimizer], dict[str, Callable[[Iterable[Any]], Optimizer]]],
+        MadeOptimizer | dict[str, MadeOptimizer],
         "a class of optimizers, whose parameters are the task's, or a function of them; also several by name",
     ),
     "scheduler": (
-        Union[Callable[[Optimizer], LRScheduler], dict[str, Callable[[Optimizer], LRScheduler]]],
+        MadeScheduler | dict[str, MadeScheduler],
         "a class of schedulers, a function such as heliograph.warmup_cosine; also by the names of the optimizers",
     ),
 }
@@ -89,13 +93,20 @@ def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
 
     Raises:
         ArgumentError: a file or an option is wrong.
+        ConfigurationError: a file is not YAML.
         LookupError: a plugin of this name is not installed.
         SystemExit: what was asked for, such as the help, was printed.
     """
+    import yaml
     from jsonargparse import get_loader
 
     words = list(arguments)
     count = next((number for number, word in enumerate(words) if word.startswith("-")), len(words))
+    for path in map(Path, words[:count]):
+        try:
+            yaml.compose(path.read_text(encoding="utf-8") if path.is_file() else "")
+        except yaml.MarkedYAMLError as error:
+            raise ConfigurationError(f"{path} is not YAML: {error.problem}{error.problem_mark}") from error
     files = [word for path in words[:count] for word in ("--config", path)]
     return parser.parse_args([*files, *full_arguments(words[count:], get_loader("yaml"))])
 
@@ -123,7 +134,7 @@ def _parser(jsonargparse: Any, verb: Verb) -> ArgumentParser:
     if verb != "fit":
         more = parser.add_argument_group("how it is evaluated")
         more.add_argument("--weights", type=str, help="`best`, `last`, or the path of a file or folder")
-        more.add_argument("--limit", type=Union[int, float, dict[str, Any]], help="how many batches, or which fraction")
+        more.add_argument("--limit", type=int | float | dict[str, Any], help="how many batches, or which fraction")
     _fit_options.__doc__ = Trainer.fit.__doc__
     parser.add_function_arguments(_fit_options, skip=set(OBJECTS))
     parser.add_class_arguments(Trainer, "trainer", skip={"plugins", "engine"})
@@ -131,10 +142,8 @@ def _parser(jsonargparse: Any, verb: Verb) -> ArgumentParser:
     return parser
 
 
-def _fit_options(
-    *, on_interrupt: Literal["raise", "return"] = "raise", **options: Unpack[FitOptions]
-) -> None:  # pragma: no cover  # its signature and the docstring of fit are read
-    return None
+def _fit_options(*, on_interrupt: Literal["raise", "return"] = "raise", **options: Unpack[FitOptions]) -> None:
+    """Have the options of fit as a signature: never called."""
 
 
 def _add_trainer(parser: ArgumentParser) -> None:
@@ -146,6 +155,6 @@ def _add_trainer(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--trainer.engine",
-        type=Union[Made, Literal[tuple(each.name for each in discover(ENGINES))]],
+        type=Made | Literal[tuple(each.name for each in discover(ENGINES))],
         help="an engine: the name of an installed one, its class path, or {NAME: {option: value}}",
     )
