@@ -106,7 +106,9 @@ def parse(parser: ArgumentParser, arguments: Sequence[str]) -> Namespace:
         try:
             yaml.compose(path.read_text(encoding="utf-8") if path.is_file() else "")
         except yaml.MarkedYAMLError as error:
-            raise ConfigurationError(f"{path} is not YAML: {error.problem}{error.problem_mark}") from error
+            mark = error.problem_mark
+            place = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
+            raise ConfigurationError(f"{path} is not YAML: {error.problem}{place}.") from error
     files = [word for path in words[:count] for word in ("--config", path)]
     return parser.parse_args([*files, *full_arguments(words[count:], get_loader("yaml"))])
 
