@@ -42,7 +42,7 @@ class Counter(TypedDict, total=False):
     validations: int
     emissions: int
     fraction: float
-    after: float
+    after: int | float
 
 
 class Schedule(Plugin):

@@ -30,8 +30,8 @@ def main(arguments: Sequence[str]) -> int:
         arguments: the verb, files, options.
     """
     verb, words = cast("Verb", arguments[0]), list(arguments[1:])
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # the user's modules lie in the current folder
+    if (here := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, here)  # the user's modules lie in the current folder
     try:
         parser, config = _parse(verb, words)
         if config.ranks is None:

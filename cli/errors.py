@@ -65,6 +65,7 @@ def _unknown(found: re.Match[str], keys: str, parser: ArgumentParser) -> str:
     """Return the sentence for a key that there is not."""
     name = next(filter(None, found.groups())).removeprefix("--").rstrip("+")
     if keys and (path := _class_at(found)):
+        name = name.partition(".")[0]  # a value below it was set by its full name
         options = type(parser)().add_argument_group()
         given = _imported(path)
         add = options.add_class_arguments if isinstance(given, type) else options.add_function_arguments

@@ -26,6 +26,7 @@ NEEDED: dict[Verb, tuple[str, ...]] = {
 }
 DATA: dict[Verb, str] = {"fit": "train", "validate": "validation", "test": "test", "predict": "predict"}
 FITTED = ("optimizer", "scheduler")  # what fit makes itself, of the parameters of the task
+NULLS = FitOptions.__annotations__.keys() - set(OBJECTS)  # what is left out unless it is given, a null too
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,14 @@ def make(parser: ArgumentParser, config: Namespace, verb: Verb) -> Objects:
         seed_all(config.seed)
     with refusals("the configuration"):
         given = parser.instantiate(wanted, instantiate_groups=False).as_dict()
-    options = {key: value for key, value in given.pop("trainer").items() if value is not None}
-    plugins = [each for plugin in options.pop("plugins", []) for each in _flat(_made(plugin, "trainer.plugins"))]
-    if "engine" in options:
-        options["engine"] = _made(options["engine"], "trainer.engine")
+    options = given.pop("trainer")
+    plugins = [each for plugin in options.pop("plugins") or () for each in _flat(_made(plugin, "trainer.plugins"))]
+    options["engine"] = _made(options["engine"], "trainer.engine")
     with refusals("trainer"):
         trainer = Trainer(plugins, **options)
-    values = {key: value for key, value in given.items() if value is not None}
-    for key in NEEDED[verb]:
-        if key in values and key not in FITTED:
-            values[key] = _made(values[key], key)
+    values = {key: value for key, value in given.items() if value is not None or key in NULLS}
+    for key in values.keys() & set(NEEDED[verb]) - set(FITTED):
+        values[key] = _made(values[key], key)
     return Objects(trainer, values)
 
 

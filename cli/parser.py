@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+import torch
 
 from ..core.settings import FitOptions
 from ..core.system.extras import require
@@ -49,22 +48,40 @@ class Object(ABC):
         """Keep this class itself from being made."""
 
 
+class Optimizer(Object):
+    """Stands for every optimizer."""
+
+    @classmethod
+    def __subclasshook__(cls, other: type) -> bool:
+        """Return whether a class is one of optimizers."""
+        return issubclass(other, torch.optim.Optimizer)
+
+
+class LRScheduler(Object):
+    """Stands for every scheduler."""
+
+    @classmethod
+    def __subclasshook__(cls, other: type) -> bool:
+        """Return whether a class is one of schedulers."""
+        return issubclass(other, torch.optim.lr_scheduler.LRScheduler)
+
+
 Made = Callable[[], Object]
 MadeOptimizer = Callable[[Iterable[Any]], Optimizer]
 MadeScheduler = Callable[[Optimizer], LRScheduler]
 KINDS: dict[str, tuple[Any, str]] = {
     "task": (Made, "the task: a class path, or that of a function that returns one"),
-    "data": (Made, "a DataModule, instead of train, validation, test and predict"),
-    "train": (Made | dict[str, Made], "what fit takes as train; also several by name"),
-    "validation": (Made | dict[str, Made], "what fit and validate take as validation; also several by name"),
-    "test": (Made | dict[str, Made], "what test takes; also several by name"),
-    "predict": (Made | dict[str, Made], "what predict takes; also several by name"),
+    "data": (Made | None, "a DataModule, instead of train, validation, test and predict"),
+    "train": (Made | dict[str, Made] | None, "what fit takes as train; also several by name"),
+    "validation": (Made | dict[str, Made] | None, "what fit and validate take as validation; also several by name"),
+    "test": (Made | dict[str, Made] | None, "what test takes; also several by name"),
+    "predict": (Made | dict[str, Made] | None, "what predict takes; also several by name"),
     "optimizer": (
-        MadeOptimizer | dict[str, MadeOptimizer],
+        MadeOptimizer | dict[str, MadeOptimizer] | None,
         "a class of optimizers, whose parameters are the task's, or a function of them; also several by name",
     ),
     "scheduler": (
-        MadeScheduler | dict[str, MadeScheduler],
+        MadeScheduler | dict[str, MadeScheduler] | None,
         "a class of schedulers, a function such as heliograph.warmup_cosine; also by the names of the optimizers",
     ),
 }
@@ -137,15 +154,18 @@ def _parser(jsonargparse: Any, verb: Verb) -> ArgumentParser:
         more = parser.add_argument_group("how it is evaluated")
         more.add_argument("--weights", type=str, help="`best`, `last`, or the path of a file or folder")
         more.add_argument("--limit", type=int | float | dict[str, Any], help="how many batches, or which fraction")
-    _fit_options.__doc__ = Trainer.fit.__doc__
     parser.add_function_arguments(_fit_options, skip=set(OBJECTS))
+    described = require("docstring_parser", f"heliograph {verb}", extra="cli").parse(Trainer.fit.__doc__).params
+    texts = {each.arg_name: each.description for each in described}
+    for action in parser._actions:
+        action.help = action.help or texts.get(action.dest)
     parser.add_class_arguments(Trainer, "trainer", skip={"plugins", "engine"})
     _add_trainer(parser)
     return parser
 
 
 def _fit_options(*, on_interrupt: Literal["raise", "return"] = "raise", **options: Unpack[FitOptions]) -> None:
-    """Have the options of fit as a signature: never called."""
+    """What fit is given by name."""
 
 
 def _add_trainer(parser: ArgumentParser) -> None:
@@ -157,6 +177,6 @@ def _add_trainer(parser: ArgumentParser) -> None:
     )
     parser.add_argument(
         "--trainer.engine",
-        type=Made | Literal[tuple(each.name for each in discover(ENGINES))],
+        type=Made | Literal[tuple(each.name for each in discover(ENGINES))] | None,
         help="an engine: the name of an installed one, its class path, or {NAME: {option: value}}",
     )

@@ -76,6 +76,7 @@ LAYERS = [
     "testing.resume",
     "testing",
     "demo",
+    "cli",
     "__main__",
 ]
 ONE_ROOM = ("builtin_callbacks.rules.", "builtin_callbacks.ray.")
