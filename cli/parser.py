@@ -141,8 +141,8 @@ def _parser(jsonargparse: Any, verb: Verb) -> ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--config", action="config", help="a file; the same as CONFIG.yaml before all options")
-    parser.add_argument("--seed", type=int, help="seeds every random generator before anything is made")
-    parser.add_argument("--ranks", type=int, help="start so many processes on this machine, as launch does")
+    parser.add_argument("--seed", type=int | None, help="seeds every random generator before anything is made")
+    parser.add_argument("--ranks", type=int | None, help="start so many processes on this machine, as launch does")
     parser.add_argument(
         "--folder", type=str, help="where the configuration is saved; by default that of the checkpoints"
     )
