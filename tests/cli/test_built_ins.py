@@ -44,6 +44,7 @@ BUILT_IN = [each.name for each in discover() if each.package == "heliograph"]
 REST = "task: lesson.Own\ntrain: lesson.data\n"
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", sorted(set(BUILT_IN) - set(CANNOT)))
 def test_a_built_in_is_made_of_a_configuration_and_of_what_is_saved_of_it(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -45,6 +45,7 @@ MISTAKES = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize(("option", "expected"), MISTAKES)
 def test_a_mistake_is_one_sentence(
     fit: Command, option: str, expected: str, capsys: pytest.CaptureFixture[str]
