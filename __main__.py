@@ -20,6 +20,13 @@ from heliograph.publishing import command as publishing
 from heliograph.publishing.plugin_table import indented
 from heliograph.testing import command as verify_resume
 
+VERBS = {
+    "fit": "train as a configuration file says: heliograph fit config.yaml --epochs=3",
+    "validate": "validate the task of a configuration file",
+    "test": "test the task of a configuration file",
+    "predict": "predict with the task of a configuration file",
+}
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status."""
@@ -54,10 +61,16 @@ def _run(arguments: Sequence[str]) -> int:
     for module in (explain_command, replay_command, rules, verify_resume, publishing):
         module.add_command(commands)
     commands.add_parser("checkpoint", help="inspect, verify, migrate, export or prune checkpoints", add_help=False)
+    for verb, text in VERBS.items():
+        commands.add_parser(verb, help=text, add_help=False)
     if arguments[:1] == ["checkpoint"]:
         from heliograph.builtin_callbacks.checkpoint import command as checkpoint
 
         return checkpoint.main(arguments[1:])
+    if arguments[:1] and arguments[0] in VERBS:
+        from heliograph.cli import command as configured
+
+        return configured.main(arguments)
     options = parser.parse_args(arguments)
     if options.command == "events":
         print(event_list())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from ..core.host import is_preempted
 from ..core.shortfall import UNWRITTEN
@@ -28,6 +28,22 @@ from ..events.checks import check_flag
 from ..plugins import Plugin, on
 from ..plugins.filters import Filter
 from ..plugins.recurrence import Recurrence, make_filter
+
+
+class Counter(TypedDict, total=False):
+    """The counters of `Every`, of which a schedule takes one."""
+
+    batches: int
+    epochs: int
+    samples: int
+    seconds: float
+    skipped_steps: int
+    steps: int
+    tokens: int
+    validations: int
+    emissions: int
+    fraction: float
+    after: int | float
 
 
 class Schedule(Plugin):
@@ -54,7 +70,12 @@ class Schedule(Plugin):
     options: tuple[str, ...] = ("at_start", "at_end")
 
     def __init__(
-        self, when: Filter | None = None, *, at_start: bool = False, at_end: bool | None = None, **counter: float
+        self,
+        when: Filter | None = None,
+        *,
+        at_start: bool = False,
+        at_end: bool | None = None,
+        **counter: Unpack[Counter],
     ) -> None:
         self.filter, self.at_start = make_filter(type(self).__name__, when, counter, *self.options), at_start
         if at_end is not None:

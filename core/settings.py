@@ -40,11 +40,11 @@ class FitOptions(TypedDict, total=False):
     """The keywords of `Trainer.fit` and `Trainer.run`; see there. Their signatures are made from this list."""
 
     validation: Loaders | None
-    limit_train: float | Mapping[str, float] | None
-    limit_validation: float | Mapping[str, float] | None
+    limit_train: int | float | Mapping[str, int | float] | None
+    limit_validation: int | float | Mapping[str, int | float] | None
     optimizer: Optimizers
     scheduler: Any
-    epochs: float | None
+    epochs: int | float | None
     steps: int | None
     loader_params: LoaderParams | Mapping[str, Any] | None
     max_skipped_steps: int | None

@@ -13,7 +13,7 @@ from .metrics.values import is_metric_object
 if TYPE_CHECKING:
     from ..events import Run
 
-Metric = Callable[[Any, Any], Tensor | float]
+Metric = Callable[[Any, Any], Tensor | float] | nn.Module
 Loss = Tensor | tuple[Tensor, float | Tensor]  # a mean, or a sum with its count
 Losses = Iterator[tuple[str, Loss]]
 Value = Tensor | float | tuple[Tensor | float, float | Tensor]
@@ -87,7 +87,11 @@ class Supervised(Task):
     """
 
     def __init__(
-        self, model: nn.Module, loss_fn: Callable[[Any, Any], Tensor], *, metrics: Mapping[str, Metric] | None = None
+        self,
+        model: nn.Module,
+        loss_fn: Callable[[Any, Any], Tensor] | nn.Module,
+        *,
+        metrics: Mapping[str, Metric] | None = None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"Supervised(model, loss_fn) takes an nn.Module as its model, got {type(model).__name__}.")

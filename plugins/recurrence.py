@@ -11,7 +11,7 @@ from ..events.checks import known_names
 from .filters import COUNTERS, NO_COUNTERS, Every, Filter
 
 
-def make_filter(name: str, when: Any, counter: Mapping[str, float], *options: str) -> Filter:
+def make_filter(name: str, when: Any, counter: Mapping[str, Any], *options: str) -> Filter:
     """Return a filter as it was given, or that of a counter such as `steps=100`.
 
     Args:

@@ -86,6 +86,7 @@ LAYERS = [
     "testing",
     "publishing",
     "demo",
+    "cli",
     "__main__",
 ]
 ONE_ROOM = ("builtin_callbacks.rules.", "builtin_callbacks.ray.")

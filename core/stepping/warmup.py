@@ -111,7 +111,7 @@ class Warmup:
         return self.kind(optimizer, steps, warmup, self.end)
 
 
-def warmup_cosine(warmup: float, *, end: float = 0.0) -> Warmup:
+def warmup_cosine(warmup: int | float, *, end: float = 0.0) -> Warmup:
     """Return what `fit(scheduler=...)` takes for a learning rate that warms up, then falls along half a cosine.
 
     The plugin `LearningRate("step")` steps it. With w steps of warm-up the i-th step, from 1, has i / (w + 1) of the
@@ -132,7 +132,7 @@ def warmup_cosine(warmup: float, *, end: float = 0.0) -> Warmup:
     return Warmup(WarmupCosine, warmup, end)
 
 
-def warmup_linear(warmup: float, *, end: float = 0.0) -> Warmup:
+def warmup_linear(warmup: int | float, *, end: float = 0.0) -> Warmup:
     """Return what `fit(scheduler=...)` takes for a learning rate that warms up, then falls along a line.
 
     All but the shape is as in `warmup_cosine`.

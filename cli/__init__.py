@@ -1,0 +1,1 @@
+"""Trainings from a configuration file: `python -m heliograph fit config.yaml`."""
