@@ -32,6 +32,14 @@ class LightningCallback(EvaluationHooks):
         self._ends_epochs = has(callback, flavour, "on_train_epoch_end")
         self._restarts_epoch = is_shipped(callback, flavour, "StochasticWeightAveraging")
 
+    def open(self, run: Run) -> Work:
+        """Set the callback up, and give it the state that waits for it."""
+        work = super().open(run)
+        waiting, self._waiting = self._waiting, {}
+        if waiting:
+            self.load_state_dict(waiting)
+        return work
+
     @on(ev.TrainStart, lane=Lane.REPORT)
     def begin(self, run: Run, event: ev.TrainStart) -> None:
         """Call `setup`; unless a checkpoint is loaded next, `on_fit_start` and `on_train_start`."""
@@ -138,7 +146,7 @@ class LightningCallback(EvaluationHooks):
     @on(ev.RunClosed)
     def close_run(self, run: Run, event: ev.RunClosed) -> None:
         """Call `on_fit_end` and `teardown`, unless the run has failed, as Lightning does."""
-        work = self._work
+        self._is_closed, work = True, self._work
         if work is None:
             return
         if work.metrics.unlogged:
@@ -157,7 +165,7 @@ class LightningCallback(EvaluationHooks):
     def state_dict(self) -> dict[str, Any]:
         """Return what the callback's `state_dict` and `on_save_checkpoint` give, and whether it asked for a stop."""
         if (work := self._work) is None:
-            return {}
+            return dict(self._waiting)
         if self._unsaved is not None and (changed := self._unsaved.changed(work.run.modules.values())):
             work.run.data.doubt(
                 "not exact", f"{type(self.callback).__name__} has no state_dict, and changes {', '.join(changed)}"
@@ -168,8 +176,9 @@ class LightningCallback(EvaluationHooks):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Give the callback its state back."""
-        work = self._work
-        assert work is not None
+        if (work := self._work) is None:  # it is disabled
+            self._waiting = state
+            return
         self._stops = state.get("stops", False)
         if "key" in state and not give_back(self.callback, work, state):
             work.run.warn(
