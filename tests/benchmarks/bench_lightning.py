@@ -65,7 +65,9 @@ def here_with_logs() -> None:
 
 
 def there(*callbacks: Any) -> None:
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    quiet: dict[str, Any] = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
     trainer = pl.Trainer(max_steps=STEPS, accelerator="cpu", callbacks=list(callbacks), **quiet)
     trainer.fit(Module(), DataLoader(BATCHES, batch_size=None))  # type: ignore[arg-type]
 

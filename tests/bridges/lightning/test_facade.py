@@ -143,7 +143,7 @@ def test_a_view_on_the_model_is_a_lightning_module() -> None:
         assert next(module.parameters()) is task.model.weight
         assert module.weight is task.model.weight
         assert module.trainer.global_step == trainer.global_step
-        twin = copy.deepcopy(module)
+        twin: Any = copy.deepcopy(module)
         assert twin.model.weight is not task.model.weight
         return module.device.type, [name for name, _ in module.named_parameters()], module.in_features
 

@@ -71,6 +71,9 @@ def test_statistics_of_the_device_are_in_the_log() -> None:
 class Logging(pl.Callback):
     """Logs in the hooks of a training and of a validation, and reads what it has logged."""
 
+    log: Any
+    log_dict: Any
+
     def __init__(self) -> None:
         self.read: list[float] = []
 
@@ -79,7 +82,9 @@ class Logging(pl.Callback):
         self.log_dict({"train_twice": 2.0 * batch_idx})
         self.read.append(trainer.callback_metrics["index"].item())
 
-    def on_validation_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_validation_batch_end(  # type: ignore[override]  # as people write it who have a single set
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         self.log("val_index", float(batch_idx))
 
     def on_validation_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -106,6 +111,8 @@ def test_what_hooks_log_is_averaged_logged_and_found_again() -> None:
 
 class Bad(pl.Callback):
     """Logs with an argument."""
+
+    log: Any
 
     def __init__(self, **options: Any) -> None:
         self.options = options

@@ -14,6 +14,8 @@ from heliograph.tests.ranks_pool import Pool
 from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor
 from lightning.pytorch.utilities import rank_zero_only
 
+MAIN_ONLY: Any = rank_zero_only
+
 
 class StopOnRank(pl.Callback):
     """Stops on one rank only, at its third step."""
@@ -59,9 +61,9 @@ def fit(*callbacks: Any, folder: Path | None = None, **options: Any) -> Any:
 
 
 def stopped_by_rank(rank: int) -> tuple[Any, ...]:
-    before = rank_zero_only.rank
+    before = MAIN_ONLY.rank
     result = fit(callback := StopOnRank(rank))
-    assert rank_zero_only.rank == before
+    assert MAIN_ONLY.rank == before
     return result.progress.steps, result.status, result.stopped_by, callback.main
 
 
